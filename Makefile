@@ -1,0 +1,87 @@
+# `make` alone lists the targets. Everything is brought by the targets themselves: on a bare machine start with
+# `make demo` or `make test`.
+
+SHELL := /bin/bash
+CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/muster
+NODES ?= 2
+GPUS ?= 8
+KWOK ?= 0
+PYTEST ?=
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-zA-Z0-9_-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## bring uv and the Python environment (.venv)
+	@bash hack/setup.sh
+
+.PHONY: cluster
+cluster: setup ## a real Kubernetes with made-up GPUs, and an S3 server (NODES=2 GPUS=8 KWOK=0)
+	@.venv/bin/python -m hack.cluster up --nodes $(NODES) --gpus $(GPUS) --kwok-nodes $(KWOK)
+
+.PHONY: cluster-down
+cluster-down: setup ## take the cluster away; nothing stays
+	@.venv/bin/python -m hack.cluster down
+
+.PHONY: install
+install: setup ## Muster on the local cluster: images, chart, a namespace and a bucket (starts the cluster too)
+	@.venv/bin/python -m hack.demo --install-only
+
+.PHONY: demo
+demo: setup ## cluster, images, chart and a training run that loses a worker and resumes
+	@.venv/bin/python -m hack.demo
+
+.PHONY: test
+test: setup ## every check and test: static, unit, scheduling, runtime, cluster, e2e
+	@.venv/bin/python -m hack.checks all
+
+.PHONY: check
+check: setup ## the static checks alone: ruff, mypy, import-linter, generated files
+	@.venv/bin/python -m hack.checks static
+
+.PHONY: test-unit
+test-unit: setup ## tests that need nothing but Python
+	@.venv/bin/python -m pytest -m unit $(PYTEST)
+
+.PHONY: bench-preemption
+bench-preemption: setup ## choose victims among 1,000 candidates on 12,500 nodes: time on one core, gap to a lower bound
+	@.venv/bin/python bench/preemption.py $(ARGS)
+
+.PHONY: bench-simulate
+bench-simulate: setup ## Muster beside FIFO and EASY on 30 traces of 80,000 jobs (ARGS=--quick for two short ones a load)
+	@.venv/bin/python bench/simulate.py $(ARGS)
+
+.PHONY: bench-placement
+bench-placement: setup ## one gang of 1,024 GPUs on 12,500 nodes, and how a plan's time grows with the cluster, drawn (ARGS="--repeats 50")
+	@.venv/bin/python bench/placement.py --chart docs/images/growth.svg $(ARGS)
+
+.PHONY: bench-queues
+bench-queues: setup ## put 10,000 waiting jobs of 1,000 queues in order, and open the books of their quota
+	@.venv/bin/python bench/queues.py $(ARGS)
+
+.PHONY: bench-reservations
+bench-reservations: setup ## reservations, the proof of backfill, and expected starts of 10,000 waiting jobs
+	@.venv/bin/python bench/reservations.py $(ARGS)
+
+.PHONY: bench-admission
+bench-admission: setup ## jobs admitted on a real API server: 15,000 gangs, 640 simulated nodes, no pods (ARGS="--scale 0.1" for a tenth)
+	@PYTHONPATH=. .venv/bin/python bench/admission.py $(ARGS)
+
+.PHONY: bench-start
+bench-start: setup ## a gang of 512 pods beside a bare Indexed Job of 512, on simulated nodes, until all are bound
+	@PYTHONPATH=. .venv/bin/python bench/start.py $(ARGS)
+
+.PHONY: generate
+generate: setup ## write crds/, the chart's CRDs and the field reference anew from the models
+	@.venv/bin/python -m muster.api.generate
+
+.PHONY: images
+images: setup ## build the operator's and the runtime's image and load them into the local cluster
+	@.venv/bin/python -m hack.images
+
+.PHONY: clean
+clean: ## remove what was built in this folder
+	@rm -rf build dist .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""Tools for people who work on Muster: the local cluster and others."""

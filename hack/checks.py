@@ -1,0 +1,304 @@
+"""Runs every check and test of the repository: `python -m hack.checks all`, which `make test` calls.
+
+Each stage is a process of its own, says in one line what came out, and leaves its whole output in build/checks/. A test
+that is skipped counts as a failure unless its reason is in ALLOWED_SKIPS, and so does anything that a stage leaves
+running. The last line is always `N passed, N failed, N skipped`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hack import leftovers, progress_file
+
+ROOT = Path(__file__).resolve().parents[1]
+REPORTS = ROOT / "build" / "checks"
+
+ALLOWED_SKIPS = ("needs a CUDA GPU",)
+"""A skipped test must give a reason that begins with one of these; it is then listed, not hidden."""
+
+_SAY_AGAIN_S = 30.0
+_TAIL_LINES = 150
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one stage brought. A static check counts as one test."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: tuple[str, ...] = ()
+    trouble: str = ""
+    """What to show when something failed."""
+
+    def __add__(self, other: Outcome) -> Outcome:
+        return Outcome(
+            self.passed + other.passed,
+            self.failed + other.failed,
+            self.skipped + other.skipped,
+            "\n".join(filter(None, (self.trouble, other.trouble))),
+        )
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+    run: Callable[[Mapping[str, str]], Outcome]
+    needs_root: bool = False
+
+
+# ------------------------------------------------------------------------------------------------------ static checks
+
+PYTHON = sys.executable
+_BIN = Path(PYTHON).parent
+
+STATIC: dict[str, tuple[str, ...]] = {
+    "ruff check": (str(_BIN / "ruff"), "check"),
+    "ruff format": (str(_BIN / "ruff"), "format", "--check"),
+    "mypy": (PYTHON, "-m", "mypy"),
+    "import-linter": (str(_BIN / "lint-imports"),),
+    "generated files": (PYTHON, "-m", "muster.api.generate", "--check"),
+    "lock file": ("uv", "lock", "--check", "--quiet"),
+}
+
+
+def static(environment: Mapping[str, str]) -> Outcome:
+    """Linters, types, boundaries, generated files, and that every test belongs to exactly one stage."""
+    outcome = Outcome()
+    for name, command in STATIC.items():
+        outcome += _command(name, [_uv(), *command[1:]] if command[0] == "uv" else [*command], environment)
+    return outcome + _unmarked(environment)
+
+
+def _uv() -> str:
+    own = leftovers.cache_root() / "uv" / "bin" / "uv"
+    return shutil.which("uv") or str(own)
+
+
+def _command(name: str, command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode == 0:
+        return Outcome(passed=1)
+    return Outcome(failed=1, trouble=f"--- {name}: {' '.join(command)}\n{_tail(done.stdout + done.stderr)}")
+
+
+def _unmarked(environment: Mapping[str, str]) -> Outcome:
+    """A test without its folder's marker would never run, and neither would one in a folder of no stage."""
+    known = tuple(ROOT / folder for folders in PYTEST_STAGES.values() for folder in folders)
+    strays = [path for path in (ROOT / "tests").rglob("test_*.py") if not any(path.is_relative_to(f) for f in known)]
+    outcome = Outcome(passed=1)
+    if strays:
+        outcome = Outcome(failed=1, trouble=f"--- tests in a folder of no stage: {', '.join(map(str, strays))}")
+    for folder in sorted({folder for folders in PYTEST_STAGES.values() for folder in folders}):
+        if _has_tests(folder):
+            markers = [marker for marker, folders in PYTEST_STAGES.items() if folder in folders]
+            outcome += _marked(markers, folder, environment)
+    return outcome
+
+
+def _marked(markers: Sequence[str], folder: str, environment: Mapping[str, str]) -> Outcome:
+    command = [PYTHON, "-m", "pytest", "--collect-only", "-q", "-m", f"not ({' or '.join(markers)})", folder]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode == 5:  # nothing collected, as it should be
+        return Outcome()
+    hint = f"every test in {folder} needs the marker {' or '.join(markers)}"
+    return Outcome(failed=1, trouble=f"--- markers: {hint}\n{_tail(done.stdout + done.stderr)}")
+
+
+def _existing(folders: Sequence[str]) -> list[str]:
+    return [folder for folder in folders if (ROOT / folder).is_dir()]
+
+
+# ------------------------------------------------------------------------------------------------------- pytest stages
+
+# A stage collects its own folders only, so that a broken import elsewhere breaks nothing else.
+PYTEST_STAGES = {
+    "unit": ("tests/unit", "tests/scheduling", "tests/runtime"),
+    "runtime": ("tests/runtime",),
+    "cluster": ("tests/cluster",),
+    "e2e": ("tests/e2e", "tests/cluster"),
+    "web": ("tests/web",),
+}
+
+IN_PARALLEL = {"cluster": 2}
+"""Processes of a stage, each with an API server of its own. These tests wait far longer than they work: for graces,
+leases and watches that come late. A file's tests stay together."""
+
+
+def _pytest(marker: str) -> Callable[[Mapping[str, str]], Outcome]:
+    def run(environment: Mapping[str, str]) -> Outcome:
+        report, log, progress = (REPORTS / f"{marker}.{ending}" for ending in ("xml", "log", "progress"))
+        report.unlink(missing_ok=True)
+        progress.write_text("")
+        options = ["-v", "-m", marker, "--durations=15", f"--junitxml={report}", "-p", "hack.progress_file"]
+        if marker in IN_PARALLEL:
+            options += ["-n", str(IN_PARALLEL[marker]), "--dist", "loadfile", "--no-loadscope-reorder"]
+        command = [PYTHON, "-m", "pytest", *options, *_existing(PYTEST_STAGES[marker])]
+        told = {**environment, progress_file.VARIABLE: str(progress)}
+        code = _logged(marker, command, told, log, progress)
+        return _read_report(report, code, log)
+
+    return run
+
+
+def _logged(name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, progress: Path) -> int:
+    """Runs pytest with its output in `log`, and says every half minute how far it is."""
+    started = time.monotonic()
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            while True:
+                try:
+                    return child.wait(_SAY_AGAIN_S)
+                except subprocess.TimeoutExpired:
+                    print(f"  ...     {name}, {time.monotonic() - started:.0f} s: {_so_far(progress)}", flush=True)
+        except BaseException:
+            os.killpg(child.pid, signal.SIGINT)  # so that fixtures take their clusters away
+            _wait_or_kill(child, 90)
+            raise
+
+
+def _so_far(progress: Path) -> str:
+    now = progress.with_name(progress.name + ".now")
+    running = f", now {now.read_text()}" if now.exists() else ""
+    return f"{len(progress.read_text().splitlines())} tests done{running}"
+
+
+def _wait_or_kill(child: subprocess.Popen[bytes], seconds: float) -> None:
+    try:
+        child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _read_report(report: Path, code: int, log: Path) -> Outcome:
+    shown = f"--- the whole output is in {log.relative_to(ROOT)}\n"
+    if code == 5:
+        return Outcome(failed=1, trouble=f"{shown}no test was selected: the stage is empty")
+    if not report.exists():
+        return Outcome(failed=1, trouble=f"{shown}pytest ended with {code}\n{_tail(log.read_text(errors='replace'))}")
+    passed, failed, skipped, wrong = 0, 0, [], []
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        skip = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed += 1
+        elif skip is None:
+            passed += 1
+        elif (reason := skip.get("message", "")).startswith(ALLOWED_SKIPS):
+            skipped.append(f"{name}: {reason}")
+        else:
+            wrong.append(f"{name} was skipped, which only {', '.join(ALLOWED_SKIPS)!r} may excuse: {reason}")
+    trouble = "\n".join(wrong)
+    if failed or (code and not wrong):
+        trouble = f"{shown}{_tail(log.read_text(errors='replace'))}\n{trouble}"
+        failed = failed or 1  # an error outside of any test, such as one while collecting
+    return Outcome(passed, failed + len(wrong), tuple(skipped), trouble)
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+
+# --------------------------------------------------------------------------------------------------------------- stages
+
+STAGES = {
+    "static": Stage("static", static),
+    "unit": Stage("unit", _pytest("unit")),
+    "runtime": Stage("runtime", _pytest("runtime")),
+    "cluster": Stage("cluster", _pytest("cluster"), needs_root=True),
+    "e2e": Stage("e2e", _pytest("e2e"), needs_root=True),
+    "web": Stage("web", _pytest("web")),
+}
+
+
+def _in_all() -> list[str]:
+    """Every stage; a pytest stage whose folder holds no test yet is left out."""
+    return [name for name in STAGES if name == "static" or any(_has_tests(f) for f in PYTEST_STAGES[name])]
+
+
+def _has_tests(folder: str) -> bool:
+    return any((ROOT / folder).rglob("test_*.py"))
+
+
+def run(names: Sequence[str]) -> Outcome:
+    """Runs the stages one after the other, each to its end whatever the others brought."""
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    total = Outcome()
+    with tempfile.TemporaryDirectory(prefix="checks-", dir=leftovers.cache_root()) as state:
+        # Clusters of this run live in a place of their own: what is left there at the end is ours, and nobody else's.
+        mine = leftovers.Mark(secrets.token_hex(8), Path(state))
+        # CI: hypothesis then draws the same examples each time; new ones are for who works on the code.
+        fixed = {"CI": "true", "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, **fixed, "XDG_STATE_HOME": state, leftovers.TAG: mine.run}
+        before = leftovers.shared_things()
+        try:
+            for name in names:
+                total += _timed(STAGES[name], environment)
+        finally:
+            left = leftovers.find(mine, before)
+            if left:
+                total += Outcome(failed=1, trouble="--- left behind:\n" + "\n".join(left))
+                print(
+                    f"  failed  clean-up: {len(left)} things were left behind", *left, sep="\n            ", flush=True
+                )
+                leftovers.remove(mine)
+    return total
+
+
+def _timed(stage: Stage, environment: Mapping[str, str]) -> Outcome:
+    print(f"  runs    {stage.name}", flush=True)
+    started = time.monotonic()
+    outcome = stage.run(environment)
+    word = "failed" if outcome.failed else "done"
+    counts = f"{outcome.passed} passed, {outcome.failed} failed, {len(outcome.skipped)} skipped"
+    print(f"  {word:<7} {stage.name}: {counts} ({time.monotonic() - started:.0f} s)", flush=True)
+    for line in outcome.skipped:
+        print(f"          skipped: {line}", flush=True)
+    if outcome.trouble:
+        print(outcome.trouble, flush=True)
+    return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m hack.checks", description="Run the checks and tests.")
+    parser.add_argument(
+        "stages", nargs="+", choices=["all", *STAGES], metavar="STAGE", help=", ".join(["all", *STAGES])
+    )
+    chosen = parser.parse_args().stages
+    names = _in_all() if "all" in chosen else [name for name in STAGES if name in chosen]
+    started = time.monotonic()
+    rooted = [name for name in names if STAGES[name].needs_root]
+    if rooted and os.geteuid() != 0:
+        print(
+            f"error: the stages {', '.join(rooted)} start a real cluster, which needs root: run this as root,"
+            " or `make check test-unit` for what needs none",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        outcome = run(names)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    print(f"  {', '.join(names)}: {time.monotonic() - started:.0f} s in all")
+    print(f"{outcome.passed} passed, {outcome.failed} failed, {len(outcome.skipped)} skipped", flush=True)
+    return 1 if outcome.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
