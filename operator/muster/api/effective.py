@@ -1,0 +1,295 @@
+"""The effective spec of a TrainingJob: what it says, with the built-in defaults where it says nothing. Pure.
+
+Fields have no default in the schema when a template may set them some day: the order of precedence is
+built-in < template < job, and a default in the stored object could not be told from a user's word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from muster.api.common import Duration
+from muster.api.names import GPU_RESOURCE
+from muster.api.podparts import (
+    EnvFromSource,
+    EnvVar,
+    PodTemplate,
+    Toleration,
+    Volume,
+    VolumeMount,
+)
+from muster.api.terms import AtWindowEnd, Window
+from muster.api.trainingjob import Capacity, Checkpoint, Load, Strategy, TopologyMode, TrainingJobSpec, Workers
+from muster_protocol.durations import format_duration, parse_duration
+
+STRATEGY: Final = Strategy.DDP
+TOPOLOGY_MODE: Final = TopologyMode.PREFERRED
+CHECKPOINT_INTERVAL_SECONDS: Final = 600
+RETENTION_LAST: Final = 3
+RESTART_LIMIT: Final = 3
+RESTART_BACKOFF_SECONDS: Final = 10
+RESTART_BACKOFF_LIMIT_SECONDS: Final = 300
+READY_TIMEOUT_SECONDS: Final = 1800
+GRACE_SECONDS: Final = 120
+STEP: Final = 1
+FALLBACK_SECONDS: Final = 600
+PREEMPTIBLE: Final = True
+BUDGET_WINDOW_SECONDS: Final = 86400
+
+
+@dataclass(frozen=True)
+class EffectiveCheckpoint:
+    """Where and how often. Durations in seconds.
+
+    Attributes:
+        interval: None: not by time.
+        every_steps: None: not by steps.
+        keep_every: None: no checkpoint is kept for ever.
+        secret: name of the Secret with credentials, or "".
+        endpoint: URL, or "" for AWS's own.
+        from_uri: `uri` or `uri@step` to warm-start from, or "".
+    """
+
+    uri: str
+    interval: int | None
+    every_steps: int | None
+    keep_last: int
+    keep_every: int | None
+    secret: str
+    endpoint: str
+    from_uri: str
+    load: Load
+
+
+@dataclass(frozen=True)
+class EffectiveWindow:
+    """When the gang may run.
+
+    Attributes:
+        start: cron expression of five fields.
+        duration: seconds.
+        time_zone: name in the IANA database.
+        stops: a gang that runs when the window closes saves and stops.
+    """
+
+    start: str
+    duration: int
+    time_zone: str
+    stops: bool
+
+
+@dataclass(frozen=True)
+class EffectiveSpec:
+    """Every choice made. Durations in seconds.
+
+    Attributes:
+        min_replicas, max_replicas: bounds of the gang's size; both `replicas` for a job that is not elastic.
+        step: the gang has `min_replicas` workers and a multiple of this.
+        partial: it may start with fewer than `replicas`.
+        gpu_type: "" for any.
+        requests, limits: of the training container, as quantities; GPUs are in both.
+        level: name of a topology level; "" for the narrowest that fits.
+        slices: (workers, name of the level), widest first.
+        balanced: name of the level whose domains get equal numbers, or "".
+        capacity: kinds in order of preference; empty for any, on-demand before spot.
+        fallback_after: until the second kind is taken.
+        budget: preemptions allowed within `budget_window`; None for any number.
+        priority_class: "" for none, which counts as 0.
+        max_runtime, ttl: None for ever, never.
+        window: None for any time.
+        budget_gpu_hours, budget_cost: None for no limit.
+        node_selector: as the job writes it; the GPU type is not in it.
+    """
+
+    queue: str
+    image: str
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    replicas: int
+    min_replicas: int
+    max_replicas: int
+    step: int
+    partial: bool
+    gpus_per_worker: int
+    gpu_type: str
+    processes_per_worker: int
+    requests: dict[str, str]
+    limits: dict[str, str]
+    strategy: Strategy
+    mode: TopologyMode
+    level: str
+    slices: tuple[tuple[int, str], ...]
+    balanced: str
+    capacity: tuple[str, ...]
+    fallback_after: int
+    preemptible: bool
+    budget: int | None
+    budget_window: int
+    priority_class: str
+    checkpoint: EffectiveCheckpoint | None
+    restart_limit: int
+    restart_backoff: int
+    ready_timeout: int
+    max_runtime: int | None
+    window: EffectiveWindow | None
+    deadline: datetime | None
+    budget_gpu_hours: int | None
+    budget_cost: int | None
+    suspend: bool
+    ttl: int | None
+    grace: int
+    env: tuple[EnvVar, ...]
+    env_from: tuple[EnvFromSource, ...]
+    volumes: tuple[Volume, ...]
+    volume_mounts: tuple[VolumeMount, ...]
+    pod_template: PodTemplate | None
+    node_selector: dict[str, str]
+    tolerations: tuple[Toleration, ...]
+    image_pull_secrets: tuple[str, ...]
+    service_account: str
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole gang."""
+        return self.replicas * self.gpus_per_worker
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole gang."""
+        return self.replicas * self.processes_per_worker
+
+    def restart_delay(self, restarts: int) -> int:
+        """Seconds to wait before restart number `restarts` (from 1): doubled with each, up to five minutes."""
+        delay: int = self.restart_backoff << min(max(restarts - 1, 0), 20)
+        return min(delay, max(self.restart_backoff, RESTART_BACKOFF_LIMIT_SECONDS))
+
+
+def effective_spec(spec: TrainingJobSpec) -> EffectiveSpec:
+    """The job's spec over the built-in defaults."""
+    workers, topology, restart, budget = spec.workers, spec.topology, spec.restart, spec.disruption_budget
+    gpus = workers.gpus_per_worker or 0
+    requests, limits = _resources(spec, gpus)
+    return EffectiveSpec(
+        queue=spec.queue,
+        image=spec.image,
+        command=spec.command,
+        args=spec.args or (),
+        replicas=workers.replicas,
+        min_replicas=workers.min or workers.replicas,
+        max_replicas=workers.max or workers.replicas,
+        step=workers.step or STEP,
+        partial=_partial(workers),
+        gpus_per_worker=gpus,
+        gpu_type=workers.gpu_type or "",
+        processes_per_worker=workers.processes_per_worker or gpus or 1,
+        requests=requests,
+        limits=limits,
+        strategy=(spec.parallelism and spec.parallelism.strategy) or STRATEGY,
+        mode=(topology and topology.mode) or TOPOLOGY_MODE,
+        level=(topology and topology.level) or "",
+        slices=tuple((item.workers, item.level) for item in (topology and topology.slices) or ()),
+        balanced=(topology and topology.balanced) or "",
+        capacity=_capacity(spec.capacity),
+        fallback_after=_seconds(spec.capacity.fallback_after if spec.capacity else None, FALLBACK_SECONDS),
+        preemptible=PREEMPTIBLE if spec.preemptible is None else spec.preemptible,
+        budget=budget.preemptions if budget else None,
+        budget_window=_seconds(budget.window if budget else None, BUDGET_WINDOW_SECONDS),
+        priority_class=spec.priority_class_name or "",
+        checkpoint=_checkpoint(spec.checkpoint),
+        restart_limit=RESTART_LIMIT if restart is None or restart.limit is None else restart.limit,
+        restart_backoff=_seconds(restart.backoff if restart else None, RESTART_BACKOFF_SECONDS),
+        ready_timeout=_seconds(spec.ready_timeout, READY_TIMEOUT_SECONDS),
+        max_runtime=_optional_seconds(spec.max_runtime),
+        window=_window(spec.window),
+        deadline=spec.deadline,
+        budget_gpu_hours=spec.budget.gpu_hours if spec.budget else None,
+        budget_cost=spec.budget.cost if spec.budget else None,
+        suspend=spec.suspend,
+        ttl=_optional_seconds(spec.ttl_after_finished),
+        grace=_seconds(spec.termination_grace_period, GRACE_SECONDS),
+        env=spec.env or (),
+        env_from=spec.env_from or (),
+        volumes=spec.volumes or (),
+        volume_mounts=spec.volume_mounts or (),
+        pod_template=spec.pod_template,
+        node_selector=spec.node_selector or {},
+        tolerations=spec.tolerations or (),
+        image_pull_secrets=tuple(secret.name for secret in spec.image_pull_secrets or ()),
+        service_account=spec.service_account_name or "",
+    )
+
+
+def _partial(workers: Workers) -> bool:
+    return workers.min is not None and workers.min < workers.replicas and workers.partial is not False
+
+
+def _capacity(capacity: Capacity | None) -> tuple[str, ...]:
+    return () if capacity is None else tuple(kind.value for kind in capacity.order)
+
+
+def _window(window: Window | None) -> EffectiveWindow | None:
+    if window is None:
+        return None
+    stops = window.at_end is not AtWindowEnd.FINISH
+    return EffectiveWindow(window.start, parse_duration(window.duration), window.time_zone, stops)
+
+
+def _checkpoint(checkpoint: Checkpoint | None) -> EffectiveCheckpoint | None:
+    if checkpoint is None:
+        return None
+    retention = checkpoint.retention
+    by_time = CHECKPOINT_INTERVAL_SECONDS if checkpoint.every_steps is None else None
+    return EffectiveCheckpoint(
+        uri=checkpoint.uri,
+        interval=by_time if checkpoint.interval is None else parse_duration(checkpoint.interval),
+        every_steps=checkpoint.every_steps,
+        keep_last=(retention and retention.last) or RETENTION_LAST,
+        keep_every=retention.every if retention else None,
+        secret=checkpoint.secret_ref.name if checkpoint.secret_ref else "",
+        endpoint=checkpoint.endpoint or "",
+        from_uri=checkpoint.from_ or "",
+        load=checkpoint.load or Load.ALL,
+    )
+
+
+def _resources(spec: TrainingJobSpec, gpus: int) -> tuple[dict[str, str], dict[str, str]]:
+    resources = spec.workers.resources
+    limits = dict((resources and resources.limits) or {})
+    requests = {**limits, **((resources and resources.requests) or {})}
+    if gpus:
+        requests[GPU_RESOURCE] = limits[GPU_RESOURCE] = str(gpus)
+    return requests, limits
+
+
+def _seconds(duration: Duration | None, default: int) -> int:
+    return default if duration is None else parse_duration(duration)
+
+
+def _optional_seconds(duration: Duration | None) -> int | None:
+    return None if duration is None else parse_duration(duration)
+
+
+BUILT_IN: Final[dict[str, str]] = {
+    "spec.workers.min": "replicas",
+    "spec.workers.max": "replicas",
+    "spec.workers.step": str(STEP),
+    "spec.workers.partial": "true when min is below replicas",
+    "spec.workers.gpusPerWorker": "0",
+    "spec.workers.processesPerWorker": "gpusPerWorker or 1",
+    "spec.parallelism.strategy": STRATEGY.value,
+    "spec.topology.mode": TOPOLOGY_MODE.value,
+    "spec.capacity.fallbackAfter": format_duration(FALLBACK_SECONDS),
+    "spec.preemptible": "true",
+    "spec.disruptionBudget.window": format_duration(BUDGET_WINDOW_SECONDS),
+    "spec.checkpoint.interval": f"{format_duration(CHECKPOINT_INTERVAL_SECONDS)}, or none with everySteps",
+    "spec.checkpoint.retention.last": str(RETENTION_LAST),
+    "spec.checkpoint.load": Load.ALL.value,
+    "spec.restart.limit": str(RESTART_LIMIT),
+    "spec.restart.backoff": format_duration(RESTART_BACKOFF_SECONDS),
+    "spec.readyTimeout": format_duration(READY_TIMEOUT_SECONDS),
+    "spec.window.atEnd": AtWindowEnd.STOP.value,
+    "spec.terminationGracePeriod": format_duration(GRACE_SECONDS),
+}
+"""The built-in defaults by field, for the reference documentation."""

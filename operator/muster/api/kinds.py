@@ -1,0 +1,70 @@
+"""Every kind of the API group, with its short name, printer columns and subresources."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.api.crd import Column, Kind, Scale
+from muster.api.topology import Topology
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingqueue import TrainingQueue
+
+_AGE: Final = Column("Age", "date", ".metadata.creationTimestamp", "Time since the object was made")
+
+TRAINING_JOB: Final = Kind(
+    model=TrainingJob,
+    plural="trainingjobs",
+    short="tj",
+    namespaced=True,
+    columns=(
+        Column("Phase", "string", ".status.phase", "Where the job stands, in one word"),
+        Column("Queue", "string", ".spec.queue", "The TrainingQueue that it waits in"),
+        Column("Workers", "integer", ".spec.workers.replicas", "Size of the gang"),
+        Column("GPUs", "integer", ".status.gpus", "GPUs that it asks for or holds"),
+        Column("Step", "integer", ".status.progress.step", "Training steps done"),
+        Column("Reason", "string", ".status.queue.reason", "What it waits for"),
+        _AGE,
+        Column("Position", "integer", ".status.queue.position", "Place in the order of its queue", wide=True),
+        Column("Ready", "integer", ".status.ready", "Workers whose pods are ready", wide=True),
+        Column("Nodes", "string", ".status.nodes", "Where it runs", wide=True),
+        Column("Checkpoint", "integer", ".status.checkpoint.step", "Step of the last committed checkpoint", wide=True),
+        Column("Saved", "date", ".status.checkpoint.committedAt", "Age of the last committed checkpoint", wide=True),
+        Column("Restarts", "integer", ".status.restarts", "Restarts after failures", wide=True),
+        Column("Message", "string", ".status.queue.message", "What it waits for, in a sentence", wide=True),
+    ),
+    scale=Scale(".spec.workers.replicas", ".status.replicas", ".status.selector"),
+)
+
+TRAINING_QUEUE: Final = Kind(
+    model=TrainingQueue,
+    plural="trainingqueues",
+    short="tq",
+    namespaced=False,
+    columns=(
+        Column("Parent", "string", ".spec.parent", "The queue that it lends to and borrows from"),
+        Column("Running", "integer", ".status.running", "Jobs that hold quota"),
+        Column("Waiting", "integer", ".status.waiting", "Jobs that wait"),
+        Column("GPUs", "integer", ".status.usedGpus", "GPUs in use"),
+        Column("Share", "string", ".status.fairShare.share", "Its part of the cluster now"),
+        Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "Whether it takes jobs"),
+        _AGE,
+        Column("Cohort", "string", ".spec.cohort", "Queues that it lends to and borrows from", wide=True),
+        Column("Weight", "integer", ".spec.weight", "Its part beside its neighbours", wide=True),
+        Column("Mean", "string", ".status.fairShare.mean", "Its part of the cluster in the past", wide=True),
+        Column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", "Why it takes none", wide=True),
+    ),
+)
+
+TOPOLOGY: Final = Kind(
+    model=Topology,
+    plural="topologies",
+    short="topo",
+    namespaced=False,
+    columns=(
+        Column("Levels", "string", ".spec.levels[*].name", "Names of the levels, widest first"),
+        Column("Nodes", "integer", ".status.nodes", "Nodes with the labels of every level"),
+        _AGE,
+    ),
+)
+
+KINDS: Final = (TRAINING_JOB, TRAINING_QUEUE, TOPOLOGY)

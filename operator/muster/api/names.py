@@ -1,0 +1,290 @@
+"""Every label, annotation, condition type and reason of Muster, each with what it says. All of them are API."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+FIELD_MANAGER: Final = "muster"
+"""Field manager of everything that the operator writes."""
+
+
+# -- labels that the operator sets on what it makes ------------------------------------------------------------------
+
+JOB_LABEL: Final = "muster.dev/job"
+"""Name of the TrainingJob; on its pods, its Service and its Secret. `status.selector` selects by it."""
+JOB_UID_LABEL: Final = "muster.dev/job-uid"
+"""UID of the TrainingJob, so that a job made anew under the same name never takes old pods for its own."""
+GENERATION_LABEL: Final = "muster.dev/generation"
+"""Counts the whole gang's placements, from 1; on pods."""
+INDEX_LABEL: Final = "muster.dev/index"
+"""The worker's index in its gang, from 0; on pods."""
+ATTEMPT_LABEL: Final = "muster.dev/attempt"
+"""Counts the replacements of one index within a generation, from 0; on pods."""
+QUEUE_LABEL: Final = "muster.dev/queue"
+"""Name of the TrainingQueue that the pod's room is counted in; on pods."""
+MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
+"""Kubernetes' own; the operator sets `MANAGED_BY`. Informers select pods' companions by it."""
+MANAGED_BY: Final = "muster"
+
+KEEP_ANNOTATIONS: Final = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+"""Annotations of the pods that ask autoscalers to leave their node alone: one pod that is moved ends its whole gang. A
+job's `podTemplate` may say otherwise."""
+
+OWN_LABELS: Final = (
+    JOB_LABEL,
+    JOB_UID_LABEL,
+    GENERATION_LABEL,
+    INDEX_LABEL,
+    ATTEMPT_LABEL,
+    QUEUE_LABEL,
+    MANAGED_BY_LABEL,
+)
+"""Labels that a job's `podTemplate` may not set."""
+
+# -- labels that Muster reads on nodes -------------------------------------------------------------------------------
+
+GPU_PRODUCT_LABEL: Final = "nvidia.com/gpu.product"
+"""Set by NVIDIA's GPU feature discovery, like `NVIDIA-H100-80GB-HBM3`. `workers.gpuType` is matched with it."""
+CAPACITY_LABEL: Final = "muster.dev/capacity"
+"""`on-demand` or `spot`. A node without it is on-demand."""
+ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+BLOCK_LABEL: Final = "muster.dev/block"
+"""Racks behind one spine switch. Set by the site's labeller."""
+RACK_LABEL: Final = "muster.dev/rack"
+"""Hosts behind one leaf switch, or one NVLink domain. Set by the site's labeller."""
+HOST_LABEL: Final = "kubernetes.io/hostname"
+
+GPU_RESOURCE: Final = "nvidia.com/gpu"
+"""The extended resource that `workers.gpusPerWorker` asks for."""
+
+# -- objects that the chart makes ------------------------------------------------------------------------------------
+
+DEFAULT_TOPOLOGY: Final = "default"
+"""The one Topology that the planner reads today."""
+DEFAULT_QUEUE: Final = "default"
+"""The queue of a job that names none."""
+GANG_PRIORITY_CLASS: Final = "muster-gang"
+"""PriorityClass of all training pods; `preemptionPolicy: Never`, so that only Muster's planner ever preempts."""
+
+
+class Phase(str, Enum):
+    """`status.phase` of a TrainingJob: one word for people, derived from the conditions, never read by programs."""
+
+    QUEUED = "Queued"
+    """Waits for quota and room; `status.queue` says for what."""
+    STARTING = "Starting"
+    """Placed; its pods are being made, pull images and join the barrier."""
+    RUNNING = "Running"
+    """Every worker has joined and the ranks train."""
+    PREEMPTING = "Preempting"
+    """Asked to make room; saves a checkpoint and stops."""
+    RESTARTING = "Restarting"
+    """Failed in a way that a restart may mend; its old pods go, then it starts again."""
+    SUSPENDED = "Suspended"
+    """Stopped because `spec.suspend` is true."""
+    SUCCEEDED = "Succeeded"
+    """Trained to its end."""
+    FAILED = "Failed"
+    """Ended and is not tried again; `status.failure` says why."""
+
+
+class ConditionType(str, Enum):
+    """`status.conditions[].type` of a TrainingJob."""
+
+    ADMITTED = "Admitted"
+    """True while the job holds quota and nodes for every worker. False: the reason says what it waits for."""
+    PODS_READY = "PodsReady"
+    """True while every pod of the placement runs and its launcher has answered."""
+    RUNNING = "Running"
+    """True while the gang has passed its barrier and the ranks train."""
+    CHECKPOINT_STORAGE_READY = "CheckpointStorageReady"
+    """False when the launchers cannot use `checkpoint.uri`; the message is the storage's. Unknown before that."""
+    SUSPENDED = "Suspended"
+    """True when `spec.suspend` is true and the last pod is gone."""
+    DEADLINE_REACHABLE = "DeadlineReachable"
+    """Whether `spec.deadline` can be met, at the earliest possible start. Unknown when nothing tells how long the job
+    takes. Only with a deadline."""
+    SUCCEEDED = "Succeeded"
+    """True when the training ended well. Final."""
+    FAILED = "Failed"
+    """True when the training ended badly and is not tried again. Final; `status.failure` has the first cause."""
+
+
+class QueueConditionType(str, Enum):
+    """`status.conditions[].type` of a TrainingQueue."""
+
+    READY = "Ready"
+    """True when the queue takes jobs. False: the reason says what is wrong with its spec, or that it is held."""
+    PARENT_FOUND = "ParentFound"
+    """False when `spec.parent` cannot be the queue's parent; then the queue counts as a root. Absent without one."""
+
+
+class TopologyConditionType(str, Enum):
+    """`status.conditions[].type` of a Topology."""
+
+    READY = "Ready"
+    """True when every usable node has the labels of every level; False: the message names nodes that lack one."""
+
+
+class Reason(str, Enum):
+    """Condition reasons that are not the planner's (`muster.scheduling.plan.WaitReason` has those)."""
+
+    # Admitted = True
+    ADMITTED = "Admitted"
+    """Quota and nodes are held."""
+
+    # Admitted = False
+    PENDING = "Pending"
+    """Seen, not planned yet."""
+    QUEUE_NOT_FOUND = "QueueNotFound"
+    """`spec.queue` names no TrainingQueue. The job starts when there is one."""
+    NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"
+    """The queue's `namespaces` selector does not select the job's namespace."""
+    TOPOLOGY_NOT_FOUND = "TopologyNotFound"
+    """The Topology `default` does not exist and the job asks for a level of it."""
+    LEVEL_NOT_FOUND = "LevelNotFound"
+    """`topology.level` is not a level of the Topology."""
+    LEVELS_OUT_OF_ORDER = "LevelsOutOfOrder"
+    """`topology.slices` name levels that are not narrower than the ones before them, or than the required level."""
+    UNKNOWN_GPU_TYPE = "UnknownGpuType"
+    """No node of the cluster has GPUs of `workers.gpuType`. The job starts when one does."""
+    PRIORITY_CLASS_NOT_FOUND = "PriorityClassNotFound"
+    """`priorityClassName` names no PriorityClass."""
+    INVALID_SPEC = "InvalidSpec"
+    """The stored object does not fit the model of this operator's version."""
+    INVALID_POD_TEMPLATE = "InvalidPodTemplate"
+    """`podTemplate` sets what Muster sets, or the API server refuses the pod that it makes."""
+    POD_REFUSED = "PodRefused"
+    """The API server refused a pod (ResourceQuota, LimitRange, Pod Security, ...); the whole gang was withdrawn."""
+    POD_UNSCHEDULABLE = "PodUnschedulable"
+    """kube-scheduler or kubelet rejected a pod (somebody took the room); the whole gang was withdrawn."""
+    READY_TIMEOUT = "ReadyTimeout"
+    """Not every pod was ready within `readyTimeout`; the whole gang was withdrawn."""
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    """A pod's image cannot be pulled; the message is the registry's."""
+    INVALID_WINDOW = "InvalidWindow"
+    """`window` names a time zone that does not exist, or a moment that never comes."""
+    BUDGET_EXHAUSTED = "BudgetExhausted"
+    """The job's `budget`, or its queue's budget of the month, is used up; the message says what mends it."""
+    BACKOFF = "Backoff"
+    """Waits before the next try; `status.notBefore` says until when."""
+    RESTARTING = "Restarting"
+    """The last run failed, or its spec has changed; its pods are being removed before the next."""
+    STOPPING = "Stopping"
+    """Its pods are on their way out; quota and room are held until the last is gone."""
+    SUSPENDED = "Suspended"
+    """`spec.suspend` is true."""
+    FINISHED = "Finished"
+    """The job has ended."""
+
+    # PodsReady, Running
+    PODS_STARTING = "PodsStarting"
+    """Pods are being made, or their images pulled."""
+    PODS_READY = "PodsReady"
+    """Every pod is ready."""
+    WAITING_FOR_GANG = "WaitingForGang"
+    """Some workers have not joined the barrier."""
+    TRAINING = "Training"
+    """The gang has passed its barrier."""
+    NO_PODS = "NoPods"
+    """The job holds no pods."""
+    POD_LOST = "PodLost"
+    """A pod of the placement ended, or its node died."""
+
+    # CheckpointStorageReady
+    STORAGE_READY = "StorageReady"
+    """The launchers can use the storage."""
+    STORAGE_ERROR = "StorageError"
+    """The bucket does not exist, denies access or does not answer; the message has the storage's words."""
+    NOT_CHECKED = "NotChecked"
+    """No launcher has tried the storage yet."""
+
+    # DeadlineReachable
+    IN_TIME = "InTime"
+    """It can end before the deadline."""
+    TOO_LATE = "TooLate"
+    """It cannot, or not with all of `maxRuntime`; the message says when it ends at the earliest."""
+    LENGTH_UNKNOWN = "LengthUnknown"
+    """Neither progress nor `maxRuntime` tells how long it takes."""
+    NO_DEADLINE = "NoDeadline"
+    """The deadline was taken away."""
+
+    # Succeeded, Failed
+    COMPLETED = "Completed"
+    """Every rank ended with exit code 0."""
+    USER_ERROR = "UserError"
+    """The training script failed more often than `restart.limit` allows."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    """A worker was killed for its memory more often than `restart.limit` allows."""
+    CONFIGURATION_ERROR = "ConfigurationError"
+    """The run cannot start as it is written: image, command or storage."""
+    RESTART_LIMIT_EXCEEDED = "RestartLimitExceeded"
+    """Restarted `restart.limit` times and failed again."""
+    MAX_RUNTIME_EXCEEDED = "MaxRuntimeExceeded"
+    """`maxRuntime` has passed; a checkpoint was saved where the script can."""
+    NOT_FINISHED = "NotFinished"
+    """The job goes on."""
+
+    # Suspended = False
+    NOT_SUSPENDED = "NotSuspended"
+    """`spec.suspend` is false."""
+
+    # TrainingQueue, Topology
+    READY = "Ready"
+    """In use."""
+    HELD = "Held"
+    """`stopPolicy` of the queue, or of one above it, is hold."""
+    DRAINED = "Drained"
+    """`stopPolicy` of the queue, or of one above it, is holdAndDrain."""
+    PARENT_FOUND = "ParentFound"
+    """The queue has the parent that it names."""
+    PARENT_NOT_FOUND = "ParentNotFound"
+    """`spec.parent` names no TrainingQueue."""
+    PARENT_CIRCLE = "ParentCircle"
+    """The parents of some queues lead back to themselves."""
+    NODES_NOT_LABELLED = "NodesNotLabelled"
+    """Nodes that lack a level's label take no job that asks for this level."""
+
+
+class EventReason(str, Enum):
+    """Reasons of Events on a TrainingJob: decisions and troubles. That a job trains, or has ended well, is in its
+    conditions; repetitions become a series."""
+
+    QUEUED = "Queued"
+    """The job waits, or waits for something else than before; the note says for what."""
+    ADMITTED = "Admitted"
+    """Nodes were chosen; the note says how many, and in which domain."""
+    WITHDRAWN = "Withdrawn"
+    """The whole gang was taken back before it trained; not counted as the user's failure."""
+    WORKER_FAILED = "WorkerFailed"
+    """A worker ended; the note has index, rank, exit code and cause."""
+    WORKER_REPLACED = "WorkerReplaced"
+    """A new pod takes the index of a broken one."""
+    RESTARTING = "Restarting"
+    """The gang starts again from its last committed checkpoint."""
+    PREEMPTING = "Preempting"
+    """Room is kept for the job, and others are asked to leave it; the note says how many and what it costs."""
+    PROMISE_BROKEN = "PromiseBroken"
+    """The room that was kept for the job can't be had any more; the note says why. It waits in its old order."""
+    PREEMPTED = "Preempted"
+    """Asked to make room for another job; the note names it and says what it costs."""
+    MOVED = "Moved"
+    """Asked to stop and go on elsewhere or with another size; the note says why."""
+    TIME_IS_UP = "TimeIsUp"
+    """Its window has closed or its budget is used up: the gang saves a checkpoint and stops."""
+    DEADLINE_AT_RISK = "DeadlineAtRisk"
+    """The deadline cannot be met any more; the note says by how much."""
+    SUSPENDED = "Suspended"
+    """`spec.suspend` became true."""
+    RESUMED = "Resumed"
+    """`spec.suspend` became false."""
+    STORAGE_ERROR = "StorageError"
+    """The launchers cannot use the checkpoint storage."""
+    FAILED = "Failed"
+    """The job has failed; the note has the first cause."""
+    INVALID = "Invalid"
+    """The job cannot be queued as it is written; the note says how to mend it."""

@@ -1,0 +1,234 @@
+"""What the API server itself refuses about a TrainingJob, in CEL, each with a message that says how to mend it.
+
+Rules stand on the parent of the field that they judge: a field's own rule does not run when the field appears or goes.
+Rules about changes stand on the whole object, so that they can read the status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from muster.api.names import ConditionType
+from muster.api.schema import Reason, Rule
+
+_ADMITTED: Final = (
+    "has({it}.status) && has({it}.status.conditions) && "
+    "{it}.status.conditions.exists(c, c.type == 'TYPE' && c.status == 'True')".replace(
+        "TYPE", ConditionType.ADMITTED.value
+    )
+)
+"""CEL: `it` (self or oldSelf) is a job that is admitted."""
+
+FROZEN_WHILE_ADMITTED: Final = (
+    "queue",
+    "image",
+    "command",
+    "args",
+    "workers.gpusPerWorker",
+    "workers.gpuType",
+    "workers.processesPerWorker",
+    "workers.resources",
+    "parallelism",
+    "topology",
+    "preemptible",
+    "checkpoint.uri",
+    "env",
+    "envFrom",
+    "volumeMounts",
+    "nodeSelector",
+    "tolerations",
+    "serviceAccountName",
+)
+"""Fields of the spec that keep their value while the job is admitted and not suspended."""
+
+
+REQUIRED: Final = frozenset({"queue", "image", "command", "workers"})
+"""Fields of the spec that are always there, by the schema or by its default."""
+
+
+def _same(path: str) -> str:
+    """CEL: the field is what it was, or is absent as it was. (`.?` would be shorter, but its cost has no bound.)"""
+    names, checks = path.split("."), []
+    for depth in range(1, len(names) + 1):
+        if names[0] in REQUIRED and depth == 1:
+            continue
+        new, old = (f"{root}.spec.{'.'.join(names[:depth])}" for root in ("self", "oldSelf"))
+        checks.append((f"has({new})", f"has({old})"))
+    new, old = f"self.spec.{path}", f"oldSelf.spec.{path}"
+    if not checks:
+        return f"{new} == {old}"
+    has_new, has_old = (" && ".join(side) for side in zip(*checks, strict=True))
+    return f"(({has_new}) ? ({has_old}) && {new} == {old} : !({has_old}))"
+
+
+def _frozen(paths: Sequence[str]) -> Rule:
+    """One rule for all fields, because rules on the whole object run at every status write too, and each look into the
+    spec costs the API server as much as the spec has fields: a rule a field took twice the time of the write itself.
+    So the cheap question comes first, and which field it was is only asked of an edit that is refused."""
+    which = " : ".join(f"!({_same(path)}) ? '{path}'" for path in paths[:-1]) + f" : '{paths[-1]}'"
+    way_out = (
+        "cannot change while the job is admitted: set spec.suspend to true, change it, and set suspend to false again; "
+        "the run goes on from its last checkpoint"
+    )
+    return Rule(
+        f"!({_ADMITTED.format(it='oldSelf')}) || !({_ADMITTED.format(it='self')}) || self.spec.suspend || "
+        "self.spec == oldSelf.spec || "
+        f"({' && '.join(map(_same, paths))})",
+        f"a field of the spec {way_out}",
+        field_path=".spec",
+        reason=Reason.FORBIDDEN,
+        message_cel=f"({which}) + ' {way_out}'",
+    )
+
+
+JOB_RULES: Final = (
+    Rule(
+        "self.metadata.name.size() <= 63",
+        "the name has more than 63 characters, but a Service and labels carry it: choose a shorter one",
+        field_path=".metadata.name",
+    ),
+    Rule(
+        "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "a Service carries the name of the job: use lower-case letters, digits and dashes, a letter first and no dash "
+        "at the end",
+        field_path=".metadata.name",
+    ),
+    _frozen(FROZEN_WHILE_ADMITTED),
+)
+
+_ELASTIC: Final = "((has({it}.min) ? {it}.min : {it}.replicas) < (has({it}.max) ? {it}.max : {it}.replicas))"
+
+SPEC_RULES: Final = (
+    Rule(
+        "!has(self.readyTimeout) || self.readyTimeout.matches('[1-9]')",
+        "readyTimeout is 0, so the gang could never start in time: give it some, like 30m, or leave it out",
+        field_path=".readyTimeout",
+    ),
+    Rule(
+        "self.suspend || self.workers.replicas == oldSelf.workers.replicas || "
+        "(has(self.workers.min) ? self.workers.min : self.workers.replicas) < "
+        "(has(self.workers.max) ? self.workers.max : self.workers.replicas)",
+        "this job is not elastic, so its number of workers cannot change: set spec.suspend to true, change "
+        "workers.replicas, and set suspend to false again; or set workers.min below workers.max",
+        field_path=".workers.replicas",
+        reason=Reason.FORBIDDEN,
+    ),
+    Rule(
+        "!has(self.disruptionBudget) || !has(self.preemptible) || self.preemptible",
+        "a job that is not preemptible is never preempted, so it needs no disruptionBudget: leave one of the two out",
+        field_path=".disruptionBudget",
+    ),
+    Rule(
+        "!has(self.topology) || !has(self.topology.slices) || ("
+        "self.workers.replicas % self.topology.slices[0].workers == 0 && "
+        "(!has(self.workers.min) || self.workers.min % self.topology.slices[0].workers == 0) && "
+        "(!has(self.workers.max) || self.workers.max % self.topology.slices[0].workers == 0))",
+        "the gang does not divide into whole slices: give replicas, min and max that are multiples of "
+        "topology.slices[0].workers",
+        field_path=".topology.slices",
+    ),
+    Rule(
+        "!has(self.topology) || !has(self.topology.slices) || "
+        f"{_ELASTIC.format(it='self.workers')} == false || "
+        "(has(self.workers.step) ? self.workers.step : 1) % self.topology.slices[0].workers == 0",
+        "an elastic gang with slices grows and shrinks by whole slices: give workers.step a multiple of "
+        "topology.slices[0].workers",
+        field_path=".workers.step",
+    ),
+)
+
+WORKERS_RULES: Final = (
+    Rule(
+        "!has(self.min) || !has(self.max) || self.min <= self.max",
+        "min is greater than max: give min <= replicas <= max",
+        field_path=".min",
+    ),
+    Rule(
+        "!has(self.min) || self.min <= self.replicas",
+        "min is greater than replicas: give min <= replicas <= max",
+        field_path=".min",
+    ),
+    Rule(
+        "!has(self.max) || self.replicas <= self.max",
+        "replicas is greater than max: give min <= replicas <= max",
+        field_path=".replicas",
+    ),
+    Rule(
+        f"!has(self.step) || {_ELASTIC.format(it='self')}",
+        "step is the size by which an elastic gang grows and shrinks: give min below max too, or leave step out",
+        field_path=".step",
+    ),
+    Rule(
+        "!has(self.step) || (((self.replicas - (has(self.min) ? self.min : self.replicas)) % self.step == 0) && "
+        "(((has(self.max) ? self.max : self.replicas) - self.replicas) % self.step == 0))",
+        "the gang has min workers and a multiple of step: give replicas and max that are min plus whole steps",
+        field_path=".step",
+    ),
+    Rule(
+        "!has(self.partial) || !self.partial || (has(self.min) && self.min < self.replicas)",
+        "partial lets the gang start with fewer workers than replicas: say with how many at least, in min",
+        field_path=".partial",
+    ),
+    Rule(
+        "!has(self.gpuType) || (has(self.gpusPerWorker) && self.gpusPerWorker > 0)",
+        "gpuType without GPUs: say how many in gpusPerWorker, or leave gpuType out for a gang on CPUs",
+        field_path=".gpuType",
+    ),
+    Rule(
+        "!has(self.processesPerWorker) || !has(self.gpusPerWorker) || self.gpusPerWorker == 0 || "
+        "self.processesPerWorker <= self.gpusPerWorker",
+        "more processes than GPUs: give processesPerWorker <= gpusPerWorker, or leave it out for one process a GPU",
+        field_path=".processesPerWorker",
+    ),
+)
+
+TOPOLOGY_RULES: Final = (
+    Rule(
+        "!has(self.mode) || self.mode != 'required' || has(self.level)",
+        "mode required needs a level: say which domain must hold all workers, for example level: rack",
+        field_path=".level",
+        reason=Reason.REQUIRED,
+    ),
+    Rule(
+        "!has(self.mode) || self.mode != 'unconstrained' || !has(self.level)",
+        "a level has no meaning with mode unconstrained: leave it out, or use preferred or required",
+        field_path=".level",
+    ),
+    Rule(
+        "!has(self.slices) || self.slices.size() < 2 || (self.slices[0].workers % self.slices[1].workers == 0 && "
+        "self.slices[0].workers > self.slices[1].workers && "
+        "(self.slices.size() < 3 || (self.slices[1].workers % self.slices[2].workers == 0 && "
+        "self.slices[1].workers > self.slices[2].workers)) && "
+        "(self.slices.size() < 4 || (self.slices[2].workers % self.slices[3].workers == 0 && "
+        "self.slices[2].workers > self.slices[3].workers)))",
+        "slices nest, the widest first: give each a number of workers that divides the number before it",
+        field_path=".slices",
+    ),
+    Rule(
+        "!has(self.slices) || self.slices.all(a, self.slices.exists_one(b, b.level == a.level))",
+        "two slices share a level: give each a level of its own, the narrower one further down",
+        field_path=".slices",
+    ),
+)
+
+CAPACITY_RULES: Final = (
+    Rule(
+        "!has(self.fallbackAfter) || self.order.size() == 2",
+        "fallbackAfter says when the second kind is taken: name two kinds in order, or leave fallbackAfter out",
+        field_path=".fallbackAfter",
+    ),
+)
+
+CHECKPOINT_RULES: Final = (
+    Rule(
+        "!has(self.load) || has(self.from)",
+        "load says what is taken from another run's checkpoint: name that checkpoint in from, or leave load out",
+        field_path=".load",
+    ),
+    Rule(
+        "!has(self.from) || (self.from != self.uri && !self.from.startsWith(self.uri + '@'))",
+        "from is this job's own uri, which it resumes from anyway: leave from out, or give the job a uri of its own",
+        field_path=".from",
+    ),
+)

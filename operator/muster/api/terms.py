@@ -1,0 +1,146 @@
+"""What jobs and queues say about time and money: windows, budgets. Used by TrainingJob and TrainingQueue."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Final
+
+from annotated_types import Ge, Le, Len
+
+from muster.api.common import Count, Duration, Model, Timestamp, matches
+from muster.api.schema import Int64, MapList, Rule, SchemaDefault
+
+UTC: Final = "Etc/UTC"
+
+_CRON_FIELD: Final = "[-0-9A-Za-z*/,#]+"
+CRON_PATTERN: Final = f"^{_CRON_FIELD}( +{_CRON_FIELD}){{4}}$"
+
+Cron = Annotated[
+    str,
+    Len(9, 256),
+    matches(
+        CRON_PATTERN,
+        "write a cron expression of five fields, like '0 20 * * MON-FRI': minute, hour, day of month, month, weekday",
+    ),
+]
+"""Five fields, as in cron(8)."""
+
+TimeZone = Annotated[
+    str,
+    Len(1, 64),
+    matches(
+        "^[A-Za-z][-+_A-Za-z0-9]*(/[-+_A-Za-z0-9]+)*$", "use the name of a time zone, such as Europe/Berlin or Etc/UTC"
+    ),
+]
+"""A name of the IANA time zone database."""
+
+Hours = Annotated[int, Ge(1), Le(2**31 - 1)]
+Money = Annotated[int, Ge(1), Le(2**31 - 1)]
+"""In the currency of the operator's prices."""
+
+Cost = Annotated[str, Len(1, 32), matches(r"^[0-9]+(\.[0-9]+)?$", "write an amount such as 12.50")]
+"""Money as decimal text, in the currency of the operator's prices."""
+
+
+class AtWindowEnd(str, Enum):
+    """What happens to a gang that runs when its window closes."""
+
+    STOP = "stop"
+    """it saves a checkpoint and stops, and goes on in the next window."""
+    FINISH = "finish"
+    """it runs to its end; the window only says when it may start."""
+
+
+class Window(Model):
+    """When the gang may run: from each moment of a cron expression on, for a while."""
+
+    RULES = (
+        Rule(
+            "self.duration.matches('[1-9]')",
+            "a window of no length never opens: give a duration above zero",
+            field_path=".duration",
+        ),
+    )
+
+    start: Cron
+    """When a window opens, as a cron expression: `0 20 * * MON-FRI` for eight in the evening on weekdays."""
+    duration: Duration
+    """How long each window stays open, like 10h. Windows that overlap are one."""
+    time_zone: Annotated[TimeZone, SchemaDefault(UTC)] = UTC
+    """The time zone of `start`, such as Europe/Berlin."""
+    at_end: AtWindowEnd | None = None
+    """What happens to a gang that runs when the window closes. Left out: stop."""
+
+
+class JobBudget(Model):
+    """What the job may use in all, over all its runs. At the limit the gang saves a checkpoint and stops, and the job
+    waits until the limit is raised."""
+
+    RULES = (
+        Rule("has(self.gpuHours) || has(self.cost)", "an empty budget limits nothing: give gpuHours or cost, or both"),
+    )
+
+    gpu_hours: Hours | None = None
+    """GPUs times hours that they are held, from placement until the last pod is gone."""
+    cost: Money | None = None
+    """Money at the prices of the GPUs that it holds. Nodes whose GPUs have no price cost nothing."""
+
+
+class AtBudgetEnd(str, Enum):
+    """What happens when a queue has used up its budget of the month."""
+
+    HOLD = "hold"
+    """it admits nothing more until the next month; what runs goes on."""
+    DRAIN = "drain"
+    """besides, the gangs that run save a checkpoint, stop, and wait."""
+
+
+class MonthlyBudget(Model):
+    """What the queue's jobs may use in a calendar month, in UTC."""
+
+    RULES = (
+        Rule("has(self.gpuHours) || has(self.cost)", "an empty budget limits nothing: give gpuHours or cost, or both"),
+    )
+
+    gpu_type: Annotated[str, Len(0, 63), SchemaDefault("")] = ""
+    """GPU type that the budget counts, as in a job's `workers.gpuType`. Empty: all GPUs."""
+    gpu_hours: Hours | None = None
+    """GPUs times hours that they are held, by the queue's jobs and those of the queues below it."""
+    cost: Money | None = None
+    """Money at the prices of the GPUs that are held. Nodes whose GPUs have no price cost nothing."""
+    at_limit: AtBudgetEnd | None = None
+    """What happens when it is used up. Left out: hold."""
+
+
+class Usage(Model):
+    """What the job has used in placements that have ended."""
+
+    gpu_seconds: Annotated[int, Ge(0), Int64()] = 0
+    """GPUs times seconds that they were held."""
+    cost: Cost | None = None
+    """What that cost, as far as the GPUs have a price."""
+
+
+class MonthUse(Model):
+    """What the queue's jobs have used of one GPU type in the month."""
+
+    gpu_type: Annotated[str, Len(0, 63)]
+    """GPU type."""
+    gpu_seconds: Annotated[int, Ge(0), Int64()] = 0
+    """GPUs times seconds that they were held, up to `until`."""
+    cost: Cost | None = None
+    """What that cost, as far as they have a price."""
+    gpus: Count = 0
+    """GPUs that are held since `until`."""
+    hourly: Cost | None = None
+    """What these cost in an hour."""
+
+
+class Month(Model):
+    """The queue's account of a calendar month, in UTC, that of the queues below it included. Kept for queues with
+    `budgets`, and written when the number of GPUs changes: what is used now follows from it."""
+
+    until: Timestamp
+    """Up to when use is counted, in the month of this moment."""
+    uses: Annotated[tuple[MonthUse, ...], Len(0, 32), MapList(("gpuType",))] = ()
+    """By GPU type."""

@@ -1,0 +1,299 @@
+"""TrainingJob: one training run."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+from annotated_types import Ge, Le, Len
+from pydantic import Field
+
+from muster.api.common import (
+    Count,
+    Duration,
+    Label63,
+    Labels,
+    Model,
+    ObjectName,
+    Resource,
+    S3Uri,
+    Step,
+    Timestamp,
+    matches,
+)
+from muster.api.names import DEFAULT_QUEUE
+from muster.api.podparts import (
+    EnvFromSource,
+    EnvVar,
+    NameRef,
+    PodTemplate,
+    Toleration,
+    Volume,
+    VolumeMount,
+    WorkerResources,
+)
+from muster.api.rules import CAPACITY_RULES, CHECKPOINT_RULES, JOB_RULES, SPEC_RULES, TOPOLOGY_RULES, WORKERS_RULES
+from muster.api.schema import MapList, SchemaDefault, SetList
+from muster.api.terms import JobBudget, Window
+from muster.api.trainingjob_status import MAX_WORKERS, TrainingJobStatus
+from muster.api.trainingqueue import Capacity as CapacityKind
+from muster_protocol.uris import S3_URI_PATTERN
+
+Argument = Annotated[str, Len(0, 4096)]
+GpuType = Annotated[
+    str,
+    Len(1, 63),
+    matches(
+        "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+        "use a short name such as H100, or the value of the nodes' label nvidia.com/gpu.product",
+    ),
+]
+Url = Annotated[
+    str,
+    Len(1, 512),
+    matches(r"^https?://[^\s]+$", "write the URL of an S3 server, like https://s3.example.com"),
+]
+UriAtStep = Annotated[str, Len(1, 1060), matches(S3_URI_PATTERN, "write s3://BUCKET/PREFIX or s3://BUCKET/PREFIX@STEP")]
+
+
+class Strategy(str, Enum):
+    """How `session.wrap` spreads the model over the ranks."""
+
+    DDP = "ddp"
+    """every rank holds the whole model."""
+    FSDP = "fsdp"
+    """parameters, gradients and optimizer state are sharded over all ranks."""
+    HSDP = "hsdp"
+    """sharded within a worker, replicated over the workers."""
+
+
+class TopologyMode(str, Enum):
+    """How strictly the gang keeps together."""
+
+    REQUIRED = "required"
+    """all workers in one domain of `level`, or the job waits."""
+    PREFERRED = "preferred"
+    """one domain of `level` when there is room, else as few as possible."""
+    UNCONSTRAINED = "unconstrained"
+    """anywhere."""
+
+
+class Load(str, Enum):
+    """What a warm start takes from another run's checkpoint."""
+
+    ALL = "all"
+    """model, optimizer, data position and step."""
+    MODEL = "model"
+    """the weights alone; the run begins at step 0."""
+
+
+class Workers(Model):
+    """The gang: how many workers, and what each of them holds. A worker is one pod."""
+
+    RULES = WORKERS_RULES
+
+    replicas: Annotated[int, Ge(1), Le(MAX_WORKERS)]
+    """Number of workers. The gang starts with exactly this many, or not at all."""
+    min: Annotated[int, Ge(1), Le(MAX_WORKERS)] | None = None
+    """Fewest workers that the gang may run with, `replicas` when left out. With `min` below `max` the gang is elastic:
+    it gives workers back when others need them, gets more when there is idle room, and goes on from its last checkpoint
+    with its new size; `kubectl scale` may change `replicas`, the wish, between them."""
+    max: Annotated[int, Ge(1), Le(MAX_WORKERS)] | None = None
+    """Most workers, `replicas` when left out. See `min`."""
+    step: Annotated[int, Ge(1), Le(MAX_WORKERS)] | None = None
+    """The gang has `min` workers and a multiple of this many: as many as make up a whole replica of the model. Left
+    out: 1."""
+    partial: bool | None = None
+    """When true, the gang may start with fewer workers than `replicas`, though not with fewer than `min`, and grows
+    when there is room. Left out: true when `min` is below `replicas`."""
+    gpus_per_worker: Annotated[int, Ge(0), Le(128)] | None = None
+    """GPUs of each worker. Left out, or 0: a gang on CPUs."""
+    gpu_type: GpuType | None = None
+    """Type of the GPUs: a short name such as H100, or the value of the nodes' label nvidia.com/gpu.product. Left out:
+    any type."""
+    processes_per_worker: Annotated[int, Ge(1), Le(256)] | None = None
+    """Ranks in each worker. One for each GPU, or 1 on CPUs, when left out."""
+    resources: WorkerResources | None = None
+    """CPU, memory and other resources of each worker."""
+
+
+class Parallelism(Model):
+    """How the training is spread over the ranks."""
+
+    strategy: Strategy | None = None
+    """Left out: ddp."""
+
+
+class Slice(Model):
+    """Neighbouring workers that must share a domain."""
+
+    workers: Annotated[int, Ge(2), Le(MAX_WORKERS)]
+    """How many: workers 0 to n-1, n to 2n-1 and so on."""
+    level: Label63
+    """Name of the level of which they share one domain."""
+
+
+class JobTopology(Model):
+    """How close together the workers must be."""
+
+    RULES = TOPOLOGY_RULES
+
+    mode: TopologyMode | None = None
+    """Left out: preferred."""
+    level: Label63 | None = None
+    """Name of a level in the Topology `default`, such as rack. Left out, with preferred: the narrowest that fits."""
+    slices: Annotated[tuple[Slice, ...], Len(1, 4)] | None = None
+    """Groups of workers that must lie closer together than the whole gang: tensor groups in one NVLink domain, pipeline
+    stages in one rack. Widest first; each size divides the one before it, and each level is narrower."""
+    balanced: Label63 | None = None
+    """Name of a level: every domain of it that the gang uses gets the same number of workers."""
+
+
+class Capacity(Model):
+    """On what terms the nodes are rented, in the order in which the job wants them."""
+
+    RULES = CAPACITY_RULES
+
+    order: Annotated[tuple[CapacityKind, ...], Len(1, 2), SetList()]
+    """on-demand, spot, or both, the preferred first. A kind that is not named is never used."""
+    fallback_after: Duration | None = None
+    """How long the job waits for the first kind alone, counted from its submit; then it takes the next as well. Left
+    out: 10m."""
+
+
+class DisruptionBudget(Model):
+    """How often a job may be asked to give its room back. What its queue has borrowed is not protected by it."""
+
+    preemptions: Annotated[Count, Le(32)]
+    """At most this many within `window`."""
+    window: Duration | None = None
+    """Left out: 1d."""
+
+
+class Retention(Model):
+    """Which checkpoints are kept."""
+
+    last: Annotated[int, Ge(1), Le(1000)] | None = None
+    """How many of the newest are kept. Left out: 3."""
+    every: Annotated[Step, Ge(1)] | None = None
+    """Checkpoints at multiples of this many steps are kept for ever."""
+
+
+class Checkpoint(Model):
+    """Where the run saves its state, and how often."""
+
+    RULES = CHECKPOINT_RULES
+
+    uri: S3Uri
+    """`s3://BUCKET/PREFIX`. The bucket must exist; the prefix belongs to this job alone."""
+    interval: Duration | None = None
+    """Time between checkpoints, like 10m. Left out: 10m, or none by time when `everySteps` is set."""
+    every_steps: Annotated[Step, Ge(1)] | None = None
+    """Steps between checkpoints."""
+    retention: Retention | None = None
+    """Which checkpoints are kept."""
+    secret_ref: NameRef | None = None
+    """Secret in the job's namespace with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AWS_SESSION_TOKEN, AWS_REGION and
+    AWS_ENDPOINT_URL_S3 may stand beside them. Left out: the pods get their credentials otherwise, for example from
+    their service account."""
+    endpoint: Url | None = None
+    """URL of the S3 server. Left out: AWS's own."""
+    from_: UriAtStep | None = Field(None, alias="from")
+    """Checkpoint of another run to start from, `s3://BUCKET/PREFIX` or `s3://BUCKET/PREFIX@STEP`. Only used while this
+    job has no checkpoint of its own."""
+    load: Load | None = None
+    """What is taken from `from`. Left out: all."""
+
+
+class Restart(Model):
+    """What happens after a failure."""
+
+    limit: Annotated[Count, Le(1000)] | None = None
+    """Restarts after failures of the training script; then the job has failed. Left out: 3. Failures of nodes and
+    preemptions do not count."""
+    backoff: Duration | None = None
+    """Wait before a restart; doubled with each one up to 5m. Left out: 10s."""
+
+
+class TrainingJobSpec(Model):
+    """What is to be trained, on what, and how."""
+
+    RULES = SPEC_RULES
+
+    queue: Annotated[Label63, SchemaDefault(DEFAULT_QUEUE)] = DEFAULT_QUEUE
+    """Name of the TrainingQueue that the job waits in and whose quota it uses."""
+    image: Annotated[str, Len(1, 1024), matches(r"^[^\s]+$", "an image reference has no spaces")]
+    """Image with Python 3.10 or newer, torch 2.6 or newer, and the training script. Muster brings its own runtime."""
+    command: Annotated[tuple[Argument, ...], Len(1, 64)]
+    """The training command, as it would be typed for one process: `[python, train.py]`. It is not given to a shell."""
+    args: Annotated[tuple[Argument, ...], Len(0, 256)] | None = None
+    """Arguments put after `command`."""
+    workers: Workers
+    """The gang."""
+    parallelism: Parallelism | None = None
+    """How the training is spread over the ranks."""
+    topology: JobTopology | None = None
+    """How close together the workers must be."""
+    capacity: Capacity | None = None
+    """On what terms the nodes are rented. Left out: on-demand, or spot where no node with the GPU type is on-demand."""
+    preemptible: bool | None = None
+    """Whether the job may be asked to save, stop and queue again, for a job of higher priority or a queue that takes
+    back what it has lent. One that may not be asked never borrows quota. Left out: true."""
+    disruption_budget: DisruptionBudget | None = None
+    """How often that may happen. Left out: as often as need be."""
+    priority_class_name: ObjectName | None = None
+    """PriorityClass whose value orders the queue: higher first, then older first. 0 when left out."""
+    checkpoint: Checkpoint | None = None
+    """Where the run saves its state. Left out: nowhere, and a restart begins anew."""
+    restart: Restart | None = None
+    """What happens after a failure."""
+    ready_timeout: Duration | None = None
+    """How long the whole gang may take from placement to its barrier, image pulls included; then it is withdrawn.
+    Left out: 30m."""
+    max_runtime: Duration | None = None
+    """How long the job may train in all. At its end a checkpoint is saved and the job has failed with
+    MaxRuntimeExceeded. Left out: for ever."""
+    window: Window | None = None
+    """When the gang may run, for example at night. Left out: at any time."""
+    deadline: Timestamp | None = None
+    """Moment by which the training should be done, like 2026-12-01T08:00:00Z. It hurries the job in the order of its
+    queue when time runs short, and the condition DeadlineReachable says whether it can be met. Nothing ends there."""
+    budget: JobBudget | None = None
+    """What the job may use in all. Left out: no limit."""
+    suspend: Annotated[bool, SchemaDefault(False)] = False
+    """When true, the gang is stopped with a checkpoint, and the job waits until it is false again. Fields that cannot
+    change while the job is admitted can change meanwhile."""
+    ttl_after_finished: Duration | None = None
+    """The job is deleted this long after its end; its checkpoints stay. Left out: never."""
+    env: Annotated[tuple[EnvVar, ...], Len(0, 256), MapList(("name",))] | None = None
+    """Environment variables of the training container."""
+    env_from: Annotated[tuple[EnvFromSource, ...], Len(0, 64)] | None = None
+    """ConfigMaps and Secrets whose keys become environment variables."""
+    volumes: Annotated[tuple[Volume, ...], Len(0, 64), MapList(("name",))] | None = None
+    """Volumes of the pods, as in a PodSpec."""
+    volume_mounts: Annotated[tuple[VolumeMount, ...], Len(0, 64), MapList(("mountPath",))] | None = None
+    """Where the training container sees them."""
+    pod_template: PodTemplate | None = None
+    """Laid over the pods that Muster makes."""
+    node_selector: Labels | None = None
+    """Labels that the nodes must have."""
+    tolerations: Annotated[tuple[Toleration, ...], Len(0, 32)] | None = None
+    """Taints that the pods bear."""
+    image_pull_secrets: Annotated[tuple[NameRef, ...], Len(0, 16), MapList(("name",))] | None = None
+    """Secrets for pulling the image."""
+    service_account_name: ObjectName | None = None
+    """The pods' service account; they get no token of it unless `podTemplate` asks for one."""
+    termination_grace_period: Duration | None = None
+    """Time that a pod has to save and end once it is told to. Left out: 2m."""
+
+
+class TrainingJob(Resource):
+    """One training run: a gang of workers that starts whole, next to each other, or not at all."""
+
+    RULES = JOB_RULES
+
+    kind: str = "TrainingJob"
+    spec: TrainingJobSpec
+    """What is to be trained, on what, and how."""
+    status: TrainingJobStatus = TrainingJobStatus()
+    """What the operator tells of it."""

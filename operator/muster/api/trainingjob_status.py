@@ -1,0 +1,346 @@
+"""What the operator tells of a TrainingJob."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Self
+
+from annotated_types import Ge, Le, Len
+
+from muster.api.common import Condition, Count, Message, Model, S3Uri, ShortMessage, Step, Timestamp
+from muster.api.names import Phase
+from muster.api.schema import Int64, MapList
+from muster.api.terms import Usage
+
+MAX_WORKERS = 16384
+"""Workers of one gang."""
+
+NodeName = Annotated[str, Len(1, 253)]
+Indexes = Annotated[str, Len(1, 32768)]
+ChunkName = Annotated[str, Len(1, 253)]
+SpecHash = Annotated[str, Len(0, 64)]
+
+
+def format_indexes(indexes: Iterable[int]) -> str:
+    """`0-3,7` for 0, 1, 2, 3, 7."""
+    parts: list[list[int]] = []
+    for index in sorted(set(indexes)):
+        if parts and parts[-1][-1] == index - 1:
+            parts[-1] = [parts[-1][0], index]
+        else:
+            parts.append([index])
+    return ",".join("-".join(str(end) for end in part) for part in parts)
+
+
+def parse_indexes(text: str) -> tuple[int, ...]:
+    """The reverse of `format_indexes`. Raises ValueError for anything else."""
+    result: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        result.extend(range(int(first), int(last if dash else first) + 1))
+    return tuple(result)
+
+
+class NodeWorkers(Model):
+    """Which workers run on a node."""
+
+    node: NodeName
+    """Name of the node."""
+    indexes: Indexes
+    """Their indexes in the gang, like `0-3,7`."""
+
+
+def nodes_with_workers(node_of_index: Sequence[str]) -> tuple[NodeWorkers, ...]:
+    """Worker i on `node_of_index[i]`, as it is written down: by node, in the order of each one's first worker."""
+    by_node: dict[str, list[int]] = {}
+    for index, node in enumerate(node_of_index):
+        by_node.setdefault(node, []).append(index)
+    return tuple(NodeWorkers(node=node, indexes=format_indexes(found)) for node, found in by_node.items())
+
+
+def nodes_by_index(nodes: Iterable[NodeWorkers], workers: int, where: str) -> tuple[str, ...]:
+    """The reverse of `nodes_with_workers`. Raises ValueError, with `where` in it, unless every worker has a node."""
+    found = {index: item.node for item in nodes for index in parse_indexes(item.indexes)}
+    if len(found) != workers or (found and max(found) != workers - 1):
+        raise ValueError(f"{where} names nodes for {len(found)} of {workers} workers")
+    return tuple(found[index] for index in range(workers))
+
+
+class Attempt(Model):
+    """An index whose pod was replaced within the placement."""
+
+    index: Count
+    """The worker's index."""
+    attempt: Count
+    """Number of its pod: 1 for the first replacement. Indexes that are not listed are at 0."""
+
+
+class Placement(Model):
+    """Where the gang runs, or is about to. Written before its pods are made; gone when the last of them is."""
+
+    generation: Annotated[int, Ge(1), Int64()]
+    """Counts the whole gang's placements, from 1."""
+    workers: Annotated[int, Ge(1), Le(MAX_WORKERS)]
+    """Number of workers in this placement."""
+    nodes: Annotated[tuple[NodeWorkers, ...], Len(0, MAX_WORKERS), MapList(("node",))] = ()
+    """The nodes, each with the indexes of its workers. Empty when `chunks` name them."""
+    chunks: Annotated[tuple[ChunkName, ...], Len(0, 16)] = ()
+    """ConfigMaps with the nodes of a large gang, a line each: name and indexes."""
+    attempts: Annotated[tuple[Attempt, ...], Len(0, MAX_WORKERS), MapList(("index",))] = ()
+    """Indexes whose pods were replaced."""
+    domain: Annotated[str, Len(0, 512)] = ""
+    """The narrowest domain that holds the whole gang, for people: `rack rack-3`."""
+    placed_at: Timestamp | None = None
+    """When it was decided."""
+    queue: Annotated[str, Len(0, 63)] = ""
+    """The TrainingQueue whose quota it holds."""
+    spec: SpecHash = ""
+    """Hash of the fields of the spec that keep their value while the placement stands. When they change nevertheless,
+    the gang is stopped and starts again with the new ones."""
+    yields: bool = False
+    """The gang was let in before its turn, and gives way as soon as the job that waited could start."""
+
+    @classmethod
+    def of(
+        cls,
+        generation: int,
+        node_of_index: Sequence[str],
+        *,
+        attempts: Mapping[int, int] | None = None,
+        **fields: Any,
+    ) -> Self:
+        """The placement that puts worker i on `node_of_index[i]`; `attempts` by index, 0 may be left out. `fields` are
+        the other fields of the model."""
+        return cls(
+            generation=generation,
+            workers=len(node_of_index),
+            nodes=nodes_with_workers(node_of_index),
+            attempts=tuple(
+                Attempt(index=index, attempt=attempt) for index, attempt in sorted((attempts or {}).items()) if attempt
+            ),
+            **fields,
+        )
+
+    def node_of_index(self) -> tuple[str, ...]:
+        """Node names by index. Raises ValueError when the placement does not name a node for every index."""
+        return nodes_by_index(self.nodes, self.workers, "status.placement")
+
+    def attempt_of(self, index: int) -> int:
+        """Number of the pod of `index` within this placement, from 0."""
+        return next((item.attempt for item in self.attempts if item.index == index), 0)
+
+
+class Victim(Model):
+    """A gang that is asked to give its room to the job."""
+
+    uid: Annotated[str, Len(1, 64)]
+    """UID of its TrainingJob."""
+    generation: Annotated[int, Ge(1), Int64()]
+    """The placement that it is asked to end; a later one of it is left alone."""
+    reason: Annotated[str, Len(1, 64)]
+    """Preempted, Reclaimed, Yielded, Shrunk, ...: why this gang."""
+    lost: Annotated[int, Ge(0), Int64()] = 0
+    """GPU-seconds of work that it costs: since its last committed checkpoint, and its restart."""
+    nodes: Annotated[tuple[NodeWorkers, ...], Len(0, MAX_WORKERS)] = ()
+    """Where it goes on with its new size; empty when it queues again."""
+
+
+class Promise(Model):
+    """Room that is kept for the job while others leave it. Written before any of them is told, so that nobody else
+    takes it, whatever ends in between."""
+
+    workers: Annotated[int, Ge(1), Le(MAX_WORKERS)]
+    """Number of workers that start there."""
+    nodes: Annotated[tuple[NodeWorkers, ...], Len(0, MAX_WORKERS), MapList(("node",))] = ()
+    """The nodes, each with the indexes of its workers. Empty when `chunks` name them."""
+    chunks: Annotated[tuple[ChunkName, ...], Len(0, 16)] = ()
+    """ConfigMaps with the nodes of a large gang, a line each: name and indexes."""
+    victims: Annotated[tuple[Victim, ...], Len(0, MAX_WORKERS), MapList(("uid",))] = ()
+    """Who leaves them."""
+    queue: Annotated[str, Len(0, 63)] = ""
+    """The TrainingQueue whose quota is held for the job."""
+    spec: SpecHash = ""
+    """Hash of the fields of the spec that the promise was made for; when they change, it ends."""
+    promised_at: Timestamp | None = None
+    """When it was made."""
+
+    def node_of_index(self) -> tuple[str, ...]:
+        """Node names by index. Raises ValueError when the promise does not name a node for every index."""
+        return nodes_by_index(self.nodes, self.workers, "status.promise")
+
+
+class Stop(Model):
+    """The operator's recorded intent to end the placement, written before anything is done about it."""
+
+    reason: Annotated[str, Len(1, 128)]
+    """A condition reason: Preempted, Suspended, PodUnschedulable, PodRefused, ReadyTimeout, Restarting, ..."""
+    message: Message = ""
+    """What led to it."""
+    requested_at: Timestamp
+    """When it was decided."""
+    beneficiary: Annotated[str, Len(0, 64)] = ""
+    """UID of the job that gets the room, when it is ended for one."""
+    lost: Annotated[int, Ge(0), Int64()] = 0
+    """GPU-seconds of work that it costs."""
+
+
+class AvoidedNode(Model):
+    """A node that the gang stays away from for a while."""
+
+    node: NodeName
+    """Name of the node."""
+    reason: ShortMessage = ""
+    """What went wrong there."""
+    until: Timestamp
+    """When it may be used again."""
+
+
+class CommittedCheckpoint(Model):
+    """The last committed checkpoint."""
+
+    step: Step
+    """Its training step."""
+    uri: S3Uri | None = None
+    """Where it is."""
+    committed_at: Timestamp | None = None
+    """When it was committed."""
+
+
+class Progress(Model):
+    """How far the training is, as rank 0 reports it."""
+
+    step: Step
+    """Steps done since the run began, over all restarts."""
+    total_steps: Step | None = None
+    """Steps in all, when the script says so."""
+    steps_per_second: Annotated[str, Len(0, 32)] | None = None
+    """Over the last minute, as decimal text."""
+    loss: Annotated[str, Len(0, 32)] | None = None
+    """The last reported loss, as decimal text."""
+    eta: Timestamp | None = None
+    """When the last step is expected to be done."""
+    updated_at: Timestamp | None = None
+    """When this was read from the launcher."""
+
+
+class AlmostFits(Model):
+    """A domain in which the gang almost fits."""
+
+    domain: Annotated[str, Len(0, 512)]
+    """Its name."""
+    placeable: Count
+    """Workers of the gang that fit there now."""
+    lacking: Count
+    """Workers for which there is no room."""
+
+
+class QueuePosition(Model):
+    """Why the job waits."""
+
+    position: Count = 0
+    """Place in the order of its queue, from 1; 0 when it is not in the order."""
+    reason: Annotated[str, Len(0, 128)] = ""
+    """One word for what it waits for, as in the Admitted condition."""
+    message: Message = ""
+    """The same in a sentence: which resource is missing, where, how much."""
+    expected_start: Timestamp | None = None
+    """When it is expected to start, as far as that is known."""
+    basis: Annotated[str, Len(0, 64)] = ""
+    """What that rests on, the surest first: promised (room is being cleared), limits (enforced ends of running jobs),
+    progress (their own estimates), queue (the jobs ahead, and the rate at which room comes back)."""
+    almost: Annotated[tuple[AlmostFits, ...], Len(0, 8)] = ()
+    """Domains of the level asked for in which it almost fits, the best first."""
+    changes: Annotated[tuple[ShortMessage, ...], Len(0, 8)] = ()
+    """What would let it start now, the smallest change first."""
+
+
+class Failure(Model):
+    """The first cause of the last failure."""
+
+    cause: Annotated[str, Len(0, 64)] = ""
+    """succeeded, user, out-of-memory, config, storage, preempted, rendezvous, peer or infrastructure."""
+    index: Count | None = None
+    """Worker whose pod failed first."""
+    rank: Count | None = None
+    """Global rank of the process that failed first."""
+    node: NodeName | None = None
+    """Node that it ran on."""
+    exit_code: Annotated[int, Ge(-(2**31)), Le(2**31 - 1)] | None = None
+    """Its exit code; negative for a signal."""
+    message: Message = ""
+    """What went wrong and how to mend it."""
+    traceback: Message = ""
+    """The last lines of its Python traceback; of its stderr when it left none."""
+    at: Timestamp | None = None
+    """When it was seen."""
+
+
+class TrainingJobStatus(Model):
+    """What the operator tells of the job. `conditions` are for programs, the rest for people."""
+
+    phase: Phase | None = None
+    """One word for people; programs read the conditions."""
+    conditions: Annotated[tuple[Condition, ...], Len(0, 16), MapList(("type",))] = ()
+    """The aspects of the job's state."""
+    observed_generation: Annotated[int, Ge(0), Int64()] | None = None
+    """The `metadata.generation` that the status speaks of."""
+    placement: Placement | None = None
+    """Where the gang runs."""
+    stop: Stop | None = None
+    """Set while the placement is being ended."""
+    promise: Promise | None = None
+    """Room that is kept for the job until those that are asked to leave it are gone."""
+    placements: Annotated[int, Ge(0), Int64()] | None = None
+    """Placements so far; the next one gets this number plus one."""
+    incarnation: Annotated[int, Ge(0), Int64()] | None = None
+    """Counts every re-join or restart of the gang's processes."""
+    restarts: Count | None = None
+    """Restarts after a failure."""
+    failures: Count | None = None
+    """Failures of the training script; `restart.limit` is compared with them."""
+    preemptions: Count | None = None
+    """How often the job gave its room to another."""
+    preempted_at: Annotated[tuple[Timestamp, ...], Len(0, 32)] = ()
+    """When it last did, for `disruptionBudget`."""
+    lost_gpu_seconds: Annotated[int, Ge(0), Int64()] | None = None
+    """GPU-seconds of work that this has cost, as far as it was known when it was asked."""
+    start_seconds: Annotated[int, Ge(0), Int64()] | None = None
+    """What the last start took, from placement to training."""
+    stop_seconds: Annotated[int, Ge(0), Int64()] | None = None
+    """What the last stop took, from being asked until the last pod was gone."""
+    withdrawals: Count | None = None
+    """How often the whole gang was taken back before it trained, since it last did."""
+    not_before: Timestamp | None = None
+    """The next placement is not made before this moment."""
+    avoided: Annotated[tuple[AvoidedNode, ...], Len(0, 64), MapList(("node",))] = ()
+    """Nodes that the gang stays away from for a while."""
+    checkpoint: CommittedCheckpoint | None = None
+    """The last committed checkpoint."""
+    progress: Progress | None = None
+    """How far the training is."""
+    queue: QueuePosition | None = None
+    """Why the job waits; gone while it runs."""
+    failure: Failure | None = None
+    """The first cause of the last failure."""
+    replicas: Count | None = None
+    """Workers that the job holds now."""
+    ready: Count | None = None
+    """Workers whose pods are ready."""
+    gpus: Count | None = None
+    """GPUs that the job asks for, or holds."""
+    nodes: Annotated[str, Len(0, 1024)] | None = None
+    """The nodes in short, for `kubectl get -o wide`."""
+    selector: Annotated[str, Len(0, 512)] | None = None
+    """Label selector of the job's pods, for the scale subresource."""
+    submitted_at: Timestamp | None = None
+    """First submit; kept over preemptions and restarts, and the job's age in the order of its queue."""
+    started_at: Timestamp | None = None
+    """When the gang first trained."""
+    running_since: Timestamp | None = None
+    """When the present run passed its barrier."""
+    runtime_seconds: Annotated[int, Ge(0), Int64()] | None = None
+    """Time trained in runs that have ended; `maxRuntime` counts it and the present run."""
+    usage: Usage | None = None
+    """GPU time and money of placements that have ended; `budget` counts them and the present placement."""
+    finished_at: Timestamp | None = None
+    """When the job ended."""

@@ -1,0 +1,296 @@
+"""TrainingQueue: a tenant's share of the cluster."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Final
+
+from annotated_types import Ge, Le, Len
+
+from muster.api.common import (
+    Condition,
+    Count,
+    Duration,
+    Label63,
+    LabelKey,
+    Labels,
+    Model,
+    Quantity,
+    Resource,
+    Timestamp,
+    matches,
+)
+from muster.api.schema import Int64, MapList, Rule, SchemaDefault, SetList
+from muster.api.terms import Month, MonthlyBudget
+
+MAX_FLAVOURS: Final = 32
+MAX_RESOURCES: Final = 16
+MAX_WEIGHT: Final = 1_000_000
+HIGHEST_PRIORITY: Final = 2**31 - 1
+
+
+class Capacity(str, Enum):
+    """How sure the nodes are. A node says it by its label `muster.dev/capacity`; without it, it is on-demand."""
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+
+
+class StopPolicy(str, Enum):
+    """Whether the queue works."""
+
+    NONE = "none"
+    """it takes jobs."""
+    HOLD = "hold"
+    """nothing new starts; what runs goes on."""
+    HOLD_AND_DRAIN = "holdAndDrain"
+    """nothing new starts, and what runs saves a checkpoint, stops, and waits."""
+
+
+class OwnVictims(str, Enum):
+    """Whom a job may ask for room in its own queue, and elsewhere while its queue borrows."""
+
+    NEVER = "never"
+    """nobody."""
+    LOWER_PRIORITY = "lowerPriority"
+    """jobs of lower priority."""
+
+
+class Reclaim(str, Enum):
+    """From whom a queue takes back what is its own."""
+
+    NEVER = "never"
+    """from nobody: it waits until borrowers end."""
+    LOWER_PRIORITY = "lowerPriority"
+    """from borrowers of lower priority than the job that needs it."""
+    ANY = "any"
+    """from any borrower."""
+
+
+class SelectorOperator(str, Enum):
+    """As in Kubernetes' label selectors."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+
+class SelectorRequirement(Model):
+    """One demand on a label."""
+
+    RULES = (
+        Rule(
+            "self.operator in ['In', 'NotIn'] ? has(self.values) && self.values.size() > 0 : !has(self.values)",
+            "In and NotIn need values; Exists and DoesNotExist have none",
+            field_path=".values",
+        ),
+    )
+
+    key: LabelKey
+    """The label's key."""
+    operator: SelectorOperator
+    """In, NotIn, Exists or DoesNotExist."""
+    values: Annotated[tuple[Annotated[str, Len(0, 63)], ...], Len(0, 64), SetList()] | None = None
+    """Values for In and NotIn."""
+
+
+class LabelSelector(Model):
+    """Kubernetes' label selector: every demand must hold. An empty one selects everything."""
+
+    match_labels: Labels | None = None
+    """Labels with their values."""
+    match_expressions: Annotated[tuple[SelectorRequirement, ...], Len(0, 32)] | None = None
+    """Further demands."""
+
+    def matches(self, labels: dict[str, str]) -> bool:
+        """Whether an object with `labels` is selected."""
+        if any(labels.get(key) != value for key, value in (self.match_labels or {}).items()):
+            return False
+        return all(_holds(requirement, labels) for requirement in self.match_expressions or ())
+
+
+def _holds(requirement: SelectorRequirement, labels: dict[str, str]) -> bool:
+    present, values = labels.get(requirement.key), requirement.values or ()
+    if requirement.operator is SelectorOperator.IN:
+        return present is not None and present in values
+    if requirement.operator is SelectorOperator.NOT_IN:
+        return present is None or present not in values
+    return (present is not None) is (requirement.operator is SelectorOperator.EXISTS)
+
+
+class ResourceQuota(Model):
+    """How much of one resource of one flavour the queue may use."""
+
+    name: Annotated[
+        str,
+        Len(1, 317),
+        matches(
+            "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+            "use the name of a resource, such as nvidia.com/gpu, cpu or memory",
+        ),
+    ]
+    """The resource: nvidia.com/gpu, cpu, memory, ..."""
+    nominal: Quantity
+    """What the queue may always use. What a queue with others below it names here is for all of them, on top of their
+    own."""
+    borrowing_limit: Quantity | None = None
+    """How much more than its nominal, that of the queues below it included, the queue may use of what its parent or
+    cohort leaves unused. Left out: all of it. Without a parent or cohort: nothing."""
+    lending_limit: Quantity | None = None
+    """How much of its nominal, that of the queues below it included, others may use while this queue does not. Left
+    out: all of it."""
+
+
+class Quota(Model):
+    """Quota of one flavour: a GPU type on one kind of capacity."""
+
+    RULES = (
+        Rule(
+            "self.gpuType != '' || self.capacity == 'on-demand'",
+            "gangs without GPUs have one quota for all nodes: leave capacity out, or name a gpuType",
+            field_path=".capacity",
+        ),
+    )
+
+    gpu_type: Annotated[str, Len(0, 63), SchemaDefault("")] = ""
+    """GPU type, as in a job's `workers.gpuType`. Empty: the quota of gangs without GPUs."""
+    capacity: Annotated[Capacity, SchemaDefault(Capacity.ON_DEMAND.value)] = Capacity.ON_DEMAND
+    """on-demand or spot."""
+    resources: Annotated[tuple[ResourceQuota, ...], Len(1, MAX_RESOURCES), MapList(("name",))]
+    """The resources, each with its limits."""
+
+
+class QueuePreemption(Model):
+    """Which running jobs the queue's jobs may ask to save and make room. Only jobs that are preemptible are ever asked,
+    and the cheapest of them."""
+
+    within_queue: Annotated[OwnVictims, SchemaDefault(OwnVictims.LOWER_PRIORITY.value)] = OwnVictims.LOWER_PRIORITY
+    """In the queue itself."""
+    reclaim: Annotated[Reclaim, SchemaDefault(Reclaim.ANY.value)] = Reclaim.ANY
+    """In the rest of its tree, while it stays within its nominal: those who use what it has lent."""
+    when_borrowing: Annotated[OwnVictims, SchemaDefault(OwnVictims.NEVER.value)] = OwnVictims.NEVER
+    """In the rest of its tree, while it borrows itself: other borrowers."""
+
+
+class TrainingQueueSpec(Model):
+    """Who may use the queue, how much, and in which order."""
+
+    RULES = (
+        Rule(
+            "!has(self.parent) || !has(self.cohort)",
+            "a queue has one place: keep parent and leave cohort out, or put the parent into the cohort",
+            field_path=".cohort",
+        ),
+        Rule(
+            "!has(self.usageHalfLife) || self.usageHalfLife.matches('[1-9]')",
+            "a half-life of 0 would forget all use at once: give it some time, like 1d, or leave it out for 7d",
+            field_path=".usageHalfLife",
+        ),
+    )
+
+    namespaces: LabelSelector | None = None
+    """Namespaces whose jobs may use the queue, by their labels. Left out: all. `kubernetes.io/metadata.name` is the
+    label with a namespace's own name."""
+    parent: Label63 | None = None
+    """Name of the TrainingQueue above this one. It lends to its parent what it does not use, and borrows from it what
+    others leave unused. Left out: the queue is a root."""
+    cohort: Label63 | None = None
+    """The short way to a common parent: queues that name the same cohort lend each other what they do not use, as if
+    they had a parent without quota of its own. Left out, without a parent: the queue neither borrows nor lends."""
+    quotas: Annotated[tuple[Quota, ...], Len(0, MAX_FLAVOURS), MapList(("gpuType", "capacity"))] | None = None
+    """Quota by flavour. Without any entry, here or in a queue above, nothing is limited. A resource that no entry names
+    is not limited by this queue; one that some entry names is 0 in every other flavour. So name cpu and memory under
+    each flavour that the queue may use, or under none."""
+    weight: Annotated[int, Ge(1), Le(MAX_WEIGHT), SchemaDefault(1)] = 1
+    """Its part beside the other queues of the same parent: one of weight 2 gets twice as much as one of weight 1 before
+    it is the other's turn."""
+    usage_half_life: Duration | None = None
+    """How fast past use is forgiven: it counts half after this time. Left out: 7d."""
+    preemption: QueuePreemption | None = None
+    """Whom the queue's jobs may ask for room. Left out: the defaults of its fields."""
+    max_priority: Annotated[int, Ge(-(2**31)), Le(HIGHEST_PRIORITY)] | None = None
+    """Highest priority that counts here and in the queues below: jobs of a higher one are taken as if they had this
+    one, and say so. Left out: any."""
+    stop_policy: Annotated[StopPolicy, SchemaDefault(StopPolicy.NONE.value)] = StopPolicy.NONE
+    """Whether the queue and those below it work: none, hold, or holdAndDrain."""
+    budgets: Annotated[tuple[MonthlyBudget, ...], Len(1, 16), MapList(("gpuType",))] | None = None
+    """What the jobs of the queue and those below it may use in a calendar month. Left out: no limit."""
+
+
+class ResourceUse(Model):
+    """How much of one resource is in use."""
+
+    name: Annotated[str, Len(1, 317)]
+    """The resource."""
+    used: Quantity
+    """Held by jobs of the queue and those below it, their stopping pods included."""
+    borrowed: Quantity | None = None
+    """How much of it is above their nominal."""
+
+
+class FlavourUse(Model):
+    """What jobs of the queue and those below it hold of one flavour."""
+
+    gpu_type: Annotated[str, Len(0, 63), SchemaDefault("")] = ""
+    """GPU type; empty for gangs without GPUs."""
+    capacity: Annotated[Capacity, SchemaDefault(Capacity.ON_DEMAND.value)] = Capacity.ON_DEMAND
+    """on-demand or spot."""
+    resources: Annotated[tuple[ResourceUse, ...], Len(0, 64), MapList(("name",))] = ()
+    """The resources."""
+
+
+class FairShare(Model):
+    """What fairness knows of the queue and those below it. Shares are parts of the whole cluster, from 0 to 1: of the
+    resource of which they hold the largest part."""
+
+    share: Annotated[str, Len(1, 16)]
+    """The share that they hold now."""
+    mean: Annotated[str, Len(1, 16)]
+    """Mean of the share up to `at`, in which each moment counts half as much after each `usageHalfLife`."""
+    at: Timestamp
+    """When `share` became what it is."""
+
+
+class TrainingQueueStatus(Model):
+    """What the operator tells of the queue."""
+
+    conditions: Annotated[tuple[Condition, ...], Len(0, 8), MapList(("type",))] = ()
+    """The aspects of the queue's state."""
+    observed_generation: Annotated[int, Ge(0), Int64()] | None = None
+    """The `metadata.generation` that the status speaks of."""
+    running: Count | None = None
+    """Jobs of the queue and those below it that hold quota."""
+    waiting: Count | None = None
+    """Jobs of the queue and those below it that wait."""
+    used_gpus: Count | None = None
+    """GPUs in use by the queue and those below it, of all flavours."""
+    usage: Annotated[tuple[FlavourUse, ...], Len(0, MAX_FLAVOURS), MapList(("gpuType", "capacity"))] = ()
+    """Use by flavour."""
+    fair_share: FairShare | None = None
+    """Its share of the cluster, now and in the past."""
+    month: Month | None = None
+    """What was used in the calendar month; only with `spec.budgets`."""
+
+
+class TrainingQueue(Resource):
+    """A tenant's share of the cluster: who may use it, and how much of what."""
+
+    RULES = (
+        Rule(
+            "self.metadata.name.size() <= 63 && self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+            "pods carry the queue's name as a label: use at most 63 lower-case letters, digits and dashes",
+            field_path=".metadata.name",
+        ),
+        Rule(
+            "!has(self.spec) || !has(self.spec.parent) || self.spec.parent != self.metadata.name",
+            "a queue cannot be its own parent: name another queue, or leave parent out for a root",
+            field_path=".spec.parent",
+        ),
+    )
+
+    kind: str = "TrainingQueue"
+    spec: TrainingQueueSpec = TrainingQueueSpec()
+    """Who may use the queue, and how much."""
+    status: TrainingQueueStatus = TrainingQueueStatus()
+    """What the operator tells of it."""
