@@ -1,0 +1,92 @@
+"""Names of the environment variables that the operator sets in a training pod.
+
+The launcher reads them; ranks get them too, beside torchrun's own (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
+GROUP_RANK, MASTER_ADDR, MASTER_PORT).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+JOB: Final = "MUSTER_JOB"
+"""Name of the TrainingJob."""
+
+NAMESPACE: Final = "MUSTER_NAMESPACE"
+
+JOB_UID: Final = "MUSTER_JOB_UID"
+
+GENERATION: Final = "MUSTER_GENERATION"
+"""Counts the whole gang's placements, from 1."""
+
+INDEX: Final = "MUSTER_INDEX"
+"""This worker's index in the gang, from 0. Index 0 leads the gang."""
+
+ATTEMPT: Final = "MUSTER_ATTEMPT"
+"""Counts the replacements of this one index within a generation, from 0."""
+
+WORKERS: Final = "MUSTER_WORKERS"
+"""Number of workers (pods) in the gang."""
+
+PROCESSES_PER_WORKER: Final = "MUSTER_PROCESSES_PER_WORKER"
+"""Ranks in each pod; the world size is WORKERS x PROCESSES_PER_WORKER."""
+
+LEADER_HOST: Final = "MUSTER_LEADER_HOST"
+"""DNS name of index 0's pod, for first contact. Later addresses are pushed."""
+
+PORT: Final = "MUSTER_PORT"
+"""TCP port of every launcher's HTTP API."""
+
+POD_NAME: Final = "MUSTER_POD_NAME"
+POD_UID: Final = "MUSTER_POD_UID"
+POD_IP: Final = "MUSTER_POD_IP"
+NODE_NAME: Final = "MUSTER_NODE_NAME"
+
+TOKEN: Final = "MUSTER_TOKEN"
+"""The job's bearer token for the launchers' HTTP API, from the job's Secret."""
+
+READY_TIMEOUT: Final = "MUSTER_READY_TIMEOUT"
+"""Seconds that the barrier waits for the whole gang; 0 waits for ever."""
+
+GRACE_SECONDS: Final = "MUSTER_GRACE_SECONDS"
+"""The pod's terminationGracePeriodSeconds."""
+
+STRATEGY: Final = "MUSTER_STRATEGY"
+"""How `session.wrap` parallelises: none, ddp, fsdp or hsdp."""
+
+CHECKPOINT_URI: Final = "MUSTER_CHECKPOINT_URI"
+"""`s3://bucket/prefix`, or `file:///path` on a laptop. Unset: no checkpoints."""
+
+CHECKPOINT_INTERVAL: Final = "MUSTER_CHECKPOINT_INTERVAL"
+"""Seconds between checkpoints. Unset: only by steps, and at the end."""
+
+CHECKPOINT_EVERY_STEPS: Final = "MUSTER_CHECKPOINT_EVERY_STEPS"
+"""Steps between checkpoints."""
+
+CHECKPOINT_KEEP_LAST: Final = "MUSTER_CHECKPOINT_KEEP_LAST"
+"""How many of the newest committed checkpoints are kept."""
+
+CHECKPOINT_KEEP_EVERY: Final = "MUSTER_CHECKPOINT_KEEP_EVERY"
+"""Checkpoints at multiples of this many steps are kept for ever."""
+
+CHECKPOINT_FROM: Final = "MUSTER_CHECKPOINT_FROM"
+"""`uri` or `uri@step` of another run to warm-start from when this job has no checkpoint of its own."""
+
+CHECKPOINT_FROM_LOAD: Final = "MUSTER_CHECKPOINT_FROM_LOAD"
+"""`all` or `model`."""
+
+MAX_RUNTIME: Final = "MUSTER_MAX_RUNTIME"
+"""Seconds that the job may still run. At its end a checkpoint is saved and the run ends."""
+
+S3_ENDPOINT: Final = "AWS_ENDPOINT_URL_S3"
+"""Botocore's own variable; named here because the launcher's messages mention it."""
+
+RUN_DIR: Final = "MUSTER_RUN_DIR"
+"""Set by the launcher for its ranks: the folder of the control word and the report socket."""
+
+INCARNATION: Final = "MUSTER_INCARNATION"
+"""Set by the launcher for its ranks: counts every re-join or restart of processes, from 1."""
+
+MOUNT_PATH: Final = "/muster"
+"""Where the init container puts the runtime; an emptyDir."""
+
+DEFAULT_PORT: Final = 29400

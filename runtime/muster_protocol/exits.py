@@ -1,0 +1,121 @@
+"""How a launcher ends, and what it writes into the pod's termination message.
+
+The termination message is one JSON object of at most 4096 bytes, the limit that kubelet sets, so that the operator
+learns why a pod ended without reading logs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from typing import Final
+
+TERMINATION_MESSAGE_LIMIT: Final = 4096
+TERMINATION_MESSAGE_PATH: Final = "/dev/termination-log"
+
+EXIT_OK: Final = 0
+EXIT_USER: Final = 1
+EXIT_PREEMPTED: Final = 75
+"""EX_TEMPFAIL: asked to stop, a checkpoint was committed where the script can, to be queued again."""
+EXIT_CONFIG: Final = 78
+"""EX_CONFIG: the run can't start as it is written (storage, image, command)."""
+EXIT_INFRASTRUCTURE: Final = 70
+"""EX_SOFTWARE: the gang or the launcher failed, not the user's code."""
+
+
+class Cause(str, Enum):
+    """Why a launcher ended.
+
+    `peer`: another pod of the gang ended first and this one followed. `max-runtime`: asked to stop because the run's
+    time was over; like `preempted` the exit code is 75, but the run is not to be queued again.
+    """
+
+    SUCCEEDED = "succeeded"
+    USER = "user"
+    OUT_OF_MEMORY = "out-of-memory"
+    CONFIG = "config"
+    STORAGE = "storage"
+    PREEMPTED = "preempted"
+    MAX_RUNTIME = "max-runtime"
+    RENDEZVOUS = "rendezvous"
+    PEER = "peer"
+    INFRASTRUCTURE = "infrastructure"
+
+
+@dataclass(frozen=True)
+class ExitFacts:
+    """What is known about the end of one launcher.
+
+    Attributes:
+        cause: why it ended.
+        exit_code: the launcher's own exit code.
+        message: one sentence for people: what is wrong, where, how to mend it.
+        rank: global rank of the process that failed first on this pod, or None.
+        rank_exit_code: that process's exit code; negative for a signal, as `subprocess` gives it.
+        traceback: the last lines of that process's Python traceback; without one, of its stderr.
+        step: last step that the pod's ranks reported, or None.
+        committed_step: step of the last committed checkpoint that the pod knows of, or None.
+        incarnation: the incarnation of the processes that ended.
+    """
+
+    cause: Cause
+    exit_code: int
+    message: str
+    rank: int | None = None
+    rank_exit_code: int | None = None
+    traceback: str = ""
+    step: int | None = None
+    committed_step: int | None = None
+    incarnation: int = 0
+
+
+def encode(facts: ExitFacts) -> str:
+    """The termination message for `facts`. The traceback, then the message, lose their beginnings to fit."""
+
+    def dump(facts: ExitFacts) -> str:
+        return json.dumps({"muster": 1, **asdict(facts), "cause": facts.cause.value})
+
+    text = dump(facts)
+    for field in ("traceback", "message"):
+        value = getattr(facts, field)
+        while value and len(text.encode()) > TERMINATION_MESSAGE_LIMIT:
+            excess = len(text.encode()) - TERMINATION_MESSAGE_LIMIT
+            value = value[max(1, excess // 6) :]  # one character may take six bytes as \uXXXX
+            facts = replace(facts, **{field: value})
+            text = dump(facts)
+    return text
+
+
+def decode(text: str) -> ExitFacts | None:
+    """The facts in a termination message, or None when it isn't one of ours (the user may write there too)."""
+    try:
+        raw = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(raw, dict) or raw.pop("muster", None) != 1:
+        return None
+    try:
+        raw["cause"] = Cause(raw["cause"])
+        known = {name: raw[name] for name in ExitFacts.__dataclass_fields__ if name in raw}
+        facts = ExitFacts(**known)
+    except (KeyError, TypeError, ValueError):
+        return None
+    return facts if _plausible(facts) else None
+
+
+def _plausible(facts: ExitFacts) -> bool:
+    """Whether every field is of its type and range: user code may write to the termination message as well."""
+    bounds = (
+        (facts.rank, 0, 2**31),
+        (facts.step, 0, 2**63),
+        (facts.committed_step, 0, 2**63),
+        (facts.incarnation, 0, 2**63),
+        (facts.exit_code, -(2**31), 2**31),
+        (facts.rank_exit_code, -(2**31), 2**31),
+    )
+    return (
+        all(value is None or (type(value) is int and least <= value < end) for value, least, end in bounds)
+        and isinstance(facts.message, str)
+        and isinstance(facts.traceback, str)
+    )

@@ -1,0 +1,237 @@
+"""The launcher's HTTP API.
+
+Every launcher serves it on `MUSTER_PORT`. All paths but `/metrics` and `/healthz` need the job's token, as
+`Authorization: Bearer TOKEN` or as `X-Muster-Token: TOKEN` (the API server's pod proxy keeps Authorization for itself).
+Bodies are JSON objects, made and read by the dataclasses here.
+
+    GET  /healthz            200 while the launcher lives
+    GET  /metrics            Prometheus text
+    GET  /v1/status          -> Status; from index 0 it speaks for the gang
+    GET  /v1/membership      -> Membership
+    PUT  /v1/membership      Membership -> 204; 409 when its incarnation is older than the held one
+    POST /v1/join            Member -> Release; launchers call index 0 and wait there for the barrier;
+                             202 when it is not complete after JOIN_HOLD_SECONDS: ask again at once;
+                             403 for a pod UID outside the membership, 409 for another generation;
+                             410 with Ended when the gang ended before it was complete
+    POST /v1/stop            Stop -> 202; relayed to the whole gang by the launcher that gets it
+    POST /v1/heartbeat       Heartbeat -> GangState; every launcher calls index 0, by `heartbeat_seconds`
+    POST /v1/ended           Ended -> GangState; a launcher tells index 0 that its ranks ended, and learns who was first
+
+Unknown fields are ignored on reading, so that either side may be one version ahead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, TypeVar
+
+TOKEN_HEADER: Final = "X-Muster-Token"
+STATUS_PATH: Final = "/v1/status"
+MEMBERSHIP_PATH: Final = "/v1/membership"
+JOIN_PATH: Final = "/v1/join"
+STOP_PATH: Final = "/v1/stop"
+HEARTBEAT_PATH: Final = "/v1/heartbeat"
+ENDED_PATH: Final = "/v1/ended"
+METRICS_PATH: Final = "/metrics"
+HEALTH_PATH: Final = "/healthz"
+RELAYED_HEADER: Final = "X-Muster-Relayed"
+"""Set by index 0 on a stop that it relays, so that it isn't sent back."""
+
+JOIN_HOLD_SECONDS: Final = 20.0
+"""How long index 0 keeps one call to the barrier open."""
+
+
+class Phase(str, Enum):
+    """Where a launcher stands."""
+
+    JOINING = "joining"
+    PREFLIGHT = "preflight"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class StopReason(str, Enum):
+    PREEMPT = "preempt"
+    SUSPEND = "suspend"
+    MAX_RUNTIME = "max-runtime"
+    PEER = "peer"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker of the gang: its index, its pod and where its launcher listens (an IP)."""
+
+    index: int
+    pod_uid: str
+    address: str
+    generation: int = 0
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who belongs to the gang. Pushed by the operator; `incarnation` rises with every change."""
+
+    generation: int
+    incarnation: int
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class Release:
+    """The barrier's answer: everyone is here, start your ranks."""
+
+    incarnation: int
+    master_addr: str
+    master_port: int
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Ask the gang to stop at an agreed step, with a checkpoint where the script can make one."""
+
+    reason: StopReason
+    grace_seconds: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One worker's ranks have ended.
+
+    Attributes:
+        cause: a value of `exits.Cause`.
+        rank: global rank of the process that failed first there, or None.
+        secondary: what failed looks like the consequence of another worker's end (a connection was lost).
+    """
+
+    index: int
+    exit_code: int
+    cause: str
+    message: str = ""
+    rank: int | None = None
+    secondary: bool = False
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A worker's launcher lives and its ranks run."""
+
+    index: int
+    pod_uid: str
+    storage_error: str = ""
+
+
+@dataclass(frozen=True)
+class GangState:
+    """What index 0 says of the whole gang.
+
+    Attributes:
+        stop: the gang was asked to stop; `grace_seconds` is what is left of the grace.
+        ended: the failure that came first; every worker has to end.
+    """
+
+    stop: Stop | None = None
+    ended: Ended | None = None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The last committed checkpoint. `committed_at` is in seconds since the epoch."""
+
+    step: int
+    uri: str
+    committed_at: float
+    save_seconds: float = 0.0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a launcher knows about its run.
+
+    Attributes:
+        step, total_steps: progress as rank 0 reports it; None before the first report.
+        loss: last reported loss, as a decimal string (JSON has no NaN).
+        steps_per_second: over the last minute.
+        resumed_from: the step that this incarnation restored, or None for a fresh start.
+        storage_error: what the preflight or a save found wrong with the checkpoint's storage, or "".
+        warnings: one sentence each, for people.
+    """
+
+    phase: Phase
+    generation: int
+    incarnation: int
+    index: int
+    joined: int = 0
+    workers: int = 0
+    step: int | None = None
+    total_steps: int | None = None
+    loss: str | None = None
+    steps_per_second: float | None = None
+    tokens_per_second: float | None = None
+    checkpoint: Checkpoint | None = None
+    resumed_from: int | None = None
+    storage_error: str = ""
+    warnings: tuple[str, ...] = field(default=())
+
+
+T = TypeVar("T", Member, Membership, Release, Stop, Ended, Heartbeat, GangState, Status)
+
+_NESTED: Final[dict[tuple[str, str], Any]] = {
+    ("Membership", "members"): Member,
+    ("Release", "members"): Member,
+    ("Status", "checkpoint"): Checkpoint,
+    ("Status", "phase"): Phase,
+    ("Stop", "reason"): StopReason,
+    ("GangState", "stop"): Stop,
+    ("GangState", "ended"): Ended,
+    ("Status", "warnings"): str,
+}
+
+
+def heartbeat_seconds(workers: int) -> float:
+    """Time between two heartbeats: 2 s, more in gangs of over 1,000 workers, so that index 0 serves 500 a second."""
+    return max(2.0, workers / 500)
+
+
+def encode(message: Any) -> bytes:
+    """JSON bytes of one of this module's dataclasses."""
+    return json.dumps(dataclasses.asdict(message), allow_nan=False).encode()
+
+
+def decode(kind: type[T], body: bytes) -> T:
+    """Read `body` as `kind`.
+
+    Raises:
+        ValueError: the body is not JSON, or a field is missing or of the wrong shape.
+    """
+    raw = json.loads(body)
+    if not isinstance(raw, dict):
+        raise ValueError(f"{kind.__name__}: expected a JSON object, got {type(raw).__name__}")
+    message: T = _build(kind, raw)
+    return message
+
+
+def _build(kind: Any, raw: dict[str, Any]) -> Any:
+    values: dict[str, Any] = {}
+    for name in (f.name for f in dataclasses.fields(kind)):
+        if name not in raw:
+            continue
+        value = raw[name]
+        nested = _NESTED.get((kind.__name__, name))
+        if nested is not None and value is not None:
+            value = tuple(_one(nested, item) for item in value) if isinstance(value, list) else _one(nested, value)
+        values[name] = value
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from error
+
+
+def _one(nested: Any, value: Any) -> Any:
+    return _build(nested, value) if dataclasses.is_dataclass(nested) and isinstance(value, dict) else nested(value)

@@ -1,0 +1,133 @@
+"""The objects of a checkpoint in S3, and what they hold. All metadata is JSON; no pickle is written or read.
+
+Under a job's `checkpoint.uri`:
+
+    LATEST                                  small JSON, changed only by compare-and-swap
+    step-00000100/1-0/manifest.json         written after every shard
+    step-00000100/1-0/<shard files>         named by the writer, listed in the manifest
+
+The folder below the step is `<epoch>-<attempt>`. A checkpoint is committed when LATEST's conditional write succeeded,
+and by nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+LATEST_KEY: Final = "LATEST"
+MANIFEST_NAME: Final = "manifest.json"
+FORMAT_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The content of `LATEST`.
+
+    Attributes:
+        epoch: claimed by a gang when it starts, previous + 1; an older epoch can't commit.
+        owner: UID of the job that claimed the epoch.
+        nonce: random for every write, so that a writer can tell whether a write that timed out was its own.
+        step: the committed step, or None when nothing is committed yet.
+        manifest: key of the manifest below the uri, or "".
+        sha256: hex digest of the manifest's bytes, or "".
+        finished: the run has reached its end; resuming it is a no-op that succeeds.
+        parent: key of the manifest that was committed before, or "": the way back when `manifest` is damaged.
+        parent_sha256: hex digest of that manifest's bytes, or "".
+    """
+
+    epoch: int
+    owner: str
+    nonce: str
+    step: int | None = None
+    manifest: str = ""
+    sha256: str = ""
+    finished: bool = False
+    parent: str = ""
+    parent_sha256: str = ""
+    version: int = FORMAT_VERSION
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One object of a checkpoint: key below the uri, size in bytes, hex SHA-256."""
+
+    key: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All that is needed to read a checkpoint back.
+
+    Attributes:
+        parent: key of the manifest that this run restored from or committed before, or "".
+        parent_sha256: hex digest of that manifest's bytes, or "".
+        milestone: key of the newest manifest before this one that is kept for ever, or "". Parents are deleted in
+            time; the milestones are a chain of their own.
+        milestone_sha256: hex digest of that manifest's bytes, or "".
+        planner: the checkpoint planner's metadata as JSON: tensors, their shards, and where each lies.
+        world_size: ranks that wrote it.
+        created_at: seconds since the epoch.
+    """
+
+    step: int
+    epoch: int
+    attempt: int
+    parent: str
+    files: tuple[ShardFile, ...]
+    planner: dict[str, Any]
+    world_size: int
+    created_at: float
+    job: str = ""
+    parent_sha256: str = ""
+    milestone: str = ""
+    milestone_sha256: str = ""
+    version: int = FORMAT_VERSION
+
+
+R = TypeVar("R", Latest, Manifest, ShardFile)
+
+
+def step_prefix(step: int, epoch: int, attempt: int) -> str:
+    """Folder of one attempt at one checkpoint, below the uri, with a trailing slash."""
+    return f"step-{step:08d}/{epoch}-{attempt}/"
+
+
+def encode(record: Latest | Manifest) -> bytes:
+    return json.dumps(dataclasses.asdict(record)).encode()  # keys stay in order: a state dict's order is part of it
+
+
+def decode_latest(body: bytes) -> Latest:
+    """Raises ValueError when `body` is not a LATEST that this version can read."""
+    raw = _object(body, LATEST_KEY)
+    return _known(Latest, raw)
+
+
+def decode_manifest(body: bytes) -> Manifest:
+    """Raises ValueError when `body` is not a manifest that this version can read."""
+    raw = _object(body, MANIFEST_NAME)
+    raw["files"] = tuple(_known(ShardFile, item) for item in raw.get("files", ()))
+    return _known(Manifest, raw)
+
+
+def _object(body: bytes, name: str) -> dict[str, Any]:
+    raw = json.loads(body)
+    if not isinstance(raw, dict) or not isinstance(raw.get("version"), int):
+        raise ValueError(f"{name} is not a Muster record: no version in it")
+    if raw["version"] > FORMAT_VERSION:
+        raise ValueError(
+            f"{name} has format version {raw['version']}; this Muster reads up to {FORMAT_VERSION}. "
+            "Use the Muster that wrote it, or a newer one."
+        )
+    return raw
+
+
+def _known(kind: type[R], raw: dict[str, Any]) -> R:
+    try:
+        return kind(**{f.name: raw[f.name] for f in dataclasses.fields(kind) if f.name in raw})
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from error

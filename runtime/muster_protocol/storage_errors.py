@@ -1,0 +1,129 @@
+"""S3's error codes as kinds for programs and sentences for people.
+
+The launcher's preflight and the ranks' checkpoints meet the same errors; they say the same words.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+
+class Kind(str, Enum):
+    """What went wrong, coarsely enough to decide what to do."""
+
+    NO_SUCH_BUCKET = "NoSuchBucket"
+    ACCESS_DENIED = "AccessDenied"
+    NOT_FOUND = "NotFound"
+    PRECONDITION_FAILED = "PreconditionFailed"
+    NO_CONDITIONS = "NoConditionalWrites"
+    MISCONFIGURED = "Misconfigured"
+    NETWORK = "Network"
+    BUSY = "Busy"
+    OTHER = "Other"
+
+
+LASTING: Final = frozenset({Kind.NO_SUCH_BUCKET, Kind.ACCESS_DENIED, Kind.NO_CONDITIONS, Kind.MISCONFIGURED})
+"""Somebody has to mend these; trying again does not help."""
+
+PASSING: Final = frozenset({Kind.NETWORK, Kind.BUSY, Kind.OTHER})
+"""May be gone a little later, so they are tried again. What we don't know is held for passing: an outage has many
+faces, and failing a run for one of them can't be taken back."""
+
+
+_KINDS: Final = {
+    "NoSuchBucket": Kind.NO_SUCH_BUCKET,
+    "AccessDenied": Kind.ACCESS_DENIED,
+    "AllAccessDisabled": Kind.ACCESS_DENIED,
+    "Forbidden": Kind.ACCESS_DENIED,
+    "403": Kind.ACCESS_DENIED,
+    "ExpiredToken": Kind.ACCESS_DENIED,
+    "InvalidAccessKeyId": Kind.ACCESS_DENIED,
+    "InvalidToken": Kind.ACCESS_DENIED,
+    "SignatureDoesNotMatch": Kind.ACCESS_DENIED,
+    "NoCredentialsError": Kind.ACCESS_DENIED,
+    "PartialCredentialsError": Kind.ACCESS_DENIED,
+    "NoSuchKey": Kind.NOT_FOUND,
+    "NotFound": Kind.NOT_FOUND,
+    "404": Kind.NOT_FOUND,
+    "PreconditionFailed": Kind.PRECONDITION_FAILED,
+    "ConditionalRequestConflict": Kind.PRECONDITION_FAILED,
+    "412": Kind.PRECONDITION_FAILED,
+    "InvalidBucketName": Kind.MISCONFIGURED,
+    "ParamValidationError": Kind.MISCONFIGURED,
+    "InvalidRegionError": Kind.MISCONFIGURED,
+    "AuthorizationHeaderMalformed": Kind.MISCONFIGURED,
+    "PermanentRedirect": Kind.MISCONFIGURED,
+    "IllegalLocationConstraintException": Kind.MISCONFIGURED,
+    "EndpointConnectionError": Kind.NETWORK,
+    "ConnectTimeoutError": Kind.NETWORK,
+    "ReadTimeoutError": Kind.NETWORK,
+    "ConnectionClosedError": Kind.NETWORK,
+    "ConnectionError": Kind.NETWORK,
+    "ProxyConnectionError": Kind.NETWORK,
+    "ResponseStreamingError": Kind.NETWORK,
+    "IncompleteReadError": Kind.NETWORK,
+    "HTTPClientError": Kind.NETWORK,
+    "SSLError": Kind.NETWORK,
+    "ProtocolError": Kind.NETWORK,
+    "ConnectionResetError": Kind.NETWORK,
+    "TimeoutError": Kind.NETWORK,
+    "RequestTimeout": Kind.NETWORK,
+    "408": Kind.NETWORK,
+    "InternalError": Kind.NETWORK,
+    "ServiceUnavailable": Kind.NETWORK,
+    "SlowDown": Kind.BUSY,
+    "SlowDownRead": Kind.BUSY,
+    "SlowDownWrite": Kind.BUSY,
+    "Throttling": Kind.BUSY,
+    "ThrottlingException": Kind.BUSY,
+    "ThrottledException": Kind.BUSY,
+    "RequestThrottled": Kind.BUSY,
+    "RequestThrottledException": Kind.BUSY,
+    "RequestLimitExceeded": Kind.BUSY,
+    "BandwidthLimitExceeded": Kind.BUSY,
+    "TooManyRequests": Kind.BUSY,
+    "TooManyRequestsException": Kind.BUSY,
+    "ServerBusy": Kind.BUSY,
+    "OperationAborted": Kind.BUSY,
+    "429": Kind.BUSY,
+    "500": Kind.NETWORK,
+    "502": Kind.NETWORK,
+    "503": Kind.NETWORK,
+    "504": Kind.NETWORK,
+}
+
+
+def kind_of(code: str) -> Kind:
+    """`code` is S3's error code, an HTTP status as text, or the name of a botocore exception class."""
+    return _KINDS.get(code, Kind.OTHER)
+
+
+def sentence(kind: Kind, *, bucket: str, key: str = "", endpoint: str = "", detail: str = "") -> str:
+    """What to tell people: what is wrong, where, how to mend it.
+
+    `endpoint` is the S3 endpoint's URL, or "" for AWS itself; `detail` is the library's own message.
+    """
+    where = f"s3://{bucket}/{key}" if key else f"s3://{bucket}"
+    at = f" at {endpoint}" if endpoint else ""
+    tail = f" ({detail})" if detail else ""
+    if kind is Kind.NO_SUCH_BUCKET:
+        return f"the bucket {bucket!r} does not exist{at}; create it, or correct checkpoint.uri{tail}"
+    if kind is Kind.ACCESS_DENIED:
+        return (
+            f"access to {where}{at} is denied; check the keys in checkpoint.secretRef, or the pod's service account, "
+            f"and that they may list, read, write and delete there{tail}"
+        )
+    if kind is Kind.NOT_FOUND:
+        return f"{where} does not exist{at}{tail}"
+    if kind is Kind.PRECONDITION_FAILED:
+        return f"{where} was changed by another writer{tail}"
+    if kind is Kind.NETWORK:
+        return f"the S3 server{at} can't be reached for {where}; check AWS_ENDPOINT_URL_S3 and the network{tail}"
+    if kind is Kind.BUSY:
+        return f"the S3 server{at} is too busy for {where}; raise its limits, or save less often{tail}"
+    if kind is Kind.MISCONFIGURED:
+        return (
+            f"{where} can't be used{at} as it is set; correct checkpoint.uri, AWS_ENDPOINT_URL_S3 and AWS_REGION{tail}"
+        )
+    return f"S3 failed for {where}{at}{tail}"

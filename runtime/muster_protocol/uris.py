@@ -1,0 +1,42 @@
+"""Checkpoint URIs: `s3://bucket/prefix`, and `file:///folder` for a laptop."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+S3_URI_PATTERN: Final = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#\s]*)?$"
+"""As a regular expression that both Python and Kubernetes' RE2 read."""
+
+
+@dataclass(frozen=True)
+class CheckpointUri:
+    """`scheme` is s3 or file; `bucket` is empty for file; `prefix` has no slash at its end."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+
+    def __str__(self) -> str:
+        if self.scheme == "file":
+            return f"file://{self.prefix}"
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+
+def parse_uri(text: str) -> CheckpointUri:
+    """Raises ValueError that says what is wrong with `text` and what a right one looks like."""
+    if text.startswith("file:///"):
+        return CheckpointUri("file", "", text.removeprefix("file://").rstrip("/"))
+    if not re.match(S3_URI_PATTERN, text):
+        raise ValueError(f"{text!r} is not a checkpoint uri; write s3://BUCKET/PREFIX (or file:///FOLDER on a laptop)")
+    bucket, _, prefix = text.removeprefix("s3://").partition("/")
+    return CheckpointUri("s3", bucket, prefix.rstrip("/"))
+
+
+def parse_uri_at_step(text: str) -> tuple[CheckpointUri, int | None]:
+    """`uri` or `uri@step`, as `checkpoint.from` takes it."""
+    head, at, step = text.rpartition("@")
+    if at and step.isdigit():
+        return parse_uri(head), int(step)
+    return parse_uri(text), None

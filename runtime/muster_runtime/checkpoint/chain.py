@@ -1,0 +1,109 @@
+"""Finding what to restore: the committed checkpoint, then its parents.
+
+A manifest that merely lies in the store proves nothing: its commit may have failed. Committed is what `LATEST` names,
+and what a committed manifest names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from muster_protocol import manifest as manifests
+from muster_protocol.manifest import Latest, Manifest
+from muster_runtime.checkpoint.commit import read_latest
+from muster_runtime.checkpoint.store import Store
+from muster_runtime.errors import CorruptCheckpointError, StateError
+
+_FOLDER: Final = re.compile(r"^step-(\d+)/(\d+)-(\d+)/")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A manifest that was read: its key, the digest of its bytes, what it says."""
+
+    key: str
+    sha256: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A checkpoint that can't be used, and why."""
+
+    key: str
+    reason: str
+
+
+def folder_of(key: str) -> tuple[int, int, int] | None:
+    """(step, epoch, attempt) of an object that belongs to a checkpoint, else None."""
+    match = _FOLDER.match(key)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def read_manifest(store: Store, key: str, sha256: str = "") -> Found:
+    """CorruptCheckpointError when it is missing, unreadable, or isn't the one that `sha256` names."""
+    body = store.get(key)
+    if body is None:
+        raise CorruptCheckpointError(f"{store.uri}/{key} is missing")
+    digest = hashlib.sha256(body.content).hexdigest()
+    if sha256 and digest != sha256:
+        raise CorruptCheckpointError(f"{store.uri}/{key} is not the manifest that was committed (SHA-256 differs)")
+    try:
+        return Found(key, digest, manifests.decode_manifest(body.content))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptCheckpointError(f"{store.uri}/{key} can't be read: {error}") from error
+
+
+def candidates(store: Store, latest: Latest) -> Iterator[Found | Damaged]:
+    """What may be restored, newest first: the committed checkpoint and those that were committed before it.
+
+    Where a parent is gone (retention deletes them) or damaged, the chain goes on at the last that is kept for ever.
+    """
+    seen: set[str] = set()
+    links = [(latest.manifest, latest.sha256), (latest.parent, latest.parent_sha256)]
+    while links:
+        key, sha256 = links.pop(0)
+        if not key or key in seen:
+            continue
+        seen.add(key)
+        try:
+            found = read_manifest(store, key, sha256)
+        except CorruptCheckpointError as error:
+            yield Damaged(key, str(error))
+            continue
+        yield found
+        record = found.manifest
+        links = [(record.parent, record.parent_sha256), (record.milestone, record.milestone_sha256)]
+
+
+def manifest_keys(store: Store) -> list[str]:
+    """Keys of all manifests, the newest (by epoch, then step, then attempt) first."""
+    keyed = []
+    for key, _ in store.objects("step-"):
+        folder = folder_of(key)
+        if folder and key.endswith("/" + manifests.MANIFEST_NAME):
+            step, epoch, attempt = folder
+            keyed.append(((epoch, step, attempt), key))
+    return [key for _, key in sorted(keyed, reverse=True)]
+
+
+def find_start(store: Store, step: int | None) -> Found:
+    """The checkpoint of another run to start from: at `step`, or its committed one. StateError when there is none."""
+    claim = read_latest(store)
+    if claim is None or not claim.latest.manifest:
+        raise StateError(f"checkpoint.from: {store.uri} has no committed checkpoint")
+    if step is None:
+        return read_manifest(store, claim.latest.manifest, claim.latest.sha256)
+    steps = []
+    for found in candidates(store, claim.latest):
+        if isinstance(found, Damaged):
+            continue
+        if found.manifest.step == step:
+            return found
+        steps.append(found.manifest.step)
+    have = ", ".join(str(known) for known in sorted(steps)) or "none that is whole"
+    raise StateError(f"checkpoint.from: {store.uri} has no committed checkpoint of step {step}; it has: {have}")

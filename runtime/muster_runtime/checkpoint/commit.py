@@ -1,0 +1,124 @@
+"""`LATEST`: claiming an epoch and committing a checkpoint, each by one compare-and-swap.
+
+A write that times out may have been done all the same. Every write carries a nonce of its own, so reading `LATEST` back
+tells: our nonce means done, the old tag means not done (write again), anything else means that somebody else won.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from muster_protocol import manifest
+from muster_protocol.manifest import LATEST_KEY, Latest
+from muster_protocol.storage_errors import PASSING, Kind
+from muster_runtime.checkpoint.store import Store
+from muster_runtime.errors import CorruptCheckpointError, StaleEpochError, StorageError
+
+_TRIES: Final = 5
+_PAUSE_SECONDS: Final = 0.5
+"""Before asking a store again that did not answer; doubled each time."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What this gang holds: the content of `LATEST` as it last wrote it, and its tag."""
+
+    latest: Latest
+    etag: str
+
+
+class LostRace(Exception):
+    """Another writer changed `LATEST` in between."""
+
+
+def read_latest(store: Store) -> Claim | None:
+    """`LATEST` as it stands, or None. CorruptCheckpointError when it can't be read."""
+    body = store.get(LATEST_KEY)
+    if body is None:
+        return None
+    try:
+        return Claim(manifest.decode_latest(body.content), body.etag)
+    except ValueError as error:
+        raise CorruptCheckpointError(
+            f"{store.uri}/{LATEST_KEY} is damaged ({error}); put back a version of it that names a manifest, "
+            "or start the job with another checkpoint.uri"
+        ) from error
+
+
+def claim_epoch(store: Store, owner: str) -> Claim:
+    """Takes the next epoch, keeping the committed checkpoint. Gangs that claimed before can't commit any more."""
+    while True:
+        found = read_latest(store)
+        before = found.latest if found else Latest(epoch=0, owner="", nonce="")
+        try:
+            return _swap(store, found, dataclasses.replace(before, epoch=before.epoch + 1, owner=owner))
+        except LostRace:
+            continue  # somebody claimed at the same moment; theirs is older than the one we take now
+
+
+def commit(
+    store: Store,
+    held: Claim,
+    *,
+    step: int,
+    manifest_key: str,
+    sha256: str,
+    finished: bool,
+    parent: tuple[str, str] = ("", ""),
+) -> Claim:
+    """Makes a whole checkpoint the committed one. StaleEpochError when the epoch isn't ours any more.
+
+    `parent` is the key and the digest of the manifest that it follows.
+    """
+    wanted = dataclasses.replace(
+        held.latest,
+        step=step,
+        manifest=manifest_key,
+        sha256=sha256,
+        finished=finished,
+        parent=parent[0],
+        parent_sha256=parent[1],
+    )
+    while True:
+        try:
+            return _swap(store, held, wanted)
+        except LostRace:
+            found = read_latest(store)
+        if found is None or found.latest.epoch != held.latest.epoch:
+            break
+        held = found  # a write of ours that looked lost has arrived late; nobody else holds our epoch
+    now = f"epoch {found.latest.epoch} of {found.latest.owner!r}" if found else "gone"
+    raise StaleEpochError(
+        f"{store.uri}/{LATEST_KEY} is now {now}, this gang holds epoch {held.latest.epoch}: another gang has taken "
+        f"over, so the checkpoint of step {step} was not committed. Two jobs may not share a checkpoint.uri"
+    )
+
+
+def _swap(store: Store, found: Claim | None, wanted: Latest) -> Claim:
+    wanted = dataclasses.replace(wanted, nonce=secrets.token_hex(8))
+    content, etag = manifest.encode(wanted), found.etag if found else None
+    pause = _PAUSE_SECONDS
+    for attempt in range(_TRIES):
+        try:
+            return Claim(wanted, store.put_if(LATEST_KEY, content, etag))
+        except StorageError as error:
+            if Kind(error.kind) not in PASSING | {Kind.PRECONDITION_FAILED}:
+                raise
+            refused = error
+        # The client may have repeated a write that had been done: even a refusal is looked at twice.
+        try:
+            now = read_latest(store)
+        except StorageError as error:
+            refused, now = error, found
+        if now is not None and now.latest.nonce == wanted.nonce:
+            return now
+        if (now.etag if now else None) != etag:
+            raise LostRace
+        if attempt + 1 < _TRIES:
+            time.sleep(pause)
+            pause *= 2
+    raise refused

@@ -1,0 +1,159 @@
+"""Checkpoints in a folder: for a laptop, and for file systems that all pods mount.
+
+An object appears by rename, so that a reader never sees half of it. Compare-and-swap holds a lock file (flock).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from muster_protocol.manifest import ShardFile
+from muster_protocol.storage_errors import Kind
+from muster_protocol.uris import CheckpointUri
+from muster_runtime.checkpoint.store import Body
+from muster_runtime.errors import StorageError, storage_error
+
+_HIDDEN = ".muster-"
+"""Prefix of names that are no objects: lock and half-written files."""
+
+
+class FileStore:
+    def __init__(self, uri: CheckpointUri) -> None:
+        self.uri = str(uri)
+        self._root = Path(uri.prefix or "/")
+
+    def get(self, key: str) -> Body | None:
+        with _explained(self._root / key):
+            try:
+                content = (self._root / key).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return Body(content, _etag(content))
+
+    def read(self, key: str, offset: int, length: int) -> bytearray:
+        path = self._root / key
+        data = bytearray(length)
+        with _explained(path), path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            view, done = memoryview(data), 0
+            while done < length:
+                count = file.readinto(view[done:])
+                if not count:
+                    raise StorageError(Kind.NOT_FOUND.value, f"{path} ends before byte {offset + length}")
+                done += count
+        return data
+
+    def put(self, key: str, content: bytes) -> None:
+        writer = self.writer(key)
+        writer.write(memoryview(content))
+        writer.close()
+
+    def put_if(self, key: str, content: bytes, etag: str | None) -> str:
+        with self._locked(key):
+            current = self.get(key)
+            if (current.etag if current else None) != etag:
+                raise StorageError(Kind.PRECONDITION_FAILED.value, f"{self._root / key} was changed by another writer")
+            self.put(key, content)
+        return _etag(content)
+
+    def writer(self, key: str) -> FileWriter:
+        return FileWriter(key, self._root / key)
+
+    def objects(self, prefix: str) -> list[tuple[str, int]]:
+        folder = self._root / prefix.rpartition("/")[0]
+        found = []
+        with _explained(folder):
+            for parent, _, names in os.walk(folder):
+                for name in names:
+                    path = Path(parent, name)
+                    key = path.relative_to(self._root).as_posix()
+                    if key.startswith(prefix) and not name.startswith(_HIDDEN):
+                        found.append((key, path.stat().st_size))
+        return sorted(found)
+
+    def delete(self, keys: list[str]) -> None:
+        for key in keys:
+            path = self._root / key
+            with _explained(path):
+                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # not empty yet: another object's folder, too
+                    for folder in path.relative_to(self._root).parents[:-1]:
+                        (self._root / folder).rmdir()
+
+    def close(self) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        path = self._root / f"{_HIDDEN}{key.replace('/', '-')}.lock"
+        with _explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel drops it when the process dies
+                yield
+
+
+class FileWriter:
+    """Writes beside the target and renames at the end."""
+
+    def __init__(self, key: str, path: Path) -> None:
+        self._key, self._path = key, path
+        self._temporary = path.with_name(f"{_HIDDEN}{path.name}.{uuid.uuid4().hex}")
+        self._digest, self._size = hashlib.sha256(), 0
+        self._file: IO[bytes] | None = None
+        with _explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._temporary.open("wb")
+
+    def write(self, data: memoryview) -> None:
+        assert self._file is not None
+        with _explained(self._path):
+            self._file.write(data)
+        self._digest.update(data)
+        self._size += data.nbytes
+
+    def close(self) -> ShardFile:
+        assert self._file is not None
+        with _explained(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._temporary.replace(self._path)
+            _sync_folder(self._path.parent)
+        return ShardFile(self._key, self._size, self._digest.hexdigest())
+
+    def abort(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _etag(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except PermissionError as error:
+        raise storage_error(Kind.ACCESS_DENIED.value, f"{path}: no permission; check the folder's owner") from error
+    except FileNotFoundError as error:
+        raise StorageError(Kind.NOT_FOUND.value, f"{path} does not exist") from error
+    except OSError as error:
+        raise StorageError(Kind.OTHER.value, f"{path}: {error.strerror or error}") from error

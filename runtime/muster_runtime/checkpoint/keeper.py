@@ -1,0 +1,227 @@
+"""Keeps a run's checkpoints: claims the epoch, restores, saves, commits, and deletes what is too old.
+
+All methods are collective: every rank calls them at the same step boundary.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as planned_load
+from torch.distributed.checkpoint.state_dict_saver import save as planned_save
+
+from muster_protocol.manifest import Latest
+from muster_runtime.checkpoint import chain
+from muster_runtime.checkpoint.chain import Damaged, Found
+from muster_runtime.checkpoint.commit import Claim, claim_epoch, commit
+from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.retention import Retention, expired
+from muster_runtime.checkpoint.store import Store
+from muster_runtime.checkpoint.tree import TensorTable
+from muster_runtime.checkpoint.writer import Heading, Writer, Written
+from muster_runtime.errors import CorruptCheckpointError, MusterError
+from muster_runtime.parallel.gang import Gang
+
+Restore = Callable[[Found, Reader], TensorTable]
+"""Given a manifest, the tensors to read into. Called again for the next candidate when one is damaged."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A committed save: bytes of all ranks' shards, bytes that this rank wrote, seconds that training stood still."""
+
+    step: int
+    total_bytes: int
+    own_bytes: int
+    seconds: float
+
+
+class Keeper:
+    def __init__(
+        self,
+        store: Store,
+        gang: Gang,
+        *,
+        owner: str,
+        job: str,
+        retention: Retention,
+        warn: Callable[[str], None],
+    ) -> None:
+        self._store, self._gang, self._job, self._retention, self._warn = store, gang, job, retention, warn
+        self._owner = owner
+        self._claim: Claim | None = None  # rank 0 alone
+        self._parent: tuple[str, str] = ("", "")  # key and digest of the manifest that comes before
+        self._milestone: tuple[str, str] = ("", "")  # of the newest that is kept for ever
+        self._committed: list[str] = []  # prefixes of the chain, newest first; rank 0 alone
+        self._attempts: dict[int, int] = {}
+        self.uri = store.uri
+        self.latest = Latest(epoch=0, owner="", nonce="")
+
+    def claim(self) -> Latest:
+        """Takes the next epoch. What `LATEST` says then is what `restore` starts from."""
+
+        def take() -> Latest:
+            self._claim = claim_epoch(self._store, self._owner)
+            return self._claim.latest
+
+        self.latest = self._gang.on_leader(take)
+        return self.latest
+
+    def restore(self, prepare: Restore) -> Found | None:
+        """Loads the best whole checkpoint into what `prepare` gives; None when nothing was committed yet.
+
+        CorruptCheckpointError when something was committed and none of it is whole.
+        """
+        if not self.latest.manifest:
+            return None
+        tried = chain.candidates(self._store, self.latest) if self._gang.leads else iter(())
+        reasons: list[str] = []
+        while True:
+            found = self._gang.on_leader(lambda: next(tried, None))
+            if found is None:
+                raise CorruptCheckpointError(
+                    f"no checkpoint below {self.uri} is whole, so the run can't go on; it was not begun anew. "
+                    "Put back what is missing, or start with another checkpoint.uri. " + " ".join(reasons)
+                )
+            if isinstance(found, Damaged):
+                reasons.append(found.reason)
+                self._warn(f"{found.reason}; trying an older checkpoint")
+                continue
+            try:
+                self.load(self._store, found, prepare)
+            except CorruptCheckpointError as error:
+                reasons.append(str(error))
+                self._warn(f"step {found.manifest.step} can't be restored: {error}; trying an older checkpoint")
+                continue
+            self._follow(found.key, found.sha256, found.manifest.step)
+            if not self._retention.keeps_for_ever(found.manifest.step):
+                self._milestone = (found.manifest.milestone, found.manifest.milestone_sha256)
+            if self._gang.leads:
+                self._committed = self._walk(found)
+            return found
+
+    def _follow(self, key: str, sha256: str, step: int) -> None:
+        """The next manifest's parent is this one."""
+        self._parent = (key, sha256)
+        if self._retention.keeps_for_ever(step):
+            self._milestone = (key, sha256)
+
+    def _walk(self, found: Found) -> list[str]:
+        known = [_prefix(found.key)]
+        record = found.manifest
+        above = Latest(0, "", "", manifest=record.parent, sha256=record.parent_sha256)
+        for other in chain.candidates(self._store, above):
+            if len(known) >= (self._retention.last or 0) or isinstance(other, Damaged):
+                break
+            known.append(_prefix(other.key))
+        return known
+
+    def load(self, store: Store, found: Found, prepare: Restore) -> None:
+        """Loads one checkpoint, of this or another run."""
+        reader = Reader(store, found.manifest)
+        table = prepare(found, reader)
+        with _plain_errors():
+            planned_load(
+                table,
+                storage_reader=reader,
+                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                process_group=self._gang.group,
+            )
+
+    def save(
+        self,
+        table: TensorTable,
+        *,
+        step: int,
+        trees: dict[str, Any],
+        run: dict[str, Any],
+        finished: bool,
+        before_commit: Callable[[], None],
+    ) -> Saved:
+        """Saves and commits. `before_commit` is called on rank 0 when all shards are in the store."""
+        began = time.monotonic()
+        attempt = self._attempts.get(step, 0)
+        self._attempts[step] = attempt + 1
+        heading = Heading(
+            step=step,
+            epoch=self.latest.epoch,
+            attempt=attempt,
+            world_size=self._gang.world_size,
+            job=self._job,
+            parent=self._parent[0],
+            parent_sha256=self._parent[1],
+            milestone=self._milestone[0],
+            milestone_sha256=self._milestone[1],
+            trees=trees,
+            run=run,
+        )
+        written: list[Written] = []
+
+        def make_committed(manifest: Written) -> None:
+            before_commit()
+            assert self._claim is not None
+            self._claim = commit(
+                self._store,
+                self._claim,
+                step=step,
+                manifest_key=manifest.key,
+                sha256=manifest.sha256,
+                finished=finished,
+                parent=self._parent,
+            )
+            written.append(manifest)
+
+        writer = Writer(self._store, heading, self._gang.rank, make_committed)
+        with _plain_errors():
+            planned_save(
+                dict(table),
+                storage_writer=writer,
+                planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                process_group=self._gang.group,
+            )
+        manifest = self._gang.on_leader(lambda: written[0])
+        self._follow(manifest.key, manifest.sha256, step)
+        if self._gang.leads:
+            self._committed.insert(0, heading.prefix)
+            self._delete_expired()
+        return Saved(step, manifest.shard_bytes, writer.bytes_written, time.monotonic() - began)
+
+    def _delete_expired(self) -> None:
+        if self._retention.last is None:
+            return
+        try:
+            keys = [key for key, _ in self._store.objects("step-")]
+            gone = expired(keys, self._committed, self._retention, self.latest.epoch)
+            self._store.delete(gone)
+        except MusterError as error:
+            self._warn(f"old checkpoints could not be deleted, will try again after the next save: {error}")
+            return
+        del self._committed[max(1, self._retention.last) :]
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def _prefix(manifest_key: str) -> str:
+    return manifest_key.rpartition("/")[0] + "/"
+
+
+@contextmanager
+def _plain_errors() -> Any:
+    """torch wraps what ranks raise into one exception for all; ours is what people should see."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        try:
+            yield
+        except CheckpointException as error:
+            failures = [failure[0] for _, failure in sorted(error.failures.items())]
+            ours = [failure for failure in failures if isinstance(failure, MusterError)]
+            # A damaged chunk on one rank decides the same on all: every rank sees the same failures in this order.
+            raise ours[0] if ours else error from None

@@ -1,0 +1,234 @@
+"""The rank's side of S3: a store whose work is done by `s3_process`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final
+
+from muster_protocol.manifest import ShardFile
+from muster_protocol.storage_errors import Kind
+from muster_protocol.uris import CheckpointUri
+from muster_runtime import vendored
+from muster_runtime.checkpoint.frames import FRAME_PAYLOAD, receive_frame, send_frame
+from muster_runtime.checkpoint.store import Body
+from muster_runtime.errors import StorageError, storage_error
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+# The first entry of sys.path is the script's folder; ours go in its place, boto3's copy before everything.
+_BOOTSTRAP: Final = (
+    "import sys; sys.path[:1] = sys.argv[5:]; "
+    "from muster_runtime.checkpoint.s3_process import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])"
+)
+
+_HIDDEN: Final = frozenset({"PYTHONPATH", "PYTHONSAFEPATH", "PYTHONSTARTUP"})
+"""The user's settings that could change what our process imports."""
+
+_END_SECONDS: Final = 5.0
+"""How long a process may take to end when its connection has."""
+
+Answer = tuple[dict[str, Any], bytearray]
+
+
+def import_folders() -> list[str]:
+    """Where our process finds boto3 and this package, best first."""
+    brought = vendored.folder()
+    return [str(folder) for folder in (brought, _ROOT) if folder is not None]
+
+
+class _Link:
+    """One S3 process: the connection to it and the requests that wait for its answers.
+
+    `answered` tells whether a process of this store has ever answered, so that a missing library can be told from a
+    process that was killed.
+    """
+
+    def __init__(self, uri: CheckpointUri, *, answered: bool) -> None:
+        self.answered, self.ended = answered, False
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), str(os.getpid()), uri.bucket, uri.prefix]
+        environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
+        with theirs:
+            self.process = subprocess.Popen(
+                [*command, *import_folders()],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
+                env=environment,
+            )
+        self._connection = ours
+        self._sending = threading.Lock()
+        self._waiting: dict[int, Future[Answer]] = {}
+        threading.Thread(target=self._receive, daemon=True, name="muster-s3").start()
+
+    def _receive(self) -> None:
+        while True:
+            try:
+                frame = receive_frame(self._connection)
+            except OSError:
+                frame = None
+            if frame is None:
+                break
+            self.answered = True
+            header, payload = frame
+            future = self._waiting.pop(header["id"])
+            error = header.get("error")
+            if error:
+                future.set_exception(storage_error(error["kind"], error["message"]))
+            else:
+                future.set_result((header, payload))
+        with self._sending:
+            self.ended = True
+            left, self._waiting = self._waiting, {}
+            self._connection.close()
+        for future in left.values():
+            future.set_exception(self._gone())
+
+    def _gone(self) -> StorageError:
+        try:
+            code = self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # without its connection it is of no use to anybody
+            self.process.kill()
+            code = self.process.wait()
+        if code == -signal.SIGKILL:
+            text = (
+                "the S3 process of this rank was killed, probably for want of memory; raise the worker's memory "
+                "request and limit. The next request starts another"
+            )
+        elif self.answered:
+            text = (
+                f"the S3 process of this rank has ended (exit code {code}); its own message is above. "
+                "The next request starts another"
+            )
+        else:
+            text = (
+                f"the S3 process of this rank did not start (exit code {code}); its own message is above. "
+                "Is boto3 installed? On a laptop: pip install boto3"
+            )
+        return StorageError(Kind.OTHER.value, text)
+
+    def send(self, header: dict[str, Any], payload: memoryview | bytes = b"") -> None:
+        """Sends what has no answer. StorageError when the process is gone."""
+        try:
+            with self._sending:
+                send_frame(self._connection, header, payload)
+        except OSError as error:
+            raise self._gone() from error
+
+    def ask(self, number: int, header: dict[str, Any], payload: memoryview | bytes = b"") -> Answer:
+        future: Future[Answer] = Future()
+        try:
+            with self._sending:
+                self._waiting[number] = future
+                send_frame(self._connection, {**header, "id": number}, payload)
+        except OSError as error:
+            self._waiting.pop(number, None)
+            raise self._gone() from error
+        return future.result()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # it may have ended before us
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self.process.wait()
+
+
+class S3Store:
+    """One S3 prefix, through a process of its own. Methods may be called from several threads.
+
+    When the process has ended, the request that notices fails, and the next one starts another.
+    """
+
+    def __init__(self, uri: CheckpointUri) -> None:
+        self.uri = str(uri)
+        self._parsed = uri
+        self._ids = itertools.count(1)
+        self._starting = threading.Lock()
+        self._newest = _Link(uri, answered=False)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process that serves this store now, or served it last."""
+        return self._newest.process
+
+    def _link(self) -> _Link:
+        with self._starting:
+            if self._newest.ended:
+                self._newest = _Link(self._parsed, answered=self._newest.answered)
+            return self._newest
+
+    def _ask(self, header: dict[str, Any], payload: memoryview | bytes = b"") -> Answer:
+        return self._link().ask(next(self._ids), header, payload)
+
+    def get(self, key: str) -> Body | None:
+        header, payload = self._ask({"op": "get", "key": key})
+        return None if header.get("absent") else Body(bytes(payload), header["etag"])
+
+    def read(self, key: str, offset: int, length: int) -> bytearray:
+        if length == 0:
+            return bytearray()
+        header, payload = self._ask({"op": "get", "key": key, "offset": offset, "length": length})
+        if header.get("absent") or len(payload) != length:
+            what = "does not exist" if header.get("absent") else "is too short"
+            raise StorageError(Kind.NOT_FOUND.value, f"{self.uri}/{key} {what} (bytes {offset} to {offset + length})")
+        return payload
+
+    def put(self, key: str, content: bytes) -> None:
+        self._ask({"op": "put", "key": key}, content)
+
+    def put_if(self, key: str, content: bytes, etag: str | None) -> str:
+        condition = {"absent": True} if etag is None else {"match": etag}
+        header, _ = self._ask({"op": "put", "key": key, **condition}, content)
+        return str(header["etag"])
+
+    def writer(self, key: str) -> S3Writer:
+        return S3Writer(self._link(), key, self._ids)
+
+    def objects(self, prefix: str) -> list[tuple[str, int]]:
+        header, _ = self._ask({"op": "list", "prefix": prefix})
+        return [(key, size) for key, size in header["items"]]
+
+    def delete(self, keys: list[str]) -> None:
+        if keys:
+            self._ask({"op": "delete", "keys": keys})
+
+    def close(self) -> None:
+        self._newest.close()
+
+
+class S3Writer:
+    """A stream belongs to the process that it was opened in, and ends with it."""
+
+    def __init__(self, link: _Link, key: str, ids: Iterator[int]) -> None:
+        self._link, self._key, self._ids = link, key, ids
+        self._stream = next(ids)
+        link.send({"op": "open", "stream": self._stream, "key": key})
+
+    def write(self, data: memoryview) -> None:
+        flat = data.cast("B") if data.nbytes else data
+        for start in range(0, flat.nbytes, FRAME_PAYLOAD):
+            self._link.send({"op": "write", "stream": self._stream}, flat[start : start + FRAME_PAYLOAD])
+
+    def close(self) -> ShardFile:
+        header, _ = self._link.ask(next(self._ids), {"op": "shut", "stream": self._stream})
+        return ShardFile(self._key, header["size"], header["sha256"])
+
+    def abort(self) -> None:
+        self._link.ask(next(self._ids), {"op": "abort", "stream": self._stream})
+
+
+def _has_descriptor(file: Any) -> bool:
+    try:
+        return isinstance(file.fileno(), int)
+    except (AttributeError, OSError, ValueError):
+        return False

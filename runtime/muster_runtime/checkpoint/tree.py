@@ -1,0 +1,110 @@
+"""State dicts as JSON trees plus a flat table of tensors.
+
+A tree keeps the shape of a state dict and every plain value in it, exactly; each tensor is replaced by the name under
+which the table has it. Trees go into the manifest, tensors into the shard files. Nothing is pickled, so reading a
+checkpoint runs no code from it.
+
+JSON has neither tuples, bytes, NaN nor keys that aren't strings: those carry a tag, a dict of one key with a `$`.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from muster_runtime.errors import StateError
+
+TensorTable = dict[str, torch.Tensor]
+
+
+def split(name: str, state: Any, ties: Mapping[str, str] | None = None) -> tuple[Any, TensorTable]:
+    """The tree and the tensors of `state`.
+
+    `ties` maps the path of a tensor to the path of the one that it is tied to; that one alone gets into the table.
+    StateError names the key of a value that can't be stored.
+    """
+    table: TensorTable = {}
+    tied = ties or {}
+
+    def encode(path: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return {"$tensor": _enter(path, value, table, tied)}
+        if value is None or isinstance(value, (bool, str)) or type(value) is int:
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if isinstance(value, bytes):
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, dict):
+            return _encode_dict(path, value, encode)
+        if type(value) is list:
+            return [encode(f"{path}.{i}", item) for i, item in enumerate(value)]
+        if type(value) is tuple:
+            return {"$tuple": [encode(f"{path}.{i}", item) for i, item in enumerate(value)]}
+        plain = _plain_number(value)
+        if plain is not None:
+            return encode(path, plain)
+        raise StateError(
+            f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint can't hold: it takes "
+            "tensors, numbers, strings, None, lists, tuples and dicts. Change what its state_dict() returns"
+        )
+
+    return encode(name, state), table
+
+
+def _encode_dict(path: str, value: dict[Any, Any], encode: Callable[[str, Any], Any]) -> Any:
+    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: encode(f"{path}.{key}", item) for key, item in value.items()}
+    # keys of other types (an optimizer's state has ints) keep their type and order
+    return {"$dict": [[encode(f"{path} key", key), encode(f"{path}.{key}", item)] for key, item in value.items()]}
+
+
+def _enter(path: str, tensor: torch.Tensor, table: TensorTable, ties: Mapping[str, str]) -> str:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise StateError(f"{path} is a {tensor.layout} tensor; a checkpoint holds dense tensors only")
+    if path in ties:
+        return ties[path]
+    table[path] = tensor.detach()
+    return path
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part that this rank holds: a DTensor's shard, else the tensor itself."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local is not None else tensor
+
+
+def _plain_number(value: Any) -> int | float | bool | None:
+    """NumPy's scalars and subclasses of int and float (enums) as plain numbers."""
+    if isinstance(value, (int, float)):
+        return float(value) if isinstance(value, float) else int(value)
+    if type(value).__module__ == "numpy" and callable(getattr(value, "item", None)) and getattr(value, "ndim", 1) == 0:
+        plain = value.item()
+        return plain if isinstance(plain, (bool, int, float)) else None
+    return None
+
+
+def join(tree: Any, lookup: Callable[[str, str], torch.Tensor], path: str = "") -> Any:
+    """The state dict of `tree`; `lookup(path, name)` gives the tensor that is wanted at `path`."""
+    if isinstance(tree, list):
+        return [join(item, lookup, f"{path}.{i}") for i, item in enumerate(tree)]
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) == 1:
+        ((tag, value),) = tree.items()
+        if tag == "$tensor":
+            return lookup(path, value)
+        if tag == "$float":
+            return float(value)
+        if tag == "$bytes":
+            return base64.b64decode(value)
+        if tag == "$tuple":
+            return tuple(join(item, lookup, f"{path}.{i}") for i, item in enumerate(value))
+        if tag == "$dict":
+            pairs = [(join(key, lookup), item) for key, item in value]
+            return {key: join(item, lookup, f"{path}.{key}") for key, item in pairs}
+    return {key: join(item, lookup, f"{path}.{key}" if path else key) for key, item in tree.items()}

@@ -1,0 +1,1 @@
+"""Data in one order for the whole gang, whatever its size."""

@@ -1,0 +1,110 @@
+"""Random choices inside a dataset (crops, noise), made the same whichever worker or rank reads the sample.
+
+Python's, NumPy's and torch's generators are seeded for each sample by (seed, epoch, position) while it is read, and for
+each rank's part of a batch while it is collated, and put back afterwards, so that the training's own random numbers
+don't depend on how many workers there are.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from muster_runtime.data.order import mix
+
+
+class Draw(NamedTuple):
+    """One sample to read: its index in the dataset, and what seeds the random choices made for it."""
+
+    index: Any
+    seed: int
+
+
+class Fetched(NamedTuple):
+    """The samples of one rank's part of a batch, and what seeds the random choices made while collating them."""
+
+    samples: list[Any]
+    seed: int
+
+
+class SeededDataset(Dataset[Any]):
+    """The user's dataset, asked by `Draw`s. What it gives goes through `SeededCollate`."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, draws: list[Draw]) -> Fetched:
+        with kept_generators():
+            samples = []
+            for draw in draws:
+                seed_generators(draw.seed)
+                samples.append(self._read(draw.index))
+            return Fetched(samples, mix(draws[0].seed, "collate"))
+
+    def _read(self, index: Any) -> Any:
+        # One at a time also where the dataset can give many: a sample's draws must not depend on the ones beside it.
+        if callable(getattr(self.dataset, "__getitems__", None)):
+            return self.dataset.__getitems__([index])[0]
+        return self.dataset[index]
+
+
+class SeededCollate:
+    """The user's collate_fn, whose random choices (masking, mixing) are seeded."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, fetched: Any) -> Any:
+        with kept_generators():
+            seed_generators(fetched.seed)
+            return self._collate(fetched.samples)
+
+
+class WorkerInit:
+    """Lets the user's code in a worker find its own dataset by `get_worker_info()`, then runs its worker_init_fn."""
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        assert info is not None
+        assert isinstance(info.dataset, SeededDataset)
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # torch refuses a plain assignment
+        if self._init is not None:
+            self._init(worker)
+
+
+def sample_seed(seed: int, epoch: int, position: int) -> int:
+    return mix(seed, epoch, position)
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the CPU generators. NumPy's only if the script has imported it."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        numpy.random.seed(seed & 0xFFFFFFFF)
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Puts the CPU generators back as they were."""
+    numpy = sys.modules.get("numpy")
+    had_numpy = numpy is not None and hasattr(numpy, "random")
+    python_state, torch_state = random.getstate(), torch.get_rng_state()
+    numpy_state = numpy.random.get_state() if numpy is not None and had_numpy else None
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        torch.set_rng_state(torch_state)
+        if numpy is not None and numpy_state is not None:
+            numpy.random.set_state(numpy_state)

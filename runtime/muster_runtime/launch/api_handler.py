@@ -1,0 +1,137 @@
+"""The launcher's HTTP API: who may call, what is read, what is answered (see `muster_protocol.launcher_api`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from muster_protocol import launcher_api as api
+from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Membership, Release, Status, Stop
+from muster_protocol.tokens import same_token
+from muster_runtime.launch.http_server import Request, Response
+from muster_runtime.launch.membership import Refused, Roll
+from muster_runtime.launch.state import State
+
+
+class Gang(Protocol):
+    """What the API asks of a Leader or Follower."""
+
+    def members(self) -> tuple[Member, ...]: ...
+
+    def pushed(self) -> None: ...
+
+    async def join(self, member: Member, gone: asyncio.Event) -> Release | Ended | Refused | None: ...
+
+    def heartbeat(self, beat: Heartbeat) -> GangState | Refused: ...
+
+    async def report(self, ended: Ended) -> GangState | None: ...
+
+    def spread(self) -> None: ...
+
+
+class ApiHandler:
+    """`status` and `metrics` make the current answers."""
+
+    def __init__(
+        self,
+        own: Member,
+        token: str,
+        state: State,
+        roll: Roll,
+        gang: Gang,
+        status: Callable[[], Status],
+        metrics: Callable[[], tuple[bytes, str]],
+    ) -> None:
+        self._own = own
+        self._token = token
+        self._state = state
+        self._roll = roll
+        self._gang = gang
+        self._status = status
+        self._metrics = metrics
+        self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
+            ("GET", api.STATUS_PATH): self._get_status,
+            ("GET", api.MEMBERSHIP_PATH): self._get_membership,
+            ("PUT", api.MEMBERSHIP_PATH): self._put_membership,
+            ("POST", api.JOIN_PATH): self._join,
+            ("POST", api.STOP_PATH): self._stop,
+            ("POST", api.HEARTBEAT_PATH): self._heartbeat,
+            ("POST", api.ENDED_PATH): self._ended,
+        }
+
+    async def __call__(self, request: Request) -> Response:
+        if request.method == "GET" and request.path == api.HEALTH_PATH:
+            return Response(200, b"ok\n", "text/plain")
+        if request.method == "GET" and request.path == api.METRICS_PATH:
+            body, kind = self._metrics()
+            return Response(200, body, kind)
+        if not self._allowed(request):
+            return _text(401, "the job's token is missing or wrong")
+        route = self._routes.get((request.method, request.path))
+        if route is None:
+            known = {path for _, path in self._routes}
+            return _text(405 if request.path in known else 404, f"no {request.method} {request.path} here")
+        try:
+            return await route(request)
+        except (ValueError, TypeError) as error:  # TypeError: a field of the wrong type
+            return _text(400, str(error))
+
+    def _allowed(self, request: Request) -> bool:
+        given = request.headers.get(api.TOKEN_HEADER.lower(), "")
+        bearer = request.headers.get("authorization", "")
+        if not given and bearer.startswith("Bearer "):
+            given = bearer.removeprefix("Bearer ").strip()
+        return same_token(given, self._token)
+
+    async def _get_status(self, request: Request) -> Response:
+        return _json(200, self._status())
+
+    async def _get_membership(self, request: Request) -> Response:
+        incarnation = self._roll.held.incarnation if self._roll.held is not None else 0
+        return _json(200, Membership(self._own.generation, incarnation, self._gang.members()))
+
+    async def _put_membership(self, request: Request) -> Response:
+        pushed = api.decode(Membership, request.body)
+        refused = self._roll.push(pushed)
+        if refused is not None:
+            return _text(refused.status, refused.text)
+        named = self._roll.of(self._own.index)
+        if named is not None and named.pod_uid != self._own.pod_uid:
+            self._state.exclude(f"pod {named.pod_uid} has taken this pod's place as index {self._own.index}")
+        self._gang.pushed()
+        return Response(204)
+
+    async def _join(self, request: Request) -> Response:
+        answer = await self._gang.join(api.decode(Member, request.body), request.gone)
+        if answer is None:
+            return _text(202, "not everyone is here yet; ask again")
+        if isinstance(answer, Refused):
+            return _text(answer.status, answer.text)
+        return _json(410 if isinstance(answer, Ended) else 200, answer)
+
+    async def _stop(self, request: Request) -> Response:
+        stop = api.decode(Stop, request.body)
+        if isinstance(stop.grace_seconds, bool) or not isinstance(stop.grace_seconds, (int, float)):
+            raise ValueError("grace_seconds has to be a number")
+        if self._state.ask_stop(stop) and api.RELAYED_HEADER.lower() not in request.headers:
+            self._gang.spread()
+        return Response(202)
+
+    async def _heartbeat(self, request: Request) -> Response:
+        answer = self._gang.heartbeat(api.decode(Heartbeat, request.body))
+        return _text(answer.status, answer.text) if isinstance(answer, Refused) else _json(200, answer)
+
+    async def _ended(self, request: Request) -> Response:
+        if self._own.index != 0:
+            return _text(421, "ends are told to index 0")
+        answer = await self._gang.report(api.decode(Ended, request.body))
+        return _json(200, answer or GangState())
+
+
+def _json(status: int, message: object) -> Response:
+    return Response(status, api.encode(message))
+
+
+def _text(status: int, text: str) -> Response:
+    return Response(status, f"{text}\n".encode(), "text/plain")

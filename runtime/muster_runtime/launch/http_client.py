@@ -1,0 +1,79 @@
+"""HTTP calls from launcher to launcher: one connection a call, bounded in time and size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Final
+
+from muster_protocol import launcher_api
+
+ANSWER_LIMIT: Final = 8 * 1024 * 1024
+CONNECT_TIMEOUT: Final = 5.0
+
+
+class Unreachable(Exception):
+    """No whole answer came. The message says from where and why."""
+
+
+class Client:
+    """Calls to port `port` of other launchers with the job's token."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self.port = port
+        self._token = token
+
+    async def call(
+        self,
+        method: str,
+        host: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, bytes]:
+        """(status, body). Raises Unreachable, at the latest after `timeout` seconds."""
+        where = f"{host}:{self.port}"
+        try:
+            return await asyncio.wait_for(self._call(method, host, path, body, headers or {}), timeout)
+        except asyncio.TimeoutError as error:
+            raise Unreachable(f"{where} gave no answer within {timeout:g} s") from error
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+            raise Unreachable(f"{where}: {_reason(error)}") from error
+
+    async def _call(
+        self, method: str, host: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        connecting = asyncio.open_connection(host, self.port)
+        reader, writer = await asyncio.wait_for(connecting, CONNECT_TIMEOUT)
+        try:
+            lines = {
+                "Host": f"{host}:{self.port}",
+                launcher_api.TOKEN_HEADER: self._token,
+                "Content-Type": "application/json",
+                "Content-Length": str(len(body)),
+                "Connection": "close",
+                **headers,
+            }
+            head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in lines.items())
+            writer.write(head.encode("latin-1") + b"\r\n" + body)
+            await writer.drain()
+            return await _answer(reader)
+        finally:
+            writer.close()
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    status = int(head[0].split(" ")[1])
+    length = next((int(line.split(":")[1]) for line in head[1:] if line.lower().startswith("content-length:")), 0)
+    if length > ANSWER_LIMIT:
+        raise ValueError(f"the answer is over {ANSWER_LIMIT} bytes")
+    return status, await reader.readexactly(length)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "the connection was closed before the answer was whole"
+    return str(error) or type(error).__name__

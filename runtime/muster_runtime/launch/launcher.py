@@ -1,0 +1,346 @@
+"""One launcher from start to end: join, start the ranks, watch them, end with the gang."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from muster_protocol import env, exits
+from muster_protocol.exits import Cause, ExitFacts
+from muster_protocol.launcher_api import Member, Phase, Release, Status, Stop, StopReason
+from muster_protocol.uris import parse_uri
+from muster_runtime import report
+from muster_runtime.control import ControlWriter
+from muster_runtime.launch import environment, preflight, termination, verdict
+from muster_runtime.launch.api_handler import ApiHandler
+from muster_runtime.launch.config import Config
+from muster_runtime.launch.follower import Follower
+from muster_runtime.launch.http_client import Client
+from muster_runtime.launch.http_server import Server
+from muster_runtime.launch.leader import Leader
+from muster_runtime.launch.membership import Roll
+from muster_runtime.launch.metrics import Metrics
+from muster_runtime.launch.progress import Progress
+from muster_runtime.launch.ranks import CommandError, Rank, Ranks, allow_open_files
+from muster_runtime.launch.state import Over, State
+from muster_runtime.launch.stopping import Stopping
+from muster_runtime.launch.termination import say
+from muster_runtime.launch.verdict import Failure
+
+ECHO_SECONDS: Final = 1.0
+"""How long a failure that looks like an echo waits for another of this pod's ranks to be its cause."""
+_LOOK_SECONDS: Final = 1.0
+"""Children are looked after at least this often, should a SIGCHLD have been missed."""
+_REPORTS_AT_ONCE: Final = 256
+"""More than a socket's buffer holds; calls and signals get their turn in between."""
+_SOCKET_PATH_LIMIT: Final = 100
+
+
+class Launcher:
+    """`asked_early`: SIGTERM came before this was made."""
+
+    def __init__(self, config: Config, environ: Mapping[str, str], asked_early: Callable[[], bool]) -> None:
+        self._asked_early = asked_early
+        self._config = config
+        self._environ = environ
+        self._state = State()
+        self._roll = Roll(config.generation, config.workers)
+        self._progress = Progress()
+        self._metrics = Metrics(config)
+        self._ranks = Ranks(self._state.tell)
+        self._client = Client(config.port, config.token)
+        self._gang: Leader | Follower = (
+            Leader(config, self._client, self._state, self._roll)
+            if config.leads
+            else Follower(config, self._client, self._state, self._roll, self._progress)
+        )
+        self._stopping = Stopping(self._ranks, self._state)
+        self._phase = Phase.JOINING
+        self._incarnation = 0
+        self._run_dir: Path | None = None
+        self._reports: socket.socket | None = None
+        self._oom_kills = termination.oom_kills()
+
+    async def run(self) -> ExitFacts:
+        """Runs the gang's part on this pod; always returns, with the termination message written."""
+        self._listen_to_signals()
+        own = Member(
+            self._config.index,
+            self._config.pod_uid,
+            self._config.address,
+            self._config.generation,
+            self._config.attempt,
+        )
+        handler = ApiHandler(
+            own, self._config.token, self._state, self._roll, self._gang, self._status, self._metrics_text
+        )
+        connections = 2 * self._config.workers + 256
+        allow_open_files(connections)
+        server = Server(handler, connections)
+        try:
+            port = await server.start(self._config.bind, self._config.port)
+        except OSError as error:
+            where = f"{self._config.bind or '*'}:{self._config.port}"
+            message = (
+                f"the launcher can't listen on {where}: {error.strerror or error}; with hostNetwork, free that port"
+            )
+            facts = ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message)
+            termination.write(self._config.termination_log, facts)
+            return facts
+        say(f"index {self._config.index} of {self._config.workers}, job {self._config.job}, API on port {port}")
+        facts = self._complete(await self._join_and_train())
+        self._leave_word(facts)
+        facts = await self._end_with_gang(facts)
+        await server.close(patience=1.0)
+        self._ranks.sweep()
+        await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
+        self._leave_run_dir()
+        return facts
+
+    # ------------------------------------------------------------------------------------------------------------ parts
+
+    async def _join_and_train(self) -> ExitFacts:
+        try:
+            release = await self._gang.assemble(self._preflight())
+        except Over as over:
+            return over.facts
+        try:
+            self._start_ranks(release)
+        except CommandError as error:
+            return await self._tell(ExitFacts(Cause.CONFIG, exits.EXIT_CONFIG, str(error)))
+        except OSError as error:
+            message = f"no folder for the launcher and its ranks to meet in ({error}); make {env.MOUNT_PATH} writable"
+            return await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message))
+        self._phase = Phase.RUNNING
+        self._gang.begin()
+        return await self._watch()
+
+    def _preflight(self) -> asyncio.Future[None] | None:
+        if not self._config.leads or not self._config.checkpoint_uri.startswith("s3://"):
+            return None
+        self._phase = Phase.PREFLIGHT
+
+        def trouble(text: str) -> None:
+            self._progress.storage_error = text
+            if text:
+                say(text)
+
+        def done(_: object) -> None:
+            self._phase = Phase.JOINING
+            self._state.tell()
+
+        checked = preflight.start(parse_uri(self._config.checkpoint_uri), trouble)
+        checked.add_done_callback(done)
+        return checked
+
+    def _start_ranks(self, release: Release) -> None:
+        self._incarnation = release.incarnation
+        self._run_dir = run_dir = _make_run_dir(self._config.run_roots, release.incarnation)
+        self._stopping.control = ControlWriter(run_dir)
+        self._reports = report.listen(run_dir)
+        asyncio.get_running_loop().add_reader(self._reports.fileno(), self._hear)
+        environments = [
+            (
+                self._config.rank(local),
+                environment.for_rank(self._environ, self._config, release, run_dir, local),
+            )
+            for local in range(self._config.processes)
+        ]
+        self._ranks.start(self._config.command, environments, prefix=self._config.world_size > 1)
+
+    async def _watch(self) -> ExitFacts:
+        state = self._state
+        while True:
+            failed = [rank for rank in self._ranks.all if rank.exit_code]
+            if state.stop is not None:
+                return await self._stop()
+            if failed:
+                return await self._fail(failed)
+            if not self._ranks.running:
+                return await self._tell(ExitFacts(Cause.SUCCEEDED, exits.EXIT_OK, "all ranks ended well"))
+            if state.ending:
+                await self._stopping.end()
+                return await self._follow()
+            if state.lost or state.foreign:
+                await self._stopping.end()
+                return ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, state.lost or state.foreign)
+            await state.wait(_LOOK_SECONDS)
+            self._ranks.reap()
+
+    # ------------------------------------------------------------------------------------------------------------- ends
+
+    async def _fail(self, failed: list[Rank]) -> ExitFacts:
+        own = await self._first_failure(failed)
+        say(own.message)
+        facts = ExitFacts(own.cause, own.launcher_exit_code, own.message, own.rank, own.exit_code, own.traceback)
+        self._leave_word(facts)
+        telling = asyncio.ensure_future(self._gang.report(verdict.ended(self._config.index, facts, echo=own.echo)))
+        await self._stopping.end()
+        gang = await telling
+        if gang is not None and gang.stop is not None and gang.ended is None:  # a stop was on its way here
+            return verdict.stopped(gang.stop, own, killed=(), committed_step=self._committed())
+        return self._seen(verdict.failed(own, gang.ended if gang is not None else None, self._config.index))
+
+    async def _first_failure(self, failed: list[Rank]) -> Failure:
+        """Of this pod's failed ranks the first whose failure is its own; an echo only when no other comes soon."""
+        judged: dict[int, Failure] = {}
+        until = self._state.clock() + ECHO_SECONDS
+        while True:
+            for rank in failed:
+                if rank.rank not in judged:
+                    judged[rank.rank] = await self._judge(rank)
+                    if not judged[rank.rank].echo:
+                        return judged[rank.rank]
+            if self._state.clock() >= until or not self._ranks.running:
+                return next(iter(judged.values()))
+            await self._state.wait(until - self._state.clock())
+            failed = [rank for rank in self._ranks.all if rank.exit_code]
+
+    async def _judge(self, rank: Rank) -> Failure:
+        await asyncio.get_running_loop().run_in_executor(None, rank.drain)
+        risen = termination.oom_kills() > self._oom_kills
+        return verdict.failure(rank.rank, rank.exit_code or 0, rank.stderr_tail(), killed_for_memory=risen)
+
+    async def _stop(self) -> ExitFacts:
+        """The stop path. The script saves and exits 75, or ends by SIGTERM, within the grace."""
+        assert self._state.stop is not None
+        stop = self._state.stop
+        say(f"asked to stop ({stop.reason.value}), grace {stop.grace_seconds:g} s")
+        self._phase = Phase.STOPPING
+        killed = await self._stopping.drive()
+        if self._stopping.finished_by_themselves():
+            facts = ExitFacts(Cause.SUCCEEDED, exits.EXIT_OK, "all ranks ended well")
+        else:
+            bad = [rank for rank in self._ranks.all if rank.exit_code not in (0, exits.EXIT_PREEMPTED)]
+            failed = await self._judge(bad[0]) if bad else None
+            facts = verdict.stopped(stop, failed, killed=killed, committed_step=self._committed())
+        return await self._tell(facts)
+
+    async def _follow(self) -> ExitFacts:
+        facts = verdict.followed(self._state.first)
+        self._leave_word(facts)
+        gang = await self._gang.report(verdict.ended(self._config.index, facts))
+        return self._seen(verdict.followed(gang.ended if gang is not None and gang.ended else self._state.first))
+
+    async def _tell(self, facts: ExitFacts) -> ExitFacts:
+        self._leave_word(facts)
+        await self._gang.report(verdict.ended(self._config.index, facts))
+        return facts
+
+    async def _end_with_gang(self, facts: ExitFacts) -> ExitFacts:
+        gang = await self._gang.finish(facts)
+        self._phase = Phase.ENDED
+        if facts.cause is Cause.SUCCEEDED and gang.ended is not None and self._config.leads:
+            facts = self._complete(self._seen(verdict.followed(gang.ended)))
+            self._leave_word(facts)
+        return facts
+
+    def _seen(self, facts: ExitFacts) -> ExitFacts:
+        """Index 0 bears witness for a worker that is lost and can't speak for itself."""
+        first = self._state.first
+        lost = first is not None and first.cause == Cause.INFRASTRUCTURE.value and first.rank is None
+        if self._config.leads and first is not None and lost and facts.cause is Cause.PEER:
+            return replace(facts, cause=Cause.INFRASTRUCTURE, message=first.message)
+        return facts
+
+    def _leave_word(self, facts: ExitFacts) -> None:
+        """Writes the termination message before anything that may take long: kubelet may end the grace meanwhile."""
+        termination.write(self._config.termination_log, self._complete(facts))
+
+    def _complete(self, facts: ExitFacts) -> ExitFacts:
+        return replace(facts, committed_step=self._committed(), step=self._progress.step, incarnation=self._incarnation)
+
+    def _committed(self) -> int | None:
+        self._hear()  # a rank's last words may lie unread when its end is known already
+        return self._progress.checkpoint.step if self._progress.checkpoint is not None else None
+
+    # ---------------------------------------------------------------------------------------------- signals and reports
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._asked_by_signal, number)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            loop.add_signal_handler(number, self._ranks.signal_processes, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._ranks.reap)
+        if self._asked_early():
+            self._asked_by_signal(signal.SIGTERM)
+
+    def _asked_by_signal(self, number: int) -> None:
+        again = number == signal.SIGINT and self._state.stop is not None
+        if self._state.ask_stop(Stop(StopReason.PREEMPT, 0.0 if again else self._config.grace)):
+            self._gang.spread()
+
+    def _hear(self) -> None:
+        for _ in range(_REPORTS_AT_ONCE):
+            try:
+                datagram = self._reports.recv(report.DATAGRAM_LIMIT) if self._reports is not None else b""
+            except BlockingIOError:
+                return
+            if not datagram:
+                return
+            message = report.decode(datagram)
+            if message is None:
+                continue
+            if isinstance(message, report.Hello):
+                rank = self._ranks.of_rank(message.rank)
+                if rank is not None:
+                    rank.session = True
+            self._progress.take(message)
+            self._metrics.take(message)
+
+    # ---------------------------------------------------------------------------------------------------------- answers
+
+    def _status(self) -> Status:
+        last, progress = self._progress.last, self._progress
+        phase = self._phase
+        if phase is Phase.RUNNING and self._state.stop is not None:
+            phase = Phase.STOPPING
+        return Status(
+            phase=phase,
+            generation=self._config.generation,
+            incarnation=self._incarnation,
+            index=self._config.index,
+            joined=self._gang.joined,
+            workers=self._config.workers,
+            step=progress.step,
+            total_steps=last.total_steps if last else None,
+            loss=last.loss if last else None,
+            steps_per_second=progress.steps_per_second(),
+            tokens_per_second=last.tokens_per_second if last else None,
+            checkpoint=progress.checkpoint,
+            resumed_from=progress.resumed_from,
+            storage_error=progress.storage_error or next(iter(self._gang.storage_errors.values()), ""),
+            warnings=tuple(progress.warnings),
+        )
+
+    def _metrics_text(self) -> tuple[bytes, str]:
+        self._metrics.processes(len(self._ranks.running), self._incarnation)
+        return self._metrics.text()
+
+    def _leave_run_dir(self) -> None:
+        if self._run_dir is not None:
+            shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+def _make_run_dir(roots: Sequence[Path], incarnation: int) -> Path:
+    """A new folder for one incarnation, below the first root that can be written. OSError when there is none."""
+    refused = []
+    for root in roots:
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=f"muster-{incarnation}-", dir=root))
+        except OSError as error:
+            refused.append(f"{root}: {error.strerror or error}")
+            continue
+        if len(str(folder / report.SOCKET_NAME)) <= _SOCKET_PATH_LIMIT:
+            return folder
+        folder.rmdir()
+        refused.append(f"{root}: too long a path for a socket (over {_SOCKET_PATH_LIMIT} characters)")
+    raise OSError("; ".join(refused))

@@ -1,0 +1,329 @@
+"""Index 0's part in the gang: it holds the barrier, hears the heartbeats, finds out who failed first, and passes
+stops and ends on to all others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import socket
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final
+
+from muster_protocol import exits
+from muster_protocol import launcher_api as api
+from muster_protocol.exits import Cause, ExitFacts
+from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Release, Stop, StopReason
+from muster_runtime.launch.config import Config
+from muster_runtime.launch.http_client import Client, Unreachable
+from muster_runtime.launch.membership import Barrier, Refused, Roll
+from muster_runtime.launch.state import Over, State
+from muster_runtime.launch.termination import say
+
+SETTLE_SECONDS: Final = 2.0
+"""How long a failure that looks like an echo waits for the one that caused it."""
+PROBE_SECONDS: Final = 2.0
+SILENCE_BEATS: Final = 10
+"""A worker that sent no heartbeat for so many intervals is lost."""
+LINGER_SECONDS: Final = 12.0
+"""After a failure: how long the others have to end and to ask what was first."""
+_BARRIER_PATIENCE: Final = 10.0
+"""Between two calls a launcher counts as present for so long; it calls again at once."""
+_SAY_AGAIN_SECONDS: Final = 10.0
+_RELAYS_AT_ONCE: Final = 64
+_WELL: Final = frozenset({Cause.SUCCEEDED.value, Cause.PEER.value})
+_ASKED: Final = frozenset({Cause.PREEMPTED.value, Cause.MAX_RUNTIME.value})
+
+
+class Leader:
+    def __init__(self, config: Config, client: Client, state: State, roll: Roll) -> None:
+        self._config = config
+        self._client = client
+        self._state = state
+        self._roll = roll
+        self._barrier = Barrier(config.workers, patience=_BARRIER_PATIENCE)
+        self._own = config.member
+        self._barrier.enter(self._own, state.clock())
+        self._release: Release | None = None
+        self._decided = asyncio.Event()
+        """The barrier is over, well or not."""
+        self._over: Ended | None = None
+        self._members: dict[int, Member] = {}
+        self._ended: dict[int, Ended] = {}
+        self._silence: dict[int, float] = {}
+        self._failures: list[Ended] = []
+        self._settled = False
+        self._interval = config.heartbeat
+        self.storage_errors: dict[int, str] = {}
+        """What other workers found wrong with the storage, by index."""
+
+    # ------------------------------------------------------------------------------------------------------ the barrier
+
+    @property
+    def joined(self) -> int:
+        return len(self._members) if self._release else len(self._barrier.present(self._state.clock()))
+
+    def members(self) -> tuple[Member, ...]:
+        known = self._members if self._release else self._barrier.present(self._state.clock())
+        return tuple(known[index] for index in sorted(known))
+
+    def pushed(self) -> None:
+        """A newer membership was pushed."""
+        if self._release is None:
+            self._barrier.keep(self._roll)
+        self._state.tell()
+
+    async def assemble(self, preflight: asyncio.Future[None] | None) -> Release:
+        """Returns when every index is here and the storage is found well. Raises Over."""
+        state, deadline = self._state, self._state.clock() + self._config.ready_timeout
+        say_at = state.clock() + 1.0
+        try:
+            while True:
+                self._raise_if_over(preflight)
+                now = state.clock()
+                checked = preflight is None or preflight.done()
+                if checked and self._barrier.may_be_full and not self._barrier.missing(now):
+                    return self._let_go()
+                if now >= deadline:
+                    raise Over(self._late(self._barrier.missing(now)))
+                if now >= say_at and (missing := self._barrier.missing(now)):
+                    say(f"waiting for index {_some(missing)} ({self.joined} of {self._config.workers} are here)")
+                    say_at = now + _SAY_AGAIN_SECONDS
+                await state.wait(min(1.0, deadline - now))
+        except Over as over:
+            facts = over.facts
+            self._over = Ended(0, facts.exit_code, facts.cause.value, facts.message)
+            self._decided.set()
+            raise
+
+    def _raise_if_over(self, preflight: asyncio.Future[None] | None) -> None:
+        if self._state.stop is not None:
+            message = f"stopped ({self._state.stop.reason.value}) before the gang was complete"
+            raise Over(ExitFacts(Cause.PREEMPTED, exits.EXIT_PREEMPTED, message))
+        if self._state.foreign:
+            raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, self._state.foreign))
+        if preflight is not None and preflight.done():
+            preflight.result()
+
+    def _late(self, missing: list[int]) -> ExitFacts:
+        waited = f"within readyTimeout ({self._config.ready_timeout:g} s)"
+        message = f"index {_some(missing)} did not join {waited}; see why those pods are not running"
+        if not missing:
+            message = f"the checkpoint's storage could not be checked {waited}"
+        return ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, message)
+
+    def _let_go(self) -> Release:
+        self._members = self._barrier.present(self._state.clock())
+        self._release = Release(self._roll.incarnation(), self._config.address, _free_port(self._config.address))
+        self._silence = {index: 0.0 for index in self._members if index != 0}
+        self._decided.set()
+        return self._release
+
+    async def join(self, member: Member, gone: asyncio.Event) -> Release | Ended | Refused | None:
+        """One call of one launcher; None: not yet, ask again."""
+        refused = self._roll.check(member)
+        if refused is None and member.index == 0 and member.pod_uid != self._own.pod_uid:
+            refused = Refused(403, f"index 0 is pod {self._own.pod_uid}")
+        if refused is None and self._release is not None:
+            known = self._members[member.index]
+            if known.pod_uid == member.pod_uid:
+                return self._release
+            refused = Refused(409, f"the gang runs already, with pod {known.pod_uid} as index {member.index}")
+        if refused is None and self._over is None:
+            refused = self._barrier.enter(member, self._state.clock())
+            if refused is None:
+                return await self._hold(member, gone)
+        return refused or self._over
+
+    async def _hold(self, member: Member, gone: asyncio.Event) -> Release | Ended | None:
+        if self._barrier.may_be_full:
+            self._state.tell()
+        either = [asyncio.ensure_future(self._decided.wait()), asyncio.ensure_future(gone.wait())]
+        try:
+            await asyncio.wait(either, timeout=api.JOIN_HOLD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in either:
+                one.cancel()
+            self._barrier.leave(member, self._state.clock(), hung_up=gone.is_set())
+        if self._release is not None and self._members[member.index].pod_uid != member.pod_uid:
+            return None  # replaced by a newer attempt while it waited; its next call is refused
+        return self._release or self._over
+
+    # ---------------------------------------------------------------------------------------------------- while it runs
+
+    def begin(self) -> None:
+        """The ranks have started: watch the others, and the run's time."""
+        self._background(self._watch())
+        if not math.isinf(self._config.max_runtime):
+            self._background(self._limit())
+
+    def heartbeat(self, beat: Heartbeat) -> GangState | Refused:
+        member = self._members.get(beat.index)
+        if member is None or member.pod_uid != beat.pod_uid:
+            return Refused(403, f"index {beat.index} of this gang is not pod {beat.pod_uid}")
+        self._silence[beat.index] = 0.0
+        self.storage_errors.pop(beat.index, None)
+        if beat.storage_error:
+            self.storage_errors[beat.index] = beat.storage_error
+        return self._gang()
+
+    async def report(self, ended: Ended) -> GangState:
+        """A worker's ranks ended (also index 0's own); returns what that means for the gang."""
+        self._record(ended)
+        until = self._state.clock() + SETTLE_SECONDS + 2 * PROBE_SECONDS + 1
+        while self._failures and not self._settled and self._state.clock() < until:
+            await self._state.wait(until - self._state.clock())
+        return self._gang()
+
+    def spread(self) -> None:
+        """Passes the stop that was asked here on to all others; heartbeats carry it too, should a call fail.
+
+        Before the release there is nobody to call: those who wait at the barrier get it as their answer.
+        """
+        stop = self._state.stop_left()
+        if stop is not None and self._release is not None:
+            self._background(self._relay(stop))
+
+    async def finish(self, facts: ExitFacts) -> GangState:
+        """Serves until the others have ended, so that nobody takes this end for a failure."""
+        if self._release is None:
+            until = self._state.clock() + (1.0 if self._config.workers > 1 else 0.0)  # held calls are answered at once
+        elif facts.cause is Cause.SUCCEEDED:
+            until = math.inf  # the others may have more to do; the watch ends the wait when they are lost
+        elif self._state.stop is not None:
+            until = self._state.stop_deadline - 1.0  # kubelet kills when the grace is over
+        else:
+            until = self._state.clock() + LINGER_SECONDS
+        while self._unfinished() and self._state.clock() < until:
+            if self._failures and until == math.inf:
+                until = self._state.clock() + LINGER_SECONDS
+            if self._state.stop is not None:
+                until = min(until, max(self._state.stop_deadline, self._state.clock() + 1.0))
+            await self._state.wait(min(1.0, until - self._state.clock()))
+        self._state.end_tasks()
+        return self._gang()
+
+    def _unfinished(self) -> list[int]:
+        if self._release is None:
+            return [index for index in self._barrier.present(self._state.clock()) if index != 0]
+        return [index for index in self._members if index not in self._ended and index != 0]
+
+    def _gang(self) -> GangState:
+        return GangState(self._state.stop_left(), self._state.first)
+
+    # ------------------------------------------------------------------------------------------------- who failed first
+
+    def _record(self, ended: Ended) -> None:
+        if ended.index in self._ended or ended.index not in self._members:
+            return
+        self._ended[ended.index] = ended
+        if ended.cause in _ASKED and self._state.stop is None:
+            reason = StopReason.MAX_RUNTIME if ended.cause == Cause.MAX_RUNTIME.value else StopReason.PREEMPT
+            self._state.ask_stop(Stop(reason, self._config.grace))
+            self.spread()
+        elif ended.cause not in _WELL and self._state.stop is None:
+            self._failures.append(ended)
+            if len(self._failures) == 1:
+                self._background(self._settle())
+        self._state.tell()
+
+    async def _settle(self) -> None:
+        until = self._state.clock() + SETTLE_SECONDS
+        while self._state.clock() < until and not self._cause() and self._unfinished():
+            await self._state.wait(until - self._state.clock())
+        first = self._cause()
+        if first is None:
+            lost = await self._probe(self._unfinished())
+            first = self._cause() or lost or self._failures[0]
+        self._settled = True
+        self._state.end(first)
+        await self._relay(Stop(StopReason.PEER, 0.0))
+
+    def _cause(self) -> Ended | None:
+        return next((one for one in self._failures if not one.secondary), None)
+
+    async def _probe(self, indexes: Iterable[int]) -> Ended | None:
+        """The first of `indexes` whose launcher does not answer twice, as an end by infrastructure."""
+
+        async def answers(index: int) -> str:
+            for _ in range(2):
+                try:
+                    host = self._members[index].address
+                    await self._client.call("GET", host, api.HEALTH_PATH, timeout=PROBE_SECONDS)
+                except Unreachable as error:
+                    why = str(error)
+                else:
+                    return ""
+            return why
+
+        asked = list(indexes)
+        for index, why in zip(asked, await asyncio.gather(*map(answers, asked)), strict=True):
+            if why:
+                return self._ended.setdefault(index, self._lost(index, f"its launcher does not answer: {why}"))
+        return None
+
+    def _lost(self, index: int, why: str) -> Ended:
+        message = f"index {index} (pod {self._members[index].pod_uid}) is lost: {why}"
+        return Ended(index, exits.EXIT_INFRASTRUCTURE, Cause.INFRASTRUCTURE.value, message)
+
+    async def _watch(self) -> None:
+        last = self._state.clock()
+        while True:
+            await asyncio.sleep(self._interval)
+            now = self._state.clock()
+            passed, last = min(now - last, 2 * self._interval), now  # our own pause is not their silence
+            for index in self._unfinished():
+                self._silence[index] += passed
+                if self._silence[index] > SILENCE_BEATS * self._interval:
+                    why = f"no heartbeat for {self._silence[index]:.0f} s; its node or network failed"
+                    self._record(self._lost(index, why))
+
+    async def _limit(self) -> None:
+        await asyncio.sleep(self._config.max_runtime)
+        if self._state.ask_stop(Stop(StopReason.MAX_RUNTIME, self._config.grace)):
+            self.spread()
+
+    # ---------------------------------------------------------------------------------------------------- to the others
+
+    async def _relay(self, stop: Stop) -> None:
+        gate, body = asyncio.Semaphore(_RELAYS_AT_ONCE), api.encode(stop)
+
+        async def tell(index: int) -> None:
+            async with gate:
+                with contextlib.suppress(Unreachable):  # its next heartbeat hears it
+                    await self._client.call(
+                        "POST",
+                        self._members[index].address,
+                        api.STOP_PATH,
+                        body,
+                        timeout=3.0,
+                        headers={api.RELAYED_HEADER: "1"},
+                    )
+
+        await asyncio.gather(*(tell(index) for index in self._unfinished()))
+
+    def _background(self, work: Coroutine[Any, Any, object]) -> None:
+        self._state.keep(asyncio.ensure_future(work))
+
+
+def _some(indexes: list[int]) -> str:
+    shown = ", ".join(str(index) for index in indexes[:8])
+    return shown if len(indexes) <= 8 else f"{shown} and {len(indexes) - 8} more"
+
+
+def _free_port(address: str) -> int:
+    """A port that nobody listens on. Below the range that the kernel takes outgoing connections from."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in random.SystemRandom().sample(range(15000, 29000), 200):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((address, port))
+            except OSError:
+                continue
+            return port
+    raise Over(
+        ExitFacts(
+            Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, f"no free port for the ranks' rendezvous on {address}"
+        )
+    )

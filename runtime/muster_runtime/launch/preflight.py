@@ -1,0 +1,193 @@
+"""Does the checkpoint's bucket exist, may we use it, and does it keep conditional writes? Asked before any rank starts,
+so that a run doesn't train for an hour and then find that it can't save."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from muster_protocol import env, exits
+from muster_protocol.exits import Cause, ExitFacts
+from muster_protocol.storage_errors import LASTING, Kind, kind_of, sentence
+from muster_protocol.uris import CheckpointUri
+from muster_runtime import vendored
+from muster_runtime.launch.state import Over
+
+RETRY_SECONDS: Final = 180.0
+"""How long an S3 server that can't be reached, or is in trouble, is tried again."""
+_PAUSES: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class Trouble(Exception):
+    """What is wrong with the storage; `sentence` is for people."""
+
+    def __init__(self, kind: Kind, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+        self.sentence = sentence
+
+    def facts(self) -> ExitFacts:
+        """The launcher's end by it. An outage isn't the job's fault: the operator tries the gang again."""
+        if self.kind in LASTING:
+            return ExitFacts(Cause.STORAGE, exits.EXIT_CONFIG, self.sentence)
+        return ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, self.sentence)
+
+
+def start(uri: CheckpointUri, trouble: Callable[[str], None]) -> asyncio.Future[None]:
+    """Checks `uri` in a thread of its own. The future ends well, or with Over.
+
+    `trouble` is called in the event loop with each error, "" when it is over. The thread is a daemon: a stop doesn't
+    wait for a server that gives no answer.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish(found: Trouble | None) -> None:
+        if done.done():
+            return
+        trouble(found.sentence if found else "")
+        if found is None:
+            done.set_result(None)
+        else:
+            done.set_exception(Over(found.facts()))
+
+    def work() -> None:
+        found = check_patiently(uri, lambda text: _tell(loop, trouble, text))
+        _tell(loop, finish, found)
+
+    threading.Thread(target=work, daemon=True, name="storage preflight").start()
+    return done
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], value: Any) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback, value)
+
+
+def check_patiently(
+    uri: CheckpointUri, trouble: Callable[[str], None], *, retry_seconds: float = RETRY_SECONDS
+) -> Trouble | None:
+    """`check`, tried again while the trouble may pass by itself."""
+    until, pauses = time.monotonic() + retry_seconds, iter(_PAUSES)
+    while True:
+        try:
+            check(uri)
+        except Trouble as found:
+            pause = next(pauses, _PAUSES[-1])
+            if found.kind in LASTING or time.monotonic() + pause > until:
+                return found
+            trouble(found.sentence)
+            time.sleep(pause)
+        else:
+            return None
+
+
+def check(uri: CheckpointUri) -> None:
+    """Writes, overwrites and deletes one scratch object below `uri`. Raises Trouble."""
+    calls = _Calls(uri)
+    calls.look_at_bucket()
+    key = f"{uri.prefix}/.muster-preflight-{secrets.token_hex(8)}".lstrip("/")
+    tag = calls.put(key, IfNoneMatch="*")
+    try:
+        if not calls.refuses(key, IfNoneMatch="*") or not calls.refuses(key, IfMatch='"0123456789abcdef"'):
+            raise calls.no_conditions()
+        calls.put(key, IfMatch=tag)
+    finally:
+        calls.delete(key)
+
+
+class _Calls:
+    """S3 calls whose errors are Trouble."""
+
+    def __init__(self, uri: CheckpointUri) -> None:
+        vendored.use()
+        import boto3
+        from botocore.config import Config as BotoConfig
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        self._errors = (BotoCoreError, ClientError)
+        self._bucket = uri.bucket
+        self._endpoint = os.environ.get(env.S3_ENDPOINT) or os.environ.get("AWS_ENDPOINT_URL", "")
+        try:
+            self._s3: Any = boto3.session.Session().client(
+                "s3",
+                region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+                config=BotoConfig(
+                    connect_timeout=5,
+                    read_timeout=15,
+                    retries={"total_max_attempts": 2, "mode": "standard"},
+                    s3={"addressing_style": "path" if self._endpoint else "auto"},
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_required",
+                ),
+            )
+        except self._errors as error:
+            raise self._trouble(error, "") from error
+        except ValueError as error:  # an endpoint that is no URL
+            kind = Kind.MISCONFIGURED
+            told = sentence(kind, bucket=self._bucket, endpoint=self._endpoint, detail=str(error))
+            raise Trouble(kind, told) from error
+
+    def look_at_bucket(self) -> None:
+        try:
+            self._s3.head_bucket(Bucket=self._bucket)
+        except self._errors as error:
+            code = _code(error)
+            if code in ("404", "NotFound"):
+                raise Trouble(
+                    Kind.NO_SUCH_BUCKET, sentence(Kind.NO_SUCH_BUCKET, bucket=self._bucket, endpoint=self._endpoint)
+                ) from error
+            if kind_of(code) is not Kind.ACCESS_DENIED or code not in ("403", "AccessDenied", "Forbidden"):
+                raise self._trouble(error, "") from error
+            # a policy may forbid to look at the bucket and still allow its objects
+
+    def put(self, key: str, **condition: str) -> str:
+        try:
+            answer = self._s3.put_object(Bucket=self._bucket, Key=key, Body=b"muster preflight\n", **condition)
+        except self._errors as error:
+            if _code(error) == "NotImplemented":
+                raise self.no_conditions() from error
+            raise self._trouble(error, key) from error
+        return str(answer["ETag"])
+
+    def refuses(self, key: str, **condition: str) -> bool:
+        """Is a write whose condition does not hold refused?"""
+        try:
+            self._s3.put_object(Bucket=self._bucket, Key=key, Body=b"muster preflight\n", **condition)
+        except self._errors as error:
+            if kind_of(_code(error)) is Kind.PRECONDITION_FAILED:
+                return True
+            if _code(error) == "NotImplemented":
+                return False
+            raise self._trouble(error, key) from error
+        return False
+
+    def delete(self, key: str) -> None:
+        try:
+            self._s3.delete_object(Bucket=self._bucket, Key=key)
+        except self._errors as error:
+            raise self._trouble(error, key) from error
+
+    def no_conditions(self) -> Trouble:
+        at = self._endpoint or "AWS"
+        return Trouble(
+            Kind.NO_CONDITIONS,
+            f"the S3 server at {at} does not keep conditional writes (If-None-Match, If-Match) in bucket "
+            f"{self._bucket!r}: two gangs could overwrite each other's checkpoints; use a server that keeps them",
+        )
+
+    def _trouble(self, error: Exception, key: str) -> Trouble:
+        kind = kind_of(_code(error))
+        return Trouble(kind, sentence(kind, bucket=self._bucket, key=key, endpoint=self._endpoint, detail=str(error)))
+
+
+def _code(error: Exception) -> str:
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        return str(response.get("Error", {}).get("Code", ""))
+    return type(error).__name__

@@ -1,0 +1,68 @@
+"""What the ranks reported, kept for the status, the metrics and the exit facts."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from muster_protocol.launcher_api import Checkpoint
+from muster_runtime import report
+
+_RATE_WINDOW_SECONDS: Final = 60.0
+_WARNINGS_KEPT: Final = 20
+
+
+@dataclass
+class Progress:
+    """The newest reports. `clock` gives monotonic seconds.
+
+    Reports are untrusted: any process of the user's may send them. They are only shown, never obeyed.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    last: report.Progress | None = None
+    step: int | None = None
+    checkpoint: Checkpoint | None = None
+    resumed_from: int | None = None
+    storage_error: str = ""
+    warnings: dict[str, None] = field(default_factory=dict)
+    _steps: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def take(self, message: report.Message) -> None:
+        if isinstance(message, report.Progress):
+            self._progress(message)
+        elif isinstance(message, report.CheckpointCommitted):
+            self.checkpoint = Checkpoint(
+                message.step, message.uri, message.committed_at, message.seconds, message.bytes
+            )
+            self.storage_error = ""
+        elif isinstance(message, report.Resumed):
+            self.resumed_from = message.step
+        elif isinstance(message, report.Warned):
+            self.warn(message.text)
+        elif isinstance(message, report.StorageFailed):
+            self.storage_error = message.text
+
+    def warn(self, text: str) -> None:
+        if len(self.warnings) < _WARNINGS_KEPT:
+            self.warnings.setdefault(text)
+
+    def steps_per_second(self) -> float | None:
+        """Over the last minute, or between the last two reports where a step takes longer; None before two."""
+        if len(self._steps) < 2:
+            return None
+        (begin, first), (end, last) = self._steps[0], self._steps[-1]
+        return (last - first) / (end - begin) if end > begin and last >= first else None
+
+    def _progress(self, message: report.Progress) -> None:
+        self.step = message.step if self.step is None else max(self.step, message.step)
+        if self.last is not None and message.rank > self.last.rank:
+            return  # the lowest rank speaks for the pod
+        self.last = message
+        now = self.clock()
+        self._steps.append((now, message.step))
+        while len(self._steps) > 2 and self._steps[0][0] < now - _RATE_WINDOW_SECONDS:
+            self._steps.popleft()

@@ -1,0 +1,182 @@
+"""The rank processes of one pod: started together, reaped as they end, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from muster_runtime.launch.logs import Pump, Sink
+
+_PR_SET_PDEATHSIG: Final = 1
+_DRAIN_SECONDS: Final = 2.0
+"""How long to wait for the rest of an ended rank's output; a process it left behind may hold the pipe open."""
+
+
+class CommandError(Exception):
+    """The command can't be executed. One sentence: which, why, and how to mend it."""
+
+
+@dataclass
+class Rank:
+    """One rank's process. `exit_code` is None while it runs, negative for a signal; `session` once it said hello."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    session: bool = False
+    exit_code: int | None = None
+    pumps: list[Pump] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def drain(self, until: float | None = None) -> None:
+        """Returns when all output of the ended process is passed on, or soon after (at `until`, monotonic)."""
+        until = time.monotonic() + _DRAIN_SECONDS if until is None else until
+        for pump in self.pumps:
+            pump.join(max(0.0, until - time.monotonic()))
+
+    def stderr_tail(self) -> list[str]:
+        return self.pumps[1].tail() if self.pumps else []
+
+
+class Ranks:
+    """All rank processes of this pod, and every other child that the launcher inherits as process 1.
+
+    `notify` is called when one has ended; call `reap` at every SIGCHLD.
+    """
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self._by_pid: dict[int, Rank] = {}
+        self.all: list[Rank] = []
+
+    def start(
+        self, command: Sequence[str], environments: Iterable[tuple[int, Mapping[str, str]]], prefix: bool
+    ) -> None:
+        """Starts one process for each (rank, environment). Raises CommandError, with none of them left running."""
+        for rank, environment in environments:
+            try:
+                process = _spawn(command, environment)
+            except OSError as error:
+                self.signal(signal.SIGKILL)
+                raise CommandError(_cannot_execute(command, environment, error)) from error
+            self._by_pid[process.pid] = started = Rank(rank, process)
+            self.all.append(started)
+        out, err = Sink(1), Sink(2)
+        for started in self.all:  # after all processes: threads and fork don't mix well
+            label = f"[rank {started.rank}] ".encode() if prefix else b""
+            for pipe, sink in ((started.process.stdout, out), (started.process.stderr, err)):
+                assert pipe is not None
+                pump = Pump(os.dup(pipe.fileno()), sink, label)
+                pipe.close()
+                started.pumps.append(pump)
+                pump.start()
+
+    def reap(self) -> None:
+        """Collects every child that has ended, also those that the ranks left behind."""
+        ended = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            rank = self._by_pid.get(pid)
+            if rank is not None:
+                rank.exit_code = rank.process.returncode = os.waitstatus_to_exitcode(status)
+                ended = True
+        if ended:
+            self._notify()
+
+    @property
+    def running(self) -> list[Rank]:
+        return [rank for rank in self.all if rank.exit_code is None]
+
+    def of_rank(self, rank: int) -> Rank | None:
+        return next((one for one in self.all if one.rank == rank), None)
+
+    def signal(self, number: int, ranks: Iterable[Rank] | None = None) -> None:
+        """Sends a signal to the running ranks (or to those of `ranks` that run) and all that they started."""
+        for rank in self.running if ranks is None else ranks:
+            if rank.exit_code is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(rank.pid, number)
+
+    def signal_processes(self, number: int, ranks: Iterable[Rank] | None = None) -> None:
+        """Sends a signal to the ranks' own processes alone: a script that saves on SIGTERM needs its data workers."""
+        for rank in self.running if ranks is None else ranks:
+            if rank.exit_code is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(rank.pid, number)
+
+    def drain(self) -> None:
+        """The same for all ranks together."""
+        until = time.monotonic() + _DRAIN_SECONDS
+        for rank in self.all:
+            rank.drain(until)
+
+    def sweep(self) -> None:
+        """Ends what ended ranks left behind in their process groups. Only for the launcher's own end."""
+        for rank in self.all:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(rank.pid, signal.SIGKILL)
+
+
+def _spawn(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        list(command),
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=_prepare,
+    )
+
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_OPEN_FILES: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def allow_open_files(count: int) -> None:
+    """Lets the launcher have `count` open files more, as far as the hard limit goes. The ranks keep the old limit."""
+    soft, hard = _OPEN_FILES
+    wanted = count + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _prepare() -> None:
+    """In the child, before exec. A launcher that is killed must not leave ranks that hold GPUs (in a pod its end is
+    the pod's anyway)."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_NOFILE, _OPEN_FILES)
+
+
+def _cannot_execute(command: Sequence[str], environment: Mapping[str, str], error: OSError) -> str:
+    name = command[0]
+    found = name if "/" in name else shutil.which(name, path=environment.get("PATH"))
+    if error.errno == errno.ENOENT and found and Path(found).exists():
+        return f"{name!r} can't be executed: the interpreter in its first line does not exist in this image"
+    if error.errno == errno.ENOENT:
+        where = "in this image" if "/" in name else f"on PATH ({environment.get('PATH', '')})"
+        return f"the command {name!r} was not found {where}; correct spec.command or the image"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"{name!r} is not executable for this user; `chmod +x` it, or start it by its interpreter"
+    if error.errno == errno.ENOEXEC:
+        return f"{name!r} is not a program for this machine, or a script without a first line like #!/bin/sh"
+    return f"{name!r} can't be executed: {error.strerror or error}"

@@ -1,0 +1,114 @@
+"""What is asked of this launcher: stop, or end with the others. Changed from several sides, watched by several."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from muster_protocol.exits import ExitFacts
+from muster_protocol.launcher_api import Ended, GangState, Stop, StopReason
+
+
+class Over(Exception):
+    """The gang ended before its ranks were started; `facts` tell why."""
+
+    def __init__(self, facts: ExitFacts) -> None:
+        super().__init__(facts.message)
+        self.facts = facts
+
+
+class State:
+    """Lives in the event loop's thread. `wait` wakes at every change; check what you wait for before each call.
+
+    Attributes:
+        stop: asked to stop; the reason given first stays.
+        stop_deadline: when the grace is over, on `clock`; asking again may only bring it nearer.
+        ending: another worker failed; end the ranks.
+        first: the failure that came first, once that is known.
+        lost: why index 0 is given up, or "".
+        foreign: why this pod does not belong to the gang any more, or "".
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.stop: Stop | None = None
+        self.stop_deadline = 0.0
+        self.ending = False
+        self.first: Ended | None = None
+        self.lost = ""
+        self.foreign = ""
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    def keep(self, task: asyncio.Future[Any]) -> None:
+        """Looks after a background task. One that fails must not leave the gang waiting for ever, so it ends it."""
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            traceback.print_exception(type(error), error, error.__traceback__)
+            self.give_up(f"the launcher failed: {error!r}")
+
+    def tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait(self, timeout: float) -> None:
+        """Returns at the next change, at the latest after `timeout` seconds."""
+        changed = self._changed
+        try:
+            await asyncio.wait_for(changed.wait(), max(0.0, timeout))
+        except asyncio.TimeoutError:
+            return
+
+    def ask_stop(self, stop: Stop) -> bool:
+        """Whether this changed anything."""
+        if stop.reason is StopReason.PEER:
+            return self.end(None)
+        deadline = self.clock() + max(0.0, stop.grace_seconds)
+        if self.stop is not None and deadline >= self.stop_deadline:
+            return False
+        self.stop = self.stop or stop
+        self.stop_deadline = deadline
+        self.tell()
+        return True
+
+    def end(self, first: Ended | None) -> bool:
+        """The gang has to end. Whether this changed anything."""
+        if self.ending and (first is None or self.first is not None):
+            return False
+        self.ending = True
+        self.first = self.first or first
+        self.tell()
+        return True
+
+    def adopt(self, gang: GangState) -> None:
+        """What index 0 said."""
+        if gang.ended is not None:
+            self.end(gang.ended)
+        if gang.stop is not None:
+            self.ask_stop(gang.stop)
+
+    def give_up(self, why: str) -> None:
+        self.lost = self.lost or why
+        self.tell()
+
+    def exclude(self, why: str) -> None:
+        self.foreign = self.foreign or why
+        self.tell()
+
+    def stop_left(self) -> Stop | None:
+        """The stop with what is left of its grace, to pass on."""
+        if self.stop is None:
+            return None
+        return Stop(self.stop.reason, max(0.0, self.stop_deadline - self.clock()))

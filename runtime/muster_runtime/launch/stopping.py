@@ -1,0 +1,100 @@
+"""How ranks are ended: gently after a stop was asked, quickly when the gang has failed."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Final
+
+from muster_protocol import exits
+from muster_runtime.control import ControlWriter
+from muster_runtime.launch.ranks import Rank, Ranks
+from muster_runtime.launch.state import State
+
+END_SECONDS: Final = 5.0
+"""Between SIGTERM and SIGKILL when the gang has failed."""
+_UNKILLABLE_SECONDS: Final = 10.0
+"""A process that SIGKILL doesn't end hangs in the kernel; the launcher ends without it."""
+_LOOK_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """On the monotonic clock: when sessions have to be done, and when whatever still runs is killed.
+
+    Kubelet kills the launcher itself when the grace is over; the margin leaves time to say why.
+    """
+
+    save_until: float
+    kill_at: float
+
+    @classmethod
+    def within(cls, now: float, grace_end: float) -> Deadlines:
+        grace = max(0.0, grace_end - now)
+        kill_at = grace_end - min(5.0, 0.15 * grace)
+        return cls(kill_at - min(5.0, 0.15 * grace), kill_at)
+
+
+class Stopping:
+    """`control` is set once the ranks' run folder exists."""
+
+    def __init__(self, ranks: Ranks, state: State) -> None:
+        self._ranks = ranks
+        self._state = state
+        self.control: ControlWriter | None = None
+        self._terminated: set[int] = set()
+
+    async def drive(self) -> list[int]:
+        """Asks the ranks to stop and returns when none runs; the ranks that had to be killed.
+
+        A rank with a session reads the control word and commits a checkpoint; any other gets SIGTERM at once, as
+        torchrun would do.
+        """
+        clock, grace_end, deadlines = self._state.clock, 0.0, Deadlines(0.0, 0.0)
+        failed_at: float | None = None
+        while self._ranks.running:
+            now = clock()
+            if self._state.stop_deadline != grace_end:
+                grace_end = self._state.stop_deadline
+                deadlines = Deadlines.within(now, grace_end)
+                if self.control is not None:
+                    self.control.ask_stop(deadlines.save_until)
+            if now >= deadlines.kill_at:
+                return await self._kill()
+            self._terminate([r for r in self._ranks.running if now >= deadlines.save_until or not r.session])
+            if failed_at is None and any(r.exit_code not in (None, 0, exits.EXIT_PREEMPTED) for r in self._ranks.all):
+                failed_at = now  # the others wait for it in a collective, in vain
+            if self._state.ending or (failed_at is not None and now >= failed_at + END_SECONDS):
+                await self.end()
+                return []
+            until = deadlines.save_until if now < deadlines.save_until else deadlines.kill_at
+            await self._state.wait(min(_LOOK_SECONDS, until - now))
+            self._ranks.reap()
+        return []
+
+    async def end(self) -> None:
+        """SIGTERM to all that runs in the ranks' sessions, SIGKILL a little later."""
+        self._ranks.signal(signal.SIGTERM)
+        await self._until_none(END_SECONDS)
+        await self._kill()
+
+    def finished_by_themselves(self) -> bool:
+        """All exited 0, and not because of our SIGTERM: a plain script that saves and exits 0 on SIGTERM isn't done."""
+        return all(r.exit_code == 0 and (r.session or r.rank not in self._terminated) for r in self._ranks.all)
+
+    def _terminate(self, ranks: list[Rank]) -> None:
+        fresh = [rank for rank in ranks if rank.rank not in self._terminated]
+        self._terminated.update(rank.rank for rank in fresh)
+        self._ranks.signal_processes(signal.SIGTERM, fresh)
+
+    async def _kill(self) -> list[int]:
+        killed = [rank.rank for rank in self._ranks.running]
+        self._ranks.signal(signal.SIGKILL)
+        await self._until_none(_UNKILLABLE_SECONDS)
+        return killed
+
+    async def _until_none(self, seconds: float) -> None:
+        until = self._state.clock() + seconds
+        while self._ranks.running and self._state.clock() < until:
+            await self._state.wait(min(_LOOK_SECONDS, until - self._state.clock()))
+            self._ranks.reap()

@@ -1,0 +1,73 @@
+"""The pod's termination message, and the kernel's count of processes killed for memory."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from muster_protocol import exits
+from muster_protocol.exits import ExitFacts
+
+_OOM_FILES: Final = (
+    Path("/sys/fs/cgroup/memory.events"),
+    Path("/sys/fs/cgroup/memory/memory.oom_control"),
+)
+_OOM_KILLS: Final = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def write(path: Path | None, facts: ExitFacts) -> None:
+    """Leaves `facts` where kubelet finds them. A file that can't be written is a warning: the exit code remains."""
+    if path is None:
+        return
+    try:
+        path.write_text(exits.encode(facts))
+    except OSError as error:
+        say(f"the termination message can't be written to {path}: {error.strerror or error}")
+
+
+def say(text: str) -> None:
+    """One line of the launcher's own on stderr. Never waits: whoever reads the log may be slow."""
+    if _teller is None:
+        _start_teller()
+    _lines.put(f"[muster] {text}\n")
+
+
+def flush(seconds: float) -> None:
+    """Returns when all that was said is written, at the latest after `seconds`."""
+    if _teller is not None:
+        _lines.put(None)
+        _teller.join(seconds)
+
+
+_lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+_teller: threading.Thread | None = None
+
+
+def _start_teller() -> None:
+    global _teller
+    _teller = threading.Thread(target=_tell, daemon=True, name="launcher's log")
+    _teller.start()
+
+
+def _tell() -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads the log any more
+        for line in iter(_lines.get, None):
+            sys.stderr.write(line)
+            sys.stderr.flush()
+
+
+def oom_kills(files: tuple[Path, ...] = _OOM_FILES) -> int:
+    """Processes that the OOM killer ended in this container since it began; 0 where the kernel does not tell."""
+    for path in files:
+        try:
+            found = _OOM_KILLS.search(path.read_text())
+        except OSError:
+            continue
+        if found:
+            return int(found[1])
+    return 0

@@ -1,0 +1,145 @@
+"""Pure: from how ranks ended to what is told about it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from muster_protocol import exits
+from muster_protocol.exits import Cause, ExitFacts
+from muster_protocol.launcher_api import Ended, Stop, StopReason
+from muster_runtime.launch import tracebacks
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failed rank of a pod. `echo`: it looks like the consequence of another rank's end.
+
+    `last_words` are its last lines on stderr, for a script that fails without a Python traceback.
+    """
+
+    rank: int
+    exit_code: int
+    cause: Cause
+    message: str
+    traceback: str
+    echo: bool
+    last_words: str = ""
+
+    @property
+    def launcher_exit_code(self) -> int:
+        return _EXIT_CODES.get(self.cause, exits.EXIT_USER)
+
+
+_STORAGE: Final = {
+    "muster_runtime.errors.StorageRefusedError": Cause.STORAGE,
+    "muster_runtime.errors.StorageError": Cause.INFRASTRUCTURE,
+    "muster_runtime.errors.StaleEpochError": Cause.INFRASTRUCTURE,
+}
+"""What the checkpoint's store did to a rank isn't the user's failure."""
+
+_EXIT_CODES: Final = {Cause.STORAGE: exits.EXIT_CONFIG, Cause.INFRASTRUCTURE: exits.EXIT_INFRASTRUCTURE}
+
+
+def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memory: bool) -> Failure:
+    """What the end of `rank` with `exit_code` (not 0) means.
+
+    `stderr` are its last lines; `killed_for_memory`: the kernel's OOM killer was at work in this container meanwhile.
+    """
+    traceback = tracebacks.last_traceback(stderr)
+    how = f"rank {rank} {describe(exit_code)}"
+    what = tracebacks.exception_line(traceback)
+    if exit_code == -signal.SIGKILL and killed_for_memory:
+        message = f"{how}: the container ran out of memory; raise its memory request and limit, or use less"
+        return Failure(rank, exit_code, Cause.OUT_OF_MEMORY, message, traceback, echo=False)
+    if tracebacks.is_out_of_memory(traceback):
+        message = f"{how}: {what}; use a smaller batch, shard over more GPUs, or ask for larger ones"
+        return Failure(rank, exit_code, Cause.OUT_OF_MEMORY, message, traceback, echo=False)
+    message = f"{how}: {what}" if what else how
+    of_storage = _STORAGE.get(what.split(":")[0])
+    if of_storage is not None:  # never an echo, even where it speaks of a connection that was reset
+        return Failure(rank, exit_code, of_storage, message, traceback, echo=False)
+    if exit_code == exits.EXIT_PREEMPTED:
+        message += "; 75 means `stopped when asked`, but nobody had asked"
+    echo = tracebacks.is_echo(traceback or "\n".join(stderr[-20:]))
+    last_words = "" if traceback or exit_code < 0 else tracebacks.last_words(stderr)
+    if last_words:
+        message += f": {last_words.splitlines()[-1].strip()}"
+    return Failure(rank, exit_code, Cause.USER, message, traceback, echo, last_words)
+
+
+def describe(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exited with code {exit_code}"
+    try:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was ended by signal {-exit_code}"
+
+
+_REASONS: Final = {
+    StopReason.PREEMPT: "preempted",
+    StopReason.SUSPEND: "suspended",
+    StopReason.MAX_RUNTIME: "maxRuntime is over",
+    StopReason.PEER: "stopped",
+}
+
+
+def stopped(stop: Stop, failed: Failure | None, *, killed: Sequence[int], committed_step: int | None) -> ExitFacts:
+    """The end after a stop was asked. `killed` are the ranks that did not end within the grace."""
+    cause = Cause.MAX_RUNTIME if stop.reason is StopReason.MAX_RUNTIME else Cause.PREEMPTED
+    message = _REASONS[stop.reason]
+    if committed_step is not None:
+        message += f"; the last committed checkpoint is step {committed_step}"
+    if killed:
+        some = ", ".join(str(rank) for rank in killed[:8])
+        message += f"; rank {some} did not end within the grace of {stop.grace_seconds:g} s and was killed"
+    if failed is not None and failed.traceback:
+        message += f"; while stopping, {failed.message}"
+    return ExitFacts(
+        cause,
+        exits.EXIT_PREEMPTED,
+        message,
+        rank=failed.rank if failed else None,
+        rank_exit_code=failed.exit_code if failed else None,
+        traceback=failed.traceback if failed else "",
+    )
+
+
+def failed(own: Failure, first: Ended | None, index: int) -> ExitFacts:
+    """The end by a failed rank. `first` is what the gang found to have come first, None when nobody could be asked."""
+    facts = ExitFacts(
+        own.cause,
+        own.launcher_exit_code,
+        own.message,
+        rank=own.rank,
+        rank_exit_code=own.exit_code,
+        traceback=own.traceback or own.last_words,
+    )
+    if not own.echo or (first is not None and first.index == index):
+        return facts
+    if first is None:
+        told = f"{own.message}; it lost its peers, and index 0 does not answer"
+        return _replace(facts, Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, told)
+    return _replace(facts, Cause.PEER, exits.EXIT_INFRASTRUCTURE, _after(first))
+
+
+def followed(first: Ended | None) -> ExitFacts:
+    """The end of a pod whose own ranks were well when the gang ended."""
+    code = first.exit_code if first is not None and first.exit_code == exits.EXIT_CONFIG else exits.EXIT_INFRASTRUCTURE
+    return ExitFacts(Cause.PEER, code, _after(first))
+
+
+def ended(index: int, facts: ExitFacts, *, echo: bool = False) -> Ended:
+    """What index 0 is told of `facts`."""
+    return Ended(index, facts.exit_code, facts.cause.value, facts.message, facts.rank, echo)
+
+
+def _after(first: Ended | None) -> str:
+    return f"followed index {first.index}: {first.message}" if first else "followed another pod of the gang"
+
+
+def _replace(facts: ExitFacts, cause: Cause, code: int, message: str) -> ExitFacts:
+    return ExitFacts(cause, code, message, facts.rank, facts.rank_exit_code, facts.traceback)

@@ -1,0 +1,80 @@
+"""DistributedDataParallel whose gradients are summed in the same order before and after a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class DataParallel(DistributedDataParallel):
+    """DDP that looks like the model inside: its attributes, its state dict and its parameters' names."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)
+
+    muster_forwards = 0
+    """Calls of the model itself that can be trained on. Its methods don't count: DDP doesn't see those."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            self.muster_forwards += 1
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.module.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.module.named_buffers(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        # Asked by a module around this one (an EMA): the names must be those that its load_state_dict looks for.
+        if args or kwargs.get("destination") is not None or kwargs.get("prefix"):
+            return super().state_dict(*args, **kwargs)
+        return self.module.state_dict(**kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+
+def data_parallel(model: nn.Module, device: torch.device, options: dict[str, Any]) -> nn.Module:
+    """`model` as DDP over all ranks. A model without trainable parameters (an EMA, a teacher) stays as it is."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return model
+    device_ids = [device.index] if device.type == "cuda" else None
+    parallel = DataParallel(model, **{"device_ids": device_ids, **options})
+    if not parallel.find_unused_parameters and not parallel.static_graph:
+        _lay_out_buckets(parallel)
+    return parallel
+
+
+def _lay_out_buckets(parallel: DataParallel) -> None:
+    """Gives the reducer its final buckets before the first step.
+
+    DDP sums gradients in one bucket during the first backward pass and then lays out buckets anew, in the order in
+    which the gradients arrived. Sums are grouped by bucket, so the first step after a resume would differ in its last
+    bits from the same step of an uninterrupted run. A backward pass of zeros, with the gradients arriving in reverse
+    order of the parameters (about the order of real ones), lets the reducer settle before any step.
+    With unused parameters looked for, or a static graph, the reducer has other rules, and this isn't done.
+    """
+    parameters = [parameter for parameter in parallel.module.parameters() if parameter.requires_grad]
+    sparse = {id(module.weight) for module in parallel.module.modules() if _has_sparse_gradients(module)}
+    parallel.reducer.prepare_for_backward([])
+    for parameter in reversed(parameters):
+        used = parameter
+        if id(parameter) in sparse:  # the reducer expects a sparse gradient
+            used = nn.functional.embedding(torch.zeros(1, dtype=torch.long, device=used.device), parameter, sparse=True)
+        (parameter.detach().new_zeros(()) * used).sum().backward()
+    for parameter in parameters:
+        parameter.grad = None
+    parallel.reducer._rebuild_buckets()
+
+
+def _has_sparse_gradients(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse

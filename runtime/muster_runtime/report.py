@@ -1,0 +1,157 @@
+"""What ranks tell their launcher: JSON datagrams on a Unix socket in `MUSTER_RUN_DIR`.
+
+A rank never waits for its launcher: when the socket's buffer is full the message is dropped, and so is every message
+when there is no launcher (a laptop). The launcher treats them as news, never as truth that must not be missed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from muster_protocol import env
+
+SOCKET_NAME: Final = "report"
+DATAGRAM_LIMIT: Final = 16 * 1024
+"""Bytes; a longer message is dropped."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A session started in this rank: it hears the control word, so it needs no SIGTERM."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """After a step. `loss` is a decimal string, since JSON has no NaN; rates are per second and of the whole gang."""
+
+    rank: int
+    step: int
+    total_steps: int | None = None
+    loss: str | None = None
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    mfu: float | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointCommitted:
+    """`committed_at` is in seconds since the epoch; `bytes` is what this rank wrote."""
+
+    rank: int
+    step: int
+    uri: str
+    seconds: float
+    bytes: int
+    committed_at: float
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The rank restored `step` from `uri`."""
+
+    rank: int
+    step: int
+    uri: str
+
+
+@dataclass(frozen=True)
+class Warned:
+    """One sentence for people."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class StorageFailed:
+    """A save or a restore met an error of the storage."""
+
+    rank: int
+    text: str
+
+
+Message = Hello | Progress | CheckpointCommitted | Resumed | Warned | StorageFailed
+KINDS: Final[dict[str, Any]] = {
+    kind.__name__: kind for kind in (Hello, Progress, CheckpointCommitted, Resumed, Warned, StorageFailed)
+}
+
+
+_WHOLE: Final = frozenset({"rank", "pid", "step", "total_steps", "bytes"})
+_TEXT: Final = frozenset({"uri", "text"})
+_OPTIONAL: Final = frozenset({"total_steps", "loss", "step_seconds", "tokens_per_second", "samples_per_second", "mfu"})
+
+
+def encode(message: Message) -> bytes:
+    return json.dumps({"kind": type(message).__name__, **dataclasses.asdict(message)}).encode()
+
+
+def decode(datagram: bytes) -> Message | None:
+    """None for anything that is not one of ours: any process of the user's may write to the socket."""
+    try:
+        raw = json.loads(datagram)
+        kind = KINDS[raw.pop("kind")]
+        values = {f.name: raw[f.name] for f in dataclasses.fields(kind) if f.name in raw}
+        if not all(_fits(name, value) for name, value in values.items()):
+            return None
+        message: Message = kind(**values)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return message
+
+
+def _fits(name: str, value: Any) -> bool:
+    if value is None:
+        return name in _OPTIONAL
+    if name in _TEXT:
+        return isinstance(value, str)
+    if name == "loss":
+        return isinstance(value, str) and float(value) is not None  # ValueError when it is no number
+    if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
+        return False
+    return math.isfinite(value)
+
+
+class Reporter:
+    """A rank's side. `send` never blocks and never raises for a launcher that is gone or busy."""
+
+    def __init__(self, run_dir: str | None = None) -> None:
+        folder = run_dir or os.environ.get(env.RUN_DIR)
+        self._socket: socket.socket | None = None
+        if folder:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+            self._path = str(Path(folder) / SOCKET_NAME)
+
+    def send(self, message: Message) -> bool:
+        """Whether the launcher got it."""
+        if self._socket is None:
+            return False
+        datagram = encode(message)
+        if len(datagram) > DATAGRAM_LIMIT:
+            return False
+        try:
+            self._socket.sendto(datagram, self._path)
+        except OSError:
+            return False
+        return True
+
+
+def listen(run_dir: Path) -> socket.socket:
+    """The launcher's side: a non-blocking datagram socket at `run_dir/report`."""
+    path = run_dir / SOCKET_NAME
+    path.unlink(missing_ok=True)
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    receiver.setblocking(False)
+    receiver.bind(str(path))
+    return receiver

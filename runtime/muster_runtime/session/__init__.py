@@ -1,0 +1,1 @@
+"""The session: what a training script uses. See docs/session.md."""

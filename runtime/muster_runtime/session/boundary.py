@@ -1,0 +1,69 @@
+"""What the ranks agree on between two steps, in one small all-reduce.
+
+The vector that is summed: votes to save, votes to stop, ranks at the loop's end, the step modulo a prime and that
+squared (equal on all ranks if and only if the sums are N times this rank's own), tokens, then a (sum, count) of losses
+for each step since the last time losses were read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from muster_runtime.errors import UsageError
+from muster_runtime.parallel.gang import Gang
+
+_STEPS_APART: Final = 4093
+"""The square of a long run's step, summed over many ranks, is too large for a double; ranks are never so far apart."""
+
+
+@dataclass(frozen=True)
+class Votes:
+    """One rank's word. `losses` has one entry for each step read now; None where this rank reported none."""
+
+    step: int
+    save: bool
+    stop: bool
+    ends: bool
+    tokens: float = 0.0
+    losses: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The gang's word: any vote counts. `losses` are means over the ranks that reported one."""
+
+    save: bool
+    stop: bool
+    tokens: float
+    losses: tuple[float | None, ...]
+
+
+def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
+    """Collective. UsageError when the ranks aren't at the same step; `where` is the loop's line."""
+    step = float(votes.step % _STEPS_APART)
+    own = [
+        float(votes.save),
+        float(votes.stop),
+        float(votes.ends),
+        step,
+        step**2,
+        votes.tokens,
+    ]
+    for loss in votes.losses:
+        own += [0.0, 0.0] if loss is None else [loss, 1.0]
+    total = gang.sum(own)
+    count = gang.world_size
+    together = total[2] in (0.0, float(count)) and total[3] == count * own[3] and total[4] == count * own[4]
+    if not together:
+        places = gang.gather((votes.step, votes.ends))
+        told = ", ".join(
+            f"rank {rank} {'ends' if ends else 'goes on'} after {step}" for rank, (step, ends) in enumerate(places)
+        )
+        raise UsageError(
+            f"{where}: the ranks are at different steps ({told}). Every rank must take every step: look for a number "
+            "of steps that depends on the rank, or a break or return that only some ranks reach"
+        )
+    pairs = zip(total[6::2], total[7::2], strict=True)
+    means = tuple(value / reported if reported else None for value, reported in pairs)
+    return Agreement(total[0] > 0, total[1] > 0, total[5], means)

@@ -1,0 +1,95 @@
+"""Mistakes of a script that would cost it its state or its correctness, each told with the line to change."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from muster_runtime.data.loader import Loader
+from muster_runtime.errors import UsageError, caller
+from muster_runtime.parallel.ddp import DataParallel
+from muster_runtime.parallel.wrap import unwrap, wrapped_at
+from muster_runtime.session.tracking import Stateful, Tracked
+
+Wrapped = tuple[weakref.ref[nn.Module], str]
+"""A model that `session.wrap` was given, and the line where."""
+
+
+def refuse_untrackable(name: str, thing: Any, tracked: Sequence[Tracked], where: str) -> None:
+    """UsageError when `thing` cannot be tracked under this name."""
+    if any(one.name == name for one in tracked):
+        raise UsageError(f"{where}: {name!r} is tracked already; give the second object another name")
+    if name == "muster" or "." in name:
+        raise UsageError(f"{where}: {name!r} can't be the name of a tracked object")
+    if isinstance(thing, DistributedDataParallel) and not wrapped_at(thing):
+        raise UsageError(
+            f"{where}: {name!r} is in DistributedDataParallel of your own; remove that line and use session.wrap"
+        )
+    if isinstance(thing, DistributedDataParallel) and isinstance(thing.module, DistributedDataParallel):
+        raise UsageError(
+            f"{where}: {name!r} is in DistributedDataParallel twice: session.wrap made it data-parallel at "
+            f"{wrapped_at(thing)}; remove the other line"
+        )
+    if isinstance(thing, DataLoader):
+        raise UsageError(f"{where}: {name!r} is a plain DataLoader; write {name} = session.wrap({name}) above")
+    if not isinstance(thing, Stateful):
+        raise UsageError(
+            f"{where}: {name!r} is a {type(thing).__name__} without state_dict() and load_state_dict(); add them"
+        )
+
+
+def refuse_untracked(tracked: Sequence[Tracked], wrapped: Sequence[Wrapped], loop: str) -> None:
+    """UsageError when a model or a parameter that is trained is in no checkpoint."""
+    models = [unwrap(t.thing) for t in tracked if isinstance(t.thing, nn.Module)]
+    for reference, where in wrapped:
+        model = reference()
+        if model is None or any(model is known for known in models):
+            continue
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            raise UsageError(
+                f"{loop}: the model that was wrapped at {where} isn't tracked, so a resume would lose it; "
+                "add it to session.track(...)"
+            )
+    known_parameters = {id(parameter) for model in models for parameter in model.parameters()}
+    for t in tracked:
+        if not isinstance(t.thing, Optimizer):
+            continue
+        if any(id(p) not in known_parameters for group in t.thing.param_groups for p in group["params"]):
+            raise UsageError(
+                f"{t.where}: {t.name!r} has parameters that no tracked model has. Make it from the model that "
+                "session.wrap gave, below that line, and track that model, too"
+            )
+
+
+def refuse_undriven(tracked: Sequence[Tracked], driver: Loader | None, total: int, loop: str) -> None:
+    """A tracked loader that the loop doesn't drive never moves on, so a resume would begin its data anew."""
+    for t in tracked:
+        if isinstance(t.thing, Loader) and t.thing is not driver:
+            raise UsageError(
+                f"{loop}: {t.name!r}, tracked at {t.where}, isn't this loop's, so a resume would begin its "
+                f"data anew; write session.steps({total}, {t.name}), or don't track it"
+            )
+
+
+def refuse_bypassed(optimizer: Optimizer, tracked: Sequence[Tracked], seen: dict[tuple[int, int], int]) -> None:
+    """UsageError when gradients came about without DDP's forward: they would not be averaged over the ranks."""
+    for t in tracked:
+        if not isinstance(t.thing, DataParallel):
+            continue
+        at, forwards = (id(optimizer), id(t.thing)), t.thing.muster_forwards
+        before, seen[at] = seen.get(at, 0), forwards
+        if forwards != before:
+            continue
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        if any(id(parameter) in trained for parameter in t.thing.parameters()):
+            raise UsageError(
+                f"{caller()}: {t.name!r} has gradients, but {t.name}(...) itself was not called since the last "
+                "step. Methods of the model bypass DDP, so every rank would train a model of its own: do in "
+                f"forward() what the method does, and call {t.name}(...)"
+            )

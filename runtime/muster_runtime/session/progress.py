@@ -1,0 +1,143 @@
+"""Losses and rates of a run: gathered at boundaries, told to the launcher, printed by rank 0, kept with the saves."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from muster_protocol.losses import LossRecord
+from muster_runtime import report
+from muster_runtime.session.boundary import Agreement
+from muster_runtime.telemetry.peaks import peak_flops
+from muster_runtime.telemetry.throughput import Meter, model_flops_utilisation
+
+READ_EVERY_CUDA: Final = 10
+"""Steps between readings of CUDA losses; each reading waits for the device."""
+SEND_SECONDS: Final = 1.0
+PRINT_SECONDS: Final = 2.0
+
+
+@dataclass
+class Progress:
+    rank: int
+    world_size: int
+    device: torch.device
+    reporter: report.Reporter
+    total_steps: int | None = None
+    flops_per_token: float | None = None
+    latest_loss: float | None = None
+    _pending: dict[int, Any] = field(default_factory=dict)
+    _read_to: int = 0
+    _tokens: float = 0.0
+    _unsaved: dict[int, float] = field(default_factory=dict)  # by the step's number, from 0
+    _sent_at: float = 0.0
+    _printed_at: float = 0.0
+    _meter: Meter = field(default_factory=lambda: Meter(time.monotonic()))
+
+    @property
+    def read_every(self) -> int:
+        return READ_EVERY_CUDA if self.device.type == "cuda" else 1
+
+    def begin(self, step: int) -> None:
+        """The loop goes on after `step` steps."""
+        self._read_to = step
+        self._meter = Meter(time.monotonic())
+
+    def note(self, step: int, loss: Any, tokens: int | None) -> None:
+        """This rank's word about `step` (counted from 1)."""
+        if loss is not None:
+            self._pending[step] = loss.detach() if isinstance(loss, torch.Tensor) else float(loss)
+        self._tokens += tokens or 0
+
+    def reads_now(self, step: int, soon: bool) -> bool:
+        return soon or step - self._read_to >= self.read_every
+
+    def take_losses(self, step: int, read: bool) -> tuple[tuple[float | None, ...], float]:
+        """This rank's losses since the last reading, padded to a fixed length, and its tokens of this step."""
+        tokens, self._tokens = self._tokens, 0.0
+        if not read:
+            return (None,) * self.read_every, tokens
+        values = [_number(self._pending.pop(number, None)) for number in range(self._read_to + 1, step + 1)]
+        return tuple(values + [None] * (self.read_every - len(values))), tokens
+
+    def absorb(self, step: int, agreed: Agreement, read: bool) -> None:
+        """The gang's word about the steps up to `step`."""
+        if read:
+            for number, loss in zip(range(self._read_to + 1, step + 1), agreed.losses, strict=False):
+                if loss is not None:
+                    self._unsaved[number - 1] = self.latest_loss = loss
+            self._read_to = step
+
+    def count(self, tokens: float) -> None:
+        """One more step is done, of `tokens` tokens over the whole gang."""
+        self._meter.add(tokens)
+
+    def tell(self, step: int, *, last: bool = False) -> None:
+        """Sends and prints where the run stands, at most so often."""
+        now = time.monotonic()
+        if not last and self._sent_at and now - self._sent_at < SEND_SECONDS:
+            return
+        rates = self._meter.read(now)
+        self._sent_at = now
+        step_seconds = rates.step_seconds if rates else None
+        tokens_per_second = rates.tokens_per_second if rates else None
+        loss = self.latest_loss
+        self.reporter.send(
+            report.Progress(
+                rank=self.rank,
+                step=step,
+                total_steps=self.total_steps,
+                loss=None if loss is None else repr(loss),
+                step_seconds=step_seconds,
+                tokens_per_second=tokens_per_second,
+                mfu=model_flops_utilisation(tokens_per_second, self.flops_per_token, self._peak(), self.world_size),
+            )
+        )
+        if last or now - self._printed_at >= PRINT_SECONDS:
+            self._printed_at = now
+            self.log(_line(step, self.total_steps, loss, step_seconds, tokens_per_second))
+
+    def _peak(self) -> float | None:
+        return peak_flops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
+
+    def paused(self, seconds: float) -> None:
+        self._meter.pause(seconds)
+
+    def record(self, epoch: int, restored: int) -> LossRecord:
+        """The losses since the last committed save."""
+        return LossRecord(epoch, restored, tuple(sorted(self._unsaved.items())))
+
+    def saved(self) -> None:
+        self._unsaved.clear()
+
+    def log(self, message: str) -> None:
+        """One line on rank 0's stderr."""
+        if self.rank == 0:
+            print(f"muster: {message}", file=sys.stderr, flush=True)
+
+    def warn(self, message: str) -> None:
+        """One line on rank 0's stderr, and a warning in the job's status."""
+        self.log(f"WARNING: {message}")
+        if self.rank == 0:
+            self.reporter.send(report.Warned(self.rank, message))
+
+
+def _number(loss: Any) -> float | None:
+    return None if loss is None else float(loss)
+
+
+def _line(
+    step: int, total: int | None, loss: float | None, step_seconds: float | None, tokens_per_second: float | None
+) -> str:
+    parts = [f"step {step}" + (f"/{total}" if total else "")]
+    if loss is not None:
+        parts.append(f"loss {loss:.6f}")
+    if step_seconds:
+        parts.append(f"{1 / step_seconds:.1f} steps/s")
+    if tokens_per_second:
+        parts.append(f"{tokens_per_second:,.0f} tokens/s")
+    return "  ".join(parts)

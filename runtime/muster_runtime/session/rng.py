@@ -1,0 +1,61 @@
+"""Random states: saved per rank, restored bit by bit, or derived anew for another world size."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import sys
+from typing import Any
+
+import torch
+
+from muster_runtime.data.order import mix
+from muster_runtime.data.seeded import seed_generators
+
+
+def seed_all(seed: int) -> None:
+    """Seeds Python, torch (all devices) and, if the script has imported it, NumPy."""
+    seed_generators(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+
+
+def derive(seed: int, step: int, rank: int) -> None:
+    """The state that rank `rank` begins step `step` with when there is no saved one."""
+    seed_all(mix(seed, "step", step, "rank", rank))
+
+
+def capture(device: torch.device) -> torch.Tensor:
+    """This rank's states as bytes (uint8 tensor) for the checkpoint."""
+    states: dict[str, Any] = {"python": random.getstate(), "torch": _text(torch.get_rng_state())}
+    if device.type == "cuda":
+        states["cuda"] = _text(torch.cuda.get_rng_state(device))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        name, keys, position, has_gauss, cached = numpy.random.get_state()
+        states["numpy"] = [name, keys.tolist(), position, has_gauss, cached]
+    return torch.frombuffer(bytearray(json.dumps(states).encode()), dtype=torch.uint8)
+
+
+def restore(saved: torch.Tensor, device: torch.device) -> None:
+    """Sets what `capture` gave."""
+    states = json.loads(bytes(saved.tolist()))
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(_tensor(states["torch"]))
+    if "cuda" in states and device.type == "cuda":
+        torch.cuda.set_rng_state(_tensor(states["cuda"]), device)
+    if "numpy" in states:
+        import numpy
+
+        name, keys, position, has_gauss, cached = states["numpy"]
+        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached))
+
+
+def _text(state: torch.Tensor) -> str:
+    return base64.b64encode(bytes(state.tolist())).decode()
+
+
+def _tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,90 @@
+"""What the environment says about this rank and its job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from muster_protocol import env
+from muster_runtime.errors import UsageError
+
+STRATEGIES = ("none", "ddp", "fsdp", "hsdp")
+SEED = "MUSTER_SEED"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`distributed` is whether a launcher (ours or torchrun) started this rank; else it is a laptop's one process."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    ranks_per_worker: int = 1
+    distributed: bool = False
+    job: str = ""
+    job_uid: str = ""
+    seed: int = 0
+    strategy: str = "none"
+    checkpoint: str = ""
+    every_steps: int | None = None
+    interval_seconds: float | None = None
+    keep_last: int | None = None
+    keep_every: int | None = None
+    start_from: str = ""
+    start_load: str = "all"
+
+
+def read_settings(
+    environment: Mapping[str, str] = os.environ,
+    *,
+    seed: int | None = None,
+    strategy: str | None = None,
+    checkpoint: str | None = None,
+    every_steps: int | None = None,
+) -> Settings:
+    """The job's settings; the keyword arguments count where the job says nothing. UsageError for a bad value."""
+    distributed = "RANK" in environment and "WORLD_SIZE" in environment
+    world_size = _integer(environment, "WORLD_SIZE", 1) if distributed else 1
+    chosen = environment.get(env.STRATEGY) or strategy or ("ddp" if world_size > 1 else "none")
+    if chosen not in STRATEGIES:
+        raise UsageError(f"the strategy {chosen!r} is not one of {', '.join(STRATEGIES)}")
+    if chosen == "none" and world_size > 1:
+        raise UsageError(
+            f"strategy none with {world_size} ranks would train {world_size} unrelated models; choose ddp, fsdp or hsdp"
+        )
+    if not distributed:
+        chosen = "none"
+    start_load = environment.get(env.CHECKPOINT_FROM_LOAD) or "all"
+    if start_load not in ("all", "model"):
+        raise UsageError(f"{env.CHECKPOINT_FROM_LOAD} is {start_load!r}; it is all or model")
+    steps = _integer(environment, env.CHECKPOINT_EVERY_STEPS, every_steps or 0)
+    interval = environment.get(env.CHECKPOINT_INTERVAL)
+    return Settings(
+        rank=_integer(environment, "RANK", 0) if distributed else 0,
+        local_rank=_integer(environment, "LOCAL_RANK", 0) if distributed else 0,
+        world_size=world_size,
+        ranks_per_worker=_integer(environment, "LOCAL_WORLD_SIZE", world_size) if distributed else 1,
+        distributed=distributed,
+        job=environment.get(env.JOB, ""),
+        job_uid=environment.get(env.JOB_UID, "") or environment.get(env.JOB, ""),
+        seed=_integer(environment, SEED, seed or 0),
+        strategy=chosen,
+        checkpoint=environment.get(env.CHECKPOINT_URI) or checkpoint or "",
+        every_steps=steps or None,
+        interval_seconds=float(interval) if interval else None,
+        keep_last=_integer(environment, env.CHECKPOINT_KEEP_LAST, 0) or None,
+        keep_every=_integer(environment, env.CHECKPOINT_KEEP_EVERY, 0) or None,
+        start_from=environment.get(env.CHECKPOINT_FROM, ""),
+        start_load=start_load,
+    )
+
+
+def _integer(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name)
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}; it must be a whole number") from None

@@ -1,0 +1,100 @@
+"""`muster.start()`: from the environment to a session."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime
+import os
+import signal
+import threading
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from muster_runtime import report
+from muster_runtime.errors import UsageError, caller
+from muster_runtime.parallel.gang import Gang
+from muster_runtime.session import rng
+from muster_runtime.session.session import Session
+from muster_runtime.session.settings import Settings, read_settings
+
+_TIMEOUT: Final = datetime.timedelta(minutes=30)
+"""Of our own group: the others wait there while a rank writes a large shard."""
+
+_started: list[tuple[Session, str]] = []
+
+
+def start(
+    *,
+    seed: int | None = None,
+    strategy: str | None = None,
+    checkpoint: str | None = None,
+    checkpoint_every_steps: int | None = None,
+) -> Session:
+    """Starts this process's session. See docs/session.md."""
+    where = caller()
+    if _started:
+        raise UsageError(f"{where}: the session was started at {_started[0][1]} already; use that one")
+    settings = read_settings(
+        os.environ, seed=seed, strategy=strategy, checkpoint=checkpoint, every_steps=checkpoint_every_steps
+    )
+    device = _device(settings)
+    _pin(settings, device)
+    gang = _join(settings, device)
+    rng.seed_all(settings.seed)
+    session = Session(settings, gang, device)
+    _started.append((session, where))
+    _listen(session)
+    report.Reporter().send(report.Hello(settings.rank, os.getpid()))
+    atexit.register(_leave, session)
+    return session
+
+
+def _device(settings: Settings) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", settings.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _pin(settings: Settings, device: torch.device) -> None:
+    """Makes arithmetic repeatable: the number of threads decides how sums are split."""
+    if "OMP_NUM_THREADS" in os.environ:
+        torch.set_num_threads(max(1, int(os.environ["OMP_NUM_THREADS"])))
+    elif settings.distributed:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings.ranks_per_worker))
+    if device.type == "cpu":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    # that part costs time and changes no result
+
+
+def _join(settings: Settings, device: torch.device) -> Gang:
+    if not settings.distributed:
+        return Gang()
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    group: Any = dist.new_group(backend="gloo", timeout=_TIMEOUT) if settings.world_size > 1 else None
+    return Gang(settings.rank, settings.world_size, group)
+
+
+def _listen(session: Session) -> None:
+    def before_step(optimizer: Optimizer, *_: Any) -> None:
+        session.optimizer_steps(optimizer)
+
+    register_optimizer_step_pre_hook(before_step)
+    on_main = threading.current_thread() is threading.main_thread()
+    if on_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a handler of the script's own stays
+        signal.signal(signal.SIGTERM, lambda *_: session.signal_stop())
+
+
+def _leave(session: Session) -> None:
+    # After an error the peers may be gone, and leaving the group in order would wait for them.
+    if session.closed and dist.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()

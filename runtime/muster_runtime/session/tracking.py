@@ -1,0 +1,211 @@
+"""The objects of a checkpoint: their states into a table of tensors and back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.tree import TensorTable, join, split
+from muster_runtime.errors import StateError
+from muster_runtime.parallel.gang import Gang
+from muster_runtime.parallel.wrap import unwrap
+
+_OPTIMIZER_STATE = re.compile(r"^\.state\.(\d+)\.(.+)$")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything whose state can be taken and given back."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """One object under its name. `where` is the line of `track`."""
+
+    name: str
+    thing: Any
+    where: str
+
+    def state(self) -> Any:
+        return unwrap(self.thing).state_dict() if isinstance(self.thing, nn.Module) else self.thing.state_dict()
+
+
+def capture(objects: list[Tracked], gang: Gang) -> tuple[TensorTable, dict[str, Any]]:
+    """The tensors that this rank can write and the tree of each object. Collective.
+
+    StateError when a state can't be stored, or isn't the same on all ranks.
+    """
+    table: TensorTable = {}
+    trees: dict[str, Any] = {}
+    failure = ""
+    for tracked in objects:
+        if isinstance(tracked.thing, nn.Module):
+            share_buffers(tracked.thing, gang)
+    try:
+        for tracked in objects:
+            trees[tracked.name], tensors = split(tracked.name, tracked.state(), ties_of(tracked))
+            table.update(_own_share(tracked, tensors, gang))
+    except StateError as error:
+        failure = f"{error} (tracked at {tracked.where})"
+    digests = {name: hashlib.sha256(json.dumps(tree).encode()).hexdigest() for name, tree in trees.items()}
+    _agree(gang.gather((failure, digests)))
+    return table, trees
+
+
+def _own_share(tracked: Tracked, tensors: TensorTable, gang: Gang) -> TensorTable:
+    # Replicas of parameters are equal, and torch's planner spreads them over the ranks. Other plain tensors may differ
+    # from rank to rank; rank 0's are the ones that count.
+    if gang.leads or isinstance(tracked.thing, (nn.Module, Optimizer)):
+        return tensors
+    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+
+
+def _agree(reports: list[tuple[str, dict[str, str]]]) -> None:
+    for rank, (failure, _) in enumerate(reports):
+        if failure:
+            raise StateError(f"rank {rank}: {failure}")
+    first = reports[0][1]
+    for rank, (_, digests) in enumerate(reports):
+        for name in first.keys() | digests.keys():
+            if first.get(name) != digests.get(name):
+                raise StateError(
+                    f"the state of {name!r} on rank {rank} differs from rank 0's; a checkpoint holds it once for all "
+                    "ranks. Make it the same everywhere (all-reduce what it counts), or don't track it"
+                )
+
+
+def share_buffers(model: nn.Module, gang: Gang) -> None:
+    """Makes every rank's buffers (BatchNorm's statistics) rank 0's, which a checkpoint holds. Collective."""
+    if gang.group is None:
+        return
+    with torch.no_grad():
+        for buffer in model.buffers():
+            if not isinstance(buffer, DTensor):
+                dist.broadcast(buffer, src=0)
+
+
+def ties_of(tracked: Tracked) -> dict[str, str]:
+    """Path of each tied parameter -> path of the first one that is the same."""
+    if not isinstance(tracked.thing, nn.Module):
+        return {}
+    first: dict[int, str] = {}
+    ties = {}
+    model = unwrap(tracked.thing)
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        path = f"{tracked.name}.{name}"
+        known = first.setdefault(id(tensor), path)
+        if known != path:
+            ties[path] = known
+    return ties
+
+
+class Restoration:
+    """One attempt to bring a checkpoint's states into the tracked objects.
+
+    `table` is what the reader fills: models in place, everything else as fresh tensors, which `apply` hands over.
+    So a damaged checkpoint leaves optimizers and the rest untouched.
+    """
+
+    def __init__(self, objects: list[Tracked], trees: dict[str, Any], reader: Reader) -> None:
+        self._reader = reader
+        self.table: TensorTable = {}
+        self._states: list[tuple[Tracked, Any]] = []
+        self._copies: list[tuple[torch.Tensor, str]] = []
+        missing = [tracked for tracked in objects if tracked.name not in trees]
+        if missing:
+            names = ", ".join(repr(tracked.name) for tracked in missing)
+            raise StateError(
+                f"the checkpoint has no {names}, which {missing[0].where} tracks; it has: {', '.join(trees)}. "
+                "Track what the run tracked before, under the same names, or start with another checkpoint.uri"
+            )
+        for tracked in objects:
+            lookup = self._lookup_for(tracked)
+            self._states.append((tracked, join(trees[tracked.name], lookup, tracked.name)))
+
+    def _lookup_for(self, tracked: Tracked) -> Callable[[str, str], torch.Tensor]:
+        if isinstance(tracked.thing, nn.Module):
+            return self._model_lookup(tracked)
+        _, present = split(tracked.name, tracked.state())
+        if isinstance(tracked.thing, Optimizer):
+            parameters = [p for group in tracked.thing.param_groups for p in group["params"]]
+            return lambda path, name: self._fresh(
+                name, present.get(path), _parameter_at(path, tracked.name, parameters)
+            )
+        return lambda path, name: self._fresh(name, present.get(path), None)
+
+    def _model_lookup(self, tracked: Tracked) -> Callable[[str, str], torch.Tensor]:
+        _, present = split(tracked.name, tracked.state())
+
+        def lookup(path: str, name: str) -> torch.Tensor:
+            target = present.get(path)
+            if target is None:
+                raise StateError(f"the checkpoint has {path}, which the model tracked at {tracked.where} lacks")
+            saved = self._saved(name)
+            if saved.size != target.shape:
+                raise StateError(
+                    f"{path} is {tuple(saved.size)} in the checkpoint and {tuple(target.shape)} in the model tracked "
+                    f"at {tracked.where}; the model has changed since"
+                )
+            if name in self.table:
+                self._copies.append((target, name))  # tied when it was saved; a tie still, or two parameters now
+            else:
+                self.table[name] = target
+            return target
+
+        return lookup
+
+    def _fresh(self, name: str, present: torch.Tensor | None, parameter: torch.Tensor | None) -> torch.Tensor:
+        if name not in self.table:
+            saved = self._saved(name)
+            like = next((t for t in (present, parameter) if t is not None and t.shape == saved.size), None)
+            dtype = saved.properties.dtype
+            if like is not None:
+                self.table[name] = torch.empty_like(like.detach(), dtype=dtype)
+            else:
+                self.table[name] = torch.empty(saved.size, dtype=dtype)
+        return self.table[name]
+
+    def _saved(self, name: str) -> TensorStorageMetadata:
+        entry = self._reader.metadata.state_dict_metadata.get(name)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise StateError(f"the checkpoint's tree names {name}, which its table lacks")
+        return entry
+
+    def apply(self) -> None:
+        """Hands the states over, models first. After the reader has filled `table`."""
+        with torch.no_grad():
+            for target, name in self._copies:
+                target.copy_(self.table[name])
+        for tracked, state in sorted(self._states, key=lambda pair: not isinstance(pair[0].thing, nn.Module)):
+            thing = unwrap(tracked.thing) if isinstance(tracked.thing, nn.Module) else tracked.thing
+            try:
+                thing.load_state_dict(state)
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise StateError(
+                    f"the checkpoint's {tracked.name!r} doesn't fit the object tracked at {tracked.where}: {error}"
+                ) from error
+
+
+def _parameter_at(path: str, name: str, parameters: list[torch.Tensor]) -> torch.Tensor | None:
+    """The parameter that an optimizer's state tensor belongs to. Step counts stay on the CPU, as optimizers want it."""
+    match = _OPTIMIZER_STATE.match(path.removeprefix(name))
+    if match is None or match[2] == "step" or int(match[1]) >= len(parameters):
+        return None
+    return parameters[int(match[1])]

@@ -1,0 +1,1 @@
+"""What a run tells about itself: rates, MFU, and its losses bit by bit."""

@@ -1,0 +1,286 @@
+"""Saving and restoring through a store: formats, hashes, damage, and the way back along the parents."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import pickle
+
+import pytest
+import torch
+
+from muster_protocol import manifest
+from muster_runtime.checkpoint import keeper as keepers
+from muster_runtime.checkpoint.__main__ import main
+from muster_runtime.checkpoint.chain import Found, find_start, manifest_keys
+from muster_runtime.checkpoint.commit import claim_epoch
+from muster_runtime.checkpoint.keeper import Keeper
+from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.retention import Retention
+from muster_runtime.checkpoint.store import Store
+from muster_runtime.checkpoint.tree import TensorTable
+from muster_runtime.errors import CorruptCheckpointError, StaleEpochError, StateError, StorageError
+from muster_runtime.parallel.gang import Gang
+
+DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.int8,
+    torch.bool,
+    torch.complex64,
+)
+
+
+def content(step: int) -> TensorTable:
+    table = {str(dtype): torch.arange(6).view(2, 3).add(step).to(dtype) for dtype in DTYPES}
+    table |= {
+        "scalar": torch.tensor(step * 0.1),
+        "empty": torch.empty(0, 3),
+        "turned": torch.arange(6.0).view(2, 3).t(),
+    }
+    return table
+
+
+class Run:
+    """One gang of one rank, and what it was warned of."""
+
+    def __init__(self, store: Store, keep_last: int | None = None, keep_every: int | None = None) -> None:
+        self.store = store
+        self.warnings: list[str] = []
+        self.keeper = Keeper(
+            store, Gang(), owner="job", job="job", retention=Retention(keep_last, keep_every), warn=self.warnings.append
+        )
+        self.keeper.claim()
+
+    def save(self, step: int, finished: bool = False) -> None:
+        self.keeper.save(
+            content(step),
+            step=step,
+            trees={"model": {}},
+            run={"step": step},
+            finished=finished,
+            before_commit=lambda: None,
+        )
+
+    def restore(self) -> int | None:
+        """The step that was restored, after looking at every tensor."""
+        tables: list[TensorTable] = []
+
+        def prepare(found: Found, reader: Reader) -> TensorTable:
+            tables.append({name: torch.empty_like(t) for name, t in content(0).items()})
+            return tables[-1]
+
+        found = self.keeper.restore(prepare)
+        if found is None:
+            return None
+        step = found.manifest.step
+        for name, tensor in content(step).items():
+            assert tables[-1][name].dtype == tensor.dtype
+            assert tables[-1][name].equal(tensor), name
+        return step
+
+
+def shard_keys(store: Store, step: int) -> list[str]:
+    return [key for key, _ in store.objects(f"step-{step:08d}/") if key.endswith(".bin")]
+
+
+def damage(store: Store, key: str) -> None:
+    body = store.get(key)
+    assert body is not None
+    store.put(key, body.content[:-1] + bytes([body.content[-1] ^ 1]))
+
+
+def test_everything_comes_back(store: Store) -> None:
+    first = Run(store)
+    assert first.restore() is None
+    first.save(5)
+    again = Run(store)
+    assert again.restore() == 5
+    assert again.warnings == []
+
+
+def test_no_pickle_is_written_or_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("pickle was used")
+
+    for module, name in (
+        (pickle, "loads"),
+        (pickle, "load"),
+        (pickle, "dumps"),
+        (pickle, "dump"),
+        (pickle, "Unpickler"),
+    ):
+        monkeypatch.setattr(module, name, refuse)
+    monkeypatch.setattr(torch, "save", refuse)
+    monkeypatch.setattr(torch, "load", refuse)
+    run = Run(store)
+    run.save(5)
+    assert Run(store).restore() == 5
+    monkeypatch.undo()
+    for key, _ in run.store.objects(""):
+        body = run.store.get(key)
+        assert body is not None
+        assert not body.content.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK")), key
+        with pytest.raises(Exception):  # noqa: B017 - whatever it says, it isn't a pickle
+            pickle.load(io.BytesIO(body.content))
+
+
+def test_the_manifest_names_every_byte(store: Store) -> None:
+    run = Run(store)
+    run.save(5)
+    found = find_start(run.store, 5)
+    for file in found.manifest.files:
+        body = run.store.get(file.key)
+        assert body is not None
+        assert (len(body.content), hashlib.sha256(body.content).hexdigest()) == (file.size, file.sha256)
+
+
+def test_a_damaged_shard_is_told_and_the_parent_is_taken(store: Store) -> None:
+    run = Run(store)
+    for step in (5, 6, 7):
+        run.save(step)
+    damage(run.store, shard_keys(run.store, 7)[0])
+    again = Run(store)
+    assert again.restore() == 6
+    assert "step 7 can't be restored" in again.warnings[0]
+    assert "SHA-256 differs" in again.warnings[0]
+    again.save(8)
+    assert find_start(again.store, None).manifest.parent.startswith("step-00000006/")
+
+
+def test_a_missing_shard_is_told_and_the_parent_is_taken(store: Store) -> None:
+    run = Run(store)
+    for step in (5, 6):
+        run.save(step)
+    run.store.delete(shard_keys(run.store, 6))
+    again = Run(store)
+    assert again.restore() == 5
+    assert "does not exist" in again.warnings[0]
+
+
+def test_a_damaged_manifest_is_not_believed_and_an_older_one_is_found(store: Store) -> None:
+    run = Run(store)
+    for step in (5, 6):
+        run.save(step)
+    key = run.keeper._parent[0]
+    body = run.store.get(key)
+    assert body is not None
+    run.store.put(key, body.content.replace(b'"step": 6', b'"step": 9'))
+    again = Run(store)
+    assert again.restore() == 5
+    assert "not the manifest that was committed" in again.warnings[0]
+
+
+def test_when_nothing_is_whole_the_run_fails_and_is_not_begun_anew(store: Store) -> None:
+    run = Run(store)
+    run.save(5)
+    damage(run.store, shard_keys(run.store, 5)[0])
+    with pytest.raises(CorruptCheckpointError, match=r"no checkpoint below .* is whole.*not begun anew"):
+        Run(store).restore()
+
+
+def test_a_gang_that_was_replaced_can_not_commit(store: Store) -> None:
+    old = Run(store)
+    old.save(5)
+    new = Run(store)
+    assert new.restore() == 5
+    with pytest.raises(StaleEpochError):
+        old.save(6)
+    new.save(6)
+    assert find_start(new.store, None).manifest.epoch == 2
+
+
+def test_retention_keeps_what_a_resume_needs(store: Store) -> None:
+    run = Run(store, keep_last=2)
+    for step in (1, 2, 3, 4):
+        run.save(step)
+    assert [step for step in range(1, 5) if shard_keys(run.store, step)] == [3, 4]
+    again = Run(store, keep_last=2)
+    assert again.restore() == 4
+    again.save(5)
+    assert [step for step in range(1, 6) if shard_keys(again.store, step)] == [4, 5]
+    damage(again.store, shard_keys(again.store, 5)[0])
+    assert Run(store).restore() == 4
+
+
+def test_starting_from_another_run(store: Store) -> None:
+    run = Run(store)
+    with pytest.raises(StateError, match="has no committed checkpoint"):
+        find_start(run.store, None)
+    for step in (5, 6):
+        run.save(step)
+    assert find_start(run.store, None).manifest.step == 6
+    assert find_start(run.store, 5).manifest.step == 5
+    with pytest.raises(StateError, match="has no committed checkpoint of step 7; it has: 5, 6"):
+        find_start(run.store, 7)
+
+
+def uncommitted(store: Store, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole checkpoint in the store whose commit did not succeed."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise StorageError("Network", "the server went away before LATEST was written")
+
+    run = Run(store)
+    run.restore()
+    with monkeypatch.context() as patch:
+        patch.setattr(keepers, "commit", refuse)
+        with pytest.raises(StorageError):
+            run.save(step)
+    assert any(f"step-{step:08d}/" in key for key in manifest_keys(store))
+
+
+def test_a_checkpoint_that_was_never_committed_is_not_restored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    Run(store).save(5)
+    uncommitted(store, 6, monkeypatch)
+    damage(store, shard_keys(store, 5)[0])
+    with pytest.raises(CorruptCheckpointError, match=r"no checkpoint below .* is whole"):
+        Run(store).restore()
+
+
+def test_the_list_tells_what_was_never_committed(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(store)
+    run.save(1)
+    uncommitted(store, 2, monkeypatch)
+    assert main(["ls", store.uri]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["1", "2"]
+    assert rows[0].endswith("LATEST")
+    assert rows[1].endswith("not committed")
+    assert main(["verify", store.uri]) == 0
+    assert "1 of 1 checkpoints are whole" in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_was_never_committed_is_no_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    Run(store).save(5)
+    uncommitted(store, 6, monkeypatch)
+    with pytest.raises(StateError, match="has no committed checkpoint of step 6; it has: 5"):
+        find_start(store, 6)
+
+
+def test_what_is_kept_for_ever_stays_in_the_chain_when_its_neighbours_are_deleted(store: Store) -> None:
+    run = Run(store, keep_last=2, keep_every=3)
+    for step in range(1, 6):
+        run.save(step)
+    again = Run(store, keep_last=2, keep_every=3)
+    assert again.restore() == 5
+    for step in range(6, 12):
+        again.save(step)
+    assert [step for step in range(1, 12) if shard_keys(store, step)] == [3, 6, 9, 10, 11]
+    assert [find_start(store, step).manifest.step for step in (3, 6, 9, 10, 11)] == [3, 6, 9, 10, 11]
+    for step in (9, 10, 11):
+        damage(store, shard_keys(store, step)[0])
+    assert Run(store).restore() == 6
+
+
+def test_a_newer_format_is_refused_with_the_way_out(store: Store) -> None:
+    latest = claim_epoch(store, "a").latest
+    store.put(manifest.LATEST_KEY, manifest.encode(dataclasses.replace(latest, version=99)))
+    with pytest.raises(CorruptCheckpointError, match="Use the Muster that wrote it, or a newer one"):
+        claim_epoch(store, "a")

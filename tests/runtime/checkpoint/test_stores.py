@@ -1,0 +1,218 @@
+"""The two stores behave the same: folders and a real S3 server."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from muster_runtime.checkpoint import s3_store
+from muster_runtime.checkpoint.s3_process import PART_BYTES
+from muster_runtime.checkpoint.s3_store import S3Store
+from muster_runtime.checkpoint.store import Store, open_store
+from muster_runtime.errors import StorageError
+
+if TYPE_CHECKING:
+    from conftest import S3Server
+
+
+def kind_of(error: pytest.ExceptionInfo[StorageError]) -> str:
+    return error.value.kind
+
+
+def test_an_object_comes_back_whole_and_in_parts(store: Store) -> None:
+    store.put("a/b", b"0123456789")
+    body = store.get("a/b")
+    assert body is not None
+    assert body.content == b"0123456789"
+    assert store.read("a/b", 3, 4) == b"3456"
+    assert store.read("a/b", 0, 0) == b""
+
+
+def test_what_is_absent_is_none_and_can_not_be_read(store: Store) -> None:
+    assert store.get("nothing") is None
+    with pytest.raises(StorageError) as error:
+        store.read("nothing", 0, 1)
+    assert kind_of(error) == "NotFound"
+    store.put("short", b"123")
+    with pytest.raises(StorageError) as error:
+        store.read("short", 2, 5)
+    assert kind_of(error) == "NotFound"
+
+
+@pytest.mark.parametrize("size", [0, 5, PART_BYTES, 2 * PART_BYTES + 12345], ids=["empty", "small", "part", "parts"])
+def test_a_stream_of_any_size(store: Store, size: int) -> None:
+    content = os.urandom(size)
+    writer = store.writer("streamed")
+    for start in range(0, size, 3_000_000):
+        writer.write(memoryview(content)[start : start + 3_000_000])
+    file = writer.close()
+    assert (file.key, file.size, file.sha256) == ("streamed", size, hashlib.sha256(content).hexdigest())
+    body = store.get("streamed")
+    assert body is not None
+    assert body.content == content
+
+
+def test_an_aborted_stream_leaves_nothing(store: Store) -> None:
+    writer = store.writer("half")
+    writer.write(memoryview(bytes(PART_BYTES + 1)))
+    writer.abort()
+    assert store.get("half") is None
+    assert store.objects("") == []
+
+
+def test_a_conditional_write_needs_the_right_tag(store: Store) -> None:
+    first = store.put_if("word", b"one", None)
+    with pytest.raises(StorageError) as error:
+        store.put_if("word", b"two", None)
+    assert kind_of(error) == "PreconditionFailed"
+    second = store.put_if("word", b"two", first)
+    with pytest.raises(StorageError) as error:
+        store.put_if("word", b"three", first)
+    assert kind_of(error) == "PreconditionFailed"
+    body = store.get("word")
+    assert body is not None
+    assert (body.content, body.etag) == (b"two", second)
+
+
+def test_a_conditional_write_of_what_is_gone_fails(store: Store) -> None:
+    etag = store.put_if("word", b"one", None)
+    store.delete(["word"])
+    with pytest.raises(StorageError) as error:
+        store.put_if("word", b"two", etag)
+    assert kind_of(error) == "PreconditionFailed"
+
+
+def test_listing_and_deleting(store: Store) -> None:
+    for key in ("step-1/a", "step-1/b", "step-2/a", "metrics/x"):
+        store.put(key, key.encode())
+    assert store.objects("step-") == [("step-1/a", 8), ("step-1/b", 8), ("step-2/a", 8)]
+    store.delete(["step-1/a", "step-1/b", "never-there"])
+    assert [key for key, _ in store.objects("")] == ["metrics/x", "step-2/a"]
+
+
+def test_a_bucket_that_does_not_exist_is_told_in_words(s3_environment: S3Server) -> None:
+    store = open_store("s3://no-such-bucket/run")
+    try:
+        with pytest.raises(StorageError, match=r"the bucket 'no-such-bucket' does not exist.*create it") as error:
+            store.put("a", b"")
+        assert kind_of(error) == "NoSuchBucket"
+        with pytest.raises(StorageError, match="no-such-bucket") as error:
+            store.get("a")
+        assert kind_of(error) == "NoSuchBucket"
+    finally:
+        store.close()
+
+
+def test_wrong_keys_are_told_in_words(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    store = open_store("s3://models/run")
+    try:
+        with pytest.raises(
+            StorageError, match=r"access to s3://models/run/a at http://.* is denied.*secretRef"
+        ) as error:
+            store.put("a", b"")
+        assert kind_of(error) == "AccessDenied"
+    finally:
+        store.close()
+
+
+def test_a_server_that_is_away_is_told_in_words(monkeypatch: pytest.MonkeyPatch, s3_environment: S3Server) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    store = open_store("s3://models/run")
+    try:
+        with pytest.raises(StorageError, match=r"can't be reached.*AWS_ENDPOINT_URL_S3") as error:
+            store.get("a")
+        assert kind_of(error) == "Network"
+    finally:
+        store.close()
+
+
+def test_an_s3_process_that_was_killed_fails_what_it_was_asked_and_another_takes_over(
+    s3_environment: S3Server,
+) -> None:
+    store = open_store("s3://models/run")
+    assert isinstance(store, S3Store)
+    store.put("a", b"1")
+    for _ in range(2):
+        stream = store.writer("b")
+        killed = store.process
+        killed.send_signal(signal.SIGSTOP)  # so that the request is under way when it dies
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(store.get, "a")
+            killed.kill()
+            with pytest.raises(StorageError, match="was killed, probably for want of memory") as error:
+                asked.result(20)
+        assert kind_of(error) == "Other"
+        with pytest.raises(StorageError, match="was killed"):
+            stream.close()  # a stream ends with its process, it is not continued in the middle
+        body = store.get("a")
+        assert body is not None
+        assert body.content == b"1"
+        assert store.process.pid != killed.pid
+    writer = store.writer("b")
+    writer.write(memoryview(b"whole"))
+    writer.close()
+    body = store.get("b")
+    assert body is not None
+    assert body.content == b"whole"
+    store.close()
+
+
+def test_an_s3_process_that_never_answers_asks_for_boto3(
+    s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_store, "_BOOTSTRAP", "raise ModuleNotFoundError('boto3')")
+    store = open_store("s3://models/run")
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"did not start \(exit code 1\).*Is boto3 installed"):
+            store.get("a")
+    store.close()
+
+
+_CHILD = """
+import sys
+from muster_runtime.checkpoint.store import open_store
+store = open_store("s3://models/child")
+store.put("a", b"1")
+assert not {name.split(".")[0] for name in sys.modules} & {"boto3", "botocore", "s3transfer", "jmespath"}, sys.modules
+print(store.process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_boto3_stays_out_of_the_rank_and_its_process_dies_with_it(s3_environment: S3Server, tmp_path: Path) -> None:
+    # modules of these names in the script's folder must not reach our process either
+    for name in ("boto3", "json", "socket"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the user has a module of this name')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "user")}
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "boto3.py").write_text("raise RuntimeError('found on PYTHONPATH')")
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert child.stdout is not None
+    pid = int(child.stdout.readline())
+    os.kill(pid, signal.SIGTERM)  # a stop reaches the whole process group; the last save still needs this process
+    child.kill()
+    child.wait()
+    until = time.monotonic() + 10
+    while _alive(pid):
+        assert time.monotonic() < until, "the S3 process outlived its rank"
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

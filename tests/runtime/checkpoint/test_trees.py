@@ -1,0 +1,96 @@
+"""State dicts as trees and tensors: everything plain comes back exactly, anything else is named."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster_runtime.checkpoint.tree import join, split
+from muster_runtime.errors import StateError
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.booleans() | st.none() | st.tuples(st.integers()), inner)
+    ),
+    max_leaves=30,
+)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal with equal types; NaN equals NaN, and 0.0 differs from -0.0."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, float):
+        return left.hex() == right.hex()
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return same(list(left.items()), list(right.items()))
+    return bool(left == right)
+
+
+def through_json(state: Any) -> Any:
+    tree, table = split("x", state)
+    assert not table
+    return join(json.loads(json.dumps(tree, allow_nan=False)), lambda path, name: table[name])
+
+
+@settings(max_examples=200, deadline=None)
+@given(PLAIN)
+def test_plain_values_come_back_exactly(state: Any) -> None:
+    assert same(through_json(state), state)
+
+
+def test_dicts_that_look_like_tags_come_back() -> None:
+    for state in ({"$tensor": "x"}, {"$dict": [1]}, {"a": {"$float": "nan"}}):
+        assert through_json(state) == state
+
+
+def test_tensors_go_into_the_table_under_their_paths() -> None:
+    state = {"state": {0: {"step": torch.tensor(3.0)}}, "groups": [{"lr": 0.1, "w": (torch.ones(2),)}]}
+    tree, table = split("opt", state)
+    assert list(table) == ["opt.state.0.step", "opt.groups.0.w.0"]
+    back = join(json.loads(json.dumps(tree)), lambda path, name: table[name], "opt")
+    assert back["groups"][0]["w"][0].equal(torch.ones(2))
+    assert list(back["state"]) == [0]
+
+
+def test_the_paths_are_the_same_both_ways() -> None:
+    state = {"a.b": [torch.ones(1)], 3: {"c": (torch.ones(1), torch.ones(1))}}
+    tree, table = split("n", state)
+    seen = []
+    join(tree, lambda path, name: seen.append((path, name)) or table[name], "n")
+    assert [path for path, _ in seen] == [name for _, name in seen] == list(table)
+
+
+def test_numpy_numbers_and_odd_dicts_become_plain() -> None:
+    state = OrderedDict(count=np.int64(3), mean=np.float32(0.5), ok=np.bool_(True))
+    assert through_json(state) == {"count": 3, "mean": 0.5, "ok": True}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(object(), "object"), ({1, 2}, "set"), (lambda: 0, "function"), (np.ones(2), "ndarray")]
+)
+def test_anything_else_is_an_error_that_names_the_key(value: Any, kind: str) -> None:
+    with pytest.raises(StateError, match=rf"^meter\.deep\.1 is a .*{kind}"):
+        split("meter", {"deep": [0, value]})
+
+
+def test_sparse_tensors_are_refused_by_name() -> None:
+    with pytest.raises(StateError, match=r"m\.grid is a torch.sparse_coo tensor"):
+        split("m", {"grid": torch.eye(2).to_sparse()})
+
+
+def test_infinities_are_kept() -> None:
+    assert through_json([math.inf, -math.inf]) == [math.inf, -math.inf]

@@ -1,0 +1,173 @@
+"""One order for every gang: which samples each rank reads, and what the dataset draws for them."""
+
+from __future__ import annotations
+
+import random
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset, WeightedRandomSampler
+
+from muster_runtime.data.loader import Loader, to_device
+from muster_runtime.data.order import BatchPlan
+
+CPU = torch.device("cpu")
+
+
+class Noisy(Dataset[Any]):
+    """Index and a draw from each generator that people use."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> tuple[int, float, float, float]:
+        return index, random.random(), float(np.random.rand()), torch.rand(()).item()
+
+
+def wrap(source: DataLoader[Any], rank: int = 0, parts: int = 1, seed: int = 5) -> Loader:
+    return Loader(source, rank=rank, parts=parts, seed=seed, device=CPU, where="here.py:1")
+
+
+def global_batches(make: Any, parts: int, epoch: int = 0, start: int = 0) -> list[Any]:
+    """The gang's batches of an epoch: each rank's part, one after the other."""
+    ranks = [list(wrap(make(), rank, parts).batches(epoch, start)) for rank in range(parts)]
+    return [[torch.cat(column).tolist() for column in zip(*batch, strict=True)] for batch in zip(*ranks, strict=True)]
+
+
+def noisy(workers: int = 0, **more: Any) -> DataLoader[Any]:
+    return DataLoader(Noisy(), batch_size=12, shuffle=True, num_workers=workers, **more)
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.booleans(), st.integers(1, 8))
+@settings(max_examples=300, deadline=None)
+def test_parts_cover_each_batch_in_order(samples: int, batch: int, drop_last: bool, parts: int) -> None:
+    try:
+        plan = BatchPlan(samples, batch, drop_last, parts)
+    except ValueError:
+        rest = samples % batch
+        assert batch % parts or (rest % parts and not drop_last) or (samples < batch and drop_last)
+        return
+    seen = [at for number in range(len(plan)) for part in range(parts) for at in plan.share(number, part)]
+    assert seen == list(range(samples - (samples % batch if drop_last else 0)))
+    for number in range(len(plan)):
+        assert len({len(plan.share(number, part)) for part in range(parts)}) == 1
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_every_gang_reads_the_same_samples_with_the_same_draws(parts: int) -> None:
+    for epoch in (0, 1):
+        assert global_batches(noisy, parts, epoch) == global_batches(noisy, 1, epoch)
+
+
+def test_epochs_differ_and_each_has_every_sample_once() -> None:
+    orders = [[i for batch in global_batches(noisy, 2, epoch) for i in batch[0]] for epoch in (0, 1)]
+    assert orders[0] != orders[1]
+    assert [sorted(order) for order in orders] == [list(range(48))] * 2
+
+
+def test_a_start_in_the_middle_goes_on_with_the_same_batches() -> None:
+    assert global_batches(noisy, 2, 1, start=3) == global_batches(noisy, 2, 1)[3:]
+
+
+def test_workers_change_nothing() -> None:
+    assert global_batches(lambda: noisy(workers=2), 1) == global_batches(noisy, 1)
+
+
+def test_persistent_workers_follow_the_epochs() -> None:
+    loader = wrap(noisy(workers=1, persistent_workers=True))
+    plain = wrap(noisy())
+    for epoch in (0, 1):
+        got = [batch[0].tolist() for batch in loader.batches(epoch, 2)]
+        assert got == [batch[0].tolist() for batch in plain.batches(epoch, 2)]
+
+
+def test_reading_leaves_the_trainings_generators_alone() -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    expected = torch.rand(2).tolist(), random.random(), np.random.rand()
+    for workers in (0, 1):
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        for _ in wrap(noisy(workers=workers)).batches(0, 0):
+            pass
+        assert (torch.rand(2).tolist(), random.random(), np.random.rand()) == expected
+
+
+def test_a_dataset_that_reads_many_at_once_is_asked_for_one_since_each_has_its_seed() -> None:
+    class Many(Noisy):
+        asked: list[int] = []  # noqa: RUF012 - counted over all copies
+
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            self.asked.append(len(indices))
+            return [self[index] for index in indices]
+
+    list(wrap(DataLoader(Many(), batch_size=12)).batches(0, 0))
+    assert Many.asked == [1] * 48
+
+
+SAMPLERS = {
+    "weighted": lambda: DataLoader(Noisy(), batch_size=4, sampler=WeightedRandomSampler([1.0] * 48, 20)),
+    "seeded by the user": lambda: DataLoader(
+        Noisy(), batch_size=4, sampler=RandomSampler(range(48), generator=torch.Generator().manual_seed(9))
+    ),
+    "with replacement": lambda: DataLoader(Noisy(), batch_size=4, sampler=RandomSampler(range(48), replacement=True)),
+    "batches": lambda: DataLoader(Noisy(), batch_sampler=BatchSampler(RandomSampler(range(48)), 4, drop_last=True)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_of_the_users_are_the_same_on_every_rank_and_restart(name: str) -> None:
+    make = SAMPLERS[name]
+    whole = global_batches(make, 2, 1)
+    assert [batch[0] for batch in whole] == [batch[0] for batch in global_batches(make, 1, 1)]
+    assert global_batches(make, 2, 1, start=2) == whole[2:]
+    assert whole != global_batches(make, 2, 2)
+
+
+def test_a_batch_of_the_users_that_can_not_be_shared() -> None:
+    batches = BatchSampler(RandomSampler(range(48)), 5, drop_last=True)
+    with pytest.raises(ValueError, match="made a batch of 5 samples, which 2 data-parallel ranks can't share equally"):
+        list(wrap(DataLoader(Noisy(), batch_sampler=batches), 0, 2).batches(0, 0))
+
+
+@given(st.integers(0, 60))
+@settings(max_examples=30, deadline=None)
+def test_the_position_is_one_number_that_can_be_restored(count: int) -> None:
+    def take(loader: Loader, number: int) -> list[Any]:
+        batches, found = loader.endless(), []
+        for _ in range(number):
+            found.append(next(batches)[0].tolist())
+            loader.position += 1  # as the session does at the boundary
+        return found
+
+    assume(count >= 0)
+    source = DataLoader(TensorDataset(torch.arange(30)), batch_size=6, shuffle=True)
+    whole = take(wrap(source), count + 7)
+    first = wrap(source)
+    take(first, count)
+    second = wrap(source, seed=99)
+    second.load_state_dict(first.state_dict())
+    assert take(second, 7) == whole[count:]
+
+
+def test_an_untracked_loader_gives_the_same_epoch_each_time() -> None:
+    loader = wrap(noisy())
+    assert [batch[0].tolist() for batch in loader] == [batch[0].tolist() for batch in loader]
+    assert len(loader) == 4
+
+
+def test_batches_of_any_shape_are_moved() -> None:
+    pair = namedtuple("pair", "a b")
+    batch = {"x": torch.ones(1), "y": [pair(torch.ones(1), "text"), (1, torch.ones(1))]}
+    meta = to_device(batch, torch.device("meta"))
+    assert meta["x"].is_meta
+    assert meta["y"][0].a.is_meta
+    assert meta["y"][0].b == "text"
+    assert meta["y"][1][1].is_meta

@@ -1,0 +1,299 @@
+"""A gang ends together, and each pod tells what it knows about why."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from muster_protocol import launcher_api as api
+from muster_protocol.exits import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, EXIT_USER, Cause
+
+pytestmark = pytest.mark.runtime
+
+MakeGang = Callable[..., Any]
+
+# What a session does, without torch: it says hello, reports, hears the control word, commits and exits 75.
+SESSION = """
+from muster_runtime import report
+from muster_runtime.control import ControlReader
+reporter, control = report.Reporter(), ControlReader()
+reporter.send(report.Hello(RANK, os.getpid()))
+signal.signal(signal.SIGTERM, lambda *_: mark("sigterm"))
+step = 0
+while not control.stop_requested():
+    step += 1
+    reporter.send(report.Progress(RANK, step, 100000, "0.5", 0.01, 10.0, 5.0, None))
+    if step == 3:
+        mark("running")
+    time.sleep(0.01)
+left = control.deadline() - time.monotonic()
+mark("stopped" if 0 < left < 60 else "bad-deadline")
+if RANK == 0:
+    Path(__file__).with_name("committed").write_text(str(step))
+    reporter.send(report.CheckpointCommitted(0, step, "s3://models/x", 0.1, 1000, time.time()))
+sys.exit(75)
+"""
+PLAIN = "mark('running')\ntime.sleep(600)\n"
+
+
+def running(gang: Any, ranks: int) -> None:
+    gang.eventually(lambda: len(gang.marks("running")) == ranks, f"{ranks} ranks run")
+
+
+def dead(gang: Any, name: str) -> None:
+    """No process that left a mark lives on."""
+
+    def none() -> bool:
+        return not any(alive(int((gang.folder / mark).read_text() or 0)) for mark in gang.marks(name))
+
+    gang.eventually(none, "all ranks are gone", 10)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_crash_of_one_rank_ends_all_and_is_told_with_its_traceback(make_gang: MakeGang) -> None:
+    gang = make_gang(3, 2)
+    command = gang.script(
+        "mark('running')\n"
+        "if RANK == 3:\n"
+        "    while len(list(Path(__file__).parent.glob('mark-running-*'))) < 6: time.sleep(0.01)\n"
+        "    raise ValueError('a bad shape')\n"
+        "time.sleep(600)\n"
+    )
+    leader, culprit, bystander = gang.all(command)
+    facts = culprit.end()
+    assert (facts.cause, facts.exit_code) == (Cause.USER, EXIT_USER)
+    assert (facts.rank, facts.rank_exit_code) == (3, 1)
+    assert facts.message == "rank 3 exited with code 1: ValueError: a bad shape"
+    assert facts.traceback.startswith("Traceback (most recent call last):")
+    assert facts.traceback.endswith("ValueError: a bad shape")
+    for pod in (leader, bystander):
+        followed = pod.end()
+        assert (followed.cause, followed.exit_code) == (Cause.PEER, EXIT_INFRASTRUCTURE)
+        assert "index 1: rank 3 exited with code 1: ValueError: a bad shape" in followed.message
+    dead(gang, "running")
+
+
+def test_a_lost_connection_is_not_taken_for_the_cause(make_gang: MakeGang) -> None:
+    """Rank 0 feels rank 1's end and may even die first; rank 1 is the one to name."""
+    gang = make_gang(2)
+    command = gang.script(
+        "mark('running')\n"
+        "if RANK == 0:\n"
+        "    raise RuntimeError('[torch/csrc gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:1')\n"
+        "until = time.monotonic() + 20\n"
+        "while not list(Path(__file__).parent.glob('mark-running-0')) and time.monotonic() < until: time.sleep(0.01)\n"
+        "time.sleep(0.7)\n"
+        "raise KeyError('the cause')\n"
+    )
+    leader, culprit = gang.all(command)
+    assert culprit.end().cause is Cause.USER
+    facts = leader.end()
+    assert facts.cause is Cause.PEER
+    assert "the cause" in facts.message
+    assert "Connection closed by peer" in facts.traceback
+
+
+def test_a_rank_that_is_killed_names_its_signal(make_gang: MakeGang) -> None:
+    gang = make_gang(1, 2)
+    pod = gang.pod(0, gang.script("if RANK == 1: os.kill(os.getpid(), signal.SIGSEGV)\ntime.sleep(600)\n"))
+    facts = pod.end()
+    assert (facts.cause, facts.rank, facts.rank_exit_code) == (Cause.USER, 1, -signal.SIGSEGV)
+    assert "SIGSEGV" in facts.message
+
+
+def test_exit_75_without_being_asked_is_the_users_failure(make_gang: MakeGang) -> None:
+    gang = make_gang(1)
+    facts = gang.pod(0, gang.script("sys.exit(75)\n")).end()
+    assert (facts.cause, facts.exit_code) == (Cause.USER, EXIT_USER)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["no-such-program"], "'no-such-program' was not found on PATH"),
+        (["/no/such/program"], "'/no/such/program' was not found in this image"),
+        (["./not-executable"], "not executable"),
+        (["./bad-interpreter"], "the interpreter in its first line does not exist"),
+    ],
+)
+def test_a_command_that_cant_be_executed_is_a_configuration_error(
+    make_gang: MakeGang, command: list[str], told: str
+) -> None:
+    gang = make_gang(1)
+    (gang.folder / "not-executable").write_text("echo\n")
+    script = gang.folder / "bad-interpreter"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    facts = gang.pod(0, command).end()
+    assert (facts.cause, facts.exit_code) == (Cause.CONFIG, EXIT_CONFIG)
+    assert told in facts.message
+
+
+def test_a_command_missing_on_one_pod_ends_the_gang(make_gang: MakeGang) -> None:
+    gang = make_gang(2)
+    leader, follower = gang.pod(0, gang.script(PLAIN)), gang.pod(1, ["no-such-program"])
+    assert follower.end().cause is Cause.CONFIG
+    facts = leader.end()
+    assert (facts.cause, facts.exit_code) == (Cause.PEER, EXIT_CONFIG)
+    assert "no-such-program" in facts.message
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_sigterm_at_any_pod_stops_the_sessions_of_all_with_a_checkpoint(make_gang: MakeGang, asked: int) -> None:
+    gang = make_gang(2, 2)
+    pods = gang.all(gang.script(SESSION))
+    running(gang, 4)
+    gang.eventually(lambda: (pods[0].status().step or 0) > 3, "index 0 knows the step")
+    pods[asked].signal(signal.SIGTERM)
+    for pod in pods:
+        facts = pod.end()
+        assert (facts.cause, facts.exit_code) == (Cause.PREEMPTED, EXIT_PREEMPTED), pod.log()
+    committed = int((gang.folder / "committed").read_text())
+    assert pods[0].end().committed_step == committed, "what a rank says just before its end is heard"
+    assert gang.marks("stopped") == {f"mark-stopped-{rank}" for rank in range(4)}
+    assert gang.marks("sigterm") == set(), "a session is asked by the control word, not by a signal"
+
+
+def test_a_plain_script_gets_sigterm_at_once(make_gang: MakeGang) -> None:
+    gang = make_gang(2)
+    pods = gang.all(gang.script(PLAIN), MUSTER_GRACE_SECONDS="60")
+    running(gang, 2)
+    started = time.monotonic()
+    pods[1].signal(signal.SIGTERM)
+    for pod in pods:
+        facts = pod.end()
+        assert (facts.cause, facts.exit_code) == (Cause.PREEMPTED, EXIT_PREEMPTED)
+    assert time.monotonic() - started < 15
+    dead(gang, "running")
+
+
+def test_a_plain_script_that_saves_on_sigterm_and_exits_0_is_not_done(make_gang: MakeGang) -> None:
+    gang = make_gang(1)
+    pod = gang.pod(0, gang.script("signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + PLAIN))
+    running(gang, 1)
+    pod.signal(signal.SIGTERM)
+    assert pod.end().cause is Cause.PREEMPTED
+
+
+def test_what_ignores_the_stop_is_killed_within_the_grace(make_gang: MakeGang) -> None:
+    gang = make_gang(1, 2, MUSTER_GRACE_SECONDS="2")
+    stubborn = "from muster_runtime import report\nif RANK: report.Reporter().send(report.Hello(RANK, os.getpid()))\n"
+    pod = gang.pod(0, gang.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + stubborn + PLAIN))
+    running(gang, 2)
+    started = time.monotonic()
+    pod.signal(signal.SIGTERM)
+    facts = pod.end()
+    assert time.monotonic() - started < 2 + 1
+    assert (facts.cause, facts.exit_code) == (Cause.PREEMPTED, EXIT_PREEMPTED)
+    assert "rank 0, 1 did not end within the grace" in facts.message
+    dead(gang, "running")
+
+
+def test_a_stop_by_http_reaches_the_whole_gang(make_gang: MakeGang) -> None:
+    gang = make_gang(3)
+    pods = gang.all(gang.script(SESSION))
+    running(gang, 3)
+    stop = api.encode(api.Stop(api.StopReason.PREEMPT, 20))
+    assert pods[2].ask("POST", api.STOP_PATH, stop)[0] == 202
+    assert {pod.end().cause for pod in pods} == {Cause.PREEMPTED}
+    assert len(gang.marks("stopped")) == 3
+
+
+def test_max_runtime_saves_and_ends_the_run(make_gang: MakeGang) -> None:
+    gang = make_gang(2, MUSTER_MAX_RUNTIME="1")
+    pods = gang.all(gang.script(SESSION))
+    facts = pods[0].end()
+    assert (facts.cause, facts.exit_code) == (Cause.MAX_RUNTIME, EXIT_PREEMPTED)
+    assert facts.message.startswith("maxRuntime")
+    assert facts.committed_step is not None
+    assert pods[1].end().cause is Cause.MAX_RUNTIME
+
+
+def test_followers_end_when_the_leader_dies(make_gang: MakeGang) -> None:
+    gang = make_gang(2, MUSTER_HEARTBEAT_SECONDS="0.2")
+    leader, follower = gang.all(gang.script(PLAIN))
+    running(gang, 2)
+    leader.process.kill()
+    facts = follower.end(15)
+    assert (facts.cause, facts.exit_code) == (Cause.INFRASTRUCTURE, EXIT_INFRASTRUCTURE)
+    assert "index 0 gave no answer" in facts.message
+    dead(gang, "running")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_leader_ends_the_gang_when_a_follower_is_lost(make_gang: MakeGang, how: int) -> None:
+    gang = make_gang(3, MUSTER_HEARTBEAT_SECONDS="0.2")
+    leader, lost, other = gang.all(gang.script(PLAIN))
+    running(gang, 3)
+    lost.signal(how)
+    facts = leader.end(20)
+    assert (facts.cause, facts.exit_code) == (Cause.INFRASTRUCTURE, EXIT_INFRASTRUCTURE)
+    assert "index 1 (pod uid-1-0) is lost" in facts.message
+    assert other.end().cause is Cause.PEER
+
+
+def test_echoes_of_a_killed_pod_are_put_down_to_it(make_gang: MakeGang) -> None:
+    """Its launcher can't tell; the others only know lost connections. Found by asking round, before any heartbeat."""
+    gang = make_gang(3)
+    gone = "Path(__file__).parent.joinpath('gone').exists()"
+    command = gang.script(
+        f"mark('running')\nwhile not {gone}: time.sleep(0.01)\nraise RuntimeError('gloo: Connection closed by peer')\n"
+    )
+    leader, lost, other = gang.all(command)
+    running(gang, 3)
+    lost.process.kill()
+    lost.process.wait()
+    (gang.folder / "gone").touch()
+    facts = leader.end(15)
+    assert facts.cause is Cause.INFRASTRUCTURE, "index 0 bears witness for it"
+    assert "index 1 (pod uid-1-0) is lost" in facts.message
+    assert other.end().cause is Cause.PEER
+
+
+def test_index_0_waits_for_the_others_to_finish(make_gang: MakeGang) -> None:
+    gang = make_gang(2, MUSTER_HEARTBEAT_SECONDS="0.1")
+    command = gang.script(
+        "mark('running')\n"
+        "if RANK == 1:\n"
+        "    while not Path(__file__).parent.joinpath('go').exists(): time.sleep(0.01)\n"
+    )
+    leader, follower = gang.all(command)
+    running(gang, 2)
+    gang.eventually(lambda: b"ranks_running{" in leader.ask("GET", "/metrics")[1], "metrics")
+    gang.eventually(lambda: ranks_running(leader) == 0, "index 0's rank has ended")
+    assert leader.process.poll() is None
+    (gang.folder / "go").touch()
+    assert (leader.end().cause, follower.end().cause) == (Cause.SUCCEEDED, Cause.SUCCEEDED)
+
+
+def test_a_failure_after_index_0_finished_is_not_a_success_of_index_0(make_gang: MakeGang) -> None:
+    gang = make_gang(2)
+    command = gang.script(
+        "if RANK == 1:\n"
+        "    while not Path(__file__).parent.joinpath('go').exists(): time.sleep(0.01)\n"
+        "    raise OSError('late')\n"
+    )
+    leader, follower = gang.all(command)
+    gang.eventually(leader.listens, "index 0 listens")
+    gang.eventually(lambda: leader.phase_is(api.Phase.RUNNING) and ranks_running(leader) == 0, "its rank has ended")
+    (gang.folder / "go").touch()
+    assert follower.end().cause is Cause.USER
+    facts = leader.end()
+    assert facts.cause is Cause.PEER
+    assert "late" in facts.message
+
+
+def ranks_running(pod: Any) -> int:
+    lines = pod.ask("GET", "/metrics")[1].decode().splitlines()
+    return int(float(next(line for line in lines if line.startswith("muster_worker_ranks_running{")).split()[-1]))

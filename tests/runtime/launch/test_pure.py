@@ -1,0 +1,294 @@
+"""The launcher's pure parts: what tracebacks tell, what exit facts say, who may join, when ranks are ended."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster_protocol import exits
+from muster_protocol import launcher_api as api
+from muster_protocol.exits import Cause, ExitFacts
+from muster_runtime import report
+from muster_runtime.control import ControlReader, ControlWriter
+from muster_runtime.launch import config, termination, tracebacks, verdict
+from muster_runtime.launch.command import parse
+from muster_runtime.launch.membership import Barrier, Roll
+from muster_runtime.launch.stopping import Deadlines
+
+pytestmark = pytest.mark.unit
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=9000)
+
+
+@given(st.sampled_from(Cause), TEXT, TEXT, st.integers(0, 255), st.none() | st.integers(0, 2**63))
+def test_a_termination_message_fits_and_keeps_what_is_not_text(
+    cause: Cause, message: str, traceback: str, code: int, step: int | None
+) -> None:
+    text = exits.encode(ExitFacts(cause, code, message, 3, -9, traceback, step, step, 7))
+    assert len(text.encode()) <= exits.TERMINATION_MESSAGE_LIMIT
+    read = exits.decode(text)
+    assert read is not None
+    assert (read.cause, read.exit_code, read.rank, read.rank_exit_code) == (cause, code, 3, -9)
+    assert (read.step, read.committed_step, read.incarnation) == (step, step, 7)
+    assert message.endswith(read.message)
+    assert traceback.endswith(read.traceback)
+
+
+@given(TEXT | st.recursive(st.none() | st.integers() | TEXT, lambda x: st.lists(x) | st.dictionaries(TEXT, x)))
+def test_any_other_termination_message_is_not_taken_for_ours(content: object) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    assert exits.decode(text) is None
+
+
+def lines(text: str) -> list[str]:
+    return text.strip("\n").split("\n")
+
+
+SIMPLE = """
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    raise ValueError("bad")
+ValueError: bad
+"""
+
+
+def test_the_last_traceback_is_found_among_other_lines() -> None:
+    found = tracebacks.last_traceback(["noise", *lines(SIMPLE.replace("bad", "first")), "x", *lines(SIMPLE), "later"])
+    assert found.startswith("Traceback")
+    assert tracebacks.exception_line(found) == "ValueError: bad"
+
+
+def test_torchs_rank_prefix_is_taken_away() -> None:
+    found = tracebacks.last_traceback([f"[rank3]: {line}" for line in lines(SIMPLE)])
+    assert found == SIMPLE.strip("\n")
+
+
+def test_an_ignored_exception_at_exit_is_not_the_cause() -> None:
+    noise = ["Exception ignored in: <function Pool.__del__ at 0x7f>", *lines(SIMPLE.replace("bad", "noise"))]
+    assert tracebacks.exception_line(tracebacks.last_traceback([*lines(SIMPLE), *noise])) == "ValueError: bad"
+
+
+def test_of_a_chain_of_exceptions_the_last_is_named() -> None:
+    between = ["", "During handling of the above exception, another exception occurred:", ""]
+    chain = [*lines(SIMPLE), *between, *lines(SIMPLE.replace("ValueError: bad", "KeyError: 'x'"))]
+    assert tracebacks.exception_line(tracebacks.last_traceback(chain)) == "KeyError: 'x'"
+
+
+def test_no_traceback_no_exception() -> None:
+    assert tracebacks.last_traceback(["killed"]) == ""
+    assert tracebacks.exception_line("") == ""
+
+
+@given(st.lists(st.text(max_size=40) | st.just("Traceback (most recent call last):"), max_size=30))
+def test_reading_tracebacks_never_fails(some: list[str]) -> None:
+    found = tracebacks.last_traceback(some)
+    tracebacks.exception_line(found)
+    assert len(found.split("\n")) <= 2 * tracebacks.TRACEBACK_LINES or not found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:3",
+        "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error",
+        "torch.distributed.DistNetworkError: The client socket has timed out while trying to connect to (x, 1)",
+        "RuntimeError: gloo: Timed out waiting 1800000ms for recv operation to complete",
+        "[W] TCPStore.cpp:106 recvValue failed on SocketImpl: failed to recv, got 0 bytes",
+    ],
+)
+def test_a_lost_peer_is_an_echo(text: str) -> None:
+    assert tracebacks.is_echo(text)
+
+
+@pytest.mark.parametrize("text", ["ValueError: bad", "ConnectionResetError: [Errno 104] Connection reset by peer", ""])
+def test_the_users_own_errors_are_no_echo(text: str) -> None:
+    assert not tracebacks.is_echo(text)
+
+
+def failed(code: int, stderr: str = "", oom: bool = False) -> verdict.Failure:
+    return verdict.failure(2, code, lines(stderr), killed_for_memory=oom)
+
+
+def test_out_of_memory_is_told_apart() -> None:
+    on_gpu = SIMPLE.replace("ValueError: bad", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    assert failed(1, on_gpu).cause is Cause.OUT_OF_MEMORY
+    assert failed(-signal.SIGKILL, oom=True).cause is Cause.OUT_OF_MEMORY
+    assert failed(-signal.SIGKILL).cause is Cause.USER
+    assert failed(1, SIMPLE, oom=True).cause is Cause.USER
+
+
+def test_signals_are_named() -> None:
+    assert verdict.describe(-signal.SIGBUS) == "was ended by SIGBUS"
+    assert verdict.describe(-64 - 100) == "was ended by signal 164"
+    assert verdict.describe(3) == "exited with code 3"
+
+
+ECHO = SIMPLE.replace("ValueError: bad", "RuntimeError: gloo: Connection closed by peer")
+
+
+def test_a_program_without_tracebacks_leaves_its_last_words() -> None:
+    failure = failed(2, "usage: train [-h]\ntrain: error: no such file: data.bin\n\n")
+    facts = verdict.failed(failure, None, index=0)
+    assert facts.message == "rank 2 exited with code 2: train: error: no such file: data.bin"
+    assert facts.traceback == "usage: train [-h]\ntrain: error: no such file: data.bin"
+    assert verdict.failed(failed(-signal.SIGSEGV, "step 1"), None, index=0).traceback == ""
+
+
+def test_an_own_failure_stays_the_users_whoever_was_first() -> None:
+    facts = verdict.failed(failed(1, SIMPLE), api.Ended(0, 1, "user", "rank 0 exited"), index=1)
+    assert (facts.cause, facts.exit_code) == (Cause.USER, exits.EXIT_USER)
+
+
+@pytest.mark.parametrize(
+    ("first", "cause"),
+    [
+        (api.Ended(0, 1, "user", "rank 0 exited"), Cause.PEER),
+        (api.Ended(1, 1, "user", "itself", secondary=True), Cause.USER),
+        (None, Cause.INFRASTRUCTURE),
+    ],
+)
+def test_an_echo_is_put_down_to_what_was_first(first: api.Ended | None, cause: Cause) -> None:
+    facts = verdict.failed(failed(1, ECHO), first, index=1)
+    assert facts.cause is cause
+    assert "gloo" in facts.traceback
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6))
+def test_ranks_are_killed_before_kubelet_would_kill_the_launcher(now: float, grace: float) -> None:
+    deadlines = Deadlines.within(now, now + grace)
+    assert now <= deadlines.save_until <= deadlines.kill_at <= now + grace
+    if grace >= 1:
+        assert deadlines.kill_at < now + grace
+        assert deadlines.save_until - now >= 0.69 * grace
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+
+def member(index: int, attempt: int = 0, uid: str = "") -> api.Member:
+    return api.Member(index, uid or f"u{index}-{attempt}", "10.0.0.1", 1, attempt)
+
+
+def test_a_barrier_forgets_who_hung_up_and_who_was_silent_for_long() -> None:
+    barrier = Barrier(3, patience=10)
+    for index in range(3):
+        assert barrier.enter(member(index), now=0) is None
+    assert barrier.missing(0) == []
+    barrier.leave(member(1), 5, hung_up=True)
+    barrier.leave(member(2), 5, hung_up=False)
+    assert barrier.missing(6) == [1]
+    assert barrier.missing(16) == [1, 2]
+
+
+def test_a_second_call_of_the_same_pod_keeps_its_place_when_the_first_breaks() -> None:
+    barrier = Barrier(1, patience=0)
+    barrier.enter(member(0), 0)
+    barrier.enter(member(0), 1)
+    barrier.leave(member(0), 2, hung_up=True)
+    assert barrier.missing(100) == []
+
+
+def test_an_older_attempt_is_refused_and_a_newer_takes_over() -> None:
+    barrier = Barrier(1, patience=10)
+    assert barrier.enter(member(0, 1), 0) is None
+    assert barrier.enter(member(0, 0), 0) is not None
+    assert barrier.enter(member(0, 2), 0) is None
+    assert barrier.present(0)[0].pod_uid == "u0-2"
+    barrier.leave(member(0, 1), 1, hung_up=True)  # the older one's call ends later
+    assert barrier.present(1)[0].pod_uid == "u0-2"
+
+
+def test_a_roll_admits_whom_it_names() -> None:
+    roll = Roll(1, 2)
+    assert roll.check(member(1)) is None
+    refused = roll.check(api.Member(1, "x", "a", generation=2))
+    assert refused is not None
+    assert refused.status == 409
+    assert roll.push(api.Membership(1, 4, (member(0), member(1, 1)))) is None
+    assert roll.incarnation() == 4
+    assert roll.check(member(1, 1)) is None
+    refused = roll.check(member(1))
+    assert refused is not None
+    assert refused.status == 403
+
+
+def test_arguments() -> None:
+    assert parse(["--nproc", "4", "--", "python", "--nproc"]) == (4, ("python", "--nproc"))
+    assert parse(["--nproc=2", "python", "-x"]) == (2, ("python", "-x"))
+    assert parse(["python"]) == (None, ("python",))
+    for wrong in (["--nope", "x"], ["--nproc"], ["--nproc", "many", "x"]):
+        with pytest.raises(config.ConfigError):
+            parse(wrong)
+
+
+def test_a_command_is_needed() -> None:
+    with pytest.raises(config.ConfigError, match="no command"):
+        config.read({}, ())
+
+
+def test_the_kernels_count_of_kills_is_read_from_both_kinds_of_cgroup(tmp_path: Path) -> None:
+    second, first = tmp_path / "memory.events", tmp_path / "memory.oom_control"
+    second.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    first.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
+    assert termination.oom_kills((second, first)) == 2
+    assert termination.oom_kills((tmp_path / "none", first)) == 5
+    assert termination.oom_kills((tmp_path / "none",)) == 0
+
+
+def test_a_stop_reaches_a_mapped_control_word_and_only_comes_nearer(tmp_path: Path) -> None:
+    writer = ControlWriter(tmp_path)
+    reader = ControlReader(str(tmp_path))
+    assert (reader.stop_requested(), reader.deadline()) == (False, None)
+    writer.ask_stop(100.0)
+    writer.ask_stop(200.0)
+    assert (reader.stop_requested(), reader.deadline()) == (True, 100.0)
+    writer.ask_stop(50.0)
+    assert reader.deadline() == 50.0
+    assert not ControlReader(None).stop_requested()
+
+
+@given(st.binary(max_size=300))
+def test_junk_on_the_report_socket_is_ignored(junk: bytes) -> None:
+    assert report.decode(junk) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        report.Hello(0, 1),
+        report.Progress(1, 2, 3, "nan", 0.1, 1.0, 2.0, 0.5),
+        report.Progress(1, 2),
+        report.CheckpointCommitted(0, 5, "s3://b/x", 1.5, 10, 1e9),
+        report.Resumed(0, 5, "s3://b/x"),
+        report.Warned(0, "w"),
+        report.StorageFailed(0, "s"),
+    ],
+)
+def test_reports_come_back_as_they_went(message: report.Message) -> None:
+    assert report.decode(report.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "Progress", "rank": 0, "step": "1"},
+        {"kind": "Progress", "rank": 0, "step": 1, "loss": "low"},
+        {"kind": "Progress", "rank": 0, "step": 1, "mfu": float("nan")},
+        {"kind": "Progress", "rank": True, "step": 1},
+        {"kind": "Warned", "rank": 0, "text": None},
+    ],
+)
+def test_reports_of_the_wrong_shape_are_ignored(fields: dict[str, object]) -> None:
+    assert report.decode(json.dumps(fields).encode()) is None
+
+
+def test_a_rank_without_a_launcher_reports_to_nobody() -> None:
+    assert not report.Reporter("/nonexistent").send(report.Hello(0, 1))
+    assert not report.Reporter(None).send(report.Hello(0, 1))

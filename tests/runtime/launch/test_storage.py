@@ -1,0 +1,175 @@
+"""What an S3 server does to a run: an outage is nobody's failure, a wrong bucket or key is for somebody to mend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from muster_protocol import exits
+from muster_protocol.exits import Cause
+from muster_protocol.storage_errors import LASTING, PASSING, Kind, kind_of
+from muster_protocol.uris import parse_uri
+from muster_runtime import report
+from muster_runtime.launch import verdict
+from muster_runtime.launch.preflight import check_patiently
+from muster_runtime.launch.progress import Progress
+
+pytestmark = pytest.mark.runtime
+
+_TRACEBACK = """Traceback (most recent call last):
+  File "torch/distributed/checkpoint/state_dict_saver.py", line 3, in save
+muster_runtime.errors.{error}"""
+
+
+def ended_by(error: str) -> exits.ExitFacts:
+    lines = [f"[rank2]: {line}" for line in _TRACEBACK.format(error=error).split("\n")]
+    return verdict.failed(verdict.failure(2, 1, lines, killed_for_memory=False), None, index=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "code"),
+    [
+        ("StorageError: the S3 server can't be reached", Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE),
+        ("StorageError: x (Connection reset by peer; gloo)", Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE),
+        ("StaleEpochError: another gang has taken over", Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE),
+        ("StorageRefusedError: the bucket 'x' does not exist", Cause.STORAGE, exits.EXIT_CONFIG),
+        ("StateError: a state that can't be stored", Cause.USER, exits.EXIT_USER),
+        ("UsageError: StorageError: no", Cause.USER, exits.EXIT_USER),
+    ],
+)
+def test_what_the_store_did_to_a_rank_is_not_the_users_failure(error: str, cause: Cause, code: int) -> None:
+    facts = ended_by(error)
+    assert (facts.cause, facts.exit_code) == (cause, code)
+    assert not facts.message.startswith("followed")
+
+
+def test_a_rank_that_lost_its_store_ends_the_gang_as_infrastructure(make_gang: Callable[..., Any]) -> None:
+    gang = make_gang(2)
+    command = gang.script(
+        "from muster_runtime.errors import storage_error\n"
+        "if RANK == 1: raise storage_error('Network', 'the S3 server is away')\n"
+        "time.sleep(600)\n"
+    )
+    leader, culprit = gang.all(command)
+    facts = culprit.end()
+    assert (facts.cause, facts.exit_code, facts.rank) == (Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, 1)
+    assert "the S3 server is away" in facts.message
+    assert leader.end().cause is Cause.PEER, "the operator takes the pod whose rank it was"
+
+
+def test_a_rank_that_is_denied_its_store_ends_the_run(make_gang: Callable[..., Any]) -> None:
+    gang = make_gang(1)
+    command = gang.script(
+        "from muster_runtime.errors import storage_error\nraise storage_error('AccessDenied', 'check the keys')\n"
+    )
+    facts = gang.pod(0, command).end()
+    assert (facts.cause, facts.exit_code) == (Cause.STORAGE, exits.EXIT_CONFIG)
+
+
+@pytest.mark.parametrize("code", ["SlowDown", "Throttling", "429", "503", "OperationAborted", "RequestTimeTooSkewed"])
+def test_a_server_in_trouble_is_no_final_answer(code: str) -> None:
+    assert kind_of(code) in PASSING
+
+
+def test_every_kind_of_trouble_is_either_lasting_or_passing_or_an_answer() -> None:
+    assert set(Kind) == LASTING | PASSING | {Kind.NOT_FOUND, Kind.PRECONDITION_FAILED}
+    assert not LASTING & PASSING
+
+
+class _Busy(BaseHTTPRequestHandler):
+    """An S3 server that throttles its first `refusals` writes."""
+
+    refusals = 10**6
+
+    def do_HEAD(self) -> None:
+        self._answer(200)
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if type(self).refusals > 0:
+            type(self).refusals -= 1
+            self._answer(429, b"<Error><Code>TooManyRequests</Code><Message>slower</Message></Error>")
+        elif self.server.written and self._refused():  # type: ignore[attr-defined]
+            self._answer(412)
+        else:
+            self.server.written = True  # type: ignore[attr-defined]
+            self._answer(200)
+
+    def _refused(self) -> bool:
+        return "If-None-Match" in self.headers or "0123456789abcdef" in self.headers.get("If-Match", "")
+
+    def do_DELETE(self) -> None:
+        self._answer(204)
+
+    def _answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("ETag", '"abc"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def busy(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Busy]]:
+    """The environment points at a throttling server; its `refusals` may be set."""
+
+    class Handler(_Busy):
+        pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.written = False  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_address[1]}")
+    yield Handler
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_throttling_server_is_tried_again_until_it_answers(busy: type[_Busy]) -> None:
+    busy.refusals = 4
+    told: list[str] = []
+    assert check_patiently(parse_uri("s3://models/x"), told.append, retry_seconds=30) is None
+    assert "too busy" in told[0]
+
+
+def test_a_preflight_that_never_gets_through_is_the_infrastructures(busy: type[_Busy]) -> None:
+    found = check_patiently(parse_uri("s3://models/x"), lambda _: None, retry_seconds=2)
+    assert found is not None
+    facts = found.facts()
+    assert (facts.cause, facts.exit_code) == (Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE)
+
+
+def test_an_endpoint_that_is_no_url_is_final(busy: type[_Busy], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "storage.example:9000")
+    found = check_patiently(parse_uri("s3://models/x"), lambda _: None, retry_seconds=2)
+    assert found is not None
+    assert found.facts().cause is Cause.STORAGE
+    assert "AWS_ENDPOINT_URL_S3" in found.sentence
+
+
+def test_a_missed_save_is_shown_with_its_reason_until_one_succeeds() -> None:
+    progress = Progress()
+    progress.take(report.StorageFailed(0, "the checkpoint of step 5 was not saved: access is denied; check the keys"))
+    assert "check the keys" in progress.storage_error
+    progress.take(report.CheckpointCommitted(0, 6, "s3://models/x", 1.0, 1, 0.0))
+    assert progress.storage_error == ""
+
+
+@pytest.mark.parametrize("seconds", [0.5, 20.0, 300.0])
+def test_steps_of_any_length_have_a_rate(seconds: float) -> None:
+    now = 0.0
+    progress = Progress(clock=lambda: now)
+    for step in range(1, 200):
+        now = step * seconds
+        progress.take(report.Progress(0, step))
+        assert len(progress._steps) <= max(2, 60 / seconds + 1)
+    assert progress.steps_per_second() == pytest.approx(1 / seconds)

@@ -1,0 +1,41 @@
+"""What the ranks agree on, with sums as doubles give them."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster_runtime.errors import UsageError
+from muster_runtime.parallel.gang import Gang
+from muster_runtime.session.boundary import Votes, agree
+
+
+class Ranks(Gang):
+    """This rank among `others`, whose vectors it knows."""
+
+    def __init__(self, world_size: int, off: float = 0.0) -> None:
+        super().__init__(0, world_size, None)
+        object.__setattr__(self, "off", off)
+
+    def sum(self, values: list[float]) -> list[float]:
+        total = list(values)
+        for _ in range(self.world_size - 1):  # one after another, as a ring adds them up
+            total = [a + b for a, b in zip(total, values, strict=True)]
+        total[3] += self.off  # type: ignore[attr-defined]
+        return total
+
+
+def votes(step: int) -> Votes:
+    return Votes(step, save=True, stop=False, ends=False, tokens=2.0, losses=(1.5, None))
+
+
+@pytest.mark.parametrize("step", [0, 1, 4093, 9_999_991, 123_456_789, 2**52 - 1])
+@pytest.mark.parametrize("ranks", [1, 3, 1000])
+def test_long_and_large_runs_are_at_the_same_step(step: int, ranks: int) -> None:
+    agreed = agree(votes(step), Ranks(ranks), "train.py:9")
+    assert (agreed.save, agreed.stop, agreed.tokens, agreed.losses) == (True, False, 2.0 * ranks, (1.5, None))
+
+
+def test_one_rank_a_step_ahead_is_told_with_the_true_step() -> None:
+    told = r"train.py:9: the ranks are at different steps \(rank 0 goes on after 9999991"
+    with pytest.raises(UsageError, match=told):
+        agree(votes(9_999_991), Ranks(1000, off=1.0), "train.py:9")

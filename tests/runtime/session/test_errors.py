@@ -1,0 +1,248 @@
+"""Mistakes in a script: each error names the line to change."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from gangs import Result, run_gang
+
+HEAD = """
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+import muster_runtime as muster
+
+session = muster.start()
+net = nn.Linear(4, 1)
+data = TensorDataset(torch.arange(48.0).view(12, 4))
+
+def update(model, optimizer, x):
+    loss = model(x).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    session.report(loss=loss)
+
+"""
+
+FINE = """
+model = session.wrap(net)
+loader = session.wrap(DataLoader(data, batch_size=4))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+"""
+
+
+def run(folder: Path, body: str, ranks: int = 2, strategy: str = "ddp", **more: str) -> Result:
+    path = folder / "script.py"
+    path.write_text(HEAD + body)
+    uri = {"MUSTER_CHECKPOINT_URI": f"file://{folder}/run", "MUSTER_CHECKPOINT_EVERY_STEPS": "2"}
+    return run_gang(path, folder, ranks, {"MUSTER_STRATEGY": strategy, **uri, **more}, distributed=ranks > 1)
+
+
+def line_of(body: str, mark: str) -> int:
+    """The number of the line that ends in `# mark`."""
+    lines = (HEAD + body).splitlines()
+    (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# {mark}")]
+    return number
+
+
+def last_line(result: Result, rank: int = 0) -> str:
+    """The exception's own line of the traceback that rank `rank` ended with."""
+    assert result.codes[rank] == 1, result.output
+    found = [line for line in result.outputs[rank].splitlines() if re.match(r"^[\w.]+(Error|Exception): ", line)]
+    assert found, result.output
+    return found[-1]
+
+
+CASES = {
+    "an optimizer made before the wrap": (
+        "early = torch.optim.AdamW(net.parameters())\nmodel = session.wrap(net)  # here\n",
+        r"script.py:{here}: a AdamW was made from this model before session.wrap.*Move the optimizer's line below",
+    ),
+    "a model wrapped twice": (
+        "model = session.wrap(net)  # first\nagain = session.wrap(model)  # here\n",
+        r"script.py:{here}: (this model was wrapped at .*script.py:{first} already|.*remove that line)",
+    ),
+    "the user's own DDP inside": (
+        "import torch.distributed as dist\nmodel = session.wrap(DistributedDataParallel(net))  # here\n",
+        r"script.py:{here}: the model is already in DistributedDataParallel; remove that line",
+    ),
+    "the user's own DDP outside": (
+        "model = DistributedDataParallel(session.wrap(net))\nsession.track(model=model)  # here\n",
+        r"script.py:{here}: 'model' is in DistributedDataParallel twice",
+    ),
+    "the user's own DDP alone": (
+        "model = DistributedDataParallel(net)\nsession.track(model=model)  # here\n",
+        r"script.py:{here}: 'model' is in DistributedDataParallel of your own; remove that line and use session.wrap",
+    ),
+    "an optimizer that isn't tracked": (
+        FINE + "session.track(model=model, loader=loader)\n"
+        "for step, (x,) in session.steps(3, loader):\n"
+        "    loss = model(x).mean()\n    loss.backward()\n    optimizer.step()  # here\n",
+        r"script.py:{here}: this SGD isn't tracked, so a resume would lose its state; add it to session.track",
+    ),
+    "a model that isn't tracked": (
+        FINE.replace("wrap(net)", "wrap(net)  # wrap") + "session.track(loader=loader)\n"
+        "for step, (x,) in session.steps(3, loader):  # here\n    pass\n",
+        r"script.py:{here}: the model that was wrapped at .*script.py:{wrap} isn't tracked",
+    ),
+    "an optimizer of another model": (
+        FINE
+        + "session.track(model=model, loader=loader, optimizer=torch.optim.SGD(nn.Linear(2, 2).parameters()))  # here\n"
+        "for step, (x,) in session.steps(3, loader):\n    pass\n",
+        r"script.py:{here}: 'optimizer' has parameters that no tracked model has. Make it from the model that ses",
+    ),
+    "track inside the loop": (
+        FINE + "session.track(model=model, loader=loader)\n"
+        "for step, (x,) in session.steps(3, loader):  # loop\n    session.track(optimizer=optimizer)  # here\n",
+        r"script.py:{here}: track comes too late, the loop at .*script.py:{loop} has begun",
+    ),
+    "a name tracked twice": (
+        FINE + "session.track(model=model)\nsession.track(model=optimizer)  # here\n",
+        r"script.py:{here}: 'model' is tracked already",
+    ),
+    "something without a state": (
+        FINE + "session.track(model=model, counter=3)  # here\n",
+        r"script.py:{here}: 'counter' is a int without state_dict\(\) and load_state_dict\(\)",
+    ),
+    "a plain DataLoader in the loop": (
+        FINE + "session.track(model=model)\nfor step, x in session.steps(3, DataLoader(data)):  # here\n    pass\n",
+        r"script.py:{here}: the loader is a plain DataLoader; write loader = session.wrap\(loader\)",
+    ),
+    "a loader that isn't tracked": (
+        FINE + "session.track(model=model)\nfor step, x in session.steps(3, loader):  # here\n    pass\n",
+        r"script.py:{here}: the loader isn't tracked",
+    ),
+    "epochs without a loader": (
+        FINE + "session.track(model=model)\nfor epoch in session.epochs(3):  # here\n    pass\n",
+        r"script.py:{here}: epochs needs exactly one tracked loader",
+    ),
+    "a batch that can't be shared": (
+        "loader = session.wrap(DataLoader(data, batch_size=3))  # here\n",
+        r"ValueError: the global batch of 3 can't be shared equally by 2 data-parallel ranks; choose a multiple of 2,"
+        r" say 2 \(.*script.py:{here}\)",
+    ),
+    "a last batch that can't be shared": (
+        "loader = session.wrap(DataLoader(TensorDataset(torch.zeros(7, 1)), batch_size=4))  # here\n",
+        r"ValueError: the last batch of an epoch has 3 samples .*drop_last=True \(.*script.py:{here}\)",
+    ),
+    "an iterable dataset": (
+        "class Stream(IterableDataset):\n    def __iter__(self): return iter([1])\n"
+        "loader = session.wrap(DataLoader(Stream(), batch_size=4))  # here\n",
+        r"TypeError: .*script.py:{here}: an IterableDataset has no positions",
+    ),
+    "a sampler that splits already": (
+        "sampler = torch.utils.data.DistributedSampler(data)\n"
+        "loader = session.wrap(DataLoader(data, batch_size=4, sampler=sampler))  # here\n",
+        r"TypeError: .*script.py:{here}: leave the DistributedSampler out",
+    ),
+    "a second session": (
+        "muster.start()  # here\n",
+        r"script.py:{here}: the session was started at .*script.py:8 already",
+    ),
+    "a state that differs from rank to rank": (
+        FINE + "class Meter:\n    def state_dict(self): return {'seen': session.rank}\n"
+        "    def load_state_dict(self, state): pass\n"
+        "session.track(model=model, optimizer=optimizer, loader=loader, meter=Meter())\n"
+        "for step, (x,) in session.steps(3, loader):\n    update(model, optimizer, x)\n",
+        r"StateError: the state of 'meter' on rank 1 differs from rank 0's",
+    ),
+    "a state that can't be stored": (
+        FINE + "class Meter:\n    def state_dict(self): return {'seen': {1, 2}}\n"
+        "    def load_state_dict(self, state): pass\n"
+        "session.track(model=model, optimizer=optimizer, loader=loader, meter=Meter())  # here\n"
+        "for step, (x,) in session.steps(3, loader):\n    update(model, optimizer, x)\n",
+        r"StateError: rank 0: meter.seen is a builtins.set, .*tracked at .*script.py:{here}",
+    ),
+    "ranks that take different numbers of steps": (
+        FINE + "session.track(model=model, optimizer=optimizer)\n"
+        "for step in session.steps(3 + session.rank):  # loop\n    pass\n",
+        r"UsageError: .*script.py:{loop}: the ranks are at different steps \(rank 0 ends after 3, rank 1 goes on after",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES, ids=lambda name: name.replace(" ", "-"))
+def test_a_mistake_is_told_with_its_line(name: str, tmp_path: Path) -> None:
+    body, pattern = CASES[name]
+    for mark in ("here", "first", "wrap", "loop"):
+        if f"# {mark}\n" in body:
+            pattern = pattern.replace(f"{{{mark}}}", str(line_of(body, mark)))
+    told = last_line(run(tmp_path, body))
+    assert re.search(pattern, told), told
+
+
+def test_an_early_optimizer_is_told_on_a_laptop_too(tmp_path: Path) -> None:
+    body = CASES["an optimizer made before the wrap"][0]
+    assert "before session.wrap" in last_line(run(tmp_path, body, ranks=1))
+
+
+TRAIN = (
+    FINE
+    + """
+session.track(model=model, optimizer=optimizer, loader=loader)
+for step, (x,) in session.steps(4, loader):
+    update(model, optimizer, x)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "pattern"),
+    [
+        (
+            ("nn.Linear(4, 1)", "nn.Linear(4, 2)"),
+            r"model.weight is \(1, 4\) in the checkpoint and \(2, 4\) in the model",
+        ),
+        (
+            ("nn.Linear(4, 1)", "nn.Sequential(nn.Linear(4, 1))"),
+            r"the checkpoint has model.weight, which the model tracked",
+        ),
+        (("nn.Linear(4, 1)", "nn.Linear(4, 1, bias=False)"), r"the checkpoint has model.bias, which the model tracked"),
+        (
+            ("optimizer=optimizer, l", "opt=optimizer, l"),
+            r"the checkpoint has no 'opt', .*it has: model, optimizer, loader",
+        ),
+        (("batch_size=4", "batch_size=6"), r"the checkpoint's epochs have 3 batches, this loader's have 2"),
+    ],
+    ids=["shape", "missing", "left-over", "name", "data"],
+)
+def test_a_checkpoint_that_does_not_fit_is_told(change: tuple[str, str], pattern: str, tmp_path: Path) -> None:
+    run(tmp_path, TRAIN).check()
+    (tmp_path / "script.py").write_text((HEAD + TRAIN).replace(*change))
+    uri = {"MUSTER_STRATEGY": "ddp", "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
+    told = last_line(run_gang(tmp_path / "script.py", tmp_path, 2, uri))
+    assert re.search("StateError: .*" + pattern, told), told
+
+
+def test_a_gang_that_was_replaced_ends_and_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
+    steal = TRAIN + (
+        "    if step == 0 and session.is_leader:\n"
+        "        from muster_runtime.checkpoint.commit import claim_epoch\n"
+        "        from muster_runtime.checkpoint.store import open_store\n"
+        f"        claim_epoch(open_store('file://{tmp_path}/run'), 'another')\n"
+    )
+    result = run(tmp_path, steal)
+    for rank in range(2):
+        assert "StaleEpochError" in last_line(result, rank)
+        assert "another gang has taken over" in last_line(result, rank)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "pattern"),
+    [
+        ("MUSTER_STRATEGY", "zero", "the strategy 'zero' is not one of none, ddp, fsdp, hsdp"),
+        ("MUSTER_STRATEGY", "none", "would train 2 unrelated models"),
+        (
+            "MUSTER_CHECKPOINT_EVERY_STEPS",
+            "often",
+            "MUSTER_CHECKPOINT_EVERY_STEPS is 'often'; it must be a whole number",
+        ),
+        ("MUSTER_CHECKPOINT_URI", "/tmp/x", "'/tmp/x' is not a checkpoint uri"),
+    ],
+)
+def test_bad_settings_are_told(name: str, value: str, pattern: str, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + TRAIN)
+    assert pattern in last_line(run_gang(path, tmp_path, 2, {name: value}))

@@ -1,0 +1,142 @@
+"""The loop's edges: an epoch's end, the end of the run, and loops that would lose data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gangs import Result, run_gang
+
+from muster_runtime.checkpoint.store import open_store
+
+SCRIPT = """
+import os, signal
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import muster_runtime as muster
+
+folder = Path(os.environ["FOLDER"])
+session = muster.start()
+model = session.wrap(nn.Linear(4, 1))
+data = TensorDataset(torch.arange(48.0).view(12, 4))
+loader = session.wrap(DataLoader(data, batch_size=4))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+def update(x):
+    loss = model(x).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    session.report(loss=loss)
+    return loss
+"""
+TRACKED = "session.track(model=model, optimizer=optimizer, loader=loader)\n"
+
+
+def run(folder: Path, body: str, ranks: int = 1, **more: str) -> Result:
+    """One process (or a gang) with a checkpoint folder of its own under `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "script.py"
+    path.write_text(SCRIPT + body)
+    environment = {"FOLDER": str(folder), "MUSTER_CHECKPOINT_URI": f"file://{folder}/run", **more}
+    return run_gang(path, folder, ranks, environment, distributed=ranks > 1)
+
+
+# `loss` and `drawn` are used after the inner loop: a resume there would have neither.
+EPOCHS = (
+    TRACKED
+    + """
+for epoch in session.epochs(4):
+    drawn = torch.rand(())
+    for (x,) in loader:
+        loss = update(x)
+        if (session.step, session.resumed_from) == (int(os.environ.get("STOP", "-1")), None):
+            os.kill(os.getpid(), signal.SIGTERM)
+    with (folder / "bodies").open("a") as file:
+        print(epoch, loss.item().hex(), drawn.item(), torch.rand(()).item(), file=file)
+"""
+)
+
+
+def test_a_stop_at_an_epochs_last_batch_waits_for_its_body(tmp_path: Path) -> None:
+    every = {"MUSTER_CHECKPOINT_EVERY_STEPS": "3"}  # as many as an epoch's batches
+    run(tmp_path / "whole", EPOCHS, **every).check()
+    stopped = run(tmp_path / "cut", EPOCHS, STOP="5", **every)
+    assert stopped.codes == [75], stopped.output
+    assert "stopped after step 6" in stopped.output
+    again = run(tmp_path / "cut", EPOCHS, **every).check()
+    assert "resumed after step 6" in again.output
+    bodies = (tmp_path / "cut" / "bodies").read_text()
+    assert bodies == (tmp_path / "whole" / "bodies").read_text()
+    assert len(bodies.splitlines()) == 4
+    steps = {key.split("/")[0] for key, _ in open_store(f"file://{tmp_path}/whole/run").objects("step-")}
+    assert "step-00000012" in steps
+    assert all(int(step.removeprefix("step-")) % 3 == 0 for step in steps)
+
+
+def test_an_epoch_left_by_break_is_not_gone_on_with(tmp_path: Path) -> None:
+    counted = EPOCHS.replace("for (x,) in loader:", "for number, (x,) in enumerate(loader):")
+    body = counted.replace("    with (folder", "        if number == 1: break\n    with (folder")
+    every = {"MUSTER_CHECKPOINT_EVERY_STEPS": "1"}
+    run(tmp_path / "whole", body, **every).check()
+    assert run(tmp_path / "cut", body, STOP="3", **every).codes == [75]
+    run(tmp_path / "cut", body, **every).check()
+    assert (tmp_path / "cut" / "bodies").read_text() == (tmp_path / "whole" / "bodies").read_text()
+
+
+def test_a_method_that_bypasses_ddp_is_told(tmp_path: Path) -> None:
+    body = """
+class Net(nn.Linear):
+    def loss(self, x): return self(x).mean()
+model = session.wrap(Net(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+session.track(model=model, optimizer=optimizer, loader=loader)
+for step, (x,) in session.steps(5, loader):
+    optimizer.zero_grad()
+    (model(x).mean() if step < 2 else model.loss(x)).backward()
+    optimizer.step()
+    print("done", step)
+"""
+    result = run(tmp_path, body, ranks=2)
+    for rank in range(2):
+        assert result.codes[rank] == 1, result.output
+        assert "done 1" in result.outputs[rank]
+        assert "done 2" not in result.outputs[rank]
+        assert "UsageError" in result.outputs[rank].splitlines()[-1]
+        assert "'model' has gradients, but model(...) itself was not called" in result.outputs[rank]
+
+
+STEPS = TRACKED + "for step, (x,) in session.steps(4, loader):\n    update(x)\n"
+
+
+def test_finish_after_a_whole_loop_does_nothing(tmp_path: Path) -> None:
+    once = run(tmp_path, STEPS + "session.finish()\n").check()
+    assert once.output.count("the run is finished") == 1
+    again = run(tmp_path, STEPS + "session.finish()\n").check()
+    assert "committed" not in again.output
+    more = run(tmp_path, STEPS.replace("steps(4", "steps(6") + "session.finish()\n").check()
+    assert "checkpoint of step 6 committed" in more.output, "the run had not been ended early"
+
+
+def test_finish_before_any_loop_is_told(tmp_path: Path) -> None:
+    result = run(tmp_path, TRACKED + "session.finish()\n")
+    assert "session.finish() belongs after the loop, and none has begun yet" in result.output
+
+
+def test_a_tracked_loader_that_the_loop_does_not_drive_is_told(tmp_path: Path) -> None:
+    result = run(tmp_path, TRACKED + "for step in session.steps(4):\n    for (x,) in loader:\n        update(x)\n")
+    assert result.codes == [1]
+    assert "write session.steps(4, loader), or don't track it" in result.output
+
+
+def test_a_second_pass_in_an_epoch_is_told(tmp_path: Path) -> None:
+    body = (
+        TRACKED
+        + "more = session.wrap(DataLoader(data, batch_size=4))\n"
+        + "for epoch in session.epochs(2):\n    for (x,) in loader:\n        update(x)\n"
+        + "    print('evaluated', sum(len(x) for (x,) in more))\n"
+        + "    if epoch == 1: print('empty', list(loader))\n"
+    )
+    result = run(tmp_path, body)
+    assert result.codes == [1], result.output
+    assert result.output.count("evaluated 12") == 2
+    assert "the tracked loader was gone through already in epoch 1" in result.output
+    run(tmp_path / "once", body.replace("list(loader)", "list(more)")).check()

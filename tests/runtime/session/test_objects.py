@@ -1,0 +1,45 @@
+"""What can be tracked comes back with all its bits; a state that can't be stored is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gangs import run_gang
+
+from muster_runtime.checkpoint.chain import find_start
+from muster_runtime.checkpoint.store import open_store
+
+
+def run(folder: Path, strategy: str, cut: int = 0) -> list[int | None]:
+    environment = {
+        "FOLDER": str(folder),
+        "CUT": str(cut),
+        "MUSTER_STRATEGY": strategy,
+        "MUSTER_CHECKPOINT_URI": f"file://{folder}/checkpoints",
+        "MUSTER_CHECKPOINT_EVERY_STEPS": "2",
+    }
+    result = run_gang("objects.py", folder, 2, environment)
+    assert set(result.codes) == ({9} if cut else {0}), result.output
+    return result.codes
+
+
+def facts(folder: Path) -> list[Any]:
+    return [json.loads((folder / f"facts-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_everything_tracked_round_trips(strategy: str, tmp_path: Path) -> None:
+    run(tmp_path / "whole", strategy)
+    run(tmp_path / "cut", strategy, cut=5)
+    run(tmp_path / "cut", strategy)
+    assert facts(tmp_path / "cut") == facts(tmp_path / "whole")
+    for found in facts(tmp_path / "cut"):
+        assert found["tied"]
+        assert found["frozen"]
+    store = open_store(f"file://{tmp_path}/whole/checkpoints")
+    tensors = find_start(store, None).manifest.planner["tensors"]
+    assert "model.words.weight" in tensors
+    assert "model.head.weight" not in tensors, "tied weights are stored once"

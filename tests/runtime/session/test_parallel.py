@@ -1,0 +1,82 @@
+"""DDP that looks like the model inside, in a process group of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from muster_runtime.parallel.ddp import data_parallel
+from muster_runtime.parallel.wrap import wrap_model, wrapped_at
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def names(model: nn.Module) -> list[str]:
+    return [name for name, _ in model.named_parameters()]
+
+
+def test_names_are_the_models_own() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    parallel = data_parallel(net, CPU, {})
+    assert names(parallel) == names(net)
+    assert [name for name, _ in parallel.named_buffers()] == [name for name, _ in net.named_buffers()]
+    assert list(parallel.state_dict()) == list(net.state_dict())
+    assert list(parallel.state_dict(keep_vars=True)) == list(net.state_dict())
+
+
+def test_the_state_of_an_average_around_it_can_be_loaded() -> None:
+    average = AveragedModel(data_parallel(nn.Linear(2, 2), CPU, {}))
+    state = {name: value + 1 for name, value in average.state_dict().items()}
+    assert set(names(average)) <= set(state)
+    average.load_state_dict(state)
+    for name, value in average.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+def test_sparse_embeddings_train() -> None:
+    parallel = data_parallel(nn.Sequential(nn.Embedding(8, 3, sparse=True), nn.Linear(3, 1)), CPU, {})
+    before = parallel.module[0].weight.detach().clone()
+    assert all(parameter.grad is None for parameter in parallel.parameters())
+    parallel(torch.tensor([1, 5])).sum().backward()
+    torch.optim.SGD(parallel.parameters(), lr=1.0).step()
+    changed = (parallel.module[0].weight != before).any(dim=1).nonzero().flatten().tolist()
+    assert changed == [1, 5]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "none"])
+def test_a_compiled_model_is_known_as_wrapped(strategy: str) -> None:
+    compiled = torch.compile(nn.Linear(2, 1), backend="eager")
+    wrapped = wrap_model(
+        compiled,
+        strategy=strategy,
+        device=CPU,
+        world_size=2,
+        ranks_per_worker=2,
+        precision="auto",
+        ddp={},
+        fsdp={},
+        where="train.py:3",
+    )
+    assert wrapped_at(wrapped) == "train.py:3"
+    assert wrapped(torch.ones(1, 2)).shape == (1, 1)
+
+
+def test_only_calls_that_can_be_trained_on_are_counted() -> None:
+    parallel = data_parallel(nn.Linear(2, 1), CPU, {})
+    with torch.no_grad():
+        parallel(torch.ones(1, 2))
+    assert parallel.muster_forwards == 0
+    torch.compile(parallel, backend="eager")(torch.ones(1, 2)).sum().backward()
+    assert parallel.muster_forwards == 1

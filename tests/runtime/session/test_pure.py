@@ -1,0 +1,97 @@
+"""The session's pure parts: when to save, rates, MFU, the loss record."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster_protocol import losses
+from muster_protocol.losses import LossRecord
+from muster_runtime.session.schedule import Schedule
+from muster_runtime.session.settings import read_settings
+from muster_runtime.telemetry.peaks import peak_flops
+from muster_runtime.telemetry.throughput import Meter, model_flops_utilisation
+
+
+def test_due_by_steps_until_saved() -> None:
+    schedule = Schedule(4, None, 0.0)
+    assert [step for step in range(1, 13) if schedule.is_due(step, 0.0) and not schedule.saved(0.0)] == [4, 8, 12]
+    assert not schedule.is_due(3, 0.0)
+    assert schedule.is_due(4, 0.0)
+    assert schedule.is_due(5, 0.0), "a save that had to wait stays due"
+
+
+def test_due_by_time_since_the_last_save() -> None:
+    schedule = Schedule(None, 10.0, 100.0)
+    assert not schedule.is_due(1, 109.9)
+    assert schedule.is_due(2, 110.0)
+    schedule.saved(111.0)
+    assert not schedule.is_due(3, 120.9)
+
+
+def test_rates_leave_saves_out() -> None:
+    meter = Meter(0.0)
+    assert meter.read(1.0) is None
+    for _ in range(10):
+        meter.add(100)
+    meter.pause(3.0)
+    rates = meter.read(5.0)
+    assert rates is not None
+    assert (rates.step_seconds, rates.tokens_per_second) == (0.2, 500.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989.4e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA GeForce RTX 3090", None),
+    ],
+)
+def test_peaks_by_device_name(name: str, peak: float | None) -> None:
+    assert peak_flops(name) == peak
+
+
+def test_mfu() -> None:
+    assert model_flops_utilisation(1000.0, 6e9, 312e12, 8) == pytest.approx(6e12 / (8 * 312e12))
+    assert model_flops_utilisation(None, 6e9, 312e12, 8) is None
+    assert model_flops_utilisation(1000.0, 6e9, None, 8) is None
+
+
+@given(st.lists(st.floats(), max_size=5))
+def test_a_loss_record_keeps_every_bit(values: list[float]) -> None:
+    record = LossRecord(3, 10, tuple(enumerate(values, 10)))
+    back = losses.decode(losses.encode(record))
+    assert [(step, loss.hex()) for step, loss in back.losses] == [(step, loss.hex()) for step, loss in record.losses]
+    assert (back.epoch, back.restored) == (3, 10)
+
+
+def test_the_curve_is_the_run_as_it_went_in_the_end() -> None:
+    def record(epoch: int, restored: int, first: int, *values: float) -> LossRecord:
+        return LossRecord(epoch, restored, tuple(enumerate(values, first)))
+
+    curve = losses.loss_curve(
+        [
+            record(2, 2, 4, 2.4),
+            record(1, 0, 2, 1.2, 1.3),  # written, but step 4 was never committed: epoch 2 began at 2
+            record(1, 0, 0, 1.0, 1.1),
+            record(2, 2, 2, 2.2, 2.3),
+        ]
+    )
+    assert curve == {0: 1.0, 1: 1.1, 2: 2.2, 3: 2.3, 4: 2.4}
+    with pytest.raises(ValueError, match="not a loss record"):
+        losses.decode(b"{}")
+
+
+def test_what_the_job_says_wins_over_the_script() -> None:
+    job = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MUSTER_STRATEGY": "fsdp", "MUSTER_SEED": "8"}
+    found = read_settings(job, seed=3, strategy="ddp", checkpoint="file:///x", every_steps=5)
+    assert (found.strategy, found.seed, found.checkpoint, found.every_steps) == ("fsdp", 8, "file:///x", 5)
+    laptop = read_settings({}, strategy="fsdp")
+    assert (laptop.strategy, laptop.world_size, laptop.distributed) == ("none", 1, False)
+    assert read_settings({"RANK": "0", "WORLD_SIZE": "2"}).strategy == "ddp"

@@ -1,0 +1,175 @@
+"""Stops, ends and starts: the exit codes and what is left in the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gangs import run_gang
+
+from muster_protocol import losses
+from muster_runtime.checkpoint.commit import read_latest
+from muster_runtime.checkpoint.store import open_store
+
+SCRIPT = """
+import os, time
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import muster_runtime as muster
+
+folder = Path(os.environ["FOLDER"])
+session = muster.start()
+model = session.wrap(nn.Linear(4, 1))
+loader = session.wrap(DataLoader(TensorDataset(torch.arange(48.0).view(12, 4)), batch_size=4))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+session.track(model=model, optimizer=optimizer, loader=loader)
+{loop}
+if session.is_leader:
+    print("ended after step", session.step, "began at", session.resumed_from)
+"""
+BODY = """
+    loss = model(x).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    session.report(loss=loss)
+"""
+STEPS = "for step, (x,) in session.steps(int(os.environ.get('TOTAL', '6')), loader):" + BODY
+
+
+def script(folder: Path, loop: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "script.py"
+    path.write_text(SCRIPT.replace("{loop}", loop))
+    return path
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    return {"FOLDER": str(folder), "MUSTER_CHECKPOINT_URI": f"file://{folder}/run", **more}
+
+
+def latest(folder: Path) -> tuple[int | None, bool]:
+    claim = read_latest(open_store(f"file://{folder}/run"))
+    assert claim is not None
+    return claim.latest.step, claim.latest.finished
+
+
+def test_sigterm_commits_a_checkpoint_and_exits_75(tmp_path: Path) -> None:
+    loop = STEPS + "    (folder / 'running').touch()\n    time.sleep(0.01)\n"
+    path = script(tmp_path, loop)
+    result = run_gang(path, tmp_path, 2, environment(tmp_path, TOTAL="100000"), stop_when=tmp_path / "running")
+    assert result.codes == [75, 75], result.output
+    step, finished = latest(tmp_path)
+    assert step is not None
+    assert step > 0
+    assert not finished
+    again = run_gang(path, tmp_path, 2, environment(tmp_path, TOTAL=str(step + 2))).check()
+    assert f"ended after step {step + 2} began at {step}" in again.output
+
+
+def test_a_finished_run_is_a_no_op_that_succeeds(tmp_path: Path) -> None:
+    path = script(tmp_path, STEPS)
+    run_gang(path, tmp_path, 2, environment(tmp_path)).check()
+    assert latest(tmp_path) == (6, True)
+    again = run_gang(path, tmp_path, 2, environment(tmp_path)).check()
+    assert "ended after step 6 began at 6" in again.output
+    assert latest(tmp_path) == (6, True)
+    more = run_gang(path, tmp_path, 2, environment(tmp_path, TOTAL="8")).check()
+    assert "ended after step 8 began at 6" in more.output
+    assert latest(tmp_path) == (8, True)
+
+
+def test_a_run_that_ended_early_stays_ended(tmp_path: Path) -> None:
+    path = script(tmp_path, STEPS + "    if step == 3: break\nsession.finish()\n")
+    run_gang(path, tmp_path, 2, environment(tmp_path)).check()
+    assert latest(tmp_path) == (4, True)
+    (tmp_path / "script.py").write_text(path.read_text().replace("session.finish()\n", ""))
+    again = run_gang(path, tmp_path, 2, environment(tmp_path)).check()
+    assert "ended after step 4 began at 4" in again.output
+
+
+EPOCHS = """
+for epoch in session.epochs(3):
+    for (x,) in loader:
+        loss = model(x).mean() + torch.rand(())
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        session.report(loss=loss)
+        if (session.step, session.resumed_from) == (int(os.environ.get("CUT", "-1")), None): os._exit(9)
+    with (folder / "after").open("a") as file: print(session.rank, epoch, file=file)
+"""
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 4, 8])
+def test_epochs_go_on_in_their_middle(cut: int, tmp_path: Path) -> None:
+    path = script(tmp_path / "cut", EPOCHS)
+    every = {"MUSTER_CHECKPOINT_EVERY_STEPS": "1"}
+    first = run_gang(path, tmp_path / "cut", 2, environment(tmp_path / "cut", CUT=str(cut), **every))
+    assert first.codes == [9, 9]
+    second = run_gang(path, tmp_path / "cut", 2, environment(tmp_path / "cut", **every)).check()
+    assert "ended after step 9" in second.output
+    whole = script(tmp_path / "whole", EPOCHS)
+    run_gang(whole, tmp_path / "whole", 2, environment(tmp_path / "whole", **every)).check()
+    assert curve(tmp_path / "cut") == curve(tmp_path / "whole")
+    after = (tmp_path / "cut" / "after").read_text().split("\n")
+    assert sorted(set(after)) == sorted(set((tmp_path / "whole" / "after").read_text().split("\n")))
+
+
+def curve(folder: Path) -> dict[int, float]:
+    store = open_store(f"file://{folder}/run")
+    bodies = [store.get(key) for key, _ in store.objects("metrics/")]
+    found = losses.loss_curve(losses.decode(body.content) for body in bodies if body is not None)
+    assert list(found) == list(range(9))
+    return found
+
+
+def test_a_laptop_needs_no_environment(tmp_path: Path) -> None:
+    result = run_gang(script(tmp_path, STEPS), tmp_path, 1, {"FOLDER": str(tmp_path)}, distributed=False).check()
+    assert "ended after step 6 began at None" in result.output
+
+
+def test_time_makes_a_checkpoint_due(tmp_path: Path) -> None:
+    path = script(tmp_path, STEPS + "    time.sleep(0.06)\n")
+    run_gang(path, tmp_path, 2, environment(tmp_path, MUSTER_CHECKPOINT_INTERVAL="0.1", TOTAL="9")).check()
+    steps = {key.split("/")[0] for key, _ in open_store(f"file://{tmp_path}/run").objects("step-")}
+    assert 3 <= len(steps) < 9
+
+
+@pytest.mark.parametrize(("load", "begins"), [("all", 6), ("model", None)])
+def test_a_warm_start_counts_only_without_a_checkpoint_of_its_own(
+    load: str, begins: int | None, tmp_path: Path
+) -> None:
+    source = script(tmp_path / "source", STEPS)
+    run_gang(
+        source, tmp_path / "source", 2, environment(tmp_path / "source", MUSTER_CHECKPOINT_EVERY_STEPS="3")
+    ).check()
+    warm = {
+        "MUSTER_CHECKPOINT_FROM": f"file://{tmp_path}/source/run",
+        "MUSTER_CHECKPOINT_FROM_LOAD": load,
+        "TOTAL": "8",
+    }
+    shown = STEPS + "    if step in (0, 6) and session.is_leader: print('first weight', model.weight[0, 0].item())\n"
+    path = script(tmp_path / "new", shown)
+    first = run_gang(path, tmp_path / "new", 2, environment(tmp_path / "new", **warm)).check()
+    assert f"ended after step 8 began at {begins}" in first.output
+    again = run_gang(path, tmp_path / "new", 2, environment(tmp_path / "new", **warm | {"TOTAL": "9"})).check()
+    assert "ended after step 9 began at 8" in again.output
+    at_three = {**warm, "MUSTER_CHECKPOINT_FROM": f"file://{tmp_path}/source/run@3"}
+    third = run_gang(
+        script(tmp_path / "third", STEPS), tmp_path / "third", 2, environment(tmp_path / "third", **at_three)
+    )
+    assert f"began at {3 if load == 'all' else None}" in third.check().output
+
+
+ACCUMULATE = """
+for step, (x,) in session.steps(12, loader):
+    (model(x).mean() / 3).backward()
+    if (step + 1) % 3 == 0:
+        optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_no_save_falls_into_gradient_accumulation(tmp_path: Path) -> None:
+    more = {"MUSTER_CHECKPOINT_EVERY_STEPS": "4"}
+    run_gang(script(tmp_path, ACCUMULATE), tmp_path, 2, environment(tmp_path, **more)).check()
+    steps = {key.split("/")[0] for key, _ in open_store(f"file://{tmp_path}/run").objects("step-")}
+    assert steps == {"step-00000006", "step-00000009", "step-00000012"}
