@@ -1,0 +1,97 @@
+"""What would let a waiting job start now, and in which domains it almost fits. Once for each kind of job."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from muster.scheduling.gangs import Gang, Worker
+from muster.scheduling.placement import fits, placeable
+from muster.scheduling.plan import Almost
+from muster.scheduling.room import count_slots
+from muster.scheduling.rounds import Round
+from muster.scheduling.snapshot import NONE, PLAIN, Int, TopologyMode
+from muster.scheduling.topology import prefix_sums
+
+CLOSEST: Final = 3
+"""Domains that are told: enough to see whether one more node would do."""
+
+
+class Changes:
+    """Looks at the room that is left after the round's admissions, whoever it is kept for."""
+
+    def __init__(self, round_: Round) -> None:
+        self._round = round_
+        self._spot: dict[int, tuple[int, Int] | None] = {}
+
+    def of(self, kind: int, choice: int) -> tuple[tuple[Almost, ...], tuple[str, ...]]:
+        """(domains in which it almost fits, best first; changes in words, the smallest first)."""
+        round_ = self._round
+        it = round_.kinds.kinds[kind]
+        gang = round_.kinds.gang(kind, choice, it.sizes[-1])
+        prefix = round_.room.slots(gang.worker).prefix
+        almost = self._almost(gang, prefix)
+        if fits(round_.tree, prefix, gang):
+            return (), ()
+        changes = [
+            self._fewer(gang, prefix),
+            self._wider(gang, prefix),
+            self._other_kind(gang, it.choices[choice].flavour),
+        ]
+        return almost, tuple(change for change in changes if change)
+
+    def _almost(self, gang: Gang, prefix: Int) -> tuple[Almost, ...]:
+        if gang.mode != TopologyMode.REQUIRED or gang.level == NONE:
+            return ()
+        tree = self._round.tree
+        rooms = placeable(tree, prefix, gang, gang.level)
+        best = np.argsort(-rooms, kind="stable")[:CLOSEST]
+        return tuple(
+            Almost(tree.domain_name(gang.level, domain), int(rooms[domain]), gang.total - int(rooms[domain]))
+            for domain in best.tolist()
+            if 0 < rooms[domain] < gang.total
+        )
+
+    def _fewer(self, gang: Gang, prefix: Int) -> str:
+        if gang.shape != PLAIN:
+            return ""
+        tree = self._round.tree
+        required = gang.mode == TopologyMode.REQUIRED
+        if required and (gang.level == NONE or not len(tree.starts[gang.level])):
+            return ""
+        most = int(tree.sums(prefix, gang.level).max()) if required else int(prefix[-1])
+        if not 0 < most < gang.size:
+            return ""
+        return f"{most} {'worker' if most == 1 else 'workers'} instead of {gang.size} would find room now"
+
+    def _wider(self, gang: Gang, prefix: Int) -> str:
+        if gang.mode != TopologyMode.REQUIRED or gang.level == NONE or gang.shape != PLAIN:
+            return ""
+        tree = self._round.tree
+        for level in range(gang.level - 1, -1, -1):
+            if (tree.sums(prefix, level) >= gang.size).any():
+                narrow, wide = tree.level_name(gang.level), tree.level_name(level)
+                return f"there is room now if {wide} were required instead of {narrow}"
+        if int(prefix[-1]) >= gang.size:
+            return f"there is room now if {tree.level_name(gang.level)} were preferred instead of required"
+        return ""
+
+    def _other_kind(self, gang: Gang, flavour: int) -> str:
+        """Nodes with the same GPU in another capacity kind: `H100/spot` beside `H100/on-demand`."""
+        gpu, _, capacity = self._round.snapshot.flavours[flavour].partition("/")
+        if not gpu or not capacity:
+            return ""
+        for other, name in enumerate(self._round.snapshot.flavours):
+            if other == flavour or name.partition("/")[0] != gpu or not name.partition("/")[2]:
+                continue
+            if fits(self._round.tree, self._slots_of(gang.worker, other), gang):
+                return f"there is room now on {name}"
+        return ""
+
+    def _slots_of(self, worker: int, flavour: int) -> Int:
+        """Prefix sums of slots on the usable nodes of a flavour, whatever the job's filter says."""
+        round_ = self._round
+        nodes = (round_.snapshot.nodes.flavours == flavour)[round_.tree.order] & round_.room.usable
+        asks: Worker = round_.kinds.workers[worker]
+        return prefix_sums(count_slots(round_.room.free, asks, nodes))

@@ -1,0 +1,158 @@
+"""Who may be asked to give room back, for whom. The one place that knows these rules.
+
+A *victim* is a placement that stands, is not ending already, and is preemptible; a job that is not preemptible is never
+one, and so is a job without a queue. The *claimant* is a job that waits; `Terms.reclaims` says that it may ask at all.
+Its priority counts as at most its queue's highest. Whether it is within nominal is told with everything it needs.
+
+| victim | condition | right |
+| --- | --- | --- |
+| was let in before its turn (`Runs.yields`) | the claimant's priority is not lower | YIELDS |
+| in the claimant's queue | lower priority, the queue's `within` allows it, budget left | PRIORITY |
+| in the tree, claimant within nominal, victim's queue borrows | `reclaim`: lower priority, or any | RECLAIM |
+| in the tree, claimant borrows, victim's queue borrows | lower priority and `borrower` allows it | SURPLUS |
+| in another tree, its queue borrows | lower priority | SURPLUS |
+| elsewhere, no quota of its tree names the resources | lower priority, budget left | PRIORITY |
+| all others | | NONE |
+
+A queue keeps what is within its own nominal, whatever the priorities. Disruption budgets protect a victim, but not what
+its queue has borrowed. RECLAIM and SURPLUS hold for a set of victims only as far as their queue borrows:
+
+* RECLAIM takes them in ascending order of what they hold, each while its queue still borrows. The last one may leave
+  its queue below its nominal, for jobs are not divided.
+* SURPLUS takes only what lies wholly above nominal. Else the victim would be within its nominal when it queues again,
+  and take back from a borrower what was taken from it.
+
+Why nothing goes to and fro: with PRIORITY and SURPLUS the victim has lower priority. With RECLAIM the claimant stays
+within its nominal, which nobody may take. One that yielded does not come back before the one it made room for.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from muster.scheduling.quota import Ledger, Need
+from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, JobState, Mask, Preempts, Snapshot
+
+
+class Right(IntEnum):
+    """By what right a job may be asked to give its room back."""
+
+    NONE = 0
+    YIELDS = 1
+    PRIORITY = 2
+    RECLAIM = 3
+    SURPLUS = 4
+
+
+def may_preempt(snapshot: Snapshot, ledger: Ledger, job: int, flavour: int, need: Need) -> Index:
+    """J, of `Right`: by what right `job` may ask each other job for room.
+
+    Args:
+        ledger: with the promises that stand; it is only read.
+        flavour: whose quota the job would draw on.
+        need: what its whole gang asks for.
+    """
+    jobs, queues = snapshot.jobs, snapshot.queues
+    rights = np.zeros(len(jobs.uids), dtype=np.int32)
+    queue = int(jobs.queues[job])
+    if queue == NONE:
+        return rights
+    there = movable(snapshot)
+    there[job] = False
+    priorities = effective_priorities(snapshot)
+    own, lower = int(priorities[job]), priorities < priorities[job]
+    if jobs.terms.reclaims[job]:
+        kept = jobs.runs.budget > 0
+        inside = jobs.queues == queue
+        if queues.within[queue] != Preempts.NEVER:
+            rights[there & inside & lower & kept] = Right.PRIORITY
+        _elsewhere(snapshot, ledger, queue, flavour, need, there & ~inside, lower, kept, rights)
+    rights[there & jobs.runs.yields & (priorities <= own)] = Right.YIELDS
+    return rights
+
+
+def movable(snapshot: Snapshot) -> Mask:
+    """J, jobs with a placement that may be ended: standing, preemptible, not ending already, of a known queue."""
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    standing: Mask = (jobs.states == JobState.HOLDING) & ~runs.leaving & (np.diff(runs.first) > 0)
+    standing &= jobs.terms.preemptible & (jobs.queues != NONE)
+    return standing
+
+
+def effective_priorities(snapshot: Snapshot) -> Index:
+    """J, priorities as far as the jobs' queues allow."""
+    jobs = snapshot.jobs
+    capped: Index = jobs.priorities.copy()
+    known = jobs.queues != NONE
+    capped[known] = np.minimum(capped[known], snapshot.queues.priorities_max[jobs.queues[known]])
+    return capped
+
+
+def _elsewhere(
+    snapshot: Snapshot,
+    ledger: Ledger,
+    queue: int,
+    flavour: int,
+    need: Need,
+    others: Mask,
+    lower: Mask,
+    kept: Mask,
+    rights: Index,
+) -> None:
+    """Fill in the rights over jobs of other queues; one look a queue and flavour."""
+    jobs, policies = snapshot.jobs, snapshot.queues
+    rows = np.flatnonzero(others & (lower | (policies.reclaim[queue] == Preempts.ANY)))
+    if not len(rows):
+        return
+    flavours = len(snapshot.flavours)
+    groups, group_of = np.unique(
+        jobs.queues[rows].astype(np.int64) * flavours + jobs.flavours[rows], return_inverse=True
+    )
+    for_lower, for_any = np.zeros(len(groups), dtype=np.int32), np.zeros(len(groups), dtype=np.int32)
+    within = ledger.within(queue, flavour, need)
+    for index, (other, kind) in enumerate(divmod(group, flavours) for group in groups.tolist()):
+        if not any(ledger.most(other, kind, resource) < UNLIMITED for resource, _ in need):
+            for_lower[index] = Right.PRIORITY
+        elif ledger.circle(other) != ledger.circle(queue):
+            for_lower[index] = Right.SURPLUS
+        elif within and policies.reclaim[queue] != Preempts.NEVER:
+            if kind == flavour and ledger.may_reclaim(queue, other, flavour, need):
+                for_lower[index] = Right.RECLAIM
+                for_any[index] = Right.RECLAIM if policies.reclaim[queue] == Preempts.ANY else Right.NONE
+        elif policies.borrower[queue] != Preempts.NEVER:
+            for_lower[index] = Right.SURPLUS
+        if for_lower[index] == Right.SURPLUS and not _borrows(ledger, other, kind, need):
+            for_lower[index] = Right.NONE
+    found = np.where(lower[rows], for_lower[group_of], for_any[group_of])
+    found[(found == Right.PRIORITY) & ~kept[rows]] = Right.NONE
+    rights[rows] = found
+
+
+def _borrows(ledger: Ledger, queue: int, flavour: int, need: Need) -> bool:
+    return any(ledger.borrowed(queue, flavour, resource) > 0 for resource, _ in need)
+
+
+def still_right(ledger: Ledger, right: int, claim: tuple[int, int, Need], victim: tuple[int, int], gives: Need) -> bool:
+    """Whether a victim may be taken as well, when the ledger no longer counts those taken before it.
+
+    Args:
+        claim: queue, flavour and need of the claimant.
+        victim: queue and flavour of the victim.
+        gives: quota that comes back with it.
+    """
+    if right == Right.RECLAIM:
+        return ledger.may_reclaim(claim[0], victim[0], victim[1], claim[2])
+    if right == Right.SURPLUS:
+        asked = {resource for resource, _ in claim[2]}
+        return any(resource in asked and 0 < amount <= ledger.borrowed(*victim, resource) for resource, amount in gives)
+    return True
+
+
+def held_by(snapshot: Snapshot, rows: Int) -> list[list[tuple[int, int]]]:
+    """Quota that each job holds, as (resource, amount) pairs above zero."""
+    return [
+        [(resource, amount) for resource, amount in enumerate(held) if amount > 0]
+        for held in snapshot.jobs.held[rows].tolist()
+    ]

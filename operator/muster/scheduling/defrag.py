@@ -1,0 +1,137 @@
+"""Defragmentation: jobs move aside so that a gang starts which fragmentation alone keeps out.
+
+Nobody is preempted: all that move find new places at once, valid for them, beside the gang. They lose what a restart
+loses, so only preemptible jobs whose disruption budget allows it and whose priority is not higher are moved, the
+cheapest that free a valid shape, and only if the gang's gain is twice the loss: its accelerators times the seconds that
+it would else wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from muster.scheduling.claims import Right, effective_priorities, movable
+from muster.scheduling.demand import Coming, Demand, demand
+from muster.scheduling.gangs import Gang, Worker
+from muster.scheduling.moves import (
+    Choices,
+    Move,
+    OpenRoom,
+    Pace,
+    accelerators_each,
+    gang_of,
+)
+from muster.scheduling.placement import locate
+from muster.scheduling.plan import MoveReason
+from muster.scheduling.quota import Ledger
+from muster.scheduling.room import Room
+from muster.scheduling.snapshot import Index, Int, Mask, Snapshot
+from muster.scheduling.topology import Tree, prefix_sums
+from muster.scheduling.victims import Evicted, Victims, clear_room
+
+_TRIES = 4
+"""Searches for one gang; after each, the job that found no other place stays where it is."""
+
+
+@dataclass(frozen=True)
+class Rearrangement:
+    """
+    Attributes:
+        nodes: where the gang starts, by rank, spares behind.
+        places: N in tree order, how many of its workers each place gets.
+        moves: jobs that make room and start again elsewhere. Their quota stays as it is.
+        lost: accelerator-seconds, of all of them.
+        room: R x N in tree order, what is open after all of it, when those who move are gone from where they are.
+    """
+
+    nodes: Index
+    places: Int
+    moves: tuple[Move, ...]
+    lost: float
+    room: Int
+
+
+def defragment(
+    snapshot: Snapshot,
+    tree: Tree,
+    room: Room,
+    ledger: Ledger,
+    workers: Sequence[Worker],
+    gang: Gang,
+    job: int,
+    coming: Coming,
+    wait: float,
+    *,
+    flavour: int | None = None,
+    pace: Pace | None = None,
+) -> Rearrangement | None:
+    """Moves that let a waiting gang start, if they pay.
+
+    Args:
+        room: `open` is what the job and those who move may take.
+        ledger: the gang needs its quota there already; left as it was.
+        wait: seconds that the gang would wait without; counted up to the pace's horizon.
+
+    Returns:
+        None if the gang lacks quota or more than order among what is there, or if moving does not pay.
+    """
+    pace = pace or Pace()
+    wants = demand(snapshot, tree, room, ledger, workers, gang, job, coming, flavour)
+    if wants is None or ledger.shortage(wants.queue, wants.flavour, wants.need, borrowing=wants.borrowing) is not None:
+        return None
+    gain = min(wait, pace.horizon) * int(accelerators_each(snapshot, np.array([job]))[0]) * gang.total
+    asked = _may_move(snapshot, coming, pace, job)
+    for _ in range(_TRIES):
+        found = clear_room(wants, np.where(asked, Right.PRIORITY, Right.NONE).astype(np.int32), coming, elastic=False)
+        if found is None or not found.evicted or found.bound * pace.gain > gain:
+            return None
+        moves, left, stuck = _replace(wants, found, coming)
+        if stuck is None:
+            if found.lost * pace.gain > gain:
+                return None
+            return Rearrangement(found.nodes, found.places, moves, found.lost, left)
+        asked[stuck] = False
+    return None
+
+
+def _may_move(snapshot: Snapshot, coming: Coming, pace: Pace, job: int) -> Mask:
+    jobs = snapshot.jobs
+    priorities = effective_priorities(snapshot)
+    asked: Mask = movable(snapshot) & (jobs.runs.budget > 0) & (priorities <= priorities[job]) & ~jobs.runs.yields
+    asked &= snapshot.now - jobs.runs.started >= pace.settle
+    asked[list(coming.gone)] = False
+    asked[job] = False
+    return asked
+
+
+def _replace(wants: Demand, found: Victims, coming: Coming) -> tuple[tuple[Move, ...], Int, int | None]:
+    """New places for all who move, the largest first; what is open then, and the first who finds none."""
+    snapshot, tree = wants.snapshot, wants.tree
+    left = wants.room.open + coming.room
+    left[:, found.freed_places] += found.freed
+    where = np.flatnonzero(found.places)
+    for resource, amount in wants.asks:
+        left[resource, where] -= found.places[where] * amount
+    moves, open_ = [], OpenRoom(snapshot, tree, left)
+    runs = snapshot.jobs.runs
+    for each in sorted(found.evicted, key=lambda one: (-len(runs.nodes_of(one.row)), one.row)):
+        move = _place(snapshot, tree, open_, each)
+        if move is None:
+            return (), left, each.row
+        moves.append(move)
+    return tuple(moves), left, None
+
+
+def _place(snapshot: Snapshot, tree: Tree, left: OpenRoom, mover: Evicted) -> Move | None:
+    row = mover.row
+    slots, _ = left.slots(row, Choices(snapshot).current(row))
+    workers = len(snapshot.jobs.runs.nodes_of(row))
+    gang = gang_of(snapshot, row, workers - snapshot.jobs.terms.shapes[row].spares)
+    places = locate(tree, slots, prefix_sums(slots), gang, whole=np.zeros(len(slots), np.bool_), spared=None)
+    if places is None:
+        return None
+    nodes, flavour = tree.order[places].astype(np.int32), int(snapshot.jobs.flavours[row])
+    return Move(row, nodes, flavour, MoveReason.DEFRAGMENTED, mover.lost, *left.take(row, places))

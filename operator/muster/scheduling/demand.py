@@ -1,0 +1,163 @@
+"""What a waiting gang demands, and what it finds: the fixed part of one search for victims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from muster.scheduling.claims import held_by
+from muster.scheduling.gangs import Gang, Worker
+from muster.scheduling.grainwise import Measure, measure_of, unit_of_places
+from muster.scheduling.quota import Ledger, Need
+from muster.scheduling.room import Room
+from muster.scheduling.snapshot import NONE, Int, JobState, Mask, Snapshot, TopologyMode
+from muster.scheduling.topology import Tree
+
+Returned = tuple[tuple[int, int, Need], ...]
+"""(queue, flavour, need) of quota that comes back."""
+
+
+@dataclass(frozen=True)
+class Coming:
+    """What comes back from placements that are ending already.
+
+    Attributes:
+        room: R x N, in tree order.
+        quota: what a ledger that keeps promises still counts.
+        gone: rows whose end was decided in this plan.
+    """
+
+    room: Int
+    quota: Returned
+    gone: frozenset[int]
+
+    def after(self, rows: Sequence[int], places: Int, freed: Int, returned: Returned) -> Coming:
+        """The same with more placements ending; `freed` is R x places."""
+        room = self.room.copy()
+        room[:, places] += freed
+        return replace(self, room=room, quota=self.quota + returned, gone=self.gone | set(rows))
+
+
+def coming_back(snapshot: Snapshot, tree: Tree) -> Coming:
+    """What the snapshot's `leaving` placements give back.
+
+    The quota of those that leave for the job they were asked for is that job's already (`muster.scheduling.promises`).
+    """
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    rows = np.flatnonzero(runs.leaving & (jobs.states == JobState.HOLDING) & (np.diff(runs.first) > 0))
+    room = np.zeros((len(snapshot.resources), len(tree.order)), dtype=np.int64)
+    place_of = places_by_node(tree)
+    quota = []
+    for row, need in zip(rows.tolist(), held_by(snapshot, rows), strict=True):
+        nodes = runs.nodes_of(row)
+        np.add.at(room.T, place_of[nodes[nodes != NONE]], jobs.requests[row])
+        beneficiary = int(runs.beneficiary[row])
+        settled = beneficiary != NONE and (beneficiary == row or jobs.states[beneficiary] == JobState.RESERVED)
+        if not settled and jobs.queues[row] != NONE:
+            quota.append((int(jobs.queues[row]), int(jobs.flavours[row]), tuple(need)))
+    return Coming(room, tuple(quota), frozenset())
+
+
+def places_by_node(tree: Tree) -> Int:
+    """N, the place in tree order of each node."""
+    place_of = np.empty(len(tree.order), dtype=np.int64)
+    place_of[tree.order] = np.arange(len(tree.order))
+    return place_of
+
+
+@dataclass(frozen=True)
+class Demand:
+    """
+    Attributes:
+        ledger: changed while a search goes on, and left as it was.
+        job: the claimant's row.
+        flavour, need: quota that its gang would draw, spares included.
+        borrowing: whether it may borrow.
+        asks: (resource, amount) of one worker.
+        divisors: len(asks) x 1, the amounts.
+        eligible: N, places where its workers may run.
+        starts, ends: places of the domains that may hold the gang; one, the whole cluster, unless a level is required.
+        domain_of: N, the domain of each place, or NONE.
+        wanted_in: N, by node: the same, and NONE for nodes that the gang cannot use.
+        base: len(asks) x N, what the gang finds there: open room, and what comes back anyway.
+        place_of: N, place of each node.
+        measure: how the gang is counted, over all places.
+    """
+
+    snapshot: Snapshot
+    tree: Tree
+    room: Room
+    ledger: Ledger
+    gang: Gang
+    job: int
+    flavour: int
+    need: Need
+    borrowing: bool
+    asks: tuple[tuple[int, int], ...]
+    divisors: Int
+    eligible: Mask
+    starts: Int
+    ends: Int
+    domain_of: Int
+    wanted_in: Int
+    base: Int
+    place_of: Int
+    measure: Measure
+
+    @property
+    def queue(self) -> int:
+        return int(self.snapshot.jobs.queues[self.job])
+
+    @property
+    def asked(self) -> Int:
+        """Indices of the resources that are asked for."""
+        return np.array([resource for resource, _ in self.asks], dtype=np.int64)
+
+
+def demand(
+    snapshot: Snapshot,
+    tree: Tree,
+    room: Room,
+    ledger: Ledger,
+    workers: Sequence[Worker],
+    gang: Gang,
+    job: int,
+    coming: Coming,
+    flavour: int | None,
+) -> Demand | None:
+    """Work out what one gang demands; None if its shape is never possible in this cluster."""
+    measure = measure_of(tree, gang)
+    if measure is None or (gang.mode == TopologyMode.REQUIRED and gang.level == NONE):
+        return None
+    asks, count = workers[gang.worker].asks, len(tree.order)
+    starts, ends = np.zeros(1, dtype=np.int64), np.full(1, count, dtype=np.int64)
+    if gang.mode == TopologyMode.REQUIRED:
+        starts, ends = tree.starts[gang.level], tree.ends[gang.level]
+    eligible, domain_of = room.candidates(gang.worker), unit_of_places(starts, ends, count)
+    wanted_in = np.full(count, NONE, dtype=np.int64)
+    wanted_in[tree.order] = np.where(eligible, domain_of, NONE)
+    asked = [resource for resource, _ in asks]
+    jobs = snapshot.jobs
+    return Demand(
+        snapshot=snapshot,
+        tree=tree,
+        room=room,
+        ledger=ledger,
+        gang=gang,
+        job=job,
+        flavour=int(jobs.flavours[job]) if flavour is None else flavour,
+        need=tuple((resource, amount * gang.total) for resource, amount in asks),
+        borrowing=bool(jobs.terms.preemptible[job]),
+        asks=asks,
+        divisors=np.array([amount for _, amount in asks], dtype=np.int64)[:, None],
+        eligible=eligible,
+        starts=starts,
+        ends=ends,
+        domain_of=domain_of,
+        wanted_in=wanted_in,
+        base=room.open[asked] + coming.room[asked],
+        place_of=places_by_node(tree),
+        measure=measure,
+    )

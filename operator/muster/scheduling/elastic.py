@@ -1,0 +1,157 @@
+"""Elastic gangs: growth into room that nobody else can use. How they shrink is in `muster.scheduling.victims`.
+
+A gang grows by whole steps (`Sizes.step`) up to its most, and only
+
+* when all who wait were looked at: into room that is neither taken nor kept for anybody, and quota likewise;
+* where its topology allows it: inside its required domain, in whole slices. Gangs that lie balanced keep their size;
+* when it pays: the accelerator-seconds that it wins until it ends, or within an hour, are twice what its restart loses;
+* once its placement has stood for a while, so that jobs which come and go do not make it grow and shrink with them.
+
+Jobs grow in the order of priority, then of their submit. Each takes all that it can use.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from muster.scheduling.gangs import Gang
+from muster.scheduling.moves import (
+    Choices,
+    Move,
+    OpenRoom,
+    Pace,
+    accelerators_each,
+    by_rank,
+    gang_of,
+    need_of,
+    remaining,
+    settled,
+)
+from muster.scheduling.offers import lost_seconds
+from muster.scheduling.placement import fits, locate
+from muster.scheduling.plan import MoveReason
+from muster.scheduling.quota import Ledger
+from muster.scheduling.snapshot import NONE, PLAIN, Index, Int, Snapshot, TopologyMode
+from muster.scheduling.topology import Tree, prefix_sums
+
+
+def grow(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, pace: Pace | None = None) -> tuple[Move, ...]:
+    """Which elastic gangs grow now, and where. To be asked after everybody who waits.
+
+    Args:
+        room: R x N in tree order, what nobody holds or is to get. What growth takes is subtracted.
+        ledger: with all promises; what growth takes is charged.
+    """
+    pace = pace or Pace()
+    moves, open_, choices = [], OpenRoom(snapshot, tree, room), Choices(snapshot)
+    for wish in _wishes(snapshot, pace):
+        slots, there = open_.slots(wish.row, choices.current(wish.row))
+        steps = min(wish.steps, there // wish.step)
+        if steps >= wish.least and _may_grow(snapshot, wish.row):
+            move = _grow(snapshot, tree, open_, ledger, slots, replace(wish, steps=steps))
+            if move is not None:
+                moves.append(move)
+    return tuple(moves)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What a gang may grow by.
+
+    Attributes:
+        step: workers in one step.
+        steps, least: most steps, and the fewest that pay.
+        lost: accelerator-seconds that it costs.
+    """
+
+    row: int
+    step: int
+    steps: int
+    least: int
+    lost: float
+
+
+def _wishes(snapshot: Snapshot, pace: Pace) -> list[_Wish]:
+    """Gangs that may be larger and for which it may pay, first in rank first."""
+    jobs = snapshot.jobs
+    spares = np.array([shape.spares for shape in jobs.terms.shapes], dtype=np.int64)
+    step = np.maximum(1, jobs.sizes.step).astype(np.int64)
+    steps = (jobs.sizes.most - (np.diff(jobs.runs.first) - spares)) // step
+    larger = (jobs.sizes.least < jobs.sizes.most) & (steps > 0) & settled(snapshot, pace)
+    larger[larger] &= snapshot.queues.open[jobs.queues[larger]] & ~snapshot.queues.drain[jobs.queues[larger]]
+    rows = by_rank(snapshot, np.flatnonzero(larger).astype(np.int64))
+    lost = lost_seconds(snapshot, rows)
+    worth = remaining(snapshot, rows, pace) * accelerators_each(snapshot, rows) * step[rows]
+    least = np.maximum(1, np.ceil(pace.gain * lost / np.maximum(worth, 1e-9)))
+    pays = np.flatnonzero(least <= steps[rows])
+    columns = (rows, step[rows], steps[rows], least.astype(np.int64), lost)
+    return [_Wish(*each) for each in zip(*(column[pays].tolist() for column in columns), strict=True)]
+
+
+def _may_grow(snapshot: Snapshot, row: int) -> bool:
+    jobs = snapshot.jobs
+    shape, step = jobs.terms.shapes[row], max(1, int(jobs.sizes.step[row]))
+    whole = not shape.slices or step % shape.slices[0][0] == 0
+    nodes = jobs.runs.nodes_of(row)
+    stands = not (nodes == NONE).any() and bool(snapshot.nodes.usable[nodes].all())
+    return shape.balanced == NONE and whole and stands
+
+
+def _grow(snapshot: Snapshot, tree: Tree, room: OpenRoom, ledger: Ledger, slots: Int, wish: _Wish) -> Move | None:
+    jobs, row, step = snapshot.jobs, wish.row, wish.step
+    nodes, shape = jobs.runs.nodes_of(row), jobs.terms.shapes[row]
+    queue, flavour = int(jobs.queues[row]), int(jobs.flavours[row])
+    steps = _largest(wish.steps, lambda some: not ledger.shortage(queue, flavour, need_of(snapshot, row, some * step)))
+    if steps < wish.least:
+        return None
+    for gang, pool in _sites(snapshot, tree, row, slots):
+        prefix = prefix_sums(pool)
+        count = _largest(steps, lambda some: fits(tree, prefix, replace(gang, size=some * step)))  # noqa: B023
+        if count < wish.least:
+            continue
+        gang = replace(gang, size=count * step)
+        places = locate(tree, pool, prefix, gang, whole=np.zeros(len(pool), np.bool_), spared=None)
+        assert places is not None, "a growth that fits was not placed"
+        ledger.charge(queue, flavour, need_of(snapshot, row, count * step))
+        slice_ = shape.slices[0][0] if shape.slices else 1
+        joined = _join(tree, nodes, places, len(nodes) - shape.spares, slice_)
+        return Move(row, joined, flavour, MoveReason.GROWN, wish.lost, *room.take(row, places))
+    return None
+
+
+def _largest(most: int, allowed: Callable[[int], bool]) -> int:
+    """The largest count up to `most` that is allowed; smaller ones are allowed where larger ones are. 0: none."""
+    return most - bisect_left(range(most), True, key=lambda index: allowed(most - index))
+
+
+def _sites(snapshot: Snapshot, tree: Tree, row: int, slots: Int) -> list[tuple[Gang, Int]]:
+    """Where new workers may go, the closest first: a gang to place, and slots outside the site left out."""
+    gang = gang_of(snapshot, row, 1)
+    gang = replace(gang, shape=replace(PLAIN, slices=gang.shape.slices))
+    anywhere = replace(gang, mode=TopologyMode.UNCONSTRAINED, level=NONE)
+    if gang.mode == TopologyMode.UNCONSTRAINED:
+        return [(anywhere, slots)]
+    domains = snapshot.nodes.domains
+    own = snapshot.jobs.runs.nodes_of(row)
+    widest = gang.level if gang.mode == TopologyMode.REQUIRED else 0
+    sites = []
+    for level in range(tree.depth - 1, widest - 1, -1):
+        here = domains[own, level]
+        if here[0] != NONE and (here == here[0]).all():
+            sites.append((anywhere, np.where(domains[tree.order, level] == here[0], slots, 0)))
+    if gang.mode == TopologyMode.PREFERRED:
+        sites.append((anywhere, slots))
+    return sites
+
+
+def _join(tree: Tree, nodes: Index, places: Int, size: int, slice_: int) -> Index:
+    """Old and new workers in tree order, in whole slices; spares behind."""
+    place_of = np.empty(len(tree.order), dtype=np.int64)
+    place_of[tree.order] = np.arange(len(tree.order))
+    slices = np.concatenate([place_of[nodes[:size]], places]).reshape(-1, slice_)
+    every = slices[np.argsort(slices[:, 0], kind="stable")].ravel()
+    return np.concatenate([tree.order[every], nodes[size:]]).astype(np.int32)

@@ -1,0 +1,240 @@
+"""When each waiting job is expected to start: ten thousand estimates in the time of one.
+
+The first few of the order have a reservation, and that is their expected start. For all others the cluster is taken as
+one pool of room for each flavour, and quota as one pool for each queue, or for each tree of queues that may borrow.
+Running jobs give back to the pools when they are expected to end, and the waiting jobs draw on them in their order,
+each for as long as it is expected to run (list scheduling, Graham 1966, with pools for machines). What nobody knows is
+filled in: a job without an estimate runs as long as the typical job of its flavour. One that runs already, and tells
+nothing, has that long yet to go, however long it has run: as if lengths had no memory.
+
+So the basis of these is `QUEUE`, a rough estimate: it knows neither topology nor fragments, and leaves out backfill and
+the jobs that are yet to be submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from muster.scheduling.gangs import is_accelerator
+from muster.scheduling.plan import Basis
+from muster.scheduling.room import Room
+from muster.scheduling.snapshot import FOREVER, NONE, Index, Int, JobState, Mask, Seconds, Snapshot
+from muster.scheduling.timeline import Reservation, Timeline
+from muster.scheduling.topology import Tree
+
+BASES = tuple(Basis)
+"""Of what `Expected.bases` holds the index."""
+
+_QUEUE, _UNKNOWN, _PROMISED = BASES.index(Basis.QUEUE), BASES.index(Basis.UNKNOWN), BASES.index(Basis.PROMISED)
+
+Spare = Callable[[int, int, int], int]
+"""(queue, flavour, resource) -> how much of it the queue may still use: `Ledger.available`."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """
+    Attributes:
+        starts: J, seconds since the epoch; FOREVER for jobs that do not wait, and where nothing is known.
+        bases: J, what each rests on, index into `BASES`.
+    """
+
+    starts: Seconds
+    bases: Index
+
+    def of(self, job: int) -> tuple[float, Basis]:
+        """For `Waiting.expected` and `Waiting.basis`."""
+        return float(self.starts[job]), BASES[int(self.bases[job])]
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """What the waiting jobs wait for.
+
+    Attributes:
+        jobs: W, rows, first in rank first: PENDING jobs that wait and could start one day. Not those that exceed the
+            cluster or their quota, or whose queue is closed: of these nothing is known.
+        quota: W, it is quota that the job lacks, not room.
+        pools: Q, of each queue the number of the pool of quota that it draws on: the same for the queues that lend to
+            each other, one of its own for a queue that may not borrow. `Ledger.circle` is a good number.
+        spare: what a queue may use beside what is used and promised.
+    """
+
+    jobs: Int
+    quota: Mask
+    pools: Int
+    spare: Spare
+
+
+@dataclass
+class _Pools:
+    """Amounts left, and what comes back: by pool."""
+
+    left: list[float]
+    backs: list[list[tuple[float, float]]]
+    owed: list[float]
+
+
+def expected_starts(
+    snapshot: Snapshot,
+    timeline: Timeline,
+    tree: Tree,
+    room: Room,
+    lacking: Lacking,
+    reservations: Mapping[int, Reservation],
+) -> Expected:
+    """Estimate all starts. Some 40 ms for 10,000 waiting jobs over 5,000 running ones.
+
+    Args:
+        timeline: the plan's, with `started` called for what it admits.
+        room: after the plan's admissions; `room.free` less what is promised.
+        reservations: by row, of the first few of the order.
+    """
+    jobs, waiting = snapshot.jobs, lacking.jobs
+    starts, bases = np.full(len(jobs.uids), FOREVER), np.full(len(jobs.uids), _UNKNOWN, dtype=np.int32)
+    _promised(snapshot, starts, bases)
+    units = _units(snapshot)
+    typical = _typical(snapshot, timeline)
+    likely = _known_or_typical(snapshot, timeline, typical)
+    held = _holding(snapshot, timeline)
+    flavours = jobs.flavours[waiting].astype(np.int64)
+    needs = jobs.workers[waiting] * jobs.requests[waiting, units[flavours]]
+    length = np.minimum(jobs.terms.estimate, jobs.terms.limit)[waiting]
+    length = np.where(np.isfinite(length), length, typical[flavours])
+    floors = np.maximum(jobs.terms.opens[waiting], snapshot.now)
+    short = np.flatnonzero(lacking.quota)
+    if short.size:
+        pool, pools = _quota_pools(snapshot, lacking, short, units, likely, held)
+        floors[short] = _draw(pools, pool, needs[short], length[short], floors[short])
+    order = np.argsort(floors, kind="stable")
+    pools = _room_pools(snapshot, tree, room, units, likely, held)
+    found = _draw(pools, flavours[order], needs[order], length[order], floors[order])
+    starts[waiting[order]] = found
+    bases[waiting[order]] = np.where(np.isfinite(found), _QUEUE, _UNKNOWN)
+    for job, reservation in reservations.items():
+        if reservation.start < FOREVER:
+            starts[job] = max(reservation.start, float(jobs.terms.opens[job]))
+            bases[job] = BASES.index(reservation.basis)
+    return Expected(starts, bases)
+
+
+def _draw(pools: _Pools, pool: Int, needs: Int, length: Seconds, floors: Seconds) -> Seconds:
+    """When each job gets what it needs of its pool, in order; it gives it back `length` seconds later."""
+    clocks = [back[0][0] if back else 0.0 for back in pools.backs]
+    left, backs, owed = pools.left, pools.backs, pools.owed
+    starts = []
+    for at, need, lasts, floor in zip(pool.tolist(), needs.tolist(), length.tolist(), floors.tolist(), strict=True):
+        back, have = backs[at], left[at]
+        if need > have + owed[at]:
+            starts.append(FOREVER)
+            continue
+        clock = clocks[at]
+        while have < need:
+            clock, amount = heappop(back)
+            have += amount
+            owed[at] -= amount
+        left[at], clocks[at] = have - need, clock
+        start = clock if clock > floor else floor
+        starts.append(start)
+        if start + lasts < FOREVER:
+            heappush(back, (start + lasts, need))
+            owed[at] += need
+    return np.array(starts)
+
+
+def _room_pools(snapshot: Snapshot, tree: Tree, room: Room, units: Int, likely: Seconds, held: Int) -> _Pools:
+    """One pool for each flavour: what is free on its nodes, and the jobs on them. The first is of all nodes."""
+    flavours = snapshot.nodes.flavours[tree.order]
+    left = [
+        float(room.free[unit][room.usable & ((flavours == flavour) | (flavour == 0))].sum())
+        for flavour, unit in enumerate(units.tolist())
+    ]
+    holding = np.flatnonzero(np.isfinite(likely))
+    pool = snapshot.jobs.flavours[holding].astype(np.int64)
+    return _pools(left, pool, likely[holding], held[holding, units[pool]])
+
+
+def _quota_pools(
+    snapshot: Snapshot, lacking: Lacking, short: Int, units: Int, likely: Seconds, held: Int
+) -> tuple[Int, _Pools]:
+    """(the pool of each job that lacks quota, the pools)."""
+    jobs, count = snapshot.jobs, len(snapshot.flavours)
+    numbers, dense = np.unique(lacking.pools, return_inverse=True)
+    known = jobs.queues != NONE
+    key = np.where(known, dense[jobs.queues] * count + jobs.flavours, NONE)
+    left = [0.0] * (len(numbers) * count)
+    rows = lacking.jobs[short]
+    for queue, flavour in set(zip(jobs.queues[rows].tolist(), jobs.flavours[rows].tolist(), strict=True)):
+        at = int(dense[queue]) * count + flavour
+        left[at] = max(left[at], float(lacking.spare(queue, flavour, int(units[flavour]))))
+    holding = np.flatnonzero(np.isfinite(likely) & known)
+    amounts = held[holding, units[jobs.flavours[holding]]]
+    return key[rows], _pools(left, key[holding], likely[holding], amounts)
+
+
+def _pools(left: list[float], pool: Int, ends: Seconds, amounts: Int) -> _Pools:
+    backs: list[list[tuple[float, float]]] = [[] for _ in left]
+    owed = np.bincount(pool, weights=amounts, minlength=len(left)).tolist()
+    for at, end, amount in zip(pool.tolist(), ends.tolist(), amounts.tolist(), strict=True):
+        backs[at].append((end, amount))
+    for back in backs:
+        heapify(back)
+    return _Pools(left, backs, owed)
+
+
+def _holding(snapshot: Snapshot, timeline: Timeline) -> Int:
+    """J x R, what each job holds, those included that this plan admits."""
+    jobs, held = snapshot.jobs, snapshot.jobs.held
+    fresh = np.flatnonzero((jobs.states == JobState.PENDING) & np.isfinite(timeline.likely))
+    if fresh.size:
+        held = held.copy()
+        held[fresh] = jobs.requests[fresh] * jobs.workers[fresh, None]
+    return held
+
+
+def _units(snapshot: Snapshot) -> Int:
+    """V, the resource that counts for each flavour: the accelerator that its jobs ask most of; cpu without any."""
+    jobs = snapshot.jobs
+    accelerators = [row for row, name in enumerate(snapshot.resources) if is_accelerator(name)]
+    plain = snapshot.resources.index("cpu") if "cpu" in snapshot.resources else 0
+    units = np.full(len(snapshot.flavours), plain, dtype=np.int64)
+    asked = np.zeros((len(snapshot.flavours), len(accelerators)), dtype=np.int64)
+    np.add.at(asked, jobs.flavours, jobs.requests[:, accelerators] * jobs.workers[:, None])
+    for flavour in range(1, len(units)):
+        if accelerators and asked[flavour].any():
+            units[flavour] = accelerators[int(asked[flavour].argmax())]
+    return units
+
+
+def _typical(snapshot: Snapshot, timeline: Timeline) -> Seconds:
+    """V, the median length of the jobs of which it is known; of all flavours where a flavour has none."""
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    ahead = np.minimum(jobs.terms.estimate, jobs.terms.limit)
+    length = np.where(jobs.states == JobState.PENDING, ahead, timeline.likely - runs.started)
+    known = np.isfinite(length) & ~((jobs.states == JobState.HOLDING) & (runs.leaving | (runs.started <= 0)))
+    overall = float(np.median(length[known])) if known.any() else FOREVER
+    typical = np.full(len(snapshot.flavours), overall)
+    for flavour in np.unique(jobs.flavours[known]).tolist():
+        typical[flavour] = np.median(length[known & (jobs.flavours == flavour)])
+    return typical
+
+
+def _known_or_typical(snapshot: Snapshot, timeline: Timeline, typical: Seconds) -> Seconds:
+    """J, when each job that holds room is expected to give it back; FOREVER for the others."""
+    jobs = snapshot.jobs
+    silent = (jobs.states != JobState.PENDING) & ~np.isfinite(timeline.likely)
+    return np.where(silent, snapshot.now + typical[jobs.flavours], timeline.likely)
+
+
+def _promised(snapshot: Snapshot, starts: Seconds, bases: Index) -> None:
+    """RESERVED jobs start when the last of their victims is gone."""
+    runs = snapshot.jobs.runs
+    reserved = snapshot.jobs.states == JobState.RESERVED
+    starts[reserved], bases[reserved] = snapshot.now, _PROMISED
+    going = np.flatnonzero(runs.leaving & (runs.beneficiary != NONE))
+    going = going[reserved[runs.beneficiary[going]]]
+    np.maximum.at(starts, runs.beneficiary[going], snapshot.now + runs.grace[going])

@@ -1,0 +1,154 @@
+"""Jobs that wait for room and hold a reservation: the heads of the order.
+
+The first few jobs of each flavour that fit nowhere now (`Policy.heads`) get a reserved time and place, one behind the
+other. On every node that a head could ever use, room is kept for as many of its workers as that node takes when empty;
+its quota is charged as if it ran. A job behind may take
+
+* room that no head could use: then it stays as long as it likes;
+* any free room, if `muster.scheduling.backfill` proves for every head that it does not delay it; a preemptible job may
+  have to promise that it goes as soon as a head could start (`Admission.yields`).
+
+The jobs behind the last head wait without keeping anything from anybody. They become heads as those ahead start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from muster.scheduling.backfill import Guard, delays, guard, worthwhile
+from muster.scheduling.gangs import Gang
+from muster.scheduling.rounds import Found, Round
+from muster.scheduling.snapshot import FOREVER, Int, Mask, TopologyMode
+from muster.scheduling.timeline import Reservation, Timeline
+
+
+@dataclass(frozen=True)
+class Head:
+    """
+    Attributes:
+        fresh: N, places where room is kept for it that was kept for nobody before.
+    """
+
+    job: int
+    gang: Gang
+    reservation: Reservation
+    guard: Guard
+    fresh: Mask
+
+
+class Heads:
+    """The reservations of one round, first in rank first."""
+
+    def __init__(self, round_: Round) -> None:
+        self._round = round_
+        self._timeline: Timeline | None = None
+        self._started: list[tuple[int, Int]] = []
+        self._count: dict[int, int] = {}
+        self._ahead: Int | None = None
+        self._proven: dict[tuple[int, int, int, tuple[bool, ...]], tuple[int, bool]] = {}
+        self.all: list[Head] = []
+
+    @property
+    def timeline(self) -> Timeline:
+        """Made when the first job waits for room; knows what was admitted before."""
+        if self._timeline is None:
+            self._timeline = Timeline(self._round.snapshot, self._round.tree)
+            for job, taken in self._started:
+                self._timeline.started(job, taken)
+        return self._timeline
+
+    def started(self, job: int, gang: Gang, taken: Int) -> None:
+        """To be told of everybody who is admitted."""
+        if self._timeline is None:
+            self._started.append((job, taken))
+        else:
+            self._timeline.started(job, taken)
+        if self._ahead is not None:
+            places = np.flatnonzero(taken != 0)
+            for resource, amount in self._round.kinds.workers[gang.worker].asks:
+                self._ahead[resource, places] -= taken[places] * amount
+
+    def may_reserve(self, flavour: int) -> bool:
+        return self._count.get(flavour, 0) < self._round.policy.heads
+
+    def reserve(self, job: int, gang: Gang, flavour: int) -> Head:
+        """Keep time and place for a job that fits nowhere now."""
+        round_ = self._round
+        self._count[flavour] = self._count.get(flavour, 0) + 1
+        worker = round_.kinds.workers[gang.worker]
+        if self._ahead is None:
+            self._ahead = round_.room.free.copy()
+        reservation = self.timeline.reserve(round_.room, gang, worker, self._ahead)
+        if reservation.taken is not None:
+            places = np.flatnonzero(reservation.taken)
+            for resource, amount in worker.asks:
+                self._ahead[resource, places] -= reservation.taken[places] * amount
+        watch = guard(self.timeline, round_.tree, round_.room, gang, worker, reservation)
+        fresh = round_.split_spare().keep(gang.worker, self._where(gang))
+        none = np.zeros(len(round_.tree.order), dtype=np.bool_)
+        self.all.append(Head(job, gang, reservation, watch, none if fresh is None else fresh))
+        return self.all[-1]
+
+    def lets_in(self, job: int, choice: int, size: int) -> tuple[Found, bool] | None:
+        """Where a job may start on room that is kept, and whether it has to yield; None if it may not."""
+        round_, kind = self._round, self._round.kinds.of[job]
+        if not round_.policy.backfill:
+            return None
+        preemptible = round_.kind(job).preemptible
+        if preemptible and not self._worthwhile(job):
+            return None
+        until = FOREVER if preemptible else self.timeline.until(job)
+        # A head that has a reserved start is not delayed by who is sure to be gone by then.
+        watched = tuple(each.reservation.start == FOREVER or until > each.reservation.start for each in self.all)
+        found = round_.find(kind, choice, size, spare=False)
+        assert found is not None, "a gang that fits was not placed"
+        harmless = self._harmless(kind, choice, found, watched)
+        if preemptible:
+            return found, not harmless
+        return (found, False) if harmless else None
+
+    def _harmless(self, kind: int, choice: int, found: Found, watched: tuple[bool, ...]) -> bool:
+        """Whether no watched head could ever use this room: the same for all that are alike, until room shrinks."""
+        key = (kind, choice, found.size, watched)
+        version, harmless = self._proven.get(key, (0, False))
+        if version != self._round.version:
+            room = self._round.room
+            worker = self._round.kinds.workers[self._round.kinds.kinds[kind].choices[choice].worker]
+            harmless = all(
+                not delays(head.guard, room, worker, found.taken, until=FOREVER, preemptible=False)
+                for head, watch in zip(self.all, watched, strict=True)
+                if watch
+            )
+            self._proven[key] = (self._round.version, harmless)
+        return harmless
+
+    def in_the_way(self, gang: Gang) -> int:
+        """The first job ahead that keeps room which the gang could use."""
+        worker = self._round.kinds.workers[gang.worker]
+        resources = {resource for resource, _ in worker.asks}
+        kept = self._round.room.slots(gang.worker).counts > self._round.spare.slots(gang.worker).counts
+        for each in self.all:
+            asked = {resource for resource, _ in self._round.kinds.workers[each.gang.worker].asks}
+            if resources & asked and (each.fresh & kept).any():
+                return each.job
+        return self.all[0].job
+
+    def _worthwhile(self, job: int) -> bool:
+        jobs, now = self._round.snapshot.jobs, self._round.snapshot.now
+        first = min((each.reservation for each in self.all), key=lambda each: each.start)
+        row = slice(job, job + 1)
+        if first.start == FOREVER:
+            return True
+        return bool(worthwhile(first, now, jobs.terms.estimate[row], jobs.runs.restart[row], jobs.runs.grace[row])[0])
+
+    def _where(self, gang: Gang) -> Mask:
+        """Places that the gang could ever use: with a required level only in domains that hold it when empty."""
+        round_ = self._round
+        empty = round_.room.slots_when_empty(gang.worker)
+        where: Mask = empty.counts > 0
+        if gang.mode == TopologyMode.REQUIRED:
+            large_enough = round_.tree.sums(empty.prefix, gang.level) >= gang.total
+            where = where & round_.tree.members(gang.level, large_enough)
+        return where

@@ -1,0 +1,146 @@
+"""Placements that end because of their queue alone: it is drained, or uses more than it may since a limit was lowered.
+
+Nobody benefits, so nothing is searched for: of a drained queue all preemptible jobs end. Of a queue beyond its limit
+(nominal + borrowing limit) jobs end until the excess is gone, also those of queues below it: elastic jobs shrink first,
+by no more replicas than they must, then whole jobs go, those that lose the least for what they give back first, and
+none that proves to be needless. Disruption budgets do not protect what is beyond a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from muster.scheduling.claims import held_by, movable
+from muster.scheduling.offers import lost_seconds, needs_of, replicas_to_spare, without
+from muster.scheduling.plan import MoveReason
+from muster.scheduling.quota import Ledger
+from muster.scheduling.snapshot import Mask, Snapshot
+from muster.scheduling.victims import Evicted, Shrunk
+
+
+def give_up(snapshot: Snapshot, ledger: Ledger, gone: frozenset[int]) -> tuple[tuple[Evicted, ...], tuple[Shrunk, ...]]:
+    """Who ends and who shrinks because of a drained queue or a lowered limit.
+
+    Args:
+        ledger: with all promises, not counting what is ending already; what comes back here is discharged.
+        gone: rows whose end was decided in this plan.
+    """
+    may = movable(snapshot)
+    may[list(gone)] = False
+    evicted = _drain(snapshot, ledger, may)
+    may[[each.row for each in evicted]] = False
+    shrunk: list[Shrunk] = []
+    for queue, flavour, resource in _excesses(snapshot, ledger):
+        more, smaller = _lower(snapshot, ledger, may, queue, flavour, resource)
+        evicted += more
+        shrunk += smaller
+        may[[each.row for each in more] + [each.row for each in smaller]] = False
+    return tuple(evicted), tuple(shrunk)
+
+
+def _drain(snapshot: Snapshot, ledger: Ledger, may: Mask) -> list[Evicted]:
+    jobs = snapshot.jobs
+    rows = np.flatnonzero(may & (jobs.queues >= 0))
+    rows = rows[snapshot.queues.drain[jobs.queues[rows]]].astype(np.int64)
+    for row, need in zip(rows.tolist(), held_by(snapshot, rows), strict=True):
+        ledger.discharge(int(jobs.queues[row]), int(jobs.flavours[row]), need)
+    costs = lost_seconds(snapshot, rows).tolist()
+    return [Evicted(row, MoveReason.QUOTA_LOWERED, cost) for row, cost in zip(rows.tolist(), costs, strict=True)]
+
+
+def _excesses(snapshot: Snapshot, ledger: Ledger) -> list[tuple[int, int, int]]:
+    """(queue, flavour, resource) of which more is used than may be, those of the lowest queues first."""
+    jobs, queues = snapshot.jobs, snapshot.queues
+    used = np.unique(np.stack([jobs.queues, jobs.flavours], axis=1)[jobs.held.any(axis=1) & (jobs.queues >= 0)], axis=0)
+    found = []
+    for queue, flavour in used.tolist():
+        row, depth = queue, 0
+        while row >= 0:
+            over = [
+                resource for resource in range(len(snapshot.resources)) if ledger.excess(row, flavour, resource) > 0
+            ]
+            found += [(depth, row, flavour, resource) for resource in over]
+            row, depth = int(queues.parents[row]), depth + 1
+    deepest: dict[tuple[int, int, int], int] = {}
+    for depth, row, flavour, resource in found:
+        deepest[row, flavour, resource] = max(depth, deepest.get((row, flavour, resource), 0))
+    return sorted(deepest, key=lambda key: (deepest[key], key))
+
+
+def _below(snapshot: Snapshot, queue: int) -> Mask:
+    """Q, the queue and all queues below it."""
+    parents = snapshot.queues.parents
+    below = np.zeros(len(parents), dtype=np.bool_)
+    below[queue] = True
+    while True:
+        more = below | ((parents >= 0) & below[parents])
+        if (more == below).all():
+            return below
+        below = more
+
+
+def _lower(
+    snapshot: Snapshot, ledger: Ledger, may: Mask, queue: int, flavour: int, resource: int
+) -> tuple[list[Evicted], list[Shrunk]]:
+    jobs = snapshot.jobs
+    inside = may & (jobs.flavours == flavour) & (jobs.held[:, resource] > 0)
+    inside &= _below(snapshot, queue)[np.maximum(jobs.queues, 0)]
+    rows = np.flatnonzero(inside).astype(np.int64)
+    ratio = lost_seconds(snapshot, rows) / np.maximum(1, jobs.held[rows, resource])
+    cost = dict(zip(rows.tolist(), lost_seconds(snapshot, rows).tolist(), strict=True))
+    order = rows[np.lexsort((rows, ratio))].tolist()
+    shrunk = _shrink(snapshot, ledger, order, cost, (queue, flavour, resource))
+    left = {each.row: len(each.nodes) for each in shrunk}
+    taken: list[int] = []
+    for row in order:
+        before = ledger.excess(queue, flavour, resource)
+        if before <= 0:
+            break
+        _move(snapshot, ledger, row, left.get(row, -1), end=True)
+        if ledger.excess(queue, flavour, resource) < before:
+            taken.append(row)
+        else:
+            _move(snapshot, ledger, row, left.get(row, -1), end=False)
+    for row in sorted(taken, key=lambda row: -cost[row]):
+        _move(snapshot, ledger, row, left.get(row, -1), end=False)
+        if ledger.excess(queue, flavour, resource) > 0:
+            _move(snapshot, ledger, row, left.get(row, -1), end=True)
+        else:
+            taken.remove(row)
+    evicted = [Evicted(row, MoveReason.QUOTA_LOWERED, cost[row]) for row in sorted(taken)]
+    return evicted, [each for each in shrunk if each.row not in taken]
+
+
+def _shrink(
+    snapshot: Snapshot, ledger: Ledger, order: Sequence[int], cost: dict[int, float], limit: tuple[int, int, int]
+) -> list[Shrunk]:
+    """Elastic jobs give replicas back, one job after the other, until nothing is in excess."""
+    shrunk = []
+    for row in order:
+        nodes = snapshot.jobs.runs.nodes_of(row)
+        kept = nodes
+        for replicas in range(1, replicas_to_spare(snapshot, row) + 1):
+            before = ledger.excess(*limit)
+            if before <= 0:
+                break
+            going = without(snapshot, row, replicas, np.zeros(len(nodes), dtype=np.bool_))
+            _discharge(snapshot, ledger, row, len(kept) - int((~going).sum()))
+            kept = nodes[~going]
+        if len(kept) < len(nodes):
+            shrunk.append(Shrunk(row, kept, cost[row]))
+    return shrunk
+
+
+def _discharge(snapshot: Snapshot, ledger: Ledger, row: int, workers: int) -> None:
+    jobs = snapshot.jobs
+    ledger.discharge(int(jobs.queues[row]), int(jobs.flavours[row]), needs_of(snapshot, row, workers))
+
+
+def _move(snapshot: Snapshot, ledger: Ledger, row: int, left: int, *, end: bool) -> None:
+    """End a job, or undo that; `left` workers of it when it has shrunk, -1 when it has not."""
+    jobs = snapshot.jobs
+    workers = len(jobs.runs.nodes_of(row)) if left < 0 else left
+    change = ledger.discharge if end else ledger.charge
+    change(int(jobs.queues[row]), int(jobs.flavours[row]), needs_of(snapshot, row, workers))

@@ -1,0 +1,232 @@
+"""What placements that stand could give back, and what that would cost.
+
+An offer is a part of one job's workers that can go at once. A job that can only be evicted makes one offer: all of
+them. An elastic job makes two: the workers that it can do without (it shrinks), and the rest, which can only go
+together with the first (it is evicted after all).
+
+Which workers a job does without depends on where room is wanted: whole replicas of `Sizes.step` workers, those with the
+most workers in the wanted domain first, of equals the highest ranks. Workers are renumbered in order, so what is left
+of a gang with slices keeps its slices whole, because its step is a multiple of its widest slice. Balanced gangs do not
+shrink where they stand: equal numbers would not stay equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from muster.scheduling.claims import Right
+from muster.scheduling.gangs import is_accelerator
+from muster.scheduling.quota import Need
+from muster.scheduling.snapshot import NONE, Index, Int, Mask, Seconds, Snapshot
+
+ELSEWHERE: Final = -2
+"""Of an offer: it stands wherever its job has made none for the domain."""
+
+
+class Tier(IntEnum):
+    """What is asked for first: a later tier gives way only when all that the earlier ones offer is not enough."""
+
+    YIELD = 0
+    SHRINK = 1
+    EVICT = 2
+
+
+@dataclass(frozen=True)
+class Offers:
+    """I offers with E entries, one for each node on which an offer has workers.
+
+    Attributes:
+        rows: I, the job.
+        tiers: I, of Tier.
+        rights: I, of `claims.Right`.
+        costs: I, accelerator-seconds lost.
+        domains: I, the offer stands only where room is wanted in this domain; NONE: anywhere; or ELSEWHERE.
+        rests: I, the workers that an elastic job needs; they go only together with the others.
+        first: I + 1; entries of offer i are [first[i], first[i + 1]).
+        places: E, in tree order.
+        workers: E, how many go.
+        given: asked resources x E, what comes back; asked by the gang that wants the room.
+        held: I x R, quota that comes back.
+        homes: I, (queue, flavour) whose quota it is.
+        kept: I, nodes of the workers that stay when a SHRINK offer is taken, by rank; None for the others.
+    """
+
+    rows: Int
+    tiers: Int
+    rights: Int
+    costs: Seconds
+    domains: Int
+    rests: Mask
+    first: Int
+    places: Int
+    workers: Int
+    given: Int
+    held: Int
+    homes: tuple[tuple[int, int], ...]
+    kept: tuple[Index | None, ...]
+
+    @property
+    def owners(self) -> Int:
+        """E, the offer of each entry."""
+        return np.repeat(np.arange(len(self.rows)), np.diff(self.first))
+
+    def need(self, offer: int) -> Need:
+        """Quota that comes back with an offer."""
+        return [(resource, amount) for resource, amount in enumerate(self.held[offer].tolist()) if amount > 0]
+
+
+def lost_seconds(snapshot: Snapshot, rows: Int) -> Seconds:
+    """Accelerator-seconds that ending each placement now costs: work since the last committed checkpoint and the
+    restart, times its accelerators. A job without any counts as one."""
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    accelerators = [index for index, name in enumerate(snapshot.resources) if is_accelerator(name)]
+    each = jobs.requests[rows][:, accelerators].max(axis=1, initial=0)
+    count = np.maximum(1, each * (runs.first[rows + 1] - runs.first[rows]))
+    since = np.maximum(0.0, snapshot.now - np.maximum(runs.saved[rows], runs.started[rows]))
+    lost: Seconds = (since + runs.restart[rows]) * count
+    return lost
+
+
+@dataclass
+class Draft:
+    """One offer in the making."""
+
+    row: int
+    tier: int
+    cost: float
+    domain: int
+    nodes: Index
+    kept: Index | None = None
+    rest: bool = False
+
+
+def gather(snapshot: Snapshot, rights: Index, domain_of: Int, *, elastic: bool = True) -> list[Draft]:
+    """Offers of all jobs with a right over them, cheapest first, then those that started last.
+
+    Args:
+        rights: J, of `claims.Right`.
+        domain_of: N, by node: the domain in which room may be wanted, or NONE.
+        elastic: whether elastic jobs may shrink.
+    """
+    rows = np.flatnonzero(rights != Right.NONE).astype(np.int64)
+    costs = lost_seconds(snapshot, rows)
+    jobs = snapshot.jobs
+    # Of equals the lowest priority goes first, then the latest start; the uid makes it certain.
+    names = np.array([jobs.uids[row] for row in rows.tolist()], dtype=np.str_)
+    order = np.lexsort((names, -jobs.runs.started[rows], jobs.priorities[rows], costs))
+    drafts: list[Draft] = []
+    yields, evict = (rights[rows] == Right.YIELDS).tolist(), int(Tier.EVICT)
+    fluid = (jobs.sizes.least[rows] < jobs.sizes.most[rows]).tolist()
+    for index in order.tolist():
+        row, cost = int(rows[index]), float(costs[index])
+        nodes = jobs.runs.nodes_of(row)
+        if yields[index]:
+            drafts.append(Draft(row, int(Tier.YIELD), cost, NONE, nodes))
+            continue
+        replicas = replicas_to_spare(snapshot, row) if elastic and fluid[index] else 0
+        if replicas:
+            drafts.extend(_elastic(snapshot, row, cost, nodes, replicas, domain_of))
+        else:
+            drafts.append(Draft(row, evict, cost, NONE, nodes))
+    return drafts
+
+
+def build(snapshot: Snapshot, drafts: list[Draft], rights: Index, place_of: Int, asked: Int) -> Offers:
+    """The drafts as arrays.
+
+    Args:
+        place_of: N, place in tree order of each node.
+        asked: resources that the gang asks for.
+    """
+    count, jobs = len(place_of), snapshot.jobs
+    rows = np.array([draft.row for draft in drafts], dtype=np.int64)
+    sizes = np.array([len(draft.nodes) for draft in drafts], dtype=np.int64)
+    nodes = np.concatenate([draft.nodes for draft in drafts]) if drafts else np.empty(0, dtype=np.int32)
+    owner = np.repeat(np.arange(len(drafts)), sizes)
+    there = nodes != NONE
+    keys, workers = np.unique(owner[there] * count + place_of[nodes[there]], return_counts=True)
+    first = np.searchsorted(keys, np.arange(len(drafts) + 1) * count)
+    requests = jobs.requests[rows][:, asked]
+    return Offers(
+        rows=rows,
+        tiers=np.array([draft.tier for draft in drafts], dtype=np.int64),
+        rights=rights[rows].astype(np.int64),
+        costs=np.array([draft.cost for draft in drafts], dtype=np.float64),
+        domains=np.array([draft.domain for draft in drafts], dtype=np.int64),
+        rests=np.array([draft.rest for draft in drafts], dtype=np.bool_),
+        first=first.astype(np.int64),
+        places=keys % max(1, count),
+        workers=workers.astype(np.int64),
+        given=np.ascontiguousarray((requests[keys // max(1, count)] * workers[:, None]).T),
+        held=_held(snapshot, rows, sizes),
+        homes=tuple(zip(jobs.queues[rows].tolist(), jobs.flavours[rows].tolist(), strict=True)),
+        kept=tuple(draft.kept for draft in drafts),
+    )
+
+
+def _held(snapshot: Snapshot, rows: Int, sizes: Int) -> Int:
+    """I x R, quota that so many workers of each job hold; see `needs_of`."""
+    runs, held = snapshot.jobs.runs, snapshot.jobs.held[rows]
+    whole = np.maximum(1, runs.first[rows + 1] - runs.first[rows])
+    parts: Int = held // whole[:, None] * sizes[:, None]
+    return np.where((sizes == whole)[:, None], held, parts)
+
+
+def needs_of(snapshot: Snapshot, row: int, workers: int) -> Need:
+    """Quota of so many of a job's workers; a job holds it in proportion to its workers."""
+    runs = snapshot.jobs.runs
+    whole = max(1, int(runs.first[row + 1] - runs.first[row]))
+    # A job's workers are alike, so the division leaves no rest; should it, the last worker gives the rest back too.
+    held = snapshot.jobs.held[row].tolist()
+    parts = held if workers == whole else [amount // whole * workers for amount in held]
+    return tuple((resource, amount) for resource, amount in enumerate(parts) if amount > 0)
+
+
+def replicas_to_spare(snapshot: Snapshot, row: int) -> int:
+    """How many replicas a standing job can do without; 0 for one that may not shrink where it stands."""
+    jobs = snapshot.jobs
+    least, step = int(jobs.sizes.least[row]), max(1, int(jobs.sizes.step[row]))
+    if least >= jobs.sizes.most[row]:
+        return 0
+    shape = jobs.terms.shapes[row]
+    if shape.balanced != NONE or (shape.slices and step % shape.slices[0][0]):
+        return 0
+    nodes = jobs.runs.nodes_of(row)
+    if (nodes == NONE).any() or not snapshot.nodes.usable[nodes].all():
+        return 0  # what stays starts again, and no job starts on a node that is gone, cordoned or not ready
+    return max(0, len(nodes) - shape.spares - least) // step
+
+
+def _elastic(snapshot: Snapshot, row: int, cost: float, nodes: Index, replicas: int, domain_of: Int) -> list[Draft]:
+    """Two offers for each domain in which the job has workers, and two for all others; two in all if it lies in one."""
+    shrink, evict = int(Tier.SHRINK), int(Tier.EVICT)
+    there = domain_of[nodes]
+    there[nodes == NONE] = NONE
+    domains = [NONE] if (there == there[0]).all() else [ELSEWHERE, *np.unique(there[there != NONE]).tolist()]
+    drafts = []
+    for domain in domains:
+        going = without(snapshot, row, replicas, there == domain)
+        drafts.append(Draft(row, shrink, cost, domain, nodes[going], nodes[~going]))
+        drafts.append(Draft(row, evict, cost, domain, nodes[~going], rest=True))
+    return drafts
+
+
+def without(snapshot: Snapshot, row: int, replicas: int, wanted: Mask) -> Mask:
+    """Which workers go when the job gives back so many replicas, where `wanted` tells whose nodes are wanted.
+
+    Replicas are counted from the last rank of the gang backwards; spares behind it stay.
+    """
+    jobs = snapshot.jobs
+    step = max(1, int(jobs.sizes.step[row]))
+    size = len(wanted) - jobs.terms.shapes[row].spares
+    count = (size - size % step) // step
+    blocks = np.arange(size - count * step, size).reshape(count, step)
+    useful = wanted[blocks].sum(axis=1)
+    chosen = np.lexsort((-np.arange(count), -useful))[:replicas]
+    going = np.zeros(len(wanted), dtype=np.bool_)
+    going[blocks[chosen].ravel()] = True
+    return going

@@ -1,0 +1,308 @@
+"""Who comes first.
+
+Jobs are ordered by, in this order:
+
+1. priority, as the queue's limit leaves it;
+2. age, in steps of `AGE_STEP` since the first submit, at most `AGE_STEPS` of them: so nobody waits longer than a day
+   only because others have smaller shares, or (see `muster.scheduling.planner`) because smaller jobs of its queue
+   always find a little quota;
+3. fair share: at each branch of the tree of queues, from the root down, the queue with the smallest share for its
+   weight (see `muster.scheduling.fairness`);
+4. slack: how long the job can still wait and meet its deadline, if that is less than `SLACK_COUNTS`;
+5. the time of the first submit, then the uid, so that no two jobs are ever equal.
+
+The share of a queue when it is a job's turn is made of what ranks before that job: the past of the queue, and the jobs
+that come earlier in this same order, those that run as well as those that start or have room reserved now. So running
+jobs have a place in the order, too. When jobs of a plan have started, they count at the same place as they did in that
+plan, and the others keep their order: a plan that was carried out gives no other order to those that still wait.
+
+`Ordering` merges the queues' own orders, which the shares do not change, with a heap at each branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
+from typing import Final
+
+import numpy as np
+
+from muster.scheduling.fairness import parts
+from muster.scheduling.snapshot import NONE, Int, Jobs, JobState, Seconds, Snapshot
+
+AGE_STEP: Final = 6 * 3600.0
+"""Seconds of waiting that make a job one step older."""
+AGE_STEPS: Final = 4
+SLACK_COUNTS: Final = 86_400.0
+"""Seconds: a deadline that is further off than this hurries nobody."""
+
+_WHOLE: Final = 2.0**40
+"""Shares are added up as whole numbers of this, so that a sum is the same in whatever order it was made."""
+
+_Key = tuple[int, float, int, int]
+"""(class of priority and age, share by weight, rank among equals, branch), all smallest first."""
+
+
+def pending_by_rank(jobs: Jobs) -> Int:
+    """Indices of the pending jobs by priority, first submit and uid alone, first in rank first."""
+    pending = np.flatnonzero(jobs.states == JobState.PENDING)
+    keys = (jobs.submitted[pending], -jobs.priorities[pending].astype(np.int64))
+    return pending[_sorted(keys, [jobs.uids[job] for job in pending.tolist()])].astype(np.int64)
+
+
+def positions(queues: Iterable[int]) -> list[int]:
+    """Place of each job in its own queue, from 1, given the queues of the waiting jobs in order of rank."""
+    seen: dict[int, int] = {}
+    places = []
+    for queue in queues:
+        seen[queue] = seen.get(queue, 0) + 1
+        places.append(seen[queue])
+    return places
+
+
+def ages(snapshot: Snapshot) -> Int:
+    """J, steps of age that each job has, from 0 to AGE_STEPS."""
+    waited = np.maximum(0.0, snapshot.now - snapshot.jobs.submitted)
+    return np.minimum(waited // AGE_STEP, AGE_STEPS).astype(np.int64)
+
+
+def slacks(snapshot: Snapshot) -> Seconds:
+    """J, seconds that each job can wait and still meet its deadline; infinite where that hurries nobody.
+
+    A deadline that has passed hurries nobody either, or one late job after the other would make the rest late, too.
+    """
+    terms = snapshot.jobs.terms
+    takes = np.where(np.isfinite(terms.estimate), terms.estimate, 0.0)
+    slack = np.maximum(0.0, terms.deadlines - snapshot.now - takes)
+    hurries = (terms.deadlines > snapshot.now) & (slack < SLACK_COUNTS)
+    return np.where(hurries, slack, np.inf)
+
+
+class Ordering:
+    """Iterates over the rows of the pending jobs, first in rank first. Tell it by `charged` what each of them gets.
+
+    Attributes:
+        passed: rows of the running jobs that rank before the job that was given last.
+
+    Jobs without a queue come after all others. The cost follows the number of jobs, running ones included.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._jobs = snapshot.jobs
+        self._ages = ages(snapshot)
+        self._parts = parts(snapshot) * _WHOLE
+        self._lines = _Lines(snapshot, self._parts)
+        self._tree = _Branches(snapshot, self._lines)
+        self._last = NONE
+        self._walk = self._all()
+        self.passed: set[int] = set()
+
+    def __iter__(self) -> Iterator[int]:
+        return self._walk
+
+    def __next__(self) -> int:
+        """The next job's row. Raises StopIteration after the last."""
+        return next(self._walk)
+
+    def _all(self) -> Iterator[int]:
+        lines, tree, left = self._lines, self._tree, self._lines.waiting
+        jobs, pending, at, first, renew = lines.jobs, lines.pending, lines.at, tree.first, tree.renew
+        while left:
+            line = first()
+            index = at[line]
+            at[line] = index + 1
+            if pending[index]:
+                left -= 1
+                self._last = line
+                yield jobs[index]
+            else:
+                self.passed.add(jobs[index])
+                tree.charge(line, lines.flavours[index], lines.amounts[index])
+            if left:
+                renew(line)
+        self._last = NONE
+        yield from lines.without_queue
+
+    def oldest(self, job: int) -> bool:
+        """Whether it has waited as long as counts."""
+        return int(self._ages[job]) >= AGE_STEPS
+
+    def charged(self, job: int, workers: int | None = None, flavour: int | None = None) -> None:
+        """The job that was given last starts, or has room reserved: its queue's share grows.
+
+        Args:
+            workers: how many it gets; None: `Jobs.workers`.
+            flavour: of which it gets them; None: `Jobs.flavours`.
+        """
+        if self._last == NONE:
+            return
+        at = self._lines.at[self._last] - 1
+        kind = self._lines.flavours[at] if flavour is None else flavour
+        amounts = self._lines.amounts[at]
+        if workers is not None or flavour is not None:
+            count = int(self._jobs.workers[job]) if workers is None else workers
+            whole = np.rint(self._jobs.requests[job] * count * self._parts[kind]).astype(np.int64)
+            amounts = whole[self._lines.columns].tolist()
+        self._tree.charge(self._last, kind, amounts)
+
+
+class _Lines:
+    """The jobs of each queue in their own order, behind one another in flat lists.
+
+    Attributes:
+        jobs, classes, ranks, pending, flavours, amounts: of each job: its row, class of priority and age (0 is the
+            first), rank among equals of all queues, whether it is given out, its flavour, and the part of the cluster
+            that it holds, or asks for, of each resource.
+        columns: the resources that count, in the order of `amounts`.
+        at, end: by queue, the next job and the one after the last. Queues without jobs are not in them.
+        waiting: how many jobs are to be given out.
+        without_queue: rows of pending jobs whose queue does not exist, first in rank first.
+    """
+
+    def __init__(self, snapshot: Snapshot, share_of: Seconds) -> None:
+        jobs = snapshot.jobs
+        ranks = np.empty(len(jobs.uids), dtype=np.int64)
+        ranks[_sorted((jobs.submitted, slacks(snapshot)), jobs.uids)] = np.arange(len(ranks))
+        classes = _classes(snapshot)
+        rows = np.lexsort((ranks, classes, jobs.queues))
+        first = int(np.searchsorted(jobs.queues[rows], 0))
+        stray, rows = rows[:first], rows[first:]
+        self.without_queue: list[int] = stray[jobs.states[stray] == JobState.PENDING].tolist()
+        pending = jobs.states[rows] == JobState.PENDING
+        # Those that rank behind every pending job change nothing.
+        last = classes[rows][pending].max(initial=-1)
+        rows, pending = rows[classes[rows] <= last], pending[classes[rows] <= last]
+        self.columns: Int = np.flatnonzero(share_of.any(axis=0))
+        asked = jobs.requests[rows] * jobs.workers[rows, None].astype(np.int64)
+        amounts = np.where(pending[:, None], asked, jobs.held[rows]) * share_of[jobs.flavours[rows]]
+        self.jobs: list[int] = rows.tolist()
+        self.classes: list[int] = classes[rows].tolist()
+        self.ranks: list[int] = ranks[rows].tolist()
+        self.pending: list[bool] = pending.tolist()
+        self.flavours: list[int] = jobs.flavours[rows].tolist()
+        self.amounts: list[list[int]] = np.rint(amounts[:, self.columns]).astype(np.int64).tolist()
+        queues, begin = np.unique(jobs.queues[rows], return_index=True)
+        bounds = [*begin.tolist(), len(rows)]
+        self.at: dict[int, int] = dict(zip(queues.tolist(), bounds, strict=False))
+        self.end: dict[int, int] = dict(zip(queues.tolist(), bounds[1:], strict=True))
+        self.waiting = int(pending.sum())
+
+
+class _Branches:
+    """The tree above the lines: at each branch a heap of what is below it, by the first job and the share of each.
+
+    A branch is a queue's row. Jobs of a queue that has others below it make one more branch of weight 1 (`_own`).
+    """
+
+    def __init__(self, snapshot: Snapshot, lines: _Lines) -> None:
+        queues = snapshot.queues
+        self._lines = lines
+        self._width = len(lines.columns)
+        count = len(queues.names)
+        parents: list[int] = queues.parents.tolist()
+        inner = set(parents)
+        self._ways = {line: _way(parents, line, count if line in inner else 0) for line in lines.at}
+        self._line_of = {way[0]: line for line, way in self._ways.items()}
+        branches = {branch for way in self._ways.values() for branch in way}
+        zeros = [0] * (len(snapshot.flavours) * self._width)
+        self._held = {branch: zeros.copy() for branch in branches}
+        self._share = dict.fromkeys(branches, 0)
+        used = (queues.shares_used * _WHOLE).tolist()
+        self._used = {branch: used[branch] if branch < count else 0.0 for branch in branches}
+        weights = queues.weights.tolist()
+        self._weights = {branch: weights[branch] if branch < count else 1.0 for branch in branches}
+        self._weighed = {branch: self._used[branch] / self._weights[branch] for branch in branches}
+        self._heaps: dict[int, list[_Key]] = {branch: [] for branch in (*branches, NONE)}
+        self._top = self._heaps[NONE]
+        self._steps = {
+            line: [(branch, self._heaps[above]) for branch, above in zip(way, (*way[1:], NONE), strict=True)]
+            for line, way in self._ways.items()
+        }
+        self._fill()
+
+    def first(self) -> int:
+        """The queue whose turn it is."""
+        heaps, heap = self._heaps, self._top
+        while heap:
+            branch = heap[0][3]
+            heap = heaps[branch]
+        return self._line_of[branch]
+
+    def renew(self, line: int) -> None:
+        """Put the queue that was first where it belongs now, and all branches above it."""
+        lines, weighed = self._lines, self._weighed
+        at = lines.at[line]
+        some = at < lines.end[line]
+        class_, rank = (lines.classes[at], lines.ranks[at]) if some else (0, 0)
+        for branch, heap in self._steps[line]:
+            if some:
+                heapreplace(heap, (class_, weighed[branch], rank, branch))
+                class_, _, rank, _ = heap[0]
+            else:
+                heappop(heap)
+                if heap:
+                    some = True
+                    class_, _, rank, _ = heap[0]
+
+    def charge(self, line: int, flavour: int, amounts: Sequence[int]) -> None:
+        """Add parts of the cluster to the shares of the queue and all branches above it."""
+        begin = flavour * self._width
+        for branch in self._ways[line]:
+            held, share = self._held[branch], self._share[branch]
+            for index, amount in enumerate(amounts, begin):
+                if amount:
+                    total = held[index] = held[index] + amount
+                    if total > share:
+                        share = total
+            self._share[branch] = share
+            self._weighed[branch] = (self._used[branch] + share) / self._weights[branch]
+
+    def _fill(self) -> None:
+        """Every heap, from the lines up."""
+        above = {branch: heap for steps in self._steps.values() for branch, heap in steps}
+        depth = {branch: at for way in self._ways.values() for at, branch in enumerate(reversed(way))}
+        for branch in sorted(above, key=lambda branch: (-depth[branch], branch)):
+            line = self._line_of.get(branch)
+            if line is not None:
+                at = self._lines.at[line]
+                found = (self._lines.classes[at], self._lines.ranks[at])
+            else:
+                heap = self._heaps[branch]
+                heapify(heap)
+                found = (heap[0][0], heap[0][2])
+            above[branch].append((found[0], self._weighed[branch], found[1], branch))
+        heapify(self._top)
+
+
+def _way(parents: list[int], queue: int, own: int) -> tuple[int, ...]:
+    """Branches from a queue's jobs to the root of its tree, with one of their own if `own` is not 0."""
+    way = [queue + own] if own else []
+    while queue != NONE:
+        way.append(queue)
+        queue = parents[queue]
+    return tuple(way)
+
+
+def _classes(snapshot: Snapshot) -> Int:
+    """J, 0 for the jobs of the highest priority and age, counted up without gaps."""
+    priorities = snapshot.jobs.priorities.astype(np.int64)
+    keys = -(priorities * (AGE_STEPS + 1) + ages(snapshot))
+    classes: Int = np.unique(keys, return_inverse=True)[1].astype(np.int64)
+    return classes
+
+
+def _sorted(keys: tuple[Int | Seconds, ...], uids: Sequence[str]) -> Int:
+    """Rows in the order of `keys`, the most important last as in `np.lexsort`, and of uid where all are equal."""
+    rows: Int = np.lexsort(keys)
+    tied = np.ones(max(0, len(rows) - 1), dtype=np.bool_)
+    for key in keys:
+        tied &= key[rows][1:] == key[rows][:-1]
+    if not tied.any():
+        return rows
+    among = np.zeros(len(rows), dtype=np.bool_)
+    among[1:] |= tied
+    among[:-1] |= tied
+    names = np.zeros(len(rows), dtype=np.int64)
+    names[sorted(rows[among].tolist(), key=uids.__getitem__)] = np.arange(int(among.sum()))
+    by_name: Int = np.lexsort((names, *keys))
+    return by_name

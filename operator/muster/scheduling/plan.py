@@ -1,0 +1,178 @@
+"""What the planner decides: data, applied by `muster.cluster.executor`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from muster.scheduling.snapshot import FOREVER, NONE, Index
+
+
+class WaitReason(str, Enum):
+    """Why a job waits. The values are condition reasons, so they are API."""
+
+    INSUFFICIENT_CAPACITY = "InsufficientCapacity"
+    """Nodes that suit the job have not enough free room now; they would have if they were empty."""
+    TOPOLOGY_UNSATISFIED = "TopologyUnsatisfied"
+    """There is room in all, but no single domain of the required level has enough."""
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    """The queue's nominal quota and what it may borrow now are used up."""
+    EXCEEDS_QUOTA = "ExceedsQuota"
+    """The job asks for more than its queue could ever have, borrowing included."""
+    EXCEEDS_CLUSTER = "ExceedsCluster"
+    """The job would not fit if every node were empty."""
+    NO_ELIGIBLE_NODES = "NoEligibleNodes"
+    """No node passes the job's GPU type, selectors and tolerations."""
+    BEHIND_OTHERS = "BehindOthers"
+    """There is room, but a job ahead in the order waits for it."""
+    QUEUE_CLOSED = "QueueClosed"
+    """The job's queue takes no jobs now."""
+    WINDOW_CLOSED = "WindowClosed"
+    """The job's off-peak window opens later."""
+    PREEMPTING = "Preempting"
+    """Room is promised; others are giving it back."""
+
+
+class MoveReason(str, Enum):
+    """Why a placement that stands is ended by the planner. The values are condition reasons."""
+
+    PREEMPTED = "Preempted"
+    """For a job that ranks before it."""
+    RECLAIMED = "Reclaimed"
+    """For a queue that takes back what it had lent."""
+    YIELDED = "Yielded"
+    """It had been let in before its turn, and the one that waited can start."""
+    SHRUNK = "Shrunk"
+    """An elastic job gives workers back; it goes on with fewer."""
+    GROWN = "Grown"
+    """An elastic job gets idle room."""
+    PROMOTED = "Promoted"
+    """A kind of node that the job prefers has room again."""
+    DEFRAGMENTED = "Defragmented"
+    """It moves so that a job fits that fragmentation alone keeps out."""
+    QUOTA_LOWERED = "QuotaLowered"
+    """Its queue uses more than it may since a quota was lowered, or is held and drained."""
+
+
+class Basis(str, Enum):
+    """What an expected start rests on, the surest first."""
+
+    PROMISED = "promised"
+    """Room is promised and being cleared."""
+    LIMITS = "limits"
+    """Enforced ends of running jobs (`maxRuntime`): not later than this, if nobody ranks before it meanwhile."""
+    PROGRESS = "progress"
+    """The running jobs' own progress: an estimate."""
+    QUEUE = "queue"
+    """The jobs ahead and the rate at which room comes back: a rough estimate."""
+    UNKNOWN = "unknown"
+    """Nothing tells when running jobs end."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Start the gang: worker i on node `nodes[i]` (index into the snapshot's nodes).
+
+    Attributes:
+        flavour: whose quota it draws on: the job's own, or that of one of its alternatives.
+        yields: it is let in before its turn, and has to give way when the one ahead could start.
+    """
+
+    uid: str
+    nodes: Index
+    flavour: int = NONE
+    yields: bool = False
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """Ask a gang to save and end; it queues again with its first submit time.
+
+    Attributes:
+        beneficiary: uid of the job that gets the room; "" when there is none (a quota was lowered).
+        lost: accelerator-seconds of work that it costs: since the last committed checkpoint, and the restart.
+    """
+
+    uid: str
+    reason: MoveReason
+    beneficiary: str = ""
+    lost: float = 0.0
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Keep room for a job whose victims are still there: it starts on `nodes` when they are gone, nobody else does.
+
+    Made durable before any victim is told. A job that is itself evicted to be moved or resized has one too.
+    """
+
+    uid: str
+    nodes: Index
+    flavour: int = NONE
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """New nodes for some workers of a gang that stands: worker `indexes[i]` on node `nodes[i]`."""
+
+    uid: str
+    indexes: Index
+    nodes: Index
+
+
+@dataclass(frozen=True)
+class Almost:
+    """A domain of the level asked for, how many of the gang's workers fit there now, and how many are lacking."""
+
+    domain: str
+    placeable: int
+    lacking: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A job that stays in its queue, and what it lacks.
+
+    Attributes:
+        position: place in the order of its queue, from 1.
+        resource: the scarcest resource, or "".
+        missing: how much of it is lacking for the whole gang, in base units; 0 when no one resource is to blame.
+        level, domain: the level asked for, and the domain that came closest, or "".
+        placeable: workers that would fit there now.
+        blocker: uid of the job ahead that the room is kept for, or "".
+        expected: seconds since the epoch at which it is expected to start; FOREVER when unknown.
+        basis: what `expected` rests on.
+        almost: domains in which it almost fits, best first.
+        changes: what would let it start now, in words for its owner, the smallest change first.
+    """
+
+    uid: str
+    reason: WaitReason
+    message: str
+    position: int
+    resource: str = ""
+    missing: int = 0
+    level: str = ""
+    domain: str = ""
+    placeable: int = 0
+    blocker: str = ""
+    expected: float = FOREVER
+    basis: Basis = Basis.UNKNOWN
+    almost: tuple[Almost, ...] = ()
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Admissions in the order in which they are to be made, what has to give way first, and everyone who waits.
+
+    Attributes:
+        broken: uids of RESERVED jobs whose promise cannot be kept (a node is gone): they are PENDING again.
+    """
+
+    admissions: tuple[Admission, ...]
+    waiting: tuple[Waiting, ...]
+    promises: tuple[Promise, ...] = ()
+    evictions: tuple[Eviction, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
+    broken: tuple[str, ...] = ()

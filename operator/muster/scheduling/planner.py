@@ -1,0 +1,166 @@
+"""`plan(snapshot) -> Plan`: which waiting gangs start now, where, and why the others do not.
+
+Promises come first: room and quota that an earlier plan promised are nobody else's (`muster.scheduling.promises`).
+
+Then jobs are taken one after the other, in the order of `muster.scheduling.order`. Each is
+
+1. turned down, if its queue is closed, no node suits it, it would not fit the usable nodes when they are empty, it asks
+   for more than its queue could ever use, or its window opens later; or
+2. left waiting for quota, if its queue may not use that much more now: when it has waited for as long as age counts,
+   and its queue has that much without borrowing, later jobs of the queue do not pass it any more; or
+3. admitted whole, if a valid placement exists in room that no job ahead needs, or if it provably delays nobody; or
+4. left waiting for room. The first few of each flavour are *heads*: they hold a reserved time and place, their quota is
+   charged as if they ran, and room is kept for them (`muster.scheduling.heads`).
+
+Cases 1 and 2 hold nobody else back, and so do the jobs of case 4 behind the last head.
+
+Why a plan applied to its own snapshot changes nothing: while a plan is made, open room only shrinks and charged quota
+only grows, every later admission left both for each job ahead, and all tests of fit are exact. So each job that waits
+meets no more room and no more quota the second time, and keeps the same room and the same quota for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from muster.scheduling.expected import BASES, Lacking, expected_starts
+from muster.scheduling.explain import Expectation, explain
+from muster.scheduling.heads import Heads
+from muster.scheduling.improving import improve
+from muster.scheduling.order import Ordering, pending_by_rank
+from muster.scheduling.plan import Admission, Basis, Plan
+from muster.scheduling.policy import DEFAULT, Policy
+from muster.scheduling.preempting import Preempting, cleared
+from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.snapshot import FOREVER, Jobs, Snapshot
+from muster.scheduling.starting import Starting
+from muster.scheduling.withdrawing import withdraw
+
+
+class FirstSubmitted:
+    """The order without fairness: priority, first submit, uid. In place of `Ordering`; `passed` has who yields only."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        self._all = jobs
+        self._running = np.flatnonzero(jobs.runs.yields).tolist()
+        self.passed: set[int] = set()
+
+    def __iter__(self) -> Iterator[int]:
+        for job in pending_by_rank(self._all).tolist():
+            self.passed = {row for row in self._running if self._rank(row) < self._rank(job)}
+            yield job
+
+    def _rank(self, job: int) -> tuple[int, float, str]:
+        return -int(self._all.priorities[job]), float(self._all.submitted[job]), self._all.uids[job]
+
+    def charged(self, job: int, workers: int | None = None, flavour: int | None = None) -> None:
+        """Nothing depends on what others have."""
+
+    def oldest(self, job: int) -> bool:
+        """Age does not count."""
+        return False
+
+
+def plan(snapshot: Snapshot, policy: Policy = DEFAULT) -> Plan:
+    """Decide over one snapshot. Pure: the same snapshot and policy always give the same plan."""
+    round_ = Round(snapshot, policy)
+    heads = Heads(round_)
+    withdraw(round_)
+    verdicts = improve(round_, heads, _start_in_order(round_, heads))
+    return Plan(
+        admissions=tuple(round_.admissions),
+        waiting=explain(round_, heads, verdicts, _expect(round_, heads, verdicts)) if policy.explain else (),
+        promises=tuple(round_.promises),
+        evictions=tuple(round_.evictions),
+        broken=round_.kept.broken,
+    )
+
+
+def _start_in_order(round_: Round, heads: Heads) -> list[Verdict]:
+    """Admit who can start. Returns those who wait, first in rank first."""
+    starting = Starting(round_, heads)
+    preempting = Preempting(round_, starting.owners)
+    order = _order(round_)
+    verdicts: list[Verdict] = []
+    for job in order:
+        decided = starting.obstacle(job) or starting.start(job)
+        if isinstance(decided, Admission):
+            round_.admissions.append(decided)
+            order.charged(job, len(decided.nodes), decided.flavour)
+            continue
+        if decided.fate in (Fate.ROOM, Fate.QUOTA) and preempting.clear(decided, order.passed):
+            verdicts.append(cleared(decided))
+            starting.quota_came_back()
+            order.charged(job, len(round_.promises[-1].nodes), round_.promises[-1].flavour)
+            continue
+        verdicts.append(decided)
+        if decided.fate is Fate.ROOM:
+            _reserve(round_, heads, order, decided)
+        elif decided.fate is Fate.QUOTA and order.oldest(job):
+            _hold_back(round_, decided)
+    return _ask_again(round_, heads, preempting, verdicts)
+
+
+def _ask_again(round_: Round, heads: Heads, preempting: Preempting, verdicts: list[Verdict]) -> list[Verdict]:
+    """What victims leave over may be what a job ahead of their beneficiary waits for: it would ask in the next plan."""
+    reserved = {head.job for head in heads.all}
+    everybody = set(range(len(round_.queue_of)))
+    found = bool(round_.evictions)
+    while found:
+        found = False
+        for index, verdict in enumerate(verdicts):
+            waits = verdict.fate in (Fate.ROOM, Fate.QUOTA) and verdict.job not in reserved
+            if waits and preempting.clear(verdict, everybody):
+                verdicts[index], found = cleared(verdict), True
+    return verdicts
+
+
+def _order(round_: Round) -> Ordering | FirstSubmitted:
+    return Ordering(round_.snapshot) if round_.policy.fairness else FirstSubmitted(round_.snapshot.jobs)
+
+
+def _reserve(round_: Round, heads: Heads, order: Ordering | FirstSubmitted, verdict: Verdict) -> None:
+    kind = round_.kinds.of[verdict.job]
+    it = round_.kinds.kinds[kind]
+    flavour = it.choices[verdict.choice].flavour
+    if not heads.may_reserve(flavour):
+        return
+    gang = round_.kinds.gang(kind, verdict.choice, it.sizes[-1])
+    round_.reserve_quota(verdict.job, verdict.choice, round_.kinds.need(kind, verdict.choice, gang.size))
+    order.charged(verdict.job, gang.total, flavour)
+    heads.reserve(verdict.job, gang, flavour)
+
+
+def _hold_back(round_: Round, verdict: Verdict) -> None:
+    """Let no later job of its queue pass an old one that the queue's own quota could hold.
+
+    One that would have to borrow holds nobody back: what it waits for is others', and may never come.
+    """
+    kind = round_.kinds.of[verdict.job]
+    it = round_.kinds.kinds[kind]
+    need = round_.kinds.need(kind, verdict.choice, it.sizes[-1])
+    flavour = it.choices[verdict.choice].flavour
+    if round_.used.never(round_.queue_of[verdict.job], flavour, need, borrowing=False) is None:
+        round_.hold_back_quota(verdict.job, verdict.choice)
+
+
+def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expectation:
+    """When each of those who wait is expected to start."""
+    promised = {each.job for each in verdicts if each.fate is Fate.CLEARED}
+    able = [each for each in verdicts if each.fate in (Fate.QUOTA, Fate.ROOM, Fate.WINDOW)]
+    when_cleared = round_.snapshot.now + round_.longest_grace()
+    if not able:
+        return lambda job: (when_cleared, Basis.PROMISED) if job in promised else (FOREVER, Basis.UNKNOWN)
+    queues = len(round_.snapshot.queues.names)
+    lacking = Lacking(
+        jobs=np.array([each.job for each in able], dtype=np.int64),
+        quota=np.array([each.fate is Fate.QUOTA for each in able], dtype=np.bool_),
+        pools=np.array([round_.used.circle(queue) for queue in range(queues)], dtype=np.int64),
+        spare=round_.promised.available,
+    )
+    reservations = {head.job: head.reservation for head in heads.all}
+    found = expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, reservations)
+    starts, bases = found.starts.tolist(), [BASES[each] for each in found.bases.tolist()]
+    return lambda job: (when_cleared, Basis.PROMISED) if job in promised else (starts[job], bases[job])

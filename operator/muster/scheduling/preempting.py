@@ -1,0 +1,219 @@
+"""Room that others give back: who is asked in one plan, and what is promised for it.
+
+Jobs that lack room or quota are taken in their order. For each that may ask anybody at all, the cheapest victims are
+searched (`muster.scheduling.victims`). Found, the job gets a promise, and its victims are asked to end or to shrink.
+
+What bounds a plan's time: `Policy.searches`, the searches in one plan, and `Policy.candidates`, the running jobs that
+they look at in all; one search is always made. Most jobs need none, for they may ask nobody:
+nobody yields, nobody of lower priority runs in their queue, and nobody borrows what is theirs. Jobs that are alike, of
+one queue and priority, are searched for once. Those that the bound leaves out have their turn in the next plan, in
+which the ones before them have their promise.
+
+A job may take free room that is kept for nobody, what its victims give back, and what comes back from placements that
+are ending for nobody. It does not take free room that is kept for a job ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from copy import copy
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from muster.scheduling.claims import effective_priorities, movable
+from muster.scheduling.demand import Coming, coming_back, places_by_node
+from muster.scheduling.owners import Owners
+from muster.scheduling.plan import Eviction, MoveReason, Promise
+from muster.scheduling.room import Room
+from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.snapshot import NONE, UNLIMITED, Preempts, Snapshot
+from muster.scheduling.victims import Victims, find_victims
+
+_NOBODY: Final = 2**31
+"""Above every priority."""
+
+
+class Preempting:
+    """The searches of one round."""
+
+    def __init__(self, round_: Round, owners: Owners) -> None:
+        self._round, self._owners = round_, owners
+        self._snapshot = round_.after_evictions()
+        self._left = round_.policy.searches
+        self._looked_at = 0
+        self._coming: Coming | None = None
+        self._chances: _Chances | None = None
+        self._failed: set[tuple[int, int, int]] = set()
+
+    def clear(self, verdict: Verdict, passed: Set[int]) -> bool:
+        """Promise room to a job that waits for quota or room, and ask its victims to go. False: it waits on.
+
+        Args:
+            passed: running jobs that rank before it. Those of them that yield were let in before others, not before it.
+        """
+        round_, job = self._round, verdict.job
+        if not (round_.policy.preemption or round_.policy.backfill):
+            return False
+        if not self._left or self._looked_at >= round_.policy.candidates:
+            return False
+        if self._chances is None:
+            self._chances = _Chances(round_, self._snapshot)
+        alike = (round_.queue_of[job], round_.kinds.of[job], int(self._chances.priorities[job]))
+        if alike in self._failed or not self._chances.any(job, verdict.choice):
+            return False
+        self._left -= 1
+        self._looked_at += self._chances.standing
+        victims = self._search(job, verdict.choice, passed)
+        if victims is None or not (victims.rows or self._lacks(job, verdict.choice)):
+            self._failed.add(alike)
+            return False
+        self._carry_out(job, verdict.choice, victims)
+        self._failed.clear()
+        return True
+
+    def _lacks(self, job: int, choice: int) -> bool:
+        """Whether it waits for what is not there, and not only for what is kept for others."""
+        round_ = self._round
+        kind, least = round_.kinds.of[job], round_.kind(job).sizes[-1]
+        short = round_.shortage(job, choice, round_.kinds.need(kind, choice, least))
+        return short is not None or not round_.fits(kind, choice, least, spare=False)
+
+    def _search(self, job: int, choice: int, passed: Set[int]) -> Victims | None:
+        round_ = self._round
+        kind, it = round_.kinds.of[job], round_.kind(job)
+        gang, flavour = round_.kinds.gang(kind, choice, it.sizes[-1]), it.choices[choice].flavour
+        if self._coming is None:
+            # The quota of all who leave is off the ledger of promises already.
+            self._coming = replace(coming_back(self._snapshot, round_.tree), quota=())
+        yields = self._snapshot.jobs.runs.yields
+        asked = np.ones(len(yields), dtype=np.bool_) if round_.policy.preemption else yields.copy()
+        for row in np.flatnonzero(yields).tolist():
+            asked[row] &= row not in passed and not self._kept_for_others(row)
+        return find_victims(
+            self._snapshot,
+            round_.tree,
+            self._open_to_all(),
+            self._owners.ledger_for(round_.queue_of[job], flavour, round_.kinds.need(kind, choice, gang.size)),
+            round_.kinds.workers,
+            gang,
+            job,
+            self._coming,
+            np.flatnonzero(asked).astype(np.int64),
+            flavour=flavour,
+            elastic=round_.policy.elastic,
+        )
+
+    def _kept_for_others(self, row: int) -> bool:
+        """Whether a running job is on nodes of which room is kept for a job ahead: what it yields is for that one."""
+        room, spare = self._round.room, self._round.spare
+        if spare is room:
+            return False
+        nodes = self._round.snapshot.jobs.runs.nodes_of(row)
+        places = places_by_node(self._round.tree)[nodes[nodes != NONE]]
+        return bool((spare.open[:, places] < room.open[:, places]).any())
+
+    def _open_to_all(self) -> Room:
+        """The room with what is kept for jobs ahead taken off what is free, but not off what victims give back."""
+        room, spare = self._round.room, self._round.spare
+        if spare is room:
+            return room
+        view = copy(room)
+        view.open = np.where(room.free < 0, room.free, np.maximum(spare.open, 0))
+        return view
+
+    def _carry_out(self, job: int, choice: int, victims: Victims) -> None:
+        round_ = self._round
+        kind, uids = round_.kinds.of[job], round_.snapshot.jobs.uids
+        it = round_.kinds.kinds[kind]
+        gang = round_.kinds.gang(kind, choice, it.sizes[-1])
+        flavour = it.choices[choice].flavour
+        round_.take(gang, victims.places)
+        for queue, of_flavour, need in victims.returned:
+            round_.give_back_quota(queue, of_flavour, need)
+        round_.reserve_quota(job, choice, round_.kinds.need(kind, choice, gang.size))
+        assert self._coming is not None, "a search looks at what comes back first"
+        self._coming = self._coming.after(victims.rows, victims.freed_places, victims.freed, ())
+        for gone in victims.evicted:
+            round_.evictions.append(Eviction(uids[gone.row], gone.reason, uids[job], gone.lost))
+        for less in victims.shrunk:
+            round_.promises.append(Promise(uids[less.row], less.nodes, int(round_.snapshot.jobs.flavours[less.row])))
+            round_.evictions.append(Eviction(uids[less.row], MoveReason.SHRUNK, uids[less.row], less.lost))
+        round_.promises.append(Promise(uids[job], victims.nodes, flavour))
+
+
+def cleared(verdict: Verdict) -> Verdict:
+    """The same job with its promise."""
+    return replace(verdict, fate=Fate.CLEARED)
+
+
+class _Chances:
+    """Whether a job may ask anybody at all, told without looking at every running job.
+
+    Errs to the side of a search: who may ask whom is decided by `muster.scheduling.claims` alone.
+    """
+
+    def __init__(self, round_: Round, snapshot: Snapshot) -> None:
+        self._round = round_
+        jobs = snapshot.jobs
+        self.priorities = effective_priorities(snapshot).astype(np.int64)
+        there = np.flatnonzero(movable(snapshot))
+        self.standing = len(there)
+        yielding = there[jobs.runs.yields[there]]
+        self._yielding = int(self.priorities[yielding].min(initial=_NOBODY))
+        self._inside = np.full(len(snapshot.queues.names), _NOBODY, dtype=np.int64)
+        np.minimum.at(self._inside, jobs.queues[there], self.priorities[there])
+        keys = jobs.queues[there].astype(np.int64) * len(snapshot.flavours) + jobs.flavours[there]
+        groups, group_of = np.unique(keys, return_inverse=True)
+        lowest = np.full(len(groups), _NOBODY, dtype=np.int64)
+        np.minimum.at(lowest, group_of, self.priorities[there])
+        self._groups: dict[int, list[tuple[int, int, int]]] = {}
+        for group, least in zip(groups.tolist(), lowest.tolist(), strict=True):
+            queue, flavour = divmod(group, len(snapshot.flavours))
+            self._groups.setdefault(round_.used.circle(queue), []).append((queue, flavour, least))
+        self._borrowers: dict[tuple[int, tuple[int, ...]], tuple[int, int, set[int]]] = {}
+        self._lowest: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    def any(self, job: int, choice: int) -> bool:
+        snapshot, queue, own = self._round.snapshot, self._round.queue_of[job], int(self.priorities[job])
+        if queue == NONE:
+            return False
+        if self._yielding <= own:
+            return True
+        if not self._round.policy.preemption or not snapshot.jobs.terms.reclaims[job]:
+            return False
+        if self._inside[queue] < own and snapshot.queues.within[queue] != Preempts.NEVER:
+            return True
+        kind = self._round.kinds.of[job]
+        resources = tuple(resource for resource, _ in self._round.kinds.need(kind, choice))
+        if self._lowest_anywhere(resources) < own:
+            return True
+        if snapshot.queues.reclaim[queue] != Preempts.ANY:
+            return False
+        flavour = self._round.kind(job).choices[choice].flavour
+        circle = self._round.used.circle(queue)
+        return circle in self._groups and flavour in self._of_circle(circle, resources)[1]
+
+    def _lowest_anywhere(self, resources: tuple[int, ...]) -> int:
+        """The lowest priority of all that a job of higher priority could ask because they borrow, or are unlimited."""
+        found = self._lowest.get(resources)
+        if found is None or found[0] != self._round.touches:
+            lowest = min((self._of_circle(circle, resources)[0] for circle in self._groups), default=_NOBODY)
+            found = self._lowest[resources] = (self._round.touches, lowest)
+        return found[1]
+
+    def _of_circle(self, circle: int, resources: tuple[int, ...]) -> tuple[int, set[int]]:
+        """(the lowest priority of those in one tree of queues that borrow or are unlimited, flavours of borrowers)."""
+        touched = self._round.touched.get(circle, 0)
+        found = self._borrowers.get((circle, resources))
+        if found is None or found[0] != touched:
+            ledger, least, borrowers = self._round.promised, _NOBODY, set[int]()
+            for queue, flavour, lowest in self._groups[circle]:
+                if any(ledger.borrowed(queue, flavour, resource) > 0 for resource in resources):
+                    borrowers.add(flavour)
+                elif any(ledger.most(queue, flavour, resource) < UNLIMITED for resource in resources):
+                    continue
+                least = min(least, lowest)
+            found = self._borrowers[circle, resources] = (touched, least, borrowers)
+        return found[1], found[2]

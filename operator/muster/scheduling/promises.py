@@ -1,0 +1,154 @@
+"""Promises: room that is kept for a job while its victims give it back.
+
+A plan that needs the room of others promises nodes to one job (`Promise`) and asks its victims to end (`Eviction`).
+From then on the job is RESERVED. In every later plan, before anybody else is looked at,
+
+* the whole gang's room is taken off its nodes, so that nobody else gets what is free there now or comes back later;
+* its quota is charged in its queue, and what those still hold who are ending is not;
+* it starts, on exactly those nodes, as soon as they have the room and the victims' quota is free.
+
+A promise is broken when it can no longer be kept: a node is gone, not usable or no longer suits the job, its queue was
+closed or may no longer use that much. Victims that take their time break nothing.
+
+A job that is moved or resized has a promise as well, while it still runs: it is HOLDING, `leaving`, and its own
+beneficiary. Its new nodes are kept for it in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from muster.scheduling.plan import Admission
+from muster.scheduling.quota import Ledger, Need
+from muster.scheduling.snapshot import NONE, Index, Int, JobState, Mask, Snapshot
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What becomes of the promises that stand.
+
+    Attributes:
+        admissions: of those that can start now.
+        waiting: rows of those whose victims are not gone yet, first in rank first.
+        broken: uids.
+        free: N x R, of the snapshot, less everything that is promised; may be negative where victims still run.
+    """
+
+    admissions: tuple[Admission, ...]
+    waiting: tuple[int, ...]
+    broken: tuple[str, ...]
+    free: Int
+
+
+def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
+    """Start what can start, keep the rest of the promises, break those that cannot be kept.
+
+    Args:
+        used: quota held by placements; admissions are charged here.
+        promised: a copy of it, in which promises are charged, and what those hold who are ending is not.
+    """
+    reserved = _by_rank(snapshot)
+    if not reserved and not snapshot.jobs.runs.leaving.any():
+        return Kept((), (), (), snapshot.nodes.free)
+    for job in reserved:
+        promised.charge(*_holding(snapshot, job))
+    _count_off_leavers(snapshot, promised)
+    kept = [job for job in reserved if not _is_broken(snapshot, job, promised)]
+    broken = tuple(snapshot.jobs.uids[job] for job in reserved if job not in set(kept))
+    for job in reserved:
+        if job not in set(kept):
+            promised.discharge(*_holding(snapshot, job))
+    now, free = snapshot.nodes.free.copy(), snapshot.nodes.free.copy()
+    for job in _moving(snapshot):
+        _take(snapshot, free, job, snapshot.jobs.runs.promised_to(job))
+    admissions, waiting = [], []
+    for job in kept:
+        nodes = snapshot.jobs.runs.nodes_of(job)
+        _take(snapshot, free, job, nodes)
+        queue, flavour, need = _holding(snapshot, job)
+        borrowing = bool(snapshot.jobs.terms.preemptible[job])
+        if used.shortage(queue, flavour, need, borrowing=borrowing) is None and _has_room(snapshot, now, job, nodes):
+            _take(snapshot, now, job, nodes)
+            used.charge(queue, flavour, need)
+            admissions.append(Admission(snapshot.jobs.uids[job], nodes.copy(), flavour))
+        else:
+            waiting.append(job)
+    return Kept(tuple(admissions), tuple(waiting), broken, free)
+
+
+def victims_of(snapshot: Snapshot, job: int) -> list[int]:
+    """Rows of the placements that are being ended for a job."""
+    runs = snapshot.jobs.runs
+    return [int(row) for row in np.flatnonzero(runs.leaving & (runs.beneficiary == job)) if row != job]
+
+
+def _by_rank(snapshot: Snapshot) -> list[int]:
+    jobs = snapshot.jobs
+    rows = np.flatnonzero(jobs.states == JobState.RESERVED).tolist()
+    return sorted(rows, key=lambda job: (-int(jobs.priorities[job]), float(jobs.submitted[job]), jobs.uids[job]))
+
+
+def _moving(snapshot: Snapshot) -> list[int]:
+    """Rows of the jobs that are being moved or resized and still run."""
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    if runs.promised_first is None:
+        return []
+    own = runs.beneficiary == np.arange(len(jobs.uids))
+    there = np.diff(runs.promised_first) > 0
+    return [int(row) for row in np.flatnonzero(own & runs.leaving & there & (jobs.states == JobState.HOLDING))]
+
+
+def _holding(snapshot: Snapshot, job: int) -> tuple[int, int, Need]:
+    """(queue, flavour, need) of what a job holds."""
+    jobs = snapshot.jobs
+    need = [(resource, amount) for resource, amount in enumerate(jobs.held[job].tolist()) if amount > 0]
+    return int(jobs.queues[job]), int(jobs.flavours[job]), need
+
+
+def _count_off_leavers(snapshot: Snapshot, promised: Ledger) -> None:
+    """What those hold who are ending is for others already; a job that moves has what it moves to."""
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    for job in np.flatnonzero(runs.leaving & (jobs.states == JobState.HOLDING) & (jobs.queues != NONE)).tolist():
+        queue, flavour, need = _holding(snapshot, job)
+        promised.discharge(queue, flavour, need)
+        size = len(runs.promised_to(job)) if int(runs.beneficiary[job]) == job else 0
+        if size:
+            asked = [(resource, amount * size) for resource, amount in enumerate(jobs.requests[job].tolist()) if amount]
+            promised.charge(queue, _flavour_there(snapshot, job), asked)
+
+
+def _flavour_there(snapshot: Snapshot, job: int) -> int:
+    """The flavour that a job which is being moved will draw on: that of its new nodes, if it uses accelerators."""
+    own, nodes = int(snapshot.jobs.flavours[job]), snapshot.jobs.runs.promised_to(job)
+    there = snapshot.nodes.flavours[nodes[nodes != NONE]]
+    return int(there[0]) if own != 0 and len(there) and there[0] != NONE else own
+
+
+def _is_broken(snapshot: Snapshot, job: int, promised: Ledger) -> bool:
+    nodes, jobs = snapshot.jobs.runs.nodes_of(job), snapshot.jobs
+    queue, flavour, need = _holding(snapshot, job)
+    if queue == NONE or not snapshot.queues.open[queue] or not len(nodes) or (nodes == NONE).any():
+        return True
+    filters = {int(jobs.filters[job]), *(other.filter for other in jobs.terms.alternatives[job])}
+    suits: Mask = np.logical_or.reduce(snapshot.eligible[sorted(filters)], axis=0)
+    if not (snapshot.nodes.usable[nodes] & suits[nodes]).all():
+        return True
+    promised.discharge(queue, flavour, need)
+    short = promised.shortage(queue, flavour, need)
+    promised.charge(queue, flavour, need)
+    return short is not None
+
+
+def _take(snapshot: Snapshot, free: Int, job: int, nodes: Index) -> None:
+    there = nodes[nodes != NONE]
+    np.subtract.at(free, there, snapshot.jobs.requests[job])
+
+
+def _has_room(snapshot: Snapshot, free: Int, job: int, nodes: Index) -> bool:
+    """Whether the whole gang fits on its nodes in what is free."""
+    where, workers = np.unique(nodes, return_counts=True)
+    request = snapshot.jobs.requests[job]
+    left = free[where] - workers[:, None] * request
+    return bool((left[:, request > 0] >= 0).all())

@@ -1,0 +1,391 @@
+"""Quota: what each queue uses, what it may still use, who lends, and who may take back.
+
+Queues form trees. For one flavour and resource a queue *has* its own nominal, and what the queues below it have and
+lend. Of that it keeps `own` = max(0, has - lending limit) to itself; the rest lies in its parent's pot. Its jobs, and
+what the queues below it draw on its pot, use up `own` first; what goes beyond is drawn on the parent's pot in turn:
+
+    has(q)   = nominal(q) + sum over children c of min(has(c), lending(c))
+    used(q)  = used by jobs of q + sum over children c of max(0, used(c) - own(c))
+    used(q) <= has(q) + borrowing(q)     for every queue that has a parent
+    used(q) <= has(q)                    for every root, which lends to nobody and has nobody to borrow from
+
+So no queue goes beyond nominal + borrowing limit, nobody gets more of a lender's quota than its lending limit, and the
+part that it does not lend is always there for it. A queue without parent and children has its nominal, and no more.
+
+A queue whose quota does not name a resource adds nothing to the pot and sets no limit of its own; where no queue above
+it names the resource either, its jobs are not limited at all, and draw on no pot.
+
+Only what grows is checked. Where quota was lowered under use, a job that asks for none of it may still start.
+The tables are flat lists of Python integers: none can overflow, single sums are faster than on arrays, and a copy of
+the use is one copy of a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from muster.scheduling.hierarchy import by_depth, path, roots
+from muster.scheduling.snapshot import NONE, UNLIMITED, Int, Jobs, JobState, Mask, Queues
+
+Need = Sequence[tuple[int, int]]
+"""(resource, amount) of a whole gang, amounts above zero."""
+
+_FREE = int(UNLIMITED)
+
+
+class Shortage(NamedTuple):
+    """What falls short. A tuple: thousands are made in one plan.
+
+    Attributes:
+        needed: what the gang asks for of this resource.
+        available: what its queue may still use of it, below `needed`.
+    """
+
+    resource: int
+    needed: int
+    available: int
+
+
+class Ledger:
+    """Use of quota by queue, flavour and resource. A plan keeps two: with and without promises.
+
+    Counted at first is what HOLDING jobs hold; promised quota is charged by who keeps the promises.
+    """
+
+    def __init__(self, queues: Queues, jobs: Jobs) -> None:
+        flavours, resources = queues.nominal.shape[1:]
+        self._flavours, self._resources = int(flavours), int(resources)
+        tables = (np.asarray(table, dtype=np.int64) for table in (queues.nominal, queues.borrowing, queues.lending))
+        parents = np.asarray(queues.parents, dtype=np.int32).tobytes()
+        standing = _standing(queues.nominal.shape, parents, *(table.tobytes() for table in tables))
+        self._parents, self._roots, self._trees = standing.parents, standing.roots, standing.trees
+        self._nominal, self._has, self._own = standing.nominal, standing.has, standing.own
+        self._cap, self._most, self._free = standing.cap, standing.most, standing.free
+        by_jobs = _by_jobs(queues, jobs, standing.limits)
+        self._by_jobs = _flat(by_jobs)
+        self._used = _flat(_use(queues, by_jobs, standing.ranks, standing.limits))
+        self._held_back: set[tuple[int, int]] = set()
+
+    def copy(self) -> Ledger:
+        """An independent ledger with the same use."""
+        twin = copy(self)
+        twin._used, twin._by_jobs = self._used.copy(), self._by_jobs.copy()
+        twin._held_back = self._held_back.copy()
+        return twin
+
+    def shortage(self, queue: int, flavour: int, need: Need, *, borrowing: bool = True) -> Shortage | None:
+        """The resource that falls shortest in proportion, or None if the queue may use that much more.
+
+        Without `borrowing` the queue's jobs must stay within its own nominal: for those that cannot give room back.
+        """
+        left = self.available if borrowing else self.available_own
+        return _worst(queue, flavour, need, left)
+
+    def never(self, queue: int, flavour: int, need: Need, *, borrowing: bool = True) -> Shortage | None:
+        """Like `shortage`, in a cluster where nobody uses anything."""
+        left = self.most if borrowing else self.most_own
+        return _worst(queue, flavour, need, left)
+
+    def available(self, queue: int, flavour: int, resource: int) -> int:
+        """How much more jobs of the queue may use now."""
+        # Asked a hundred thousand times a plan, so `_at` is written out, and `min` and `max` are comparisons.
+        size = self._flavours * self._resources
+        inner = flavour * self._resources + resource
+        at = queue * size + inner
+        if self._free[at]:
+            return _FREE
+        if self._held_back and (queue, flavour) in self._held_back:
+            return 0
+        # left(q) = what is left of q's own + min(what its limit leaves beyond its own, left(parent)), written out:
+        # the least, over the ways up that stop at some queue, of all own parts so far and that queue's limit.
+        least, kept = _FREE, 0
+        uses, owns, caps, parents = self._used, self._own, self._cap, self._parents
+        while True:
+            used, own = uses[at], owns[at]
+            if used < own:
+                kept += own - used
+                used = own
+            room = caps[at] - used
+            left = kept + room if room > 0 else kept
+            if left < least:
+                least = left
+            queue = parents[queue]
+            if queue == NONE:
+                return least
+            at = queue * size + inner
+
+    def available_own(self, queue: int, flavour: int, resource: int) -> int:
+        """How much more jobs of the queue may use now without borrowing, from the queues below it neither."""
+        at = self._at(queue, flavour, resource)
+        if self._free[at]:
+            return _FREE
+        return max(0, min(self.available(queue, flavour, resource), self._named(at) - self._by_jobs[at]))
+
+    def most(self, queue: int, flavour: int, resource: int) -> int:
+        """How much the queue could use if nobody used anything."""
+        return self._most[self._at(queue, flavour, resource)]
+
+    def most_own(self, queue: int, flavour: int, resource: int) -> int:
+        """How much the queue could use without borrowing if nobody used anything."""
+        at = self._at(queue, flavour, resource)
+        return _FREE if self._free[at] else min(self._most[at], self._named(at))
+
+    def charge(self, queue: int, flavour: int, need: Need) -> None:
+        """The queue uses that much more; what goes beyond its own part is drawn on the queues above it."""
+        self._add(queue, flavour, need, 1)
+
+    def discharge(self, queue: int, flavour: int, need: Need) -> None:
+        """The queue uses that much less. The opposite of `charge`, in any order of both."""
+        self._add(queue, flavour, need, -1)
+
+    def hold_back(self, queue: int, flavour: int) -> None:
+        """From now on no job of the queue itself gets more of its limited resources, so that one of them that waits is
+        passed by no other. What the queues around it may use stays the same."""
+        self._held_back.add((queue, flavour))
+
+    def used(self, queue: int, flavour: int, resource: int) -> int:
+        """What counts against the queue's quota: by its own jobs, and drawn by the queues below it."""
+        return self._used[self._at(queue, flavour, resource)]
+
+    def nominal(self, queue: int, flavour: int, resource: int) -> int:
+        """The queue's own nominal quota; UNLIMITED where it names none."""
+        return self._nominal[self._at(queue, flavour, resource)]
+
+    def borrowed(self, queue: int, flavour: int, resource: int) -> int:
+        """What the queue's jobs use beyond its own nominal, or with those below it beyond what they have together: the
+        larger of the two."""
+        at = self._at(queue, flavour, resource)
+        if self._free[at]:
+            return 0
+        return max(0, self._by_jobs[at] - self._named(at), self._used[at] - self._has[at])
+
+    def within(self, queue: int, flavour: int, need: Need) -> bool:
+        """Whether the queue's jobs stay within its own nominal with `need` more, whether or not that is free now."""
+        first = (queue * self._flavours + flavour) * self._resources
+        for resource, amount in need:
+            at = first + resource
+            if not self._free[at] and self._by_jobs[at] + amount > self._named(at):
+                return False
+        return True
+
+    def excess(self, queue: int, flavour: int, resource: int) -> int:
+        """What the queue uses beyond nominal + borrowing limit, since a limit was lowered under use."""
+        at = self._at(queue, flavour, resource)
+        return 0 if self._free[at] else max(0, self._used[at] - self._cap[at])
+
+    def limiting(self, queue: int, flavour: int, resource: int) -> int:
+        """The nearest queue on the way up, itself included, whose limit allows no more than `available`."""
+        left = self.available(queue, flavour, resource)
+        kept = 0
+        for row in path(self._parents, queue):
+            at = self._at(row, flavour, resource)
+            kept += max(0, self._own[at] - self._used[at])
+            if kept + max(0, self._cap[at] - max(self._own[at], self._used[at])) <= left:
+                return row
+        return self._roots[queue]
+
+    def circle(self, queue: int) -> int:
+        """The root of the queue's tree: the same number for all queues that lend to each other."""
+        return self._roots[queue]
+
+    def lends_to(self, queue: int) -> list[int]:
+        """All other queues of its tree: what they borrow may be the queue's. See `may_reclaim` for one of them."""
+        return [row for row in self._trees[self._roots[queue]] if row != queue]
+
+    def may_reclaim(self, queue: int, victim: int, flavour: int, need: Need) -> bool:
+        """Whether `victim` uses what the queue has a right to, so that the queue may take it back for `need`.
+
+        Compared are the two branches of the tree that part below the nearest queue above both. The claimant's branch
+        must stay within what it has when `need` is added. Of one of the resources, each queue from the victim up to the
+        top of its branch must use more than it has: what a queue uses within its own nominal is safe, however much its
+        team borrows. The jobs of a queue with others below it are a branch beside those, with the queue's own nominal.
+        """
+        claimants, victims = self._branches(queue, victim)
+        if not claimants or not victims:
+            return False
+        borrows = False
+        for resource, amount in need:
+            if self._free[self._at(queue, flavour, resource)]:
+                continue
+            if not self._within(claimants, flavour, resource, amount):
+                return False
+            borrows = borrows or all(self._exceeds(row, flavour, resource) for row in victims)
+        return borrows
+
+    def _branches(self, queue: int, other: int) -> tuple[list[int], list[int]]:
+        """The ways up from the jobs of both, as far as they are apart; empty when it is one queue, or trees differ.
+
+        The jobs of queue q stand as ~q, below q itself.
+        """
+        if queue == other or self._roots[queue] != self._roots[other]:
+            return [], []
+        ours, theirs = [~queue, *path(self._parents, queue)], [~other, *path(self._parents, other)]
+        while ours[-1] == theirs[-1]:
+            ours.pop()
+            theirs.pop()
+        return ours, theirs
+
+    def _within(self, branch: list[int], flavour: int, resource: int, amount: int) -> bool:
+        """Whether the top of a branch stays within what it has when the jobs at its bottom use `amount` more."""
+        for row in branch[:-1]:
+            if row >= 0:
+                at = self._at(row, flavour, resource)
+                beyond = self._used[at] - self._own[at]
+                amount = max(0, beyond + amount) - max(0, beyond)
+        used, has = self._used_and_has(branch[-1], flavour, resource)
+        return used + amount <= has
+
+    def _exceeds(self, row: int, flavour: int, resource: int) -> bool:
+        used, has = self._used_and_has(row, flavour, resource)
+        return used > has
+
+    def _used_and_has(self, row: int, flavour: int, resource: int) -> tuple[int, int]:
+        """Of a queue with those below it, or of the jobs of queue ~row alone."""
+        at = self._at(row if row >= 0 else ~row, flavour, resource)
+        return (self._used[at], self._has[at]) if row >= 0 else (self._by_jobs[at], self._named(at))
+
+    def _named(self, at: int) -> int:
+        """The queue's own nominal; 0 where it names none."""
+        return self._nominal[at] if self._nominal[at] < _FREE else 0
+
+    def _add(self, queue: int, flavour: int, need: Need, sign: int) -> None:
+        size = self._flavours * self._resources
+        for resource, amount in need:
+            inner = flavour * self._resources + resource
+            row, at = queue, queue * size + inner
+            if self._free[at]:
+                continue
+            change = sign * amount
+            self._by_jobs[at] += change
+            while change:
+                own, before = self._own[at], self._used[at]
+                after = self._used[at] = before + change
+                change = (after - own if after > own else 0) - (before - own if before > own else 0)
+                row = self._parents[row]
+                if row == NONE:
+                    break
+                at = row * size + inner
+
+    def _at(self, queue: int, flavour: int, resource: int) -> int:
+        return (queue * self._flavours + flavour) * self._resources + resource
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Q x V x R each. `cap` is what a queue may use in all, `most` what it could if nobody else used anything."""
+
+    has: Int
+    own: Int
+    cap: Int
+    most: Int
+    free: Mask
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """What a ledger knows of the queues alone. Shared by ledgers, so nobody may write into it.
+
+    Attributes:
+        ranks: rows of each depth, roots first.
+        trees: rows of each tree by its root.
+        nominal, has, own, cap, most, free: flat, as `_Limits` has them.
+    """
+
+    ranks: list[Int]
+    limits: _Limits
+    parents: list[int]
+    roots: list[int]
+    trees: dict[int, list[int]]
+    nominal: list[int]
+    has: list[int]
+    own: list[int]
+    cap: list[int]
+    most: list[int]
+    free: list[bool]
+
+
+@lru_cache(maxsize=2)
+def _standing(
+    shape: tuple[int, int, int], parents: bytes, nominal: bytes, borrowing: bytes, lending: bytes
+) -> _Standing:
+    """Kept from plan to plan, by content: quotas change far less often than their use."""
+    tables = (np.frombuffer(table, dtype=np.int64).reshape(shape) for table in (nominal, borrowing, lending))
+    queues = Queues.plain(("",) * shape[0], np.frombuffer(parents, dtype=np.int32), *tables)
+    ranks = by_depth(queues.parents)
+    limits = _limits(queues, ranks)
+    root_of: list[int] = roots(queues.parents).tolist()
+    trees: dict[int, list[int]] = {}
+    for row, root in enumerate(root_of):
+        trees.setdefault(root, []).append(row)
+    return _Standing(
+        ranks,
+        limits,
+        queues.parents.tolist(),
+        root_of,
+        trees,
+        _flat(queues.nominal),
+        _flat(limits.has),
+        _flat(limits.own),
+        _flat(limits.cap),
+        _flat(limits.most),
+        limits.free.ravel().tolist(),
+    )
+
+
+def _limits(queues: Queues, ranks: list[Int]) -> _Limits:
+    parents, named = queues.parents, queues.nominal < UNLIMITED
+    # This bound keeps sums over a tree from wrapping round; no cluster comes near it.
+    bound = UNLIMITED // (2 * max(1, len(queues.names)))
+    has = np.where(named, np.minimum(queues.nominal, bound), 0)
+    limited = named.copy()
+    for rows in ranks[1:]:
+        limited[rows] |= limited[parents[rows]]
+    for rows in reversed(ranks[1:]):
+        np.add.at(has, parents[rows], np.minimum(has, queues.lending)[rows])
+    root = (parents == NONE)[:, None, None]
+    own = np.where(root, has, np.maximum(0, has - queues.lending))
+    unbounded = queues.borrowing >= bound
+    cap = np.where(unbounded, UNLIMITED, has + np.where(unbounded, 0, queues.borrowing))
+    cap = np.where(root, has, cap)
+    most = has.copy()
+    for rows in ranks[1:]:
+        most[rows] = own[rows] + np.minimum(cap[rows] - own[rows], most[parents[rows]])
+    return _Limits(has, own, cap, np.where(limited, most, UNLIMITED), ~limited)
+
+
+def _by_jobs(queues: Queues, jobs: Jobs, limits: _Limits) -> Int:
+    """Q x V x R, what jobs of each queue hold, where that is limited."""
+    held = np.zeros_like(queues.nominal)
+    rows = np.flatnonzero((jobs.states == JobState.HOLDING) & (jobs.queues != NONE))
+    np.add.at(held, (jobs.queues[rows], jobs.flavours[rows]), jobs.held[rows])
+    held[limits.free] = 0
+    return held
+
+
+def _use(queues: Queues, by_jobs: Int, ranks: list[Int], limits: _Limits) -> Int:
+    """Q x V x R, what counts against each queue: by its jobs, and drawn by the queues below it."""
+    used = by_jobs.copy()
+    for depth in reversed(ranks[1:]):
+        np.add.at(used, queues.parents[depth], np.maximum(0, used - limits.own)[depth])
+    return used
+
+
+def _flat(table: Int) -> list[int]:
+    flat: list[int] = table.ravel().tolist()
+    return flat
+
+
+def _worst(queue: int, flavour: int, need: Need, available: Callable[[int, int, int], int]) -> Shortage | None:
+    worst: Shortage | None = None
+    for resource, amount in need:
+        left = available(queue, flavour, resource)
+        # left / amount < worst.available / worst.needed, without division.
+        if left < amount and (worst is None or left * worst.needed < worst.available * amount):
+            worst = Shortage(resource, amount, left)
+    return worst

@@ -1,0 +1,306 @@
+"""Why a job waits, in one sentence that a person can act on.
+
+All sentences are made from the state after the plan's admissions, and hold nothing that passes with time: a sentence
+changes only when the cluster does. The sentence of a gang is made once, however many jobs are alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from muster.scheduling.amounts import amount, amounts, is_or_are
+from muster.scheduling.gangs import Gang, Worker, is_accelerator
+from muster.scheduling.placement import placeable
+from muster.scheduling.plan import WaitReason
+from muster.scheduling.quota import Ledger, Need, Shortage
+from muster.scheduling.room import Room, count_slots
+from muster.scheduling.snapshot import NONE, UNLIMITED, Int, Mask, Snapshot, TopologyMode
+from muster.scheduling.topology import Tree, prefix_sums
+
+_BORROWING: Final = "borrowing included"
+_FIRM: Final = "without borrowing, for it is not preemptible"
+
+
+class Why(NamedTuple):
+    """The part of a `Waiting` that jobs which are alike share. A tuple: thousands are made in one plan."""
+
+    reason: WaitReason
+    message: str
+    resource: str = ""
+    missing: int = 0
+    level: str = ""
+    domain: str = ""
+    placeable: int = 0
+
+
+@dataclass(frozen=True)
+class Closest:
+    """The domain, or all suitable nodes, where most of a gang fits.
+
+    Attributes:
+        domain: index in tree order, or NONE for all nodes.
+        start, end: its places.
+        placeable: workers that fit.
+    """
+
+    domain: int
+    start: int
+    end: int
+    placeable: int
+
+
+@dataclass(frozen=True)
+class _State:
+    """The room in which a gang is short.
+
+    Attributes:
+        room: R x N.
+        mask: N, places that suit.
+        slots: N, workers that each place takes in `room`, and `when_empty`.
+    """
+
+    room: Int
+    mask: Mask
+    slots: Int
+    when_empty: Int
+
+
+class Reasons:
+    """Explains, for the gangs and workers of one plan."""
+
+    def __init__(self, snapshot: Snapshot, tree: Tree, room: Room, workers: list[Worker]) -> None:
+        self._snapshot, self._tree, self._room, self._workers = snapshot, tree, room, workers
+        self._names = snapshot.resources
+        self._states: dict[tuple[int, int, int, int, int, bool], str] = {}
+        self._amounts: dict[tuple[str, int, int], str] = {}
+
+    def queue_closed(self, queue: int) -> Why:
+        if queue == NONE:
+            return Why(WaitReason.QUEUE_CLOSED, "the job's queue does not exist")
+        return Why(WaitReason.QUEUE_CLOSED, f"queue {self._queue(queue)} takes no new jobs")
+
+    def no_eligible_nodes(self) -> Why:
+        count = len(self._snapshot.nodes.names)
+        if not count:
+            return Why(WaitReason.NO_ELIGIBLE_NODES, "the cluster has no nodes")
+        return Why(
+            WaitReason.NO_ELIGIBLE_NODES,
+            f"none of the cluster's {_count(count, 'node')} passes the job's GPU type, node labels and tolerations",
+        )
+
+    def exceeds_cluster(self, gang: Gang) -> Why:
+        """The gang does not fit, not even with every suitable node back and empty."""
+        mask = self._room.eligible[self._workers[gang.worker].filter]
+        if gang.mode == TopologyMode.REQUIRED and (gang.level == NONE or not len(self._tree.starts[gang.level])):
+            level = self._tree.level_name(gang.level) or "domain of the required level"
+            return Why(
+                WaitReason.EXCEEDS_CLUSTER,
+                f"needs {self._ask(gang)} in one {level}; no node carries the label of such a {level}",
+                level=self._tree.level_name(gang.level),
+            )
+        slots = count_slots(self._room.empty, self._workers[gang.worker], mask)
+        state = _State(self._room.empty, mask, slots, slots)
+        return self._lacks(gang, state, WaitReason.EXCEEDS_CLUSTER, when=" even when empty")
+
+    def nodes_away(self, gang: Gang) -> Why:
+        """The gang fits an empty cluster only with nodes that are not ready or are cordoned."""
+        mask = self._room.eligible[self._workers[gang.worker].filter]
+        away = int((mask & ~self._room.usable).sum())
+        usable = mask & self._room.usable
+        slots = self._room.slots_when_empty(gang.worker).counts
+        state = _State(self._room.empty, usable, slots, slots)
+        why = self._lacks(gang, state, WaitReason.INSUFFICIENT_CAPACITY, when=" even when empty")
+        text = f"{_count(away, 'suitable node')} {'is' if away == 1 else 'are'} cordoned or not ready"
+        return why._replace(message=f"{why.message}; {text}")
+
+    def lacks_room(self, gang: Gang) -> Why:
+        """The gang does not fit what is free now."""
+        mask, slots = self._room.candidates(gang.worker), self._room.free_slots(gang.worker)
+        in_all = int(slots.prefix[-1])
+        bound = gang.mode == TopologyMode.REQUIRED or bool(gang.shape.slices) or gang.shape.balanced != NONE
+        scattered = bound and in_all >= gang.total
+        reason = WaitReason.TOPOLOGY_UNSATISFIED if scattered else WaitReason.INSUFFICIENT_CAPACITY
+        state = _State(self._room.free, mask, slots.counts, self._room.slots_when_empty(gang.worker).counts)
+        return self._lacks(gang, state, reason, when="")
+
+    def room_is_kept(self, gang: Gang, queue: int, priority: int) -> Why:
+        """Free room would do, but a job ahead, in `queue`, waits for it."""
+        return Why(
+            WaitReason.BEHIND_OTHERS,
+            f"there is room for {self._ask(gang)}, but it is kept for a job ahead in the order, "
+            f"of queue {self._queue(queue)} with priority {priority}",
+        )
+
+    def window_closed(self, opens: float) -> Why:
+        """The job may not start before a moment, in seconds since the epoch."""
+        moment = np.datetime64(int(opens), "s")
+        return Why(WaitReason.WINDOW_CLOSED, f"the job's window opens at {moment}Z")
+
+    def promised(self, nodes: int, victims: int) -> Why:
+        """Room is promised, and others are still giving it back."""
+        message = f"{_count(nodes, 'node')} {'is' if nodes == 1 else 'are'} promised to this job"
+        if victims:
+            return Why(WaitReason.PREEMPTING, f"{message}; {_count(victims, 'job')} still to save and end there")
+        return Why(WaitReason.PREEMPTING, f"{message}; pods that ended there still hold room")
+
+    def quota_is_kept(self, queue: int, flavour: int, short: Shortage, ahead: int, priority: int) -> Why:
+        resource = self._names[short.resource]
+        return Why(
+            WaitReason.BEHIND_OTHERS,
+            f"queue {self._queue(queue)} has quota for {self._of_flavour(resource, short.needed, flavour)}, but it is "
+            f"kept for a job ahead in the order, of queue {self._queue(ahead)} with priority {priority}",
+            resource,
+        )
+
+    def exceeds_quota(self, queue: int, flavour: int, short: Shortage, *, firm: bool = False) -> Why:
+        """`firm`: the job is not preemptible, so it may not borrow."""
+        resource = self._names[short.resource]
+        return Why(
+            WaitReason.EXCEEDS_QUOTA,
+            f"needs {self._of_flavour(resource, short.needed, flavour)}; queue {self._queue(queue)} can never use "
+            f"more than {amount(resource, short.available)}, {_FIRM if firm else _BORROWING}",
+            resource,
+            short.needed - short.available,
+        )
+
+    def quota_exceeded(self, ledger: Ledger, queue: int, flavour: int, short: Shortage, *, firm: bool = False) -> Why:
+        """`firm`: the job is not preemptible, so it may not borrow."""
+        resource = self._names[short.resource]
+        key = (id(ledger), queue, flavour, short.resource, short.available, firm)
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = self._state(ledger, queue, flavour, short, firm=firm)
+        return Why(
+            WaitReason.QUOTA_EXCEEDED,
+            f"needs {self._of_flavour(resource, short.needed, flavour)}; {state}",
+            resource,
+            short.needed - short.available,
+        )
+
+    def _state(self, ledger: Ledger, queue: int, flavour: int, short: Shortage, *, firm: bool) -> str:
+        """What a queue uses and may use of a resource: the same for all its jobs."""
+        resource = self._names[short.resource]
+        used = ledger.used(queue, flavour, short.resource)
+        nominal = ledger.nominal(queue, flavour, short.resource)
+        quota = f" of its quota of {amount(resource, nominal)}" if nominal < UNLIMITED else ", has no quota of its own"
+        limiting = ledger.limiting(queue, flavour, short.resource)
+        above = "" if firm or limiting == queue else f"; {self._above(limiting)} has no more to give"
+        return (
+            f"queue {self._queue(queue)} uses {amount(resource, used)}{quota} and can use "
+            f"{amount(resource, short.available)} more now, {_FIRM if firm else _BORROWING}{above}"
+        )
+
+    def quota_is_owned(self, queue: int, flavour: int, need: Need) -> Why:
+        """There is quota, but only to borrow, and the jobs of those who own it wait for it."""
+        resource, amount_ = max(need, key=lambda ask: is_accelerator(self._names[ask[0]]))
+        what = self._of_flavour(self._names[resource], amount_, flavour)
+        return Why(
+            WaitReason.QUOTA_EXCEEDED,
+            f"needs {what}; queue {self._queue(queue)} would have to borrow it from queues whose own jobs wait for it",
+            self._names[resource],
+        )
+
+    def _above(self, queue: int) -> str:
+        name = self._queue(queue)
+        return name if name.startswith("cohort ") else f"queue {name} above it"
+
+    def _queue(self, queue: int) -> str:
+        return self._snapshot.queues.names[queue]
+
+    def _of_flavour(self, resource: str, quantity: int, flavour: int) -> str:
+        key = (resource, quantity, flavour)
+        text = self._amounts.get(key)
+        if text is None:
+            name = self._snapshot.flavours[flavour]
+            text = self._amounts[key] = amount(resource, quantity) + (f" of {name}" if name else "")
+        return text
+
+    def _ask(self, gang: Gang, blamed: int = NONE) -> str:
+        """`8 workers × (8 nvidia.com/gpu + 64 GiB memory)`: the accelerators and what is short."""
+        asks = self._workers[gang.worker].asks
+        told = [ask for ask in asks if is_accelerator(self._names[ask[0]]) or ask[0] == blamed]
+        told = told or [ask for ask in asks if self._names[ask[0]] in ("cpu", "memory")] or list(asks)
+        text = amounts((self._names[resource], quantity) for resource, quantity in told)
+        workers = _count(gang.size, "worker")
+        if gang.shape.spares:
+            workers = f"({workers} + {_count(gang.shape.spares, 'spare')})"
+        return f"{workers} × ({text})" if len(told) > 1 else f"{workers} × {text}" if told else workers
+
+    def _lacks(self, gang: Gang, state: _State, reason: WaitReason, *, when: str) -> Why:
+        worker, mask, slots = self._workers[gang.worker], state.mask, state.slots
+        closest = self._closest(gang, slots, state.when_empty)
+        within = slice(closest.start, closest.end)
+        here, suits = state.room[:, within], mask[within]
+        resource, missing = self._scarcest(gang, here, suits)
+        name = self._names[resource] if resource != NONE else ""
+        message = f"needs {self._ask(gang, resource)}{self._where(gang, closest, int(mask.sum()), when)}"
+        one_by_one = int(slots[within].sum())
+        if one_by_one >= gang.total:
+            message += f"; one by one {one_by_one} would fit, but not in this shape"
+        else:
+            message += self._shortfall(worker, here, suits, resource, missing, there=closest.domain != NONE)
+        domain = self._tree.domain_name(gang.level, closest.domain) if closest.domain != NONE else ""
+        return Why(reason, message, name, missing, self._tree.level_name(gang.level), domain, closest.placeable)
+
+    def _closest(self, gang: Gang, slots: Int, when_empty: Int) -> Closest:
+        """The domain with the most slots; of equal ones that with the most when empty: never one that suits nobody."""
+        if gang.mode != TopologyMode.REQUIRED:
+            return Closest(NONE, 0, len(slots), int(placeable(self._tree, prefix_sums(slots), gang, NONE)[0]))
+        rooms = placeable(self._tree, prefix_sums(slots), gang, gang.level)
+        best = int(np.lexsort((-self._tree.sums(prefix_sums(when_empty), gang.level), -rooms))[0])
+        starts, ends = self._tree.starts[gang.level], self._tree.ends[gang.level]
+        return Closest(best, int(starts[best]), int(ends[best]), int(rooms[best]))
+
+    def _scarcest(self, gang: Gang, room: Int, mask: Mask) -> tuple[int, int]:
+        """The resource of which there is least for this gang, and how much of it is missing; or (NONE, 0).
+
+        Of equally scarce ones an accelerator is blamed: it is what people wait for.
+        """
+        scarcest, fewest = NONE, gang.total
+        asks = sorted(self._workers[gang.worker].asks, key=lambda ask: not is_accelerator(self._names[ask[0]]))
+        for resource, quantity in asks:
+            alone = int((np.maximum(room[resource], 0) // quantity)[mask].sum())
+            if alone < fewest:
+                scarcest, fewest = resource, alone
+        if scarcest == NONE:
+            return NONE, 0
+        return scarcest, (gang.total - fewest) * dict(asks)[scarcest]
+
+    def _where(self, gang: Gang, closest: Closest, nodes: int, when: str) -> str:
+        room, shape = f"room for {closest.placeable}{when}", self._shape(gang)
+        if closest.domain != NONE:
+            level, domain = self._tree.level_name(gang.level), self._tree.domain_name(gang.level, closest.domain)
+            return f" in one {level}{shape}; the best {level}, {domain}, has {room}"
+        if not nodes:
+            return f"{shape}; no suitable node can take pods now"
+        suit = "the one node that suits has" if nodes == 1 else f"the {nodes} nodes that suit have"
+        return f"{shape}; {suit} {room}"
+
+    def _shape(self, gang: Gang) -> str:
+        """`, each 16 of them in one block, each 4 in one rack, as many in each rack as in any other`."""
+        text = ", ".join(
+            f"each {size}{'' if index else ' of them'} in one {self._tree.level_name(level) or 'unknown level'}"
+            for index, (size, level) in enumerate(gang.shape.slices)
+        )
+        if gang.shape.balanced != NONE:
+            level_name = self._tree.level_name(gang.shape.balanced)
+            text += f"{', ' if text else ''}as many in each {level_name} as in any other"
+        return f", {text}" if text else ""
+
+    def _shortfall(self, worker: Worker, room: Int, mask: Mask, resource: int, missing: int, *, there: bool) -> str:
+        place = " there" if there else ""
+        if resource == NONE:
+            return f"; each resource alone would do{place}, but not together on the same nodes"
+        name, quantity = self._names[resource], dict(worker.asks)[resource]
+        text = f"; {amount(name, missing)} {is_or_are(name, missing)} missing{place}"
+        crumbs = int((np.maximum(room[resource], 0) % quantity)[mask].sum())
+        if crumbs:
+            text += f", where {amount(name, crumbs)} {is_or_are(name, crumbs)} free in pieces too small for a worker"
+        return text
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,296 @@
+"""The state of one call of `plan`: what is left of room and quota after everything that was decided so far.
+
+Two ledgers are kept. `used` has what placements hold, and what this plan admits: a job holds its quota until its last
+pod is gone. `promised` has that, and what is promised or reserved; what victims hold is not in it, for it goes to
+those for whom they leave. A gang starts only where both allow it.
+
+Two rooms are kept. `room` is what is free; `spare` is that less the places that are reserved for jobs ahead. Both are
+less what is promised. Room only shrinks while a plan is made, so a gang that did not fit before does not fit now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from muster.scheduling.demand import places_by_node
+from muster.scheduling.gangs import Gang
+from muster.scheduling.kinds import Kind, Kinds
+from muster.scheduling.placement import fits, locate
+from muster.scheduling.plan import Admission, Eviction, Promise
+from muster.scheduling.policy import Policy
+from muster.scheduling.promises import Kept, keep_promises
+from muster.scheduling.quota import Ledger, Need, Shortage
+from muster.scheduling.room import Room
+from muster.scheduling.snapshot import NONE, Index, Int, JobState, Snapshot
+from muster.scheduling.topology import Tree
+
+
+class Fate(Enum):
+    """What keeps a job waiting."""
+
+    NO_NODES = "no node suits"
+    TOO_LARGE = "exceeds the cluster"
+    NODES_AWAY = "exceeds the nodes that are usable now"
+    CLOSED = "queue closed"
+    WINDOW = "window closed"
+    NEVER = "exceeds the quota for ever"
+    QUOTA = "waits for quota"
+    ROOM = "waits for room"
+    CLEARED = "room is promised to it; others are giving it back"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a job waits.
+
+    Attributes:
+        choice: the one of its kind's choices that came closest.
+    """
+
+    job: int
+    fate: Fate
+    choice: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """A placement that is valid now.
+
+    Attributes:
+        places: the place, in tree order, of each worker in order of rank.
+        taken: N, workers by place.
+    """
+
+    size: int
+    places: Int
+    taken: Int
+
+
+_NOTHING: Final[tuple[int, Found | None]] = (0, None)
+
+
+class Round:
+    """See the module. Arrays of places are in tree order, arrays of nodes in the snapshot's.
+
+    Attributes:
+        kept: what became of earlier promises.
+        reserved_quota: (job, flavour) of those for whom quota was reserved.
+        served: rows of those whose quota is charged in this plan.
+        touched: by tree of queues (`Ledger.circle`), how often its use has changed; `touched_queues` by
+            queue, and `touches` in all.
+    """
+
+    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        jobs = snapshot.jobs
+        self.snapshot, self.policy = snapshot, policy
+        self.waiting: Int = np.flatnonzero(jobs.states == JobState.PENDING).astype(np.int64)
+        self.kinds = Kinds(snapshot, self.waiting, elastic=policy.elastic)
+        self.tree = Tree(snapshot.nodes.domains, snapshot.levels)
+        self.used = Ledger(snapshot.queues, jobs)
+        self.promised = self.used.copy()
+        self.kept: Kept = keep_promises(snapshot, self.used, self.promised)
+        self._free = replace(snapshot, nodes=replace(snapshot.nodes, free=self.kept.free))
+        self.room = Room(self._free, self.tree, self.kinds.workers)
+        self._spare: Room | None = None
+        self.queue_of: list[int] = jobs.queues.tolist()
+        self.opens: list[float] = jobs.terms.opens.tolist()
+        self.admissions: list[Admission] = list(self.kept.admissions)
+        self.promises: list[Promise] = []
+        self.evictions: list[Eviction] = []
+        self.reserved_quota: list[tuple[int, int]] = []
+        self._firm = _firm_use(snapshot)
+        self.served: set[int] = set()
+        self.touched: dict[int, int] = {}
+        self.touched_queues: dict[int, int] = {}
+        self.touches = 0
+        self._version = 1
+        self._too_many: dict[tuple[bool, int], int] = {}
+        self._fitted: dict[tuple[bool, int], tuple[int, int]] = {}
+        self._found: dict[tuple[bool, int, int, int], tuple[int, Found]] = {}
+
+    @property
+    def spare(self) -> Room:
+        """What is free, less what is reserved for jobs ahead."""
+        return self.room if self._spare is None else self._spare
+
+    def split_spare(self) -> Room:
+        """From now on `spare` is a room of its own, from which reservations may be taken."""
+        if self._spare is None:
+            self._spare = Room(self._free, self.tree, self.kinds.workers)
+            self._spare.free = self.room.free.copy()
+            self._spare.open = self.room.open.copy()
+        return self._spare
+
+    @property
+    def version(self) -> int:
+        """Grows whenever room shrinks."""
+        return self._version
+
+    def kind(self, job: int) -> Kind:
+        return self.kinds.kinds[self.kinds.of[job]]
+
+    def shortage(self, job: int, choice: int, need: Need) -> Shortage | None:
+        """What quota lacks for the job now, or None."""
+        queue, kind = self.queue_of[job], self.kind(job)
+        flavour = kind.choices[choice].flavour
+        for ledger in (self.promised, self.used):
+            short = ledger.shortage(queue, flavour, need)
+            if short is not None:
+                return short
+        return None if kind.preemptible else self.firm_shortage(job, choice, need)
+
+    def firm_shortage(self, job: int, choice: int, need: Need) -> Shortage | None:
+        """What a job that cannot give room back lacks of its queue's own nominal, of which only jobs like it count:
+        what the others use beside them is what is borrowed, and can be taken back."""
+        queue, flavour = self.queue_of[job], self.kind(job).choices[choice].flavour
+        for resource, amount in need:
+            left = self.used.most_own(queue, flavour, resource) - int(self._firm[queue, flavour, resource])
+            if left < amount:
+                return Shortage(resource, amount, max(0, left))
+        return None
+
+    def never(self, job: int, choice: int, need: Need) -> Shortage | None:
+        """What quota lacks for the job when nobody else uses anything, or None."""
+        queue, kind = self.queue_of[job], self.kind(job)
+        flavour = kind.choices[choice].flavour
+        return self.used.never(queue, flavour, need, borrowing=kind.preemptible)
+
+    def charge(self, job: int, choice: int, need: Need) -> None:
+        """The job starts, and uses that much."""
+        queue, flavour = self.queue_of[job], self.kind(job).choices[choice].flavour
+        self.promised.charge(queue, flavour, need)
+        self.used.charge(queue, flavour, need)
+        self._count_firm(job, flavour, need)
+        self.served.add(job)
+        self._touch(queue)
+
+    def reserve_quota(self, job: int, choice: int, need: Need) -> None:
+        """Quota is kept for the job, but not used yet."""
+        flavour = self.kind(job).choices[choice].flavour
+        self.promised.charge(self.queue_of[job], flavour, need)
+        self._count_firm(job, flavour, need)
+        self.reserved_quota.append((job, flavour))
+        self.served.add(job)
+        self._touch(self.queue_of[job])
+
+    def _count_firm(self, job: int, flavour: int, need: Need) -> None:
+        if not self.kind(job).preemptible:
+            for resource, amount in need:
+                self._firm[self.queue_of[job], flavour, resource] += amount
+
+    def hold_back_quota(self, job: int, choice: int) -> None:
+        """No later job of its queue gets more quota of the flavour in this plan."""
+        flavour = self.kind(job).choices[choice].flavour
+        self.promised.hold_back(self.queue_of[job], flavour)
+        self.reserved_quota.append((job, flavour))
+        self._touch(self.queue_of[job])
+
+    def give_back_quota(self, queue: int, flavour: int, need: Need) -> None:
+        """A placement that is to end leaves its quota to others. It uses it until its pods are gone."""
+        self.promised.discharge(queue, flavour, need)
+        self._touch(queue)
+
+    def after_evictions(self) -> Snapshot:
+        """The snapshot in which those whom this plan asks to end are leaving already: nobody asks them twice."""
+        if not self.evictions:
+            return self.snapshot
+        going = {each.uid for each in self.evictions}
+        jobs = self.snapshot.jobs
+        leaving = jobs.runs.leaving | np.array([uid in going for uid in jobs.uids], dtype=np.bool_)
+        return replace(self.snapshot, jobs=replace(jobs, runs=replace(jobs.runs, leaving=leaving)))
+
+    def longest_grace(self) -> float:
+        """Seconds until the last of those who are asked to end in this plan is gone."""
+        row = {uid: index for index, uid in enumerate(self.snapshot.jobs.uids)} if self.evictions else {}
+        graces = self.snapshot.jobs.runs.grace
+        return max((float(graces[row[each.uid]]) for each in self.evictions), default=0.0)
+
+    def _touch(self, queue: int) -> None:
+        circle = self.used.circle(queue)
+        self.touched[circle] = self.touched.get(circle, 0) + 1
+        self.touched_queues[queue] = self.touched_queues.get(queue, 0) + 1
+        self.touches += 1
+
+    def fits(self, kind: int, choice: int, size: int, *, spare: bool) -> bool:
+        """Whether a gang fits the spare room, or all that is free."""
+        gang = self.kinds.gang(kind, choice, size)
+        like = (spare, self.kinds.like(kind, choice))
+        if gang.shape.balanced != NONE:  # it may fit with more workers where it does not with fewer
+            like = (spare, -1 - self.kinds.like(kind, choice) - size * 2**32)
+        if size >= self._too_many.get(like, size + 1):
+            return False
+        version, most = self._fitted.get(like, (0, 0))
+        if version == self._version and size <= most:
+            return True
+        room = self.spare if spare else self.room
+        if fits(self.tree, room.slots(gang.worker).prefix, gang):
+            self._fitted[like] = (self._version, size)
+            return True
+        self._too_many[like] = size
+        return False
+
+    def find(self, kind: int, choice: int, size: int, *, spare: bool) -> Found | None:
+        """A valid placement in the spare room, or in all that is free."""
+        if not self.fits(kind, choice, size, spare=spare):
+            return None
+        key = (spare, kind, choice, size)
+        version, found = self._found.get(key, _NOTHING)
+        if found is not None and version == self._version:
+            return found
+        gang = self.kinds.gang(kind, choice, size)
+        room = self.spare if spare else self.room
+        slots = room.slots(gang.worker)
+        places = locate(
+            self.tree,
+            slots.counts,
+            slots.prefix,
+            gang,
+            whole=slots.counts >= room.slots_when_empty(gang.worker).counts,
+            spared=None if self.kinds.workers[gang.worker].accelerated else room.spared,
+        )
+        assert places is not None, "a gang that fits was not placed"
+        found = Found(size, places, np.bincount(places, minlength=len(slots.counts)))
+        self._found[key] = (self._version, found)
+        return found
+
+    def take(self, gang: Gang, taken: Int) -> None:
+        """Nobody else gets this room any more."""
+        self._version += 1
+        self.room.take(gang.worker, taken)
+        if self._spare is not None:
+            self._spare.take(gang.worker, taken)
+
+    def keep_nodes(self, job: int, nodes: Index) -> None:
+        """A running job starts again on these nodes: their room, and its quota there, is nobody else's."""
+        worker = self.kinds.worker(job, int(self.snapshot.jobs.filters[job]))
+        places = places_by_node(self.tree)[nodes[nodes != NONE]]
+        taken = np.bincount(places, minlength=len(self.tree.order))
+        self.room.take(worker, taken)
+        if self._spare is not None:
+            self._spare.take(worker, taken)
+        self._version += 1
+        asks = self.kinds.workers[worker].asks
+        need = tuple((resource, amount * len(nodes)) for resource, amount in asks)
+        self.promised.charge(self.queue_of[job], int(self.snapshot.jobs.flavours[job]), need)
+        self._touch(self.queue_of[job])
+
+    def nodes(self, places: Int) -> Index:
+        """The snapshot's nodes at places of the tree order."""
+        return self.tree.order[places].astype(np.int32)
+
+    def fits_free(self, gang: Gang) -> bool:
+        """Whether it fits what is free now, reserved or not."""
+        return fits(self.tree, self.room.slots(gang.worker).prefix, gang)
+
+
+def _firm_use(snapshot: Snapshot) -> Int:
+    """Q x V x R, what jobs hold, or are promised, that cannot give it back."""
+    jobs = snapshot.jobs
+    firm = np.zeros_like(snapshot.queues.nominal)
+    rows = np.flatnonzero((jobs.states != JobState.PENDING) & ~jobs.terms.preemptible & (jobs.queues != NONE))
+    np.add.at(firm, (jobs.queues[rows], jobs.flavours[rows]), jobs.held[rows])
+    return firm

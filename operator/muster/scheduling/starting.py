@@ -1,0 +1,214 @@
+"""One waiting job: whether it could ever start, whether it may start now, how large and where.
+
+A job takes the first of its choices of nodes that has quota and room, with as many workers as both allow. Before it is
+left waiting for room, every choice was tried.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from muster.scheduling.gangs import Gang
+from muster.scheduling.heads import Heads
+from muster.scheduling.outlook import Outlook
+from muster.scheduling.owners import Owners
+from muster.scheduling.placement import fits
+from muster.scheduling.plan import Admission
+from muster.scheduling.quota import Need
+from muster.scheduling.room import count_slots
+from muster.scheduling.rounds import Fate, Found, Round, Verdict
+from muster.scheduling.snapshot import NONE
+from muster.scheduling.topology import prefix_sums
+
+
+@dataclass(frozen=True)
+class Hope:
+    """Whether a kind of job could be placed if nobody else ran.
+
+    Attributes:
+        choices: those that could.
+        fate: why there is none.
+    """
+
+    choices: tuple[int, ...]
+    fate: Fate | None
+
+
+class Starting:
+    """Decides over the jobs of a round, one after the other. What is alike is looked at once."""
+
+    def __init__(self, round_: Round, heads: Heads) -> None:
+        self._round, self._heads = round_, heads
+        self._outlook = Outlook(round_)
+        self.owners = Owners(round_, self._wants)
+        self._hopes: dict[int, Hope] = {}
+        self._never: dict[tuple[int, int], int | None] = {}
+        self._no_quota: set[tuple[int, int]] = set()
+        self._wanted: dict[int, tuple[int, Need] | None] = {}
+        self._left: dict[tuple[int, int, int], int] = {}
+        self._no_room: set[tuple[int, int]] = set()
+
+    def obstacle(self, job: int) -> Verdict | None:
+        """What keeps the job from starting whatever ends; None when it could start one day."""
+        round_ = self._round
+        queue, kind = round_.queue_of[job], round_.kinds.of[job]
+        if queue == NONE or not round_.snapshot.queues.open[queue]:
+            return Verdict(job, Fate.CLOSED)
+        hope = self.hope(kind)
+        if hope.fate is not None:
+            return Verdict(job, hope.fate)
+        if self._first_allowed(job, queue, kind) is None:
+            return Verdict(job, Fate.NEVER, hope.choices[0])
+        if round_.opens[job] > round_.snapshot.now:
+            return Verdict(job, Fate.WINDOW)
+        return None
+
+    def start(self, job: int) -> Admission | Verdict:
+        """Admit the job if quota and room allow it now. It must have no `obstacle`."""
+        round_ = self._round
+        queue, kind = round_.queue_of[job], round_.kinds.of[job]
+        first = self._first_allowed(job, queue, kind)
+        assert first is not None, "a job that never gets quota was not turned down"
+        if (self._outlook.plain[job] and self._outlook.short[job]) or (queue, kind) in self._no_quota:
+            return Verdict(job, Fate.QUOTA, first)
+        fate = Fate.QUOTA
+        for choice in self._hopes[kind].choices:
+            size = self._largest_with_quota(job, kind, choice)
+            if size == 0:
+                continue
+            if fate is Fate.QUOTA:
+                fate, first = Fate.ROOM, choice
+            admission = self._place(job, kind, choice, size)
+            if admission is not None:
+                return admission
+        if fate is Fate.QUOTA:
+            self._no_quota.add((queue, kind))
+        return Verdict(job, fate, first)
+
+    def hope(self, kind: int) -> Hope:
+        hope = self._hopes.get(kind)
+        if hope is None:
+            hope = self._hopes[kind] = self._look(kind)
+        return hope
+
+    def quota_came_back(self) -> None:
+        """Victims' quota is somebody's again: what lacked quota before may have it now."""
+        self._no_quota.clear()
+        self._left.clear()
+
+    def _look(self, kind: int) -> Hope:
+        round_, fates, able = self._round, [], []
+        it = round_.kinds.kinds[kind]
+        for choice in range(len(it.choices)):
+            fate = self._judge(round_.kinds.gang(kind, choice, it.sizes[-1]))
+            if fate is None:
+                able.append(choice)
+            else:
+                fates.append(fate)
+        if able:
+            return Hope(tuple(able), None)
+        return Hope((), Fate.NODES_AWAY if Fate.NODES_AWAY in fates else fates[0])
+
+    def _judge(self, gang: Gang) -> Fate | None:
+        round_ = self._round
+        room, worker = round_.room, round_.kinds.workers[gang.worker]
+        suits = room.eligible[worker.filter]
+        if not suits.any():
+            return Fate.NO_NODES
+        if fits(round_.tree, room.slots_when_empty(gang.worker).prefix, gang):
+            return None
+        if (suits & ~room.usable).any():
+            all_back = count_slots(room.empty, worker, suits)
+            if fits(round_.tree, prefix_sums(all_back), gang):
+                return Fate.NODES_AWAY
+        return Fate.TOO_LARGE
+
+    def _first_allowed(self, job: int, queue: int, kind: int) -> int | None:
+        """The first possible choice for which the queue could ever have the quota; None if there is none."""
+        if self._outlook.plain[job]:
+            return None if self._outlook.never[job] else 0
+        key = (queue, kind)
+        if key not in self._never:
+            kinds, hope = self._round.kinds, self.hope(kind)
+            least = kinds.kinds[kind].sizes[-1]
+            able = (c for c in hope.choices if self._round.never(job, c, kinds.need(kind, c, least)) is None)
+            self._never[key] = next(able, None)
+        return self._never[key]
+
+    def _largest_with_quota(self, job: int, kind: int, choice: int) -> int:
+        """The largest of its sizes for which there is quota now, or 0."""
+        kinds, it = self._round.kinds, self._round.kinds.kinds[kind]
+        queue, flavour = self._round.queue_of[job], it.choices[choice].flavour
+        owners = self.owners if self._round.policy.preemption and it.preemptible else None
+        for size in it.sizes:
+            need = kinds.need(kind, choice, size)
+            if any(amount > self._left.get((queue, flavour, resource), amount) for resource, amount in need):
+                continue
+            short = self._round.shortage(job, choice, need)
+            if short is not None:
+                if it.preemptible:  # what others may not use, a job that must not borrow may
+                    self._left[queue, flavour, short.resource] = short.available
+                continue
+            if owners is None or owners.shortage(queue, flavour, need) is None:
+                return size
+        return 0
+
+    def _wants(self, job: int) -> tuple[int, Need] | None:
+        """See `muster.scheduling.owners.Wants`. It is the same all through a plan."""
+        if job not in self._wanted:
+            self._wanted[job] = self._look_what_it_wants(job)
+        return self._wanted[job]
+
+    def _look_what_it_wants(self, job: int) -> tuple[int, Need] | None:
+        if self.obstacle(job) is not None:
+            return None
+        kinds, kind = self._round.kinds, self._round.kinds.of[job]
+        choice = self._first_allowed(job, self._round.queue_of[job], kind)
+        assert choice is not None, "a job that never gets quota was not turned down"
+        it = kinds.kinds[kind]
+        return it.choices[choice].flavour, kinds.need(kind, choice, it.sizes[-1])
+
+    def _place(self, job: int, kind: int, choice: int, size: int) -> Admission | None:
+        round_ = self._round
+        if (kind, choice) in self._no_room:
+            return None
+        largest = self._largest_with_room(kind, choice, size, spare=False)
+        if largest == 0:
+            if size == round_.kinds.kinds[kind].sizes[0]:
+                self._no_room.add((kind, choice))
+            return None
+        if not self._heads.all:
+            return self._admit(job, choice, round_.find(kind, choice, largest, spare=False), yields=False)
+        apart = self._largest_with_room(kind, choice, largest, spare=True)
+        if apart != largest:
+            found = self._heads.lets_in(job, choice, largest)
+            if found is not None:
+                return self._admit(job, choice, found[0], yields=found[1])
+        return (
+            None if apart == 0 else self._admit(job, choice, round_.find(kind, choice, apart, spare=True), yields=False)
+        )
+
+    def _largest_with_room(self, kind: int, choice: int, size: int, *, spare: bool) -> int:
+        """The largest of its sizes, at most `size`, that fits; or 0."""
+        round_ = self._round
+        sizes = round_.kinds.kinds[kind].sizes
+        if len(sizes) == 1:
+            return size if round_.fits(kind, choice, size, spare=spare) else 0
+        sizes = sizes[sizes.index(size) :]
+        if round_.kinds.kinds[kind].shape.balanced != NONE:
+            return next((each for each in sizes if round_.fits(kind, choice, each, spare=spare)), 0)
+        # Fewer workers fit where more do, so the edge is found by halving.
+        first = bisect_left(sizes, True, key=lambda each: round_.fits(kind, choice, each, spare=spare))
+        return sizes[first] if first < len(sizes) else 0
+
+    def _admit(self, job: int, choice: int, found: Found | None, *, yields: bool) -> Admission:
+        assert found is not None, "a gang that fits was not placed"
+        round_ = self._round
+        kind = round_.kinds.of[job]
+        gang = round_.kinds.gang(kind, choice, found.size)
+        round_.charge(job, choice, round_.kinds.need(kind, choice, found.size))
+        self._heads.started(job, gang, found.taken)
+        round_.take(gang, found.taken)
+        flavour = round_.kinds.kinds[kind].choices[choice].flavour
+        return Admission(round_.snapshot.jobs.uids[job], round_.nodes(found.places), flavour, yields)

@@ -1,0 +1,239 @@
+"""Whose room a waiting gang gets: the cheapest victims that free a valid shape and enough quota.
+
+Cost is lost work: seconds since a victim's last committed checkpoint and its restart time, times its accelerators. What
+is asked for first does not depend on cost: placements that were let in before their turn yield first, then elastic
+gangs shrink, and only then is anybody evicted. So the cost of evictions is the least that is possible when all others
+yield and shrink as far as they can; then the cost of shrinking is the least for those evictions; then that of yielding.
+An elastic gang that shrinks gives back no more replicas than it must.
+
+Room that comes back without anybody's help, from placements that are ending already, counts as there: nobody is evicted
+for what waiting brings.
+
+The search goes domain by domain of a required level (for other gangs the cluster is the one domain), in the order of
+their lower bounds, until no bound is below the best found: `muster.scheduling.hunt`. The set in one domain is found by
+`muster.scheduling.clearing`, who may be asked at all by `muster.scheduling.claims`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from muster.scheduling.claims import Right, may_preempt
+from muster.scheduling.demand import Coming, Demand, Returned, demand
+from muster.scheduling.gangs import Gang, Worker
+from muster.scheduling.ground import Ground
+from muster.scheduling.hunt import Cleared, Hunt
+from muster.scheduling.offers import Offers, Tier, build, gather, needs_of, without
+from muster.scheduling.placement import locate
+from muster.scheduling.plan import MoveReason
+from muster.scheduling.quota import Ledger
+from muster.scheduling.room import Room
+from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot
+from muster.scheduling.topology import Tree, prefix_sums
+
+_REASONS = {
+    Right.YIELDS: MoveReason.YIELDED,
+    Right.PRIORITY: MoveReason.PREEMPTED,
+    Right.RECLAIM: MoveReason.RECLAIMED,
+    Right.SURPLUS: MoveReason.PREEMPTED,
+}
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """A job that has to go, and what that costs in accelerator-seconds."""
+
+    row: int
+    reason: MoveReason
+    lost: float
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """An elastic job that goes on with fewer workers, on `nodes` (by rank), and what its restart costs."""
+
+    row: int
+    nodes: Index
+    lost: float
+
+
+@dataclass(frozen=True)
+class Victims:
+    """
+    Attributes:
+        evicted, shrunk: both empty when what comes back anyway is enough: then a promise alone will do.
+        lost: accelerator-seconds, of all of them.
+        decisive: accelerator-seconds of the last kind that was needed: evictions, else shrinking, else yielding.
+        bound: no valid choice has a lower `decisive`; equal to it when the search went to its end.
+        nodes: where the gang starts, by rank, spares behind.
+        places: N in tree order, how many of its workers each place gets, as `Room.take` wants it.
+        freed_places, freed: places where the victims give room back, and how much: R x places.
+        returned: quota that the victims give back, in the order of `rows`.
+    """
+
+    evicted: tuple[Evicted, ...]
+    shrunk: tuple[Shrunk, ...]
+    lost: float
+    decisive: float
+    bound: float
+    nodes: Index
+    places: Int
+    freed_places: Int
+    freed: Int
+    returned: Returned
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of all whose placements end."""
+        return (*(each.row for each in self.evicted), *(each.row for each in self.shrunk))
+
+
+def find_victims(
+    snapshot: Snapshot,
+    tree: Tree,
+    room: Room,
+    ledger: Ledger,
+    workers: Sequence[Worker],
+    gang: Gang,
+    job: int,
+    coming: Coming,
+    candidates: Int | None = None,
+    *,
+    flavour: int | None = None,
+    elastic: bool = True,
+) -> Victims | None:
+    """The cheapest victims for one waiting gang.
+
+    To carry the answer out within a plan: `room.take(gang.worker, found.places)`, charge the gang's need to the ledger,
+    and go on with `coming.after(found.rows, found.freed_places, found.freed, found.returned)`.
+
+    Args:
+        room: `open` is what the job may take now; what victims give back comes on top of it.
+        ledger: with the promises that stand (what their victims still hold is not counted). Left as it was.
+        job: row of the gang's job.
+        coming: of `coming_back`, and of what was decided earlier in this plan.
+        candidates: rows that may be asked; None: all that `may_preempt` allows. Nobody else is asked in either case.
+        flavour: whose quota the gang draws on; None: the job's own.
+        elastic: whether elastic jobs may shrink.
+
+    Returns:
+        None if the gang could not start even if everybody went who may be asked.
+    """
+    wants = demand(snapshot, tree, room, ledger, workers, gang, job, coming, flavour)
+    if wants is None:
+        return None
+    rights = may_preempt(snapshot, ledger, job, wants.flavour, wants.need)
+    if candidates is not None:
+        allowed = np.zeros(len(rights), dtype=np.bool_)
+        allowed[candidates] = True
+        rights[~allowed] = Right.NONE
+    rights[list(coming.gone)] = Right.NONE
+    return clear_room(wants, rights, coming, elastic=elastic)
+
+
+def clear_room(wants: Demand, rights: Index, coming: Coming, *, elastic: bool) -> Victims | None:
+    """The cheapest victims among those with a right over them."""
+    for queue, flavour, need in coming.quota:
+        wants.ledger.discharge(queue, flavour, need)
+    found = _search(wants, rights, elastic=elastic)
+    if found is None and elastic and (rights >= Right.RECLAIM).any():
+        # Gangs that shrink may leave their queue with so little borrowed that nobody of it may be evicted any more.
+        found = _search(wants, rights, elastic=False)
+    for queue, flavour, need in coming.quota:
+        wants.ledger.charge(queue, flavour, need)
+    return found
+
+
+def _search(wants: Demand, rights: Index, *, elastic: bool) -> Victims | None:
+    drafts = gather(wants.snapshot, rights, wants.wanted_in, elastic=elastic)
+    offers = build(wants.snapshot, drafts, rights, wants.place_of, wants.asked)
+    cleared = Hunt(wants, offers).search()
+    return None if cleared is None else _assemble(wants, offers, cleared)
+
+
+def _assemble(wants: Demand, offers: Offers, cleared: Cleared) -> Victims:
+    """Who goes, who shrinks by how much, and where the gang starts."""
+    ground = Ground(wants, offers, cleared.domain, quota=True)
+    ground.set(cleared.taken)
+    runs = wants.snapshot.jobs.runs
+    gone = [offer for offer in cleared.taken if offers.tiers[offer] != Tier.SHRINK]
+    evicted = {int(offers.rows[offer]): offer for offer in gone}
+    going = {row: runs.nodes_of(row) for row in evicted}
+    shrunk = []
+    for offer in cleared.taken:
+        row = int(offers.rows[offer])
+        if row not in evicted:
+            leaving = _trim(wants, offers, ground, offer)
+            nodes = runs.nodes_of(row)
+            going[row] = nodes[leaving]
+            shrunk.append(Shrunk(row, nodes[~leaving], float(offers.costs[offer])))
+    places = _locate(wants, ground)
+    ground.clear()
+    shrunk.sort(key=lambda each: each.row)
+    freed_places, freed = _freed(wants, going)
+    return Victims(
+        evicted=tuple(
+            Evicted(row, _REASONS[Right(int(offers.rights[offer]))], float(offers.costs[offer]))
+            for row, offer in sorted(evicted.items())
+        ),
+        shrunk=tuple(shrunk),
+        lost=cleared.lost,
+        decisive=cleared.decisive,
+        bound=cleared.bound,
+        nodes=wants.tree.order[places].astype(np.int32),
+        places=np.bincount(places, minlength=len(wants.tree.order)).astype(np.int64),
+        freed_places=freed_places,
+        freed=freed,
+        returned=_returned(wants.snapshot, going, (*sorted(evicted), *(each.row for each in shrunk))),
+    )
+
+
+def _trim(wants: Demand, offers: Offers, ground: Ground, offer: int) -> Mask:
+    """Which workers a shrinking job gives back: no more replicas than must be, the rest of its offer stays."""
+    snapshot, row = wants.snapshot, int(offers.rows[offer])
+    nodes = snapshot.jobs.runs.nodes_of(row)
+    there = (nodes != NONE) & (wants.wanted_in[nodes] == ground.domain)
+    step = max(1, int(snapshot.jobs.sizes.step[row]))
+    kept = offers.kept[offer]
+    assert kept is not None, "only offers to shrink are trimmed"
+    most = (len(nodes) - len(kept)) // step
+    ground.give_back(offer)
+    home = offers.homes[offer]
+    for replicas in range(1, most + 1):
+        going = without(snapshot, row, replicas, there)
+        places = wants.place_of[nodes[going & (nodes != NONE)]]
+        columns, counts = np.unique(places, return_counts=True)
+        part = (*ground.here(columns, counts, row), home, needs_of(snapshot, row, int(going.sum())))
+        if replicas == most or ground.holds_with(*part):
+            ground.take_part(*part)
+            return going
+    raise AssertionError("an offer to shrink gives back at least one replica")
+
+
+def _locate(wants: Demand, ground: Ground) -> Int:
+    """The place of each worker by rank, within the domain that was cleared."""
+    slots = ground.widened()
+    whole = slots >= wants.room.slots_when_empty(wants.gang.worker).counts
+    places = locate(wants.tree, slots, prefix_sums(slots), wants.gang, whole=whole, spared=None)
+    assert places is not None, "a gang that was found to fit was not placed"
+    return places
+
+
+def _freed(wants: Demand, going: dict[int, Index]) -> tuple[Int, Int]:
+    """Where room comes back, and how much of each resource."""
+    count = len(wants.tree.order)
+    freed = np.zeros((count, len(wants.snapshot.resources)), dtype=np.int64)
+    for row, nodes in going.items():
+        np.add.at(freed, wants.place_of[nodes[nodes != NONE]], wants.snapshot.jobs.requests[row])
+    places = np.flatnonzero(freed.any(axis=1)).astype(np.int64)
+    return places, freed[places].T.copy()
+
+
+def _returned(snapshot: Snapshot, going: dict[int, Index], rows: Sequence[int]) -> Returned:
+    jobs = snapshot.jobs
+    return tuple(
+        (int(jobs.queues[row]), int(jobs.flavours[row]), needs_of(snapshot, row, len(going[row]))) for row in rows
+    )

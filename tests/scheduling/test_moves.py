@@ -1,0 +1,341 @@
+"""Moves of jobs that stand: growth, promotion, defragmentation, and placements that end because a limit was lowered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+
+from muster.scheduling.defrag import Rearrangement, defragment
+from muster.scheduling.demand import coming_back
+from muster.scheduling.elastic import grow
+from muster.scheduling.gangs import tell_apart
+from muster.scheduling.lowered import give_up
+from muster.scheduling.moves import Move, Pace
+from muster.scheduling.offers import lost_seconds
+from muster.scheduling.promotion import promote
+from muster.scheduling.quota import Ledger
+from muster.scheduling.room import Room
+from muster.scheduling.snapshot import NONE, Alternative, Index, Int, Shape, Snapshot, TopologyMode
+from muster.scheduling.topology import Tree
+
+from .cases import GPU, Job, Node, Queue, rack, snapshot
+from .standing import NOW, standing
+
+pytestmark = pytest.mark.unit
+thorough = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EAGER = Pace(settle=0.0, gain=0.0)
+"""Every move pays, at once."""
+
+
+def tree_of(world: Snapshot) -> Tree:
+    return Tree(world.nodes.domains, world.levels)
+
+
+def open_room(world: Snapshot, tree: Tree) -> Int:
+    return np.ascontiguousarray(world.nodes.free[tree.order].T)
+
+
+def free_after(world: Snapshot, moves: Iterable[Move]) -> Int:
+    """N x R, when all who move are on their new nodes."""
+    free = world.nodes.free.copy()
+    for move in moves:
+        np.add.at(free, world.jobs.runs.nodes_of(move.row), world.jobs.requests[move.row])
+        np.subtract.at(free, move.nodes, world.jobs.requests[move.row])
+    return free
+
+
+def never_overdrawn(world: Snapshot, free: Int) -> bool:
+    """Nothing is below zero that was not before."""
+    return bool((free >= np.minimum(world.nodes.free, 0)).all())
+
+
+def share_a_domain(world: Snapshot, nodes: Index, level: int) -> bool:
+    domains = world.nodes.domains[nodes, level]
+    return bool(len(domains) and domains[0] != NONE and (domains == domains[0]).all())
+
+
+def with_jobs(world: Snapshot, **rows: object) -> Snapshot:
+    """The same with other arrays of `Jobs`."""
+    return replace(world, jobs=replace(world.jobs, **rows))  # type: ignore[arg-type]
+
+
+def elastic(world: Snapshot, least: int, most: int, step: int = 1) -> Snapshot:
+    """All jobs may have from `least` to `most` workers."""
+    full = np.ones_like(world.jobs.workers)
+    return with_jobs(world, sizes=replace(world.jobs.sizes, least=full * least, most=full * most, step=full * step))
+
+
+def run_for(world: Snapshot, seconds: float, *, unsaved: float = 0.0, restart: float = 10.0) -> Snapshot:
+    """All placements stand for that long, and lose `unsaved` seconds and a restart when they move."""
+    ones = np.ones(len(world.jobs.uids))
+    runs = replace(
+        world.jobs.runs,
+        started=ones * (NOW - seconds),
+        saved=ones * (NOW - unsaved),
+        restart=ones * restart,
+    )
+    return replace(with_jobs(world, runs=runs), now=NOW)
+
+
+def test_an_elastic_job_grows_into_idle_room_by_whole_steps() -> None:
+    there = snapshot(rack(0, 5), [Job("job", workers=1, holding=True, on=("rack-0-host-1",))])
+    used = 8 * np.outer(np.arange(5) == 1, np.arange(len(there.resources)) == GPU)
+    there = replace(there, nodes=replace(there.nodes, free=there.nodes.free - used))
+    there = run_for(elastic(there, 1, 9, step=2), 1_000)
+    tree = tree_of(there)
+    room, ledger = open_room(there, tree), Ledger(there.queues, there.jobs)
+    (move,) = grow(there, tree, room, ledger)
+    assert move.nodes.tolist() == [0, 1, 2, 3, 4], "ranks follow the tree"
+    assert room[GPU].sum() == 0
+    assert ledger.used(0, 1, GPU) in (0, 5 * 8), "an unlimited queue counts nothing"
+
+
+def test_growth_must_pay_and_a_young_placement_stays() -> None:
+    world = elastic(snapshot(rack(0, 3), [Job("job", gpus=4, holding=True, on=("rack-0-host-0",))]), 1, 4)
+    tree = tree_of(world)
+
+    def moves(there: Snapshot) -> tuple[Move, ...]:
+        return grow(there, tree, open_room(there, tree), Ledger(there.queues, there.jobs))
+
+    assert moves(run_for(world, 1_000))
+    assert not moves(run_for(world, 500)), "it was placed a moment ago"
+    assert not moves(run_for(world, 50_000, unsaved=20_000)), "it would lose more than it wins"
+    ends = np.full(1, NOW + 5.0)
+    soon = run_for(world, 1_000)
+    assert not moves(with_jobs(soon, runs=replace(soon.jobs.runs, ends=ends))), "it is about to end"
+
+
+@thorough
+@given(standing(elastic=True, claimant=False))
+def test_growth_keeps_room_quota_sizes_and_topology(world: Snapshot) -> None:
+    jobs, tree = world.jobs, tree_of(world)
+    required = np.where(np.arange(len(jobs.uids)) % 2 == 0, TopologyMode.REQUIRED, TopologyMode.UNCONSTRAINED)
+    inside = [share_a_domain(world, jobs.runs.nodes_of(row), 1) for row in range(len(jobs.uids))]
+    modes = np.where(inside, required, TopologyMode.UNCONSTRAINED).astype(np.int32)
+    world = with_jobs(world, modes=modes, levels=np.where(modes == TopologyMode.REQUIRED, 1, NONE).astype(np.int32))
+    room, ledger, before = open_room(world, tree), Ledger(world.queues, world.jobs), Ledger(world.queues, world.jobs)
+    moves = grow(world, tree, room, ledger, EAGER)
+    event(f"{len(moves)} grow")
+    for move in moves:
+        old, sizes = jobs.runs.nodes_of(move.row).tolist(), jobs.sizes
+        assert jobs.terms.preemptible[move.row]
+        assert not jobs.runs.leaving[move.row]
+        assert all(old.count(node) <= move.nodes.tolist().count(node) for node in old), "who stands stays"
+        assert len(old) < len(move.nodes) <= sizes.most[move.row]
+        assert (len(move.nodes) - len(old)) % sizes.step[move.row] == 0
+        assert world.nodes.usable[np.setdiff1d(move.nodes, old)].all()
+        if modes[move.row] == TopologyMode.REQUIRED:
+            assert share_a_domain(world, move.nodes, 1)
+        need = [(index, int(amount)) for index, amount in enumerate(_more(world, move)) if amount]
+        queue, flavour = int(jobs.queues[move.row]), int(jobs.flavours[move.row])
+        assert before.shortage(queue, flavour, need) is None
+        before.charge(queue, flavour, need)
+    assert never_overdrawn(world, free_after(world, moves))
+    after = replace(world, nodes=replace(world.nodes, free=free_after(world, moves)))
+    assert np.array_equal(room, open_room(after, tree))
+    assert before._used == ledger._used
+    again = grow(world, tree, room, ledger, EAGER)
+    assert not {move.row for move in again} - {move.row for move in moves}, "each takes all that it can use"
+
+
+def _more(world: Snapshot, move: Move) -> Int:
+    more: Int = world.jobs.requests[move.row] * (len(move.nodes) - len(world.jobs.runs.nodes_of(move.row)))
+    return more
+
+
+def test_a_gang_with_slices_grows_by_whole_slices_inside_their_domains() -> None:
+    nodes = [*rack(0, 3), *rack(1, 2)]
+    on = ("rack-0-host-0", "rack-0-host-1")
+    world = snapshot(
+        [replace(node, used_gpus=8 if node.name in on else 0) for node in nodes],
+        [Job("job", workers=2, holding=True, on=on)],
+    )
+    world = run_for(elastic(world, 2, 6, step=2), 1_000)
+    world = with_jobs(world, terms=replace(world.jobs.terms, shapes=(Shape(slices=((2, 1),)),)))
+    tree = tree_of(world)
+    (move,) = grow(world, tree, open_room(world, tree), Ledger(world.queues, world.jobs))
+    assert [world.nodes.names[node] for node in move.nodes] == [*on, "rack-1-host-0", "rack-1-host-1"]
+
+
+def on_spot(*, free: int = 2, unsaved: float = 0.0) -> Snapshot:
+    """A job of 2 workers on spot nodes that would rather have reserved ones, of which `free` are free."""
+    nodes = [Node(f"spot-{index}", rack="r0", used_gpus=8) for index in range(2)]
+    nodes += [Node(f"kept-{index}", rack="r1", used_gpus=0 if index < free else 8) for index in range(2)]
+    kept = tuple(node.name for node in nodes if node.name.startswith("kept"))
+    jobs = [Job("job", workers=2, holding=True, on=("spot-0", "spot-1"), only_on=kept)]
+    world = run_for(snapshot(nodes, jobs), 1_000, unsaved=unsaved)
+    spot = np.array([[not eligible for eligible in world.eligible[0]]])
+    shape = (len(world.queues.names), 1, world.queues.nominal.shape[2])
+    another = [
+        np.concatenate([table, np.broadcast_to(table[:, :1], shape)], axis=1)
+        for table in (world.queues.nominal, world.queues.borrowing, world.queues.lending)
+    ]
+    return replace(
+        world,
+        flavours=("", "H100/reserved", "H100/spot"),
+        eligible=np.concatenate([world.eligible, spot]),
+        nodes=replace(world.nodes, flavours=np.where(world.eligible[0], 1, 2).astype(np.int32)),
+        queues=replace(world.queues, nominal=another[0], borrowing=another[1], lending=another[2]),
+        jobs=replace(
+            world.jobs,
+            flavours=np.array([2], dtype=np.int32),
+            terms=replace(world.jobs.terms, alternatives=((Alternative(1, 2),),)),
+        ),
+    )
+
+
+def promoted(world: Snapshot) -> tuple[Move, ...]:
+    tree = tree_of(world)
+    return promote(world, tree, open_room(world, tree), Ledger(world.queues, world.jobs))
+
+
+def test_a_job_on_its_second_choice_moves_back_when_the_first_has_room() -> None:
+    world = on_spot()
+    (move,) = promoted(world)
+    assert [world.nodes.names[node] for node in move.nodes] == ["kept-0", "kept-1"]
+    assert move.flavour == 1
+    assert move.taken[GPU].tolist() == [8, 8]
+
+
+def test_promotion_needs_room_for_the_whole_gang_and_must_pay() -> None:
+    assert not promoted(on_spot(free=1))
+    assert not promoted(on_spot(unsaved=600.0)), "ten times what it loses is more than an hour"
+    world = on_spot()
+    assert not promoted(with_jobs(world, flavours=np.array([1], dtype=np.int32))), "it is on its first choice"
+    held = replace(world, queues=replace(world.queues, nominal=np.zeros_like(world.queues.nominal)))
+    assert not promoted(held), "no quota there"
+
+
+def rearranged(world: Snapshot, *, wait: float = 10_000.0, pace: Pace | None = None) -> Rearrangement | None:
+    workers, gangs, gang_of = tell_apart(world, np.array([0]))
+    tree = tree_of(world)
+    room, ledger = Room(world, tree, workers), Ledger(world.queues, world.jobs)
+    gang, coming = gangs[gang_of[0]], coming_back(world, tree)
+    return defragment(world, tree, room, ledger, workers, gang, 0, coming, wait, pace=pace)
+
+
+def fragmented() -> Snapshot:
+    """Two racks of two nodes, half of each taken by a job of one node; a gang of two nodes wants one rack."""
+    nodes = [*rack(0, 2), *rack(1, 2)]
+    nodes = [replace(node, used_gpus=8 if node.name.endswith("host-0") else 0) for node in nodes]
+    jobs = [
+        Job("gang", workers=2, required="rack"),
+        Job("dear", holding=True, on=("rack-0-host-0",)),
+        Job("cheap", holding=True, on=("rack-1-host-0",)),
+    ]
+    world = run_for(snapshot(nodes, jobs), 1_000)
+    saved = np.array([0.0, NOW - 100, NOW - 20])
+    return with_jobs(world, runs=replace(world.jobs.runs, saved=saved))
+
+
+def test_the_cheapest_job_moves_aside_for_a_gang_that_fragmentation_keeps_out() -> None:
+    world = fragmented()
+    found = rearranged(world)
+    assert found is not None
+    assert [world.nodes.names[node] for node in found.nodes] == ["rack-1-host-0", "rack-1-host-1"]
+    (move,) = found.moves
+    assert (move.row, [world.nodes.names[node] for node in move.nodes]) == (2, ["rack-0-host-1"])
+    assert found.lost == pytest.approx(8 * 30.0)
+
+
+def test_nobody_moves_for_little_gain_for_lower_priority_or_beyond_the_budget() -> None:
+    world = fragmented()
+    assert rearranged(world, wait=20.0) is None, "2 x 8 x 20 s is less than twice the loss"
+    runs = world.jobs.runs
+    assert rearranged(with_jobs(world, priorities=np.array([0, 1, 1], dtype=np.int32))) is None
+    assert rearranged(with_jobs(world, runs=replace(runs, budget=np.zeros(3, dtype=np.int32)))) is None
+    found = rearranged(with_jobs(world, priorities=np.array([0, 0, 1], dtype=np.int32)))
+    assert found is not None
+    assert [move.row for move in found.moves] == [1], "who is left to move"
+
+
+@thorough
+@given(standing(quota=False))
+def test_everybody_who_moves_aside_starts_again_beside_the_gang(world: Snapshot) -> None:
+    jobs = world.jobs
+    runs = replace(jobs.runs, budget=np.full_like(jobs.runs.budget, 9), yields=np.zeros_like(jobs.runs.yields))
+    first = np.where(np.arange(len(jobs.uids)) == 0, 2, jobs.priorities).astype(np.int32)
+    world = with_jobs(world, runs=runs, priorities=first)
+    found = rearranged(world, pace=EAGER)
+    if found is None:
+        return
+    event(f"{len(found.moves)} move")
+    jobs, leaving = world.jobs, np.flatnonzero(world.jobs.runs.leaving).tolist()
+    free = free_after(world, found.moves)
+    for row in leaving:
+        np.add.at(free, jobs.runs.nodes_of(row), jobs.requests[row])
+    np.subtract.at(free, found.nodes, jobs.requests[0])
+    asked = np.zeros(len(world.resources), dtype=np.bool_)
+    for row in (0, *(move.row for move in found.moves)):
+        asked |= jobs.requests[row] > 0
+    assert (free[:, asked] >= np.minimum(world.nodes.free[:, asked], 0)).all()
+    for move in found.moves:
+        assert len(move.nodes) == len(jobs.runs.nodes_of(move.row))
+        assert world.nodes.usable[move.nodes].all()
+        assert jobs.priorities[move.row] <= jobs.priorities[0]
+        assert jobs.terms.preemptible[move.row]
+        assert jobs.runs.budget[move.row] > 0
+    assert found.lost == pytest.approx(lost_seconds(world, np.array([move.row for move in found.moves])).sum())
+    if jobs.modes[0] == TopologyMode.REQUIRED:
+        assert share_a_domain(world, found.nodes, int(jobs.levels[0]))
+
+
+@thorough
+@given(standing(elastic=True, claimant=False))
+def test_what_is_beyond_a_lowered_limit_ends_and_nothing_that_need_not(world: Snapshot) -> None:
+    ledger, jobs = Ledger(world.queues, world.jobs), world.jobs
+    over = [
+        (queue, flavour, resource)
+        for queue in range(len(world.queues.names))
+        for flavour in range(len(world.flavours))
+        for resource in range(len(world.resources))
+        if ledger.excess(queue, flavour, resource) > 0
+    ]
+    evicted, shrunk = give_up(world, ledger, frozenset())
+    event(f"over {bool(over)}, evicted {len(evicted)}, shrunk {len(shrunk)}")
+    assert bool(over) or not (evicted or shrunk)
+    rows = {each.row for each in evicted} | {each.row for each in shrunk}
+    assert len(rows) == len(evicted) + len(shrunk)
+    for row in rows:
+        assert jobs.terms.preemptible[row]
+        assert not jobs.runs.leaving[row]
+    for queue, flavour, resource in over:
+        if ledger.excess(queue, flavour, resource) > 0:
+            below = {queue, *(row for row in range(len(world.queues.names)) if world.queues.parents[row] == queue)}
+            left = [
+                row
+                for row in range(len(jobs.uids))
+                if jobs.queues[row] in below and jobs.held[row, resource] and row not in rows
+                if jobs.flavours[row] == flavour and jobs.terms.preemptible[row] and not jobs.runs.leaving[row]
+            ]
+            for row in left:
+                before = ledger.excess(queue, flavour, resource)
+                need = [(resource, int(jobs.held[row, resource]))]
+                ledger.discharge(int(jobs.queues[row]), flavour, need)
+                assert ledger.excess(queue, flavour, resource) == before, "somebody could have given some back"
+                ledger.charge(int(jobs.queues[row]), flavour, need)
+
+
+def test_all_preemptible_jobs_of_a_drained_queue_end() -> None:
+    jobs = [Job(f"job-{index}", queue=f"queue-{index % 2}", holding=True, on=("a",)) for index in range(4)]
+    world = snapshot([Node("a", gpus=64)], jobs, [Queue("queue-0"), Queue("queue-1")])
+    world = replace(world, queues=replace(world.queues, drain=np.array([True, False])))
+    fixed = replace(world.jobs.terms, preemptible=np.array([True, True, False, True]))
+    evicted, shrunk = give_up(with_jobs(world, terms=fixed), Ledger(world.queues, world.jobs), frozenset())
+    assert [each.row for each in evicted] == [0]
+    assert not shrunk
+
+
+def test_elastic_jobs_shrink_to_a_lowered_limit_before_anybody_ends() -> None:
+    jobs = [
+        Job("elastic", workers=4, gpus=1, holding=True, on=("a",) * 4),
+        Job("other", workers=1, gpus=1, holding=True, on=("a",)),
+    ]
+    world = elastic(snapshot([Node("a")], jobs, [Queue(gpus=3)]), 1, 4)
+    evicted, shrunk = give_up(world, Ledger(world.queues, world.jobs), frozenset())
+    assert not evicted
+    assert [(each.row, len(each.nodes)) for each in shrunk] == [(0, 2)]

@@ -1,0 +1,200 @@
+"""Preemption, reclaim and yielding, from the plan that asks for room to the one that uses it."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.scheduling.plan import Basis, MoveReason, Plan, WaitReason
+from muster.scheduling.planner import plan
+from muster.scheduling.policy import Policy
+
+from .cases import Job, Node, Queue
+from .operating import Live, Operating
+
+pytestmark = pytest.mark.unit
+BACKFILL = Policy(backfill=True)
+
+
+def cluster(*nodes: Node, queues: tuple[Queue, ...] = (Queue(),)) -> Operating:
+    return Operating({node.name: node for node in nodes}, {queue.name: queue for queue in queues})
+
+
+def running(world: Operating, job: Job, *on: str, **details: object) -> None:
+    world.submit(Live(job, **details))  # type: ignore[arg-type]
+    world.jobs[job.uid].on = on
+    world.jobs[job.uid].started = world.now
+
+
+def planned(world: Operating, policy: Policy | None = None) -> Plan:
+    """Plan, carry it out, and see that nothing more is to be done until something changes."""
+    made = plan(world.snapshot(), policy or Policy())
+    world.carry_out(made)
+    again = plan(world.snapshot(), policy or Policy())
+    assert (again.admissions, again.promises, again.evictions, again.broken) == ((), (), (), ())
+    return made
+
+
+def test_higher_priority_gets_a_promise_and_starts_when_its_victim_is_gone() -> None:
+    world = cluster(Node("a"), Node("b"))
+    running(world, Job("low"), "a")
+    running(world, Job("other"), "b")
+    world.now += 100
+    world.submit(Live(Job("high", priority=5)))
+    world.jobs["other"].preemptible = False
+    made = planned(world)
+    assert [(each.uid, each.reason, each.beneficiary) for each in made.evictions] == [
+        ("low", MoveReason.PREEMPTED, "high")
+    ]
+    waiting = made.waiting[0]
+    assert (waiting.uid, waiting.reason, waiting.basis) == ("high", WaitReason.PREEMPTING, Basis.PROMISED)
+    assert waiting.message == "1 node is promised to this job; 1 job still to save and end there"
+    world.submit(Live(Job("thief", priority=9)))
+    world.gone("low")
+    made = plan(world.snapshot())
+    assert {each.uid: each.nodes.tolist() for each in made.admissions} == {"high": [0]}
+
+
+def test_a_gang_with_a_worker_on_a_cordoned_node_goes_as_a_whole() -> None:
+    """A smaller gang would be promised its own node, on which nothing starts any more."""
+    for cordoned, reason in ((False, MoveReason.SHRUNK), (True, MoveReason.PREEMPTED)):
+        world = cluster(Node("a"), Node("b"))
+        running(world, Job("low", workers=2), "a", "b", least=1)
+        world.nodes["b"] = Node("b", usable=not cordoned)
+        world.submit(Live(Job("high", priority=5, only_on=("a",))))
+        made = planned(world)
+        assert [(each.uid, each.reason) for each in made.evictions] == [("low", reason)]
+        assert {each.uid for each in made.promises} == {"high"} | (set() if cordoned else {"low"})
+
+
+def test_equal_priority_asks_nobody() -> None:
+    world = cluster(Node("a"))
+    running(world, Job("first"), "a")
+    world.submit(Live(Job("second")))
+    assert not planned(world).evictions
+
+
+def test_nobody_is_evicted_for_a_job_that_could_not_start() -> None:
+    world = cluster(Node("a", rack="r0"), Node("b", rack="r1"))
+    running(world, Job("low"), "a")
+    running(world, Job("firm"), "b", preemptible=False)
+    world.submit(Live(Job("high", priority=5, workers=2)))
+    assert not planned(world).evictions
+
+
+def test_a_queue_takes_back_what_it_lent_at_any_priority() -> None:
+    queues = (Queue("lender", gpus=8, cohort=0), Queue("borrower", gpus=8, cohort=0))
+    world = cluster(Node("a"), Node("b"), queues=queues)
+    running(world, Job("within", queue="borrower", priority=9), "a")
+    running(world, Job("beyond", queue="borrower", priority=9), "b")
+    world.submit(Live(Job("own", queue="lender")))
+    made = planned(world)
+    assert [(each.reason, each.beneficiary) for each in made.evictions] == [(MoveReason.RECLAIMED, "own")]
+    victim = made.evictions[0].uid
+    world.gone(victim)
+    made = planned(world)
+    assert [each.uid for each in made.admissions] == ["own"]
+    assert not made.evictions, "the victim must not take back what was taken back"
+
+
+def test_elastic_job_shrinks_before_anybody_is_evicted() -> None:
+    world = cluster(Node("a"), Node("b"))
+    running(world, Job("elastic", workers=2), "a", "b", least=1)
+    world.submit(Live(Job("high", priority=5)))
+    made = planned(world)
+    assert [(each.uid, each.reason) for each in made.evictions] == [("elastic", MoveReason.SHRUNK)]
+    assert {each.uid: len(each.nodes) for each in made.promises} == {"elastic": 1, "high": 1}
+    world.gone("elastic")
+    assert sorted(each.uid for each in planned(world).admissions) == ["elastic", "high"]
+    assert len(world.jobs["elastic"].on) == 1
+
+
+def test_job_let_in_before_its_turn_yields_when_the_one_ahead_could_start() -> None:
+    world = cluster(Node("a"), Node("b"))
+    running(world, Job("long"), "a", preemptible=False)
+    world.submit(Live(Job("head", workers=2)))
+    world.now += 10
+    world.submit(Live(Job("small")))
+    made = planned(world, BACKFILL)
+    assert [(each.uid, each.yields) for each in made.admissions] == [("small", True)]
+    world.finish("long")
+    made = planned(world, BACKFILL)
+    assert [(each.uid, each.reason) for each in made.evictions] == [("small", MoveReason.YIELDED)]
+    world.gone("small")
+    assert [each.uid for each in planned(world, BACKFILL).admissions] == ["head"]
+
+
+def test_job_that_may_not_be_preempted_is_not_let_in_before_its_turn() -> None:
+    world = cluster(Node("a"), Node("b"))
+    running(world, Job("long"), "a", preemptible=False)
+    world.submit(Live(Job("head", workers=2)))
+    world.now += 10
+    world.submit(Live(Job("firm"), preemptible=False))
+    assert not planned(world, BACKFILL).admissions
+
+
+def test_job_that_cannot_give_back_starts_on_its_queues_nominal_beside_borrowers_of_the_queue() -> None:
+    """What the queue's other jobs use beside it is what is borrowed: the lender can take that back."""
+    queues = (Queue("lender", gpus=16, cohort=0), Queue("mine", gpus=8, cohort=0))
+    world = cluster(Node("a"), Node("b"), Node("c"), queues=queues)
+    running(world, Job("soft", queue="mine"), "a")
+    world.submit(Live(Job("firm", queue="mine"), preemptible=False))
+    assert [each.uid for each in planned(world).admissions] == ["firm"]
+    world.submit(Live(Job("firmer", queue="mine"), preemptible=False))
+    waiting = planned(world).waiting[0]
+    assert (waiting.uid, waiting.reason) == ("firmer", WaitReason.QUOTA_EXCEEDED)
+    world.submit(Live(Job("own", queue="lender", workers=2)))
+    assert [(each.uid, each.reason) for each in planned(world).evictions] == [("soft", MoveReason.RECLAIMED)]
+
+
+def test_without_the_policy_nobody_is_asked() -> None:
+    world = cluster(Node("a"))
+    running(world, Job("low"), "a")
+    world.submit(Live(Job("high", priority=5)))
+    assert not planned(world, Policy(preemption=False)).evictions
+
+
+def test_elastic_job_grows_into_idle_room_but_not_while_somebody_waits_for_it() -> None:
+    world = cluster(Node("a"), Node("b"))
+    running(world, Job("elastic"), "a", least=1, most=2)
+    assert not planned(world).evictions, "it was placed a moment ago"
+    world.now += 3_600
+    world.jobs["elastic"].saved = world.now
+    made = planned(world)
+    assert [(each.uid, each.reason) for each in made.evictions] == [("elastic", MoveReason.GROWN)]
+    world.gone("elastic")
+    assert len(planned(world).admissions[0].nodes) == 2
+
+
+def test_nobody_grows_into_room_that_is_kept() -> None:
+    world = cluster(Node("a"), Node("b"), Node("c"))
+    running(world, Job("elastic"), "a", least=1, most=2)
+    running(world, Job("firm"), "b", preemptible=False)
+    world.now += 3_600
+    world.jobs["elastic"].saved = world.now
+    world.submit(Live(Job("head", workers=3)))
+    assert not planned(world).evictions
+
+
+def test_jobs_move_aside_for_a_gang_that_fragmentation_alone_keeps_out() -> None:
+    world = cluster(*(Node(f"{rack}{host}", rack=rack) for rack in "ab" for host in "01"))
+    running(world, Job("left"), "a0")
+    running(world, Job("right"), "b0")
+    world.now += 3_600
+    for name in ("left", "right"):
+        world.jobs[name].saved = world.now
+    world.submit(Live(Job("wide", workers=2, required="rack")))
+    made = planned(world)
+    assert [(each.reason, each.uid == each.beneficiary) for each in made.evictions] == [(MoveReason.DEFRAGMENTED, True)]
+    world.gone(made.evictions[0].uid)
+    assert sorted(each.uid for each in planned(world).admissions) == sorted(["wide", made.evictions[0].uid])
+
+
+def test_quota_that_is_lowered_is_given_up_once() -> None:
+    world = cluster(Node("a"), Node("b"), queues=(Queue(gpus=16),))
+    running(world, Job("first"), "a")
+    running(world, Job("second"), "b")
+    world.queues["research"] = Queue(gpus=8)
+    made = planned(world)
+    assert [each.reason for each in made.evictions] == [MoveReason.QUOTA_LOWERED]
+    world.gone(made.evictions[0].uid)
+    assert not planned(world).admissions

@@ -1,0 +1,102 @@
+"""Room that is promised: nobody else gets it, its owner starts when it is there, and what cannot be kept is broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.scheduling.plan import Basis, WaitReason
+from muster.scheduling.planner import plan
+
+from .cases import Job, Node, Outcome, Queue, rack, snapshot
+
+pytestmark = pytest.mark.unit
+
+
+def planned(nodes: list[Node], *jobs: Job, queues: tuple[Queue, ...] = (Queue(),)) -> Outcome:
+    shot = snapshot(nodes, jobs, queues)
+    return Outcome(shot, plan(shot))
+
+
+BUSY = Node("busy", used_gpus=8, used_cores=1)
+IDLE = Node("idle")
+VICTIM = Job("victim", on=("busy",), leaving=True, beneficiary="head")
+HEAD = Job("head", workers=2, on=("busy", "idle"), reserved=True)
+
+
+def test_room_is_kept_while_a_victim_still_runs() -> None:
+    outcome = planned([BUSY, IDLE], VICTIM, HEAD, Job("urgent", priority=9))
+    assert not outcome.admitted
+    assert not outcome.plan.broken
+    head = outcome.waiting["head"]
+    assert (head.reason, head.position, head.basis) == (WaitReason.PREEMPTING, 1, Basis.PROMISED)
+    assert head.message == "2 nodes are promised to this job; 1 job still to save and end there"
+    assert outcome.waiting["urgent"].position == 2
+
+
+def test_job_starts_on_exactly_the_promised_nodes_as_soon_as_they_have_the_room() -> None:
+    outcome = planned([IDLE, Node("busy"), Node("third")], HEAD, Job("urgent", priority=9))
+    assert outcome.nodes("head") == ["busy", "idle"]
+    assert outcome.nodes("urgent") == ["third"]
+
+
+def test_pods_that_ended_but_are_not_gone_keep_the_job_waiting() -> None:
+    outcome = planned([BUSY, IDLE], HEAD)
+    assert outcome.waiting["head"].message == "2 nodes are promised to this job; pods that ended there still hold room"
+
+
+@pytest.mark.parametrize("there", [[IDLE], [IDLE, Node("busy", usable=False)]])
+def test_promise_of_a_node_that_is_gone_or_cordoned_is_broken_and_its_room_is_free(there: list[Node]) -> None:
+    outcome = planned(there, HEAD, Job("small"))
+    assert outcome.plan.broken == ("head",)
+    assert outcome.nodes("small") == ["idle"]
+
+
+def test_promise_is_broken_when_its_queue_closes_or_loses_its_quota() -> None:
+    nodes = [Node("busy"), Node("idle")]
+    assert planned(nodes, HEAD, queues=(Queue(open=False),)).plan.broken == ("head",)
+    assert planned(nodes, HEAD, queues=(Queue(gpus=15),)).plan.broken == ("head",)
+    assert planned(nodes, HEAD, queues=(Queue(gpus=16),)).nodes("head") == ["busy", "idle"]
+
+
+def test_victims_quota_is_the_beneficiarys_but_only_once_the_victim_is_gone() -> None:
+    """The victim's pods are on other nodes, so the room is there before the quota is."""
+    victim = Job("victim", on=("elsewhere",), leaving=True, beneficiary="head")
+    nodes = [Node("busy"), IDLE, Node("elsewhere", used_gpus=8, used_cores=1)]
+    outcome = planned(nodes, victim, HEAD, queues=(Queue(gpus=16),))
+    assert not outcome.plan.broken
+    assert outcome.waiting["head"].reason is WaitReason.PREEMPTING
+    assert planned(nodes, HEAD, queues=(Queue(gpus=16),)).nodes("head") == ["busy", "idle"]
+
+
+def test_promised_quota_is_nobody_elses() -> None:
+    outcome = planned([BUSY, IDLE, Node("third")], VICTIM, HEAD, Job("other"), queues=(Queue(gpus=16),))
+    other = outcome.waiting["other"]
+    assert (other.reason, other.blocker) == (WaitReason.BEHIND_OTHERS, "head")
+
+
+def test_two_promises_on_one_node_are_kept_one_after_the_other() -> None:
+    first = Job("first", on=("busy",), gpus=4, reserved=True, submitted=1)
+    second = Job("second", on=("busy",), gpus=4, reserved=True, submitted=2)
+    half = Node("busy", used_gpus=4)
+    outcome = planned([half], second, first)
+    assert list(outcome.admitted) == ["first"]
+    assert list(outcome.waiting) == ["second"]
+
+
+def test_job_that_moves_keeps_its_new_nodes_while_it_still_runs_on_its_old_ones() -> None:
+    moving = Job("moving", on=("busy",), leaving=True, beneficiary="moving", then=("idle",))
+    outcome = planned([BUSY, IDLE], moving, Job("small"))
+    assert not outcome.admitted
+    assert list(outcome.waiting) == ["small"]
+
+
+def test_job_that_grows_holds_the_quota_that_it_grows_to() -> None:
+    growing = Job("growing", on=("busy",), leaving=True, beneficiary="growing", then=("busy", "idle"))
+    nodes = [BUSY, IDLE, Node("third")]
+    assert planned(nodes, growing, Job("small"), queues=(Queue(gpus=16),)).waiting["small"].missing == 8
+    assert planned(nodes, growing, Job("small"), queues=(Queue(gpus=24),)).nodes("small") == ["third"]
+
+
+def test_jobs_on_other_nodes_are_not_disturbed() -> None:
+    outcome = planned([BUSY, IDLE, *rack(1, 2)], VICTIM, HEAD, Job("pair", workers=2))
+    assert sorted(outcome.nodes("pair")) == ["rack-1-host-0", "rack-1-host-1"]

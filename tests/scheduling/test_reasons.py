@@ -1,0 +1,139 @@
+"""What a person reads when a job waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.scheduling.amounts import amount
+from muster.scheduling.plan import Waiting, WaitReason
+from muster.scheduling.planner import plan
+
+from .cases import Job, Node, Outcome, rack, snapshot
+
+pytestmark = pytest.mark.unit
+
+
+def why(nodes: list[Node], job: Job) -> Waiting:
+    shot = snapshot(nodes, [job])
+    return Outcome(shot, plan(shot)).waiting[job.uid]
+
+
+def test_best_rack_and_what_is_missing_there_are_named() -> None:
+    nodes = rack(1, 8, used_gpus=2) + rack(3, 7) + rack(3, 1, first=7, used_gpus=8)
+    waiting = why(nodes, Job("a", workers=8, required="rack"))
+    assert waiting.message == (
+        "needs 8 workers × 8 nvidia.com/gpu in one rack; the best rack, rack-3, has room for 7; "
+        "8 nvidia.com/gpu are missing there"
+    )
+    assert (waiting.reason, waiting.resource, waiting.missing) == (
+        WaitReason.INSUFFICIENT_CAPACITY,
+        "nvidia.com/gpu",
+        8,
+    )
+    assert (waiting.level, waiting.domain, waiting.placeable) == ("rack", "rack-3", 7)
+
+
+def test_free_pieces_that_are_too_small_are_told() -> None:
+    waiting = why(rack(0, 4, used_gpus=3), Job("a", workers=2))
+    assert waiting.message == (
+        "needs 2 workers × 8 nvidia.com/gpu; the 4 nodes that suit have room for 0; 16 nvidia.com/gpu are missing, "
+        "where 20 nvidia.com/gpu are free in pieces too small for a worker"
+    )
+
+
+def test_scarce_memory_is_told_in_gib_beside_the_gpus() -> None:
+    waiting = why([Node("a", gib=64), Node("b", gib=16)], Job("a", workers=2, gib=64))
+    assert waiting.reason is WaitReason.EXCEEDS_CLUSTER
+    assert waiting.message == (
+        "needs 2 workers × (64 GiB memory + 8 nvidia.com/gpu); the 2 nodes that suit have room for 1 even when empty; "
+        "64 GiB memory is missing, where 16 GiB memory is free in pieces too small for a worker"
+    )
+
+
+def test_scarce_cores_are_told_as_cores() -> None:
+    waiting = why([Node("a", used_cores=63)], Job("a", gpus=0, cores=2))
+    assert waiting.message == (
+        "needs 1 worker × 2 cores; the one node that suits has room for 0; 2 cores are missing, "
+        "where 1 core is free in pieces too small for a worker"
+    )
+
+
+def test_no_single_resource_is_blamed_when_they_lie_apart() -> None:
+    waiting = why([Node("gpus", used_cores=64), Node("cores", used_gpus=8)], Job("a"))
+    assert (waiting.resource, waiting.missing) == ("", 0)
+    assert waiting.message == (
+        "needs 1 worker × 8 nvidia.com/gpu; the 2 nodes that suit have room for 0; "
+        "each resource alone would do, but not together on the same nodes"
+    )
+
+
+def test_host_port_in_use_is_named() -> None:
+    waiting = why([Node("a", used_port=True)], Job("a", port=True))
+    assert waiting.message.endswith("; host port TCP/8080 is missing")
+
+
+def test_gang_larger_than_every_rack_is_told_the_largest() -> None:
+    waiting = why(rack(0, 2) + rack(1, 3, used_gpus=8), Job("a", workers=4, required="rack"))
+    assert waiting.reason is WaitReason.EXCEEDS_CLUSTER
+    assert waiting.message == (
+        "needs 4 workers × 8 nvidia.com/gpu in one rack; the best rack, rack-1, has room for 3 even when empty; "
+        "8 nvidia.com/gpu are missing there"
+    )
+
+
+def test_level_whose_label_no_node_carries_is_told() -> None:
+    waiting = why([Node("a", rack=None)], Job("a", required="rack"))
+    assert waiting.message == "needs 1 worker × 8 nvidia.com/gpu in one rack; no node carries the label of such a rack"
+
+
+def test_level_that_the_cluster_does_not_know_is_told() -> None:
+    assert why([Node("a")], Job("a", required="aisle")).reason is WaitReason.EXCEEDS_CLUSTER
+
+
+def test_job_that_suits_no_node_is_told_what_was_looked_at() -> None:
+    waiting = why([Node("a")], Job("a", only_on=("b",)))
+    assert waiting.reason is WaitReason.NO_ELIGIBLE_NODES
+    assert waiting.message == "none of the cluster's 1 node passes the job's GPU type, node labels and tolerations"
+
+
+def test_nodes_that_are_away_are_counted() -> None:
+    waiting = why([Node("a"), Node("b", usable=False)], Job("a", workers=2))
+    assert waiting.reason is WaitReason.INSUFFICIENT_CAPACITY
+    assert waiting.message == (
+        "needs 2 workers × 8 nvidia.com/gpu; the one node that suits has room for 1 even when empty; "
+        "8 nvidia.com/gpu are missing; 1 suitable node is cordoned or not ready"
+    )
+
+
+def test_of_full_racks_one_that_could_hold_the_gang_is_named() -> None:
+    nodes = rack(0, 4, gpus=0) + rack(1, 2, used_gpus=8) + rack(2, 4, used_gpus=8)
+    waiting = why(nodes, Job("a", workers=4, required="rack"))
+    assert (waiting.domain, waiting.placeable, waiting.missing) == ("rack-2", 0, 32)
+
+
+def test_job_whose_only_nodes_are_cordoned_is_told_so() -> None:
+    waiting = why([Node("a", usable=False)], Job("a"))
+    assert waiting.message == (
+        "needs 1 worker × 8 nvidia.com/gpu; no suitable node can take pods now; 8 nvidia.com/gpu are missing; "
+        "1 suitable node is cordoned or not ready"
+    )
+
+
+@pytest.mark.parametrize(
+    ("resource", "quantity", "text"),
+    [
+        ("cpu", 1000, "1 core"),
+        ("cpu", 1500, "1.5 cores"),
+        ("cpu", 128_000, "128 cores"),
+        ("memory", 2**31, "2 GiB memory"),
+        ("memory", 100 * 2**20, "100 MiB memory"),
+        ("memory", 3 * 2**29, "1.5 GiB memory"),
+        ("ephemeral-storage", 10, "10 B ephemeral-storage"),
+        ("hugepages-2Mi", 2**30, "1 GiB hugepages-2Mi"),
+        ("pods", 1, "1 pod"),
+        ("nvidia.com/gpu", 8, "8 nvidia.com/gpu"),
+        ("hostport/UDP/53", 1, "host port UDP/53"),
+    ],
+)
+def test_amounts_are_written_as_people_do(resource: str, quantity: int, text: str) -> None:
+    assert amount(resource, quantity) == text

@@ -1,0 +1,97 @@
+"""A large job is not passed by small ones of its queue for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.scheduling.order import AGE_STEP, AGE_STEPS
+from muster.scheduling.plan import WaitReason
+from muster.scheduling.planner import plan
+from muster.scheduling.policy import Policy
+from muster.scheduling.snapshot import Snapshot
+
+from . import oracle
+from .cases import Job, Outcome, Queue, apply, rack, snapshot
+from .worlds import trees
+
+pytestmark = pytest.mark.unit
+
+NOW = 1_000_000.0
+DAY = AGE_STEP * AGE_STEPS
+
+
+def planned(queues: list[Queue], *jobs: Job, policy: Policy | None = None) -> Outcome:
+    moved = [replace(job, submitted=NOW + job.submitted) for job in jobs]
+    shot = replace(snapshot(rack(0, 12), moved, queues), now=NOW)
+    return Outcome(shot, plan(shot, policy) if policy else plan(shot))
+
+
+RUNNING = Job("running", holding=True, submitted=-DAY * 3)
+SMALL = Job("small", submitted=-1)
+
+
+def test_a_job_that_waited_for_a_day_is_passed_no_more() -> None:
+    outcome = planned([Queue(gpus=16)], RUNNING, Job("large", workers=2, submitted=-DAY), SMALL)
+    assert not outcome.admitted
+    assert outcome.waiting["large"].reason is WaitReason.QUOTA_EXCEEDED
+    small = outcome.waiting["small"]
+    assert (small.reason, small.blocker) == (WaitReason.BEHIND_OTHERS, "large")
+    assert small.message == (
+        "queue research has quota for 8 nvidia.com/gpu of H100, but it is kept for a job ahead in the order, "
+        "of queue research with priority 0"
+    )
+
+
+def test_before_that_a_smaller_one_may_go_first() -> None:
+    jobs = (RUNNING, Job("large", workers=2, submitted=-DAY + 1), SMALL)
+    assert list(planned([Queue(gpus=16)], *jobs).admitted) == ["small"]
+
+
+def test_without_fairness_age_does_not_count() -> None:
+    jobs = (RUNNING, Job("large", workers=2, submitted=-DAY), SMALL)
+    assert list(planned([Queue(gpus=16)], *jobs, policy=Policy(fairness=False)).admitted) == ["small"]
+
+
+def test_a_job_that_would_have_to_borrow_holds_nobody_back() -> None:
+    queues = [Queue(gpus=16, cohort=0), Queue("ops", gpus=16, cohort=0)]
+    lent = Job("lent", workers=2, queue="ops", holding=True, submitted=-DAY * 3)
+    outcome = planned(queues, lent, RUNNING, Job("large", workers=3, submitted=-DAY), SMALL)
+    assert list(outcome.admitted) == ["small"]
+
+
+def test_other_queues_and_jobs_without_gpus_are_not_held_back() -> None:
+    queues = [Queue(gpus=16, cohort=0), Queue("ops", gpus=16, cohort=0)]
+    outcome = planned(
+        queues,
+        replace(RUNNING, workers=2),
+        Job("lent", workers=1, queue="ops", holding=True, submitted=-DAY * 3),
+        Job("large", workers=2, submitted=-DAY),
+        Job("other", queue="ops", submitted=-1),
+        Job("cpu", gpus=0, submitted=-1),
+    )
+    assert sorted(outcome.admitted) == ["cpu", "other"]
+    assert not plan(apply(outcome.snapshot, outcome.plan)).admissions
+
+
+@st.composite
+def aged(draw: st.DrawFn) -> Snapshot:
+    """Any tree of queues in which some of the jobs have waited for long."""
+    shot = draw(trees())
+    count = len(shot.jobs.uids)
+    waited = draw(st.lists(st.sampled_from([0.0, AGE_STEP, DAY]), min_size=count, max_size=count))
+    return replace(shot, now=NOW, jobs=replace(shot.jobs, submitted=NOW - np.array(waited)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(aged())
+def test_with_age_limits_hold_and_a_plan_that_was_carried_out_starts_no_more(world: Snapshot) -> None:
+    decided, use = plan(world), oracle.usage(world)
+    for job, _ in oracle.admitted(world, decided):
+        assert oracle.quota_allows(world, use, job)
+        oracle.add(world, use, job)
+    assert not plan(apply(world, decided)).admissions
