@@ -1,0 +1,402 @@
+"""The only way to the API server: JSON in, JSON out, each call with a timeout.
+
+Reads are tried again when the connection fails. Creations never are: what failed is decided again by the loop, from
+what the watch then shows. (aiohttp sends a PUT or DELETE once more whose kept connection turns out closed; a version or
+a UID guards those.) Before each write the guard is asked when the call starts, when it has its connection, and in the
+moment before the bytes leave: a process may have been stopped in between, for a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client.rest import RESTClientObject
+
+from muster import __version__
+from muster.api.names import FIELD_MANAGER
+from muster.cluster import faults
+from muster.cluster.credentials import Credentials
+from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
+
+__all__ = ["Api", "ApiError", "ApiUnreachable", "LeadershipLost", "WatchEvent"]
+
+Object = dict[str, Any]
+Observe = Callable[[str, int, float], None]
+"""Told of every call: (verb, status code or 0 without an answer, seconds)."""
+
+log = logging.getLogger(__name__)
+
+PAGE: Final = 500
+READ_TRIES: Final = 3
+CONNECT_TIMEOUT: Final = 5.0
+_JSON: Final = "application/json"
+_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+_MERGE: Final = "application/merge-patch+json"
+_APPLY: Final = "application/apply-patch+yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """`type` is ADDED, MODIFIED, DELETED or BOOKMARK."""
+
+    type: str
+    object: Object
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    body: bytes
+    reason: str
+
+
+class Api:
+    """Calls with paths such as `/api/v1/namespaces/default/pods/a`. Raises ApiError, ApiUnreachable, LeadershipLost.
+
+    Attributes:
+        guard: asked before every write; raises LeadershipLost when this process may not write.
+        timeout: seconds for one call, all in.
+        agent: what the API server's audit log shows as the user agent.
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        *,
+        guard: Callable[[], None] = lambda: None,
+        timeout: float = 15.0,
+        agent: str = "",
+        observe: Observe = lambda verb, code, seconds: None,
+    ) -> None:
+        self.credentials = credentials
+        self.guard = guard
+        self.timeout = timeout
+        self.agent = f"muster/{__version__}" + (f" ({agent})" if agent else "")
+        self._observe = observe
+        self._session: aiohttp.ClientSession | None = None
+        self._reloading = asyncio.Lock()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    # -- reads -----------------------------------------------------------------------------------------------------
+
+    async def get(self, path: str, **parameters: str) -> Object:
+        """One object, or any other JSON document."""
+        return _document(await self._read(path, parameters))
+
+    async def pages(
+        self, path: str, parameters: Mapping[str, str] | None = None, *, limit: int = PAGE, metadata_only: bool = False
+    ) -> AsyncIterator[Object]:
+        """A collection's pages as the server gives them: `items`, and `metadata.resourceVersion`, the same in all.
+
+        `metadata_only` leaves `spec` and `status` out. ApiError with `gone` when the pages took too long: start again.
+        """
+        query = {**(parameters or {}), "limit": str(limit)}
+        while True:
+            page = _document(await self._read(path, query, accept=_METADATA_ONLY if metadata_only else _JSON))
+            yield page
+            follows = (page.get("metadata") or {}).get("continue")
+            if not follows:
+                return
+            query["continue"] = follows
+            query.pop("resourceVersion", None)
+
+    async def list(self, path: str, **parameters: str) -> list[Object]:
+        """All items of a collection."""
+        return [item async for page in self.pages(path, parameters) for item in page.get("items") or ()]
+
+    async def watch(
+        self, path: str, *, resource_version: str, seconds: int = 60, patience: float = 15.0, **parameters: str
+    ) -> AsyncIterator[WatchEvent]:
+        """Changes after `resource_version`, bookmarks included. Ends when the server ends it, after `seconds`.
+
+        Raises:
+            ApiUnreachable: also when the server should have ended the watch and `patience` seconds have passed since:
+                a connection can die without a word.
+            ApiError: `gone` when `resource_version` is too old.
+        """
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(seconds),
+            **parameters,
+        }
+        timeout = aiohttp.ClientTimeout(total=seconds + patience, sock_connect=CONNECT_TIMEOUT)
+        started, code = time.monotonic(), 0
+        try:
+            async with self._open("GET", path, query, timeout=timeout) as answer:
+                code = answer.status
+                if answer.status >= 400:
+                    raise _error(_Answer(answer.status, await answer.read(), answer.reason or ""))
+                async for line in _lines(answer.content):
+                    yield _event(line)
+        except TimeoutError as error:
+            raise ApiUnreachable(f"watch of {path} was silent past its end after {seconds} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._unreachable("watch of", path, error) from error
+        finally:
+            self._observe("WATCH", code, time.monotonic() - started)
+
+    # -- writes ----------------------------------------------------------------------------------------------------
+
+    async def create(self, path: str, body: Object, *, dry_run: bool = False) -> Object:
+        """POST to a collection. 409 AlreadyExists is an ApiError."""
+        parameters = {"fieldManager": FIELD_MANAGER} | _dry(dry_run)
+        return _document(await self._write("POST", path, body, "create", parameters, fault=not dry_run))
+
+    async def replace(self, path: str, body: Object) -> Object:
+        """PUT; 409 Conflict when the body's resourceVersion is not the newest."""
+        return _document(await self._write("PUT", path, body, "update", {"fieldManager": FIELD_MANAGER}))
+
+    async def update_status(self, path: str, body: Object) -> Object:
+        """PUT to the object's status subresource; `path` is the object's."""
+        return await self.replace(f"{path}/status", body)
+
+    async def merge_patch(self, path: str, patch: Object) -> Object:
+        """JSON merge patch: lists are replaced whole."""
+        return _document(
+            await self._write("PATCH", path, patch, "patch", {"fieldManager": FIELD_MANAGER}, content_type=_MERGE)
+        )
+
+    async def patch_apply(
+        self, path: str, body: Object, *, field_manager: str = FIELD_MANAGER, force: bool = False
+    ) -> Object:
+        """Server-side apply."""
+        parameters = {"fieldManager": field_manager, "force": "true" if force else "false"}
+        return _document(await self._write("PATCH", path, body, "apply", parameters, content_type=_APPLY))
+
+    async def delete(self, path: str, *, uid: str = "", grace: int | None = None, propagation: str = "") -> Object:
+        """Delete one object. With `uid`, 409 Conflict when another object has the name now. `grace` in seconds."""
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        if propagation:
+            options["propagationPolicy"] = propagation
+        return _document(await self._write("DELETE", path, options, "delete", {}))
+
+    async def proxy(
+        self,
+        namespace: str,
+        pod: str,
+        port: int,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        *,
+        timeout: float = 10.0,
+    ) -> tuple[int, bytes]:
+        """A request to a pod's HTTP port through the API server: (status code, body), whatever the code.
+
+        A 503 may be the API server's own, when the pod does not answer.
+        """
+        full = f"/api/v1/namespaces/{namespace}/pods/http:{pod}:{port}/proxy{path}"
+        if method != "GET":
+            self.guard()
+        answer = await self._call(method, full, {}, body, dict(headers), timeout=timeout, fenced=method != "GET")
+        return answer.status, answer.body
+
+    # -- transport -------------------------------------------------------------------------------------------------
+
+    async def _read(self, path: str, parameters: Mapping[str, str], *, accept: str = _JSON) -> _Answer:
+        for attempt in range(READ_TRIES):
+            try:
+                return await self._call("GET", path, parameters, None, {"Accept": accept})
+            except ApiUnreachable:
+                if attempt == READ_TRIES - 1:
+                    raise
+                await asyncio.sleep(0.2 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    async def _write(
+        self,
+        method: str,
+        path: str,
+        body: Object,
+        verb: str,
+        parameters: Mapping[str, str],
+        *,
+        content_type: str = _JSON,
+        fault: bool = True,
+    ) -> _Answer:
+        self.guard()
+        kind = f"{verb}-{_resource(path, verb)}"
+        number = faults.before_write(kind, path) if fault else 0
+        headers = {"Accept": _JSON, "Content-Type": content_type}
+        answer = await self._call(method, path, parameters, json.dumps(body).encode(), headers, fenced=True)
+        if fault:
+            faults.after_write(kind, number)
+        return answer
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str],
+        body: bytes | None,
+        headers: dict[str, str],
+        *,
+        timeout: float | None = None,
+        fenced: bool = False,
+    ) -> _Answer:
+        limit = aiohttp.ClientTimeout(total=timeout or self.timeout, sock_connect=CONNECT_TIMEOUT)
+        for attempt in (0, 1):
+            configuration = self.credentials.configuration
+            started, code = time.monotonic(), 0
+            try:
+                async with self._open(method, path, parameters, limit, body, headers, fenced) as response:
+                    code = response.status
+                    answer = _Answer(code, await response.read(), response.reason or "")
+            except TimeoutError as error:
+                raise ApiUnreachable(f"{method} {path}: no answer from {self.credentials.server} in time") from error
+            except (aiohttp.ClientError, OSError) as error:
+                if isinstance(error.__cause__, LeadershipLost):  # raised where aiohttp wraps what stops a body
+                    raise error.__cause__ from None
+                raise self._unreachable(method, path, error) from error
+            finally:
+                self._observe(method, code, time.monotonic() - started)
+            if code != 401 or attempt or not await self._reload(configuration):
+                return answer
+        raise AssertionError("unreachable")
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        fenced: bool = False,
+    ) -> Any:
+        settings = self.credentials.configuration
+        query = f"{'&' if '?' in path else '?'}{urlencode(parameters)}" if parameters else ""
+        return self._connected().request(
+            method,
+            f"{self.credentials.server}{path}{query}",
+            data=body,
+            headers={"User-Agent": self.agent, **(headers or {}), **self.credentials.headers()},
+            timeout=timeout,
+            proxy=settings.proxy,
+            server_hostname=settings.tls_server_name,
+            allow_redirects=False,
+            trace_request_ctx=SimpleNamespace(fenced=fenced),
+        )
+
+    def _connected(self) -> aiohttp.ClientSession:
+        """The session, made in the running event loop by the official client's own rules for TLS and pooling."""
+        if self._session is None:
+            settings = self.credentials.configuration
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_create_end.append(self._before_sending)
+            trace.on_connection_reuseconn.append(self._before_sending)
+            trace.on_request_chunk_sent.append(self._before_sending)
+            settings.trace_configs = [trace]
+            settings.connection_pool_maxsize = 128
+            # NB: proxies only as the kubeconfig says: a watch through a site's web proxy dies silently.
+            settings.client_session_kwargs = {"trust_env": False, "cookie_jar": aiohttp.DummyCookieJar()}
+            self._session = RESTClientObject(settings)._create_pool_manager()
+        return self._session
+
+    async def _before_sending(self, session: Any, context: SimpleNamespace, parameters: Any) -> None:
+        if context.trace_request_ctx.fenced:
+            self.guard()
+
+    async def _reload(self, used: object) -> bool:
+        """Take fresh credentials after a 401. False when there are none newer than those that were refused."""
+        async with self._reloading:
+            if self.credentials.configuration is not used:
+                return True
+            before = self.credentials.headers()
+            await self.credentials.load()
+            if self.credentials.headers() == before and not self.credentials.configuration.cert_file:
+                return False
+            session, self._session = self._session, None
+            if session is not None:  # calls under way may still use it
+                asyncio.get_running_loop().call_later(self.timeout, _close_soon, session)
+            return True
+
+    def _unreachable(self, verb: str, path: str, error: Exception) -> ApiUnreachable:
+        text = str(error) or type(error).__name__
+        return ApiUnreachable(f"{verb} {path}: API server {self.credentials.server} cannot be reached: {text}")
+
+
+def _close_soon(session: aiohttp.ClientSession) -> None:
+    task = asyncio.ensure_future(session.close())
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+_closing: set[asyncio.Future[None]] = set()
+
+
+def _dry(dry_run: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if dry_run else {}
+
+
+def _document(answer: _Answer) -> Object:
+    if answer.status >= 400:
+        raise _error(answer)
+    document: Object = json.loads(answer.body)
+    return document
+
+
+def _error(answer: _Answer) -> ApiError:
+    with suppress(ValueError):
+        document = json.loads(answer.body)
+        if isinstance(document, dict):
+            return ApiError.from_status(answer.status, document)
+    text = answer.body[:500].decode(errors="replace").strip()
+    return ApiError(answer.status, answer.reason.replace(" ", ""), text or f"the API server answered {answer.status}")
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of any length; aiohttp's own reader has a limit, and an object may be larger."""
+    rest: list[bytes] = []
+    async for chunk in content.iter_any():
+        *whole, tail = chunk.split(b"\n")
+        for line in whole:
+            joined = b"".join([*rest, line])
+            rest.clear()
+            if joined:
+                yield joined
+        if tail:
+            rest.append(tail)
+
+
+def _event(line: bytes) -> WatchEvent:
+    try:
+        event = json.loads(line)
+        kind, found = event["type"], event["object"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ApiUnreachable(f"the watch sent what is no event: {line[:100]!r}") from error
+    if kind == "ERROR":
+        raise ApiError.from_status(500, found)
+    return WatchEvent(kind, found)
+
+
+def _resource(path: str, verb: str) -> str:
+    """`pods` or `trainingjobs/status`, from the path of a collection (for `create`) or of an object."""
+    parts = path.partition("?")[0].strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]
+    if len(parts) > 2 and parts[0] == "namespaces":
+        parts = parts[2:]
+    if verb == "create":
+        return parts[0] if len(parts) == 1 else f"{parts[0]}/{parts[-1]}"
+    return "/".join([parts[0], *parts[2:]])

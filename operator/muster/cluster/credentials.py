@@ -1,0 +1,134 @@
+"""Which API server, and as whom: from a kubeconfig, or from the pod's service account.
+
+One object serves the asyncio client, the Lease's thread and kopf, so that all three always act as the same user.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from kubernetes.aio import config
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import incluster_config
+
+DEFAULT_KUBECONFIG: Final = Path("~/.kube/config")
+
+MEND: Final = "give --kubeconfig FILE, or set KUBECONFIG"
+
+
+class CredentialsError(Exception):
+    """There is no usable way to reach an API server. The message says what was tried and how to mend it."""
+
+
+@dataclass
+class Credentials:
+    """
+    Attributes:
+        kubeconfig: file, or None for KUBECONFIG, the pod's service account or ~/.kube/config, the first that there is.
+        context: of the kubeconfig; "" for its current one.
+        source: where they came from, for people. Set by `load`.
+        namespace: the one that the kubeconfig's context names, else `default`. Set by `load`.
+    """
+
+    kubeconfig: Path | None = None
+    context: str = ""
+    source: str = ""
+    namespace: str = "default"
+    configuration: Configuration = field(default_factory=Configuration)
+
+    @property
+    def server(self) -> str:
+        """Like `https://10.0.0.1:6443`."""
+        return str(self.configuration.host).rstrip("/")
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether they are the pod's service account."""
+        return self.source == "the pod's service account"
+
+    async def load(self) -> None:
+        """Read everything anew: files may have changed, and an exec plugin is asked again. Raises CredentialsError."""
+        fresh = Configuration()
+        path = self._kubeconfig()
+        try:
+            if path is None:
+                incluster_config.load_incluster_config(client_configuration=fresh)
+                self.source = "the pod's service account"
+            else:
+                loader = await config.load_kube_config(
+                    config_file=str(path),
+                    context=self.context or None,
+                    client_configuration=fresh,
+                    persist_config=False,
+                )
+                self.namespace = loader.current_context["context"].get("namespace") or "default"
+                self.source = f"kubeconfig {path}"
+        except (config.ConfigException, OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+            where = f"kubeconfig {path}" if path else "the pod's service account"
+            raise CredentialsError(f"{where} cannot be used: {error}; {MEND}") from error
+        self.configuration = fresh
+
+    def _kubeconfig(self) -> Path | None:
+        """None for the service account."""
+        if self.kubeconfig is not None:
+            if not self.kubeconfig.exists():
+                raise CredentialsError(f"there is no kubeconfig {self.kubeconfig}; {MEND}")
+            return self.kubeconfig
+        variable = os.environ.get("KUBECONFIG", "")
+        if variable:
+            found = [Path(part).expanduser() for part in variable.split(os.pathsep) if part]
+            if not any(path.exists() for path in found):
+                raise CredentialsError(f"KUBECONFIG names {variable}, which does not exist; {MEND}")
+            return Path(variable)
+        if (
+            os.environ.get(incluster_config.SERVICE_HOST_ENV_NAME)
+            and Path(incluster_config.SERVICE_TOKEN_FILENAME).exists()
+        ):
+            return None
+        if DEFAULT_KUBECONFIG.expanduser().exists():
+            return DEFAULT_KUBECONFIG.expanduser()
+        raise CredentialsError(f"no cluster to talk to: there is neither KUBECONFIG nor {DEFAULT_KUBECONFIG}; {MEND}")
+
+    def headers(self) -> dict[str, str]:
+        """`Authorization`, if a token is used. A service account's token file is read again every minute."""
+        if self.configuration.refresh_api_key_hook is not None:
+            self.configuration.refresh_api_key_hook(self.configuration)
+        token = self.configuration.api_key.get("BearerToken")
+        return {"Authorization": _scheme(token)} if token else {}
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """For clients of our own."""
+        settings = self.configuration
+        context = ssl.create_default_context(cafile=settings.ssl_ca_cert)
+        if settings.cert_file:
+            context.load_cert_chain(settings.cert_file, keyfile=settings.key_file)
+        if not settings.verify_ssl:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def connection(self) -> dict[str, Any]:
+        """The same credentials as keyword arguments of `kopf.ConnectionInfo`."""
+        settings = self.configuration
+        scheme, _, token = self.headers().get("Authorization", "").partition(" ")
+        return {
+            "server": self.server,
+            "ca_path": settings.ssl_ca_cert,
+            "insecure": not settings.verify_ssl,
+            "scheme": scheme or None,
+            "token": token or None,
+            "certificate_path": settings.cert_file,
+            "private_key_path": settings.key_file,
+            "proxy_url": settings.proxy,
+        }
+
+
+def _scheme(token: str) -> str:
+    """`bearer X`, as the service account's loader has it, with the scheme as RFC 6750 writes it."""
+    scheme, _, rest = token.strip().partition(" ")
+    return f"{scheme.capitalize()} {rest.strip()}" if rest else f"Bearer {scheme}"

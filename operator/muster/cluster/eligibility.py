@@ -1,0 +1,150 @@
+"""Which nodes a pod may run on, by kube-scheduler's own rules: node selector, required node affinity, taints.
+
+Room is not looked at here, nor readiness: those are the planner's, from the snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+Object = dict[str, Any]
+
+
+class Taint(Protocol):
+    @property
+    def key(self) -> str: ...
+    @property
+    def value(self) -> str: ...
+    @property
+    def effect(self) -> str: ...
+
+
+class Node(Protocol):
+    """What is asked of a node; `muster.cluster.views.NodeView` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def taints(self) -> Sequence[Taint]: ...
+
+
+_LIFECYCLE_TAINTS: Final = frozenset(
+    {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable"}
+)
+"""Judged by `NodeView.ready` and `.unschedulable`, which follow at once where taints come seconds later."""
+
+
+@dataclass(frozen=True)
+class NodeFilter:
+    """A pod's demands on its node, comparable and hashable so that jobs with the same demands share one mask.
+
+    Attributes:
+        selector: `nodeSelector`, sorted.
+        terms: JSON of the required node selector terms, or "" for none.
+        tolerations: JSON of the tolerations.
+        gpu_type: GPU type asked for, or "".
+        capacity: capacity kinds allowed (on-demand, spot), empty for any.
+        avoided: names of nodes to stay away from for now.
+    """
+
+    selector: tuple[tuple[str, str], ...] = ()
+    terms: str = ""
+    tolerations: str = "[]"
+    gpu_type: str = ""
+    capacity: tuple[str, ...] = ()
+    avoided: frozenset[str] = frozenset()
+
+
+def filter_of_pod(
+    spec: Object, *, gpu_type: str = "", capacity: Iterable[str] = (), avoided: Iterable[str] = ()
+) -> NodeFilter:
+    """The filter of a pod spec that isn't pinned yet."""
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    return NodeFilter(
+        selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
+        terms=json.dumps(affinity.get("nodeSelectorTerms") or [], sort_keys=True) if affinity else "",
+        tolerations=json.dumps(spec.get("tolerations") or [], sort_keys=True),
+        gpu_type=gpu_type,
+        capacity=tuple(sorted(capacity)),
+        avoided=frozenset(avoided),
+    )
+
+
+class Matcher:
+    """One filter, made ready to be asked about many nodes."""
+
+    def __init__(self, node_filter: NodeFilter) -> None:
+        self._selector = node_filter.selector
+        self._terms: list[Object] | None = json.loads(node_filter.terms) if node_filter.terms else None
+        self._tolerations: list[Object] = json.loads(node_filter.tolerations)
+        self._avoided = node_filter.avoided
+
+    def allows(self, node: Node) -> bool:
+        """Whether kube-scheduler would let the pod onto `node` if it had room; GPU type and capacity are not judged."""
+        if node.name in self._avoided:
+            return False
+        if any(node.labels.get(key) != value for key, value in self._selector):
+            return False
+        if self._terms is not None and not any(term_matches(term, node) for term in self._terms):
+            return False
+        return all(
+            tolerated(taint, self._tolerations)
+            for taint in node.taints
+            if taint.effect in ("NoSchedule", "NoExecute") and taint.key not in _LIFECYCLE_TAINTS
+        )
+
+
+def term_matches(term: Object, node: Node) -> bool:
+    """Whether a node selector term holds. A term without any demand matches nothing, as in Kubernetes."""
+    expressions, fields = term.get("matchExpressions") or [], term.get("matchFields") or []
+    if not expressions and not fields:
+        return False
+    return all(_requirement(item, node.labels) for item in expressions) and all(
+        _requirement(item, {"metadata.name": node.name}) for item in fields
+    )
+
+
+def _requirement(requirement: Object, labels: Mapping[str, str]) -> bool:
+    key, operator = requirement.get("key", ""), requirement.get("operator", "")
+    values, present = requirement.get("values") or [], labels.get(key)
+    if operator == "In":
+        return present is not None and present in values
+    if operator == "NotIn":
+        return present is None or present not in values
+    if operator == "Exists":
+        return present is not None
+    if operator == "DoesNotExist":
+        return present is None
+    if operator in ("Gt", "Lt") and present is not None and len(values) == 1:
+        return _compare(operator, present, values[0])
+    return False
+
+
+def _compare(operator: str, present: str, bound: str) -> bool:
+    try:
+        left, right = int(present), int(bound)
+    except ValueError:
+        return False
+    return left > right if operator == "Gt" else left < right
+
+
+def tolerated(taint: Taint, tolerations: Iterable[Object]) -> bool:
+    """Whether one of the tolerations matches the taint."""
+    for toleration in tolerations:
+        if toleration.get("effect") and toleration["effect"] != taint.effect:
+            continue
+        key = toleration.get("key") or ""
+        if key and key != taint.key:
+            continue
+        if toleration.get("operator", "Equal") == "Exists":
+            return True
+        if key and (toleration.get("value") or "") == (taint.value or ""):
+            return True
+    return False

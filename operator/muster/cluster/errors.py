@@ -1,0 +1,47 @@
+"""What can go wrong in a call to the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ApiError(Exception):
+    """The API server answered with an error.
+
+    Attributes:
+        status: HTTP status code.
+        reason: Kubernetes' word for it, such as NotFound, AlreadyExists, Conflict, Forbidden, Invalid, Expired.
+        message: the server's sentence.
+        details: the server's details: name, kind, causes.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.details = details or {}
+
+    @classmethod
+    def from_status(cls, code: int, document: Mapping[str, Any]) -> ApiError:
+        """From a `Status` object."""
+        return cls(
+            document.get("code") or code,
+            document.get("reason") or "",
+            document.get("message") or f"the API server answered {code}",
+            document.get("details"),
+        )
+
+    @property
+    def gone(self) -> bool:
+        """Whether a resourceVersion or a page's token is too old: list afresh."""
+        return self.status == 410 or self.reason in ("Expired", "Gone")
+
+
+class ApiUnreachable(OSError):
+    """No answer: the connection failed, broke or was silent. A write may or may not have happened."""
+
+
+class LeadershipLost(Exception):
+    """This process may not write any more: its Lease has run out, or another holds it."""

@@ -1,0 +1,144 @@
+"""Events on our objects, as `kubectl describe` shows them: events.k8s.io/v1, repetitions gathered into series.
+
+They are news for people. One that can't be written is logged and let go: nothing ever waits for an Event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from muster.cluster.client import Api
+from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
+
+log = logging.getLogger(__name__)
+
+CONTROLLER: Final = "muster.dev/operator"
+NOTE_LIMIT: Final = 1024
+"""Bytes of an Event's note; the API server refuses more."""
+REMEMBERED: Final = 4096
+"""Events that a repetition can still be added to."""
+QUEUE_LIMIT: Final = 1000
+"""Events that may wait to be written; more are dropped, and counted."""
+SERIES_SECONDS: Final = 600.0
+"""A repetition after so long is a new Event: the API server forgets the old one after an hour."""
+
+
+@dataclass(frozen=True)
+class About:
+    """The object that an Event is about."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class News:
+    about: About
+    reason: str
+    note: str
+    warning: bool = False
+    action: str = ""
+
+
+@dataclass
+class _Written:
+    name: str
+    count: int
+    last: float
+
+
+class EventRecorder:
+    """`tell` never blocks and never fails; `run` writes in the background."""
+
+    def __init__(self, api: Api, identity: str) -> None:
+        self._api = api
+        self._identity = identity[:128]
+        self._queue: asyncio.Queue[News] = asyncio.Queue(QUEUE_LIMIT)
+        self._written: OrderedDict[str, _Written] = OrderedDict()
+        self.dropped = 0
+
+    def tell(self, news: News) -> None:
+        try:
+            self._queue.put_nowait(news)
+        except asyncio.QueueFull:
+            self.dropped += 1
+
+    @property
+    def waiting(self) -> int:
+        """Events that are not written yet."""
+        return self._queue.qsize()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            news = await self._queue.get()
+            try:
+                await self.write(news)
+            except (ApiError, ApiUnreachable, LeadershipLost) as error:
+                log.info("event %s on %s/%s not written: %s", news.reason, news.about.namespace, news.about.name, error)
+
+    async def write(self, news: News) -> None:
+        """Write one now. Raises ApiError, ApiUnreachable, LeadershipLost."""
+        key = _key(news)
+        now = asyncio.get_running_loop().time()
+        before = self._written.get(key)
+        path = f"/apis/events.k8s.io/v1/namespaces/{news.about.namespace or 'default'}/events"
+        if before is not None and now - before.last < SERIES_SECONDS:
+            before.count, before.last = before.count + 1, now
+            self._written.move_to_end(key)
+            series = {"count": before.count, "lastObservedTime": _micro_time()}
+            try:
+                await self._api.merge_patch(f"{path}/{before.name}", {"series": series})
+                return
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+        name = f"{news.about.name}.{hashlib.sha256(f'{key}{_micro_time()}'.encode()).hexdigest()[:16]}"
+        await self._api.create(path, self._body(news, name))
+        self._written[key] = _Written(name, 1, now)
+        while len(self._written) > REMEMBERED:
+            self._written.popitem(last=False)
+
+    def _body(self, news: News, name: str) -> dict[str, Any]:
+        about = news.about
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": about.namespace or "default"},
+            "eventTime": _micro_time(),
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._identity,
+            "type": "Warning" if news.warning else "Normal",
+            "reason": news.reason,
+            "action": news.action or news.reason,
+            "note": _cut(news.note),
+            "regarding": {
+                "apiVersion": about.api_version,
+                "kind": about.kind,
+                "namespace": about.namespace,
+                "name": about.name,
+                "uid": about.uid,
+            },
+        }
+
+
+def _key(news: News) -> str:
+    return "\0".join((news.about.uid, news.reason, str(news.warning), news.note))
+
+
+def _cut(note: str) -> str:
+    data = note.encode()
+    return note if len(data) <= NOTE_LIMIT else data[: NOTE_LIMIT - 3].decode(errors="ignore") + "…"
+
+
+def _micro_time() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,81 @@
+"""Which GPU a node has and on what terms it is rented, read from the labels that others set.
+
+GPU feature discovery writes `nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3`; people write `gpuType: H100`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from muster.api.names import CAPACITY_LABEL, GPU_PRODUCT_LABEL
+
+PRODUCT_LABELS: Final = ("muster.dev/gpu-type", GPU_PRODUCT_LABEL, "amd.com/gpu.product-name")
+"""The first that a node has tells its GPU type. Ours is for sites whose product labels say too little."""
+
+CAPACITY_LABELS: Final[tuple[tuple[str, frozenset[str]], ...]] = (
+    (CAPACITY_LABEL, frozenset({"spot"})),
+    ("karpenter.sh/capacity-type", frozenset({"spot"})),
+    ("eks.amazonaws.com/capacityType", frozenset({"SPOT"})),
+    ("cloud.google.com/gke-spot", frozenset({"true"})),
+    ("cloud.google.com/gke-preemptible", frozenset({"true"})),
+    ("kubernetes.azure.com/scalesetpriority", frozenset({"spot"})),
+)
+"""Label keys and the values that mean spot capacity."""
+
+ON_DEMAND: Final = "on-demand"
+SPOT: Final = "spot"
+
+_VENDORS: Final = frozenset({"NVIDIA", "TESLA", "QUADRO", "AMD", "INSTINCT", "GEFORCE", "GRAPHICS", "DEVICE"})
+_MODEL: Final = re.compile(r"^(RTX[0-9]+|[A-Z]{1,3}[0-9]{1,4}[A-Z]{0,2})$")
+_MIG: Final = re.compile(r"-MIG-([0-9]+g\.[0-9]+gb)", re.IGNORECASE)
+
+
+def short_type(product: str) -> str:
+    """The name people use: `NVIDIA-H100-80GB-HBM3` is `H100`, `NVIDIA-GeForce-RTX-4090` is `RTX-4090`.
+
+    A product that follows no known pattern keeps its whole name.
+    """
+    mig = _MIG.search(product)
+    bare = _MIG.sub("", product) if mig else product
+    words = [word for word in re.split(r"[-_ ]", bare) if word and word.upper() not in _VENDORS]
+    name = _from_words([word for word in words if word.upper() not in _VENDORS]) or product
+    return f"{name}-MIG-{mig.group(1).lower()}" if mig else name
+
+
+def _from_words(words: list[str]) -> str:
+    for position, word in enumerate(words):
+        upper = word.upper()
+        following = words[position + 1] if position + 1 < len(words) else ""
+        if upper == "RTX" and following:
+            return f"RTX-{following.upper()}"
+        if _MODEL.match(upper):
+            return upper
+    return ""
+
+
+def gpu_type_of(labels: Mapping[str, str]) -> str:
+    """The node's GPU type, or "" for a node whose labels name none."""
+    for key in PRODUCT_LABELS:
+        if labels.get(key):
+            return labels[key] if key == PRODUCT_LABELS[0] else short_type(labels[key])
+    return ""
+
+
+def same_type(asked: str, labels: Mapping[str, str]) -> bool:
+    """Whether the node has the GPU that `asked` names, by its short name or by the whole product."""
+    has = gpu_type_of(labels)
+    products = {labels[key].lower() for key in PRODUCT_LABELS if key in labels}
+    return bool(has) and (asked.lower() == has.lower() or asked.lower() in products)
+
+
+def capacity_of(labels: Mapping[str, str]) -> str:
+    """`spot` or `on-demand`."""
+    return SPOT if any(labels.get(key) in values for key, values in CAPACITY_LABELS) else ON_DEMAND
+
+
+def flavour_of(labels: Mapping[str, str]) -> str:
+    """`H100/on-demand`, or "" for a node without GPUs."""
+    gpu_type = gpu_type_of(labels)
+    return f"{gpu_type}/{capacity_of(labels)}" if gpu_type else ""

@@ -1,0 +1,183 @@
+"""Calls to the launchers in the training pods: status, membership, stop.
+
+Inside the cluster the operator reaches a launcher by its pod's IP; outside, through the API server's pod proxy. What a
+launcher answers is untrusted input: it is parsed into the protocol's dataclasses or refused, and is never large.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import aiohttp
+
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster_protocol import launcher_api
+from muster_protocol.launcher_api import Membership, Status, Stop
+from muster_protocol.tokens import job_token
+
+POLL_SECONDS: Final = 10.0
+"""A job's progress is asked for at most this often."""
+
+POLLS_PER_SECOND: Final = 50
+"""Of all jobs together, so that ten thousand jobs can't drown the operator."""
+
+BODY_LIMIT: Final = 256 * 1024
+"""Bytes; a launcher's answer is a few hundred."""
+
+
+class LauncherError(Exception):
+    """A launcher did not answer, or not as the protocol says. The message says which and how."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Where one launcher is. `ip` may be empty while the pod has none."""
+
+    namespace: str
+    pod: str
+    ip: str
+    port: int
+    job_uid: str
+
+
+class Transport(Protocol):
+    """Carries one request to a launcher and returns (status code, body)."""
+
+    async def __call__(
+        self, launcher: Launcher, method: str, path: str, body: bytes | None, token: str
+    ) -> tuple[int, bytes]: ...
+
+
+class DirectTransport:
+    """By pod IP; one connection pool for all."""
+
+    def __init__(self, *, timeout: float = 5.0) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __call__(
+        self, launcher: Launcher, method: str, path: str, body: bytes | None, token: str
+    ) -> tuple[int, bytes]:
+        if not launcher.ip:
+            raise LauncherError(f"pod {launcher.namespace}/{launcher.pod} has no IP yet")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=self._timeout)
+        host = f"[{launcher.ip}]" if ":" in launcher.ip else launcher.ip
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        try:
+            async with self._session.request(
+                method, f"http://{host}:{launcher.port}{path}", data=body, headers=headers
+            ) as answer:
+                return answer.status, await answer.content.read(BODY_LIMIT + 1)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise LauncherError(
+                f"launcher of pod {launcher.namespace}/{launcher.pod} at {host}:{launcher.port} does not answer: "
+                f"{type(error).__name__} {error}"
+            ) from error
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+class ProxyCall(Protocol):
+    """`Api.proxy`: (status code, body) of a request through the API server."""
+
+    async def __call__(
+        self,
+        namespace: str,
+        pod: str,
+        port: int,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+    ) -> tuple[int, bytes]: ...
+
+
+TOKEN_HEADER: Final = launcher_api.TOKEN_HEADER
+
+
+class ProxyTransport:
+    """Through the API server, for an operator that runs outside the cluster.
+
+    The API server takes the `Authorization` header for itself, so the job's token travels in `X-Muster-Token`.
+    """
+
+    def __init__(self, call: ProxyCall) -> None:
+        self._call = call
+
+    async def __call__(
+        self, launcher: Launcher, method: str, path: str, body: bytes | None, token: str
+    ) -> tuple[int, bytes]:
+        headers = {TOKEN_HEADER: token, "Content-Type": "application/json"}
+        try:
+            return await self._call(launcher.namespace, launcher.pod, launcher.port, method, path, body, headers)
+        except (ApiError, ApiUnreachable) as error:
+            raise LauncherError(f"pod {launcher.namespace}/{launcher.pod} can't be asked: {error}") from error
+
+
+class Launchers:
+    """The operator's side of the launcher's HTTP API (`muster_protocol.launcher_api`)."""
+
+    def __init__(self, transport: Transport, key: bytes) -> None:
+        self._transport = transport
+        self._key = key
+
+    async def status(self, launcher: Launcher) -> Status:
+        """Raises LauncherError."""
+        body = await self._request(launcher, "GET", launcher_api.STATUS_PATH, None)
+        try:
+            return launcher_api.decode(Status, body)
+        except ValueError as error:
+            raise LauncherError(f"pod {launcher.namespace}/{launcher.pod} sent a malformed status: {error}") from error
+
+    async def push_membership(self, launchers: Iterable[Launcher], membership: Membership) -> list[LauncherError]:
+        """Tell every launcher who belongs to the gang; the errors of those that could not be told."""
+        body = launcher_api.encode(membership)
+        results = await asyncio.gather(
+            *(self._request(one, "PUT", launcher_api.MEMBERSHIP_PATH, body) for one in launchers),
+            return_exceptions=True,
+        )
+        errors: list[LauncherError] = []
+        for result in results:
+            if isinstance(result, LauncherError):
+                errors.append(result)
+            elif isinstance(result, BaseException):
+                raise result
+        return errors
+
+    async def stop(self, launcher: Launcher, stop: Stop) -> None:
+        """Ask the gang to stop; any one launcher relays it. Raises LauncherError."""
+        await self._request(launcher, "POST", launcher_api.STOP_PATH, launcher_api.encode(stop))
+
+    async def _request(self, launcher: Launcher, method: str, path: str, body: bytes | None) -> bytes:
+        code, answer = await self._transport(launcher, method, path, body, job_token(self._key, launcher.job_uid))
+        if code == 401:
+            raise LauncherError(
+                f"the launcher of pod {launcher.namespace}/{launcher.pod} does not know this operator's token: "
+                "MUSTER_OPERATOR_TOKEN_KEY has changed since the pod was made; the next placement gets the new one"
+            )
+        if code >= 300:
+            raise LauncherError(
+                f"pod {launcher.namespace}/{launcher.pod}: {method} {path} answered {code}: "
+                f"{answer[:200].decode(errors='replace')}"
+            )
+        if len(answer) > BODY_LIMIT:
+            raise LauncherError(f"pod {launcher.namespace}/{launcher.pod}: answer to {path} is over {BODY_LIMIT} bytes")
+        return answer
+
+
+def due(last_polled: Mapping[str, float], running: Iterable[str], now: float, since_last_round: float) -> list[str]:
+    """Which jobs (by uid) to poll now: those not asked for POLL_SECONDS, the longest unasked first, within the budget
+    that `since_last_round` seconds give."""
+    waiting = sorted(
+        (uid for uid in running if now - last_polled.get(uid, float("-inf")) >= POLL_SECONDS),
+        key=lambda uid: (last_polled.get(uid, float("-inf")), uid),
+    )
+    budget = max(1, int(POLLS_PER_SECOND * min(since_last_round, POLL_SECONDS)))
+    return waiting[:budget]

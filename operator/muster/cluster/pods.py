@@ -1,0 +1,382 @@
+"""The objects of a gang: its pods, headless Service and Secret, as the API server takes them. Pure.
+
+`template` makes what all pods of a job have in common, without node or name: it is what the server-side dry run judges
+and what the planner's request vector is summed from. `pod` adds node, name and place in the gang.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from muster.api import names
+from muster.api.common import API_VERSION
+from muster.api.effective import EffectiveCheckpoint, EffectiveSpec
+from muster.cluster import overrides
+from muster.cluster.overrides import RUNTIME, RUNTIME_VOLUME, TRAINER
+from muster_protocol import env, exits
+
+Object = dict[str, Any]
+
+LAUNCHER: Final = f"{env.MOUNT_PATH}/bin/muster-launch"
+_RUNTIME_USER: Final = 65532
+"""`nobody`-like; the runtime's files are readable by all, so the trainer may be anyone."""
+_RUNTIME_SIZE: Final = "1Gi"
+_DNS_1035: Final = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
+_AWS_KEYS: Final = (
+    ("AWS_ACCESS_KEY_ID", False),
+    ("AWS_SECRET_ACCESS_KEY", False),
+    ("AWS_SESSION_TOKEN", True),
+    ("AWS_REGION", True),
+    (env.S3_ENDPOINT, True),
+)
+"""Keys of `checkpoint.secretRef`, and whether each may be left out."""
+
+
+@dataclass(frozen=True)
+class PodSettings:
+    """What the platform decides for every pod.
+
+    Attributes:
+        runtime_image: image whose init container brings the launcher.
+        priority_class: name of the pods' PriorityClass, "" for none.
+        pull_policy: of the runtime image; "" leaves it to Kubernetes.
+        token_tag: of the key that the launchers' tokens are derived from.
+    """
+
+    runtime_image: str
+    priority_class: str = names.GANG_PRIORITY_CLASS
+    pull_policy: str = ""
+    token_tag: str = ""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which job the objects belong to."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+def pod_name(job: str, generation: int, index: int, attempt: int) -> str:
+    return f"{job}-g{generation}-{index}-{attempt}"
+
+
+def host_name(generation: int, index: int, attempt: int) -> str:
+    return f"g{generation}-{index}-{attempt}"
+
+
+def service_name(job: Identity) -> str:
+    """The job's own name where a Service may have it (DNS-1035), else one made from it."""
+    if _DNS_1035.match(job.name):
+        return job.name
+    digest = hashlib.sha256(job.uid.encode()).hexdigest()[:8]
+    kept = re.sub(r"[^-a-z0-9]", "-", job.name)[:50].strip("-")
+    return f"job-{kept}-{digest}"
+
+
+def token_tag(key: bytes) -> str:
+    """Tells one token key from another without giving it away."""
+    return hashlib.sha256(b"muster token key " + key).hexdigest()[:8]
+
+
+def secret_name(job: Identity, tag: str) -> str:
+    """Has the UID and the key's tag in it: a job made anew under an old name must not take the old job's token for its
+    own, nor an operator with a new key the old key's."""
+    return f"{job.name}-muster-{job.uid[:8]}" + (f"-{tag}" if tag else "")
+
+
+def leader_host(job: Identity, generation: int, attempt: int = 0) -> str:
+    return f"{host_name(generation, 0, attempt)}.{service_name(job)}.{job.namespace}.svc"
+
+
+def spec_hash(spec: EffectiveSpec, settings: PodSettings) -> str:
+    """Changes with whatever `template` is made from."""
+    text = json.dumps([_plain(spec), _plain(settings)], sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return str(value)
+
+
+def service(job: Identity) -> Object:
+    """Headless, with names for pods that aren't ready yet: ranks find each other by them."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, service_name(job), _labels(job)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {names.JOB_UID_LABEL: job.uid},
+            "ports": [{"name": "muster", "port": env.DEFAULT_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def secret(job: Identity, token: str, tag: str = "") -> Object:
+    """The launchers' token. Immutable: kubelets don't watch it, and nobody swaps it under a running gang."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, secret_name(job, tag), _labels(job)),
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {env.TOKEN: token},
+    }
+
+
+def template(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> Object:
+    """Metadata and spec of every pod of the job, without name, node and index.
+
+    Raises:
+        overrides.TemplateRefused: `podTemplate` sets what is Muster's or can't be merged.
+    """
+    base = {
+        "metadata": {
+            "labels": {**_labels(job), names.QUEUE_LABEL: spec.queue},
+            "annotations": dict(names.KEEP_ANNOTATIONS),
+        },
+        "spec": _spec(job, spec, settings),
+    }
+    if spec.pod_template is None:
+        return base
+    merged = overrides.apply(base, spec.pod_template.to_raw())
+    _like_trainer(merged["spec"])
+    return merged
+
+
+def pod(
+    job: Identity,
+    template: Object,
+    *,
+    generation: int,
+    index: int,
+    attempt: int,
+    node: str,
+    workers: int,
+    max_runtime: int | None = None,
+) -> Object:
+    """One worker's pod from the job's `template`. `max_runtime`: seconds that the job may still run."""
+    made = copy.deepcopy(template)
+    labels = made["metadata"].setdefault("labels", {})
+    labels |= {
+        names.GENERATION_LABEL: str(generation),
+        names.INDEX_LABEL: str(index),
+        names.ATTEMPT_LABEL: str(attempt),
+    }
+    metadata = _metadata(job, pod_name(job.name, generation, index, attempt), labels)
+    annotations = made["metadata"].get("annotations")
+    made["metadata"] = {**metadata, "annotations": annotations} if annotations else metadata
+    made |= {"apiVersion": "v1", "kind": "Pod"}
+    body = made["spec"]
+    body["hostname"] = host_name(generation, index, attempt)
+    pin(body, node)
+    own = {
+        env.GENERATION: str(generation),
+        env.INDEX: str(index),
+        env.ATTEMPT: str(attempt),
+        env.WORKERS: str(workers),
+        env.LEADER_HOST: leader_host(job, generation),
+    }
+    if max_runtime is not None:
+        own[env.MAX_RUNTIME] = str(max(1, max_runtime))
+    trainer = container(body, TRAINER)
+    trainer["env"] = [{"name": name, "value": value} for name, value in own.items()] + trainer.get("env", [])
+    return made
+
+
+def pin(spec: Object, node: str) -> None:
+    """Demand `node` in every required node selector term: terms are ORed, so one without it would let the pod go."""
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    demand = {"key": "metadata.name", "operator": "In", "values": [node]}
+    terms = [term for term in required.get("nodeSelectorTerms") or [] if _demands(term)]
+    for term in terms:
+        # kube-scheduler reads one matchFields entry only; the user's own has been judged when the node was chosen.
+        term["matchFields"] = [demand]
+    required["nodeSelectorTerms"] = terms or [{"matchFields": [demand]}]
+
+
+def _demands(term: Object) -> bool:
+    """An empty term matches nothing; with our demand added it would match the node."""
+    return bool(term.get("matchExpressions") or term.get("matchFields"))
+
+
+def container(spec: Object, name: str) -> Object:
+    """The container or init container of that name. Raises KeyError."""
+    for one in [*spec.get("containers", []), *spec.get("initContainers", [])]:
+        if one.get("name") == name:
+            found: Object = one
+            return found
+    raise KeyError(name)
+
+
+def _labels(job: Identity) -> dict[str, str]:
+    return {names.JOB_LABEL: job.name, names.JOB_UID_LABEL: job.uid, names.MANAGED_BY_LABEL: names.MANAGED_BY}
+
+
+def _metadata(job: Identity, name: str, labels: dict[str, str]) -> Object:
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": "TrainingJob",
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+    return {"name": name, "namespace": job.namespace, "labels": dict(labels), "ownerReferences": [owner]}
+
+
+def _spec(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> Object:
+    body: Object = {
+        "restartPolicy": "Never",
+        "subdomain": service_name(job),
+        "terminationGracePeriodSeconds": spec.grace,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "initContainers": [_runtime(settings)],
+        "containers": [_trainer(job, spec, settings)],
+        "volumes": [
+            {"name": RUNTIME_VOLUME, "emptyDir": {"sizeLimit": _RUNTIME_SIZE}},
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            *(volume.to_raw() for volume in spec.volumes),
+        ],
+    }
+    if any(mount.mount_path.rstrip("/") == "/dev/shm" for mount in spec.volume_mounts):
+        body["volumes"] = [volume for volume in body["volumes"] if volume["name"] != "shm"]
+    if settings.priority_class:
+        body["priorityClassName"] = settings.priority_class
+    if spec.node_selector:
+        body["nodeSelector"] = dict(spec.node_selector)
+    if spec.tolerations:
+        body["tolerations"] = [toleration.to_raw() for toleration in spec.tolerations]
+    if spec.image_pull_secrets:
+        body["imagePullSecrets"] = [{"name": name} for name in spec.image_pull_secrets]
+    if spec.service_account:
+        body["serviceAccountName"] = spec.service_account
+    _like_trainer(body)
+    return body
+
+
+def _runtime(settings: PodSettings) -> Object:
+    """Copies the runtime into the pod. Passes Pod Security `restricted` by itself, whatever the trainer needs."""
+    made: Object = {
+        "name": RUNTIME,
+        "image": settings.runtime_image,
+        "command": ["python3", "-m", "muster_runtime.install", env.MOUNT_PATH],
+        "volumeMounts": [{"name": RUNTIME_VOLUME, "mountPath": env.MOUNT_PATH}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "runAsUser": _RUNTIME_USER,
+            "runAsGroup": _RUNTIME_USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    if settings.pull_policy:
+        made["imagePullPolicy"] = settings.pull_policy
+    return made
+
+
+def _like_trainer(spec: Object) -> None:
+    """Give the init container the trainer's CPU and memory: it adds nothing to the pod's request, which is the larger
+    of the two, keeps a Guaranteed pod Guaranteed, and satisfies quotas that want every container to say its share."""
+    resources = container(spec, TRAINER).get("resources", {})
+    runtime = container(spec, RUNTIME)
+    shared = {
+        kind: {name: amount for name, amount in amounts.items() if name in ("cpu", "memory")}
+        for kind, amounts in resources.items()
+        if kind in ("requests", "limits")
+    }
+    shared = {kind: amounts for kind, amounts in shared.items() if amounts}
+    if shared and not runtime.get("resources"):
+        runtime["resources"] = shared
+
+
+def _trainer(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> Object:
+    mounts = [mount.to_raw() for mount in spec.volume_mounts]
+    taken = {mount["mountPath"].rstrip("/") for mount in mounts}
+    own = [{"name": RUNTIME_VOLUME, "mountPath": env.MOUNT_PATH, "readOnly": True}]
+    if "/dev/shm" not in taken:
+        own.append({"name": "shm", "mountPath": "/dev/shm"})
+    made: Object = {
+        "name": TRAINER,
+        "image": spec.image,
+        "command": [LAUNCHER, "--", *spec.command],
+        "env": _environment(job, spec, settings),
+        "ports": [{"name": "muster", "containerPort": env.DEFAULT_PORT, "protocol": "TCP"}],
+        "resources": {
+            kind: dict(amounts) for kind, amounts in (("requests", spec.requests), ("limits", spec.limits)) if amounts
+        },
+        "terminationMessagePath": exits.TERMINATION_MESSAGE_PATH,
+        "volumeMounts": own + mounts,
+    }
+    if spec.args:
+        made["args"] = list(spec.args)
+    if spec.env_from:
+        made["envFrom"] = [source.to_raw() for source in spec.env_from]
+    return made
+
+
+def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> list[Object]:
+    values = {
+        env.JOB: job.name,
+        env.NAMESPACE: job.namespace,
+        env.JOB_UID: job.uid,
+        env.PROCESSES_PER_WORKER: str(spec.processes_per_worker),
+        env.PORT: str(env.DEFAULT_PORT),
+        env.READY_TIMEOUT: str(spec.ready_timeout),
+        env.GRACE_SECONDS: str(spec.grace),
+        env.STRATEGY: spec.strategy.value,
+    }
+    result: list[Object] = [{"name": name, "value": value} for name, value in values.items()]
+    for name, path in (
+        (env.POD_NAME, "metadata.name"),
+        (env.POD_UID, "metadata.uid"),
+        (env.POD_IP, "status.podIP"),
+        (env.NODE_NAME, "spec.nodeName"),
+    ):
+        result.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
+    key = {"name": secret_name(job, settings.token_tag), "key": env.TOKEN}
+    result.append({"name": env.TOKEN, "valueFrom": {"secretKeyRef": key}})
+    own = {entry.name for entry in spec.env}
+    if spec.checkpoint is not None:
+        result += [entry for entry in _checkpoint(spec.checkpoint) if entry["name"] not in own]
+    return result + [entry.to_raw() for entry in spec.env]
+
+
+def _checkpoint(checkpoint: EffectiveCheckpoint) -> list[Object]:
+    values = {
+        env.CHECKPOINT_URI: checkpoint.uri,
+        env.CHECKPOINT_INTERVAL: checkpoint.interval,
+        env.CHECKPOINT_EVERY_STEPS: checkpoint.every_steps,
+        env.CHECKPOINT_KEEP_LAST: checkpoint.keep_last,
+        env.CHECKPOINT_KEEP_EVERY: checkpoint.keep_every,
+        env.S3_ENDPOINT: checkpoint.endpoint,
+        env.CHECKPOINT_FROM: checkpoint.from_uri,
+        env.CHECKPOINT_FROM_LOAD: checkpoint.load.value if checkpoint.from_uri else None,
+    }
+    result: list[Object] = [
+        {"name": name, "value": str(value)} for name, value in values.items() if value not in (None, "")
+    ]
+    own = {entry["name"] for entry in result}
+    for name, optional in _AWS_KEYS if checkpoint.secret else ():
+        if name in own:
+            continue  # `checkpoint.endpoint` wins over the Secret's
+        reference = {"name": checkpoint.secret, "key": name, "optional": optional}
+        result.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
+    return result

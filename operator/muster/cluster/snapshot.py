@@ -1,0 +1,233 @@
+"""Freezes what the operator knows into the planner's arrays.
+
+What a node has given away is a union, by pod UID, of every pod bound or pinned to it that has not ended (those being
+deleted included, until they are gone) and of every placed index whose pod isn't made yet. So a placement holds its room
+from the moment it is written, whatever the watch has shown by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from muster.cluster.eligibility import Matcher, NodeFilter
+from muster.cluster.gpus import capacity_of, flavour_of, same_type
+from muster.cluster.jobs import NO_ACCELERATOR as NO_ACCELERATOR
+from muster.cluster.jobs import JobInput as JobInput
+from muster.cluster.jobs import LevelInput as LevelInput
+from muster.cluster.jobs import arrays as job_arrays
+from muster.cluster.jobs import filters_of, index_of, vector
+from muster.cluster.queues import QueueInput as QueueInput
+from muster.cluster.queues import QuotaInput as QuotaInput
+from muster.cluster.queues import arrays as queue_arrays
+from muster.cluster.queues import within_limits
+from muster.cluster.views import NodeView, PodView
+from muster.scheduling.snapshot import (
+    NONE,
+    Index,
+    Int,
+    Levels,
+    Mask,
+    Nodes,
+    Snapshot,
+)
+
+TERMINAL: Final = frozenset({"Succeeded", "Failed"})
+"""Pod phases that hold no room."""
+
+_ALWAYS: Final = ("cpu", "memory", "pods")
+
+
+class Masks:
+    """Which nodes each filter allows, kept while the nodes' names, labels and taints stay the same."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[object, object, object]] = []
+        self._masks: dict[NodeFilter, Mask] = {}
+
+    def mask(self, node_filter: NodeFilter, nodes: Sequence[NodeView]) -> Mask:
+        found = self._masks.get(node_filter)
+        if found is None:
+            found = self._masks[node_filter] = eligible(node_filter, nodes)
+        return found
+
+    def renew(self, nodes: Sequence[NodeView], wanted: Iterable[NodeFilter]) -> None:
+        """Forget masks of other nodes, and of filters that no job has any more."""
+        seen: list[tuple[object, object, object]] = [(node.name, node.labels, node.taints) for node in nodes]
+        if seen != self._seen:
+            self._seen, self._masks = seen, {}
+        keep = set(wanted)
+        self._masks = {key: mask for key, mask in self._masks.items() if key in keep}
+
+
+def eligible(node_filter: NodeFilter, nodes: Sequence[NodeView]) -> Mask:
+    """N, the nodes that labels, taints, GPU type, capacity kind and avoidance allow."""
+    matcher = Matcher(node_filter)
+    wanted, kinds = node_filter.gpu_type, node_filter.capacity
+    return np.fromiter(
+        (
+            (not wanted or same_type(wanted, node.labels))
+            and (not kinds or capacity_of(node.labels) in kinds)
+            and matcher.allows(node)
+            for node in nodes
+        ),
+        dtype=np.bool_,
+        count=len(nodes),
+    )
+
+
+def build(
+    *,
+    nodes: Sequence[NodeView],
+    pods: Iterable[PodView],
+    jobs: Sequence[JobInput],
+    queues: Sequence[QueueInput],
+    levels: Sequence[LevelInput],
+    masks: Masks | None = None,
+    now: float = 0.0,
+    prices: Mapping[str, float] | None = None,
+) -> Snapshot:
+    """The cluster at this moment, `now` in seconds since the epoch. The order of every axis is by name or uid, so equal
+    inputs give equal snapshots. `prices`: money for an hour of one GPU by flavour; what is not named costs nothing."""
+    nodes = sorted(nodes, key=lambda node: node.name)
+    jobs = sorted(jobs, key=lambda job: job.uid)
+    queues = _with_deleted(sorted(queues, key=lambda queue: queue.name), jobs)
+    resources = _resources(jobs, queues)
+    flavours = _flavours(nodes, jobs, queues)
+    row = {name: index for index, name in enumerate(node.name for node in nodes)}
+    column = {name: index for index, name in enumerate(resources)}
+    allocatable = _allocatable(nodes, resources, column)
+    used, held, fixed = _used(pods, jobs, row, column)
+    domains, domain_names = _domains(nodes, levels)
+    filters, filter_index = filters_of(jobs)
+    shares = queue_arrays(queues, flavours, resources)
+    masks = masks or Masks()
+    masks.renew(nodes, filters)
+    return Snapshot(
+        resources=resources,
+        flavours=flavours,
+        levels=Levels(tuple(level.name for level in levels), domain_names),
+        nodes=Nodes(
+            names=tuple(row),
+            free=allocatable - used,
+            allocatable=allocatable,
+            usable=np.array([node.ready and not node.unschedulable for node in nodes], dtype=np.bool_),
+            domains=domains,
+            flavours=index_of([flavour_of(node.labels) or None for node in nodes], flavours),
+            fixed=fixed,
+        ),
+        queues=shares,
+        jobs=within_limits(job_arrays(jobs, queues, flavours, resources, levels, filter_index, held, row), shares),
+        eligible=np.array([masks.mask(one, nodes) for one in filters], dtype=np.bool_).reshape(
+            len(filters), len(nodes)
+        ),
+        now=now,
+        prices=np.array([prices.get(name, 0.0) for name in flavours]) if prices else None,
+    )
+
+
+def _with_deleted(queues: list[QueueInput], jobs: Sequence[JobInput]) -> list[QueueInput]:
+    """Queues that are gone while jobs of theirs hold room stay, closed, so that their use stays counted."""
+    known = {queue.name for queue in queues}
+    lost = sorted({job.queue for job in jobs} - known)
+    return queues + [QueueInput(name, open=False) for name in lost]
+
+
+def _resources(jobs: Sequence[JobInput], queues: Sequence[QueueInput]) -> tuple[str, ...]:
+    """Only resources that a job asks for or a quota names: nothing else can stand in a job's way."""
+    names = {name for job in jobs for name in job.request} | {line.resource for q in queues for line in q.quotas}
+    return _ALWAYS + tuple(sorted(names - set(_ALWAYS)))
+
+
+def _flavours(nodes: Sequence[NodeView], jobs: Sequence[JobInput], queues: Sequence[QueueInput]) -> tuple[str, ...]:
+    names = {flavour_of(node.labels) for node in nodes} | {job.flavour for job in jobs}
+    names |= {other.flavour for job in jobs for other in job.terms.alternatives}
+    for queue in queues:
+        names |= {line.flavour for line in queue.quotas}
+    return (NO_ACCELERATOR, *sorted(names - {NO_ACCELERATOR}))
+
+
+def _allocatable(nodes: Sequence[NodeView], resources: Sequence[str], column: Mapping[str, int]) -> Int:
+    allocatable = np.zeros((len(nodes), len(resources)), dtype=np.int64)
+    for index, node in enumerate(nodes):
+        for name, amount in node.allocatable:
+            if name in column:
+                allocatable[index, column[name]] = amount
+    for name, index in column.items():
+        if name.startswith("hostport/"):
+            allocatable[:, index] = 1
+    return allocatable
+
+
+def _used(
+    pods: Iterable[PodView], jobs: Sequence[JobInput], row: Mapping[str, int], column: Mapping[str, int]
+) -> tuple[Int, Int, Int]:
+    """(N x R given away on nodes, J x R held by jobs, N x R of what is given away that never comes back). `row` and
+    `column` are of nodes and resources by name."""
+    used = np.zeros((len(row), len(column)), dtype=np.int64)
+    fixed = np.zeros_like(used)
+    held = np.zeros((len(jobs), len(column)), dtype=np.int64)
+    job_row = {job.uid: index for index, job in enumerate(jobs)}
+    vectors: dict[tuple[tuple[str, int], ...], Int] = {}
+    made: dict[str, set[int]] = {}
+    seen: set[str] = set()
+    for pod in pods:
+        job = job_row.get(pod.owner_uid) if pod.owner_uid else None
+        if job is not None and pod.generation == jobs[job].generation:
+            made.setdefault(pod.owner_uid, set()).add(pod.index)
+        if pod.phase in TERMINAL or pod.uid in seen:
+            continue
+        seen.add(pod.uid)
+        amounts = vectors.get(pod.requests)
+        if amounts is None:
+            amounts = vectors[pod.requests] = vector(pod.requests, column)
+        if pod.node in row:
+            used[row[pod.node]] += amounts
+            if pod.fixed:
+                fixed[row[pod.node]] += amounts
+        if job is not None:
+            held[job] += amounts
+    for index, job_input in enumerate(jobs):
+        if job_input.placed and job_input.reserving:
+            _reserve(index, job_input, made.get(job_input.uid, set()), row, column, used, held)
+        elif job_input.promised and not job_input.holding:
+            held[index] = vector(tuple(job_input.request.items()), column) * len(job_input.promised)
+    return used, held, fixed
+
+
+def _reserve(
+    index: int, job: JobInput, made: set[int], row: Mapping[str, int], column: Mapping[str, int], used: Int, held: Int
+) -> None:
+    """Count the placed indices without a pod on their nodes, and the whole gang in its queue."""
+    amounts = vector(tuple(job.request.items()), column)
+    for worker, node in enumerate(job.placed):
+        if worker not in made and node in row:
+            used[row[node]] += amounts
+    np.maximum(held[index], amounts * len(job.placed), out=held[index])
+
+
+def _domains(nodes: Sequence[NodeView], levels: Sequence[LevelInput]) -> tuple[Index, tuple[tuple[str, ...], ...]]:
+    """N x L domain of each node at each level, and the domains' names.
+
+    A domain is known by its whole path: rack-1 of one block is not rack-1 of another, and then says so in its name.
+    """
+    domains = np.full((len(nodes), len(levels)), NONE, dtype=np.int32)
+    paths: list[tuple[str, ...]] = [()] * len(nodes)
+    alive = [True] * len(nodes)
+    names: list[tuple[str, ...]] = []
+    for depth, level in enumerate(levels):
+        for index, node in enumerate(nodes):
+            value = node.labels.get(level.label) or (node.name if level.label == "kubernetes.io/hostname" else "")
+            alive[index] = alive[index] and bool(value)
+            if alive[index]:
+                paths[index] = (*paths[index], value)
+        found = sorted({path for path, labelled in zip(paths, alive, strict=True) if labelled})
+        number = {path: position for position, path in enumerate(found)}
+        unique = len({path[-1] for path in found}) == len(found)
+        names.append(tuple(path[-1] if unique else "/".join(path) for path in found))
+        for index in range(len(nodes)):
+            if alive[index]:
+                domains[index, depth] = number[paths[index]]
+    return domains, tuple(names)

@@ -1,0 +1,98 @@
+"""Edits a job's status in memory; the executor writes it once, whole, when a turn is over.
+
+The conditions are the state; `phase` follows from them by one pure function.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+from muster.api import names
+from muster.api.common import Condition, find_condition, set_condition
+from muster.api.names import ConditionType, Phase, Reason
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import TrainingJobStatus
+from muster.scheduling.plan import MoveReason
+
+
+def is_true(status: TrainingJobStatus, kind: ConditionType) -> bool:
+    condition = find_condition(status.conditions, kind.value)
+    return condition is not None and condition.status == "True"
+
+
+def reason_of(status: TrainingJobStatus, kind: ConditionType) -> str:
+    """The condition's reason, or "" without the condition."""
+    condition = find_condition(status.conditions, kind.value)
+    return condition.reason if condition else ""
+
+
+def finished(status: TrainingJobStatus) -> bool:
+    """Whether the job has ended for good."""
+    return is_true(status, ConditionType.SUCCEEDED) or is_true(status, ConditionType.FAILED)
+
+
+def phase_of(status: TrainingJobStatus) -> Phase:
+    """One word for people."""
+    if is_true(status, ConditionType.FAILED):
+        return Phase.FAILED
+    if is_true(status, ConditionType.SUCCEEDED):
+        return Phase.SUCCEEDED
+    if status.stop is not None:
+        return _phase_while_stopping(status.stop.reason)
+    if status.placement is not None:
+        return Phase.RUNNING if is_true(status, ConditionType.RUNNING) else Phase.STARTING
+    if is_true(status, ConditionType.SUSPENDED):
+        return Phase.SUSPENDED
+    if reason_of(status, ConditionType.ADMITTED) == Reason.RESTARTING.value:
+        return Phase.RESTARTING
+    return Phase.QUEUED
+
+
+def _phase_while_stopping(reason: str) -> Phase:
+    if reason in MOVES or reason == Reason.SUSPENDED.value:
+        return Phase.PREEMPTING
+    return Phase.RESTARTING if reason == Reason.RESTARTING.value else Phase.QUEUED
+
+
+MOVES: Final = frozenset(reason.value for reason in MoveReason)
+"""Reasons for which the planner ends a placement."""
+
+
+class Draft:
+    """A status being edited. Nothing is written; `done` gives the result."""
+
+    def __init__(self, job: TrainingJob, now: datetime) -> None:
+        self.status = job.status
+        self._job = job
+        self._generation = job.metadata.generation
+        self._now = now
+
+    def set(self, **fields: Any) -> None:
+        """Replace fields of the status by their Python names."""
+        self.status = self.status.model_copy(update=fields)
+
+    def condition(self, kind: ConditionType, value: bool | None, reason: str, message: str = "") -> None:
+        """Set a condition; None is Unknown. The transition time stays while the value does."""
+        condition = Condition(
+            type=kind.value,
+            status={True: "True", False: "False", None: "Unknown"}[value],
+            reason=reason,
+            message=message,
+            last_transition_time=self._now,
+            observed_generation=self._generation,
+        )
+        self.set(conditions=set_condition(self.status.conditions, condition))
+
+    def done(self) -> TrainingJobStatus:
+        """The edited status, with its phase, its generation, and the fields that only say what the spec asks for."""
+        metadata, workers, placement = self._job.metadata, self._job.spec.workers, self.status.placement
+        size = placement.workers if placement else workers.replicas
+        update = {
+            "phase": phase_of(self.status),
+            "observed_generation": self._generation,
+            "submitted_at": self.status.submitted_at or metadata.creation_timestamp,
+            "selector": f"{names.JOB_UID_LABEL}={metadata.uid}",
+            "gpus": size * (workers.gpus_per_worker or 0),
+        }
+        return self.status.model_copy(update=update)

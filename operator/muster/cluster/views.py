@@ -1,0 +1,302 @@
+"""What the operator keeps of pods, nodes, namespaces and priority classes: slim, frozen, comparable.
+
+A pod as a dict costs 24 KiB, as a view 1 KiB, and a hundred thousand of them are kept. Two views are equal when nothing
+has changed that anybody here looks at, so heartbeats and the like wake nobody.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import lru_cache
+from typing import Any, Final
+
+from muster.api import names
+from muster.cluster.overrides import TRAINER
+from muster.cluster.quantities import amount
+from muster.cluster.requests import Requests, requests_of
+
+Object = Mapping[str, Any]
+
+_MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of the API server's copy of a pod that a node's kubelet runs from a file."""
+
+NONE: Final = -1
+"""No generation, index or attempt: the pod is not one of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A container that does not run yet, and kubelet's words why."""
+
+    container: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """
+    Attributes:
+        node: the node it is bound to or, before that, the one node that its affinity allows; "" without either.
+        bound: kube-scheduler has bound it.
+        terminating: deletion was asked for; the pod holds its room until it is gone.
+        owner_uid: UID of the controlling owner, or "".
+        fixed: of a DaemonSet, or a static one of its node's: it never makes room.
+        job: name of its TrainingJob by label, or "".
+        queue: name of the TrainingQueue by label, or "".
+        generation, index, attempt: by label; -1 without.
+        requests: (resource, amount in base units), sorted; `pods` = 1 and host ports (`hostport/TCP/8080`) included.
+        unschedulable: kube-scheduler's message while it finds no place, or "".
+        ready: the Ready condition.
+        waiting: containers that do not run yet and give a reason.
+        exit_code, exit_reason, termination_message: of the trainer's container when it has ended, or else of the first
+            container or init container that ended badly; None and "" before.
+        restarts: of all containers together.
+        disruption_target: reason and message of the DisruptionTarget condition, or "".
+        status_reason, status_message: of the whole pod, such as Evicted, OutOfcpu, UnexpectedAdmissionError.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    bound: bool
+    phase: str
+    terminating: bool
+    owner_uid: str
+    fixed: bool
+    job: str
+    queue: str
+    generation: int
+    index: int
+    attempt: int
+    requests: Requests
+    priority: int
+    unschedulable: str
+    unschedulable_since: datetime | None
+    ready: bool
+    ip: str
+    waiting: tuple[Waiting, ...]
+    exit_code: int | None
+    exit_reason: str
+    termination_message: str
+    restarts: int
+    disruption_target: str
+    created: datetime | None
+    status_reason: str
+    status_message: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @classmethod
+    def from_raw(cls, raw: Object) -> PodView:
+        """From a Pod as the API server gives it; also from one that was only rehearsed and has no status."""
+        metadata, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
+        labels = metadata.get("labels") or {}
+        conditions = {item.get("type"): item for item in status.get("conditions") or ()}
+        scheduled = conditions.get("PodScheduled") or {}
+        unplaced = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+        ended = _ended(status)
+        node = spec.get("nodeName") or ""
+        containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+        return cls(
+            namespace=sys.intern(metadata.get("namespace") or ""),
+            name=metadata.get("name") or "",
+            uid=metadata.get("uid") or "",
+            node=sys.intern(node or pinned_node(spec)),
+            bound=bool(node),
+            phase=sys.intern(status.get("phase") or "Pending"),
+            terminating=metadata.get("deletionTimestamp") is not None,
+            owner_uid=_owner(metadata),
+            fixed=_fixed(metadata),
+            job=sys.intern(labels.get(names.JOB_LABEL) or ""),
+            queue=sys.intern(labels.get(names.QUEUE_LABEL) or ""),
+            generation=_number(labels.get(names.GENERATION_LABEL)),
+            index=_number(labels.get(names.INDEX_LABEL)),
+            attempt=_number(labels.get(names.ATTEMPT_LABEL)),
+            requests=_shared(requests_of(spec, status)),
+            priority=spec.get("priority") or 0,
+            unschedulable=(scheduled.get("message") or "no node fits") if unplaced else "",
+            unschedulable_since=parse_time(scheduled.get("lastTransitionTime")) if unplaced else None,
+            ready=(conditions.get("Ready") or {}).get("status") == "True",
+            ip=status.get("podIP") or "",
+            waiting=tuple(_waiting(containers)),
+            exit_code=ended.get("exitCode"),
+            exit_reason=ended.get("reason") or "",
+            termination_message=ended.get("message") or "",
+            restarts=sum(item.get("restartCount") or 0 for item in containers),
+            disruption_target=_disruption(conditions.get("DisruptionTarget")),
+            created=parse_time(metadata.get("creationTimestamp")),
+            status_reason=status.get("reason") or "",
+            status_message=status.get("message") or "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """
+    Attributes:
+        uid: changes when a node is deleted and added again under its name.
+        ready: the Ready condition is True.
+        unschedulable: cordoned.
+        allocatable: (resource, amount in base units), sorted.
+    """
+
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    ready: bool
+    unschedulable: bool
+    allocatable: Requests
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+    @classmethod
+    def from_raw(cls, raw: Object) -> NodeView:
+        metadata, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
+        conditions: list[Object] = status.get("conditions") or []
+        ready = next((item for item in conditions if item.get("type") == "Ready"), {})
+        return cls(
+            name=sys.intern(metadata.get("name") or ""),
+            uid=metadata.get("uid") or "",
+            labels={sys.intern(key): sys.intern(value) for key, value in (metadata.get("labels") or {}).items()},
+            taints=tuple(
+                Taint(item.get("key") or "", item.get("value") or "", item.get("effect") or "")
+                for item in spec.get("taints") or ()
+            ),
+            ready=ready.get("status") == "True",
+            unschedulable=bool(spec.get("unschedulable")),
+            allocatable=_shared(
+                tuple(sorted((key, amount(key, value)) for key, value in (status.get("allocatable") or {}).items()))
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceView:
+    """
+    Attributes:
+        terminating: being deleted: nothing can be made in it.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    terminating: bool
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+    @classmethod
+    def from_raw(cls, raw: Object) -> NamespaceView:
+        metadata, status = raw.get("metadata") or {}, raw.get("status") or {}
+        return cls(
+            name=metadata.get("name") or "",
+            labels=dict(metadata.get("labels") or {}),
+            terminating=metadata.get("deletionTimestamp") is not None or status.get("phase") == "Terminating",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityClassView:
+    name: str
+    value: int
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+    @classmethod
+    def from_raw(cls, raw: Object) -> PriorityClassView:
+        return cls(name=(raw.get("metadata") or {}).get("name") or "", value=raw.get("value") or 0)
+
+
+def parse_time(text: str | None) -> datetime | None:
+    """A time as Kubernetes writes it, or None."""
+    return None if not text else datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(timezone.utc)
+
+
+def pinned_node(spec: Object) -> str:
+    """The one node that the pod's required affinity allows by `matchFields metadata.name`, or "".
+
+    Terms are ORed: the pod is pinned only when every one of them names the same node. DaemonSets pin this way too.
+    """
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
+    found = {_pinned_by(term) for term in terms}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _pinned_by(term: Object) -> str:
+    for field in term.get("matchFields") or ():
+        values = list(field.get("values") or [])
+        if field.get("key") == "metadata.name" and field.get("operator") == "In" and len(values) == 1:
+            return str(values[0])
+    return ""
+
+
+def _owner(metadata: Object) -> str:
+    for owner in metadata.get("ownerReferences") or ():
+        if owner.get("controller"):
+            return sys.intern(owner.get("uid") or "")
+    return ""
+
+
+def _fixed(metadata: Object) -> bool:
+    if _MIRROR in (metadata.get("annotations") or {}):
+        return True
+    return any(
+        owner.get("controller") and owner.get("kind") == "DaemonSet" for owner in metadata.get("ownerReferences") or ()
+    )
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() else NONE
+
+
+def _waiting(containers: Iterable[Object]) -> Iterable[Waiting]:
+    for item in containers:
+        waiting = (item.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason"):
+            yield Waiting(item.get("name") or "", sys.intern(waiting["reason"]), waiting.get("message") or "")
+
+
+def _ended(status: Object) -> Object:
+    """The `terminated` state that tells most: the trainer's, or the first bad one."""
+    first_bad: Object = {}
+    for item in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+        ended = (item.get("state") or {}).get("terminated")
+        if not ended:
+            continue
+        if item.get("name") == TRAINER:
+            return dict(ended)
+        if not first_bad and ended.get("exitCode"):
+            first_bad = ended
+    return first_bad
+
+
+def _disruption(condition: Object | None) -> str:
+    if not condition or condition.get("status") != "True":
+        return ""
+    return f"{condition.get('reason') or 'DisruptionTarget'}: {condition.get('message') or ''}".rstrip(": ")
+
+
+@lru_cache(maxsize=4096)
+def _shared(amounts: Requests) -> Requests:
+    """The same tuple for equal amounts: a gang's pods ask for the same."""
+    return amounts

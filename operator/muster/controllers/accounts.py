@@ -1,0 +1,185 @@
+"""A queue's account of the month, and what its budgets make of it. Pure.
+
+The account in the status is a number and a rate: what was used up to a moment, and how many GPUs have been held since.
+So what is used now is known at any time, also after a restart, and nothing is written while the rate stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Final
+
+from muster.api.common import format_time
+from muster.api.terms import AtBudgetEnd, Month, MonthlyBudget, MonthUse
+from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.gpus import short_type
+from muster.cluster.queues import QueueInput
+
+_HOUR: Final = 3600
+
+
+@dataclass(frozen=True)
+class Held:
+    """GPUs of one type that are held, and what they cost in an hour."""
+
+    gpus: int
+    hourly: float
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A budget that is used up.
+
+    Attributes:
+        message: for people, with what helps.
+        drains: gangs that run are stopped, too.
+    """
+
+    message: str
+    drains: bool
+
+
+def month_of(moment: datetime) -> str:
+    """Like 2026-11."""
+    return f"{moment:%Y-%m}"
+
+
+def next_month(moment: datetime) -> datetime:
+    """When the month after that of `moment` begins."""
+    first = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return (first + timedelta(days=32)).replace(day=1)
+
+
+def brought_forward(month: Month | None, now: datetime) -> tuple[MonthUse, ...]:
+    """What has been used in the month of `now`, by GPU type."""
+    if month is None or now <= month.until:
+        return month.uses if month else ()
+    same = month_of(month.until) == month_of(now)
+    begins = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    seconds = round((now - (month.until if same else begins)).total_seconds())
+    return tuple(
+        _forward(use if same else use.model_copy(update={"gpu_seconds": 0, "cost": None}), seconds)
+        for use in month.uses
+    )
+
+
+def _forward(use: MonthUse, seconds: int) -> MonthUse:
+    cost = Decimal(use.cost or 0) + Decimal(use.hourly or 0) * seconds / _HOUR
+    return use.model_copy(
+        update={"gpu_seconds": use.gpu_seconds + use.gpus * seconds, "cost": _money(cost) if cost else None}
+    )
+
+
+def account(queue: TrainingQueue, held: Mapping[str, Held], now: datetime) -> Month | None:
+    """The account as the status should have it; unchanged while what is held stays the same.
+
+    Args:
+        held: by GPU type, by the queue's jobs and those of the queues below it.
+    """
+    found = queue.status.month
+    if not queue.spec.budgets:
+        return None
+    rates = {kind: (one.gpus, _money(Decimal(str(one.hourly))) if one.hourly else None) for kind, one in held.items()}
+    known = {use.gpu_type: (use.gpus, use.hourly) for use in found.uses if use.gpus} if found else {}
+    if found is not None and {kind: rate for kind, rate in rates.items() if rate[0]} == known:
+        return found
+    uses = {use.gpu_type: use for use in brought_forward(found, now)}
+    for kind in {*uses, *rates}:
+        gpus, hourly = rates.get(kind, (0, None))
+        uses[kind] = uses.get(kind, MonthUse(gpu_type=kind)).model_copy(update={"gpus": gpus, "hourly": hourly})
+    kept = [use for _, use in sorted(uses.items()) if use.gpus or use.gpu_seconds]
+    return Month(until=now, uses=tuple(kept[:32]))
+
+
+def spent(queue: TrainingQueue, now: datetime) -> Spent | None:
+    """The first of the queue's budgets that is used up now; one that drains before one that only holds."""
+    found = [
+        Spent(message, budget.at_limit is AtBudgetEnd.DRAIN)
+        for budget in queue.spec.budgets or ()
+        if (message := _used_up(queue, budget, now))
+    ]
+    return min(found, key=lambda one: not one.drains, default=None)
+
+
+def _used_up(queue: TrainingQueue, budget: MonthlyBudget, now: datetime) -> str:
+    uses = list(_counted(budget, brought_forward(queue.status.month, now)))
+    seconds, cost = sum(use.gpu_seconds for use in uses), sum((Decimal(use.cost or 0) for use in uses), Decimal(0))
+    kind, name = f" on {budget.gpu_type}" if budget.gpu_type else "", queue.metadata.name
+    then = f"it takes jobs again on {format_time(next_month(now))}, or when the budget is raised"
+    if budget.gpu_hours is not None and seconds >= budget.gpu_hours * _HOUR:
+        return f"queue {name} has used its {budget.gpu_hours} GPU hours{kind} of {month_of(now)}; {then}"
+    if budget.cost is not None and cost >= budget.cost:
+        return f"queue {name} has spent its {budget.cost}{kind} of {month_of(now)}; {then}"
+    return ""
+
+
+def changes(queue: TrainingQueue, now: datetime) -> datetime | None:
+    """When a budget will be used up at the present rate, or a new month opens one that is; None for neither."""
+    if not queue.spec.budgets:
+        return None
+    moments = [next_month(now)] if spent(queue, now) else []
+    uses = brought_forward(queue.status.month, now)
+    for budget in queue.spec.budgets:
+        counted = list(_counted(budget, uses))
+        gpus, hourly = sum(use.gpus for use in counted), sum((Decimal(use.hourly or 0) for use in counted), Decimal(0))
+        lefts = []
+        if budget.gpu_hours is not None and gpus:
+            lefts.append((budget.gpu_hours * _HOUR - sum(use.gpu_seconds for use in counted)) / gpus)
+        if budget.cost is not None and hourly:
+            lefts.append(float((budget.cost - sum(Decimal(use.cost or 0) for use in counted)) / hourly) * _HOUR)
+        moments += [now + timedelta(seconds=left + 1) for left in lefts if 0 < left < 1e8]
+    return min(moments, default=None)
+
+
+class Budgets:
+    """Which queues' budgets are used up. Each is looked at anew only when its queue or the answer has changed.
+
+    Attributes:
+        change: when an answer will change by itself; None for never.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[TrainingQueue, Spent | None, datetime | None]] = {}
+        self.change: datetime | None = None
+
+    def spent(self, queues: Mapping[str, TrainingQueue], now: datetime) -> dict[str, Spent]:
+        """By name of each queue whose own budget is used up, or that of a queue above it."""
+        known = {}
+        for name, queue in queues.items():
+            if queue.spec.budgets:
+                old = self._known.get(name)
+                fresh = old is not None and old[0] is queue and (old[2] is None or now < old[2])
+                known[name] = old if old and fresh else (queue, spent(queue, now), changes(queue, now))
+        self._known = known
+        self.change = min((at for _, _, at in known.values() if at is not None), default=None)
+        own = {name: found for name, (_, found, _) in known.items() if found is not None}
+        return {name: found for name in queues if (found := _on_the_way_up(name, queues, own))} if own else {}
+
+
+def _on_the_way_up(name: str, queues: Mapping[str, TrainingQueue], own: Mapping[str, Spent]) -> Spent | None:
+    seen, found = set[str](), list[Spent]()
+    while name in queues and name not in seen:
+        seen.add(name)
+        if name in own:
+            found.append(own[name])
+        name = queues[name].spec.parent or ""
+    return min(found, key=lambda one: not one.drains, default=None)
+
+
+def closed(inputs: Iterable[QueueInput], spent: Mapping[str, Spent]) -> list[QueueInput]:
+    """With the queues closed whose budget is used up, and drained where it says so."""
+    return [
+        replace(one, open=False, drain=one.drain or spent[one.name].drains) if one.name in spent else one
+        for one in inputs
+    ]
+
+
+def _counted(budget: MonthlyBudget, uses: Iterable[MonthUse]) -> Iterable[MonthUse]:
+    return (use for use in uses if not budget.gpu_type or short_type(budget.gpu_type) == use.gpu_type)
+
+
+def _money(amount: Decimal) -> str:
+    return f"{amount:.4f}".rstrip("0").rstrip(".") or "0"

@@ -1,0 +1,130 @@
+"""What keeps a job from the planner's order: things that only the cluster's state can tell. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from muster.api.effective import EffectiveSpec
+from muster.api.names import DEFAULT_TOPOLOGY, Reason
+from muster.api.trainingjob import TopologyMode
+from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.gpus import PRODUCT_LABELS, same_type
+from muster.cluster.snapshot import LevelInput
+from muster.cluster.views import NamespaceView, NodeView
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a job can't be planned: a condition reason, and a sentence that says how to mend it."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True)
+class World:
+    """The cluster's state that admission looks at.
+
+    Attributes:
+        priorities: value by name of PriorityClass.
+        gpu_types: short names of the GPU types that nodes have, sorted.
+        products: a label mapping of one node for each distinct GPU product.
+        spent: why by name of each queue whose budget of the month, or that of a queue above it, is used up.
+    """
+
+    queues: Mapping[str, TrainingQueue]
+    namespaces: Mapping[str, NamespaceView]
+    priorities: Mapping[str, int]
+    levels: Sequence[LevelInput]
+    has_topology: bool
+    gpu_types: Sequence[str]
+    products: Sequence[Mapping[str, str]]
+    spent: Mapping[str, str] = field(default_factory=dict)
+
+
+def products(nodes: Sequence[NodeView]) -> list[Mapping[str, str]]:
+    """Labels of one node for each distinct set of GPU labels."""
+    found = {tuple(node.labels.get(label, "") for label in PRODUCT_LABELS): node.labels for node in nodes}
+    return [labels for key, labels in sorted(found.items(), key=lambda item: item[0]) if any(key)]
+
+
+def obstacle(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None:
+    """The first thing that keeps the job from being planned, or None."""
+    return _queue(namespace, spec, world) or _priority(spec, world) or _gpu_type(spec, world) or _level(spec, world)
+
+
+def _queue(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None:
+    queue = world.queues.get(spec.queue)
+    if queue is None:
+        known = ", ".join(sorted(world.queues)) or "none"
+        return Obstacle(
+            Reason.QUEUE_NOT_FOUND,
+            f"there is no TrainingQueue {spec.queue!r}; queues are: {known}. Ask for one of them in spec.queue, "
+            "or have the queue made: the job starts when there is one",
+        )
+    view = world.namespaces.get(namespace)
+    labels = {**(view.labels if view else {}), "kubernetes.io/metadata.name": namespace}
+    if queue.spec.namespaces is not None and not queue.spec.namespaces.matches(labels):
+        return Obstacle(
+            Reason.NAMESPACE_NOT_ALLOWED,
+            f"TrainingQueue {spec.queue!r} is not open to namespace {namespace!r}: its spec.namespaces does not select "
+            "the namespace's labels",
+        )
+    if spec.queue in world.spent:
+        return Obstacle(Reason.BUDGET_EXHAUSTED, world.spent[spec.queue])
+    return None
+
+
+def _priority(spec: EffectiveSpec, world: World) -> Obstacle | None:
+    if not spec.priority_class or spec.priority_class in world.priorities:
+        return None
+    known = ", ".join(sorted(name for name in world.priorities if not name.startswith("system-"))) or "none"
+    return Obstacle(
+        Reason.PRIORITY_CLASS_NOT_FOUND,
+        f"there is no PriorityClass {spec.priority_class!r}; the cluster has: {known}",
+    )
+
+
+def _gpu_type(spec: EffectiveSpec, world: World) -> Obstacle | None:
+    if not spec.gpu_type or any(same_type(spec.gpu_type, labels) for labels in world.products):
+        return None
+    known = ", ".join(world.gpu_types) or "none"
+    return Obstacle(
+        Reason.UNKNOWN_GPU_TYPE,
+        f"no node has GPUs of type {spec.gpu_type!r}; the cluster has: {known}",
+    )
+
+
+def _level(spec: EffectiveSpec, world: World) -> Obstacle | None:
+    """Every level that the job names must be one of the cluster's, and slices go from wide to narrow."""
+    asked = [("topology.level", spec.level)] if spec.level and spec.mode is not TopologyMode.UNCONSTRAINED else []
+    slices = [(f"topology.slices[{number}].level", level) for number, (_, level) in enumerate(spec.slices)]
+    balanced = [("topology.balanced", spec.balanced)] if spec.balanced else []
+    names = [level.name for level in world.levels]
+    for path, name in (*asked, *slices, *balanced):
+        if name not in names:
+            return _unknown_level(path, name, names, world.has_topology)
+    required = asked if spec.mode is TopologyMode.REQUIRED else []
+    for (wide, wider), (path, name) in pairwise([*required, *slices]):
+        if names.index(name) <= names.index(wider):
+            return Obstacle(
+                Reason.LEVELS_OUT_OF_ORDER,
+                f"{path} is {name!r}, which is not narrower than {wide}, {wider!r}; the levels, widest first, are: "
+                f"{', '.join(names)}. Name a narrower one, or leave the slice out",
+            )
+    return None
+
+
+def _unknown_level(path: str, name: str, names: Sequence[str], has_topology: bool) -> Obstacle:
+    if not has_topology:
+        return Obstacle(
+            Reason.TOPOLOGY_NOT_FOUND,
+            f"{path} is {name!r}, but there is no Topology {DEFAULT_TOPOLOGY!r} that says what it is; "
+            f"without one the levels are: {', '.join(names)}",
+        )
+    return Obstacle(
+        Reason.LEVEL_NOT_FOUND,
+        f"{path} is {name!r}, but the Topology {DEFAULT_TOPOLOGY!r} has the levels: {', '.join(names)}",
+    )

@@ -1,0 +1,202 @@
+"""Puts the scheduling side together: informers, cache, executor, loop. Whoever runs it brings the API and our kinds.
+
+Our own kinds are fed from outside (`job`, `queue`, `topology`): by kopf's handlers in the operator, by an informer in
+tests. Nothing is planned before `started` was called, which waits for the informers' first lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from muster.api.common import Condition
+from muster.api.names import ConditionType, Reason
+from muster.api.topology import Topology
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.client import Api
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.executor import Executor
+from muster.cluster.informer import EVENT_DELAY, Informer
+from muster.cluster.launchers import DirectTransport, Launchers, ProxyTransport
+from muster.cluster.pods import PodSettings, token_tag
+from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView
+from muster.controllers.cache import Cache, Key
+from muster.controllers.lifecycle.turn import Decision, Note
+from muster.controllers.loop import Loop
+from muster.controllers.progress import Progress
+from muster.controllers.records import Record
+from muster.controllers.work import Worker, utc_now
+
+Object = dict[str, Any]
+Tell = Callable[[Record, Note], None]
+log = logging.getLogger(__name__)
+
+PODS: Final = "/api/v1/pods"
+NODES: Final = "/api/v1/nodes"
+NAMESPACES: Final = "/api/v1/namespaces"
+PRIORITY_CLASSES: Final = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+FETCH_AGAIN: Final = 2.0
+"""Seconds between two tries to read the nodes of a large placement."""
+
+JOBS_AT_ONCE: Final = 32
+"""Jobs whose objects are written at the same time; each writes up to 16 pods at once."""
+
+
+class Scheduling:
+    """Everything between the API server and the planner.
+
+    Attributes:
+        informers: of other people's kinds, for health checks.
+        loop: the scheduling loop; `loop.records` are the live jobs.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        settings: PodSettings,
+        token_key: bytes,
+        tell: Tell,
+        through_proxy: bool = False,
+        launcher_patience: float = 60.0,
+        event_delay: float = EVENT_DELAY,
+        watch_seconds: int = 60,
+        prices: Mapping[str, float] | None = None,
+        executor: Callable[[Api, bytes], Executor] = Executor,
+    ) -> None:
+        """
+        Args:
+            watch_seconds: how long one watch is held open; a dead one is noticed a quarter of that later.
+            prices: money for an hour of one GPU, by flavour like `H100/on-demand`.
+        """
+        watched: dict[str, Any] = {"watch_seconds": watch_seconds, "patience": watch_seconds / 4}
+        self.pods = Informer(api, PODS, PodView.from_raw, delay=event_delay, **watched)
+        self.nodes = Informer(api, NODES, NodeView.from_raw, delay=event_delay, **watched)
+        self.namespaces = Informer(api, NAMESPACES, NamespaceView.from_raw, **watched)
+        self.priorities = Informer(api, PRIORITY_CLASSES, PriorityClassView.from_raw, **watched)
+        self.cache = Cache(
+            pods=self.pods, nodes=self.nodes, namespaces=self.namespaces, priority_classes=self.priorities
+        )
+        self.pods.on_change(lambda key: self.cache.on_pod(key, self.pods.items.get(key)))
+        self.nodes.on_change(lambda name: self.cache.on_node(name, self.nodes.items.get(name)))
+        self.namespaces.on_change(self.cache.on_world)
+        self.priorities.on_change(self.cache.on_world)
+        self._telling: set[asyncio.Task[None]] = set()
+        self._fetching: set[asyncio.Task[None]] = set()
+        self._direct = None if through_proxy else DirectTransport()
+        launchers = Launchers(self._direct or ProxyTransport(api.proxy), token_key)
+        settings = replace(settings, token_tag=token_tag(token_key))
+        self._worker = Worker(executor(api, token_key), settings, tell, asyncio.Semaphore(JOBS_AT_ONCE))
+        self._progress = Progress(self.cache, launchers)
+        self.loop = Loop(self.cache, self._worker, self._progress, launcher_patience=launcher_patience, prices=prices)
+
+    @property
+    def informers(self) -> tuple[Informer[Any], ...]:
+        return self.pods, self.nodes, self.namespaces, self.priorities
+
+    async def synced(self) -> None:
+        """Wait for the informers' first lists."""
+        for informer in self.informers:
+            await informer.synced.wait()
+
+    async def run(self, ready: asyncio.Event) -> None:
+        """Watch at once; plan when the caches are full and `ready` is set: our own kinds are listed."""
+        async with asyncio.TaskGroup() as tasks:
+            for informer in self.informers:
+                tasks.create_task(informer.run(), name=f"informer {informer.path}")
+            await self.synced()
+            await ready.wait()
+            while self._fetching:  # nothing is planned before every placement is known
+                await asyncio.wait(self._fetching)
+            tasks.create_task(self._progress.run(self.loop.records, self._write), name="progress")
+            tasks.create_task(self.loop.run(), name="scheduling loop")
+
+    async def close(self) -> None:
+        if self._direct is not None:
+            await self._direct.close()
+
+    # -- our own kinds -----------------------------------------------------------------------------------------------
+
+    def job(self, key: Key, raw: Object | None) -> None:
+        """A TrainingJob was seen, or (None) is gone. One that can't be read is left alone, and logged."""
+        if raw is None:
+            self.cache.on_job(key, None)
+            return
+        try:
+            job = TrainingJob.from_raw(raw)
+        except ValidationError as error:
+            self._unreadable(key, raw, error)
+            return
+        whole = self._worker.executor.chunks.unpack(job)
+        if whole is not None:
+            self.cache.on_job(key, whole)
+        else:
+            task = asyncio.create_task(self._fetch(key, job))
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+
+    async def _fetch(self, key: Key, job: TrainingJob) -> None:
+        """Read the chunks of a large job's placement: at the start of an operator, for later it knows its own."""
+        while True:
+            try:
+                self.cache.on_job(key, await self._worker.executor.chunks.fetch(job))
+                return
+            except (ApiError, ApiUnreachable) as error:
+                log.warning("TrainingJob %s/%s: its placement: %s; trying again", *key, error)
+                await asyncio.sleep(FETCH_AGAIN)
+
+    def queue(self, key: Key, raw: Object | None) -> None:
+        """A TrainingQueue was seen, or (None) is gone."""
+        try:
+            self.cache.on_queue(key[1], None if raw is None else TrainingQueue.from_raw(raw))
+        except ValidationError as error:
+            log.error("TrainingQueue %s does not fit this operator's version: %s", key[1], error)
+
+    def topology(self, key: Key, raw: Object | None) -> None:
+        """A Topology was seen, or (None) is gone."""
+        try:
+            self.cache.on_topology(key[1], None if raw is None else Topology.from_raw(raw))
+        except ValidationError as error:
+            log.error("Topology %s does not fit this operator's version: %s", key[1], error)
+
+    def _unreadable(self, key: Key, raw: Object, error: ValidationError) -> None:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = (
+            f"this operator can't read the job: {where}: {first['msg']}; correct the field, or upgrade the operator"
+        )
+        log.error("TrainingJob %s/%s: %s", *key, message)
+        conditions = (raw.get("status") or {}).get("conditions") or []
+        if any(
+            item.get("reason") == Reason.INVALID_SPEC.value and item.get("message") == message for item in conditions
+        ):
+            return
+        condition = Condition(
+            type=ConditionType.ADMITTED.value,
+            status="False",
+            reason=Reason.INVALID_SPEC.value,
+            message=message,
+            last_transition_time=utc_now(),
+            observed_generation=raw["metadata"].get("generation", 0),
+        )
+        task = asyncio.create_task(self._tell_unreadable(key, raw, condition))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell_unreadable(self, key: Key, raw: Object, condition: Condition) -> None:
+        try:
+            await self._worker.executor.tell_unreadable(raw, condition)
+        except (ApiError, ApiUnreachable) as error:
+            log.warning("TrainingJob %s/%s: %s", *key, error)
+
+    # -- callbacks ---------------------------------------------------------------------------------------------------
+
+    def _write(self, record: Record, status: Any) -> None:
+        self.loop.start(record, self._worker.carry_out(record, Decision(status=status)))

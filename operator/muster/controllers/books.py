@@ -1,0 +1,276 @@
+"""Keeps the books of queues and of the Topology: who uses how much, and what is wrong with them, in their status.
+
+Nothing is decided here. Each object is written at most every few seconds, and only when something has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+
+from muster.api.common import Condition, find_condition, set_condition
+from muster.api.names import DEFAULT_TOPOLOGY, QueueConditionType, Reason, TopologyConditionType
+from muster.api.topology import Topology, TopologyStatus
+from muster.api.trainingqueue import (
+    MAX_FLAVOURS,
+    Capacity,
+    FlavourUse,
+    ResourceUse,
+    TrainingQueue,
+    TrainingQueueStatus,
+)
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.executor import Executor
+from muster.cluster.views import NodeView
+from muster.controllers.accounts import Held, account
+from muster.controllers.cache import Cache
+from muster.controllers.queues import Standing, fair_share, standings
+from muster.controllers.records import Record
+from muster.scheduling.fairness import dominant_shares
+from muster.scheduling.hierarchy import by_depth
+from muster.scheduling.snapshot import NONE, UNLIMITED, Int, JobState, Seconds, Snapshot
+
+log = logging.getLogger(__name__)
+
+WRITE_EVERY: Final = 5.0
+"""Seconds between two writes of one object."""
+
+_SHOWN: Final = 3
+_GPUS: Final = ("nvidia.com/gpu", "amd.com/gpu")
+
+Status = TrainingQueueStatus | TopologyStatus
+Name = tuple[str, str]
+"""(plural of the kind, name)."""
+
+
+class Books:
+    """The newest status that each object should have, and the writing of it."""
+
+    def __init__(self, cache: Cache, executor: Executor) -> None:
+        self._cache = cache
+        self._executor = executor
+        self._wanted: dict[Name, Status] = {}
+        self._written: dict[Name, float] = {}
+        self._seen: dict[str, tuple[object, ...]] = {}
+        self._tasks: dict[Name, asyncio.Task[None]] = {}
+
+    def keep(self, snapshot: Snapshot, records: Mapping[str, Record], errors: Mapping[str, str], now: datetime) -> None:
+        """Take over what a round of planning has seen. `errors`: what is wrong with a queue's spec, by its name."""
+        queues = self._cache.queues
+        tally = Tally.of(snapshot, count_waiting(records.values()))
+        self._seen = {name: seen for name, seen in self._seen.items() if name in queues}
+        for name, standing in standings(queues, errors).items():
+            # A thousand queues are there: nothing dear is done for those of which nothing has changed.
+            seen = (queues[name], standing, tally.mark(name))
+            if self._seen.get(name) != seen:
+                self._seen[name] = seen
+                self._wanted["trainingqueues", name] = queue_status(queues[name], tally, standing, now)
+        topology = self._cache.topologies.get(DEFAULT_TOPOLOGY)
+        if topology is not None:
+            self._wanted["topologies", DEFAULT_TOPOLOGY] = topology_status(topology, self._cache.nodes(), now)
+
+    def write_due(self) -> None:
+        """Start the writes whose time has come."""
+        now = asyncio.get_running_loop().time()
+        for name, status in list(self._wanted.items()):
+            plural, key = name
+            known: Mapping[str, TrainingQueue | Topology] = (
+                self._cache.queues if plural == "trainingqueues" else self._cache.topologies
+            )
+            found = known.get(key)
+            if found is None or found.status == status:
+                del self._wanted[name]
+            elif name not in self._tasks and now - self._written.get(name, float("-inf")) >= WRITE_EVERY:
+                del self._wanted[name]
+                self._written[name] = now
+                self._tasks[name] = asyncio.create_task(self._write(name, found, status))
+
+    async def _write(self, name: Name, found: TrainingQueue | Topology, status: Status) -> None:
+        try:
+            await self._executor.write_book(name[0], found, status)
+        except (ApiError, ApiUnreachable) as error:
+            log.debug("status of %s/%s: %s", *name, error)  # the next round brings it again
+            self._wanted.setdefault(name, status)
+        finally:
+            del self._tasks[name]
+
+
+def count_waiting(records: Iterable[Record]) -> dict[str, int]:
+    """Jobs by queue that would run if they could."""
+    waiting: dict[str, int] = {}
+    for record in records:
+        status = record.job.status
+        if record.placement is None and status.finished_at is None and not record.spec.suspend and not record.deleted:
+            waiting[record.spec.queue] = waiting.get(record.spec.queue, 0) + 1
+    return waiting
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What each queue and those below it hold. Rows and columns are those of the snapshot's queues.
+
+    Attributes:
+        held: Q x V x R.
+        nominal: Q x V x R, sums of what the quotas name; UNLIMITED where none names it.
+        running, waiting: Q.
+        shares: Q, the part of the cluster.
+    """
+
+    snapshot: Snapshot
+    rows: Mapping[str, int]
+    held: Int
+    nominal: Int
+    running: Int
+    waiting: Int
+    shares: Seconds
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, waiting: Mapping[str, int]) -> Tally:
+        """`waiting`: jobs by name of the queue."""
+        jobs, queues = snapshot.jobs, snapshot.queues
+        mine = np.flatnonzero((jobs.states == JobState.HOLDING) & (jobs.queues != NONE))
+        held = np.zeros_like(queues.nominal)
+        np.add.at(held, (jobs.queues[mine], jobs.flavours[mine]), jobs.held[mine])
+        named = queues.nominal < UNLIMITED
+        nominal = np.where(named, np.minimum(queues.nominal, UNLIMITED // (2 * len(queues.names) + 1)), 0)
+        running = np.bincount(jobs.queues[mine], minlength=len(queues.names))
+        waits = np.array([waiting.get(name, 0) for name in queues.names], dtype=np.int64)
+        for depth in reversed(by_depth(queues.parents)[1:]):
+            above = queues.parents[depth]
+            for amounts in (held, nominal, running, waits):
+                np.add.at(amounts, above, amounts[depth])
+            np.logical_or.at(named, above, named[depth])
+        rows = {name: row for row, name in enumerate(queues.names)}
+        nominal = np.where(named, nominal, UNLIMITED)
+        return cls(snapshot, rows, held, nominal, running, waits, dominant_shares(snapshot))
+
+    def mark(self, name: str) -> tuple[object, ...]:
+        """Changes when something that is told of the queue does."""
+        row = self.rows.get(name, NONE)
+        if row == NONE:
+            return ()
+        spare = np.maximum(0, self.held[row] - self.nominal[row]).tobytes()
+        return int(self.running[row]), int(self.waiting[row]), self.held[row].tobytes(), spare, float(self.shares[row])
+
+
+def queue_status(queue: TrainingQueue, tally: Tally, standing: Standing, now: datetime) -> TrainingQueueStatus:
+    """What the queue's jobs and those below it hold, and what is to be said of it."""
+    row = tally.rows.get(queue.metadata.name, NONE)
+    usage = _usage(tally, row) if row != NONE else ()
+    generation = queue.metadata.generation
+    gpus = sum(int(use.used) for item in usage for use in item.resources if use.name in _GPUS)
+    return TrainingQueueStatus(
+        conditions=_queue_conditions(queue, standing, now),
+        observed_generation=generation,
+        running=int(tally.running[row]) if row != NONE else 0,
+        waiting=int(tally.waiting[row]) if row != NONE else 0,
+        used_gpus=gpus,
+        usage=usage[:MAX_FLAVOURS],
+        fair_share=fair_share(queue, float(tally.shares[row]) if row != NONE else 0.0, now),
+        month=account(queue, _held(tally, row), now) if row != NONE else None,
+    )
+
+
+def _held(tally: Tally, row: int) -> dict[str, Held]:
+    """GPUs that are held, by their type."""
+    snapshot, held = tally.snapshot, dict[str, Held]()
+    columns = [column for column, resource in enumerate(snapshot.resources) if resource in _GPUS]
+    for flavour, name in enumerate(snapshot.flavours):
+        gpus, kind = int(tally.held[row, flavour, columns].sum()), name.partition("/")[0]
+        if gpus:
+            price = 0.0 if snapshot.prices is None else float(snapshot.prices[flavour])
+            before = held.get(kind, Held(0, 0.0))
+            held[kind] = Held(before.gpus + gpus, before.hourly + gpus * price)
+    return held
+
+
+def _usage(tally: Tally, row: int) -> tuple[FlavourUse, ...]:
+    usage = []
+    for flavour, name in enumerate(tally.snapshot.flavours):
+        uses = []
+        for column, resource in enumerate(tally.snapshot.resources):
+            used, nominal = int(tally.held[row, flavour, column]), int(tally.nominal[row, flavour, column])
+            if resource == "pods" or resource.startswith("hostport/") or not used:
+                continue
+            over = max(0, used - nominal) if nominal < UNLIMITED else 0
+            borrowed = quantity(resource, over) if over else None
+            uses.append(ResourceUse(name=resource, used=quantity(resource, used), borrowed=borrowed))
+        if uses:
+            gpu_type, _, capacity = name.partition("/")
+            kind = Capacity(capacity) if capacity else Capacity.ON_DEMAND
+            usage.append(FlavourUse(gpu_type=gpu_type, capacity=kind, resources=tuple(uses)))
+    return tuple(usage)
+
+
+def _queue_conditions(queue: TrainingQueue, standing: Standing, now: datetime) -> tuple[Condition, ...]:
+    """Those of the queue, untouched where there is nothing new."""
+    told = [(QueueConditionType.READY, standing.ready, standing.reason, standing.message)]
+    found = standing.parent_reason
+    if found is not None:
+        told.append((QueueConditionType.PARENT_FOUND, found is Reason.PARENT_FOUND, found, standing.parent_message))
+    conditions = tuple(
+        condition
+        for condition in queue.status.conditions
+        if found is not None or condition.type != QueueConditionType.PARENT_FOUND.value
+    )
+    for type_, true, reason, message in told:
+        new = Condition(
+            type=type_.value,
+            status="True" if true else "False",
+            reason=reason.value,
+            message=message,
+            last_transition_time=now,
+            observed_generation=queue.metadata.generation,
+        )
+        conditions = _with(conditions, new)
+    return conditions
+
+
+def topology_status(topology: Topology, nodes: Iterable[NodeView], now: datetime) -> TopologyStatus:
+    """How many nodes have the labels of every level, and which have not."""
+    labels = [level.label for level in topology.spec.levels]
+    bare: list[str] = []
+    whole = 0
+    for node in nodes:
+        missing = [label for label in labels if not node.labels.get(label)]
+        whole += not missing
+        if missing and node.ready and not node.unschedulable:
+            bare.append(f"{node.name} lacks {missing[0]}")
+    shown = ", ".join(sorted(bare)[:_SHOWN]) + (f" and {len(bare) - _SHOWN} more" if len(bare) > _SHOWN else "")
+    ready = Condition(
+        type=TopologyConditionType.READY.value,
+        status="False" if bare else "True",
+        reason=(Reason.NODES_NOT_LABELLED if bare else Reason.READY).value,
+        message=f"nodes that take no job which asks for the level: {shown}"
+        if bare
+        else "every usable node is labelled",
+        last_transition_time=now,
+        observed_generation=topology.metadata.generation,
+    )
+    return TopologyStatus(
+        conditions=_with(topology.status.conditions, ready),
+        observed_generation=topology.metadata.generation,
+        nodes=whole,
+    )
+
+
+def quantity(resource: str, amount: int) -> str:
+    """An amount in base units as Kubernetes writes it."""
+    if resource != "cpu":
+        return str(amount)
+    return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
+
+
+def _with(conditions: tuple[Condition, ...], new: Condition) -> tuple[Condition, ...]:
+    """The old conditions, untouched when `new` brings nothing new: then nothing is written."""
+    old = find_condition(conditions, new.type)
+    same: dict[str, Any] = {"last_transition_time": old.last_transition_time} if old else {}
+    if old is not None and old == new.model_copy(update=same):
+        return conditions
+    return set_condition(conditions, new)

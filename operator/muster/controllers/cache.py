@@ -1,0 +1,187 @@
+"""What the loop reads: the informers' items and our own kinds, by job, and what has changed since last asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Final, Protocol, TypeVar
+
+from muster.api.topology import Topology
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.snapshot import TERMINAL
+from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView
+
+T_co = TypeVar("T_co", covariant=True)
+
+Key = tuple[str, str]
+"""(namespace, name) of one of our own kinds; the namespace is empty for those that have none."""
+
+UNREACHABLE: Final = "node.kubernetes.io/unreachable"
+"""Taint of a node whose kubelet has been silent for the cluster's grace (40 s by default)."""
+
+
+class Items(Protocol[T_co]):
+    """The part of an informer that is read here."""
+
+    @property
+    def items(self) -> Mapping[str, T_co]: ...
+
+
+class Cache:
+    """Fed by callbacks, read by the loop; both on the same thread.
+
+    Attributes:
+        wake: set whenever something has changed.
+        dirty: UIDs of jobs that are to have a turn.
+    """
+
+    def __init__(
+        self,
+        *,
+        pods: Items[PodView],
+        nodes: Items[NodeView],
+        namespaces: Items[NamespaceView],
+        priority_classes: Items[PriorityClassView],
+    ) -> None:
+        self._pods, self._nodes = pods, nodes
+        self._namespaces, self._priority_classes = namespaces, priority_classes
+        self._owner_of: dict[str, str] = {}
+        self._owned: dict[str, dict[str, PodView]] = {}
+        self._room: dict[str, object] = {}
+        self._jobs: dict[Key, TrainingJob] = {}
+        self._changed: dict[str, TrainingJob] = {}
+        self._deleted: set[str] = set()
+        self._world_changed = True
+        self.queues: dict[str, TrainingQueue] = {}
+        self.topologies: dict[str, Topology] = {}
+        self.wake = asyncio.Event()
+        self.dirty: set[str] = set()
+
+    # -- fed -------------------------------------------------------------------------------------------------------
+
+    def mark(self, uid: str) -> None:
+        """The job is to have a turn."""
+        self.dirty.add(uid)
+        self.wake.set()
+
+    def on_pod(self, key: str, pod: PodView | None) -> None:
+        """A pod has come, changed or (None) gone."""
+        before = self._owner_of.pop(key, "")
+        if before:
+            owned = self._owned.get(before, {})
+            owned.pop(key, None)
+            if not owned:
+                self._owned.pop(before, None)
+            self.dirty.add(before)
+        if pod is not None and pod.owner_uid and pod.job:
+            self._owner_of[key] = pod.owner_uid
+            self._owned.setdefault(pod.owner_uid, {})[key] = pod
+            self.dirty.add(pod.owner_uid)
+        room = None if pod is None else (pod.uid, pod.node, pod.phase in TERMINAL, pod.requests)
+        if room != self._room.get(key):
+            self._world_changed = True
+            if room is None:
+                self._room.pop(key, None)
+            else:
+                self._room[key] = room
+        self.wake.set()
+
+    def on_node(self, name: str, node: NodeView | None) -> None:
+        """A node has come, changed or (None) gone; jobs with pods there are to have a turn when it is lost."""
+        if node is None or _lost(node):
+            for uid, owned in self._owned.items():
+                if any(pod.node == name for pod in owned.values()):
+                    self.dirty.add(uid)
+        self.on_world()
+
+    def on_world(self, *_: object) -> None:
+        """Something that planning depends on has changed."""
+        self._world_changed = True
+        self.wake.set()
+
+    def on_job(self, key: Key, job: TrainingJob | None) -> None:
+        """A TrainingJob was seen, or (None) is gone."""
+        before = self._jobs.pop(key, None)
+        if before is not None and (job is None or job.metadata.uid != before.metadata.uid):
+            self._deleted.add(before.metadata.uid)
+            self._changed.pop(before.metadata.uid, None)
+        if job is not None:
+            self._jobs[key] = job
+            self._changed[job.metadata.uid] = job
+        self.wake.set()
+
+    def on_queue(self, name: str, queue: TrainingQueue | None) -> None:
+        """A TrainingQueue was seen, or (None) is gone."""
+        if queue is None:
+            self.queues.pop(name, None)
+        else:
+            self.queues[name] = queue
+        self.on_world()
+
+    def on_topology(self, name: str, topology: Topology | None) -> None:
+        """A Topology was seen, or (None) is gone."""
+        if topology is None:
+            self.topologies.pop(name, None)
+        else:
+            self.topologies[name] = topology
+        self.on_world()
+
+    # -- read ------------------------------------------------------------------------------------------------------
+
+    def take_jobs(self) -> list[TrainingJob]:
+        """Jobs seen since the last call."""
+        changed, self._changed = list(self._changed.values()), {}
+        return changed
+
+    def take_deleted(self) -> set[str]:
+        """UIDs of jobs gone since the last call."""
+        deleted, self._deleted = self._deleted, set()
+        return deleted
+
+    def take_world_changed(self) -> bool:
+        """Whether anything changed since the last call that planning depends on."""
+        changed, self._world_changed = self._world_changed, False
+        return changed
+
+    def pods(self) -> Iterable[PodView]:
+        return self._pods.items.values()
+
+    def pods_of(self, uid: str) -> tuple[PodView, ...]:
+        """Pods whose controlling owner is the job of that UID."""
+        return tuple(self._owned.get(uid, {}).values())
+
+    def owners(self) -> list[str]:
+        """UIDs of the jobs that own pods."""
+        return list(self._owned)
+
+    def nodes(self) -> list[NodeView]:
+        return list(self._nodes.items.values())
+
+    def node(self, name: str) -> NodeView | None:
+        return self._nodes.items.get(name)
+
+    def lost_nodes(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of `names` that are gone, or whose kubelet is silent."""
+        lost = set()
+        for name in set(names) - {""}:
+            node = self.node(name)
+            if node is None or _lost(node):
+                lost.add(name)
+        return frozenset(lost)
+
+    def namespaces(self) -> dict[str, NamespaceView]:
+        return {view.name: view for view in self._namespaces.items.values()}
+
+    def terminating(self, namespace: str) -> bool:
+        """Whether the namespace is being deleted or gone: nothing can be made there."""
+        view = self._namespaces.items.get(namespace)
+        return view is None or view.terminating
+
+    def priorities(self) -> dict[str, int]:
+        """Value by name of PriorityClass."""
+        return {view.name: view.value for view in self._priority_classes.items.values()}
+
+
+def _lost(node: NodeView) -> bool:
+    return not node.ready and any(taint.key == UNREACHABLE for taint in node.taints)

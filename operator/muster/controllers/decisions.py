@@ -1,0 +1,192 @@
+"""Carries out a plan: placements, promises, stops and moves, each by one status write of the job that it is about.
+
+A promise is written first, in its beneficiary's status, with its victims in it. They are stopped by their own turns,
+when the promise stands written (`lifecycle.preemption`), so no cut leaves a victim stopped for nobody. A job that is
+moved or resized gets its promise and its stop in one write.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+
+from muster.api.common import find_condition
+from muster.api.names import ConditionType, EventReason
+from muster.api.trainingjob_status import Promise, Stop, Victim, nodes_with_workers
+from muster.cluster.status import Draft, finished
+from muster.controllers import planning
+from muster.controllers.claims import Claims
+from muster.controllers.lifecycle import preemption
+from muster.controllers.lifecycle.turn import Decision, Note, write_stop
+from muster.controllers.queues import ceilings, priority_remark
+from muster.controllers.records import Record
+from muster.controllers.work import Worker, utc_now
+from muster.scheduling.plan import Admission, Eviction, Plan
+from muster.scheduling.plan import Promise as Promised
+from muster.scheduling.snapshot import Index, Snapshot
+
+Start = Callable[[Record, Awaitable[None]], None]
+Names = Mapping[str, str]
+"""`namespace/name` by UID."""
+
+
+class Decisions:
+    """Starts the writes that a plan asks for. A job that is being worked on is left alone: the next plan decides."""
+
+    def __init__(self, worker: Worker, records: Mapping[str, Record], claims: Claims, start: Start) -> None:
+        self._worker = worker
+        self._records = records
+        self._claims = claims
+        self._start = start
+
+    def carry_out(self, snapshot: Snapshot, decided: Plan, names: Names) -> None:
+        """Everything in the plan except its words to those that wait."""
+        now = utc_now()
+        promises = {promise.uid: promise for promise in decided.promises}
+        evictions: dict[str, list[Eviction]] = defaultdict(list)
+        for eviction in decided.evictions:
+            if eviction.beneficiary and eviction.beneficiary != eviction.uid:
+                evictions[eviction.beneficiary].append(eviction)
+            else:
+                self._stop(snapshot, eviction, promises.get(eviction.uid), names, now)
+        moving = {eviction.uid for eviction in decided.evictions}
+        for uid in [uid for uid in promises if uid not in moving] + [uid for uid in evictions if uid not in promises]:
+            self._promise(snapshot, uid, promises, evictions[uid], names, now)
+        for uid in decided.broken:
+            self._break(uid, now)
+        for admission in decided.admissions:
+            self._admit(snapshot, admission, now)
+
+    def _admit(self, snapshot: Snapshot, admission: Admission, now: datetime) -> None:
+        record = self._records[admission.uid]
+        if record.task is not None or not record.plannable:
+            record.stand = ()  # its room is promised, but it can't start yet: plan anew after its next turn
+            return
+        generation = (record.job.status.placements or 0) + 1
+        placement = planning.placement_of(
+            snapshot,
+            admission.nodes,
+            generation,
+            now,
+            queue=record.spec.queue,
+            spec=record.placement_hash,
+            yields=admission.yields,
+        )
+        status = planning.admitted(
+            record.job,
+            placement,
+            now,
+            remark=priority_remark(record.planned[1], ceilings(snapshot)) if record.planned else "",
+        )
+        told = find_condition(status.conditions, ConditionType.ADMITTED.value)
+        record.assumed, record.waiting, record.plannable = placement, None, False
+        note = Note(EventReason.ADMITTED, told.message if told else "")
+        self._start(record, self._worker.place(record, status, note))
+
+    def _promise(
+        self,
+        snapshot: Snapshot,
+        uid: str,
+        promises: Mapping[str, Promised],
+        evictions: list[Eviction],
+        names: Names,
+        now: datetime,
+    ) -> None:
+        """Write down whose room a waiting job gets; add to the victims of a promise that stands."""
+        record, decided = self._records[uid], promises.get(uid)
+        standing = record.job.status.promise
+        if record.task is not None or (decided is None and standing is None):
+            record.stand = ()  # plan anew after its next turn
+            return
+        found = [self._victim(snapshot, eviction, promises.get(eviction.uid)) for eviction in evictions]
+        victims = tuple(victim for victim in found if victim is not None)
+        if len(victims) < len(found):
+            return  # somebody has begun to go by itself meanwhile: the next plan counts on that
+        if decided is not None:
+            promise = _written(record, _names(snapshot, decided.nodes), victims, now)
+        else:
+            assert standing is not None
+            asked = {victim.uid for victim in victims}
+            others = tuple(victim for victim in standing.victims if victim.uid not in asked)
+            promise = standing.model_copy(update={"victims": others + victims})
+        status = planning.promised(record.job, promise, names, None, now)
+        record.assumed_promise, record.waiting, record.plannable = promise, None, False
+        self._claims.update(record)
+        note = Note(EventReason.PREEMPTING, planning.promise_message(promise, names))
+        self._start(record, self._worker.carry_out(record, Decision(status=status, notes=(note,))))
+
+    def _victim(self, snapshot: Snapshot, eviction: Eviction, onward: Promised | None) -> Victim | None:
+        record = self._records.get(eviction.uid)
+        placement = record.placement if record is not None and not record.deleted else None
+        if record is None or placement is None or record.job.status.stop is not None or finished(record.job.status):
+            return None
+        return Victim(
+            uid=eviction.uid,
+            generation=placement.generation,
+            reason=eviction.reason.value,
+            lost=max(0, round(eviction.lost)),
+            nodes=nodes_with_workers(_names(snapshot, onward.nodes)) if onward is not None else (),
+        )
+
+    def _stop(
+        self, snapshot: Snapshot, eviction: Eviction, onward: Promised | None, names: Names, now: datetime
+    ) -> None:
+        """Stop a gang for nobody's sake, or so that it goes on elsewhere or with another size."""
+        record = self._records.get(eviction.uid)
+        if record is None or record.task is not None or record.job.status.stop is not None:
+            if record is not None:
+                record.stand = ()  # plan anew after its next turn
+            return
+        status = record.job.status
+        if status.placement is None or finished(status) or record.deleted:
+            return
+        lost = max(0, round(eviction.lost))
+        stop = Stop(
+            reason=eviction.reason.value,
+            message=preemption.said(eviction.reason, "", lost, onward is not None),
+            requested_at=now,
+            beneficiary=record.uid if onward is not None else "",
+            lost=lost,
+        )
+        record.leaving, record.plannable = True, False
+        if onward is not None:
+            promise = _written(record, _names(snapshot, onward.nodes), (), now)
+            record.assumed_promise = promise
+            stopped = planning.promised(record.job, promise, names, stop, now)
+        else:
+            draft = Draft(record.job, now)
+            write_stop(draft, stop)
+            stopped = draft.done()
+        decision = Decision(status=stopped, notes=(preemption.note_of(stop),))
+        self._start(record, self._worker.carry_out(record, decision))
+
+    def _break(self, uid: str, now: datetime) -> None:
+        record = self._records[uid]
+        if record.task is not None or record.job.status.promise is None:
+            record.stand = ()  # plan anew after its next turn
+            return
+        draft = Draft(record.job, now)
+        draft.set(promise=None)
+        told = (
+            "the room that was kept for the job can't be had any more: a node is gone, cordoned or does not suit it, "
+            "or its queue may use less than before; it waits in its old order"
+        )
+        note = Note(EventReason.PROMISE_BROKEN, told, warning=True)
+        record.plannable = False
+        self._start(record, self._worker.carry_out(record, Decision(status=draft.done(), notes=(note,))))
+
+
+def _written(record: Record, nodes: list[str], victims: tuple[Victim, ...], now: datetime) -> Promise:
+    return Promise(
+        workers=len(nodes),
+        nodes=nodes_with_workers(nodes),
+        victims=victims,
+        queue=record.spec.queue,
+        spec=record.promise_hash,
+        promised_at=now,
+    )
+
+
+def _names(snapshot: Snapshot, nodes: Index) -> list[str]:
+    return [snapshot.nodes.names[node] for node in nodes]

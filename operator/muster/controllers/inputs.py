@@ -1,0 +1,203 @@
+"""From the records to the planner's inputs: jobs that wait, that hold room, and that have room promised."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from muster.api.trainingjob_status import TrainingJobStatus
+from muster.cluster import pods as pod_objects
+from muster.cluster.eligibility import NodeFilter, filter_of_pod
+from muster.cluster.gpus import flavour_of
+from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
+from muster.cluster.overrides import TemplateRefused
+from muster.cluster.pods import PodSettings
+from muster.cluster.status import finished
+from muster.cluster.views import PodView
+from muster.controllers import admission, planning, terms
+from muster.controllers.cache import Cache
+from muster.controllers.claims import Claims
+from muster.controllers.lifecycle import preemption
+from muster.controllers.lifecycle.turn import TERMINAL
+from muster.controllers.records import Record, Requests
+from muster.scheduling.snapshot import FOREVER
+
+Flavours = Counter[tuple[str, str]]
+
+
+class Inputs:
+    """Makes `JobInput`s; what is dear is made anew only when something about the job has changed."""
+
+    def __init__(self, cache: Cache, settings: PodSettings, claims: Claims) -> None:
+        self._cache = cache
+        self._settings = settings
+        self._claims = claims
+        self._looked: tuple[object, ...] = ()
+        self._rounds = 0
+
+    def pending(self, record: Record, world: admission.World, counts: Flavours, now: datetime) -> JobInput:
+        """A job that the planner may place."""
+        if record.planned is not None and record.steady is not None and self._steady(record) == record.steady:
+            return record.planned[1]
+        choices = planning.choose_flavours(record.spec, counts)
+        priority = world.priorities.get(record.spec.priority_class, 0)
+        avoided = tuple(item.node for item in record.job.status.avoided if item.until > now)
+        since = planning.submitted(record.job)
+        levels = tuple(world.levels)
+        judgement = record.judgement
+        start = terms.start_seconds(record.job.status)
+        # They speak of a run that would start now, and change all the time while one is under way.
+        times = terms.NO_BOUNDS if record.placement else terms.bounds(record.spec, record.job.status, now, start)
+        key = (judgement, record.spec, choices, priority, levels, avoided, since, record.promise, times, start)
+        if record.planned is None or record.planned[0] != key:
+            requests, node_filter = self._demands(record)
+            made = planning.pending_input(
+                record.job,
+                record.spec,
+                request=dict(requests),
+                node_filter=node_filter,
+                choices=choices,
+                priority=priority,
+                levels=levels,
+                times=times,
+                avoided=avoided,
+                promised=preemption.nodes_of(record.promise) if record.promise else (),
+            )
+            made = replace(made, run=RunInput(restart=start, grace=float(record.spec.grace)))
+            record.planned = (key, made)
+        lasting = times is terms.NO_BOUNDS and not record.job.status.avoided
+        record.steady = self._steady(record) if lasting else None
+        return record.planned[1]
+
+    def look(self, world: admission.World, counts: Flavours) -> None:
+        """Begin a round. What was made of a job in an earlier one holds while this is the same."""
+        looked = (dict(world.priorities), tuple(world.levels), counts)
+        if looked != self._looked:
+            self._looked, self._rounds = looked, self._rounds + 1
+
+    def _steady(self, record: Record) -> tuple[object, ...]:
+        """What the input of a job is made from of which time alone changes nothing. Ten thousand are looked at in every
+        round; that these are the same objects as before is known at once."""
+        return self._rounds, record.job, record.spec, record.judgement, record.promise
+
+    def standing(self, record: Record, world: admission.World, counts: Flavours, now: datetime) -> JobInput | None:
+        """A job's hold, from its placement's first writing until its last pod is gone; or what is promised to it."""
+        pods = [pod for pod in self._cache.pods_of(record.uid) if pod.phase not in TERMINAL]
+        holds = record.placement is not None or pods or record.made
+        if not holds and (record.promise is None or record.deleted or finished(record.job.status)):
+            return None
+        made = self.pending(record, world, counts, now)
+        return self._holding(record, made, pods, now) if holds else made
+
+    def _holding(self, record: Record, made: JobInput, pods: list[PodView], now: datetime) -> JobInput:
+        placement, status = record.placement, record.job.status
+        placed = placement.node_of_index() if placement else ()
+        names = (*placed, *(pod.node for pod in pods))
+        node = next((found for found in map(self._cache.node, names) if found is not None), None)
+        generation = placement.generation if placement else 0
+        claim = self._claims.of(record.uid, generation)
+        leaving = (
+            placement is None
+            or record.leaving
+            or record.deleted
+            or finished(status)
+            or status.stop is not None
+            or claim is not None
+        )
+        beneficiary = claim.beneficiary if claim else status.stop.beneficiary if status.stop else ""
+        promised = made.promised if not (record.deleted or finished(status)) else ()
+        return replace(
+            made,
+            queue=(placement.queue if placement else "") or next((pod.queue for pod in pods if pod.queue), made.queue),
+            workers=placement.workers if placement else made.workers,
+            request=made.request if record.judgement or not pods else dict(pods[0].requests),
+            flavour=flavour_of(node.labels) if node and record.spec.gpus_per_worker else NO_ACCELERATOR,
+            placed=placed,
+            promised=promised,
+            generation=generation,
+            holding=True,
+            reserving=bool(record.made) or (status.stop is None and not finished(status) and not record.deleted),
+            run=replace(
+                run_of(record, now),
+                leaving=leaving,
+                beneficiary=record.uid if promised else beneficiary,
+            ),
+        )
+
+    def orphans(self, records: Mapping[str, Record]) -> Iterable[JobInput]:
+        """Pods of jobs that nobody knows: deleted while no operator ran, or unreadable. They hold their queue's quota
+        until they are gone."""
+        for uid in self._cache.owners():
+            if uid in records:
+                continue
+            pods = [pod for pod in self._cache.pods_of(uid) if pod.phase not in TERMINAL and pod.queue]
+            if not pods:
+                continue
+            node = next((found for found in (self._cache.node(pod.node) for pod in pods) if found is not None), None)
+            gpus = any("gpu" in name for name, _ in pods[0].requests)
+            yield JobInput(
+                uid=uid,
+                queue=pods[0].queue,
+                workers=len(pods),
+                request=dict(pods[0].requests),
+                flavour=flavour_of(node.labels) if node and gpus else NO_ACCELERATOR,
+                generation=max(pod.generation for pod in pods),
+                holding=True,
+                reserving=False,
+                run=RunInput(leaving=True),
+            )
+
+    def _demands(self, record: Record) -> tuple[Requests, NodeFilter]:
+        """One worker's request and demands on its node: as rehearsed, or else as its template says."""
+        if record.judgement is not None and record.judgement.requests:
+            return record.judgement.requests, record.judgement.node_filter
+        try:
+            template = pod_objects.template(record.identity, record.spec, self._settings)
+        except TemplateRefused:
+            return (), NodeFilter()  # its pods, if there are any, tell
+        view = PodView.from_raw({"apiVersion": "v1", "kind": "Pod", **template})
+        return view.requests, filter_of_pod(template["spec"])
+
+
+def run_of(record: Record, now: datetime) -> RunInput:
+    """What is known of the placement, from the job's own telemetry where there is any.
+
+    What a job tells of itself is not trusted further than this: a checkpoint counts from the placement on and not from
+    the future, so the work that a preemption would cost is never more than what the gang can have done.
+    """
+    status, spec = record.job.status, record.spec
+    started = _seconds(record.placement.placed_at if record.placement else None, 0.0)
+    committed = _seconds(status.checkpoint.committed_at if status.checkpoint else None, started)
+    eta = _seconds(status.progress.eta if status.progress else None, FOREVER)
+    return RunInput(
+        started=started,
+        saved=max(started, min(committed, now.timestamp())),
+        restart=terms.start_seconds(status),
+        grace=float(spec.grace) if status.stop_seconds is None else min(float(status.stop_seconds), float(spec.grace)),
+        ends=eta,
+        bound=min(_bound(record, status), terms.bound(spec, status, _gpus(record), record.price)),
+        budget=preemption.budget_left(status.preempted_at, spec.budget, spec.budget_window, now),
+        yields=record.placement is not None and record.placement.yields,
+    )
+
+
+def _gpus(record: Record) -> int:
+    """GPUs of the placement."""
+    return record.placement.workers * record.spec.gpus_per_worker if record.placement else 0
+
+
+def _bound(record: Record, status: TrainingJobStatus) -> float:
+    """When `maxRuntime` has ended the run at the latest, grace included; `readyTimeout` bounds the start before."""
+    spec = record.spec
+    if spec.max_runtime is None or record.placement is None:
+        return FOREVER
+    left = spec.max_runtime - (status.runtime_seconds or 0) + spec.grace + terms.MARGIN
+    if status.running_since is not None:
+        return status.running_since.timestamp() + left
+    return _seconds(record.placement.placed_at, 0.0) + spec.ready_timeout + left
+
+
+def _seconds(moment: datetime | None, otherwise: float) -> float:
+    return otherwise if moment is None else moment.timestamp()

@@ -1,0 +1,1 @@
+"""Pure policies of a job's life, one file each."""

@@ -1,0 +1,182 @@
+"""Why a pod ended: one pure function from what the cluster shows to a cause.
+
+The order is the design's: the operator's recorded intent (a pod that we deleted ended because of that, and isn't asked
+here), the DisruptionTarget condition, the launcher's termination message, the pod's last status, exit codes. A pod that
+is gone without a record is the infrastructure's doing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from muster.cluster.views import PodView
+from muster_protocol import exits
+
+
+class Kind(Enum):
+    """What an end means for the job, the worst first: the gang's cause is its first by this order."""
+
+    CONFIG = "Config"
+    """The run can't start as it is written; trying again would not help."""
+    STORAGE = "Storage"
+    REJECTED = "Rejected"
+    """kubelet refused the pod: the placement was wrong, the gang is withdrawn."""
+    DISRUPTED = "Disrupted"
+    """Drained, evicted, deleted by somebody: not the user's failure."""
+    LOST = "Lost"
+    """The node is gone or silent, or the pod vanished without a record."""
+    MAX_RUNTIME = "MaxRuntime"
+    """Stopped by the launcher because the run's time was over; a checkpoint was saved where the script can."""
+    PREEMPTED = "Preempted"
+    """Stopped when asked; a checkpoint was committed where the script can."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    USER = "User"
+    INFRASTRUCTURE = "Infrastructure"
+    PEER = "Peer"
+    """Followed another pod of the gang; that pod's cause is the one to tell."""
+    SUCCEEDED = "Succeeded"
+
+
+@dataclass(frozen=True)
+class End:
+    """One pod's end, or the gang's: `message` is one sentence for people."""
+
+    kind: Kind
+    message: str
+    index: int = -1
+    pod: str = ""
+    node: str = ""
+    rank: int | None = None
+    exit_code: int | None = None
+    traceback: str = ""
+    step: int | None = None
+    committed_step: int | None = None
+
+
+COUNTED: Final = frozenset({Kind.USER, Kind.OUT_OF_MEMORY})
+"""Kinds that count against `restart.limit`."""
+
+FATAL: Final = frozenset({Kind.CONFIG, Kind.STORAGE})
+"""Kinds that fail the job at once."""
+
+_FROM_LAUNCHER: Final = {
+    exits.Cause.SUCCEEDED: Kind.SUCCEEDED,
+    exits.Cause.USER: Kind.USER,
+    exits.Cause.OUT_OF_MEMORY: Kind.OUT_OF_MEMORY,
+    exits.Cause.CONFIG: Kind.CONFIG,
+    exits.Cause.STORAGE: Kind.STORAGE,
+    exits.Cause.PREEMPTED: Kind.PREEMPTED,
+    exits.Cause.MAX_RUNTIME: Kind.MAX_RUNTIME,
+    exits.Cause.RENDEZVOUS: Kind.INFRASTRUCTURE,
+    exits.Cause.PEER: Kind.PEER,
+    exits.Cause.INFRASTRUCTURE: Kind.INFRASTRUCTURE,
+}
+
+_REJECTIONS: Final = re.compile(
+    r"^(OutOf[a-zA-Z0-9./-]+|NodeAffinity|NodeName|NodePorts|NodeResourcesFit|TaintToleration|UnexpectedAdmissionError"
+    r"|PodOSSelectorNodeLabelDoesNotMatch|PodOSNotSupported|PodFeatureUnsupported|UnsupportedPod|AppArmor"
+    r"|VolumeAttachmentLimitExceeded|TopologyAffinityError|SMTAlignmentError|InvalidNodeInfo|Sysctl\w*)$"
+)
+"""`status.reason` of pods that kubelet's admission turned away before any container ran."""
+
+_DISRUPTIONS: Final = frozenset({"Evicted", "Terminated", "NodeShutdown", "Shutdown", "Preempting", "DeadlineExceeded"})
+_LOSSES: Final = frozenset({"NodeLost", "ContainerStatusUnknown"})
+
+_CANNOT_RUN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
+
+
+def end_of(pod: PodView, *, lost_nodes: frozenset[str] = frozenset()) -> End | None:
+    """The end of a pod that we did not ask to end; None while it goes on.
+
+    `lost_nodes` are names of nodes that are gone or unreachable.
+    """
+    if pod.phase == "Succeeded" and not pod.disruption_target:
+        return _at(pod, Kind.SUCCEEDED, "the launcher ended with exit code 0")
+    if pod.disruption_target:
+        return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node} is disrupted: {pod.disruption_target}")
+    if pod.phase == "Failed":
+        return _failed(pod)
+    if pod.terminating:
+        return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node or '(none)'} was deleted by somebody else")
+    if pod.node and pod.node in lost_nodes:
+        return _at(pod, Kind.LOST, f"node {pod.node}, where pod {pod.name} ran, is gone or does not answer")
+    return None
+
+
+def gone(index: int, name: str) -> End:
+    """A pod that is no longer in the cluster and left no record."""
+    return End(Kind.LOST, f"pod {name} is gone without a record of its end", index=index, pod=name)
+
+
+def first_cause(ends: Iterable[End]) -> End | None:
+    """The end that explains the others: a disruption or loss before the errors that it causes in its peers."""
+    order: Sequence[Kind] = tuple(Kind)
+    return min(ends, key=lambda end: (order.index(end.kind), end.index), default=None)
+
+
+def _failed(pod: PodView) -> End:
+    facts = exits.decode(pod.termination_message) if pod.termination_message else None
+    if facts is not None:
+        return End(
+            kind=_FROM_LAUNCHER[facts.cause],
+            message=facts.message or f"the launcher ended with exit code {facts.exit_code}",
+            index=pod.index,
+            pod=pod.name,
+            node=pod.node,
+            rank=facts.rank,
+            exit_code=facts.rank_exit_code if facts.rank_exit_code is not None else facts.exit_code,
+            traceback=facts.traceback,
+            step=facts.step,
+            committed_step=facts.committed_step,
+        )
+    if pod.status_reason:
+        return _from_status(pod)
+    return _from_exit_code(pod)
+
+
+def _from_status(pod: PodView) -> End:
+    told = f"{pod.status_reason}: {pod.status_message}".rstrip(": ")
+    if _REJECTIONS.match(pod.status_reason):
+        return _at(pod, Kind.REJECTED, f"node {pod.node} rejected pod {pod.name}: {told}")
+    if pod.status_reason in _LOSSES:
+        return _at(pod, Kind.LOST, f"pod {pod.name} on node {pod.node} is lost: {told}")
+    if pod.status_reason in _DISRUPTIONS:
+        return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node} was ended: {told}")
+    if pod.exit_code is None:
+        return _at(pod, Kind.REJECTED, f"node {pod.node} did not run pod {pod.name}: {told}")
+    return _from_exit_code(pod)
+
+
+def _from_exit_code(pod: PodView) -> End:
+    code, reason = pod.exit_code, pod.exit_reason
+    if code is None:
+        return _at(pod, Kind.LOST, f"pod {pod.name} failed and left no exit code")
+    if reason == "OOMKilled":
+        mend = "raise its memory request and limit, or use less"
+        return _at(pod, Kind.OUT_OF_MEMORY, f"pod {pod.name} was killed for want of memory; {mend}")
+    if reason in _LOSSES:
+        return _at(pod, Kind.LOST, f"the node lost sight of pod {pod.name}: {reason}")
+    if reason in _CANNOT_RUN or code in (126, 127):
+        told = pod.termination_message.strip() or f"exit code {code}"
+        mend = "the image needs python3 of version 3.10 or later on its PATH, and torch"
+        return _at(pod, Kind.CONFIG, f"the launcher could not start in pod {pod.name}: {told}; {mend}")
+    if code in (exits.EXIT_CONFIG,):
+        return _at(
+            pod, Kind.CONFIG, f"pod {pod.name} ended with exit code {code}: the run can't start as it is written"
+        )
+    if code == exits.EXIT_INFRASTRUCTURE:  # the launcher's own: a rank's exit codes aren't passed on
+        return _at(pod, Kind.INFRASTRUCTURE, f"the launcher of pod {pod.name} or its gang failed (exit code {code})")
+    if code in (137, 143):
+        signal = "SIGKILL" if code == 137 else "SIGTERM"
+        return _at(pod, Kind.INFRASTRUCTURE, f"pod {pod.name} was ended from outside by {signal}")
+    if code == exits.EXIT_OK:
+        return _at(pod, Kind.SUCCEEDED, "the launcher ended with exit code 0")
+    return _at(pod, Kind.USER, f"pod {pod.name} ended with exit code {code}")
+
+
+def _at(pod: PodView, kind: Kind, message: str) -> End:
+    return End(kind, message, index=pod.index, pod=pod.name, node=pod.node, exit_code=pod.exit_code)

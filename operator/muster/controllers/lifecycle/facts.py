@@ -1,0 +1,58 @@
+"""What ended launchers left in their termination messages: the last step and the last committed checkpoint.
+
+A launcher is asked every ten seconds; what happened after the last answer is only told here. While a gang is being
+stopped its pods end one after the other and are gone soon, so the record collects what they tell, and it is written
+once, with the end of the placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from muster.api.trainingjob_status import CommittedCheckpoint, Progress
+from muster.cluster.views import PodView
+from muster.controllers.lifecycle.turn import TERMINAL, Facts, Turn
+from muster_protocol import exits
+
+
+def told_by(pods: Iterable[PodView], known: Facts) -> Facts:
+    """`known`, and what ended pods tell beyond it."""
+    ended = [pod for pod in pods if pod.phase in TERMINAL and pod.termination_message]
+    found = [facts for facts in (exits.decode(pod.termination_message) for pod in ended) if facts is not None]
+    steps = [known.step, *(facts.step for facts in found)]
+    committed = [known.committed_step, *(facts.committed_step for facts in found)]
+    return Facts(
+        max((step for step in steps if step is not None), default=None),
+        max((step for step in committed if step is not None), default=None),
+    )
+
+
+def learn(turn: Turn) -> bool:
+    """Take over newer steps from the present placement's ended pods."""
+    if turn.status.placement is not None:
+        take_facts(turn)
+    return False
+
+
+def take_facts(turn: Turn) -> None:
+    """Take over newer steps."""
+    facts = turn.s.facts
+    if facts.step is not None:
+        _progress(turn, facts.step)
+    if facts.committed_step is not None:
+        _checkpoint(turn, facts.committed_step)
+
+
+def _progress(turn: Turn, step: int) -> None:
+    old = turn.status.progress
+    if old is not None and old.step >= step:
+        return
+    update = {"step": step, "updated_at": turn.s.now, "eta": None}
+    turn.draft.set(progress=old.model_copy(update=update) if old else Progress(step=step, updated_at=turn.s.now))
+
+
+def _checkpoint(turn: Turn, step: int) -> None:
+    old, spec = turn.status.checkpoint, turn.s.spec.checkpoint
+    if spec is None or (old is not None and old.step >= step):
+        return
+    turn.draft.set(checkpoint=CommittedCheckpoint(step=step, uri=spec.uri, committed_at=turn.s.now))

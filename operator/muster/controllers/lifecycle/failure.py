@@ -1,0 +1,156 @@
+"""A worker of the gang ended badly: restart the whole gang from its last checkpoint, or give the job up.
+
+Today's only recovery is a new generation of the whole gang. Failures of the script count against `restart.limit`;
+disruptions, lost nodes and the platform's own failures do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Final
+
+from muster.api.names import ConditionType, EventReason, Reason
+from muster.api.trainingjob_status import Failure, QueuePosition
+from muster.cluster.status import is_true
+from muster.controllers.lifecycle import causes
+from muster.controllers.lifecycle.causes import COUNTED, FATAL, End, Kind
+from muster.controllers.lifecycle.completion import finish_run
+from muster.controllers.lifecycle.turn import Turn
+
+PEER_PATIENCE: Final = 15.0
+"""Seconds to wait for the pod that its peers followed, before they are believed to be the cause themselves."""
+
+FREE_DISRUPTIONS: Final = 3
+"""Disruptions and lost nodes after which a gang that hardly trained waits before its next start."""
+
+SETTLED: Final = 300.0
+"""Seconds of training after which a disruption counts as a new one."""
+
+_LAUNCHER_WORD: Final = {
+    Kind.CONFIG: "config",
+    Kind.STORAGE: "storage",
+    Kind.USER: "user",
+    Kind.OUT_OF_MEMORY: "out-of-memory",
+    Kind.MAX_RUNTIME: "max-runtime",
+    Kind.PREEMPTED: "preempted",
+    Kind.PEER: "peer",
+    Kind.SUCCEEDED: "succeeded",
+}
+"""`status.failure.cause`: the launcher's words; every other kind is the infrastructure's."""
+
+_FAILED_REASON: Final = {
+    Kind.CONFIG: Reason.CONFIGURATION_ERROR,
+    Kind.STORAGE: Reason.STORAGE_ERROR,
+    Kind.USER: Reason.USER_ERROR,
+    Kind.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
+}
+
+
+def recover(turn: Turn) -> bool:
+    """Find the first cause among the gang's ends and act on it."""
+    if turn.status.placement is None:
+        return False
+    cause = causes.first_cause(ends(turn))
+    if cause is None or cause.kind is Kind.SUCCEEDED:
+        return False
+    if cause.kind is Kind.REJECTED and not is_true(turn.status, ConditionType.RUNNING):
+        return False  # the placement was wrong: `withdraw` takes it back
+    if cause.kind is Kind.PEER and _somebody_lives(turn) and turn.s.peers_wait < PEER_PATIENCE:
+        turn.wake_in(PEER_PATIENCE - turn.s.peers_wait)
+        return True
+    _record(turn, cause)
+    failures = (turn.status.failures or 0) + (1 if cause.kind in COUNTED else 0)
+    turn.draft.set(failures=failures or None)
+    if cause.kind is Kind.MAX_RUNTIME:
+        fail(turn, cause, Reason.MAX_RUNTIME_EXCEEDED, "maxRuntime has passed")
+    elif cause.kind in FATAL:
+        fail(turn, cause, _FAILED_REASON[cause.kind], "")
+    elif cause.kind in COUNTED and failures > turn.s.spec.restart_limit:
+        tried = f"restart.limit {turn.s.spec.restart_limit} is used up" if turn.s.spec.restart_limit else ""
+        fail(turn, cause, _FAILED_REASON[cause.kind], tried)
+    else:
+        _restart(turn, cause, failures)
+    return True
+
+
+def ends(turn: Turn) -> Iterator[End]:
+    """Every end within the present placement that we did not ask for."""
+    placement = turn.status.placement
+    assert placement is not None
+    pods = turn.by_index()
+    begun = is_true(turn.status, ConditionType.PODS_READY) or is_true(turn.status, ConditionType.RUNNING)
+    for index in range(placement.workers):
+        pod = pods.get(index)
+        if pod is not None:
+            end = causes.end_of(pod, lost_nodes=turn.s.lost_nodes)
+            if end is not None:
+                yield end
+        elif begun or turn.name_of(index) in turn.s.shown:
+            yield causes.gone(index, turn.name_of(index))
+
+
+def fail(turn: Turn, cause: End, reason: Reason, remark: str) -> None:
+    """The job has failed for good; its living pods are removed, the ended ones stay for their logs."""
+    message = _sentence(cause) if not remark else f"{remark}; {_sentence(cause)}"
+    finish_run(turn, reason)
+    turn.draft.set(queue=QueuePosition(reason=reason.value, message=message))  # what `kubectl get` shows
+    turn.draft.condition(ConditionType.FAILED, True, reason.value, message)
+    if cause.kind is Kind.STORAGE:
+        turn.draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, False, Reason.STORAGE_ERROR.value, cause.message)
+    turn.tell(EventReason.FAILED, message, warning=True)
+    turn.remove(pod for pod in turn.s.pods if pod.phase not in ("Succeeded", "Failed"))
+    turn.remove_unshown()
+
+
+def _restart(turn: Turn, cause: End, failures: int) -> None:
+    restarts = (turn.status.restarts or 0) + 1
+    delay = _delay(turn, cause, failures, restarts)
+    turn.draft.set(restarts=restarts, not_before=turn.s.now + timedelta(seconds=delay) if delay else None)
+    checkpoint = turn.status.checkpoint
+    origin = f"from step {checkpoint.step}" if checkpoint else "from its last committed checkpoint, if it has one"
+    limit = turn.s.spec.restart_limit
+    count = f" (restart {failures} of at most {limit} after failures)" if cause.kind in COUNTED else ""
+    message = f"{_sentence(cause)}{count}"
+    turn.tell(EventReason.WORKER_FAILED, message, warning=True)
+    turn.tell(EventReason.RESTARTING, f"{f'after {delay} s ' if delay else ''}the gang starts again {origin}")
+    turn.stop(Reason.RESTARTING, message)
+
+
+def _delay(turn: Turn, cause: End, failures: int, restarts: int) -> int:
+    """Seconds before the next placement. A disruption needs none, since the job did nothing wrong; but one that meets
+    the gang again and again before it has trained for a while is something that nobody should repeat at full speed."""
+    if cause.kind in COUNTED:
+        return turn.s.spec.restart_delay(failures)
+    if cause.kind in (Kind.INFRASTRUCTURE, Kind.PEER, Kind.REJECTED):
+        return turn.s.spec.restart_delay(restarts - 1) if restarts > 1 else 0  # once may be chance
+    if restarts <= FREE_DISRUPTIONS or turn.since(turn.status.running_since) >= SETTLED:
+        return 0
+    return turn.s.spec.restart_delay(restarts - FREE_DISRUPTIONS)
+
+
+def _record(turn: Turn, cause: End) -> None:
+    turn.draft.set(
+        failure=Failure(
+            cause=_LAUNCHER_WORD.get(cause.kind, "infrastructure"),
+            index=cause.index if cause.index >= 0 else None,
+            rank=cause.rank,
+            node=cause.node or None,
+            exit_code=cause.exit_code,
+            message=cause.message,
+            traceback=cause.traceback,
+            at=turn.s.now,
+        )
+    )
+
+
+def _sentence(cause: End) -> str:
+    who = f"rank {cause.rank}, worker {cause.index}" if cause.rank is not None else f"worker {cause.index}"
+    where = f" on node {cause.node}" if cause.node else ""
+    last = cause.traceback.strip().splitlines()[-1] if cause.traceback.strip() else ""
+    told = cause.message if not last or last in cause.message else f"{cause.message} ({last})"
+    return f"{who}{where}: {told}" if cause.index >= 0 else told
+
+
+def _somebody_lives(turn: Turn) -> bool:
+    return any(pod.phase not in ("Succeeded", "Failed") for pod in turn.gang)

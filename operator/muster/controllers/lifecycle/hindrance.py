@@ -1,0 +1,56 @@
+"""What keeps a pod from starting, as kubelet says it of the pod's containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from muster.cluster.views import PodView
+from muster.controllers.lifecycle.turn import TERMINAL
+
+HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+"""Waiting reasons that time does not mend."""
+IMAGE: Final = frozenset({"ImagePullBackOff", "ErrImagePull", "ImageInspectError", "RegistryUnavailable"}) | HOPELESS
+CONTAINER: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError", "CrashLoopBackOff"}
+)
+
+
+@dataclass(frozen=True)
+class Hindrance:
+    """`reason` is kubelet's word; `message` is a sentence with the pod, its node and what to look at."""
+
+    pod: PodView
+    reason: str
+    message: str
+
+
+def first(pods: Iterable[PodView]) -> Hindrance | None:
+    """That of the gang's first worker that has one, or None."""
+    return next((found for pod in sorted(pods, key=lambda pod: pod.index) for found in of_pod(pod)), None)
+
+
+def of_pod(pod: PodView) -> Iterable[Hindrance]:
+    """What kubelet says of each container that does not start."""
+    if pod.phase in TERMINAL or pod.terminating:
+        return
+    for waiting in pod.waiting:
+        told = f"{waiting.reason}: {waiting.message}".rstrip(": ")
+        where = f"pod {pod.name} on node {pod.node}"
+        if waiting.reason in IMAGE:
+            what = f"{where} can't get the image of container {waiting.container}: {told}"
+            yield Hindrance(pod, waiting.reason, f"{what}; check spec.image and imagePullSecrets")
+        elif waiting.reason in CONTAINER:
+            yield Hindrance(pod, waiting.reason, f"{where} can't start container {waiting.container}: {told}")
+
+
+def known(reason: str) -> bool:
+    """Whether it is one of kubelet's words."""
+    return reason in IMAGE or reason in CONTAINER
+
+
+def alike(one: str, other: str) -> bool:
+    """Whether both words tell of the same trouble: kubelet says ErrImagePull and ImagePullBackOff in turns, and each
+    change would be a write."""
+    return any(one in kind and other in kind for kind in (IMAGE, CONTAINER))

@@ -1,0 +1,79 @@
+"""Windows, budgets and deadlines: a gang stops when its time or money is up, and its owner is told beforehand."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from muster.api.common import find_condition
+from muster.api.names import ConditionType, EventReason, Reason
+from muster.api.trainingjob_status import Stop
+from muster.controllers import terms
+from muster.controllers.lifecycle.turn import Turn
+from muster.scheduling.plan import WaitReason
+
+
+def keep_terms(turn: Turn) -> bool:
+    """End a placement whose window has closed or whose budget is spent; hold a job back that may not start at all."""
+    wrong = terms.window_error(turn.s.spec.window) if turn.s.spec.window else ""
+    if not wrong:
+        _deadline(turn)
+    if turn.status.placement is None:
+        return _hold_back(turn, wrong)
+    return False if wrong else _stop(turn)
+
+
+def _hold_back(turn: Turn, wrong: str) -> bool:
+    spent = terms.budget_spent(turn.s.spec, turn.status.usage) if turn.status.usage else ""
+    for reason, message in ((Reason.INVALID_WINDOW, wrong), (Reason.BUDGET_EXHAUSTED, spent)):
+        if message:
+            known = find_condition(turn.status.conditions, ConditionType.ADMITTED.value)
+            if known is None or (known.reason, known.message) != (reason.value, message):
+                turn.waits(reason.value, message)
+                turn.tell(EventReason.QUEUED, message, warning=True)
+            return True
+    opens = terms.may_start(turn.s.spec, turn.s.now, terms.start_seconds(turn.status))
+    if opens > turn.s.now:
+        turn.wake_at(opens)
+    return False
+
+
+def _stop(turn: Turn) -> bool:
+    spec, status, placement = turn.s.spec, turn.status, turn.status.placement
+    assert placement is not None
+    gpus = placement.workers * spec.gpus_per_worker
+    ends: list[tuple[datetime, str, str]] = []
+    if placement.placed_at is not None:
+        window = terms.window_end(spec, placement.placed_at)
+        if window is not None:
+            ends.append((window.at, WaitReason.WINDOW_CLOSED.value, window.message))
+    budget = terms.budget_end(spec, status, gpus, turn.s.price)
+    if budget is not None:
+        message = terms.budget_spent(spec, terms.used(status, gpus, turn.s.price, turn.s.now))
+        ends.append((budget, Reason.BUDGET_EXHAUSTED.value, message))
+    for at, reason, message in sorted(ends):
+        if at > turn.s.now:
+            turn.wake_at(at)
+        elif message:
+            told = f"{message}; the gang saves a checkpoint and stops"
+            turn.tell(EventReason.TIME_IS_UP, told)
+            turn.record_stop(Stop(reason=reason, message=message, requested_at=turn.s.now))
+            return True
+    return False
+
+
+def _deadline(turn: Turn) -> None:
+    """Say whether the deadline can be met; written when the answer changes, for the times in it always do."""
+    known = find_condition(turn.status.conditions, ConditionType.DEADLINE_REACHABLE.value)
+    found = terms.outlook(turn.s.spec, turn.status, turn.s.now, terms.start_seconds(turn.status))
+    if found is None:
+        if known is not None:
+            turn.draft.condition(ConditionType.DEADLINE_REACHABLE, None, Reason.NO_DEADLINE.value, "no deadline is set")
+        return
+    if found.changes is not None:
+        turn.wake_at(found.changes)
+    reason = {True: Reason.IN_TIME, False: Reason.TOO_LATE, None: Reason.LENGTH_UNKNOWN}[found.met]
+    if known is not None and known.reason == reason.value and known.observed_generation == turn.generation:
+        return
+    turn.draft.condition(ConditionType.DEADLINE_REACHABLE, found.met, reason.value, found.message)
+    if found.met is False:
+        turn.tell(EventReason.DEADLINE_AT_RISK, found.message, warning=True)

@@ -1,0 +1,132 @@
+"""A gang is asked to give its room to another, or to go on elsewhere: the stop is recorded, then carried out.
+
+What makes a preemption safe against any cut is the order of three writes. The beneficiary's `status.promise` names
+nodes and victims; it is written first. Each victim that finds itself named there gets its `status.stop`. The
+beneficiary's `status.placement` is written when the planner sees the promised room free. Whoever runs the same code
+again, in this process or the next, goes on where it was.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from muster.api.names import EventReason
+from muster.api.trainingjob_status import NodeWorkers, Promise, Stop, nodes_by_index, parse_indexes
+from muster.controllers.lifecycle.turn import Note, Turn
+from muster.scheduling.plan import MoveReason
+
+OWN: Final = frozenset({MoveReason.GROWN.value, MoveReason.PROMOTED.value})
+"""Moves for the job's own good: no preemptions, and its disruption budget does not count them."""
+
+REMEMBERED: Final = 32
+"""Preemptions of which the moment is kept."""
+
+_WHY: Final = {
+    MoveReason.PREEMPTED: "which ranks before it",
+    MoveReason.RECLAIMED: "whose queue takes back what it has lent",
+    MoveReason.YIELDED: "which it was let in before, as long as it did not stand in its way",
+    MoveReason.SHRUNK: "which needs some of its workers' room",
+    MoveReason.GROWN: "",
+    MoveReason.PROMOTED: "",
+    MoveReason.DEFRAGMENTED: "which only finds its room scattered",
+    MoveReason.QUOTA_LOWERED: "",
+}
+_ALONE: Final = {
+    MoveReason.PREEMPTED: "the gang gives its room up",
+    MoveReason.RECLAIMED: "the gang gives back what its queue had borrowed",
+    MoveReason.YIELDED: "the gang gives way to the job that it was let in before",
+    MoveReason.SHRUNK: "the gang goes on with fewer workers",
+    MoveReason.GROWN: "there is idle room: the gang goes on with more workers",
+    MoveReason.PROMOTED: "nodes of a kind that the job prefers are free: the gang moves there",
+    MoveReason.DEFRAGMENTED: "the gang moves, so that a job fits that only finds its room scattered",
+    MoveReason.QUOTA_LOWERED: "its queue uses more than it may now",
+}
+
+
+def give_way(turn: Turn) -> bool:
+    """Stop a gang whose room is promised to another."""
+    claim, placement = turn.s.claim, turn.status.placement
+    if claim is None or placement is None or placement.generation != claim.victim.generation:
+        return False
+    victim = claim.victim
+    stop = Stop(
+        reason=victim.reason,
+        message=said(MoveReason(victim.reason), claim.name, victim.lost, len(victim.nodes) > 0),
+        requested_at=turn.s.now,
+        beneficiary=claim.beneficiary,
+        lost=victim.lost,
+    )
+    if victim.nodes:
+        turn.draft.set(promise=onward(turn, victim.nodes))
+    turn.notes.append(note_of(stop))
+    turn.record_stop(stop)
+    return True
+
+
+def onward(turn: Turn, nodes: tuple[NodeWorkers, ...]) -> Promise:
+    """The promise of a gang that stops and goes on at once on `nodes`."""
+    return Promise(
+        workers=sum(len(parse_indexes(item.indexes)) for item in nodes),
+        nodes=nodes,
+        queue=turn.s.spec.queue,
+        spec=turn.s.promise_hash,
+        promised_at=turn.s.now,
+    )
+
+
+def drop_promise(turn: Turn) -> bool:
+    """End a promise that no longer means this job: suspended, or edited in what the planner looked at."""
+    promise = turn.status.promise
+    if promise is None:
+        return False
+    if turn.s.spec.suspend:
+        why = "spec.suspend is true"
+    elif promise.spec and promise.spec != turn.s.promise_hash:
+        why = "the spec has changed; the job is planned anew"
+    else:
+        return False
+    turn.draft.set(promise=None)
+    turn.tell(EventReason.PROMISE_BROKEN, f"the room that was kept for the job is open again: {why}")
+    return False
+
+
+def count(turn: Turn, stop: Stop) -> None:
+    """Book a stop that the planner asked for, now that its last pod is gone."""
+    status = turn.status
+    turn.draft.set(
+        stop_seconds=max(0, round(turn.since(stop.requested_at))),
+        lost_gpu_seconds=(status.lost_gpu_seconds or 0) + stop.lost or None,
+    )
+    if stop.reason not in OWN:
+        moments = (*status.preempted_at, turn.s.now)[-REMEMBERED:]
+        turn.draft.set(preemptions=(status.preemptions or 0) + 1, preempted_at=moments)
+
+
+def said(reason: MoveReason, beneficiary: str, lost: int, goes_on: bool) -> str:
+    """One sentence: for whom, why, and what it costs."""
+    why = _WHY[reason]
+    told = f"the gang gives its room to {beneficiary}, {why}" if beneficiary and why else _ALONE[reason]
+    then = "it goes on at once with its new size or place" if goes_on else "it queues again with its first submit time"
+    return f"{told}; about {lost} GPU-seconds of work are lost; {then}"
+
+
+def note_of(stop: Stop) -> Note:
+    """The Event of a stop that the planner asked for."""
+    moved = stop.reason in OWN or stop.reason in (MoveReason.SHRUNK.value, MoveReason.DEFRAGMENTED.value)
+    return Note(EventReason.MOVED if moved else EventReason.PREEMPTED, f"{stop.reason}: {stop.message}")
+
+
+def budget_left(preempted_at: tuple[datetime, ...], budget: int | None, window: float, now: datetime) -> int | None:
+    """Preemptions that the disruption budget allows now; None for any number. `window` in seconds."""
+    if budget is None:
+        return None
+    return max(0, budget - sum((now - moment).total_seconds() < window for moment in preempted_at))
+
+
+def nodes_of(promise: Promise) -> tuple[str, ...]:
+    """Node names by index; () for a promise that can't be read, which the planner then breaks."""
+    try:
+        return nodes_by_index(promise.nodes, promise.workers, "status.promise")
+    except ValueError:
+        return ()

@@ -1,0 +1,57 @@
+"""One job's turn: a straight list of policies, each of which may end the turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from muster.controllers.lifecycle.completion import complete
+from muster.controllers.lifecycle.facts import learn
+from muster.controllers.lifecycle.failure import recover
+from muster.controllers.lifecycle.limits import keep_terms
+from muster.controllers.lifecycle.preemption import drop_promise, give_way
+from muster.controllers.lifecycle.renewal import renew
+from muster.controllers.lifecycle.runtime import limit_runtime
+from muster.controllers.lifecycle.start import follow, make_pods
+from muster.controllers.lifecycle.stopping import clean_finished, continue_stop, remove_strays
+from muster.controllers.lifecycle.suspend import suspend
+from muster.controllers.lifecycle.turn import Decision, Situation, Turn
+from muster.controllers.lifecycle.waiting import wait
+from muster.controllers.lifecycle.withdraw import withdraw
+
+Policy = Callable[[Turn], bool]
+"""Edits the turn; True ends it."""
+
+POLICIES: Final[tuple[Policy, ...]] = (
+    clean_finished,
+    remove_strays,
+    drop_promise,
+    continue_stop,
+    suspend,
+    renew,
+    keep_terms,
+    wait,
+    learn,
+    complete,
+    recover,
+    give_way,
+    withdraw,
+    limit_runtime,
+    follow,
+    make_pods,
+)
+
+
+def reconcile(situation: Situation) -> Decision:
+    """What is to be done about one job now. Pure: the same situation always gives the same decision."""
+    turn = Turn(situation)
+    if situation.job.metadata.deletion_timestamp is not None:
+        # The garbage collector waits for the object to go, and a finalizer of somebody else's may hold it for ever: the
+        # pods go now. Until they are gone they hold their room.
+        turn.remove(turn.s.pods)
+        turn.remove_unshown()
+        return turn.decision()
+    for policy in POLICIES:
+        if policy(turn):
+            break
+    return turn.decision()

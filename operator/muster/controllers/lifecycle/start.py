@@ -1,0 +1,89 @@
+"""From placement to training: missing pods are made, and the conditions follow what the pods and the launcher show."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from muster.api.names import ConditionType, Reason
+from muster.api.trainingjob_status import QueuePosition
+from muster.cluster.status import is_true, reason_of
+from muster.controllers.lifecycle import hindrance
+from muster.controllers.lifecycle.turn import Turn
+from muster_protocol.launcher_api import Phase as LauncherPhase
+
+BARRIER: Final = 5.0
+"""Seconds that a gang whose pods are all ready may take to its barrier before PodsReady is told by itself. Most take
+less, and then PodsReady and Running are one write."""
+
+
+def make_pods(turn: Turn) -> bool:
+    """Ask for the pods of the placement that do not exist yet. Not once the gang was whole: then a pod is lost."""
+    placement = turn.status.placement
+    if placement is None or is_true(turn.status, ConditionType.PODS_READY):
+        return False
+    present = {pod.index for pod in turn.gang} | {
+        made.index for made in turn.s.unshown if made.generation == placement.generation
+    }
+    turn.make = tuple(index for index in range(placement.workers) if index not in present)
+    return False
+
+
+def follow(turn: Turn) -> bool:
+    """Set PodsReady and Running."""
+    placement = turn.status.placement
+    if placement is None:
+        return False
+    pods = turn.by_index()
+    ready = sum(pod.ready or pod.phase == "Succeeded" for pod in pods.values())
+    if ready < placement.workers:
+        _tell_hindrance(turn)
+    elif not is_true(turn.status, ConditionType.RUNNING):
+        if not _train(turn, placement.workers) and turn.s.whole_for < BARRIER:
+            turn.wake_in(max(0.2, BARRIER - turn.s.whole_for))
+            return False
+        turn.draft.set(ready=ready, queue=None)
+        turn.draft.condition(
+            ConditionType.PODS_READY, True, Reason.PODS_READY.value, f"all {placement.workers} pods run"
+        )
+        if not is_true(turn.status, ConditionType.RUNNING):
+            told = "the workers join the barrier"
+            turn.draft.condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_GANG.value, told)
+    return False
+
+
+def _tell_hindrance(turn: Turn) -> None:
+    """Say at once what keeps a pod from starting, in kubelet's words: a person can mend it meanwhile."""
+    if is_true(turn.status, ConditionType.RUNNING) or is_true(turn.status, ConditionType.PODS_READY):
+        return
+    found, told = hindrance.first(turn.gang), reason_of(turn.status, ConditionType.PODS_READY)
+    if found is None:
+        if hindrance.known(told):
+            turn.draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, "pods are being made")
+            turn.draft.set(queue=None)
+    elif not hindrance.alike(told, found.reason):
+        turn.draft.condition(ConditionType.PODS_READY, False, found.reason, found.message)
+        turn.draft.set(queue=QueuePosition(reason=found.reason, message=found.message))
+
+
+def _train(turn: Turn, workers: int) -> bool:
+    """Set Running when the launcher says so, or has been silent for long. False: not yet."""
+    launcher = turn.s.launcher
+    if launcher is not None and launcher.phase in (LauncherPhase.JOINING, LauncherPhase.PREFLIGHT):
+        return False
+    if launcher is not None:
+        message = f"{workers} workers train"
+        turn.draft.set(incarnation=launcher.incarnation)
+        if turn.s.spec.checkpoint is not None and not launcher.storage_error:
+            told = f"{turn.s.spec.checkpoint.uri} can be read and written"
+            turn.draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, True, Reason.STORAGE_READY.value, told)
+    elif turn.s.silent_for >= turn.s.launcher_patience:
+        message = f"all {workers} pods run, but the launcher does not answer the operator: no progress is shown"
+    else:
+        turn.wake_in(max(0.2, turn.s.launcher_patience - turn.s.silent_for))
+        return False
+    now = turn.s.now
+    placed_at = turn.status.placement.placed_at if turn.status.placement else None
+    turn.draft.set(start_seconds=max(0, round(turn.since(placed_at))) if placed_at else None)
+    turn.draft.condition(ConditionType.RUNNING, True, Reason.TRAINING.value, message)
+    turn.draft.set(running_since=now, started_at=turn.status.started_at or now, withdrawals=None, avoided=())
+    return True

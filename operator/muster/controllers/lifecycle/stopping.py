@@ -1,0 +1,69 @@
+"""Ends a placement: its pods are deleted with their grace, and it holds quota and room until the last is gone."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from muster.api.names import ConditionType, Reason
+from muster.cluster.status import MOVES
+from muster.controllers.lifecycle import preemption
+from muster.controllers.lifecycle.facts import take_facts
+from muster.controllers.lifecycle.turn import TERMINAL, Turn
+
+
+def remove_strays(turn: Turn) -> bool:
+    """Delete pods of other placements than the present one: left by a cut, or late fruits of a request given up."""
+    placement = turn.status.placement
+    turn.remove(pod for pod in turn.s.pods if placement is None or pod.generation != placement.generation)
+    return False
+
+
+def continue_stop(turn: Turn) -> bool:
+    """While `status.stop` stands nothing else happens; when the last pod is gone, the placement is."""
+    stop = turn.status.stop
+    if stop is None:
+        return False
+    turn.remove(turn.s.pods)
+    turn.remove_unshown()
+    if pods_remain(turn):
+        return True
+    take_facts(turn)
+    if stop.reason in MOVES:
+        preemption.count(turn, stop)
+    turn.draft.set(placement=None, stop=None, replicas=0, ready=0, nodes=None)
+    turn.waits(stop.reason, stop.message)
+    for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
+        turn.draft.condition(kind, False, Reason.NO_PODS.value, stop.message)
+    return False
+
+
+def pods_remain(turn: Turn) -> bool:
+    """Whether a pod of the job is left. One that was deleted on a node that is lost counts as gone: its kubelet can't
+    say so, names carry the generation and checkpoints the epoch, so the next placement need not wait. It still counts
+    against its node."""
+    left = [pod for pod in turn.s.pods if not (pod.terminating and pod.node in turn.s.lost_nodes)]
+    return bool(left or turn.s.unshown)
+
+
+def clean_finished(turn: Turn) -> bool:
+    """A finished job keeps its ended pods, for their logs; the others go, and with the last of them its hold."""
+    if turn.status.finished_at is None:
+        return False
+    turn.remove(pod for pod in turn.s.pods if pod.phase not in TERMINAL)
+    turn.remove_unshown()
+    living = [pod for pod in turn.s.pods if pod.phase not in TERMINAL]
+    held = [pod for pod in living if not (pod.terminating and pod.node in turn.s.lost_nodes)]
+    if not held and not turn.s.unshown and (turn.status.placement is not None or turn.status.stop is not None):
+        turn.draft.set(placement=None, stop=None, replicas=0, ready=0)
+    _expire(turn, turn.status.finished_at)
+    return True
+
+
+def _expire(turn: Turn, finished_at: datetime) -> None:
+    if turn.s.spec.ttl is None:
+        return
+    left = turn.s.spec.ttl - turn.since(finished_at)
+    if left <= 0:
+        turn.delete_job = True
+    else:
+        turn.wake_in(left)

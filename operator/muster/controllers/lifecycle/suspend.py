@@ -1,0 +1,30 @@
+"""`spec.suspend`: stop with a checkpoint, wait, and queue again with the first submit time."""
+
+from __future__ import annotations
+
+from muster.api.names import ConditionType, EventReason, Reason
+from muster.cluster.status import is_true
+from muster.controllers.lifecycle.turn import Turn
+
+_STOPPED = "spec.suspend is true; set it to false to queue the job again"
+
+
+def suspend(turn: Turn) -> bool:
+    """Stop a suspended job's gang; say so once its last pod is gone. An ended job stays ended."""
+    suspended = is_true(turn.status, ConditionType.SUSPENDED)
+    if not turn.s.spec.suspend:
+        if suspended:
+            turn.draft.condition(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED.value)
+            turn.draft.condition(ConditionType.ADMITTED, False, Reason.PENDING.value, "queued again")
+            turn.draft.set(not_before=None, avoided=())
+            turn.tell(EventReason.RESUMED, "spec.suspend is false: queued again")
+        return False
+    if turn.status.placement is not None:
+        turn.stop(Reason.SUSPENDED, "spec.suspend is true: the gang saves a checkpoint and stops")
+        return True
+    if not suspended:
+        turn.draft.condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED.value, _STOPPED)
+        turn.draft.condition(ConditionType.ADMITTED, False, Reason.SUSPENDED.value, _STOPPED)
+        turn.draft.set(queue=None)
+        turn.tell(EventReason.SUSPENDED, _STOPPED)
+    return True

@@ -1,0 +1,266 @@
+"""One job's turn: what the policies see, and what they decide. Pure data; the executor acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+from muster.api.effective import EffectiveSpec
+from muster.api.names import ConditionType, EventReason, Reason
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import QueuePosition, Stop, TrainingJobStatus, Victim
+from muster.cluster.pods import pod_name
+from muster.cluster.status import Draft
+from muster.cluster.views import PodView
+from muster.controllers import terms
+from muster_protocol.launcher_api import Status as LauncherStatus
+
+TERMINAL: Final = frozenset({"Succeeded", "Failed"})
+
+
+_FARTHEST: Final = 30 * 86400.0
+"""Seconds; a turn too many is harmless, and a moment beyond the calendar's end is an error."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A pod that our POST made, `at` on the monotonic clock, and that the watch has not shown yet."""
+
+    name: str
+    uid: str
+    generation: int
+    index: int
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The API server refused a pod, or its making can't go on; one sentence why."""
+
+    generation: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """An Event to tell once the status is written."""
+
+    reason: EventReason
+    message: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Somebody's written promise that names this job as one that leaves.
+
+    Attributes:
+        beneficiary: uid.
+        name: `namespace/name` of the beneficiary, for people.
+    """
+
+    beneficiary: str
+    name: str
+    victim: Victim
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What ended launchers of the present placement have left in their termination messages, the newest of each."""
+
+    step: int | None = None
+    committed_step: int | None = None
+
+
+NO_FACTS: Final = Facts()
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Everything that a policy may look at.
+
+    Attributes:
+        pods: every pod of this job's UID that the watch shows.
+        unshown: pods made by us that it doesn't show yet.
+        shown: names of pods that it has shown at some time.
+        lost_nodes: names of nodes that are gone or unreachable.
+        refusal: why a pod of the present placement could not be made, or None.
+        launcher: the last answer of the gang's launcher in this placement, or None.
+        silent_for: seconds that all pods have run without an answer from the launcher; 0.0 while it answers.
+        whole_for: seconds since all pods of the placement were seen ready; 0.0 before.
+        peers_wait: seconds since the first pod ended that names another pod as the cause.
+        launcher_patience: seconds after which a gang whose launcher doesn't answer counts as running.
+        claim: the written promise of another job that counts on this one's room, or None.
+        facts: what ended launchers have told.
+        placement_hash, promise_hash: of the spec's fields that a placement and a promise stand for; see
+            `muster.api.frozen`.
+        price: money for an hour of one GPU of the present placement; 0 where it has no price.
+    """
+
+    job: TrainingJob
+    spec: EffectiveSpec
+    now: datetime
+    pods: tuple[PodView, ...] = ()
+    unshown: tuple[Made, ...] = ()
+    shown: frozenset[str] = frozenset()
+    lost_nodes: frozenset[str] = frozenset()
+    refusal: Refusal | None = None
+    launcher: LauncherStatus | None = None
+    silent_for: float = 0.0
+    whole_for: float = 0.0
+    peers_wait: float = 0.0
+    launcher_patience: float = 60.0
+    claim: Claim | None = None
+    facts: Facts = NO_FACTS
+    placement_hash: str = ""
+    promise_hash: str = ""
+    price: float = 0.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done, in this order: write the status if it changed, delete, make, tell.
+
+    Attributes:
+        status: the whole new status, or None when it stays.
+        delete: pods to delete, (name, uid).
+        make: indices whose pods are to be made.
+        delete_job: the job itself has outlived its `ttlAfterFinished`.
+        plannable: the job may be given a placement now.
+        wake_at: look again at this moment, whatever happens.
+    """
+
+    status: TrainingJobStatus | None = None
+    delete: tuple[tuple[str, str], ...] = ()
+    make: tuple[int, ...] = ()
+    notes: tuple[Note, ...] = ()
+    delete_job: bool = False
+    plannable: bool = False
+    wake_at: datetime | None = None
+
+
+@dataclass
+class Turn:
+    """The policies' common table: they read `s` and write the rest."""
+
+    s: Situation
+    draft: Draft = field(init=False)
+    notes: list[Note] = field(default_factory=list)
+    make: tuple[int, ...] = ()
+    delete_job: bool = False
+    plannable: bool = False
+    _delete: dict[str, str] = field(default_factory=dict)
+    _wake_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        self.draft = Draft(self.s.job, self.s.now)
+
+    @property
+    def status(self) -> TrainingJobStatus:
+        """As edited so far."""
+        return self.draft.status
+
+    @property
+    def generation(self) -> int:
+        """Of the spec that is looked at."""
+        return self.s.job.metadata.generation
+
+    @property
+    def gang(self) -> tuple[PodView, ...]:
+        """Pods of the present placement."""
+        placement = self.status.placement
+        return tuple(pod for pod in self.s.pods if placement and pod.generation == placement.generation)
+
+    def by_index(self) -> dict[int, PodView]:
+        """The present placement's pods that hold their index's present attempt."""
+        placement = self.status.placement
+        return {pod.index: pod for pod in self.gang if placement and pod.attempt == placement.attempt_of(pod.index)}
+
+    def name_of(self, index: int) -> str:
+        """Name of the pod that the present placement wants at `index`."""
+        placement = self.status.placement
+        assert placement is not None
+        return pod_name(self.s.job.metadata.name, placement.generation, index, placement.attempt_of(index))
+
+    def wake_in(self, seconds: float) -> None:
+        self.wake_at(self.s.now + timedelta(seconds=min(seconds, _FARTHEST)))
+
+    def wake_at(self, moment: datetime) -> None:
+        if self._wake_at is None or moment < self._wake_at:
+            self._wake_at = moment
+
+    def since(self, moment: datetime | None) -> float:
+        """Seconds from `moment` to now; 0 for None."""
+        return 0.0 if moment is None else (self.s.now - moment).total_seconds()
+
+    def tell(self, reason: EventReason, message: str, *, warning: bool = False) -> None:
+        self.notes.append(Note(reason, message, warning))
+
+    def remove(self, pods: Iterable[PodView]) -> None:
+        """Delete pods, but not twice."""
+        self._delete |= {pod.name: pod.uid for pod in pods if not pod.terminating}
+
+    def remove_unshown(self) -> None:
+        """Delete what we made and the watch doesn't show; asked again until it is shown or known to be gone."""
+        if self.s.unshown:
+            self._delete |= {made.name: made.uid for made in self.s.unshown}
+            self.wake_in(2.0)
+
+    def waits(self, reason: str, message: str) -> None:
+        """Say why the job holds nothing, or soon will: in the condition, and for `kubectl get`."""
+        self.draft.condition(ConditionType.ADMITTED, False, reason, message)
+        self.draft.set(queue=QueuePosition(reason=reason, message=message))
+
+    def stop(self, reason: Reason, message: str) -> None:
+        """Record the intent to end the placement, before anything is done about it."""
+        self.record_stop(Stop(reason=reason.value, message=message, requested_at=self.s.now))
+
+    def record_stop(self, stop: Stop) -> None:
+        """As `stop`, with all that is to be said about it."""
+        write_stop(self.draft, stop)
+        self.remove(self.s.pods)
+        self.remove_unshown()
+
+    def end_run(self, reason: str, message: str) -> None:
+        """Close the account of a run: its time is added up, and the gang no longer trains."""
+        end_run(self.draft, self.s.now, reason, message)
+
+    def decision(self) -> Decision:
+        self._settle()
+        status = self.draft.done()
+        return Decision(
+            status=None if status == self.s.job.status else status,
+            delete=tuple(self._delete.items()),
+            make=self.make,
+            notes=tuple(self.notes),
+            delete_job=self.delete_job,
+            plannable=self.plannable,
+            wake_at=self._wake_at,
+        )
+
+    def _settle(self) -> None:
+        """Book what a placement has used, once, when it is over."""
+        before = self.s.job.status
+        if before.placement is not None and self.status.placement is None:
+            gpus = before.placement.workers * self.s.spec.gpus_per_worker
+            if gpus:
+                self.draft.set(usage=terms.used(before, gpus, self.s.price, self.s.now))
+
+
+def write_stop(draft: Draft, stop: Stop) -> None:
+    """Record the intent to end the placement."""
+    draft.set(stop=stop, ready=0)
+    draft.condition(ConditionType.ADMITTED, False, Reason.STOPPING.value, stop.message)
+    draft.set(queue=QueuePosition(reason=stop.reason, message=stop.message))
+    end_run(draft, stop.requested_at, stop.reason, stop.message)
+
+
+def end_run(draft: Draft, now: datetime, reason: str, message: str) -> None:
+    """Close the account of a run: its time is added up, and the gang no longer trains."""
+    since, before = draft.status.running_since, draft.status.runtime_seconds
+    trained = int(max(0.0, (now - since).total_seconds())) if since else 0
+    draft.set(running_since=None, runtime_seconds=(before or 0) + trained or before)
+    for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
+        draft.condition(kind, False, reason, message)

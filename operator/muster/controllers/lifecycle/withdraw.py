@@ -1,0 +1,119 @@
+"""Takes the whole gang back before it trained: one pod can't be made, bound, started or made ready.
+
+It is nobody's failure. The node or the cause is avoided for a while, longer each time, and the job waits with the
+reason, holding no GPUs meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from muster.api.names import ConditionType, EventReason, Reason
+from muster.api.trainingjob_status import AvoidedNode
+from muster.cluster.status import is_true
+from muster.cluster.views import PodView
+from muster.controllers.lifecycle import hindrance
+from muster.controllers.lifecycle.causes import Kind, end_of
+from muster.controllers.lifecycle.turn import TERMINAL, Turn
+
+UNSCHEDULABLE_PATIENCE: Final = 3.0
+"""Seconds that kube-scheduler may call a pod unschedulable: its cache may be a moment behind ours."""
+
+IMAGE_PATIENCE: Final = 60.0
+"""Seconds that a pod may fail to pull its image or make its container; registries have bad moments."""
+
+FIRST_DELAY: Final = 10
+LAST_DELAY: Final = 300
+"""Seconds that a cause is avoided: doubled with each withdrawal in a row."""
+
+
+@dataclass(frozen=True)
+class _Obstacle:
+    """Why the gang can't start; `node` is set when another node may do better."""
+
+    reason: Reason
+    message: str
+    node: str = ""
+
+
+def withdraw(turn: Turn) -> bool:
+    """Withdraw a gang that can't start."""
+    if turn.status.placement is None or is_true(turn.status, ConditionType.RUNNING):
+        return False
+    obstacle = next(_obstacles(turn), None)
+    if obstacle is None:
+        return False
+    count = (turn.status.withdrawals or 0) + 1
+    delay = min(FIRST_DELAY * 2 ** min(count - 1, 10), LAST_DELAY)
+    until = turn.s.now + timedelta(seconds=delay)
+    turn.draft.set(withdrawals=count)
+    if obstacle.node:
+        _avoid(turn, obstacle, until.replace(microsecond=0))
+        told = f"{obstacle.message}; node {obstacle.node} is avoided for {delay} s"
+    else:
+        turn.draft.set(not_before=until)
+        told = f"{obstacle.message}; tried again in {delay} s"
+    turn.tell(EventReason.WITHDRAWN, told, warning=True)
+    turn.stop(obstacle.reason, told)
+    return True
+
+
+def _obstacles(turn: Turn) -> Iterator[_Obstacle]:
+    refusal, placement = turn.s.refusal, turn.status.placement
+    assert placement is not None
+    if refusal is not None and refusal.generation == placement.generation:
+        yield _Obstacle(Reason.POD_REFUSED, refusal.message)
+    for pod in sorted(turn.gang, key=lambda pod: pod.index):
+        yield from _of_pod(turn, pod)
+    waited = turn.since(placement.placed_at)
+    if waited < turn.s.spec.ready_timeout:
+        turn.wake_in(turn.s.spec.ready_timeout - waited)
+    elif not is_true(turn.status, ConditionType.PODS_READY):
+        ready = sum(pod.ready for pod in turn.gang)
+        message = f"{ready} of {placement.workers} pods were ready after readyTimeout ({turn.s.spec.ready_timeout} s)"
+        yield _Obstacle(Reason.READY_TIMEOUT, f"{message}{_first_unready(turn)}")
+
+
+def _of_pod(turn: Turn, pod: PodView) -> Iterator[_Obstacle]:
+    end = end_of(pod)
+    if end is not None and end.kind is Kind.REJECTED:
+        yield _Obstacle(Reason.POD_UNSCHEDULABLE, end.message, pod.node)
+        return
+    if pod.phase in TERMINAL or pod.terminating:
+        return
+    if pod.unschedulable:
+        waited = turn.since(pod.unschedulable_since)
+        if waited >= UNSCHEDULABLE_PATIENCE:
+            message = f"kube-scheduler can't place pod {pod.name} on node {pod.node}: {pod.unschedulable}"
+            yield _Obstacle(Reason.POD_UNSCHEDULABLE, message, pod.node)
+        turn.wake_in(max(0.2, UNSCHEDULABLE_PATIENCE - waited))
+    age = turn.since(pod.created)
+    for found in hindrance.of_pod(pod):
+        if age < IMAGE_PATIENCE and found.reason not in hindrance.HOPELESS:
+            turn.wake_in(IMAGE_PATIENCE - age)
+        else:
+            image = found.reason in hindrance.IMAGE
+            yield _Obstacle(Reason.IMAGE_PULL_FAILED if image else Reason.POD_REFUSED, found.message)
+
+
+def _avoid(turn: Turn, obstacle: _Obstacle, until: object) -> None:
+    others = [item for item in turn.status.avoided if item.node != obstacle.node and item.until > turn.s.now]
+    avoided = AvoidedNode(node=obstacle.node, reason=obstacle.message, until=until)
+    turn.draft.set(avoided=(*others[-63:], avoided))
+
+
+def _first_unready(turn: Turn) -> str:
+    placement = turn.status.placement
+    assert placement is not None
+    pods = turn.by_index()
+    for index in range(placement.workers):
+        pod = pods.get(index)
+        if pod is None:
+            return f"; pod {turn.name_of(index)} does not exist"
+        if not pod.ready:
+            waiting = "; ".join(f"{item.reason} {item.message}".strip() for item in pod.waiting)
+            return f"; pod {pod.name} on node {pod.node} is {pod.phase}" + (f": {waiting}" if waiting else "")
+    return ""

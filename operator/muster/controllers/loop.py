@@ -1,0 +1,325 @@
+"""The scheduling loop: woken by changes, it gives every changed job its turn, then plans those that wait.
+
+One loop, one thread: between two awaits nothing else touches the records. A job that is being worked on (a task) has no
+turn until the task is over; what the task has promised (an assumed placement) is counted meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import Placement
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.gpus import flavour_of
+from muster.cluster.status import finished
+from muster.cluster.views import PodView
+from muster.controllers.cache import Cache
+from muster.controllers.claims import Claims
+from muster.controllers.lifecycle.reconcile import reconcile
+from muster.controllers.lifecycle.turn import TERMINAL, Decision, Situation
+from muster.controllers.plans import Plans
+from muster.controllers.progress import Progress
+from muster.controllers.records import ASK_AGAIN, MADE_PATIENCE, Record, deadline
+from muster.controllers.work import Incomplete, Worker, utc_now
+
+log = logging.getLogger(__name__)
+
+COALESCE: Final = 0.05
+"""Seconds to let changes gather after the first: a gang's pods come in a burst."""
+
+LONGEST_RETRY: Final = 30.0
+"""Seconds between two turns of a job that keep failing; doubled up to here."""
+
+FIRST_WORD: Final = 3.0
+"""Seconds that a new job waits for the planner's word before it says that it was seen."""
+
+LONGEST_SLEEP: Final = 5.0
+"""Seconds; the loop shows that it lives at least this often."""
+
+
+class Loop:
+    """Owns the records. `run` until cancelled."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        worker: Worker,
+        progress: Progress,
+        *,
+        launcher_patience: float = 60.0,
+        prices: Mapping[str, float] | None = None,
+    ) -> None:
+        """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`."""
+        self._cache = cache
+        self._worker = worker
+        self._progress = progress
+        self._patience = launcher_patience
+        self._prices = prices or {}
+        self._must_plan = True
+        self.records: dict[str, Record] = {}
+        self._open: dict[str, Record] = {}  # those that planning looks at: not the ended ones that hold nothing
+        self.last_tick = time.monotonic()
+        self.turn_errors = 0
+        self._claims = Claims(cache.mark)
+        self._plans = Plans(
+            cache, worker, self._open, self._claims, start=self.start, trouble=self._trouble, prices=self._prices
+        )
+
+    @property
+    def plan_seconds(self) -> float:
+        """What the last plan took."""
+        return self._plans.seconds
+
+    async def run(self) -> None:
+        """Tick for ever. An exception in one job's turn is that job's; one in planning is logged, and tried again."""
+        while True:
+            await self._sleep()
+            self.last_tick = time.monotonic()
+            self.absorb()
+            self.turns()
+            if self._must_plan or self._plans.due():
+                self._must_plan = False
+                await self._plan_guarded()
+            self._plans.books.write_due()
+
+    async def _sleep(self) -> None:
+        await asyncio.sleep(min(self._plans.round_seconds, 1.0))  # planning gets no more than half of the time
+        now = asyncio.get_running_loop().time()
+        due = now + LONGEST_SLEEP if self._plans.again_at is None else self._plans.again_at
+        for record in self._open.values():  # ten thousand of them, so it is written out
+            if record.wake_at is not None and record.wake_at < due and not record.task:
+                due = record.wake_at
+            if record.retry_at is not None and record.retry_at < due and not record.task:
+                due = record.retry_at
+        timeout = max(0.0, min(due - now, LONGEST_SLEEP))
+        try:
+            # Not wait_for: before Python 3.12 it may lose a cancellation that comes together with the wake.
+            async with asyncio.timeout(timeout):
+                await self._cache.wake.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(COALESCE)
+        self._cache.wake.clear()
+
+    # -- what has changed --------------------------------------------------------------------------------------------
+
+    def absorb(self) -> None:
+        """Take over changed jobs from the cache; forget those that are gone with all their pods."""
+        for job in self._cache.take_jobs():
+            self._take(job)
+        for uid in self._cache.take_deleted():
+            record = self.records.get(uid)
+            if record is not None:
+                record.deleted = True
+                self._cache.dirty.add(uid)
+        if self._cache.take_world_changed():
+            self._must_plan = True
+
+    def _take(self, job: TrainingJob) -> None:
+        record = self.records.get(job.metadata.uid)
+        if record is None:
+            record = self.records[job.metadata.uid] = Record.of(job)
+        else:
+            record.take(job)
+        self._open[job.metadata.uid] = record
+        self._cache.dirty.add(job.metadata.uid)
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def turns(self) -> None:
+        """Give every job its turn that has changed or whose time has come."""
+        now = asyncio.get_running_loop().time()
+        due = {
+            uid
+            for uid, record in self._open.items()
+            if (record.wake_at is not None and record.wake_at <= now)
+            or (record.retry_at is not None and record.retry_at <= now)
+        }
+        self._must_plan = self._must_plan or bool(due)
+        dirty, self._cache.dirty = self._cache.dirty | due, set()
+        for uid in sorted(dirty):
+            record = self.records.get(uid)
+            if record is None or record.task is not None:
+                continue  # its task marks it dirty when it is over
+            try:
+                self._turn(record)
+            except Exception as error:  # noqa: BLE001 - one job's trouble must not stop the others
+                self._trouble(record, error)
+
+    def _turn(self, record: Record) -> None:
+        monotonic, now = asyncio.get_running_loop().time(), utc_now()
+        pods = self._cache.pods_of(record.uid)
+        record.see(pods, monotonic)
+        self._claims.update(record)
+        record.wake_at = None
+        if record.retry_at is not None and record.retry_at <= monotonic:
+            record.retry_at = None
+        if record.made:
+            # Each time anew, for a turn that was asked for sooner takes the place of a later one. A pod that came and
+            # went unseen would hold its room for ever, and with the job gone nothing else would give the record a turn.
+            record.ask(min(made.at for made in record.made.values()) + MADE_PATIENCE)
+        if record.unsure:
+            self.start(record, self._worker.settle(record))
+            return
+        if record.deleted:
+            record.plannable = False
+            if not record.made and not any(pod.phase not in TERMINAL for pod in pods):
+                del self.records[record.uid]
+                self._open.pop(record.uid, None)
+            self._must_plan = True
+            return
+        placement = record.job.status.placement
+        if self._prices and placement is not None:
+            self._price(record, placement)
+        situation = Situation(
+            job=record.job,
+            spec=record.spec,
+            now=now,
+            pods=pods,
+            unshown=tuple(record.made.values()),
+            shown=frozenset(record.shown),
+            lost_nodes=self._cache.lost_nodes(pod.node for pod in pods),
+            refusal=record.refusal,
+            launcher=self._progress.launcher_of(record),
+            silent_for=self._progress.silent_for(record, monotonic),
+            whole_for=_whole_for(record, pods, monotonic),
+            peers_wait=_peers_wait(record, pods, monotonic),
+            launcher_patience=self._patience,
+            claim=self._claims.written(record.uid, placement.generation) if placement else None,
+            facts=record.facts,
+            placement_hash=record.placement_hash if placement else "",
+            promise_hash=record.promise_hash if placement or record.job.status.promise else "",
+            price=record.price if placement else 0.0,
+        )
+        decision = reconcile(situation)
+        record.plannable = decision.plannable
+        record.wake_at = deadline(decision.wake_at, now, monotonic)
+        self._compare(record)
+        if decision.make and self._cache.terminating(record.identity.namespace):
+            decision = Decision(decision.status, decision.delete, (), decision.notes, decision.delete_job)
+        decision = self._withhold_first_word(record, _unasked(record, decision, monotonic), monotonic)
+        if decision.status or decision.delete or decision.make or decision.delete_job:
+            self.start(record, self._worker.carry_out(record, decision))
+        elif finished(record.job.status) and not _holds(record, pods) and record.due_at is None:
+            self._open.pop(record.uid, None)  # until the watch shows something new of it
+        else:
+            self._open[record.uid] = record
+
+    def _price(self, record: Record, placement: Placement) -> None:
+        """Take over the price of the gang's nodes; one that is gone leaves the price that was known."""
+        node = self._cache.node(placement.nodes[0].node) if placement.nodes else None
+        if node is not None:
+            record.price = self._prices.get(flavour_of(node.labels), 0.0)
+
+    def _withhold_first_word(self, record: Record, decision: Decision, monotonic: float) -> Decision:
+        """A new job's first status is the planner's word, which comes in a moment: that spares a write in each job's
+        life. Where it does not come, for the API server is in trouble, the job says by itself that it was seen."""
+        if not decision.plannable or record.job.status.phase is not None or decision.status is None:
+            return decision
+        if record.seen_at is None:
+            record.seen_at = monotonic
+        if record.waiting is None:
+            if monotonic - record.seen_at >= FIRST_WORD:
+                return decision
+            record.ask(record.seen_at + FIRST_WORD)
+        return replace(decision, status=None)
+
+    def _compare(self, record: Record) -> None:
+        """Plan anew when something has changed that a plan looks at; progress and wording are no such things."""
+        status = record.job.status
+        placed = status.placement.generation if status.placement else 0
+        judged = record.judgement if record.plannable else None
+        avoided = tuple(item.node for item in status.avoided)
+        ending = (status.stop is None, status.promise is None, finished(status))
+        stand = (record.plannable, placed, ending, record.spec, judged, avoided)
+        if stand != record.stand:
+            record.stand = stand
+            self._must_plan = True
+
+    def start(self, record: Record, work: Awaitable[None]) -> None:
+        """Run `work` as the record's task; when it is over the job gets another turn."""
+
+        async def guarded() -> None:
+            try:
+                await work
+                record.errors = 0
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # noqa: BLE001 - one job's trouble must not stop the others
+                self._trouble(record, error)
+            finally:
+                record.task = None
+                record.leaving = False
+                if not record.unsure:
+                    record.assumed, record.assumed_promise = None, None
+                self._claims.update(record)
+                if record.errors == 0:
+                    self._cache.mark(record.uid)
+                else:
+                    self._cache.wake.set()
+
+        record.task = asyncio.create_task(guarded(), name=f"{record.identity.namespace}/{record.identity.name}")
+
+    def _trouble(self, record: Record, error: Exception) -> None:
+        record.errors += 1
+        self.turn_errors += 1
+        record.ask(asyncio.get_running_loop().time() + min(2.0 ** min(record.errors, 6), LONGEST_RETRY))
+        known = isinstance(error, (ApiError, ApiUnreachable, Incomplete))
+        log.warning(
+            "%s/%s: %s; trying again", record.identity.namespace, record.identity.name, error, exc_info=not known
+        )
+
+    async def _plan_guarded(self) -> None:
+        try:
+            await self._plans.make()
+        except Exception:
+            log.exception("planning failed")
+            self.turn_errors += 1
+            self._must_plan = True
+            await asyncio.sleep(1.0)
+
+
+def _holds(record: Record, pods: tuple[PodView, ...]) -> bool:
+    """Whether the job's placement or promise stands, or a pod of it lives."""
+    return bool(record.placement or record.promise or record.made or any(pod.phase not in TERMINAL for pod in pods))
+
+
+def _unasked(record: Record, decision: Decision, now: float) -> Decision:
+    """`decision` without deletions that were asked for a moment ago: the watch needs time to show them."""
+    fresh = tuple((name, uid) for name, uid in decision.delete if now - record.asked.get(uid, -ASK_AGAIN) >= ASK_AGAIN)
+    delete_job = decision.delete_job and now - record.asked.get(record.uid, -ASK_AGAIN) >= ASK_AGAIN
+    if len(fresh) < len(decision.delete) or delete_job != decision.delete_job:
+        record.ask(now + ASK_AGAIN)
+    record.asked |= dict.fromkeys((uid for _, uid in fresh), now) | ({record.uid: now} if delete_job else {})
+    return replace(decision, delete=fresh, delete_job=delete_job)
+
+
+def _peers_wait(record: Record, pods: tuple[PodView, ...], monotonic: float) -> float:
+    """Seconds since the first pod of the placement was seen ended; 0.0 before."""
+    placement = record.job.status.placement
+    ended = placement is not None and any(
+        pod.phase in TERMINAL for pod in pods if pod.generation == placement.generation
+    )
+    if not ended:
+        record.peers_since = None
+        return 0.0
+    record.peers_since = record.peers_since or monotonic
+    return monotonic - record.peers_since
+
+
+def _whole_for(record: Record, pods: tuple[PodView, ...], monotonic: float) -> float:
+    """Seconds since all pods of the placement were seen ready; 0.0 before."""
+    placement = record.job.status.placement
+    ready = (pod.ready for pod in pods if placement and pod.generation == placement.generation)
+    if placement is None or sum(ready) < placement.workers:
+        record.whole_at = None
+        return 0.0
+    if record.whole_at is None:
+        record.whole_at = monotonic
+    return monotonic - record.whole_at

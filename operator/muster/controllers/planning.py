@@ -1,0 +1,282 @@
+"""Between the jobs and the planner: what goes into a snapshot, and what a plan means for a job's status. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from muster.api import names
+from muster.api.effective import EffectiveSpec
+from muster.api.names import ConditionType, Reason
+from muster.api.topology import Topology
+from muster.api.trainingjob import TopologyMode as SpecMode
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import Placement, Promise, QueuePosition, Stop, TrainingJobStatus
+from muster.cluster.eligibility import NodeFilter
+from muster.cluster.gpus import ON_DEMAND, flavour_of, gpu_type_of, same_type, short_type
+from muster.cluster.jobs import NO_ACCELERATOR, PLAIN_TERMS, AlternativeInput, JobInput, TermsInput
+from muster.cluster.snapshot import LevelInput
+from muster.cluster.status import Draft
+from muster.cluster.views import NodeView
+from muster.controllers.lifecycle.turn import write_stop
+from muster.controllers.telling import Word
+from muster.controllers.terms import NO_BOUNDS, Bounds
+from muster.scheduling.plan import Waiting, WaitReason
+from muster.scheduling.snapshot import FOREVER, NONE, Index, Snapshot, TopologyMode
+
+HOST_ONLY: Final = (LevelInput("host", names.HOST_LABEL),)
+"""The levels of a cluster without a Topology: every node has a name."""
+
+_MODES: Final = {
+    SpecMode.REQUIRED: TopologyMode.REQUIRED,
+    SpecMode.PREFERRED: TopologyMode.PREFERRED,
+    SpecMode.UNCONSTRAINED: TopologyMode.UNCONSTRAINED,
+}
+_NODES_SHOWN: Final = 8
+
+
+def levels_of(topology: Topology | None) -> tuple[LevelInput, ...]:
+    """Widest first."""
+    if topology is None:
+        return HOST_ONLY
+    return tuple(LevelInput(level.name, level.label) for level in topology.spec.levels)
+
+
+def flavour_counts(nodes: Iterable[NodeView]) -> Counter[tuple[str, str]]:
+    """Number of nodes by (flavour, whole product name); nodes without a GPU type are left out."""
+    return Counter(
+        (flavour_of(node.labels), node.labels.get(names.GPU_PRODUCT_LABEL, ""))
+        for node in nodes
+        if gpu_type_of(node.labels)
+    )
+
+
+def choose_flavour(spec: EffectiveSpec, counts: Counter[tuple[str, str]]) -> str:
+    """Whose quota a job that isn't placed would draw on: of the flavours that suit it, on-demand before spot, then the
+    one with the most nodes. "" for a job without GPUs, and where no node tells its GPU type."""
+    if not spec.gpus_per_worker:
+        return NO_ACCELERATOR
+    suited: Counter[str] = Counter()
+    for (flavour, product), count in counts.items():
+        labels = {names.GPU_PRODUCT_LABEL: product, "muster.dev/gpu-type": flavour.partition("/")[0]}
+        if not spec.gpu_type or same_type(spec.gpu_type, labels):
+            suited[flavour] += count
+    if not suited:
+        return f"{short_type(spec.gpu_type)}/{ON_DEMAND}" if spec.gpu_type else NO_ACCELERATOR
+    return min(suited, key=lambda flavour: (not flavour.endswith(ON_DEMAND), -suited[flavour], flavour))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kind of node that a job takes.
+
+    Attributes:
+        flavour: whose quota it draws on there.
+        capacity: kinds of capacity allowed, empty for any.
+    """
+
+    flavour: str
+    capacity: tuple[str, ...]
+
+
+def choose_flavours(spec: EffectiveSpec, counts: Counter[tuple[str, str]]) -> tuple[Choice, ...]:
+    """The kinds of node that a job takes, in its order: one that says nothing of capacity has a single choice."""
+    if not spec.capacity:
+        flavour = choose_flavour(spec, counts)
+        capacity = flavour.partition("/")[2]
+        return (Choice(flavour, (capacity,) if capacity else ()),)
+    choices = []
+    for kind in spec.capacity:
+        of_kind = Counter({key: count for key, count in counts.items() if key[0].endswith(f"/{kind}")})
+        flavour = choose_flavour(spec, of_kind)
+        if flavour.endswith(f"/{ON_DEMAND}") and kind != ON_DEMAND:  # no node of the kind is there now
+            flavour = f"{flavour.partition('/')[0]}/{kind}"
+        choices.append(Choice(flavour, (kind,)))
+    return tuple(choices)
+
+
+def pending_input(
+    job: TrainingJob,
+    spec: EffectiveSpec,
+    *,
+    request: Mapping[str, int],
+    node_filter: NodeFilter,
+    choices: Sequence[Choice],
+    priority: int,
+    levels: Sequence[LevelInput],
+    times: Bounds = NO_BOUNDS,
+    avoided: Iterable[str] = (),
+    promised: tuple[str, ...] = (),
+) -> JobInput:
+    """A job that waits, with what a dry run made of its pod."""
+    mode, level = mode_and_level(spec, levels)
+    avoid, since = frozenset(avoided), submitted(job)
+    filters = [_filter(node_filter, spec, choice, avoid) for choice in choices]
+    elastic = spec.min_replicas < spec.max_replicas
+    return JobInput(
+        uid=job.metadata.uid,
+        queue=spec.queue,
+        workers=spec.replicas,
+        request=request,
+        node_filter=filters[0],
+        flavour=choices[0].flavour,
+        priority=priority,
+        submitted=since,
+        mode=mode,
+        level=level,
+        promised=promised,
+        sizes=(spec.min_replicas, spec.max_replicas, spec.step) if elastic else None,
+        partial=spec.partial,
+        terms=_terms(spec, levels, choices, filters, since, times),
+    )
+
+
+def _filter(bare: NodeFilter, spec: EffectiveSpec, choice: Choice, avoided: frozenset[str]) -> NodeFilter:
+    gpu_type = (spec.gpu_type or choice.flavour.partition("/")[0]) if spec.gpus_per_worker else ""
+    return replace(bare, gpu_type=gpu_type, capacity=choice.capacity, avoided=avoided)
+
+
+def _terms(
+    spec: EffectiveSpec,
+    levels: Sequence[LevelInput],
+    choices: Sequence[Choice],
+    filters: Sequence[NodeFilter],
+    since: float,
+    times: Bounds,
+) -> TermsInput:
+    """What the job allows and demands. Levels that the cluster does not have are told by `admission`."""
+    known = {level.name for level in levels}
+    others = [
+        AlternativeInput(node_filter, choice.flavour, since + spec.fallback_after * number)
+        for number, (choice, node_filter) in enumerate(zip(choices, filters, strict=True))
+    ]
+    terms = TermsInput(
+        preemptible=spec.preemptible,
+        slices=tuple(item for item in spec.slices if item[1] in known),
+        balanced=spec.balanced if spec.balanced in known else "",
+        alternatives=tuple(others[1:]),
+        opens=times.opens,
+        limit=times.limit,
+        estimate=times.estimate,
+        deadline=FOREVER if spec.deadline is None else spec.deadline.timestamp(),
+    )
+    return PLAIN_TERMS if terms == PLAIN_TERMS else terms
+
+
+def mode_and_level(spec: EffectiveSpec, levels: Sequence[LevelInput]) -> tuple[TopologyMode, str]:
+    """`preferred` without a level starts at the narrowest."""
+    mode = _MODES[spec.mode]
+    if mode is TopologyMode.UNCONSTRAINED or not levels:
+        return TopologyMode.UNCONSTRAINED, ""
+    return mode, spec.level or levels[-1].name
+
+
+def submitted(job: TrainingJob) -> float:
+    moment = job.status.submitted_at or job.metadata.creation_timestamp
+    return moment.timestamp() if moment else 0.0
+
+
+def placement_of(snapshot: Snapshot, nodes: Index, generation: int, now: datetime, **fields: Any) -> Placement:
+    """The planner's choice as it is written down; `fields` are the others of the model."""
+    return Placement.of(
+        generation,
+        [snapshot.nodes.names[node] for node in nodes],
+        domain=domain_of(snapshot, nodes),
+        placed_at=now,
+        **fields,
+    )
+
+
+def promised(
+    job: TrainingJob, promise: Promise, victims: Mapping[str, str], stop: Stop | None, now: datetime
+) -> TrainingJobStatus:
+    """The status with `promise` in it, as it is written before anybody is asked to leave.
+
+    Args:
+        victims: `namespace/name` by UID, for people.
+        stop: set when the job itself runs, and stops to go on there.
+    """
+    draft = Draft(job, now)
+    draft.set(promise=promise)
+    if stop is not None:
+        write_stop(draft, stop)
+        return draft.done()
+    message = promise_message(promise, victims)
+    draft.set(queue=QueuePosition(position=1, reason=WaitReason.PREEMPTING.value, message=message))
+    draft.condition(ConditionType.ADMITTED, False, WaitReason.PREEMPTING.value, message)
+    return draft.done()
+
+
+def promise_message(promise: Promise, victims: Mapping[str, str]) -> str:
+    """One sentence: how much room is kept, who leaves it, and what that costs."""
+    room = f"room for {counted(promise.workers, 'worker')} on {counted(len(promise.nodes), 'node')} is kept for the job"
+    leaving = [victims.get(victim.uid, victim.uid) for victim in promise.victims]
+    if not leaving:
+        return room
+    shown = ", ".join(leaving[:_NODES_SHOWN]) + (" and more" if len(leaving) > _NODES_SHOWN else "")
+    lost = sum(victim.lost for victim in promise.victims)
+    leave = "saves and leaves" if len(leaving) == 1 else "save and leave"
+    return f"{room}; {counted(len(leaving), 'job')} {leave} it: {shown}; about {lost} GPU-seconds of work are lost"
+
+
+def domain_of(snapshot: Snapshot, nodes: Index) -> str:
+    """The narrowest domain that holds all of `nodes`, like `rack rack-3`, or ""."""
+    for level in reversed(range(len(snapshot.levels.names))):
+        found = {int(snapshot.nodes.domains[node, level]) for node in nodes}
+        if len(found) == 1 and NONE not in found:
+            return f"{snapshot.levels.names[level]} {snapshot.levels.domain_names[level][found.pop()]}"
+    return ""
+
+
+def admitted(job: TrainingJob, placement: Placement, now: datetime, *, remark: str = "") -> TrainingJobStatus:
+    """The status with `placement` in it, as it is written before any pod is made, with `remark` behind its sentence."""
+    draft = Draft(job, now)
+    used = [item.node for item in placement.nodes]
+    shown = ", ".join(used[:_NODES_SHOWN]) + (
+        f" and {len(used) - _NODES_SHOWN} more" if len(used) > _NODES_SHOWN else ""
+    )
+    draft.set(
+        placement=placement,
+        placements=placement.generation,
+        stop=None,
+        promise=None,
+        queue=None,
+        not_before=None,
+        replicas=placement.workers,
+        ready=0,
+        nodes=shown[:1024],
+    )
+    where = f" in {placement.domain}" if placement.domain else ""
+    message = f"{counted(placement.workers, 'worker')} on {counted(len(used), 'node')}{where}: {shown}{remark}"
+    draft.condition(ConditionType.ADMITTED, True, Reason.ADMITTED.value, message)
+    draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, "pods are being made")
+    draft.condition(ConditionType.RUNNING, False, Reason.PODS_STARTING.value, "pods are being made")
+    return draft.done()
+
+
+def counted(number: int, what: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def waiting_status(job: TrainingJob, word: Word, now: datetime) -> TrainingJobStatus:
+    """The status of a job that waits, with the reason in the condition and for people in `status.queue`."""
+    draft = Draft(job, now)
+    avoided = tuple(item for item in job.status.avoided if item.until > now)
+    if avoided:
+        listed = "; ".join(f"{item.node} until {item.until:%H:%M:%S} UTC ({item.reason})" for item in avoided[:3])
+        word = replace(word, message=f"{word.message}. Avoided for now: {listed}")
+    draft.set(queue=word.told(), avoided=avoided, not_before=None)
+    draft.condition(ConditionType.ADMITTED, False, word.reason, word.message)
+    return draft.done()
+
+
+def blockers(waiting: Waiting, names_by_uid: Mapping[str, str]) -> str:
+    """The planner's message with the blocking job's name in it."""
+    blocker = names_by_uid.get(waiting.blocker, "")
+    if not blocker or blocker in waiting.message:
+        return waiting.message
+    return f"{waiting.message} (kept for {blocker})"

@@ -1,0 +1,290 @@
+"""One round of planning: who may be planned, the snapshot, the plan, and what it means for each job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from muster.api.names import DEFAULT_TOPOLOGY, ConditionType, EventReason
+from muster.cluster.gpus import gpu_type_of
+from muster.cluster.snapshot import Masks, build
+from muster.cluster.status import reason_of
+from muster.cluster.topologies import Detector
+from muster.controllers import admission, planning
+from muster.controllers.accounts import Budgets, Spent, closed
+from muster.controllers.books import Books
+from muster.controllers.cache import Cache
+from muster.controllers.claims import Claims
+from muster.controllers.decisions import Decisions, Start
+from muster.controllers.inputs import Inputs
+from muster.controllers.lifecycle.turn import Decision, Note
+from muster.controllers.queues import ceilings, priority_remark, queue_inputs
+from muster.controllers.records import Record
+from muster.controllers.telling import Word, noticeable
+from muster.controllers.work import Worker, utc_now
+from muster.scheduling.plan import Plan, WaitReason
+from muster.scheduling.planner import plan
+from muster.scheduling.policy import Policy
+from muster.scheduling.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+REFRESH: Final = 10.0
+"""Seconds between two status writes of one job that change only the wording of why it waits."""
+
+WORDS_PER_SECOND: Final = 25
+"""Status writes of all waiting jobs together: first words, and others that a person would notice."""
+
+EXPLAIN_EVERY: Final = 1.0
+"""Seconds between two plans that explain; those between them only decide."""
+
+FIRST_WORD_AFTER: Final = 0.5
+"""Seconds that a new job waits for its start before it is told why it waits: one that starts soon spares the write."""
+
+THREAD_SIZE: Final = 200_000
+"""Nodes x waiting jobs from which on a plan is made in a thread, so that health checks are answered meanwhile."""
+
+EXPLAINING: Final = Policy()
+DECIDING: Final = Policy(explain=False)
+
+Trouble = Callable[[Record, Exception], None]
+
+
+class Plans:
+    """Plans over the loop's records.
+
+    Attributes:
+        books: status of queues and of the Topology.
+        seconds: what the last plan took, snapshot not included.
+        round_seconds: what the last round took, all in.
+        again_at: monotonic time of another round without any change, for words that were held back; None for none.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        worker: Worker,
+        records: Mapping[str, Record],
+        claims: Claims,
+        *,
+        start: Start,
+        trouble: Trouble,
+        prices: Mapping[str, float] | None = None,
+    ) -> None:
+        """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`."""
+        self._cache = cache
+        self._worker = worker
+        self._records = records
+        self._start = start
+        self._trouble = trouble
+        self._masks = Masks()
+        self._detector = Detector()
+        self._queue_errors: dict[str, str] = {}
+        self._prices = prices or {}
+        self._budgets = Budgets()
+        self._spent: dict[str, Spent] = {}
+        self._inputs = Inputs(cache, worker.settings, claims)
+        self._decisions = Decisions(worker, records, claims, start)
+        self.books = Books(cache, worker.executor)
+        self._budget = float(WORDS_PER_SECOND)
+        self._last_round = time.monotonic()
+        self._explained = float("-inf")
+        self.seconds = 0.0
+        self.round_seconds = 0.0
+        self.again_at: float | None = None
+
+    async def make(self) -> None:
+        """Freeze a snapshot, plan it, and start what the plan admits."""
+        began = time.monotonic()
+        self._budget = min(WORDS_PER_SECOND, self._budget + (began - self._last_round) * WORDS_PER_SECOND)
+        self._last_round = began
+        self.again_at = None
+        policy = self._policy(began)
+        world = self._world()
+        candidates = [record for record in self._records.values() if self._candidate(record, world)]
+        snapshot = self._snapshot(world, candidates)
+        started = time.monotonic()
+        if len(snapshot.nodes.names) * len(candidates) >= THREAD_SIZE:
+            decided = await asyncio.to_thread(plan, snapshot, policy)
+        else:
+            decided = plan(snapshot, policy)
+        self.seconds = time.monotonic() - started
+        self._apply(snapshot, decided)
+        self.books.keep(snapshot, self._records, self._queue_errors, utc_now())
+        self.round_seconds = time.monotonic() - began
+
+    def due(self) -> bool:
+        """Whether it is time for another plan without any change in the cluster: a queue's budget is used up, or a new
+        month has opened it again, since the last plan; or words were held back."""
+        if self.again_at is not None and time.monotonic() >= self.again_at:
+            return True
+        return self._budgets.change is not None and utc_now() >= self._budgets.change
+
+    def _policy(self, now: float) -> Policy:
+        """Explain at most once a second: under load, plans follow each other faster than anybody reads."""
+        if now - self._explained >= EXPLAIN_EVERY:
+            self._explained = now
+            return EXPLAINING
+        self._later(self._explained + EXPLAIN_EVERY)
+        return DECIDING
+
+    def _later(self, moment: float) -> None:
+        """Have another round at `moment` at the latest."""
+        self.again_at = moment if self.again_at is None else min(self.again_at, moment)
+
+    def _world(self) -> admission.World:
+        nodes = self._cache.nodes()
+        topology = self._cache.topologies.get(DEFAULT_TOPOLOGY)
+        self._spent = self._budgets.spent(self._cache.queues, utc_now())
+        return admission.World(
+            queues=self._cache.queues,
+            namespaces=self._cache.namespaces(),
+            priorities=self._cache.priorities(),
+            levels=planning.levels_of(topology) if topology else self._detector.levels(nodes),
+            has_topology=topology is not None,
+            gpu_types=sorted({gpu_type_of(node.labels) for node in nodes} - {""}),
+            products=admission.products(nodes),
+            spent={name: found.message for name, found in self._spent.items()},
+        )
+
+    def _candidate(self, record: Record, world: admission.World) -> bool:
+        """Whether the planner may have the job now; tells why not, and has its pod rehearsed first."""
+        if not record.plannable or self._cache.terminating(record.identity.namespace):
+            return False
+        if record.task is not None:
+            record.stand = ()  # so that its next turn asks for a new plan
+            return False
+        found = admission.obstacle(record.identity.namespace, record.spec, world)
+        if found is None:
+            found = self._judged(record)
+            if found is None and (record.judgement is None or record.judging is not None):
+                return False
+        record.obstacle = found
+        if found is not None:
+            record.waiting = None
+            self._tell_waiting(record, Word(found.reason.value, found.message))
+            return False
+        return True
+
+    def _judged(self, record: Record) -> admission.Obstacle | None:
+        """The obstacle that the last rehearsal met. Starts a rehearsal when there is none that holds."""
+        now = asyncio.get_running_loop().time()
+        judgement = record.judgement
+        key = record.template_key(self._worker.settings)
+        if judgement is not None and judgement.key == key:
+            if judgement.obstacle is None:
+                return None
+            if now < judgement.retry_at:
+                if judgement.retry_at != float("inf"):
+                    record.ask(judgement.retry_at)
+                return judgement.obstacle
+        if judgement is None and (alike := self._worker.rehearsed(record)) is not None:
+            record.judgement = alike
+            return None
+        if record.judging is None:
+            record.judging = asyncio.create_task(self._judge(record))
+        return judgement.obstacle if judgement is not None and judgement.key == key else None
+
+    async def _judge(self, record: Record) -> None:
+        try:
+            await self._worker.judge(record)
+        except Exception as error:  # noqa: BLE001 - tried again at the job's next turn
+            self._trouble(record, error)
+        finally:
+            record.judging = None
+            if record.judgement is not None:
+                self._cache.mark(record.uid)
+
+    def _snapshot(self, world: admission.World, candidates: Iterable[Record]) -> Snapshot:
+        nodes = self._cache.nodes()
+        counts = planning.flavour_counts(nodes)
+        now = utc_now()
+        queues, self._queue_errors = queue_inputs(self._cache.queues.values(), now)
+        self._inputs.look(world, counts)
+        jobs = [self._inputs.pending(record, world, counts, now) for record in candidates]
+        waiting = {job.uid for job in jobs}
+        for record in self._records.values():
+            if record.uid not in waiting:
+                standing = self._inputs.standing(record, world, counts, now)
+                if standing is not None:
+                    jobs.append(standing)
+        jobs += self._inputs.orphans(self._records)
+        return build(
+            nodes=nodes,
+            pods=self._cache.pods(),
+            jobs=jobs,
+            queues=closed(queues, self._spent),
+            levels=world.levels,
+            masks=self._masks,
+            now=now.timestamp(),
+            prices=self._prices,
+        )
+
+    def _apply(self, snapshot: Snapshot, decided: Plan) -> None:
+        names = _Names(self._records)
+        self._decisions.carry_out(snapshot, decided, names)
+        highest = ceilings(snapshot)
+        for waiting in decided.waiting:
+            record = self._records[waiting.uid]
+            if record.task is not None or not record.plannable:
+                continue  # what is being written tells more, and asks for a new plan
+            if record.job.status.promise is not None and waiting.reason is WaitReason.PREEMPTING:
+                continue  # its promise has named the victims and what they cost
+            record.waiting = waiting
+            message = planning.blockers(waiting, names)
+            if record.planned is not None:
+                message += priority_remark(record.planned[1], highest)
+            self._tell_waiting(record, Word.of(waiting, message))
+
+    def _tell_waiting(self, record: Record, word: Word) -> None:
+        """Write why the job waits: a new reason at once, a change that a person would notice now and then."""
+        wall, now = utc_now(), asyncio.get_running_loop().time()
+        old = record.job.status
+        avoided = tuple(item.node for item in old.avoided if item.until > wall)
+        words = (word, avoided)
+        if record.told == words and old.queue is not None:
+            return  # ten thousand jobs wait: nothing dear is done for those of which nothing has changed
+        fresh = reason_of(old, ConditionType.ADMITTED) != word.reason
+        same = not fresh and len(avoided) == len(old.avoided)
+        if same and not noticeable(old.queue, word, wall.timestamp()):
+            record.told = words
+            return
+        if not fresh and now - record.told_at < REFRESH:
+            self._later(record.told_at + REFRESH)
+            return
+        if self._budget < 1 or _new(record, now):
+            self._later(now + EXPLAIN_EVERY)
+            return
+        status = planning.waiting_status(record.job, word, wall)
+        if status == old:
+            record.told = words
+            return
+        self._budget -= 1
+        record.told, record.told_at = words, now
+        notes = (Note(EventReason.QUEUED, word.message),) if fresh else ()
+        self._start(record, self._worker.carry_out(record, Decision(status=status, notes=notes)))
+
+
+def _new(record: Record, now: float) -> bool:
+    """Whether the job may still start before a word to it would be read."""
+    return record.seen_at is not None and now - record.seen_at < FIRST_WORD_AFTER
+
+
+class _Names(Mapping[str, str]):
+    """`namespace/name` by UID, made when it is asked for: of ten thousand jobs a few are named."""
+
+    def __init__(self, records: Mapping[str, Record]) -> None:
+        self._records = records
+
+    def __getitem__(self, uid: str) -> str:
+        identity = self._records[uid].identity
+        return f"{identity.namespace}/{identity.name}"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)

@@ -1,0 +1,273 @@
+"""The operator's process, from start to end.
+
+Order matters: serve probes; wait for our CRDs; become the leader; only then list and watch (a list from before could be
+another leader's past); plan once every cache is full. Whatever ends, ends the process: a new one starts clean. Losing
+the Lease ends it at once, without any clean-up that could write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from muster.api.common import API_VERSION
+from muster.cli.settings import Settings
+from muster.cluster.client import Api
+from muster.cluster.credentials import Credentials, CredentialsError
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.events import About, EventRecorder, News
+from muster.cluster.lease import Leadership, LeaseTimes, clock
+from muster.cluster.pods import PodSettings
+from muster.controllers import handlers, kopf_thread
+from muster.controllers.assembly import Scheduling
+from muster.controllers.lifecycle.turn import Note
+from muster.controllers.probes import Probes
+from muster.controllers.records import Record
+from muster.telemetry.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+EXIT_LEASE_LOST: Final = 1
+CRD_RETRY: Final = 5.0
+"""Seconds between two looks for our CRDs."""
+
+
+class Operator:
+    """One process. `run` returns its exit code."""
+
+    def __init__(self, settings: Settings, *, assemble: Callable[..., Scheduling] = Scheduling) -> None:
+        """`assemble` puts the scheduling side together; benchmarks bring one that makes no pods."""
+        self._settings = settings
+        self._assemble = assemble
+        self._metrics = Metrics()
+        self._scheduling: Scheduling | None = None
+        self._kinds: handlers.Kinds | None = None
+        self._events: EventRecorder | None = None
+        self._leadership: Leadership | None = None
+        self._state = "starting"
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> int:
+        """Raises CredentialsError when no API server is configured, OSError when the HTTP port is taken."""
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        leadership = Leadership(
+            lambda: connect(settings),
+            namespace=settings.namespace,
+            identity=settings.identity,
+            on_lost=_end_at_once,
+            times=LeaseTimes.of(settings.lease_seconds),
+        )
+        api = await connect(settings, guard=leadership.check, observe=self._metrics.request)
+        probes = Probes(
+            self._metrics,
+            ages=self.ages,
+            not_ready=self._not_ready,
+            refresh=self._refresh,
+            limit=settings.stale_seconds,
+        )
+        await probes.start(settings.http_host, settings.http_port)
+        try:
+            return await self._serve(api, leadership)
+        finally:
+            await leadership.stop()
+            await probes.stop()
+            await api.close()
+
+    async def _serve(self, api: Api, leadership: Leadership) -> int:
+        if not await self._until(self._crds(api)):
+            return 0
+        self._state = "standby"
+        self._leadership = leadership
+        leadership.start()
+        if not await self._until(leadership.acquired.wait()):
+            return 0
+        self._state = "syncing"
+        self._metrics.leader.set(1)
+        work = asyncio.create_task(self._lead(api), name="operator")
+        stop = asyncio.create_task(self._stopping.wait(), name="stop")
+        done, pending = await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await asyncio.wait({work, stop})
+        if work in done and not work.cancelled() and work.exception() is not None:
+            log.critical("the operator ends on an error", exc_info=work.exception())
+            return 1
+        return 0
+
+    async def _lead(self, api: Api) -> None:
+        settings = self._settings
+        events = self._events = EventRecorder(api, settings.identity)
+        scheduling = self._scheduling = self._assemble(
+            api,
+            settings=PodSettings(
+                runtime_image=settings.runtime_image,
+                priority_class=settings.priority_class,
+                pull_policy=settings.runtime_pull_policy,
+            ),
+            token_key=token_key(settings),
+            tell=lambda record, note: events.tell(_news(record, note)),
+            through_proxy=settings.through_proxy,
+            watch_seconds=settings.watch_seconds,
+            prices=settings.prices,
+        )
+        kinds = self._kinds = handlers.Kinds(
+            api,
+            {"trainingjobs": scheduling.job, "trainingqueues": scheduling.queue, "topologies": scheduling.topology},
+            sweep_seconds=min(handlers.SWEEP_SECONDS, settings.stale_seconds / 3),
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(events.run(), name="events")
+                tasks.create_task(scheduling.run(kinds.listed), name="scheduling")
+                tasks.create_task(kinds.run(), name="kinds")
+                tasks.create_task(self._announce_ready(), name="ready")
+                tasks.create_task(self._kopf(api, kinds), name="kopf")
+        finally:
+            await scheduling.close()
+
+    async def _kopf(self, api: Api, kinds: handlers.Kinds) -> None:
+        """Run kopf. It fails when our CRDs go: then wait until they are back, and run it again."""
+        while True:
+            try:
+                await kopf_thread.run(
+                    kinds.registry(), handlers.settings(self._settings.watch_seconds), self._settings.identity
+                )
+            except Exception:
+                if not await _missing_crds(api):
+                    raise
+            state = self._state
+            await self._crds(api)
+            self._state = state
+            log.info("the CRDs are back: going on")
+
+    async def _announce_ready(self) -> None:
+        assert self._scheduling is not None
+        assert self._kinds is not None
+        await self._scheduling.synced()
+        await self._kinds.listed.wait()
+        self._state = "ready"
+        log.info("caches are full: planning begins")
+
+    async def _crds(self, api: Api) -> None:
+        """Wait until the API server serves our kinds."""
+        told = ""
+        while True:
+            try:
+                missing = await _missing_crds(api)
+                problem = f"{missing}; apply crds/, or install the chart with crds.enabled=true" if missing else ""
+            except (ApiError, ApiUnreachable) as error:
+                problem = str(error)
+            if not problem:
+                return
+            self._state = f"waiting: {problem}"
+            if problem != told:
+                log.warning(self._state)
+            told = problem
+            await asyncio.sleep(CRD_RETRY)
+
+    async def _until(self, waited: object) -> bool:
+        """Wait for a coroutine; False when the process is told to stop before."""
+        stop = asyncio.create_task(self._stopping.wait())
+        work = asyncio.ensure_future(waited)  # type: ignore[call-overload]
+        done, pending = await asyncio.wait({stop, work}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if work in done:
+            await work
+            return True
+        return False
+
+    # -- what probes and metrics ask -----------------------------------------------------------------------------------
+
+    def ages(self) -> Mapping[str, float]:
+        """Seconds since each part's last sign of life."""
+        if self._scheduling is None or self._kinds is None:
+            # A leader needs no watching: when it cannot renew, the Lease's thread ends the process.
+            standby = self._leadership
+            return {} if standby is None else {"Lease": clock() - standby.last_answer}
+        now = time.monotonic()
+        found = {f"watch {one.path}": now - one.last_event_at for one in self._scheduling.informers}
+        found["list of our kinds"] = now - self._kinds.last_sweep
+        if self._kinds.behind_since is not None:
+            found["watch of our kinds"] = now - self._kinds.behind_since
+        if self._state == "ready":
+            found["scheduling loop"] = now - self._scheduling.loop.last_tick
+        return found
+
+    def _not_ready(self) -> str:
+        return "" if self._state in ("ready", "standby") else self._state
+
+    def _refresh(self) -> None:
+        scheduling, metrics = self._scheduling, self._metrics
+        if scheduling is None:
+            return
+        now = time.monotonic()
+        for informer in scheduling.informers:
+            metrics.relists.labels(informer.path).set(max(0, informer.lists - 1))
+            metrics.watch_age.labels(informer.path).set(now - informer.last_event_at)
+        metrics.plan_seconds.set(scheduling.loop.plan_seconds)
+        metrics.turn_errors.set(scheduling.loop.turn_errors)
+        if self._events is not None:
+            metrics.events_dropped.set(self._events.dropped)
+        metrics.count_jobs(
+            (record.spec.queue, record.job.status.phase.value if record.job.status.phase else "Unseen")
+            for record in scheduling.loop.records.values()
+        )
+
+
+async def connect(settings: Settings, **options: Any) -> Api:
+    """A client of the configured API server. Raises CredentialsError."""
+    credentials = Credentials(Path(settings.kubeconfig) if settings.kubeconfig else None, settings.context or "")
+    await credentials.load()
+    if credentials.configuration.tls_server_name:
+        raise CredentialsError(
+            f"{credentials.source} sets tls-server-name, which kopf cannot use: name the API server in `server` as its "
+            "certificate does"
+        )
+    return Api(credentials, agent=settings.identity, **options)
+
+
+async def _missing_crds(api: Api) -> str:
+    """Which of our CRDs the API server lacks, as the beginning of a sentence, or ""."""
+    try:
+        found = await api.get(f"/apis/{API_VERSION}")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return "the CRDs are not installed"
+    missing = set(handlers.PATHS) - {item["name"] for item in found.get("resources") or []}
+    return f"the CRDs of {', '.join(sorted(missing))} are not installed" if missing else ""
+
+
+def _end_at_once(why: str) -> None:
+    """Without any clean-up: that could write, and the next leader counts on our silence."""
+    log.critical("%s: ending at once", why)
+    os._exit(EXIT_LEASE_LOST)
+
+
+def token_key(settings: Settings) -> bytes:
+    """The configured key, or a random one with a warning: then a restart can't talk to launchers that run already."""
+    text = settings.token_key.get_secret_value()
+    if text:
+        return text.encode()
+    log.warning(
+        "MUSTER_OPERATOR_TOKEN_KEY is not set: using a random key. Progress of jobs that run already can't be read; "
+        "set it to the output of `openssl rand -hex 32`"
+    )
+    return secrets.token_bytes(32)
+
+
+def _news(record: Record, note: Note) -> News:
+    metadata = record.job.metadata
+    about = About(API_VERSION, "TrainingJob", metadata.namespace, metadata.name, metadata.uid)
+    return News(about, note.reason.value, note.message, note.warning)

@@ -1,0 +1,182 @@
+"""TrainingQueues as the planner needs them, and what is told of each: whether it works, and who is above it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from muster.api.names import Reason
+from muster.api.trainingqueue import FairShare, OwnVictims, Quota, Reclaim, StopPolicy, TrainingQueue
+from muster.cluster.gpus import short_type
+from muster.cluster.quantities import amount
+from muster.cluster.queues import ANY_PRIORITY, QueueInput, QuotaInput, lineage
+from muster.cluster.snapshot import NO_ACCELERATOR, JobInput
+from muster.scheduling.fairness import HALF_LIFE, decayed
+from muster.scheduling.snapshot import Preempts, Snapshot
+from muster_protocol.durations import parse_duration
+
+_PREEMPTS: Final = {
+    OwnVictims.NEVER: Preempts.NEVER,
+    OwnVictims.LOWER_PRIORITY: Preempts.LOWER_PRIORITY,
+    Reclaim.NEVER: Preempts.NEVER,
+    Reclaim.LOWER_PRIORITY: Preempts.LOWER_PRIORITY,
+    Reclaim.ANY: Preempts.ANY,
+}
+_DEFAULTS: Final = QueueInput("")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a queue's conditions say.
+
+    Attributes:
+        reason, message: of `Ready`; the reason is READY when it takes jobs.
+        parent_reason, parent_message: of `ParentFound`; None for a queue that names no parent.
+    """
+
+    reason: Reason
+    message: str
+    parent_reason: Reason | None
+    parent_message: str
+
+    @property
+    def ready(self) -> bool:
+        return self.reason is Reason.READY
+
+
+def queue_inputs(queues: Iterable[TrainingQueue], now: datetime) -> tuple[list[QueueInput], dict[str, str]]:
+    """For the planner, and by name what is wrong with a spec: such a queue takes no jobs."""
+    inputs, errors = [], {}
+    for queue in queues:
+        try:
+            inputs.append(queue_input(queue, now))
+        except ValueError as error:
+            errors[queue.metadata.name] = f"takes no jobs: {error}"
+            spec = queue.spec
+            inputs.append(QueueInput(queue.metadata.name, spec.cohort or "", parent=spec.parent or "", open=False))
+    return inputs, errors
+
+
+def queue_input(queue: TrainingQueue, now: datetime) -> QueueInput:
+    """Raises ValueError for a quantity that can't be read."""
+    spec, preemption = queue.spec, queue.spec.preemption
+    return QueueInput(
+        queue.metadata.name,
+        spec.cohort or "",
+        _lines(spec.quotas or ()),
+        open=spec.stop_policy is StopPolicy.NONE,
+        parent=spec.parent or "",
+        weight=float(spec.weight),
+        share_used=past_share(queue, now),
+        priority_max=ANY_PRIORITY if spec.max_priority is None else spec.max_priority,
+        within=_PREEMPTS[preemption.within_queue] if preemption else _DEFAULTS.within,
+        reclaim=_PREEMPTS[preemption.reclaim] if preemption else _DEFAULTS.reclaim,
+        borrower=_PREEMPTS[preemption.when_borrowing] if preemption else _DEFAULTS.borrower,
+        drain=spec.stop_policy is StopPolicy.HOLD_AND_DRAIN,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _lines(quotas: tuple[Quota, ...]) -> tuple[QuotaInput, ...]:
+    """Kept, for a thousand queues are looked at for each plan, and their quotas hardly ever change."""
+    return tuple(
+        QuotaInput(
+            flavour=f"{short_type(quota.gpu_type)}/{quota.capacity.value}" if quota.gpu_type else NO_ACCELERATOR,
+            resource=resource.name,
+            nominal=amount(resource.name, resource.nominal),
+            borrowing=_limit(resource.name, resource.borrowing_limit),
+            lending=_limit(resource.name, resource.lending_limit),
+        )
+        for quota in quotas
+        for resource in quota.resources
+    )
+
+
+def _limit(resource: str, quantity: str | None) -> int | None:
+    return None if quantity is None else amount(resource, quantity)
+
+
+def half_life(queue: TrainingQueue) -> float:
+    """Seconds after which the queue's past use counts half."""
+    said = queue.spec.usage_half_life
+    return HALF_LIFE if said is None else max(1.0, parse_duration(said))
+
+
+def past_share(queue: TrainingQueue, now: datetime) -> float:
+    """The decayed mean of the queue's share up to now. Its status has the mean up to the last change of its share, and
+    the share since then, so that nothing needs to be written while the share stays the same."""
+    found = queue.status.fair_share
+    if found is None:
+        return 0.0
+    return decayed(float(found.mean), float(found.share), (now - found.at).total_seconds(), half_life(queue))
+
+
+def fair_share(queue: TrainingQueue, share: float, now: datetime) -> FairShare:
+    """What the status should say when the queue and those below it hold `share`; unchanged while that is the same."""
+    found, text = queue.status.fair_share, f"{share:.4f}"
+    if found is not None and found.share == text:
+        return found
+    return FairShare(share=text, mean=f"{past_share(queue, now):.6f}", at=now)
+
+
+def standings(queues: Mapping[str, TrainingQueue], errors: Mapping[str, str]) -> dict[str, Standing]:
+    """By name. `errors`: what is wrong with a queue's spec."""
+    line = lineage({name: queue.spec.parent or "" for name, queue in queues.items()})
+    return {name: _standing(name, queues, errors, line.parents, line.faults.get(name)) for name in queues}
+
+
+def _standing(
+    name: str,
+    queues: Mapping[str, TrainingQueue],
+    errors: Mapping[str, str],
+    parents: Mapping[str, str],
+    fault: str | None,
+) -> Standing:
+    reason, message = _ready(name, queues, errors, parents)
+    parent = queues[name].spec.parent
+    if parent is None:
+        return Standing(reason, message, None, "")
+    if fault is None:
+        return Standing(reason, message, Reason.PARENT_FOUND, f"lends to {parent} and borrows from it")
+    missing = parent not in queues
+    return Standing(reason, message, Reason.PARENT_NOT_FOUND if missing else Reason.PARENT_CIRCLE, fault)
+
+
+def _ready(
+    name: str, queues: Mapping[str, TrainingQueue], errors: Mapping[str, str], parents: Mapping[str, str]
+) -> tuple[Reason, str]:
+    """Of the first on the way up that does not work; they take their whole branch with them."""
+    one = name
+    while one:
+        whose = "its" if one == name else f"TrainingQueue {one!r} above it: its"
+        policy = queues[one].spec.stop_policy
+        if one in errors:
+            return Reason.INVALID_SPEC, errors[one] if one == name else f"TrainingQueue {one!r} above it {errors[one]}"
+        if policy is StopPolicy.HOLD:
+            return Reason.HELD, f"{whose} stopPolicy is hold: what runs goes on, nothing new starts until it is none"
+        if policy is StopPolicy.HOLD_AND_DRAIN:
+            return (
+                Reason.DRAINED,
+                f"{whose} stopPolicy is holdAndDrain: what runs saves and stops, nothing starts until it is none",
+            )
+        one = parents.get(one, "")
+    return Reason.READY, "takes jobs"
+
+
+def ceilings(snapshot: Snapshot) -> dict[str, int]:
+    """The highest priority that counts, by name of the queues that have one."""
+    limits = snapshot.queues.priorities_max
+    return {snapshot.queues.names[row]: int(limits[row]) for row in np.flatnonzero(limits < ANY_PRIORITY).tolist()}
+
+
+def priority_remark(job: JobInput, highest: Mapping[str, int]) -> str:
+    """What is told, behind a sentence, of a job whose priority is above the highest of its queue; "" for others."""
+    ceiling = highest.get(job.queue)
+    if ceiling is None or job.priority <= ceiling:
+        return ""
+    return f"; its priority {job.priority} counts as {ceiling}, the highest that TrainingQueue {job.queue!r} allows"

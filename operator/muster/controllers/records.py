@@ -1,0 +1,208 @@
+"""What the operator remembers of each job beside its status. All of it can be lost: a restart finds it anew."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from muster.api.effective import EffectiveSpec, effective_spec
+from muster.api.frozen import OF_PLACEMENT, OF_PROMISE, frozen_hash
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import Placement, Promise
+from muster.cluster.eligibility import NodeFilter
+from muster.cluster.jobs import JobInput
+from muster.cluster.pods import Identity, PodSettings, spec_hash
+from muster.cluster.views import PodView
+from muster.controllers.admission import Obstacle
+from muster.controllers.lifecycle.facts import told_by
+from muster.controllers.lifecycle.turn import NO_FACTS, Facts, Made, Refusal
+from muster.scheduling.plan import Waiting
+from muster_protocol.launcher_api import Status as LauncherStatus
+
+Requests = tuple[tuple[str, int], ...]
+
+MADE_PATIENCE: Final = 30.0
+"""Seconds that the watch may take to show a pod that was made."""
+
+ASK_AGAIN: Final = 5.0
+"""Seconds between two requests to delete the same object."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What admission made of the job's pod in a dry run.
+
+    Attributes:
+        key: hash of what the pod was made from.
+        requests: of one pod, as the server would store it.
+        node_filter: the pod's demands on its node, as the server would store them.
+        obstacle: set instead when the pod was refused.
+        retry_at: monotonic time of the next try after a refusal.
+        tries: refusals in a row.
+    """
+
+    key: str
+    requests: Requests = ()
+    node_filter: NodeFilter = field(default_factory=NodeFilter)
+    obstacle: Obstacle | None = None
+    retry_at: float = 0.0
+    tries: int = 0
+
+
+@dataclass
+class Record:
+    """One live job.
+
+    Attributes:
+        job: the newest state known: by the watch, or by the answer to our own write.
+        assumed: a placement whose write is under way; it holds its room already.
+        assumed_promise: a promise whose write is under way; its room is kept already.
+        leaving: the planner has asked for the gang's end, and the write of that is under way.
+        made: pods our POSTs made and the watch has not shown, by name.
+        shown: names of this generation's pods that the watch has shown.
+        facts: what ended launchers of the present placement have told.
+        task: the work under way; the job has no turn until it is over.
+        plannable: the last turn left the job to the planner.
+        waiting: the planner's last word.
+        planned: what was made of the job for the last snapshot, and from what.
+        steady: by what `planned` is known to hold still; None where time alone may change it.
+        told: reason, message, position and avoided nodes as last told to the job.
+        stand: what the last plan depended on in this job; a change makes a new plan necessary.
+        told_at: monotonic time of the last status write that only refreshed a waiting message or progress.
+        seen_at: monotonic time of the first turn of a job without a status.
+        whole_at: monotonic time at which the last pod of the present placement was seen ready; None before.
+        wake_at: monotonic time of the next turn, as the policies want it; each turn sets it anew.
+        retry_at: monotonic time of another turn, asked for beside the policies; stays until it has come.
+        asked: monotonic time at which the deletion of each UID was last asked for.
+        unsure: a status write may have been done or not; the job is read again before anything else.
+        errors: turns in a row that failed.
+        price: money for an hour of one GPU of the placement; 0 while that is not known.
+    """
+
+    job: TrainingJob
+    spec: EffectiveSpec
+    assumed: Placement | None = None
+    assumed_promise: Promise | None = None
+    leaving: bool = False
+    made: dict[str, Made] = field(default_factory=dict)
+    shown: set[str] = field(default_factory=set)
+    refusal: Refusal | None = None
+    judgement: Judgement | None = None
+    task: asyncio.Task[None] | None = None
+    judging: asyncio.Task[None] | None = None
+    plannable: bool = False
+    obstacle: Obstacle | None = None
+    waiting: Waiting | None = None
+    told: tuple[object, ...] = ()
+    told_at: float = float("-inf")
+    stand: tuple[object, ...] = ()
+    seen_at: float | None = None
+    whole_at: float | None = None
+    wake_at: float | None = None
+    retry_at: float | None = None
+    asked: dict[str, float] = field(default_factory=dict)
+    unsure: bool = False
+    errors: int = 0
+    price: float = 0.0
+    launcher: LauncherStatus | None = None
+    launcher_generation: int = 0
+    whole_since: float | None = None
+    peers_since: float | None = None
+    pushed_generation: int = 0
+    deleted: bool = False
+    planned: tuple[tuple[object, ...], JobInput] | None = None
+    steady: tuple[object, ...] | None = None
+    identity: Identity = field(init=False)
+    facts: Facts = NO_FACTS
+    _key: tuple[EffectiveSpec, PodSettings, str] | None = None
+    _frozen: tuple[EffectiveSpec, str, str] | None = None
+
+    def __post_init__(self) -> None:
+        metadata = self.job.metadata
+        self.identity = Identity(metadata.namespace, metadata.name, metadata.uid)
+
+    @classmethod
+    def of(cls, job: TrainingJob) -> Record:
+        return cls(job, effective_spec(job.spec))
+
+    @property
+    def uid(self) -> str:
+        return self.job.metadata.uid
+
+    def template_key(self, settings: PodSettings) -> str:
+        """Hash of what the job's pods are made from; made once for each spec."""
+        if self._key is None or self._key[0] is not self.spec or self._key[1] != settings:
+            self._key = (self.spec, settings, spec_hash(self.spec, settings))
+        return self._key[2]
+
+    @property
+    def placement(self) -> Placement | None:
+        """The placement that holds room: the written one, or the one being written."""
+        return self.assumed or self.job.status.placement
+
+    @property
+    def promise(self) -> Promise | None:
+        """The promise that keeps room for the job: the written one, or the one being written."""
+        return self.assumed_promise or self.job.status.promise
+
+    @property
+    def placement_hash(self) -> str:
+        """Of the spec's fields that a placement stands for."""
+        return self._hashes()[0]
+
+    @property
+    def promise_hash(self) -> str:
+        """Of the spec's fields that a promise stands for."""
+        return self._hashes()[1]
+
+    def _hashes(self) -> tuple[str, str]:
+        if self._frozen is None or self._frozen[0] is not self.spec:
+            of_placement, of_promise = (frozen_hash(self.job.spec, fields) for fields in (OF_PLACEMENT, OF_PROMISE))
+            self._frozen = (self.spec, of_placement, of_promise)
+        return self._frozen[1:]
+
+    def take(self, job: TrainingJob) -> bool:
+        """Accept a state of the job, unless it is older than the known one. True if it was taken."""
+        if int(job.metadata.resource_version or 0) < int(self.job.metadata.resource_version or 0):
+            return False
+        if job.metadata.generation != self.job.metadata.generation:
+            self.spec = effective_spec(job.spec)
+        self.job = job
+        return True
+
+    @property
+    def due_at(self) -> float | None:
+        """Monotonic time of the next turn without any change, or None."""
+        return min((moment for moment in (self.wake_at, self.retry_at) if moment is not None), default=None)
+
+    def ask(self, moment: float) -> None:
+        """Have a turn at `moment` at the latest."""
+        self.retry_at = moment if self.retry_at is None else min(self.retry_at, moment)
+
+    def see(self, pods: tuple[PodView, ...], now: float) -> None:
+        """Note which pods the watch shows, so that one that goes later is known to have been there.
+
+        A pod of ours that it has not shown for MADE_PATIENCE is forgotten: it came and went between two looks, or the
+        watch is far behind. Making it again is harmless, for its name is taken if it is there.
+        """
+        placement = self.placement
+        self.made = {name: made for name, made in self.made.items() if now - made.at < MADE_PATIENCE}
+        self.asked = {uid: at for uid, at in self.asked.items() if now - at < 10 * ASK_AGAIN}
+        for pod in pods:
+            self.made.pop(pod.name, None)
+            if placement is not None and pod.generation == placement.generation:
+                self.shown.add(pod.name)
+        if placement is not None:
+            self.facts = told_by((pod for pod in pods if pod.generation == placement.generation), self.facts)
+        if placement is None:
+            self.shown.clear()
+            self.facts = NO_FACTS
+            self.launcher, self.whole_since, self.peers_since = None, None, None
+            self.refusal = None
+
+
+def deadline(moment: datetime | None, now: datetime, monotonic: float) -> float | None:
+    """`moment` of the wall clock on the monotonic clock."""
+    return None if moment is None else monotonic + max(0.0, (moment - now).total_seconds())

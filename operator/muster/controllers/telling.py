@@ -1,0 +1,91 @@
+"""What a waiting job is told, and whether the change is one that a person would notice. Pure.
+
+Ten thousand jobs may wait, and each start moves all of them up by one place. So a job far down is told when its place
+has changed by a tenth, one of the first ten at every change, and an expected start when it has moved by more than a
+fifth of what is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Final
+
+from muster.api.trainingjob_status import AlmostFits, QueuePosition
+from muster.scheduling.plan import Waiting
+from muster.scheduling.snapshot import FOREVER
+
+NEAR: Final = 10
+"""Places from which on each one counts."""
+MOVED: Final = 0.2
+"""Share of the remaining wait by which an expected start has to move to be told anew."""
+LEAST_MOVE: Final = 60.0
+"""Seconds, at least."""
+SHOWN: Final = 4
+"""Domains in which it almost fits, and changes that would start it."""
+
+_LAST: Final = datetime(9999, 1, 1, tzinfo=timezone.utc).timestamp()
+
+
+@dataclass(frozen=True)
+class Word:
+    """Why a job waits, for itself to tell.
+
+    Attributes:
+        message: with all names in it.
+        expected: seconds since the epoch; FOREVER when unknown.
+    """
+
+    reason: str
+    message: str
+    position: int = 0
+    expected: float = FOREVER
+    basis: str = ""
+    almost: tuple[AlmostFits, ...] = ()
+    changes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, waiting: Waiting, message: str) -> Word:
+        return cls(
+            waiting.reason.value,
+            message,
+            waiting.position,
+            waiting.expected,
+            waiting.basis.value if waiting.expected < _LAST else "",
+            tuple(
+                AlmostFits(domain=item.domain, placeable=item.placeable, lacking=item.lacking)
+                for item in waiting.almost[:SHOWN]
+            ),
+            waiting.changes[:SHOWN],
+        )
+
+    def told(self) -> QueuePosition:
+        """As it stands in the status."""
+        known = self.expected < _LAST
+        moment = datetime.fromtimestamp(int(self.expected), timezone.utc) if known else None
+        return QueuePosition(
+            position=self.position,
+            reason=self.reason,
+            message=self.message,
+            expected_start=moment,
+            basis=self.basis,
+            almost=self.almost,
+            changes=self.changes,
+        )
+
+
+def noticeable(old: QueuePosition | None, new: Word, now: float) -> bool:
+    """Whether a person would notice the difference. `now` in seconds since the epoch."""
+    if old is None or old.reason != new.reason:
+        return True
+    if new.position <= NEAR:
+        if old.position != new.position or old.message != new.message:
+            return True
+    elif abs(new.position - old.position) * 10 >= max(old.position, 1):
+        return True
+    if (old.expected_start is None) != (new.expected >= _LAST):
+        return True
+    if old.expected_start is None:
+        return False
+    moved = abs(new.expected - old.expected_start.timestamp())
+    return moved > max(LEAST_MOVE, MOVED * (new.expected - now))

@@ -1,0 +1,333 @@
+"""Time and money of a job: when its window is open, what it has used, when a limit ends it, and whether its deadline
+can be met. Pure: `now` is given, and the same question has the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from functools import lru_cache
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from muster.api.common import format_time
+from muster.api.effective import EffectiveSpec, EffectiveWindow
+from muster.api.terms import Usage
+from muster.api.trainingjob_status import TrainingJobStatus
+from muster_protocol.durations import format_duration
+
+NEVER: Final = datetime.max.replace(tzinfo=timezone.utc)
+"""A moment that never comes: a window that is always open closes then."""
+
+LONGEST_CHAIN: Final = 500
+"""Times that a window is made longer by others that overlap it. One that goes on after that is taken to be always open:
+ten hours every hour are, and so are three minutes every minute."""
+
+STARTS: Final = 2.0
+"""A gang is not started in a window that closes before it could have started so many times."""
+
+MARGIN: Final = 30.0
+"""Seconds beyond its grace that a launcher gets to end a run at `maxRuntime` by itself."""
+
+START_SECONDS: Final = 120.0
+"""What a start is taken to cost while nobody has measured it: images, the barrier, and reading the checkpoint."""
+
+_HOUR: Final = 3600
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The window that is open, or that opens next: `opens <= now < closes`, or `now < opens`."""
+
+    opens: datetime
+    closes: datetime
+
+
+@lru_cache(maxsize=4096)
+def window_error(window: EffectiveWindow) -> str:
+    """What is wrong with a window that its schema let through, and how to mend it; "" if nothing is."""
+    try:
+        zone = ZoneInfo(window.time_zone)
+    except (KeyError, ValueError, OSError):  # no such file, a folder, or a name that leads elsewhere
+        return (
+            f"window.timeZone: there is no time zone {window.time_zone!r}; use a name such as Europe/Berlin or Etc/UTC"
+        )
+    try:
+        first = next(CronSim(window.start, datetime(2024, 1, 1, tzinfo=zone)), None)
+    except CronSimError as error:
+        return (
+            f"window.start: {window.start!r} is no cron expression: {error}; write minute, hour, day of month, month "
+            "and weekday, like '0 20 * * MON-FRI'"
+        )
+    if first is None:
+        return f"window.start: {window.start!r} never comes; name a day that the calendar has"
+    return ""
+
+
+def opening(window: EffectiveWindow, now: datetime) -> Opening:
+    """The window that is open at `now`, or the next one. Durations are elapsed time, also across a clock change.
+
+    Raises ValueError with `window_error`'s words for a window that is wrong.
+    """
+    # Cron has whole minutes, so what is found for a minute holds until a window ends within it.
+    minute = now.replace(second=0, microsecond=0)
+    found = _opening(window, minute)
+    return found if now < found.closes else _opening(window, now)
+
+
+@lru_cache(maxsize=4096)
+def _opening(window: EffectiveWindow, now: datetime) -> Opening:
+    wrong = window_error(window)
+    if wrong:
+        raise ValueError(wrong)
+    zone, length = ZoneInfo(window.time_zone), timedelta(seconds=window.duration)
+    local = now.astimezone(zone)
+    last = next(CronSim(window.start, local + timedelta(seconds=1), reverse=True), None)
+    if last is None or _utc(last) + length <= now:
+        return _joined(window, zone, _utc(next(CronSim(window.start, local))), length)
+    return _joined(window, zone, _utc(last), length)
+
+
+def _joined(window: EffectiveWindow, zone: ZoneInfo, opens: datetime, length: timedelta) -> Opening:
+    """One opening with those that begin before it closes."""
+    closes = opens + length
+    for _ in range(LONGEST_CHAIN):
+        # The last moment until then at which another one opens; the first one itself when there is none.
+        last = _utc(next(CronSim(window.start, closes.astimezone(zone) + timedelta(seconds=1), reverse=True)))
+        if last + length <= closes:
+            return Opening(opens, closes)
+        closes = last + length
+    return Opening(opens, NEVER)
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment.astimezone(timezone.utc)
+
+
+def start_seconds(status: TrainingJobStatus) -> float:
+    """What a start costs, from placement to training, as measured at the last one."""
+    return START_SECONDS if status.start_seconds is None else float(status.start_seconds)
+
+
+def may_start(spec: EffectiveSpec, now: datetime, start_seconds: float) -> datetime:
+    """From when on the gang may start: `now` or earlier while its window is open, and has enough time left to start in.
+
+    Args:
+        start_seconds: what a start costs, from placement to training.
+    """
+    window = spec.window
+    if window is None:
+        return now
+    found = opening(window, now)
+    needed = timedelta(seconds=min(STARTS * start_seconds, window.duration / 2))
+    if found.opens <= now and window.stops and found.closes - now < needed:
+        return opening(window, found.closes).opens
+    return found.opens
+
+
+@dataclass(frozen=True)
+class End:
+    """When a limit ends the placement.
+
+    Attributes:
+        at: when the gang is asked to stop.
+        message: why, for people.
+    """
+
+    at: datetime
+    message: str
+
+
+def window_end(spec: EffectiveSpec, placed_at: datetime) -> End | None:
+    """When the window that the gang was started in closes. None: never, or the gang may finish."""
+    window = spec.window
+    if window is None or not window.stops:
+        return None
+    found = opening(window, placed_at)
+    if found.opens <= placed_at and found.closes == NEVER:
+        return None
+    # A gang that was started outside of a window (the spec has changed since) has to stop at once.
+    closes = found.closes if found.opens <= placed_at else placed_at
+    then = opening(window, closes).opens
+    return End(closes, f"the job's window has closed; it goes on when the next one opens, at {format_time(then)}")
+
+
+def used(status: TrainingJobStatus, gpus: int, price: float, until: datetime) -> Usage:
+    """All that the job has used, the present placement up to `until` included.
+
+    Args:
+        gpus: GPUs of the present placement.
+        price: of one of them, an hour; 0 where it has none.
+    """
+    before = status.usage or Usage()
+    placed_at = status.placement.placed_at if status.placement else None
+    if placed_at is None or not gpus:
+        return before
+    seconds = round(gpus * max(0.0, (until - placed_at).total_seconds()))
+    return spend(before, seconds, price)
+
+
+def spend(before: Usage, gpu_seconds: int, price: float) -> Usage:
+    """`before` and so many GPU-seconds more, at `price` for a GPU and hour."""
+    cost = Decimal(before.cost or 0) + Decimal(str(price)) * gpu_seconds / _HOUR
+    written = f"{cost:.4f}".rstrip("0").rstrip(".") if cost else None
+    return Usage(gpu_seconds=before.gpu_seconds + gpu_seconds, cost=written)
+
+
+def budget_spent(spec: EffectiveSpec, usage: Usage) -> str:
+    """What of the job's budget is used up, in words; "" while nothing is."""
+    if spec.budget_gpu_hours is not None and usage.gpu_seconds >= spec.budget_gpu_hours * _HOUR:
+        return f"the job has used its budget of {spec.budget_gpu_hours} GPU hours; raise budget.gpuHours to go on"
+    if spec.budget_cost is not None and Decimal(usage.cost or 0) >= spec.budget_cost:
+        return f"the job has cost {usage.cost}, and its budget is {spec.budget_cost}; raise budget.cost to go on"
+    return ""
+
+
+def budget_end(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int, price: float) -> datetime | None:
+    """When the present placement will have used up the job's budget; None for never."""
+    placed_at = status.placement.placed_at if status.placement else None
+    if placed_at is None or not gpus:
+        return None
+    before = status.usage or Usage()
+    left = []
+    if spec.budget_gpu_hours is not None:
+        left.append((spec.budget_gpu_hours * _HOUR - before.gpu_seconds) / gpus)
+    if spec.budget_cost is not None and price > 0:
+        left.append(float(spec.budget_cost - Decimal(before.cost or 0)) / price * _HOUR / gpus)
+    return placed_at + timedelta(seconds=min(max(0.0, min(left)), 1e9)) if left else None
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Seconds that a job still has to train.
+
+    Attributes:
+        sure: True by its own progress; False by `maxRuntime`, which it may stay below.
+    """
+
+    seconds: float
+    sure: bool
+
+
+def rest(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime) -> Rest | None:
+    """What is left to train: by progress, else by `maxRuntime`; None when neither tells."""
+    progress = status.progress
+    if progress is not None and progress.eta is not None and status.running_since is not None:
+        return Rest(max(0.0, (progress.eta - now).total_seconds()), sure=True)
+    if progress is not None and progress.total_steps is not None:
+        speed = _number(progress.steps_per_second)
+        done = status.checkpoint.step if status.checkpoint and status.running_since is None else progress.step
+        if speed > 0:
+            return Rest(max(0, progress.total_steps - done) / speed, sure=True)
+    if spec.max_runtime is None:
+        return None
+    trained = (status.runtime_seconds or 0) + (
+        (now - status.running_since).total_seconds() if status.running_since else 0.0
+    )
+    return Rest(max(0.0, spec.max_runtime - trained), sure=False)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the planner needs to know of the time of a job that waits. Seconds; see `Terms` of its snapshot.
+
+    Attributes:
+        opens: since the epoch; 0 for a job that may start now.
+        limit: that a run takes at most, whatever it does: enforced.
+        estimate: that it is expected to take.
+    """
+
+    opens: float = 0.0
+    limit: float = math.inf
+    estimate: float = math.inf
+
+
+NO_BOUNDS: Final = Bounds()
+
+
+def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_seconds: float) -> Bounds:
+    """Of a run that would start now. A window that is wrong bounds nothing."""
+    if spec.window is None and spec.max_runtime is None and spec.budget_gpu_hours is None and status.progress is None:
+        return NO_BOUNDS
+    window = spec.window if spec.window is not None and not window_error(spec.window) else None
+    opens = may_start(spec, now, start_seconds) if window else now
+    left, limits = rest(spec, status, now), [math.inf]
+    if spec.max_runtime is not None:
+        # The clock of maxRuntime starts at the barrier, and the launcher gets time to end by itself.
+        limits.append(spec.ready_timeout + spec.max_runtime - (status.runtime_seconds or 0) + spec.grace + MARGIN)
+    if window is not None and window.stops:
+        limits.append(float(window.duration))
+    if spec.budget_gpu_hours is not None and spec.gpus_per_worker:
+        seconds = spec.budget_gpu_hours * _HOUR - (status.usage.gpu_seconds if status.usage else 0)
+        limits.append(max(0, seconds) / (spec.min_replicas * spec.gpus_per_worker))
+    return Bounds(
+        opens=opens.timestamp() if opens > now else 0.0,
+        limit=min(limits),
+        estimate=math.inf if left is None else start_seconds + left.seconds,
+    )
+
+
+def bound(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int, price: float) -> float:
+    """When its window or its budget has ended the present placement at the latest, in seconds since the epoch."""
+    placed_at = status.placement.placed_at if status.placement else None
+    if placed_at is None:
+        return math.inf
+    window = None if spec.window is None or window_error(spec.window) else window_end(spec, placed_at)
+    ends = [window.at if window else None, budget_end(spec, status, gpus, price)]
+    return min((at.timestamp() + spec.grace for at in ends if at is not None), default=math.inf)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Whether the deadline can be met.
+
+    Attributes:
+        met: None when nothing tells.
+        message: for people.
+        changes: when the answer changes by time alone, if the job does not start before; None for never.
+    """
+
+    met: bool | None
+    message: str
+    changes: datetime | None = None
+
+
+def outlook(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_seconds: float) -> Outlook | None:
+    """Whether `spec.deadline` can still be met, at the earliest possible start; None without a deadline."""
+    deadline = spec.deadline
+    if deadline is None:
+        return None
+    told = format_time(deadline)
+    if now >= deadline:
+        return Outlook(False, f"the deadline {told} has passed; the job goes on")
+    left = rest(spec, status, now)
+    runs = status.running_since is not None
+    start = now if runs else max(now, may_start(spec, now, start_seconds))
+    if left is None:
+        if start >= deadline:
+            return Outlook(False, f"the deadline {told} cannot be met: the window opens at {format_time(start)}")
+        return Outlook(None, "nothing tells how long the job takes: give maxRuntime, or report the number of steps")
+    takes = timedelta(seconds=min(left.seconds + (0.0 if runs else start_seconds), 1e9))
+    earliest = start + takes
+    latest_start = deadline - takes
+    if earliest <= deadline:
+        return Outlook(True, f"it can end at {format_time(earliest)} at the earliest", latest_start)
+    late, end = format_duration(round((earliest - deadline).total_seconds()) or 1), format_time(earliest)
+    if left.sure:
+        return Outlook(False, f"the deadline {told} cannot be met: earliest end {end} by its progress, {late} late")
+    return Outlook(
+        False,
+        f"the deadline {told} cannot be met with all of maxRuntime: earliest end {end}, {late} late; lower maxRuntime, "
+        "or set the deadline later",
+    )
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0

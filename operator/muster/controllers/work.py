@@ -1,0 +1,206 @@
+"""The work of one job between two turns: carry out a decision, write a placement, rehearse a pod.
+
+Each function is one task; a job has at most one at a time. Whatever a call raises, the job gets another turn: what was
+done is seen again by the watch, what was not is decided again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Final
+
+from muster.api.names import Reason
+from muster.api.trainingjob_status import TrainingJobStatus
+from muster.cluster import pods
+from muster.cluster.eligibility import filter_of_pod
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.executor import Executor, refusal
+from muster.cluster.overrides import TemplateRefused
+from muster.cluster.pods import PodSettings
+from muster.cluster.views import PodView
+from muster.controllers.admission import Obstacle
+from muster.controllers.lifecycle.runtime import remaining_seconds
+from muster.controllers.lifecycle.turn import NO_FACTS, Decision, Made, Note, Refusal
+from muster.controllers.records import MADE_PATIENCE, Judgement, Record, Requests
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY: Final = 10.0
+LAST_RETRY: Final = 300.0
+"""Seconds between two rehearsals of a pod that was refused: doubled each time."""
+
+REHEARSED: Final = 30.0
+"""Seconds that the rehearsal of a pod holds for other jobs that are alike."""
+
+
+class Incomplete(Exception):
+    """Some of a gang's objects could not be made, for a reason that may pass."""
+
+
+Tell = Callable[[Record, Note], None]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What the tasks need.
+
+    Attributes:
+        tell: sends an Event about a job; never fails.
+        parallel: bounds how many jobs are worked on at once.
+        rehearsals: when a pod was last taken, and as what, by namespace and what it is made from.
+    """
+
+    executor: Executor
+    settings: PodSettings
+    tell: Tell
+    parallel: asyncio.Semaphore
+    rehearsals: dict[tuple[str, str], tuple[float, Judgement]] = field(default_factory=dict)
+
+    async def carry_out(self, record: Record, decision: Decision) -> None:
+        """Status first, then deletions, then new pods, then words."""
+        async with self.parallel:
+            if decision.status is not None and not await self.write(record, decision.status):
+                return
+            for note in decision.notes:
+                self.tell(record, note)
+            if decision.delete:
+                gone = await self.executor.delete_pods(record.identity.namespace, decision.delete)
+                for name in gone:
+                    record.made.pop(name, None)
+            if decision.delete_job:
+                await self.executor.delete_job(record.job)
+            elif decision.make:
+                await self._make(record, decision.make)
+
+    async def place(self, record: Record, status: TrainingJobStatus, note: Note) -> None:
+        """Write a placement; the next turn makes its pods."""
+        async with self.parallel:
+            if await self.write(record, status):
+                record.shown.clear()
+                record.refusal, record.facts = None, NO_FACTS
+                self.tell(record, note)
+
+    async def write(self, record: Record, status: TrainingJobStatus) -> bool:
+        """Write a status over the one that was decided on. False: somebody wrote in between; decide again."""
+        try:
+            record.take(await self.executor.write_status(record.job, status))
+        except ApiError as error:
+            record.unsure = True
+            await self.settle(record)
+            if error.status not in (404, 409):
+                raise
+            return False
+        except ApiUnreachable:
+            record.unsure = True  # it may have been written
+            await self.settle(record)
+            raise
+        return True
+
+    async def settle(self, record: Record) -> None:
+        """Read the job again, and know what the last write came to."""
+        found = await self.executor.read(record.job)
+        record.unsure = False
+        if found is None:
+            record.deleted = True
+        else:
+            record.take(found)
+
+    async def _make(self, record: Record, indexes: tuple[int, ...]) -> None:
+        placement = record.job.status.placement
+        if placement is None:
+            return
+        try:
+            template = pods.template(record.identity, record.spec, self.settings)
+        except TemplateRefused as error:
+            record.refusal = Refusal(placement.generation, str(error))
+            return
+        outcome = await self.executor.make(
+            record.identity,
+            template,
+            placement,
+            indexes,
+            max_runtime=remaining_seconds(record.spec, record.job.status),
+        )
+        now = asyncio.get_running_loop().time()
+        for made in outcome.made:
+            if made.name not in record.shown:
+                record.made[made.name] = Made(made.name, made.uid, placement.generation, made.index, now)
+                record.ask(now + MADE_PATIENCE)
+        if outcome.refused:
+            record.refusal = Refusal(placement.generation, outcome.refused)
+            self.forget(record)
+        elif outcome.incomplete:
+            raise Incomplete(outcome.incomplete)
+        else:
+            _compare(record, placement.generation, [made.requests for made in outcome.made])
+            if record.judgement is None:
+                self.forget(record)
+
+    def rehearsed(self, record: Record) -> Judgement | None:
+        """What a moment ago became of a pod like the job's in its namespace, or None: of a thousand jobs that are alike
+        one is rehearsed."""
+        found = self.rehearsals.get((record.identity.namespace, record.template_key(self.settings)))
+        if found is None or asyncio.get_running_loop().time() - found[0] > REHEARSED:
+            return None
+        return found[1]
+
+    def forget(self, record: Record) -> None:
+        """The rehearsal was proved wrong."""
+        record.judgement = None
+        self.rehearsals.pop((record.identity.namespace, record.template_key(self.settings)), None)
+
+    async def judge(self, record: Record) -> None:
+        """Rehearse the job's pod by a server-side dry run, as admission would treat it in the job's namespace."""
+        async with self.parallel:
+            key = record.template_key(self.settings)
+            before = record.judgement.tries if record.judgement and record.judgement.key == key else 0
+            tries, now = before + 1, asyncio.get_running_loop().time()
+            retry_at = now + min(FIRST_RETRY * 2 ** min(before, 10), LAST_RETRY)
+            try:
+                template = pods.template(record.identity, record.spec, self.settings)
+                raw = await self.executor.rehearse(record.identity, template)
+            except TemplateRefused as error:
+                obstacle = Obstacle(Reason.INVALID_POD_TEMPLATE, str(error))
+                record.judgement = Judgement(key, obstacle=obstacle, retry_at=float("inf"), tries=tries)
+                return
+            except ApiError as error:
+                if not refusal(error):
+                    raise
+                kind = Reason.INVALID_POD_TEMPLATE if error.status in (400, 422) else Reason.POD_REFUSED
+                namespace = record.identity.namespace
+                obstacle = Obstacle(kind, f"namespace {namespace!r} refuses the job's pods: {error.message}")
+                record.judgement = Judgement(key, obstacle=obstacle, retry_at=retry_at, tries=tries)
+                return
+            view = PodView.from_raw(raw)
+            record.judgement = Judgement(key, requests=view.requests, node_filter=filter_of_pod(raw["spec"]))
+            for one in [one for one, found in self.rehearsals.items() if now - found[0] > REHEARSED]:
+                del self.rehearsals[one]
+            self.rehearsals[record.identity.namespace, key] = (now, record.judgement)
+            record.errors = 0
+
+
+def _compare(record: Record, generation: int, made: list[Requests]) -> None:
+    """Withdraw a gang whose pods ask for more than was planned for: admission changed its mind since the rehearsal."""
+    if record.judgement is None or record.judgement.obstacle is not None:
+        return
+    planned = dict(record.judgement.requests)
+    for requests in made:
+        more = [
+            f"{name} {amount} instead of {planned.get(name, 0)}"
+            for name, amount in requests
+            if amount > planned.get(name, 0)
+        ]
+        if more:
+            message = f"admission made a pod ask for more than was planned for: {', '.join(more)}"
+            record.refusal = Refusal(generation, message)
+            record.judgement = None
+            return
+
+
+def utc_now() -> datetime:
+    """Now, in UTC, to the microsecond."""
+    return datetime.now(timezone.utc)

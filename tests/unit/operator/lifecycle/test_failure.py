@@ -1,0 +1,280 @@
+"""What ends badly is restarted, or given up, by its cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.api.names import ConditionType
+from muster_protocol.exits import Cause
+
+from .cases import Case, trainingjob
+
+pytestmark = pytest.mark.unit
+
+
+def restart(case: Case) -> None:
+    """The gang's pods go, the backoff passes, and it trains again."""
+    case.settle()
+    case.vanish()
+    case.settle()
+    case.later(400)
+    case.start()
+
+
+def test_a_failing_script_is_restarted_whole_with_growing_delay_and_then_given_up() -> None:
+    case = Case(trainingjob(restart={"limit": 2, "backoff": "10s"}))
+    case.start()
+    for failures, delay in ((1, 10), (2, 20)):
+        case.end(
+            1, Cause.USER, 1, message="ValueError: bad lr", rank=1, rank_exit_code=1, traceback="a\nValueError: bad lr"
+        )
+        case.settle()
+        assert case.phase == "Restarting"
+        assert all(pod.terminating for pod in case.pods.values())
+        assert case.job.status.failures == failures
+        assert case.job.status.not_before is not None
+        assert (case.job.status.not_before - case.now).total_seconds() == delay
+        restart(case)
+        assert case.job.status.placement is not None
+        assert case.job.status.placement.generation == failures + 1
+    case.end(0, Cause.USER, 1, message="ValueError: bad lr", rank=0, rank_exit_code=3, traceback="a\nb")
+    case.end(1, Cause.PEER, 1)
+    case.settle()
+    assert case.phase == "Failed"
+    assert case.reason(ConditionType.FAILED) == "UserError"
+    assert "ValueError: bad lr" in case.message(ConditionType.FAILED)
+    failure = case.job.status.failure
+    assert failure is not None
+    assert (failure.cause, failure.index, failure.rank, failure.exit_code) == ("user", 0, 0, 3)
+    assert failure.traceback == "a\nb"
+    assert case.job.status.restarts == 2
+
+
+def test_a_limit_of_0_gives_up_at_once() -> None:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start()
+    case.end(0, Cause.USER, 1)
+    case.settle()
+    assert case.phase == "Failed"
+
+
+@pytest.mark.parametrize(("cause", "reason"), [(Cause.CONFIG, "ConfigurationError"), (Cause.STORAGE, "StorageError")])
+def test_what_trying_again_cannot_mend_fails_at_once_in_the_launchers_words(cause: Cause, reason: str) -> None:
+    case = Case(trainingjob())
+    case.start()
+    case.end(0, cause, 78, message="bucket s3://nope does not exist; make it")
+    case.settle()
+    assert case.phase == "Failed"
+    assert case.reason(ConditionType.FAILED) == reason
+    assert "bucket s3://nope does not exist" in case.message(ConditionType.FAILED)
+    assert case.worker(1).terminating if case.job.status.placement else True
+    if cause is Cause.STORAGE:
+        assert case.message(ConditionType.CHECKPOINT_STORAGE_READY).startswith("bucket s3://nope")
+
+
+def test_a_failed_job_holds_its_placement_until_its_living_pods_are_gone() -> None:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start()
+    case.end(0, Cause.USER, 1)
+    case.settle()
+    living = case.worker(1)
+    assert living.terminating
+    assert not case.worker(0).terminating, "the failed pod stays for its log"
+    assert case.job.status.placement is not None
+    case.vanish(living.name)
+    case.settle()
+    assert case.job.status.placement is None
+    assert case.phase == "Failed"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"disruption_target": "EvictionByEvictionAPI: Eviction API: evicting"},
+        {"phase": "Failed", "status_reason": "Evicted", "status_message": "The node was low on resource: memory."},
+        {"phase": "Failed", "status_reason": "NodeShutdown"},
+        {"terminating": True},
+        {"phase": "Failed", "exit_code": 137, "exit_reason": "Error"},
+        {"phase": "Failed", "exit_code": 255, "exit_reason": "ContainerStatusUnknown"},
+    ],
+)
+def test_disruptions_are_no_failure_of_the_script(fields: dict[str, object]) -> None:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start()
+    case.change(case.worker(0).name, **fields)
+    case.settle()
+    assert case.phase == "Restarting"
+    assert case.job.status.failures is None
+    assert case.job.status.restarts == 1
+    assert case.job.status.failure is not None
+    assert case.job.status.failure.cause == "infrastructure"
+
+
+def test_a_pod_gone_without_a_record_is_the_infrastructures_doing() -> None:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start()
+    case.vanish(case.worker(1).name)
+    case.settle()
+    assert case.phase == "Restarting"
+    assert case.job.status.failure is not None
+    assert "gone without a record" in case.job.status.failure.message
+
+
+def test_a_lost_node_restarts_the_gang_elsewhere_without_waiting_for_the_dead_pod() -> None:
+    case = Case(trainingjob())
+    case.start("n0", "n1")
+    case.lost_nodes = frozenset({"n1"})
+    case.settle()
+    assert case.phase == "Restarting"
+    assert not case.decide().plannable
+    case.vanish(case.worker(0).name)
+    decision = case.settle()
+    assert decision.plannable, "the pod on the dead node can't be waited for"
+    assert len(case.pods) == 1
+    case.place("n0", "n2")
+    case.settle()
+    assert sorted(pod.name for pod in case.gang()) == ["llama-g2-0-0", "llama-g2-1-0"]
+
+
+def test_a_lost_node_explains_the_errors_of_its_peers() -> None:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start("n0", "n1")
+    case.end(0, Cause.USER, 1, message="connection reset by peer")
+    case.lost_nodes = frozenset({"n1"})
+    case.settle()
+    assert case.phase == "Restarting"
+
+
+def test_peers_wait_for_the_one_they_followed() -> None:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start()
+    case.end(0, Cause.PEER, 70)
+    decision = case.settle()
+    assert case.phase == "Running"
+    assert decision.wake_at is not None
+    case.end(1, Cause.USER, 1, message="boom")
+    case.settle()
+    assert case.phase == "Failed"
+    assert "boom" in case.message(ConditionType.FAILED)
+
+
+def test_peers_are_believed_when_nobody_else_tells() -> None:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start()
+    case.end(0, Cause.PEER, 70)
+    case.peers_wait = 20.0
+    case.settle()
+    assert case.phase == "Restarting"
+
+
+def test_75_without_our_message_is_the_users_failure() -> None:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start()
+    case.change(case.worker(0).name, phase="Failed", exit_code=75, exit_reason="Error")
+    case.settle()
+    assert case.phase == "Failed"
+
+
+def test_75_with_our_message_is_not() -> None:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start()
+    case.end(0, Cause.PREEMPTED, 75)
+    case.settle()
+    assert case.phase == "Restarting"
+    assert case.job.status.failures is None
+
+
+def test_out_of_memory_is_named() -> None:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start()
+    case.change(case.worker(0).name, phase="Failed", exit_code=137, exit_reason="OOMKilled")
+    case.settle()
+    assert case.reason(ConditionType.FAILED) == "OutOfMemory"
+    assert "memory" in case.message(ConditionType.FAILED)
+
+
+def test_an_image_without_python_is_a_mistake_in_the_job() -> None:
+    case = Case(trainingjob())
+    case.start()
+    name = case.worker(0).name
+    case.change(name, phase="Failed", exit_code=128, exit_reason="StartError", termination_message="no such file")
+    case.settle()
+    assert case.reason(ConditionType.FAILED) == "ConfigurationError"
+    assert "python3" in case.message(ConditionType.FAILED)
+
+
+def test_max_runtime_told_by_the_launcher_ends_the_job() -> None:
+    case = Case(trainingjob(maxRuntime="10m"))
+    case.start()
+    case.later(600)
+    for index in (0, 1):
+        case.end(index, Cause.MAX_RUNTIME, 75, message="saved at step 7")
+    case.settle()
+    assert case.reason(ConditionType.FAILED) == "MaxRuntimeExceeded"
+
+
+def test_max_runtime_is_enforced_when_the_launcher_does_not() -> None:
+    case = Case(trainingjob(maxRuntime="10m", terminationGracePeriod="30s"))
+    case.start()
+    case.later(640)
+    decision = case.settle()
+    assert case.phase == "Running"
+    assert decision.wake_at is not None
+    case.later(30)
+    case.settle()
+    assert case.reason(ConditionType.FAILED) == "MaxRuntimeExceeded"
+    assert all(pod.terminating for pod in case.pods.values())
+
+
+def test_max_runtime_counts_earlier_runs() -> None:
+    case = Case(trainingjob(maxRuntime="10m", terminationGracePeriod="30s"))
+    case.start()
+    case.later(400)
+    case.change(case.worker(0).name, disruption_target="drained")
+    restart(case)
+    assert case.job.status.runtime_seconds == 400
+    case.later(261)
+    case.settle()
+    assert case.reason(ConditionType.FAILED) == "MaxRuntimeExceeded"
+
+
+def test_one_that_ended_well_does_not_hide_one_that_failed() -> None:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.start()
+    case.end(0, Cause.SUCCEEDED, 0)
+    case.end(1, Cause.USER, 1)
+    case.settle()
+    assert case.phase == "Failed"
+
+
+def test_the_platforms_first_failure_costs_no_wait_and_later_ones_do() -> None:
+    case = Case(trainingjob(restart={"backoff": "10s"}))
+    case.start()
+    for delay in (0, 10, 20):
+        case.change(case.worker(0).name, phase="Failed", exit_code=137, exit_reason="Error")
+        case.settle()
+        not_before = case.job.status.not_before
+        assert (0 if not_before is None else (not_before - case.now).total_seconds()) == delay
+        restart(case)
+
+
+def test_a_pod_that_kubelet_rejects_after_the_gang_ran_restarts_the_gang() -> None:
+    """A node that reboots re-admits its pods before the device plugin is back."""
+    case = Case(trainingjob())
+    case.start()
+    case.change(case.worker(0).name, phase="Failed", status_reason="UnexpectedAdmissionError", status_message="no GPUs")
+    case.settle()
+    assert case.phase == "Restarting"
+    assert case.job.status.restarts == 1
+    assert case.job.status.failures is None
+
+
+def test_disruptions_that_meet_the_gang_again_and_again_are_slowed_down() -> None:
+    case = Case(trainingjob(restart={"backoff": "10s"}))
+    case.start()
+    for delay in (0, 0, 0, 10, 20):
+        case.change(case.worker(0).name, phase="Failed", status_reason="Evicted", status_message="too much disk")
+        case.settle()
+        not_before = case.job.status.not_before
+        assert (0 if not_before is None else (not_before - case.now).total_seconds()) == delay
+        restart(case)

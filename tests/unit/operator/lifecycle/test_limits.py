@@ -1,0 +1,126 @@
+"""Windows, budgets and deadlines in a job's life."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from muster.api.common import find_condition
+from muster.api.names import ConditionType, EventReason, Phase
+
+from .cases import START, Case, trainingjob
+
+pytestmark = pytest.mark.unit
+
+NOON = {"start": "0 12 * * *", "duration": "2h"}
+
+
+def gone(case: Case) -> None:
+    """The kubelets have ended all pods."""
+    case.settle()
+    case.pods.clear()
+    case.settle()
+
+
+def test_a_gang_stops_when_its_window_closes_and_waits_for_the_next() -> None:
+    case = Case(trainingjob(window=NOON))
+    case.start()
+    assert case.decide().wake_at == START + timedelta(hours=2)
+    case.now = START + timedelta(hours=2)
+    case.turn()
+    stop = case.job.status.stop
+    assert stop is not None
+    assert stop.reason == "WindowClosed"
+    assert "2026-03-02T12:00:00Z" in stop.message
+    assert EventReason.TIME_IS_UP in [note.reason for note in case.notes]
+    gone(case)
+    decision = case.decide()
+    assert case.job.status.placement is None
+    assert decision.plannable
+    assert decision.wake_at == START + timedelta(days=1)
+    usage = case.job.status.usage
+    assert usage is not None
+    assert usage.gpu_seconds == 2 * 2 * 3600
+
+
+def test_a_gang_that_may_finish_runs_on_when_its_window_closes() -> None:
+    case = Case(trainingjob(window={**NOON, "atEnd": "finish"}))
+    case.start()
+    case.now = START + timedelta(hours=5)
+    case.settle()
+    assert case.job.status.stop is None
+
+
+def test_a_gang_stops_when_its_budget_is_spent_and_goes_on_when_it_is_raised() -> None:
+    case = Case(trainingjob(budget={"gpuHours": 4}))
+    case.start()
+    assert case.decide().wake_at == START + timedelta(hours=2)
+    case.now = START + timedelta(hours=2)
+    case.turn()
+    assert case.job.status.stop is not None
+    gone(case)
+    admitted = find_condition(case.job.status.conditions, ConditionType.ADMITTED.value)
+    assert admitted is not None
+    assert (admitted.reason, admitted.status) == ("BudgetExhausted", "False")
+    assert "raise budget.gpuHours" in admitted.message
+    assert case.job.status.phase is Phase.QUEUED
+    writes = case.writes
+    assert not case.decide().plannable
+    case.settle()
+    assert case.writes == writes
+    raised = case.job.to_raw()
+    raised["spec"]["budget"] = {"gpuHours": 8}
+    raised["metadata"]["generation"] = 2
+    case.job = type(case.job).from_raw(raised)
+    case.settle()
+    assert case.decide().plannable
+
+
+def test_use_is_booked_once_for_each_placement() -> None:
+    case = Case(trainingjob())
+    case.start()
+    case.now = START + timedelta(seconds=100)
+    case.job = type(case.job).from_raw(case.job.to_raw() | {"spec": case.job.to_raw()["spec"] | {"suspend": True}})
+    gone(case)
+    assert case.job.status.usage is not None
+    assert case.job.status.usage.gpu_seconds == 200
+    case.now += timedelta(seconds=100)
+    case.settle()
+    assert case.job.status.usage.gpu_seconds == 200
+
+
+def test_a_window_that_is_wrong_holds_the_job_back_and_says_how_to_mend_it() -> None:
+    case = Case(trainingjob(window={**NOON, "timeZone": "Europe/Atlantis"}))
+    decision = case.settle()
+    admitted = find_condition(case.job.status.conditions, ConditionType.ADMITTED.value)
+    assert admitted is not None
+    assert admitted.reason == "InvalidWindow"
+    assert "Europe/Berlin" in admitted.message
+    assert not decision.plannable
+
+
+def test_a_deadline_is_judged_at_once_and_again_when_it_slips_away() -> None:
+    case = Case(trainingjob(deadline="2026-03-01T16:00:00Z", maxRuntime="3h"))
+    decision = case.settle()
+    assert case.is_true(ConditionType.DEADLINE_REACHABLE)
+    assert decision.wake_at == datetime(2026, 3, 1, 13, tzinfo=timezone.utc) - timedelta(seconds=120)
+    case.now = datetime(2026, 3, 1, 13, 30, tzinfo=timezone.utc)
+    case.settle()
+    found = find_condition(case.job.status.conditions, ConditionType.DEADLINE_REACHABLE.value)
+    assert found is not None
+    assert (found.status, found.reason) == ("False", "TooLate")
+    assert [note.reason for note in case.notes].count(EventReason.DEADLINE_AT_RISK) == 1
+    writes = case.writes
+    case.now += timedelta(minutes=5)
+    case.settle()
+    assert case.writes == writes
+
+
+def test_an_unreachable_deadline_is_told_in_the_first_turn() -> None:
+    case = Case(trainingjob(deadline="2026-03-01T13:00:00Z", maxRuntime="3h"))
+    case.turn()
+    found = find_condition(case.job.status.conditions, ConditionType.DEADLINE_REACHABLE.value)
+    assert found is not None
+    assert found.status == "False"
+    assert "2h2m late" in found.message

@@ -1,0 +1,233 @@
+"""A gang that gives its room up: stopped only for a written promise, counted when its last pod is gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.api.names import ConditionType, EventReason
+from muster.api.trainingjob_status import Promise, Victim, nodes_with_workers
+from muster.controllers.lifecycle.preemption import budget_left
+from muster.controllers.lifecycle.turn import Claim
+from muster.scheduling.plan import MoveReason
+from muster_protocol.exits import Cause
+
+from .cases import START, Case, trainingjob
+
+pytestmark = pytest.mark.unit
+
+CHECKPOINT = {"uri": "s3://b/run"}
+
+
+def claim(generation: int = 1, reason: MoveReason = MoveReason.PREEMPTED, nodes: tuple[str, ...] = ()) -> Claim:
+    victim = Victim(
+        uid="0123456789abcdef", generation=generation, reason=reason.value, lost=7200, nodes=nodes_with_workers(nodes)
+    )
+    return Claim("uid-of-big", "research/big", victim)
+
+
+def running(**spec: Any) -> Case:
+    case = Case(trainingjob(**spec))
+    case.start("n0", "n1")
+    return case
+
+
+def test_a_claimed_gang_stops_and_says_for_whom_why_and_what_it_costs() -> None:
+    case = running()
+    case.later(600)
+    case.claim = claim()
+    decision = case.turn()
+    assert len(decision.delete) == 2
+    assert case.phase == "Preempting"
+    stop = case.job.status.stop
+    assert stop is not None
+    assert (stop.reason, stop.beneficiary, stop.lost) == ("Preempted", "uid-of-big", 7200)
+    for words in ("research/big", "7200 GPU-seconds", "first submit time"):
+        assert words in case.message()
+    note = case.notes[-1]
+    assert note.reason is EventReason.PREEMPTED
+    assert "research/big" in note.message
+    case.settle()
+    case.later(45)
+    case.vanish()
+    case.settle()
+    status = case.job.status
+    assert case.phase == "Queued"
+    assert case.reason() == "Preempted"
+    assert (status.preemptions, status.lost_gpu_seconds, status.stop_seconds) == (1, 7200, 45)
+    assert status.submitted_at == START
+    assert status.preempted_at == (case.now,)
+    assert status.runtime_seconds == 600
+    assert (status.restarts, status.failures) == (None, None)
+    case.claim = claim()  # the promise stands for a while: it speaks of the placement that is gone
+    case.place("n0", "n1")
+    assert not case.turn().delete
+
+
+def test_a_claim_on_another_placement_is_no_business_of_this_one() -> None:
+    case = running()
+    case.claim = claim(generation=7)
+    assert case.decide().status is None
+
+
+def test_a_gang_that_is_done_is_not_preempted() -> None:
+    case = running()
+    case.claim = claim()
+    case.end(0, Cause.SUCCEEDED, 0)
+    case.end(1, Cause.SUCCEEDED, 0)
+    case.settle()
+    assert case.phase == "Succeeded"
+
+
+def test_a_gang_that_shrinks_for_another_is_promised_its_new_place_with_its_stop() -> None:
+    case = running(workers=2)
+    case.claim = claim(reason=MoveReason.SHRUNK, nodes=("n0",))
+    case.turn()
+    status = case.job.status
+    assert status.stop is not None
+    assert status.promise is not None
+    assert status.promise.node_of_index() == ("n0",)
+    assert "goes on at once" in status.stop.message
+    case.settle()
+    case.vanish()
+    decision = case.settle()
+    assert decision.plannable
+    assert case.job.status.promise is not None, "kept until it starts there"
+    assert case.job.status.preemptions == 1
+
+
+def test_growth_is_no_preemption() -> None:
+    case = running()
+    case.claim = claim(reason=MoveReason.GROWN, nodes=("n0", "n1", "n2"))
+    case.settle()
+    case.vanish()
+    case.settle()
+    assert case.job.status.preemptions is None
+    assert case.job.status.preempted_at == ()
+
+
+@pytest.mark.parametrize("edit", [{"suspend": True}, {"workers": {"replicas": 3, "gpusPerWorker": 1}}])
+def test_a_promise_ends_when_the_job_is_another(edit: dict[str, Any]) -> None:
+    case = Case(trainingjob())
+    case.settle()
+    hash_ = case.situation().promise_hash
+    promise = Promise(workers=2, nodes=nodes_with_workers(("n0", "n1")), spec=hash_)
+    case.job = case.job.model_copy(update={"status": case.job.status.model_copy(update={"promise": promise})})
+    case.settle()
+    assert case.job.status.promise == promise
+    case.edit(**edit)
+    case.settle()
+    assert case.job.status.promise is None
+    assert EventReason.PROMISE_BROKEN in [note.reason for note in case.notes]
+
+
+def test_the_budget_counts_what_lies_within_the_window() -> None:
+    moments = tuple(START.replace(hour=hour) for hour in (1, 9, 11))
+    assert budget_left(moments, None, 3600, START) is None
+    assert budget_left(moments, 3, 4 * 3600, START) == 1
+    assert budget_left(moments, 1, 4 * 3600, START) == 0
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"image": "train:2"},
+        {"podTemplate": {"spec": {"hostNetwork": True}}},
+        {"imagePullSecrets": [{"name": "registry"}]},
+        {"volumes": [{"name": "data", "emptyDir": {}}]},
+    ],
+)
+def test_a_gang_whose_spec_was_changed_under_it_starts_again_with_the_new_one(edit: dict[str, Any]) -> None:
+    """Suspend, edit and unsuspend between two looks of the operator; and fields that no rule compares."""
+    case = running()
+    case.edit(**edit)
+    case.settle()
+    assert case.phase == "Restarting"
+    assert "the spec has changed" in case.message()
+    case.vanish()
+    decision = case.settle()
+    assert decision.plannable
+    assert (case.job.status.failures, case.job.status.restarts) == (None, None)
+    case.start("n0", "n1")
+    assert case.is_true(ConditionType.RUNNING)
+
+
+def test_an_edit_that_no_gang_minds_stops_nobody() -> None:
+    case = running()
+    case.edit(maxRuntime="3d", ttlAfterFinished="1h")
+    case.settle()
+    assert case.phase == "Running"
+
+
+def test_what_the_launchers_tell_while_they_are_stopped_is_written_with_the_end() -> None:
+    """After a suspend STEP and CHECKPOINT are those of the last commit, not of the last poll."""
+    case = running(checkpoint=CHECKPOINT)
+    case.edit(suspend=True)
+    case.turn()
+    before = case.writes
+    case.end(0, Cause.PREEMPTED, 75, step=41, committed_step=40)
+    case.remember()
+    case.end(1, Cause.PREEMPTED, 75, step=41, committed_step=40)
+    case.remember()
+    case.settle()
+    assert case.writes == before, "one write tells it all, when the last pod is gone"
+    case.vanish()
+    case.settle()
+    status = case.job.status
+    assert status.progress is not None
+    assert status.checkpoint is not None
+    assert (status.progress.step, status.checkpoint.step) == (41, 40)
+    assert case.phase == "Suspended"
+
+
+@pytest.mark.parametrize("reason", ["CreateContainerConfigError", "ErrImagePull", "ImagePullBackOff"])
+def test_what_keeps_a_pod_from_starting_is_told_at_once(reason: str) -> None:
+    case = Case(trainingjob())
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    case.wait(1, reason, 'secret "s3" not found')
+    case.settle()
+    assert case.phase == "Starting"
+    assert case.reason(ConditionType.PODS_READY) == reason
+    assert 'secret "s3" not found' in case.message(ConditionType.PODS_READY)
+    assert case.job.status.queue is not None
+    assert case.job.status.queue.reason == reason
+    case.run_pods()
+    case.train()
+    case.settle()
+    assert case.job.status.queue is None
+    assert case.phase == "Running"
+
+
+def test_kubelets_turns_between_two_words_for_one_trouble_are_one_write() -> None:
+    case = Case(trainingjob())
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    case.wait(0, "ErrImagePull", "denied")
+    case.settle()
+    before = case.writes
+    for word in ("ImagePullBackOff", "ErrImagePull"):
+        case.wait(0, word, "denied")
+        case.settle()
+    assert case.writes == before
+
+
+def test_a_life_without_trouble_takes_five_writes_at_most() -> None:
+    """Beside pods and the Secret, and progress: the placement, Running, the end; one Event; the Service."""
+    case = Case(trainingjob())
+    case.turn()
+    seen = case.writes  # withheld by the loop while the planner is about to speak
+    case.place("n0", "n1")
+    case.settle()
+    case.run_pods()
+    case.train()
+    case.settle()
+    case.end(0, Cause.SUCCEEDED, 0)
+    case.end(1, Cause.SUCCEEDED, 0)
+    case.settle()
+    assert case.phase == "Succeeded"
+    placement, events_of_the_loop, service = 1, 1, 1
+    assert case.writes - seen + placement + events_of_the_loop + service + len(case.notes) <= 5

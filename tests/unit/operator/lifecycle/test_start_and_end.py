@@ -1,0 +1,143 @@
+"""From the first look to the good end, one status write a transition."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.api.names import ConditionType
+from muster.controllers.lifecycle.turn import Made
+from muster_protocol.exits import Cause
+from muster_protocol.launcher_api import Phase, Status
+
+from .cases import Case, pod_view, trainingjob
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_new_job_is_seen_once_and_offered_to_the_planner() -> None:
+    case = Case(trainingjob())
+    assert case.turn().plannable
+    assert (case.phase, case.reason()) == ("Queued", "Pending")
+    assert case.job.status.selector == "muster.dev/job-uid=0123456789abcdef"
+    assert case.job.status.gpus == 2
+    assert case.decide().status is None
+    assert case.writes == 1
+
+
+def test_every_transition_to_the_good_end_is_one_write() -> None:
+    case = Case(trainingjob())
+    case.settle()
+    case.place("n0", "n1")
+    assert case.phase == "Starting"
+    before = case.writes
+    assert case.turn().make == (0, 1)
+    assert case.writes == before
+    case.run_pods()
+    case.turn()
+    assert case.writes == before, "most gangs pass their barrier within seconds: both are told at once"
+    case.train()
+    case.turn()
+    assert case.phase == "Running"
+    assert case.reason(ConditionType.PODS_READY) == "PodsReady"
+    assert case.writes == before + 1
+    case.end(0, Cause.SUCCEEDED, 0)
+    case.settle()
+    assert case.phase == "Running"
+    case.end(1, Cause.SUCCEEDED, 0)
+    case.settle()
+    assert case.phase == "Succeeded"
+    assert case.writes == before + 2
+    assert case.job.status.placement is None
+    assert case.reason() == "Finished"
+    assert not any(pod.terminating for pod in case.pods.values()), "ended pods stay for their logs"
+
+
+def test_a_barrier_that_takes_long_is_told_by_itself() -> None:
+    case = Case(trainingjob())
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    case.run_pods()
+    case.whole_for = 6.0
+    case.turn()
+    assert case.reason(ConditionType.PODS_READY) == "PodsReady"
+    assert case.reason(ConditionType.RUNNING) == "WaitingForGang"
+
+
+def test_pods_that_exist_are_not_made_again_also_when_the_watch_lags() -> None:
+    case = Case(trainingjob(workers=3))
+    case.settle()
+    case.place("n0", "n0", "n1")
+    case.unshown = (Made("llama-g1-2-0", "u", 1, 2),)
+    assert case.decide().make == (0, 1)
+
+
+def test_a_gang_that_joins_the_barrier_does_not_run_yet() -> None:
+    case = Case(trainingjob())
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    case.run_pods()
+    case.launcher = Status(Phase.JOINING, 1, 1, 0, joined=1, workers=2)
+    case.settle()
+    assert case.phase == "Starting"
+
+
+def test_a_silent_launcher_is_given_time_and_then_believed_to_train() -> None:
+    case = Case(trainingjob())
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    case.run_pods()
+    decision = case.settle()
+    assert case.phase == "Starting"
+    assert decision.wake_at is not None
+    case.silent_for = 61.0
+    case.settle()
+    assert case.phase == "Running"
+    assert "does not answer" in case.message(ConditionType.RUNNING)
+
+
+def test_ttl_deletes_the_job_after_its_end() -> None:
+    case = Case(trainingjob(workers=1, ttlAfterFinished="1h"))
+    case.start()
+    case.end(0, Cause.SUCCEEDED, 0)
+    decision = case.settle()
+    assert decision.wake_at is not None
+    assert (decision.wake_at - case.now).total_seconds() == pytest.approx(3600, abs=1)
+    assert not case.deleted_job
+    case.later(3601)
+    case.turn()
+    assert case.deleted_job
+
+
+def test_a_job_being_deleted_loses_its_pods_even_when_a_finalizer_holds_it() -> None:
+    case = Case(trainingjob())
+    case.start()
+    raw = case.job.to_raw()
+    raw["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
+    case.job = type(case.job).from_raw(raw)
+    decision = case.decide()
+    assert [name for name, _ in decision.delete] == ["llama-g1-0-0", "llama-g1-1-0"]
+    assert not any((decision.status, decision.make, decision.plannable))
+
+
+def test_strays_of_older_placements_are_deleted() -> None:
+    case = Case(trainingjob())
+    case.start()
+    stray = "llama-g0-0-0"
+    case.pods[stray] = pod_view(stray, case.job.metadata.uid, node="n0", generation=0, index=0, created=case.now)
+    assert case.turn().delete == ((stray, f"uid-{stray}"),)
+    assert case.phase == "Running"
+
+
+def test_what_the_launchers_left_completes_progress_and_checkpoint() -> None:
+    case = Case(trainingjob(workers=1, checkpoint={"uri": "s3://models/llama"}))
+    case.start()
+    case.end(0, Cause.SUCCEEDED, 0, step=60, committed_step=60)
+    case.settle()
+    assert case.job.status.checkpoint is not None
+    assert case.job.status.checkpoint.step == 60
+    assert case.job.status.checkpoint.uri == "s3://models/llama"
+    assert case.job.status.progress is not None
+    assert case.job.status.progress.step == 60

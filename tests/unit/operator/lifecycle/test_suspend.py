@@ -1,0 +1,65 @@
+"""`spec.suspend` stops, keeps, and queues again."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.api.names import ConditionType
+from muster_protocol.exits import Cause
+
+from .cases import Case, trainingjob
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_job_made_suspended_is_not_planned() -> None:
+    case = Case(trainingjob(suspend=True))
+    decision = case.settle()
+    assert not decision.plannable
+    assert case.phase == "Suspended"
+
+
+def test_a_running_gang_stops_and_waits_and_goes_on() -> None:
+    case = Case(trainingjob())
+    case.start()
+    case.edit(suspend=True)
+    case.settle()
+    assert case.phase == "Preempting"
+    assert all(pod.terminating for pod in case.pods.values())
+    for index in (0, 1):
+        case.end(index, Cause.PREEMPTED, 75)
+    case.settle()
+    assert case.phase == "Preempting", "the launchers' own end is what we asked for"
+    case.vanish()
+    case.settle()
+    assert case.phase == "Suspended"
+    assert case.is_true(ConditionType.SUSPENDED)
+    assert case.job.status.restarts is None
+    first = case.job.status.submitted_at
+    case.edit(suspend=False)
+    assert case.settle().plannable
+    assert case.phase == "Queued"
+    assert not case.is_true(ConditionType.SUSPENDED)
+    assert case.job.status.submitted_at == first
+
+
+def test_suspending_a_restarting_job_suspends_it() -> None:
+    case = Case(trainingjob())
+    case.start()
+    case.change(case.worker(0).name, disruption_target="drained")
+    case.settle()
+    case.edit(suspend=True)
+    case.settle()
+    case.vanish()
+    case.settle()
+    assert case.phase == "Suspended"
+
+
+def test_an_ended_job_stays_ended() -> None:
+    case = Case(trainingjob(workers=1))
+    case.start()
+    case.end(0, Cause.SUCCEEDED, 0)
+    case.settle()
+    case.edit(suspend=True)
+    case.settle()
+    assert case.phase == "Succeeded"

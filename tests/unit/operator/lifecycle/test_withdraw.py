@@ -1,0 +1,185 @@
+"""A gang that can't start is taken back whole, with the reason, and is nobody's failure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.controllers.lifecycle.turn import Refusal
+
+from .cases import Case, trainingjob
+
+pytestmark = pytest.mark.unit
+
+
+def placed(**spec: Any) -> Case:
+    case = Case(trainingjob(**spec))
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    return case
+
+
+def withdrawn(case: Case) -> None:
+    """It is whole gone, counted as nobody's failure, and offered again once it may be."""
+    assert all(pod.terminating for pod in case.pods.values())
+    assert case.job.status.placement is not None, "the room is held until the last pod is gone"
+    case.vanish()
+    case.settle()
+    assert case.job.status.placement is None
+    assert case.phase == "Queued"
+    assert case.job.status.failures is None
+    assert case.job.status.restarts is None
+    assert case.job.status.withdrawals == 1
+
+
+def unschedulable(case: Case, index: int) -> None:
+    message = "0/4 nodes are available: 1 Insufficient nvidia.com/gpu."
+    case.change(case.worker(index).name, unschedulable=message, unschedulable_since=case.now)
+
+
+def test_an_unschedulable_pod_withdraws_the_gang_after_a_moment() -> None:
+    case = placed()
+    case.run_pods(0)
+    unschedulable(case, 1)
+    decision = case.settle()
+    assert case.phase == "Starting"
+    assert decision.wake_at is not None
+    case.later(3)
+    case.settle()
+    assert "Insufficient nvidia.com/gpu" in case.message()
+    withdrawn(case)
+    assert case.reason() == "PodUnschedulable"
+    assert [item.node for item in case.job.status.avoided] == ["n1"]
+    assert case.decide().plannable, "other nodes may be tried at once"
+
+
+def test_the_node_is_avoided_longer_each_time() -> None:
+    case = placed()
+    spans = []
+    for _ in range(7):
+        unschedulable(case, 1)
+        case.later(4)
+        case.settle()
+        spans.append(round((case.job.status.avoided[-1].until - case.now).total_seconds()))
+        case.vanish()
+        case.settle()
+        case.place("n0", "n1")
+        case.settle()
+    assert spans == [10, 20, 40, 80, 160, 300, 300]
+
+
+@pytest.mark.parametrize("reason", ["OutOfcpu", "OutOfnvidia.com/gpu", "NodeAffinity", "UnexpectedAdmissionError"])
+def test_a_pod_rejected_by_kubelet_withdraws_the_gang(reason: str) -> None:
+    case = placed()
+    case.run_pods(0)
+    case.change(case.worker(1).name, phase="Failed", status_reason=reason, status_message="Pod was rejected")
+    case.settle()
+    assert reason in case.message()
+    withdrawn(case)
+    assert case.reason() == "PodUnschedulable"
+
+
+def test_a_refused_pod_withdraws_the_gang_and_waits() -> None:
+    case = Case(trainingjob())
+    case.settle()
+    case.place("n0", "n1")
+    case.refusal = Refusal(1, 'pods "llama-g1-1-0" is forbidden: exceeded quota: compute, requested: pods=1')
+    case.turn()
+    assert "exceeded quota" in case.message()
+    withdrawn(case)
+    assert case.reason() == "PodRefused"
+    decision = case.settle()
+    assert not decision.plannable
+    assert decision.wake_at is not None
+    case.later(11)
+    assert case.settle().plannable
+
+
+def test_a_refusal_of_another_placement_is_forgotten() -> None:
+    case = placed()
+    case.refusal = Refusal(7, "old")
+    case.settle()
+    assert case.phase == "Starting"
+
+
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "ErrImagePull"])
+def test_an_image_that_cannot_be_pulled_is_given_a_minute(reason: str) -> None:
+    case = placed()
+    case.wait(0, reason, "manifest unknown")
+    decision = case.settle()
+    assert case.phase == "Starting"
+    assert decision.wake_at is not None
+    case.later(61)
+    case.settle()
+    assert "manifest unknown" in case.message()
+    withdrawn(case)
+    assert case.reason() == "ImagePullFailed"
+    assert not case.decide().plannable, "no GPUs are held meanwhile, and the registry is not hammered"
+
+
+def test_an_image_name_that_cannot_be_is_not_waited_for() -> None:
+    case = placed()
+    case.wait(0, "InvalidImageName", "couldn't parse image")
+    case.settle()
+    withdrawn(case)
+    assert case.reason() == "ImagePullFailed"
+
+
+def test_a_container_that_cannot_be_made_withdraws_the_gang() -> None:
+    case = placed()
+    case.wait(1, "CreateContainerConfigError", 'secret "s3" not found')
+    case.later(61)
+    case.settle()
+    assert 'secret "s3" not found' in case.message()
+    withdrawn(case)
+    assert case.reason() == "PodRefused"
+
+
+def test_ready_timeout_covers_what_gives_no_signal() -> None:
+    case = placed(readyTimeout="5m")
+    case.run_pods(0)
+    decision = case.settle()
+    assert decision.wake_at is not None
+    case.later(301)
+    case.settle()
+    assert "1 of 2 pods were ready" in case.message()
+    withdrawn(case)
+    assert case.reason() == "ReadyTimeout"
+
+
+def test_a_gang_that_trains_is_never_withdrawn() -> None:
+    case = Case(trainingjob(readyTimeout="5m"))
+    case.start()
+    case.later(10_000)
+    case.refusal = Refusal(1, "late answer")
+    case.settle()
+    assert case.phase == "Running"
+
+
+def test_success_forgets_the_withdrawals() -> None:
+    case = placed()
+    unschedulable(case, 1)
+    case.later(4)
+    case.settle()
+    case.vanish()
+    case.start("n0", "n2")
+    assert case.job.status.withdrawals is None
+    assert case.job.status.avoided == ()
+
+
+def test_pods_made_but_not_shown_are_waited_for() -> None:
+    from muster.controllers.lifecycle.turn import Made
+
+    case = Case(trainingjob())
+    case.settle()
+    case.place("n0", "n1")
+    case.unshown = (Made("llama-g1-0-0", "u0", 1, 0),)
+    case.refusal = Refusal(1, "exceeded quota")
+    assert ("llama-g1-0-0", "u0") in case.turn().delete
+    case.turn()
+    assert case.job.status.placement is not None
+    case.unshown = ()
+    case.settle()
+    assert case.job.status.placement is None

@@ -1,0 +1,175 @@
+"""The loop against an API server that is a handful of dicts, and fails when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.errors import ApiUnreachable
+from muster.cluster.executor import Executor
+from muster.cluster.pods import PodSettings
+from muster.cluster.views import NamespaceView, NodeView, PodView
+from muster.controllers.cache import Cache
+from muster.controllers.loop import Loop
+from muster.controllers.progress import Progress
+from muster.controllers.work import Worker
+
+Object = dict[str, Any]
+
+
+@dataclass
+class Items:
+    items: dict[str, Any] = field(default_factory=dict)
+
+
+class Server:
+    """The API server's answers. `fail` maps a call (`POST pods`) to what makes its error."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.jobs: dict[str, Object] = {}
+        self.pods: dict[str, Object] = {}
+        self.fail: dict[str, Callable[[], Exception]] = {}
+        self.cut_off_at_placement = False
+        self.silent: set[str] = set()
+        self.written: list[tuple[str, Object]] = []
+        self.version = 10
+        self.cache: Cache
+
+    def _count(self, call: str) -> None:
+        self.calls[call] += 1
+        if call in self.fail:
+            raise self.fail[call]()
+
+    async def create(self, path: str, body: Object, *, dry_run: bool = False) -> Object:
+        kind = path.rsplit("/", 1)[1]
+        self._count(f"{'REHEARSE' if dry_run else 'POST'} {kind}")
+        made = {**body, "metadata": {**body["metadata"], "uid": f"{body['metadata']['name']}-uid"}}
+        if kind == "pods" and not dry_run:
+            self.pods[body["metadata"]["name"]] = made
+        return made
+
+    async def get(self, path: str) -> Object:
+        self._count("GET")
+        return self.jobs[path.rsplit("/", 1)[1]]
+
+    async def update_status(self, path: str, body: Object) -> Object:
+        name = path.rsplit("/", 1)[1]
+        if "/trainingjobs/" not in path:
+            return body
+        if name in self.silent:
+            raise ApiUnreachable("refused")
+        self.version += 1
+        metadata = {**self.jobs[name]["metadata"], "resourceVersion": str(self.version)}
+        raw = self.jobs[name] = {**self.jobs[name], "metadata": metadata, "status": body["status"]}
+        self._count("PUT status")
+        self.written.append((name, body["status"]))
+        if self.cut_off_at_placement and body["status"].get("placement"):
+            self.cut_off_at_placement = False
+            self.fail["GET"] = lambda: ApiUnreachable("refused")
+            raise ApiUnreachable("the answer was lost")
+        self.cache.on_job(("ns", name), TrainingJob.from_raw(raw))
+        return raw
+
+    async def delete(self, path: str, *, uid: str = "") -> Object:
+        self._count(f"DELETE {path.rsplit('/', 2)[1]}")
+        return {}
+
+
+@dataclass
+class World:
+    server: Server
+    cache: Cache
+    loop: Loop
+    pods: Items
+
+    def submit(self, name: str, *, workers: int = 2, **spec: Any) -> None:
+        raw = {
+            "metadata": {
+                "name": name,
+                "namespace": "ns",
+                "uid": f"uid-of-{name}",
+                "generation": 1,
+                "resourceVersion": "1",
+                "creationTimestamp": "2026-03-01T12:00:00Z",
+            },
+            "spec": {
+                "queue": "q",
+                "image": "i",
+                "command": ["x"],
+                "workers": {"replicas": workers, "resources": {"requests": {"cpu": "1"}}},
+                **spec,
+            },
+        }
+        self.feed(raw)
+
+    def feed(self, raw: Object) -> None:
+        self.server.jobs[raw["metadata"]["name"]] = raw
+        self.cache.on_job(("ns", raw["metadata"]["name"]), TrainingJob.from_raw(raw))
+
+    def show(self, name: str) -> None:
+        """The watch shows a pod."""
+        view = PodView.from_raw({**self.server.pods[name], "status": {"phase": "Pending"}})
+        self.pods.items[f"ns/{name}"] = view
+        self.cache.on_pod(f"ns/{name}", view)
+
+    def gone(self, job: str) -> None:
+        """The watch shows that the pods of a job are gone."""
+        for name in [name for name in self.server.pods if name.startswith(f"{job}-g")]:
+            del self.server.pods[name]
+            self.pods.items.pop(f"ns/{name}", None)
+            self.cache.on_pod(f"ns/{name}", None)
+
+    def status(self, name: str) -> Object:
+        return self.server.jobs[name].get("status") or {}
+
+    def edit(self, name: str, **spec: Any) -> None:
+        raw = self.server.jobs[name]
+        self.server.version += 1
+        metadata = {**raw["metadata"], "generation": 2, "resourceVersion": str(self.server.version)}
+        self.feed({**raw, "metadata": metadata, "spec": {**raw["spec"], **spec}})
+
+    def placed(self, name: str) -> bool:
+        return bool((self.server.jobs[name].get("status") or {}).get("placement"))
+
+    async def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110 - the conditions are of many kinds
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def world(*, cpu: str = "4") -> AsyncIterator[World]:
+    pods, nodes, namespaces = Items(), Items(), Items()
+    nodes.items["n"] = NodeView.from_raw(
+        {
+            "metadata": {"name": "n"},
+            "status": {
+                "allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "110"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }
+    )
+    namespaces.items["ns"] = NamespaceView("ns", {}, False)
+    cache = Cache(pods=pods, nodes=nodes, namespaces=namespaces, priority_classes=Items())
+    server = Server()
+    server.cache = cache
+    cache.on_queue("q", TrainingQueue.from_raw({"metadata": {"name": "q"}, "spec": {}}))
+    executor = Executor(server, b"k" * 16)  # type: ignore[arg-type]  # it has all that is called
+    loop = Loop(
+        cache,
+        Worker(executor, PodSettings("runtime"), lambda record, note: None, asyncio.Semaphore(32)),
+        Progress(cache, None),
+    )
+    task = asyncio.create_task(loop.run())
+    try:
+        yield World(server, cache, loop, pods)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})

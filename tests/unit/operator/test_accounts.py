@@ -1,0 +1,184 @@
+"""A queue's month: what is used follows from a sum and a rate, and budgets close queues and open them again."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.api.effective import effective_spec
+from muster.api.names import Reason
+from muster.api.terms import Month, MonthUse
+from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.queues import QueueInput
+from muster.cluster.snapshot import JobInput, LevelInput, build
+from muster.cluster.views import NodeView
+from muster.controllers import accounts
+from muster.controllers.accounts import Held
+from muster.controllers.admission import World, obstacle
+from muster.controllers.books import Tally, queue_status
+from muster.controllers.queues import standings
+
+from .lifecycle.cases import trainingjob
+
+pytestmark = pytest.mark.unit
+
+NOON = datetime(2026, 11, 15, 12, tzinfo=timezone.utc)
+HOUR = timedelta(hours=1)
+DECEMBER = datetime(2026, 12, 1, tzinfo=timezone.utc)
+
+
+def queue(*budgets: dict[str, Any], name: str = "research", parent: str = "") -> TrainingQueue:
+    spec: dict[str, Any] = {"budgets": list(budgets)} if budgets else {}
+    return TrainingQueue.from_raw({"metadata": {"name": name}, "spec": spec | ({"parent": parent} if parent else {})})
+
+
+def holding(found: TrainingQueue, held: dict[str, Held], now: datetime) -> TrainingQueue:
+    """After a round of planning at `now`, through the wire."""
+    month = accounts.account(found, held, now)
+    status = found.status.model_copy(update={"month": month})
+    return TrainingQueue.from_raw(found.to_raw() | {"status": status.to_raw()})
+
+
+def test_use_grows_with_time_and_nothing_is_written_while_the_rate_stays() -> None:
+    found = holding(queue({"gpuHours": 1000}), {"H100": Held(8, 20.0)}, NOON)
+    assert accounts.account(found, {"H100": Held(8, 20.0)}, NOON + 5 * HOUR) is found.status.month
+    (use,) = accounts.brought_forward(found.status.month, NOON + 5 * HOUR)
+    assert (use.gpu_seconds, use.cost) == (40 * 3600, "100")
+    found = holding(found, {"H100": Held(16, 40.0), "A100": Held(4, 0.0)}, NOON + 5 * HOUR)
+    spent = {use.gpu_type: use for use in accounts.brought_forward(found.status.month, NOON + 6 * HOUR)}
+    assert (spent["H100"].gpu_seconds, spent["H100"].cost) == (56 * 3600, "140")
+    assert (spent["A100"].gpu_seconds, spent["A100"].cost) == (4 * 3600, None)
+    found = holding(found, {}, NOON + 6 * HOUR)
+    assert accounts.account(found, {}, NOON + 9 * HOUR) is found.status.month
+    later = {use.gpu_type: use.gpu_seconds for use in accounts.brought_forward(found.status.month, NOON + 9 * HOUR)}
+    assert later == {"H100": 56 * 3600, "A100": 4 * 3600}
+
+
+def test_a_queue_without_budgets_has_no_account() -> None:
+    assert accounts.account(queue(), {"H100": Held(8, 20.0)}, NOON) is None
+    assert accounts.changes(queue(), NOON) is None
+
+
+def test_a_new_month_begins_at_nothing_with_what_is_held_then() -> None:
+    found = holding(queue({"gpuHours": 100}), {"H100": Held(8, 20.0)}, NOON)
+    assert accounts.spent(found, DECEMBER - HOUR) is not None
+    assert accounts.spent(found, DECEMBER + HOUR) is None
+    (use,) = accounts.brought_forward(found.status.month, DECEMBER + HOUR)
+    assert (use.gpu_seconds, use.cost) == (8 * 3600, "20")
+    assert accounts.next_month(datetime(2026, 12, 31, 23, tzinfo=timezone.utc)) == datetime(
+        2027, 1, 1, tzinfo=timezone.utc
+    )
+
+
+def test_a_budget_is_used_up_when_it_was_foretold_and_says_what_helps() -> None:
+    found = holding(
+        queue({"gpuHours": 40}, {"gpuType": "NVIDIA-H100-80GB-HBM3", "cost": 60}), {"H100": Held(8, 20.0)}, NOON
+    )
+    moment = accounts.changes(found, NOON)
+    assert moment == NOON + 3 * HOUR + timedelta(seconds=1)
+    assert accounts.spent(found, NOON + 3 * HOUR - timedelta(seconds=1)) is None
+    money = accounts.spent(found, moment)
+    assert money is not None
+    assert money.message == (
+        "queue research has spent its 60 on NVIDIA-H100-80GB-HBM3 of 2026-11; it takes jobs again on "
+        "2026-12-01T00:00:00Z, or when the budget is raised"
+    )
+    hours = accounts.spent(holding(queue({"gpuHours": 40}), {"H100": Held(8, 20.0)}, NOON), NOON + 5 * HOUR)
+    assert hours is not None
+    assert "40 GPU hours of 2026-11" in hours.message
+    assert accounts.changes(found, DECEMBER - HOUR) == DECEMBER
+
+
+def test_money_counts_nothing_where_gpus_have_no_price() -> None:
+    found = holding(queue({"cost": 1}), {"H100": Held(8, 0.0)}, NOON)
+    assert accounts.spent(found, NOON + 100 * HOUR) is None
+    assert accounts.changes(found, NOON) is None
+
+
+def test_a_budget_closes_the_queues_below_it_and_drains_those_that_say_so() -> None:
+    used = Month(until=NOON, uses=(MonthUse(gpu_type="H100", gpu_seconds=10 * 3600),))
+    queues = {
+        "top": queue({"gpuHours": 10, "atLimit": "drain"}, name="top"),
+        "team": queue(name="team", parent="top"),
+        "other": queue({"gpuHours": 20}, name="other"),
+        "held": queue({"gpuHours": 5}, name="held"),
+    }
+    for name in ("top", "other", "held"):
+        queues[name] = queues[name].model_copy(
+            update={"status": queues[name].status.model_copy(update={"month": used})}
+        )
+    spent = accounts.Budgets().spent(queues, NOON)
+    assert {name: one.drains for name, one in spent.items()} == {"top": True, "team": True, "held": False}
+    inputs = {one.name: one for one in accounts.closed([QueueInput(name) for name in queues], spent)}
+    assert [inputs[name].open for name in ("top", "team", "other", "held")] == [False, False, True, False]
+    assert [inputs[name].drain for name in ("top", "team", "other", "held")] == [True, True, False, False]
+
+
+def test_budgets_are_looked_at_again_when_their_queue_or_the_answer_changes() -> None:
+    budgets, queues = accounts.Budgets(), {"research": holding(queue({"gpuHours": 40}), {"H100": Held(8, 0.0)}, NOON)}
+    assert not budgets.spent(queues, NOON)
+    assert budgets.change == NOON + 5 * HOUR + timedelta(seconds=1)
+    assert not budgets.spent(queues, NOON + 4 * HOUR)
+    assert budgets.spent(queues, budgets.change)
+    assert budgets.change == DECEMBER
+    queues["research"] = holding(queue({"gpuHours": 400}), {"H100": Held(8, 0.0)}, NOON)
+    assert not budgets.spent(queues, NOON + 6 * HOUR)
+    assert budgets.change == NOON + 50 * HOUR + timedelta(seconds=1)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 64)), min_size=1, max_size=12))
+def test_the_sum_over_any_changes_of_rate_is_what_was_held(steps: list[tuple[int, int]]) -> None:
+    now, expected, found = datetime(2026, 11, 1, tzinfo=timezone.utc), 0, queue({"gpuHours": 10**9})
+    for seconds, gpus in steps:
+        found = holding(found, {"H100": Held(gpus, 2.0 * gpus)} if gpus else {}, now)
+        then = now + timedelta(seconds=seconds)
+        begins = then.replace(day=1, hour=0, minute=0, second=0)
+        if accounts.month_of(now) != accounts.month_of(then):
+            expected, now = 0, begins
+        expected += gpus * round((then - now).total_seconds())
+        now = then
+        assert sum(use.gpu_seconds for use in accounts.brought_forward(found.status.month, now)) == expected
+
+
+def test_the_queues_status_counts_what_its_jobs_hold_at_the_prices_of_their_flavours() -> None:
+    node = NodeView.from_raw(
+        {
+            "metadata": {"name": "a", "labels": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}},
+            "status": {"allocatable": {"nvidia.com/gpu": "8", "pods": "110"}},
+        }
+    )
+    request = {"nvidia.com/gpu": 4, "pods": 1}
+    job = JobInput("j", "research", 2, request, flavour="H100/on-demand", placed=("a", "a"), holding=True)
+    found = queue({"gpuHours": 100})
+    frozen = build(
+        nodes=[node],
+        pods=[],
+        jobs=[job],
+        queues=[QueueInput("research")],
+        levels=[LevelInput("host", "kubernetes.io/hostname")],
+        prices={"H100/on-demand": 2.5},
+    )
+    standing = standings({"research": found}, {})["research"]
+    month = queue_status(found, Tally.of(frozen, {}), standing, NOON).month
+    assert month == Month(until=NOON, uses=(MonthUse(gpu_type="H100", gpus=8, hourly="20"),))
+
+
+def test_a_job_of_a_queue_whose_budget_is_used_up_is_told_so() -> None:
+    world = World(
+        queues={"default": queue(name="default")},
+        namespaces={},
+        priorities={},
+        levels=(),
+        has_topology=False,
+        gpu_types=(),
+        products=(),
+        spent={"default": "queue default has used its 40 GPU hours of 2026-11; it takes jobs again later"},
+    )
+    found = obstacle("research", effective_spec(trainingjob().spec), world)
+    assert found is not None
+    assert (found.reason, found.message) == (Reason.BUDGET_EXHAUSTED, world.spent["default"])

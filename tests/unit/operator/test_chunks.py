@@ -1,0 +1,136 @@
+"""Placements too large for one object: their nodes lie beside the job, and come back as they were."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import Placement, Promise, TrainingJobStatus, nodes_with_workers
+from muster.cluster.chunks import CHUNK, LOST, WHOLE, Chunks
+from muster.cluster.errors import ApiError
+
+pytestmark = pytest.mark.unit
+Object = dict[str, Any]
+
+LARGE = 12_500
+
+
+class Server:
+    """ConfigMaps by name."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {}
+        self.creates = 0
+
+    async def create(self, path: str, body: Object) -> Object:
+        self.creates += 1
+        name = body["metadata"]["name"]
+        if name in self.objects:
+            raise ApiError(409, "AlreadyExists", name)
+        self.objects[name] = json.loads(json.dumps(body))
+        return body
+
+    async def get(self, path: str) -> Object:
+        try:
+            return self.objects[path.rsplit("/", 1)[1]]
+        except KeyError:
+            raise ApiError(404, "NotFound", path) from None
+
+    async def delete(self, path: str) -> Object:
+        return self.objects.pop(path.rsplit("/", 1)[1])
+
+
+def chunks(server: Server) -> Chunks:
+    return Chunks(server)  # type: ignore[arg-type]  # it has all that is called
+
+
+def job(status: TrainingJobStatus) -> TrainingJob:
+    raw = {
+        "metadata": {"name": "j", "namespace": "n", "uid": "0123"},
+        "spec": {"image": "i", "command": ["c"], "workers": {"replicas": 2}},
+        "status": status.to_raw(),
+    }
+    return TrainingJob.from_raw(raw)
+
+
+def placement(workers: int, nodes: int) -> Placement:
+    return Placement.of(3, [f"gpu-pool-a1b2c3-{index * nodes // workers:05}" for index in range(workers)])
+
+
+def status(workers: int = LARGE, nodes: int = LARGE) -> TrainingJobStatus:
+    return TrainingJobStatus(placement=placement(workers, nodes))
+
+
+async def test_a_gang_of_12500_workers_is_a_small_object_and_comes_back_whole() -> None:
+    server, whole = Server(), status()
+    packed = await chunks(server).pack(job(TrainingJobStatus()), whole)
+    assert len(json.dumps(job(packed).to_raw())) <= 64 * 1024
+    assert len(server.objects) == LARGE // CHUNK
+    assert all(len(json.dumps(body)) < 2**20 for body in server.objects.values())
+    assert all(body["immutable"] for body in server.objects.values())
+    assert {body["metadata"]["ownerReferences"][0]["uid"] for body in server.objects.values()} == {"0123"}
+    again = chunks(server)  # another operator
+    assert again.unpack(job(packed)) is None
+    read = await again.fetch(job(packed))
+    assert read.status.placement == whole.placement
+    assert again.unpack(job(packed)) == read
+
+
+async def test_up_to_256_nodes_stay_in_the_status() -> None:
+    server, whole = Server(), status(2 * WHOLE, WHOLE)
+    assert await chunks(server).pack(job(TrainingJobStatus()), whole) == whole
+    assert not server.objects
+    assert chunks(server).unpack(job(whole)) == job(whole)
+
+
+async def test_making_them_again_after_a_cut_makes_nothing_twice() -> None:
+    server, whole = Server(), status()
+    first = await chunks(server).pack(job(TrainingJobStatus()), whole)
+    assert await chunks(server).pack(job(TrainingJobStatus()), whole) == first
+    assert len(server.objects) == LARGE // CHUNK
+    known = chunks(server)
+    await known.pack(job(TrainingJobStatus()), whole)
+    creates = server.creates
+    await known.pack(job(TrainingJobStatus()), whole)
+    assert server.creates == creates, "a status write does not make them anew each time"
+
+
+async def test_other_nodes_are_other_chunks_also_within_one_generation() -> None:
+    server = Server()
+    one = await chunks(server).pack(job(TrainingJobStatus()), status(LARGE, LARGE))
+    two = await chunks(server).pack(job(TrainingJobStatus()), status(LARGE, LARGE // 2))
+    assert one.placement is not None
+    assert two.placement is not None
+    assert not set(one.placement.chunks) & set(two.placement.chunks)
+
+
+async def test_chunks_go_when_the_status_no_longer_names_them() -> None:
+    server, whole = Server(), status()
+    keeper = chunks(server)
+    packed = await keeper.pack(job(TrainingJobStatus()), whole)
+    await keeper.forget(job(packed), whole, whole)
+    assert len(server.objects) == LARGE // CHUNK
+    await keeper.forget(job(packed), whole, TrainingJobStatus())
+    assert not server.objects
+
+
+async def test_promises_are_packed_too() -> None:
+    server = Server()
+    nodes = nodes_with_workers([f"n{index}" for index in range(1000)])
+    whole = TrainingJobStatus(promise=Promise(workers=1000, nodes=nodes))
+    packed = await chunks(server).pack(job(TrainingJobStatus()), whole)
+    assert packed.promise is not None
+    assert not packed.promise.nodes
+    assert (await chunks(server).fetch(job(packed))).status.promise == whole.promise
+
+
+async def test_a_chunk_that_somebody_deleted_leaves_workers_without_a_node_and_stops_nobody() -> None:
+    server = Server()
+    packed = await chunks(server).pack(job(TrainingJobStatus()), status())
+    server.objects.popitem()
+    read = await chunks(server).fetch(job(packed))
+    assert read.status.placement is not None
+    assert set(read.status.placement.node_of_index()) == {LOST}

@@ -1,0 +1,345 @@
+"""The client and the informer against a small server that misbehaves in ways a real one does only now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from muster.cluster.client import Api
+from muster.cluster.credentials import Credentials, CredentialsError
+from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
+from muster.cluster.informer import Informer
+from muster.cluster.views import NamespaceView
+
+pytestmark = pytest.mark.unit
+
+Object = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+NAMESPACES = "/api/v1/namespaces"
+
+
+def namespace(name: str, version: str) -> Object:
+    return {"metadata": {"name": name, "resourceVersion": version}, "status": {"phase": "Active"}}
+
+
+def failure(code: int, reason: str, message: str = "no") -> web.Response:
+    return web.json_response({"kind": "Status", "code": code, "reason": reason, "message": message}, status=code)
+
+
+def kubeconfig(folder: Path, port: int, user: Object | None = None) -> Path:
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "u", "user": user or {"token": "first"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@asynccontextmanager
+async def served(folder: Path, handler: Handler, **options: Any) -> AsyncIterator[Api]:
+    """A client of a server that answers everything by `handler`."""
+    app = web.Application()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await handler(request)
+
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    credentials = Credentials(kubeconfig(folder, runner.addresses[0][1]))
+    await credentials.load()
+    api = Api(credentials, **options)
+    try:
+        yield api
+    finally:
+        await api.close()
+        await runner.cleanup()
+
+
+class Listing:
+    """Answers lists with `items`, and watches with what `watches` says, one entry a watch."""
+
+    def __init__(self, *watches: Callable[[web.StreamResponse], Awaitable[None]] | web.Response) -> None:
+        self.items = [namespace("a", "1")]
+        self.watches = list(watches)
+        self.lists = 0
+        self.versions: list[str] = []
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            self.lists += 1
+            return web.json_response({"metadata": {"resourceVersion": str(100 * self.lists)}, "items": self.items})
+        self.versions.append(request.query["resourceVersion"])
+        turn = self.watches.pop(0) if self.watches else asyncio.sleep
+        if isinstance(turn, web.Response):
+            return turn
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        if turn is asyncio.sleep:
+            await asyncio.sleep(30)
+        else:
+            await turn(stream)
+        return stream
+
+
+def event(kind: str, found: Object) -> bytes:
+    return json.dumps({"type": kind, "object": found}).encode() + b"\n"
+
+
+@asynccontextmanager
+async def informed(api: Api) -> AsyncIterator[Informer[NamespaceView]]:
+    informer = Informer(api, NAMESPACES, NamespaceView.from_raw)
+    task = asyncio.create_task(informer.run())
+    try:
+        await asyncio.wait_for(informer.synced.wait(), 5)
+        yield informer
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    end = asyncio.get_running_loop().time() + 10
+    while not holds():
+        assert asyncio.get_running_loop().time() < end
+        await asyncio.sleep(0.01)
+
+
+async def too_old(stream: web.StreamResponse) -> None:
+    await stream.write(event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}))
+
+
+@pytest.mark.parametrize("answer", [too_old, failure(410, "Expired")], ids=["as an event", "as an answer"])
+async def test_a_version_that_is_too_old_means_a_fresh_list(tmp_path: Path, answer: Any) -> None:
+    listing = Listing(answer)
+    async with served(tmp_path, listing) as api, informed(api) as informer:
+        listing.items = [namespace("b", "150")]
+        await until(lambda: set(informer.items) == {"b"})
+        await until(lambda: listing.versions == ["100", "200"])
+        assert informer.lists == 2
+
+
+async def test_bookmarks_move_the_version_that_the_next_watch_begins_with(tmp_path: Path) -> None:
+    async def bookmark(stream: web.StreamResponse) -> None:
+        await stream.write(event("BOOKMARK", namespace("", "170")))
+
+    listing = Listing(bookmark)
+    async with served(tmp_path, listing) as api, informed(api) as informer:
+        await until(lambda: listing.versions == ["100", "170"])
+        assert (informer.lists, listing.lists) == (1, 1)
+
+
+async def test_an_event_may_be_large_and_come_in_pieces(tmp_path: Path) -> None:
+    async def large(stream: web.StreamResponse) -> None:
+        found = namespace("big", "170")
+        found["metadata"]["annotations"] = {"x": "y" * 3_000_000}
+        line = event("ADDED", found)
+        for start in range(0, len(line), 700_000):
+            await stream.write(line[start : start + 700_000])
+            await asyncio.sleep(0)
+
+    async with served(tmp_path, Listing(large)) as api, informed(api) as informer:
+        await until(lambda: "big" in informer.items)
+
+
+async def test_an_object_that_cannot_be_read_is_left_as_it_was(tmp_path: Path) -> None:
+    async def odd(stream: web.StreamResponse) -> None:
+        await stream.write(event("MODIFIED", {"metadata": {"name": "a", "resourceVersion": "3", "labels": [1]}}))
+        await stream.write(event("ADDED", namespace("b", "4")))
+
+    async with served(tmp_path, Listing(odd)) as api, informed(api) as informer:
+        before = informer.items["a"]
+        await until(lambda: "b" in informer.items)
+        assert informer.items["a"] == before
+        assert informer.failures >= 1
+
+
+async def test_a_forbidden_watch_says_what_grants_it(tmp_path: Path) -> None:
+    listing = Listing(failure(403, "Forbidden", "user x cannot watch namespaces"))
+    async with served(tmp_path, listing) as api, informed(api) as informer:
+        await until(lambda: informer.trouble)
+        assert "ClusterRole" in informer.trouble
+
+
+async def test_pages_whose_token_expires_are_read_from_the_start_by_the_informer(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    async def paged(request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            await asyncio.sleep(30)
+        calls.append(request.query.get("continue", ""))
+        if len(calls) == 2:
+            return failure(410, "Expired")
+        more = {} if "continue" in request.query else {"continue": "t"}
+        name = "b" if "continue" in request.query else "a"
+        return web.json_response({"metadata": {"resourceVersion": "9", **more}, "items": [namespace(name, "1")]})
+
+    async with served(tmp_path, paged) as api, informed(api) as informer:
+        assert set(informer.items) == {"a", "b"}
+        assert calls == ["", "t", "", "t"]
+
+
+async def test_errors_have_the_servers_words(tmp_path: Path) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        return failure(409, "AlreadyExists", "pods x already exists")
+
+    async with served(tmp_path, refuse) as api:
+        with pytest.raises(ApiError, match="already exists") as caught:
+            await api.create("/api/v1/namespaces/n/pods", {})
+    assert (caught.value.status, caught.value.reason, caught.value.gone) == (409, "AlreadyExists", False)
+
+
+async def test_an_answer_that_is_no_status_is_told_as_it_is(tmp_path: Path) -> None:
+    async def gateway(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=502, text="bad gateway")
+
+    async with served(tmp_path, gateway) as api:
+        with pytest.raises(ApiError, match="bad gateway"):
+            await api.get("/api")
+
+
+async def test_reads_are_tried_again_and_creations_are_not(tmp_path: Path) -> None:
+    methods: list[str] = []
+
+    async def broken(request: web.Request) -> web.StreamResponse:
+        methods.append(request.method)
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with served(tmp_path, broken) as api:
+        with pytest.raises(ApiUnreachable, match="cannot be reached"):
+            await api.get("/api")
+        assert len(methods) >= 3
+        methods.clear()
+        with pytest.raises(ApiUnreachable):
+            await api.create("/api/v1/namespaces/n/pods", {})
+        assert methods == ["POST"], "a pod must not be asked for twice"
+
+
+async def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
+    async def silent(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    async with served(tmp_path, silent, timeout=0.2) as api:
+        with pytest.raises(ApiUnreachable, match="in time"):
+            await api.create("/api/v1/namespaces/n/pods", {})
+
+
+async def test_who_may_not_write_writes_nothing_but_reads(tmp_path: Path) -> None:
+    methods: list[str] = []
+
+    async def count(request: web.Request) -> web.StreamResponse:
+        methods.append(request.method)
+        return web.json_response({})
+
+    def lost() -> None:
+        raise LeadershipLost("no")
+
+    async with served(tmp_path, count, guard=lost) as api:
+        for write in (
+            api.create("/api/v1/pods", {}),
+            api.replace("/api/v1/pods/a", {}),
+            api.update_status("/api/v1/pods/a", {}),
+            api.merge_patch("/api/v1/pods/a", {}),
+            api.patch_apply("/api/v1/pods/a", {}),
+            api.delete("/api/v1/pods/a"),
+            api.proxy("n", "p", 80, "POST", "/", b"", {}),
+        ):
+            with pytest.raises(LeadershipLost):
+                await write
+        await api.get("/api")
+        assert methods == ["GET"]
+
+
+@pytest.mark.parametrize("asked", [2, 3], ids=["before the connection is used", "before the bytes leave"])
+@pytest.mark.parametrize("warm", [False, True], ids=["new connection", "kept connection"])
+async def test_the_right_to_write_is_looked_at_once_more_when_only_the_sending_is_left(
+    tmp_path: Path, warm: bool, asked: int
+) -> None:
+    methods: list[str] = []
+    answers: list[bool] = []
+
+    async def count(request: web.Request) -> web.StreamResponse:
+        methods.append(request.method)
+        return web.json_response({})
+
+    def guard() -> None:
+        answers.append(len(answers) + 1 < asked)
+        if not answers[-1]:
+            raise LeadershipLost("lost while the connection was made")
+
+    async with served(tmp_path, count) as api:
+        if warm:
+            await api.get("/api")
+            methods.clear()
+        api.guard = guard
+        with pytest.raises(LeadershipLost):
+            await api.create("/api/v1/namespaces/n/pods", {})
+        assert answers == [True] * (asked - 1) + [False]
+        assert methods == []
+
+
+async def test_refused_credentials_are_read_again_once(tmp_path: Path) -> None:
+    tokens: list[str] = []
+
+    async def picky(request: web.Request) -> web.StreamResponse:
+        tokens.append(request.headers.get("Authorization", ""))
+        return web.json_response({}) if tokens[-1] == "Bearer second" else failure(401, "Unauthorized")
+
+    async with served(tmp_path, picky) as api:
+        port = int(api.credentials.server.rpartition(":")[2])
+        kubeconfig(tmp_path, port, {"token": "second"})
+        await api.create("/api/v1/namespaces/n/pods", {})
+        assert tokens == ["Bearer first", "Bearer second"]
+        kubeconfig(tmp_path, port, {"token": "second"})
+        tokens.clear()
+        await api.get("/api")
+        assert tokens == ["Bearer second"]
+
+
+async def test_a_pod_is_reached_through_the_proxy_with_its_own_headers(tmp_path: Path) -> None:
+    seen: list[tuple[str, str, bytes]] = []
+
+    async def proxy(request: web.Request) -> web.StreamResponse:
+        seen.append((request.path_qs, request.headers["X-Muster-Token"], await request.read()))
+        return web.Response(status=418, body=b"short")
+
+    async with served(tmp_path, proxy) as api:
+        answer = await api.proxy("n", "p", 8476, "PUT", "/v1/membership?x=1", b"{}", {"X-Muster-Token": "t"})
+    assert answer == (418, b"short")
+    assert seen == [("/api/v1/namespaces/n/pods/http:p:8476/proxy/v1/membership?x=1", "t", b"{}")]
+
+
+async def test_a_missing_or_broken_kubeconfig_is_said_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CredentialsError, match="there is no kubeconfig"):
+        await Credentials(tmp_path / "none").load()
+    (tmp_path / "bad").write_text("[")
+    with pytest.raises(CredentialsError, match="cannot be used"):
+        await Credentials(tmp_path / "bad").load()
+    (tmp_path / "empty").write_text("{}")
+    with pytest.raises(CredentialsError, match="cannot be used"):
+        await Credentials(tmp_path / "empty").load()
+    path = kubeconfig(tmp_path, 1)
+    with pytest.raises(CredentialsError, match="nowhere"):
+        await Credentials(path, "nowhere").load()
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
+    with pytest.raises(CredentialsError, match="KUBECONFIG names"):
+        await Credentials().load()

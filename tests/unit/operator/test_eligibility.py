@@ -1,0 +1,106 @@
+"""Node selectors, affinity terms and taints are judged as kube-scheduler judges them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from muster.cluster.eligibility import Matcher, filter_of_pod, tolerated
+
+pytestmark = pytest.mark.unit
+
+
+@dataclass(frozen=True)
+class Taint:
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str = "n1"
+    labels: dict[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+
+
+def allows(spec: dict[str, Any], node: Node, **extra: Any) -> bool:
+    return Matcher(filter_of_pod(spec, **extra)).allows(node)
+
+
+def affinity(*terms: dict[str, Any]) -> dict[str, Any]:
+    required = {"nodeSelectorTerms": list(terms)}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
+
+
+def expression(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+def test_node_selector() -> None:
+    assert allows({"nodeSelector": {"a": "1"}}, Node(labels={"a": "1", "b": "2"}))
+    assert not allows({"nodeSelector": {"a": "1", "c": "3"}}, Node(labels={"a": "1"}))
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "labels", "expected"),
+    [
+        ("In", ["1", "2"], {"a": "2"}, True),
+        ("In", ["1"], {}, False),
+        ("NotIn", ["1"], {}, True),
+        ("NotIn", ["1"], {"a": "1"}, False),
+        ("Exists", [], {"a": ""}, True),
+        ("Exists", [], {}, False),
+        ("DoesNotExist", [], {}, True),
+        ("DoesNotExist", [], {"a": "x"}, False),
+        ("Gt", ["5"], {"a": "6"}, True),
+        ("Gt", ["5"], {"a": "5"}, False),
+        ("Lt", ["5"], {"a": "4"}, True),
+        ("Gt", ["5"], {"a": "many"}, False),
+        ("Gt", ["5"], {}, False),
+    ],
+)
+def test_operators(operator: str, values: list[str], labels: dict[str, str], expected: bool) -> None:
+    assert allows(affinity(expression("a", operator, *values)), Node(labels=labels)) is expected
+
+
+def test_terms_are_ored_and_their_parts_anded() -> None:
+    either = affinity(expression("a", "In", "1"), expression("b", "In", "1"))
+    assert allows(either, Node(labels={"b": "1"}))
+    assert not allows(either, Node(labels={"c": "1"}))
+    named = {
+        **expression("a", "In", "1"),
+        "matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}],
+    }
+    assert not allows(affinity(named), Node("n1", {"a": "1"}))
+    assert allows(affinity(named), Node("n2", {"a": "1"}))
+
+
+def test_an_empty_term_matches_nothing() -> None:
+    assert not allows(affinity({}), Node())
+
+
+def test_taints_and_tolerations() -> None:
+    gpu = Taint("nvidia.com/gpu", "present")
+    assert not allows({}, Node(taints=(gpu,)))
+    assert allows({"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}, Node(taints=(gpu,)))
+    assert allows({"tolerations": [{"operator": "Exists"}]}, Node(taints=(gpu,)))
+    assert not allows({"tolerations": [{"key": "nvidia.com/gpu", "value": "absent"}]}, Node(taints=(gpu,)))
+    assert allows({}, Node(taints=(Taint("x", effect="PreferNoSchedule"),)))
+    assert not tolerated(gpu, [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}])
+
+
+def test_readiness_taints_are_left_to_the_snapshot() -> None:
+    assert allows({}, Node(taints=(Taint("node.kubernetes.io/not-ready", effect="NoExecute"),)))
+
+
+def test_avoided_nodes() -> None:
+    assert not allows({}, Node("n1"), avoided={"n1"})
+    assert allows({}, Node("n2"), avoided={"n1"})
+
+
+def test_equal_demands_give_equal_filters() -> None:
+    one = filter_of_pod({"nodeSelector": {"a": "1", "b": "2"}, "tolerations": [{"key": "k", "operator": "Exists"}]})
+    two = filter_of_pod({"tolerations": [{"operator": "Exists", "key": "k"}], "nodeSelector": {"b": "2", "a": "1"}})
+    assert one == two
+    assert hash(one) == hash(two)

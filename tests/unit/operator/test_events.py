@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.events import NOTE_LIMIT, About, EventRecorder, News
+
+pytestmark = pytest.mark.unit
+
+Object = dict[str, Any]
+ABOUT = About("muster.dev/v1alpha1", "TrainingJob", "research", "train", "u1")
+
+
+class Server:
+    """Remembers writes; `trouble` is raised by the next one."""
+
+    def __init__(self) -> None:
+        self.created: list[Object] = []
+        self.patched: list[tuple[str, Object]] = []
+        self.trouble: Exception | None = None
+
+    async def create(self, path: str, body: Object) -> Object:
+        self._maybe_fail()
+        self.created.append(body)
+        return body
+
+    async def merge_patch(self, path: str, patch: Object) -> Object:
+        self._maybe_fail()
+        self.patched.append((path, patch))
+        return patch
+
+    def _maybe_fail(self) -> None:
+        trouble, self.trouble = self.trouble, None
+        if trouble is not None:
+            raise trouble
+
+
+async def write(server: Server, *news: News, before: Exception | None = None) -> EventRecorder:
+    recorder = EventRecorder(server, "operator-1")  # type: ignore[arg-type]
+    for one in news:
+        recorder.tell(one)
+    server.trouble = before
+    task = asyncio.create_task(recorder.run())
+    await asyncio.sleep(0.05)
+    assert recorder.waiting == 0
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return recorder
+
+
+async def test_an_event_is_about_its_job() -> None:
+    server = Server()
+    await write(server, News(ABOUT, "Admitted", "4 workers on 2 nodes"))
+    (event,) = server.created
+    assert event["regarding"] == {
+        "apiVersion": "muster.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "namespace": "research",
+        "name": "train",
+        "uid": "u1",
+    }
+    assert (event["reason"], event["note"], event["type"]) == ("Admitted", "4 workers on 2 nodes", "Normal")
+
+
+async def test_repetitions_become_a_series_and_other_words_another_event() -> None:
+    server = Server()
+    same = News(ABOUT, "Queued", "8 GPUs are missing")
+    await write(server, same, same, same, News(ABOUT, "Queued", "9 GPUs are missing"))
+    assert len(server.created) == 2
+    assert [patch["series"]["count"] for _, patch in server.patched] == [2, 3]
+    assert server.patched[0][0].endswith(server.created[0]["metadata"]["name"])
+
+
+@pytest.mark.parametrize("trouble", [ApiError(403, "Forbidden", "no"), ApiUnreachable("away")])
+async def test_one_that_cannot_be_written_does_not_stop_the_next(trouble: Exception) -> None:
+    server = Server()
+    await write(server, News(ABOUT, "Queued", "a"), News(ABOUT, "Queued", "b"), before=trouble)
+    assert [event["note"] for event in server.created] == ["b"]
+
+
+async def test_a_series_whose_event_is_gone_begins_anew() -> None:
+    server = Server()
+    same = News(ABOUT, "Queued", "a")
+    recorder = EventRecorder(server, "operator-1")  # type: ignore[arg-type]
+    await recorder.write(same)
+    server.trouble = ApiError(404, "NotFound", "gone")
+    await recorder.write(same)
+    assert len(server.created) == 2
+
+
+async def test_a_long_note_is_cut_to_what_the_api_server_takes() -> None:
+    server = Server()
+    await write(server, News(ABOUT, "Failed", "ü" * 2000))
+    note = server.created[0]["note"]
+    assert len(note.encode()) <= NOTE_LIMIT
+    assert note.endswith("…")
+
+
+async def test_more_than_can_be_written_is_dropped_and_counted() -> None:
+    recorder = EventRecorder(Server(), "operator-1")  # type: ignore[arg-type]
+    for number in range(1100):
+        recorder.tell(News(ABOUT, "Queued", str(number)))
+    assert recorder.dropped == 100

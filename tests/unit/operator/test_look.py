@@ -1,0 +1,144 @@
+"""What `muster status` shows."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from muster.api.trainingjob import TrainingJob
+from muster.cli.look import Scene, one_line, render
+from muster.cluster.views import PodView
+
+pytestmark = pytest.mark.unit
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+
+
+def job(**status: Any) -> TrainingJob:
+    return TrainingJob.from_raw(
+        {
+            "metadata": {"name": "train", "namespace": "research", "uid": "u"},
+            "spec": {"image": "i", "command": ["c"], "workers": {"replicas": 2}, "queue": "vision"},
+            "status": status,
+        }
+    )
+
+
+def pod(index: int, *, ready: bool = True, **status: Any) -> PodView:
+    return PodView.from_raw(
+        {
+            "metadata": {
+                "name": f"train-g1-{index}-0",
+                "labels": {"muster.dev/index": str(index), "muster.dev/generation": "1"},
+            },
+            "spec": {"nodeName": f"node-{index}", "containers": []},
+            "status": {
+                "phase": "Running",
+                "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+                **status,
+            },
+        }
+    )
+
+
+def shown(scene: Scene) -> str:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(scene))
+    return console.export_text()
+
+
+def test_a_waiting_job_says_what_it_waits_for() -> None:
+    waiting = job(phase="Queued", queue={"position": 3, "reason": "QuotaExceeded", "message": "8 GPUs are missing"})
+    text = shown(Scene(waiting, (), (), NOW))
+    assert "research/train" in text
+    assert "vision, position 3: QuotaExceeded: 8 GPUs are missing" in text
+    assert one_line(waiting) == "research/train, Queued, QuotaExceeded: 8 GPUs are missing"
+
+
+def test_a_running_job_shows_progress_checkpoint_workers_and_events() -> None:
+    running = job(
+        phase="Running",
+        progress={
+            "step": 50,
+            "totalSteps": 200,
+            "loss": "1.25",
+            "stepsPerSecond": "3.1",
+            "eta": "2026-01-02T03:05:05Z",
+        },
+        checkpoint={"step": 40, "uri": "s3://b/p", "committedAt": "2026-01-02T03:03:35Z"},
+        restarts=1,
+    )
+    event = {
+        "reason": "Started",
+        "message": "the ranks train",
+        "type": "Normal",
+        "lastTimestamp": "2026-01-02T03:04:00Z",
+    }
+    text = shown(Scene(running, (pod(0), pod(1, ready=False)), (event,), NOW))
+    for expected in ("step 50 of 200", "loss 1.25", "steps/s 3.1", "1m left", "step 40, 30s ago", "s3://b/p"):
+        assert expected in text
+    assert "node-1" in text
+    assert "Running, not ready" in text
+    assert "5s ago" in text
+    assert "the ranks train" in text
+
+
+def test_a_pod_that_cannot_start_says_why() -> None:
+    waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+    text = shown(
+        Scene(job(phase="Starting"), (pod(0, ready=False, phase="Pending", containerStatuses=[waiting]),), (), NOW)
+    )
+    assert "ImagePullBackOff no such image" in text
+
+
+def test_of_a_large_gang_those_with_trouble_come_first_and_the_rest_is_counted() -> None:
+    pods = tuple(pod(index, ready=index != 77) for index in range(100))
+    text = shown(Scene(job(phase="Running"), pods, (), NOW))
+    assert "train-g1-77-0" in text
+    assert "and 80 more" in text
+    assert "80 Running" in text
+    assert len(text.splitlines()) < 40
+
+
+def test_a_failed_job_shows_its_failure() -> None:
+    failed = job(
+        phase="Failed",
+        failure={"message": "rank 3: ValueError", "cause": "user", "traceback": "Traceback…", "index": 1},
+    )
+    text = shown(Scene(failed, (), (), NOW))
+    assert "rank 3: ValueError" in text
+    assert "Traceback…" in text
+
+
+def test_a_job_that_no_operator_has_seen_says_so() -> None:
+    assert "does the operator run?" in shown(Scene(job(), (), (), NOW))
+
+
+def test_while_the_api_server_is_away_the_screen_says_that_it_is_old() -> None:
+    assert "what is shown is old" in shown(Scene(job(phase="Running"), (), (), NOW, "no answer; what is shown is old"))
+
+
+def test_numbers_are_told_as_people_read_them() -> None:
+    running = job(phase="Running", restarts=1, progress={"step": 3, "loss": "3.1415926535897931"})
+    assert one_line(running) == "research/train, Running, step 3, loss 3.14159, 1 restart"
+    text = shown(Scene(job(phase="Running", restarts=3, failures=1, preemptions=1), (), (), NOW))
+    assert "3 (1 failure of the script, 2 of nodes and pods), 1 preemption" in text
+
+
+def test_a_waiting_job_says_when_it_starts_and_what_would_help() -> None:
+    place = {
+        "position": 1,
+        "reason": "TopologyUnsatisfied",
+        "message": "no rack has room",
+        "expectedStart": "2026-01-02T04:04:05Z",
+        "basis": "progress",
+        "almost": [{"domain": "rack-3", "placeable": 7, "lacking": 1}],
+        "changes": ["7 workers instead of 8 would find room now", "level block instead of rack would find room now"],
+    }
+    text = shown(Scene(job(phase="Queued", queue=place), (), (), NOW))
+    assert "in 1h, expected by the running jobs' own progress" in text
+    assert "rack-3 has room for 7, 1 lacking" in text
+    assert "level block instead of rack" in text

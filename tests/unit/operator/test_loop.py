@@ -1,0 +1,95 @@
+"""The loop against an API server that fails: nothing is booked twice, repeated without pause, or forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.controllers import loop as loops
+from muster.controllers import records, work
+
+from .loops import world
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda: ApiError(500, "InternalError", "failed calling webhook"),
+        lambda: ApiError(429, "TooManyRequests", "slow down"),
+        lambda: ApiUnreachable("refused"),
+    ],
+)
+async def test_pods_that_cannot_be_made_are_tried_again_with_pauses(error: Callable[[], Exception]) -> None:
+    async with world() as place:
+        place.server.fail["POST pods"] = error
+        place.submit("a")
+        await place.until(lambda: [record.errors >= 2 for record in place.loop.records.values()] == [True])
+        (record,) = place.loop.records.values()
+        assert place.server.calls["POST pods"] <= 2 * (record.errors + 1), "each try backs off further"
+        place.server.fail.clear()
+        await place.until(lambda: len(place.server.pods) == 2)
+
+
+async def test_a_deletion_is_not_asked_for_again_while_the_watch_is_silent() -> None:
+    async with world() as place:
+        place.submit("a", workers=4)
+        await place.until(lambda: len(place.server.pods) == 4)
+        for name in place.server.pods:
+            place.show(name)
+        place.edit("a", suspend=True)
+        await place.until(lambda: place.server.calls["DELETE pods"] >= 4)
+        record = next(iter(place.loop.records.values()))
+        for _ in range(5):
+            place.cache.mark(record.uid)
+            await place.until(lambda: not place.cache.dirty)
+        assert place.server.calls["DELETE pods"] == 4
+
+
+async def test_a_refused_rehearsal_is_repeated_in_a_quiet_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "FIRST_RETRY", 0.3)
+    async with world() as place:
+        place.server.fail["REHEARSE pods"] = lambda: ApiError(403, "Forbidden", "no such service account")
+        place.submit("a")
+        await place.until(lambda: place.server.calls["REHEARSE pods"] >= 1)
+        place.server.fail.clear()
+        await place.until(lambda: place.placed("a"))
+
+
+async def test_a_rehearsal_that_met_no_api_server_is_repeated() -> None:
+    async with world() as place:
+        place.server.fail["REHEARSE pods"] = lambda: ApiUnreachable("refused")
+        place.submit("a")
+        await place.until(lambda: place.server.calls["REHEARSE pods"] >= 1)
+        place.server.fail.clear()
+        place.feed(place.server.jobs["a"])  # as a watch does that lists afresh
+        await place.until(lambda: place.placed("a"))
+
+
+async def test_a_placement_whose_answer_was_lost_keeps_its_room() -> None:
+    async with world(cpu="2") as place:
+        await place.until(lambda: place.loop.last_tick)
+        place.server.cut_off_at_placement = True
+        place.submit("a")
+        await place.until(lambda: place.placed("a"))
+        place.submit("b")
+        await place.until(lambda: place.server.jobs["b"].get("status"))
+        assert not place.placed("b")
+        place.server.fail.clear()
+        await place.until(lambda: len(place.server.pods) == 2)
+        assert not place.placed("b")
+
+
+async def test_a_pod_that_came_and_went_between_two_looks_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (records, work):
+        monkeypatch.setattr(module, "MADE_PATIENCE", 0.5)
+    monkeypatch.setattr(loops, "LONGEST_SLEEP", 0.2)
+    async with world() as place:
+        place.submit("a")
+        await place.until(lambda: len(place.server.pods) == 2)
+        place.show("a-g1-1-0")
+        before = place.server.calls["POST pods"]
+        await place.until(lambda: place.server.calls["POST pods"] > before)

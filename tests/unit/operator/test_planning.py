@@ -1,0 +1,276 @@
+"""Between jobs and planner: flavours, quota lines, placements, and what keeps a job from the order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+import pytest
+
+from muster.api.common import find_condition
+from muster.api.effective import effective_spec
+from muster.api.topology import Topology
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.eligibility import NodeFilter
+from muster.cluster.snapshot import LevelInput, build
+from muster.cluster.views import NamespaceView, NodeView
+from muster.controllers import planning
+from muster.controllers.admission import World, obstacle, products
+from muster.controllers.books import topology_status
+from muster.scheduling.snapshot import TopologyMode
+
+pytestmark = pytest.mark.unit
+
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+RACKS = (LevelInput("rack", "rack"), LevelInput("host", "kubernetes.io/hostname"))
+
+
+def trainingjob(**spec: Any) -> TrainingJob:
+    return TrainingJob.from_raw(
+        {
+            "metadata": {"name": "j", "namespace": "research", "uid": "u", "generation": 1},
+            "spec": {
+                "image": "x",
+                "command": ["c"],
+                "workers": {"replicas": 2, "gpusPerWorker": 8, **spec.pop("workers", {})},
+                **spec,
+            },
+        }
+    )
+
+
+def trainingqueue(name: str = "q", **spec: Any) -> TrainingQueue:
+    return TrainingQueue.from_raw({"metadata": {"name": name, "generation": 1}, "spec": spec})
+
+
+def node(name: str, product: str = "NVIDIA-H100-80GB-HBM3", **labels: str) -> NodeView:
+    return NodeView.from_raw(
+        {
+            "metadata": {
+                "name": name,
+                "labels": {**({"nvidia.com/gpu.product": product} if product else {}), **labels},
+            },
+            "status": {
+                "allocatable": {"nvidia.com/gpu": "8", "cpu": "64", "pods": "110"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }
+    )
+
+
+def flavour(nodes: list[NodeView], **workers: Any) -> str:
+    counts = planning.flavour_counts(nodes)
+    return planning.choose_flavour(effective_spec(trainingjob(workers=workers).spec), counts)
+
+
+SPOT = {"muster.dev/capacity": "spot"}
+MIXED = [node("a"), node("b", "NVIDIA-H200"), node("c", "NVIDIA-H200"), node("d", "NVIDIA-A100-SXM4-80GB", **SPOT)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ({"gpuType": "H100"}, "H100/on-demand"),
+        ({"gpuType": "NVIDIA-H100-80GB-HBM3"}, "H100/on-demand"),
+        ({"gpuType": "a100"}, "A100/spot"),
+        ({}, "H200/on-demand"),
+        ({"gpusPerWorker": 0}, ""),
+        ({"gpuType": "B200"}, "B200/on-demand"),
+    ],
+)
+def test_the_flavour_that_a_job_draws_on(workers: dict[str, Any], expected: str) -> None:
+    assert flavour(MIXED, **workers) == expected
+
+
+def test_without_labels_there_is_no_flavour() -> None:
+    assert flavour([node("a", "")]) == ""
+
+
+def test_preferred_without_a_level_starts_at_the_narrowest() -> None:
+    def chosen(**topology: Any) -> tuple[TopologyMode, str]:
+        return planning.mode_and_level(effective_spec(trainingjob(topology=topology).spec), RACKS)
+
+    assert chosen() == (TopologyMode.PREFERRED, "host")
+    assert chosen(mode="required", level="rack") == (TopologyMode.REQUIRED, "rack")
+    assert chosen(mode="unconstrained") == (TopologyMode.UNCONSTRAINED, "")
+
+
+def test_what_a_waiting_job_brings_to_the_planner() -> None:
+    job = trainingjob(workers={"gpuType": "H100"})
+    found = planning.pending_input(
+        job,
+        effective_spec(job.spec),
+        request={"nvidia.com/gpu": 8, "pods": 1},
+        node_filter=NodeFilter(selector=(("a", "1"),)),
+        choices=(planning.Choice("H100/on-demand", ("on-demand",)),),
+        priority=7,
+        levels=RACKS,
+        avoided=["n1"],
+    )
+    assert found.node_filter == NodeFilter(
+        selector=(("a", "1"),), gpu_type="H100", capacity=("on-demand",), avoided=frozenset({"n1"})
+    )
+    assert (found.workers, found.priority, found.queue) == (2, 7, "default")
+    assert not found.holding
+
+
+def test_a_placement_is_written_with_its_domain_and_told() -> None:
+    nodes = [node("a", rack="r1"), node("b", rack="r1"), node("c", rack="r2")]
+    shot = build(nodes=nodes, pods=[], jobs=[], queues=[], levels=RACKS)
+    placement = planning.placement_of(shot, np.array([0, 0, 1], dtype=np.int32), 4, NOW)
+    assert placement.node_of_index() == ("a", "a", "b")
+    assert placement.domain == "rack r1"
+    assert planning.placement_of(shot, np.array([0, 2], dtype=np.int32), 1, NOW).domain == ""
+    assert planning.placement_of(shot, np.array([2, 2], dtype=np.int32), 1, NOW).domain == "host c"
+    status = planning.admitted(trainingjob(), placement, NOW)
+    told = find_condition(status.conditions, "Admitted")
+    assert told is not None
+    assert told.message == "3 workers on 2 nodes in rack r1: a, b"
+    assert (status.placements, status.replicas, status.phase) == (4, 3, "Starting")
+
+
+def test_names_of_many_nodes_are_cut() -> None:
+    nodes = [node(f"node-with-a-long-name-{index:03}" + "x" * 200) for index in range(20)]
+    shot = build(nodes=nodes, pods=[], jobs=[], queues=[], levels=RACKS)
+    placement = planning.placement_of(shot, np.arange(20, dtype=np.int32), 1, NOW)
+    status = planning.admitted(trainingjob(), placement, NOW)
+    assert status.nodes is not None
+    assert len(status.nodes) <= 1024
+    assert len(planning.admitted(trainingjob(), placement, NOW).to_raw()) > 0
+
+
+# -- what keeps a job from the order --
+
+
+def world(**changes: Any) -> World:
+    values: dict[str, Any] = {
+        "queues": {"default": trainingqueue("default")},
+        "namespaces": {"research": NamespaceView.from_raw({"metadata": {"name": "research", "labels": {"team": "x"}}})},
+        "priorities": {"high": 10, "system-node-critical": 2_000_001_000},
+        "levels": RACKS,
+        "has_topology": True,
+        "gpu_types": ["H100"],
+        "products": products([node("a")]),
+    }
+    return World(**{**values, **changes})
+
+
+def reason(around: World | None = None, **spec: Any) -> tuple[str, str]:
+    found = obstacle("research", effective_spec(trainingjob(**spec).spec), around or world())
+    return (found.reason.value, found.message) if found else ("", "")
+
+
+def test_nothing_keeps_a_good_job() -> None:
+    assert reason(workers={"gpuType": "H100"}, topology={"mode": "required", "level": "rack"}) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected", "words"),
+    [
+        ({"queue": "nope"}, "QueueNotFound", ["'nope'", "default"]),
+        ({"priorityClassName": "top"}, "PriorityClassNotFound", ["'top'", "high"]),
+        ({"workers": {"gpuType": "Z1"}}, "UnknownGpuType", ["'Z1'", "H100"]),
+        ({"topology": {"mode": "required", "level": "zone"}}, "LevelNotFound", ["'zone'", "rack, host"]),
+    ],
+)
+def test_what_does_not_exist_is_named_with_what_does(spec: dict[str, Any], expected: str, words: list[str]) -> None:
+    found, message = reason(**spec)
+    assert found == expected
+    assert all(word in message for word in words)
+    assert "system-node-critical" not in message
+
+
+def test_a_level_without_a_topology_says_so() -> None:
+    around = world(has_topology=False, levels=planning.levels_of(None))
+    found, message = reason(around, topology={"mode": "required", "level": "rack"})
+    assert found == "TopologyNotFound"
+    assert "host" in message
+    assert reason(around, topology={"mode": "required", "level": "host"}) == ("", "")
+
+
+def test_a_queue_may_be_closed_to_a_namespace() -> None:
+    def closed_to_all_but(**selector: Any) -> World:
+        return world(queues={"default": trainingqueue("default", namespaces=selector)})
+
+    assert reason(closed_to_all_but(matchLabels={"team": "x"})) == ("", "")
+    assert reason(closed_to_all_but(matchLabels={"team": "y"}))[0] == "NamespaceNotAllowed"
+    assert reason(closed_to_all_but(matchLabels={"kubernetes.io/metadata.name": "research"})) == ("", "")
+
+
+# -- books --
+
+
+def test_a_topology_names_nodes_without_labels() -> None:
+    topology = Topology.from_raw(
+        {"metadata": {"name": "default"}, "spec": {"levels": [{"name": "rack", "label": "rack"}]}}
+    )
+    status = topology_status(topology, [node("a", rack="1"), node("b")], NOW)
+    assert status.nodes == 1
+    assert status.conditions[0].reason == "NodesNotLabelled"
+    assert "b lacks rack" in status.conditions[0].message
+    assert topology_status(topology, [node("a", rack="1")], NOW).conditions[0].status == "True"
+
+
+def test_counts_are_of_flavour_and_product() -> None:
+    assert planning.flavour_counts(MIXED) == Counter(
+        {
+            ("H100/on-demand", "NVIDIA-H100-80GB-HBM3"): 1,
+            ("H200/on-demand", "NVIDIA-H200"): 2,
+            ("A100/spot", "NVIDIA-A100-SXM4-80GB"): 1,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("topology", "reason", "words"),
+    [
+        ({"slices": [{"workers": 2, "level": "pod"}]}, "LevelNotFound", "topology.slices[0].level is 'pod'"),
+        ({"balanced": "pod"}, "LevelNotFound", "topology.balanced is 'pod'"),
+        (
+            {"mode": "required", "level": "host", "slices": [{"workers": 2, "level": "rack"}]},
+            "LevelsOutOfOrder",
+            "which is not narrower than topology.level, 'host'; the levels, widest first, are: rack, host",
+        ),
+        (
+            {"slices": [{"workers": 4, "level": "host"}, {"workers": 2, "level": "rack"}]},
+            "LevelsOutOfOrder",
+            "not narrower than topology.slices[0].level",
+        ),
+    ],
+)
+def test_slices_name_levels_of_the_cluster_from_wide_to_narrow(
+    topology: dict[str, Any], reason: str, words: str
+) -> None:
+    spec = effective_spec(trainingjob(topology=topology).spec)
+    found = obstacle("research", spec, world(levels=RACKS, has_topology=True))
+    assert found is not None
+    assert found.reason.value == reason
+    assert words in found.message
+
+
+def test_capacity_in_order_brings_alternatives_with_their_moments() -> None:
+    capacity = {"order": ["spot", "on-demand"], "fallbackAfter": "5m"}
+    job = trainingjob(workers={"gpuType": "H100"}, capacity=capacity)
+    spec = effective_spec(job.spec)
+    choices = planning.choose_flavours(spec, planning.flavour_counts(MIXED))
+    assert [choice.flavour for choice in choices] == ["H100/spot", "H100/on-demand"]
+    found = planning.pending_input(
+        job, spec, request={}, node_filter=NodeFilter(), choices=choices, priority=0, levels=RACKS
+    )
+    assert (found.flavour, found.node_filter.capacity) == ("H100/spot", ("spot",))
+    (other,) = found.terms.alternatives
+    assert (other.flavour, other.node_filter.capacity, other.since) == ("H100/on-demand", ("on-demand",), 300.0)
+
+
+def test_an_elastic_gang_brings_its_sizes_and_may_start_small() -> None:
+    job = trainingjob(workers={"replicas": 6, "min": 2, "max": 10, "step": 2}, preemptible=False)
+    spec = effective_spec(job.spec)
+    choices = planning.choose_flavours(spec, planning.flavour_counts(MIXED))
+    found = planning.pending_input(
+        job, spec, request={}, node_filter=NodeFilter(), choices=choices, priority=0, levels=RACKS
+    )
+    assert (found.workers, found.sizes, found.partial) == (6, (2, 10, 2), True)
+    assert not found.terms.preemptible

@@ -1,0 +1,199 @@
+"""Promises, stops and moves as the loop carries them out: in which order they are written, and what a cut leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from muster.controllers import plans
+from muster.scheduling.plan import Eviction, MoveReason, Plan, Promise
+from muster.scheduling.planner import plan
+from muster.scheduling.policy import Policy
+from muster.scheduling.snapshot import JobState, Snapshot
+
+from .loops import World, world
+
+pytestmark = pytest.mark.unit
+
+LOW, HIGH = "uid-of-low", "uid-of-high"
+
+
+def _row(snapshot: Snapshot, uid: str) -> int:
+    return snapshot.jobs.uids.index(uid) if uid in snapshot.jobs.uids else -1
+
+
+def _nodes(count: int) -> np.ndarray:
+    return np.zeros(count, dtype=np.int32)
+
+
+def preempting(snapshot: Snapshot, policy: Policy) -> Plan:
+    """The planner, which besides takes the room of `low` for `high` when it can."""
+    decided = plan(snapshot)
+    low, high = _row(snapshot, LOW), _row(snapshot, HIGH)
+    jobs = snapshot.jobs
+    if min(low, high) < 0 or jobs.states[high] != JobState.PENDING or jobs.states[low] != JobState.HOLDING:
+        return decided
+    if jobs.runs.leaving[low] or HIGH in {admission.uid for admission in decided.admissions}:
+        return decided
+    return Plan(
+        decided.admissions,
+        tuple(waiting for waiting in decided.waiting if waiting.uid != HIGH),
+        promises=(Promise(HIGH, _nodes(2)),),
+        evictions=(Eviction(LOW, MoveReason.PREEMPTED, HIGH, lost=120.4),),
+    )
+
+
+def once(uid: str, eviction: Eviction, promise: Promise | None = None) -> Callable[[Snapshot], Plan]:
+    """The planner, which besides ends the first placement of `uid`."""
+    done: list[bool] = []
+
+    def decide(snapshot: Snapshot, policy: Policy) -> Plan:
+        decided, row = plan(snapshot), _row(snapshot, uid)
+        if row >= 0 and snapshot.jobs.runs.leaving[row]:
+            done.append(True)
+        if done or row < 0 or snapshot.jobs.states[row] != JobState.HOLDING:
+            return decided
+        promises = (promise,) if promise else ()
+        return Plan(decided.admissions, decided.waiting, promises=promises, evictions=(eviction,))
+
+    return decide
+
+
+async def running(place: World, name: str, workers: int = 2) -> None:
+    place.submit(name, workers=workers)
+    await place.until(lambda: len(place.server.pods) == workers)
+    for pod in list(place.server.pods):
+        place.show(pod)
+
+
+async def test_the_promise_is_written_before_the_victim_is_told_and_kept_until_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plans, "plan", preempting)
+    async with world(cpu="2") as place:
+        await running(place, "low")
+        place.submit("high")
+        await place.until(lambda: place.status("low").get("stop"))
+        names = [
+            name
+            for name, status in place.server.written
+            if status.get("promise") or (name == "low" and status.get("stop"))
+        ]
+        assert names[0] == "high", "first the promise"
+        promise = place.status("high")["promise"]
+        assert promise["victims"] == [{"uid": LOW, "generation": 1, "reason": "Preempted", "lost": 120, "nodes": []}]
+        assert place.status("low")["phase"] == "Preempting"
+        assert place.status("low")["stop"]["beneficiary"] == HIGH
+        assert "ns/high" in place.status("low")["stop"]["message"]
+        assert "120 GPU-seconds" in place.status("low")["stop"]["message"]
+        await place.until(lambda: place.server.calls["DELETE pods"] == 2)
+        place.submit("other", workers=1)  # older or not: the room is not its
+        await place.until(lambda: place.status("other"))
+        assert not place.placed("high")
+        assert not place.placed("other")
+        place.gone("low")
+        await place.until(lambda: place.placed("high") and len(place.server.pods) == 2)
+        assert "promise" not in place.status("high")
+        assert not place.placed("other")
+        await place.until(lambda: place.status("low").get("preemptions") == 1)
+        low = place.status("low")
+        assert low["phase"] == "Queued"
+        assert low["submittedAt"] == "2026-03-01T12:00:00Z"
+        assert low["lostGpuSeconds"] == 120
+        assert len(low["preemptedAt"]) == 1
+
+
+async def test_an_operator_that_was_cut_after_the_promise_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "plan", preempting)
+    async with world(cpu="2") as place:
+        await running(place, "low")
+        place.server.silent = {"low"}  # whoever would stop it dies before
+        place.submit("high")
+        await place.until(lambda: place.status("high").get("promise"))
+        jobs, shown = dict(place.server.jobs), dict(place.server.pods)
+    assert not (jobs["low"].get("status") or {}).get("stop")
+    async with world(cpu="2") as place:
+        place.server.pods = shown
+        for name in shown:
+            place.show(name)
+        for raw in jobs.values():
+            place.feed(raw)
+        await place.until(lambda: place.status("low").get("stop"))
+        assert not place.placed("high")
+        place.gone("low")
+        await place.until(lambda: place.placed("high"))
+
+
+async def test_a_gang_that_moves_gets_stop_and_promise_in_one_write_and_starts_again_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grown = once(LOW, Eviction(LOW, MoveReason.GROWN, LOW, lost=3.0), Promise(LOW, _nodes(3)))
+    monkeypatch.setattr(plans, "plan", grown)
+    async with world(cpu="4") as place:
+        await running(place, "low")
+        await place.until(lambda: place.status("low").get("stop"))
+        first = next(status for name, status in place.server.written if status.get("stop"))
+        assert first["promise"]["workers"] == 3
+        place.submit("other", workers=2)  # there is room for it now, but not beside the larger gang
+        await place.until(lambda: place.status("other"))
+        assert not place.placed("other")
+        place.gone("low")
+        await place.until(lambda: place.placed("low") and len(place.server.pods) == 3)
+        low = place.status("low")
+        assert low["placement"]["workers"] == 3
+        assert low["placement"]["generation"] == 2
+        assert "preemptions" not in low, "it was for its own good"
+        assert not place.placed("other")
+
+
+async def test_a_gang_that_is_stopped_for_nobody_queues_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "plan", once(LOW, Eviction(LOW, MoveReason.QUOTA_LOWERED)))
+    async with world() as place:
+        await running(place, "low")
+        await place.until(lambda: place.status("low").get("stop"))
+        assert place.status("low")["stop"]["reason"] == "QuotaLowered"
+        place.gone("low")
+        await place.until(lambda: (place.status("low").get("placement") or {}).get("generation") == 2)
+        assert place.status("low")["preemptions"] == 1
+
+
+async def test_a_promise_ends_with_an_edit_and_its_victims_that_were_not_told_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plans, "plan", preempting)
+    async with world(cpu="2") as place:
+        await running(place, "low")
+        place.submit("high")
+        await place.until(lambda: place.status("low").get("stop"))
+        place.edit("high", suspend=True)
+        await place.until(lambda: place.status("high").get("phase") == "Suspended")
+        assert "promise" not in place.status("high")
+        place.gone("low")
+        await place.until(lambda: (place.status("low").get("placement") or {}).get("generation") == 2)
+
+
+async def test_pods_of_a_job_that_was_deleted_meanwhile_hold_their_queues_quota(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Snapshot] = []
+
+    def look(snapshot: Snapshot, policy: Policy) -> Plan:
+        seen.append(snapshot)
+        return plan(snapshot)
+
+    async with world() as place:
+        await running(place, "low")
+        pods = dict(place.server.pods)
+    monkeypatch.setattr(plans, "plan", look)
+    async with world() as place:
+        place.server.pods = pods
+        for name in pods:
+            place.show(name)
+        await place.until(lambda: seen)
+        jobs = seen[-1].jobs
+        assert jobs.uids == (LOW,)
+        assert jobs.states.tolist() == [JobState.HOLDING]
+        assert jobs.held[0, seen[-1].resources.index("cpu")] == 2000
+        assert seen[-1].queues.names[jobs.queues[0]] == "q"

@@ -1,0 +1,350 @@
+"""What the planner sees, and above all: what a node has given away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from muster.cluster.eligibility import NodeFilter
+from muster.cluster.jobs import AlternativeInput, JobInput, RunInput, TermsInput
+from muster.cluster.snapshot import LevelInput, Masks, QueueInput, QuotaInput, build
+from muster.cluster.views import NodeView, PodView
+from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, UNLIMITED, JobState, Snapshot, TopologyMode
+
+pytestmark = pytest.mark.unit
+
+REQUEST = {"nvidia.com/gpu": 1, "cpu": 1000, "pods": 1}
+
+
+def node(name: str, *, gpus: int = 8, ready: bool = True, cordoned: bool = False, **labels: str) -> NodeView:
+    allocatable = {"cpu": "64", "memory": "1Ti", "pods": "110"}
+    if gpus:
+        allocatable["nvidia.com/gpu"] = str(gpus)
+        labels.setdefault("product", "NVIDIA-H100-80GB-HBM3")
+    product = labels.pop("product", None)
+    return NodeView.from_raw(
+        {
+            "metadata": {
+                "name": name,
+                "uid": f"uid-{name}",
+                "labels": {
+                    "kubernetes.io/hostname": name,
+                    **({"nvidia.com/gpu.product": product} if product else {}),
+                    **labels,
+                },
+            },
+            "spec": {"unschedulable": cordoned},
+            "status": {
+                "allocatable": allocatable,
+                "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+            },
+        }
+    )
+
+
+def pod(name: str, *, bound: str = "", pinned: str = "", owner: str = "", **fields: Any) -> PodView:
+    labels = {}
+    if "index" in fields:
+        labels = {"muster.dev/job": "j", "muster.dev/generation": str(fields.get("generation", 1))}
+        labels |= {"muster.dev/index": str(fields["index"]), "muster.dev/attempt": "0"}
+    metadata: dict[str, Any] = {"name": name, "namespace": "ns", "uid": fields.get("uid", name), "labels": labels}
+    if owner:
+        metadata["ownerReferences"] = [{"kind": "TrainingJob", "uid": owner, "controller": True}]
+    if fields.get("terminating"):
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    spec: dict[str, Any] = {
+        "containers": [{"name": "trainer", "resources": {"requests": {"nvidia.com/gpu": "1", "cpu": "1"}}}]
+    }
+    if bound:
+        spec["nodeName"] = bound
+    if pinned:
+        demand = {"key": "metadata.name", "operator": "In", "values": [pinned]}
+        required = {"nodeSelectorTerms": [{"matchFields": [demand]}]}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return PodView.from_raw({"metadata": metadata, "spec": spec, "status": {"phase": fields.get("phase", "Running")}})
+
+
+def job(uid: str = "j", **fields: Any) -> JobInput:
+    values: dict[str, Any] = {"queue": "q", "workers": 2, "request": REQUEST, "flavour": "H100/on-demand"}
+    return JobInput(uid=uid, **{**values, **fields})
+
+
+def snapshot(
+    nodes: list[NodeView],
+    pods: list[PodView] | None = None,
+    jobs: list[JobInput] | None = None,
+    queues: list[QueueInput] | None = None,
+    levels: list[LevelInput] | None = None,
+) -> Snapshot:
+    return build(
+        nodes=nodes,
+        pods=pods or [],
+        jobs=jobs if jobs is not None else [job()],
+        queues=queues if queues is not None else [QueueInput("q")],
+        levels=levels if levels is not None else [LevelInput("host", "kubernetes.io/hostname")],
+    )
+
+
+def free(shot: Snapshot, name: str, resource: str = "nvidia.com/gpu") -> int:
+    return int(shot.nodes.free[shot.nodes.names.index(name), shot.resources.index(resource)])
+
+
+def held(shot: Snapshot, uid: str, resource: str = "nvidia.com/gpu") -> int:
+    return int(shot.jobs.held[shot.jobs.uids.index(uid), shot.resources.index(resource)])
+
+
+def test_bound_and_pinned_pods_take_room_whoever_made_them() -> None:
+    shot = snapshot([node("a"), node("b")], [pod("x", bound="a"), pod("y", pinned="a"), pod("z")])
+    assert free(shot, "a") == 6
+    assert free(shot, "a", "pods") == 108
+    assert free(shot, "b") == 8
+
+
+def test_pods_being_deleted_count_until_they_are_gone() -> None:
+    shot = snapshot([node("a")], [pod("x", bound="a", terminating=True)])
+    assert free(shot, "a") == 7
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_ended_pods_take_no_room(phase: str) -> None:
+    assert free(snapshot([node("a")], [pod("x", bound="a", phase=phase)]), "a") == 8
+
+
+def test_a_pod_seen_twice_counts_once() -> None:
+    one = pod("x", bound="a", uid="same")
+    assert free(snapshot([node("a")], [one, one]), "a") == 7
+
+
+def test_a_placement_holds_its_room_before_any_pod_is_made() -> None:
+    placed = job(placed=("a", "a", "b"), workers=3, generation=4, holding=True)
+    shot = snapshot([node("a"), node("b")], jobs=[placed])
+    assert (free(shot, "a"), free(shot, "b")) == (6, 7)
+    assert held(shot, "j") == 3
+
+
+@pytest.mark.parametrize("made", range(4))
+def test_a_placement_holds_the_same_room_at_any_moment_of_its_making(made: int) -> None:
+    placed = job(placed=("a", "a", "b"), workers=3, generation=4, holding=True)
+    pods = [
+        pod(f"j-{index}", pinned=placed.placed[index], owner="j", index=index, generation=4) for index in range(made)
+    ]
+    shot = snapshot([node("a"), node("b")], pods, [placed])
+    assert (free(shot, "a"), free(shot, "b")) == (6, 7)
+    assert held(shot, "j") == 3
+
+
+def test_pods_of_an_older_placement_count_beside_the_new_one() -> None:
+    """On a dead node they may stay for long: their room there is not given away."""
+    placed = job(placed=("b",), workers=1, generation=5, holding=True)
+    old = pod("old", bound="a", owner="j", index=0, generation=4, terminating=True)
+    shot = snapshot([node("a"), node("b")], [old], [placed])
+    assert (free(shot, "a"), free(shot, "b")) == (7, 7)
+
+
+def test_a_placement_being_taken_down_holds_what_its_pods_hold() -> None:
+    placed = job(placed=("a", "b"), generation=1, holding=True, reserving=False)
+    shot = snapshot([node("a"), node("b")], [pod("p", bound="a", owner="j", index=0)], [placed])
+    assert (free(shot, "a"), free(shot, "b")) == (7, 8)
+    assert held(shot, "j") == 1
+
+
+def test_an_ended_worker_of_a_living_gang_frees_its_node_but_not_its_quota() -> None:
+    placed = job(placed=("a", "b"), generation=1, holding=True)
+    pods = [pod("p0", bound="a", owner="j", index=0, phase="Succeeded"), pod("p1", bound="b", owner="j", index=1)]
+    shot = snapshot([node("a"), node("b")], pods, [placed])
+    assert (free(shot, "a"), free(shot, "b")) == (8, 7)
+    assert held(shot, "j") == 2
+
+
+def test_pending_jobs_hold_nothing() -> None:
+    shot = snapshot([node("a")], [pod("p", bound="a", owner="j", index=0)], [job()])
+    assert shot.jobs.states[0] == JobState.PENDING
+    assert held(shot, "j") == 0
+
+
+def test_room_on_a_node_that_is_not_there_is_nobodys() -> None:
+    shot = snapshot([node("a")], [pod("x", bound="gone")], [job(placed=("gone",), workers=1, holding=True)])
+    assert free(shot, "a") == 8
+
+
+def test_free_may_be_negative() -> None:
+    shot = snapshot([node("a", gpus=1)], [pod("x", bound="a"), pod("y", bound="a")])
+    assert free(shot, "a") == -1
+
+
+def test_a_host_port_is_a_resource_that_a_node_has_once() -> None:
+    shot = snapshot([node("a")], jobs=[job(request={**REQUEST, "hostport/TCP/8080": 1})])
+    assert free(shot, "a", "hostport/TCP/8080") == 1
+
+
+def test_usable_nodes_are_ready_and_not_cordoned() -> None:
+    shot = snapshot([node("a"), node("b", ready=False), node("c", cordoned=True)])
+    assert shot.nodes.usable.tolist() == [True, False, False]
+
+
+def test_eligibility_by_type_capacity_selector_and_avoidance() -> None:
+    nodes = [
+        node("a"),
+        node("b", product="NVIDIA-H200"),
+        node("c", **{"muster.dev/capacity": "spot"}),
+        node("d", gpus=0),
+        node("e"),
+    ]
+    wanted = NodeFilter(gpu_type="H100", capacity=("on-demand",), avoided=frozenset({"e"}))
+    shot = snapshot(nodes, jobs=[job(node_filter=wanted), job("k", node_filter=NodeFilter())])
+    rows = {uid: shot.eligible[shot.jobs.filters[index]].tolist() for index, uid in enumerate(shot.jobs.uids)}
+    assert rows == {"j": [True, False, False, False, False], "k": [True] * 5}
+
+
+def test_equal_filters_share_a_row() -> None:
+    shot = snapshot([node("a")], jobs=[job("a"), job("b"), job("c", node_filter=NodeFilter(gpu_type="H100"))])
+    assert shot.eligible.shape == (2, 1)
+
+
+def test_domains_follow_labels_and_a_missing_one_hides_the_narrower() -> None:
+    levels = [LevelInput("block", "b"), LevelInput("rack", "r"), LevelInput("host", "kubernetes.io/hostname")]
+    shot = snapshot([node("a", b="1", r="x"), node("b", b="2", r="x"), node("c", r="x")], levels=levels)
+    assert shot.levels.domain_names == (("1", "2"), ("1/x", "2/x"), ("a", "b"))
+    assert shot.nodes.domains.tolist() == [[0, 0, 0], [1, 1, 1], [NONE, NONE, NONE]]
+
+
+def test_flavours_start_with_the_one_without_accelerators() -> None:
+    shot = snapshot([node("a"), node("b", gpus=0)], jobs=[job(), job("c", flavour="")])
+    assert shot.flavours == ("", "H100/on-demand")
+    assert shot.nodes.flavours.tolist() == [1, NONE]
+    assert shot.jobs.flavours.tolist() == [0, 1]
+
+
+def test_quota_lines_bind_and_what_no_line_names_does_not() -> None:
+    lines = (
+        QuotaInput("H100/on-demand", "nvidia.com/gpu", 8, borrowing=4, lending=2),
+        QuotaInput("H200/on-demand", "cpu", 1000),
+    )
+    shot = snapshot([node("a")], queues=[QueueInput("q", "cohort", lines), QueueInput("r")])
+    gpu, cpu, memory = (shot.resources.index(name) for name in ("nvidia.com/gpu", "cpu", "memory"))
+    h100, h200 = shot.flavours.index("H100/on-demand"), shot.flavours.index("H200/on-demand")
+    q, r = 0, 1
+    assert shot.queues.nominal[q, h100, gpu] == 8
+    assert shot.queues.borrowing[q, h100, gpu] == 4
+    assert shot.queues.lending[q, h100, gpu] == 2
+    assert shot.queues.nominal[q, h200, gpu] == 0, "named by another flavour's entry"
+    assert shot.queues.nominal[q, h100, cpu] == 0
+    assert shot.queues.nominal[q, h100, memory] == UNLIMITED
+    assert shot.queues.nominal[r].min() == UNLIMITED
+    assert shot.queues.names == ("q", "r", "cohort cohort")
+    assert shot.queues.parents.tolist() == [2, NONE, NONE]
+
+
+def test_a_deleted_queue_stays_closed_while_its_jobs_hold() -> None:
+    shot = snapshot([node("a")], jobs=[job(queue="gone", placed=("a",), workers=1, holding=True)])
+    assert shot.queues.names == ("q", "gone")
+    assert shot.queues.open.tolist() == [True, False]
+    assert shot.jobs.queues.tolist() == [1]
+
+
+def test_modes_and_levels() -> None:
+    levels = [LevelInput("rack", "r"), LevelInput("host", "kubernetes.io/hostname")]
+    jobs = [job("a", mode=TopologyMode.REQUIRED, level="rack"), job("b")]
+    shot = snapshot([node("n", r="x")], jobs=jobs, levels=levels)
+    assert shot.jobs.modes.tolist() == [TopologyMode.REQUIRED, TopologyMode.UNCONSTRAINED]
+    assert shot.jobs.levels.tolist() == [0, NONE]
+
+
+def test_nothing_at_all_is_a_snapshot_too() -> None:
+    shot = build(nodes=[], pods=[], jobs=[], queues=[], levels=[])
+    assert shot.nodes.free.shape == (0, 3)
+    assert shot.eligible.shape == (0, 0)
+
+
+def test_the_same_inputs_in_any_order_give_the_same_arrays() -> None:
+    nodes, jobs = [node("a"), node("b")], [job("x"), job("y")]
+    one, two = snapshot(nodes, jobs=jobs), snapshot(nodes[::-1], jobs=jobs[::-1])
+    assert one.nodes.names == two.nodes.names
+    assert one.jobs.uids == two.jobs.uids
+    assert np.array_equal(one.nodes.free, two.nodes.free)
+
+
+def test_masks_are_kept_while_nodes_are_the_same_and_forgotten_when_not() -> None:
+    masks, wanted = Masks(), NodeFilter(gpu_type="H100")
+    nodes = [node("a")]
+    masks.renew(nodes, [wanted])
+    first = masks.mask(wanted, nodes)
+    masks.renew(nodes, [wanted])
+    assert masks.mask(wanted, nodes) is first
+    changed = [node("a", product="NVIDIA-H200")]
+    masks.renew(changed, [wanted])
+    assert masks.mask(wanted, changed).tolist() == [False]
+    masks.renew(changed, [])
+    assert not masks._masks
+
+
+def test_an_absurd_request_of_a_stranger_stops_nobodys_planning() -> None:
+    """Anyone may write `cpu: "1e16"` into a pod, and a platform team such a quota."""
+    absurd = 10**19
+    strangers = [replace(pod(f"s{number}", bound="a"), requests=(("cpu", absurd), ("pods", 1))) for number in range(3)]
+    queue = QueueInput("q", quotas=(QuotaInput("", "cpu", absurd, absurd, absurd),))
+    shot = snapshot([node("a")], strangers, queues=[queue])
+    assert free(shot, "a", "cpu") < 0
+    assert free(shot, "a", "pods") == 107
+
+
+def test_room_of_daemons_and_static_pods_is_told_apart() -> None:
+    daemon = replace(pod("d", bound="a"), fixed=True)
+    shot = snapshot([node("a")], [daemon, pod("x", bound="a")])
+    assert shot.nodes.fixed is not None
+    gpu = shot.resources.index("nvidia.com/gpu")
+    assert (shot.nodes.fixed[0, gpu], free(shot, "a")) == (1, 6)
+
+
+def test_promises_and_moves_are_nodes_by_rank() -> None:
+    jobs = [
+        job("big", promised=("b", "gone")),
+        job("low", placed=("b", "a"), holding=True, run=RunInput(leaving=True, beneficiary="big")),
+        job("move", placed=("a",), promised=("b", "a"), holding=True, run=RunInput(leaving=True, beneficiary="move")),
+    ]
+    shot = snapshot([node("a"), node("b")], jobs=jobs)
+    runs = shot.jobs.runs
+    assert shot.jobs.states.tolist() == [JobState.RESERVED, JobState.HOLDING, JobState.HOLDING]
+    assert runs.nodes_of(0).tolist() == [1, NONE]
+    assert runs.nodes_of(1).tolist() == [1, 0]
+    assert runs.promised_to(0).tolist() == []
+    assert runs.promised_to(2).tolist() == [1, 0]
+    assert runs.beneficiary.tolist() == [NONE, 0, 2]
+    assert held(shot, "big") == 2, "quota for the whole gang, from the promise on"
+
+
+def test_what_jobs_say_of_themselves_becomes_arrays_and_the_plain_ones_stay_plain() -> None:
+    terms = TermsInput(
+        preemptible=False,
+        slices=((2, "rack"),),
+        balanced="host",
+        alternatives=(AlternativeInput(NodeFilter(capacity=("spot",)), "H100/spot", 5.0),),
+        limit=60.0,
+    )
+    levels = [LevelInput("rack", "r"), LevelInput("host", "kubernetes.io/hostname")]
+    run = RunInput(started=1.0, saved=2.0, restart=3.0, grace=4.0, ends=5.0, bound=6.0, budget=1, yields=True)
+    jobs = [job("a", terms=terms, sizes=(1, 4, 1), partial=True), job("b", placed=("n",), holding=True, run=run)]
+    shot = snapshot([node("n", r="x")], jobs=jobs, levels=levels)
+    said, runs, sizes = shot.jobs.terms, shot.jobs.runs, shot.jobs.sizes
+    assert said.preemptible.tolist() == [False, True]
+    assert (said.shapes[0].slices, said.shapes[0].balanced) == (((2, 0),), 1)
+    assert said.shapes[1] == PLAIN
+    (other,) = said.alternatives[0]
+    assert shot.flavours[other.flavour] == "H100/spot"
+    assert not shot.eligible[other.filter].any()
+    assert said.limit.tolist() == [60.0, FOREVER]
+    assert (sizes.least.tolist(), sizes.most.tolist(), sizes.partial.tolist()) == ([1, 2], [4, 2], [True, False])
+    assert [
+        float(array[1]) for array in (runs.started, runs.saved, runs.restart, runs.grace, runs.ends, runs.bound)
+    ] == [
+        1.0,
+        2.0,
+        3.0,
+        4.0,
+        5.0,
+        6.0,
+    ]
+    assert (int(runs.budget[1]), bool(runs.yields[1])) == (1, True)

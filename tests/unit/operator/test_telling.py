@@ -1,0 +1,73 @@
+"""What a waiting job is told, and when it is told anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from muster.controllers.telling import Word, noticeable
+from muster.scheduling.plan import Almost, Basis, Waiting, WaitReason
+from muster.scheduling.snapshot import FOREVER
+
+pytestmark = pytest.mark.unit
+
+NOW = 1_800_000_000.0
+WORD = Word("InsufficientCapacity", "needs 8, there are 7", position=200, expected=NOW + 3600, basis="progress")
+
+
+def seen(word: Word, **changes: object) -> bool:
+    return noticeable(word.told(), replace(word, **changes), NOW)  # type: ignore[arg-type]
+
+
+def test_the_planners_word_becomes_the_status() -> None:
+    waiting = Waiting(
+        "u",
+        WaitReason.TOPOLOGY_UNSATISFIED,
+        "one rack lacks 1",
+        3,
+        expected=NOW + 60.7,
+        basis=Basis.LIMITS,
+        almost=(Almost("rack-3", 7, 1),),
+        changes=("ask for 7 workers",),
+    )
+    told = Word.of(waiting, "one rack lacks 1").told()
+    assert (told.position, told.reason, told.basis, told.changes) == (
+        3,
+        "TopologyUnsatisfied",
+        "limits",
+        ("ask for 7 workers",),
+    )
+    assert told.expected_start is not None
+    assert told.expected_start.timestamp() == NOW + 60
+    assert (told.almost[0].domain, told.almost[0].placeable, told.almost[0].lacking) == ("rack-3", 7, 1)
+
+
+def test_an_unknown_start_is_no_date() -> None:
+    told = replace(WORD, expected=FOREVER).told()
+    assert told.expected_start is None
+
+
+def test_the_first_word_and_a_new_reason_are_always_told() -> None:
+    assert noticeable(None, WORD, NOW)
+    assert seen(WORD, reason="QuotaExceeded")
+
+
+def test_far_down_a_tenth_of_the_place_counts_and_the_wording_does_not() -> None:
+    assert not seen(WORD, position=185)
+    assert seen(WORD, position=180)
+    assert not seen(WORD, message="needs 8, there are 6")
+
+
+def test_among_the_first_ten_every_place_and_every_word_counts() -> None:
+    near = replace(WORD, position=9)
+    assert seen(near, position=8)
+    assert seen(near, message="needs 8, there are 6")
+    assert not seen(near)
+
+
+def test_an_expected_start_is_told_anew_when_it_moves_by_a_fifth_of_the_wait() -> None:
+    assert not seen(WORD, expected=NOW + 3600 + 500)
+    assert seen(WORD, expected=NOW + 3600 + 1000)
+    assert seen(WORD, expected=FOREVER)
+    assert not seen(replace(WORD, expected=NOW + 30), expected=NOW + 80)

@@ -1,0 +1,174 @@
+"""Windows, budgets and deadlines as pure functions of now."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from muster.api.effective import EffectiveSpec, EffectiveWindow, effective_spec
+from muster.api.terms import Usage
+from muster.api.trainingjob_status import CommittedCheckpoint, Placement, Progress, TrainingJobStatus
+from muster.controllers import terms
+
+from .lifecycle.cases import trainingjob
+
+pytestmark = pytest.mark.unit
+
+UTC = timezone.utc
+BERLIN = ZoneInfo("Europe/Berlin")
+NIGHTS = EffectiveWindow("0 20 * * MON-FRI", 10 * 3600, "Europe/Berlin", stops=True)
+HOUR = timedelta(hours=1)
+
+
+def berlin(*parts: int) -> datetime:
+    return datetime(*parts, tzinfo=BERLIN).astimezone(UTC)  # type: ignore[misc]
+
+
+def spec(**said: Any) -> EffectiveSpec:
+    return effective_spec(trainingjob(**said).spec)
+
+
+def test_a_window_is_open_from_its_moment_on_for_its_duration() -> None:
+    evening, morning = berlin(2026, 3, 2, 20), berlin(2026, 3, 3, 6)  # a Monday
+    for moment in (evening, evening + HOUR, morning - timedelta(seconds=1)):
+        assert terms.opening(NIGHTS, moment) == terms.Opening(evening, morning)
+    assert terms.opening(NIGHTS, evening - timedelta(seconds=1)) == terms.Opening(evening, morning)
+    assert terms.opening(NIGHTS, morning).opens == berlin(2026, 3, 3, 20)
+    # Friday night ends on Saturday; then nothing until Monday.
+    assert terms.opening(NIGHTS, berlin(2026, 3, 7, 6)).opens == berlin(2026, 3, 9, 20)
+
+
+def test_a_window_keeps_its_length_when_clocks_change() -> None:
+    every_night = EffectiveWindow("0 22 * * *", 8 * 3600, "Europe/Berlin", stops=True)
+    opens = berlin(2026, 3, 28, 22)  # clocks go forward at 2 in the morning
+    found = terms.opening(every_night, opens + HOUR)
+    assert (found.opens, found.closes - found.opens) == (opens, 8 * HOUR)
+    assert found.closes == berlin(2026, 3, 29, 7)
+    assert terms.opening(every_night, berlin(2026, 3, 29, 12)).opens == berlin(2026, 3, 29, 22)
+
+
+def test_windows_that_overlap_are_one() -> None:
+    both = EffectiveWindow("0 20,22 * * *", 3 * 3600, "Etc/UTC", stops=True)
+    day = datetime(2026, 3, 2, tzinfo=UTC)
+    assert terms.opening(both, day + 21 * HOUR) == terms.Opening(day + 20 * HOUR, day + 25 * HOUR)
+    always = EffectiveWindow("0 * * * *", 3600, "Etc/UTC", stops=True)
+    assert terms.opening(always, day + timedelta(minutes=90)).closes == terms.NEVER
+    job = spec(window={"start": "0 * * * *", "duration": "1h"})
+    assert terms.window_end(job, day) is None
+    assert terms.may_start(job, day, 120.0) <= day
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(["0 20 * * MON-FRI", "*/45 * * * *", "30 2 * * *", "0 0 1 * *", "15 6,18 * * SAT,SUN"]),
+    st.integers(60, 3 * 86400),
+    st.sampled_from(["Etc/UTC", "Europe/Berlin", "America/St_Johns", "Australia/Lord_Howe"]),
+    st.datetimes(datetime(2025, 1, 1), datetime(2027, 1, 1)),
+)
+def test_the_opening_that_is_found_holds_now_or_comes_next(start: str, length: int, zone: str, naive: datetime) -> None:
+    window, now = EffectiveWindow(start, length, zone, stops=True), naive.replace(tzinfo=UTC)
+    found = terms.opening(window, now)
+    assert found.closes > now
+    assert found.closes - found.opens >= timedelta(seconds=length)
+    # It is the same one at any moment of it, and none is open just before it.
+    assert terms.opening(window, max(now, found.opens)) == found or found.opens <= now
+    if found.opens > now:
+        assert terms.opening(window, found.opens - timedelta(seconds=1)).opens == found.opens
+
+
+@pytest.mark.parametrize(
+    ("start", "zone", "word"),
+    [
+        ("0 20 * * *", "Europe/Atlantis", "timeZone"),
+        ("0 99 * * *", "Etc/UTC", "cron expression"),
+        ("0 20 31 2 *", "Etc/UTC", "window.start"),
+        ("0 20 * * *", "../../etc/passwd", "timeZone"),
+    ],
+)
+def test_a_window_that_is_wrong_says_how_to_mend_it(start: str, zone: str, word: str) -> None:
+    window = EffectiveWindow(start, 3600, zone, stops=True)
+    assert word in terms.window_error(window)
+    with pytest.raises(ValueError, match=word):
+        terms.opening(window, datetime(2026, 3, 2, tzinfo=UTC))
+
+
+def test_a_gang_is_not_started_in_a_window_that_is_about_to_close() -> None:
+    said = {"start": "0 20 * * MON-FRI", "duration": "10h", "timeZone": "Europe/Berlin"}
+    job, closes = spec(window=said), berlin(2026, 3, 3, 6)
+    assert terms.may_start(job, closes - HOUR, 120.0) <= closes - HOUR
+    assert terms.may_start(job, closes - timedelta(minutes=3), 120.0) == berlin(2026, 3, 3, 20)
+    finishing = spec(window={**said, "atEnd": "finish"})
+    assert terms.may_start(finishing, closes - timedelta(minutes=3), 120.0) < closes
+    assert terms.window_end(finishing, closes - HOUR) is None
+    end = terms.window_end(job, closes - HOUR)
+    assert end is not None
+    assert end.at == closes
+    assert "2026-03-03T19:00:00Z" in end.message
+
+
+def placed(status: TrainingJobStatus, at: datetime, workers: int = 2) -> TrainingJobStatus:
+    return status.model_copy(update={"placement": Placement.of(1, [f"n{n}" for n in range(workers)], placed_at=at)})
+
+
+def test_use_is_gpus_times_time_held_and_costs_what_they_cost() -> None:
+    now = datetime(2026, 3, 2, tzinfo=UTC)
+    before = TrainingJobStatus(usage=Usage(gpu_seconds=3600, cost="1.5"))
+    assert terms.used(before, 8, 2.0, now) == before.usage
+    assert terms.used(placed(before, now - HOUR), 8, 2.0, now) == Usage(gpu_seconds=9 * 3600, cost="17.5")
+    assert terms.used(placed(TrainingJobStatus(), now - HOUR), 8, 0.0, now) == Usage(gpu_seconds=8 * 3600, cost=None)
+
+
+def test_the_end_of_a_budget_is_known_beforehand_and_is_when_it_is_spent() -> None:
+    now = datetime(2026, 3, 2, tzinfo=UTC)
+    status = placed(TrainingJobStatus(usage=Usage(gpu_seconds=40 * 3600, cost="80")), now)
+    hours, money = spec(budget={"gpuHours": 80}), spec(budget={"cost": 100, "gpuHours": 1000})
+    end = terms.budget_end(hours, status, 8, 2.0)
+    assert end == now + 5 * HOUR
+    assert not terms.budget_spent(hours, terms.used(status, 8, 2.0, end - HOUR))
+    assert "80 GPU hours" in terms.budget_spent(hours, terms.used(status, 8, 2.0, end))
+    assert terms.budget_end(money, status, 8, 2.0) == now + 1.25 * HOUR
+    assert "budget.cost" in terms.budget_spent(money, terms.used(status, 8, 2.0, now + 2 * HOUR))
+    assert terms.budget_end(spec(budget={"cost": 100}), status, 8, 0.0) is None
+    assert terms.budget_end(spec(), status, 8, 2.0) is None
+
+
+def test_a_deadline_is_judged_by_progress_before_max_runtime_and_by_the_window() -> None:
+    now, start = berlin(2026, 3, 2, 12), 120.0
+    by_limit = spec(deadline="2026-03-02T20:00:00Z", maxRuntime="6h")
+    found = terms.outlook(by_limit, TrainingJobStatus(), now, start)
+    assert found is not None
+    assert (found.met, found.changes) == (True, datetime(2026, 3, 2, 14, tzinfo=UTC) - timedelta(seconds=start))
+    late = terms.outlook(by_limit, TrainingJobStatus(), now + 5 * HOUR, start)
+    assert late is not None
+    assert late.met is False
+    assert "2h2m late" in late.message
+    # Half of its steps are done at 1 step a second: an hour is left, whatever maxRuntime says.
+    done = TrainingJobStatus(
+        progress=Progress(step=3600, total_steps=7200, steps_per_second="1.0"),
+        checkpoint=CommittedCheckpoint(step=3600),
+    )
+    known = terms.outlook(by_limit, done, now + 5 * HOUR, start)
+    assert known is not None
+    assert known.met is True
+    window = {"start": "0 20 * * *", "duration": "10h", "timeZone": "Europe/Berlin"}
+    nightly = terms.outlook(spec(deadline="2026-03-02T20:00:00Z", window=window), done, now, start)
+    assert nightly is not None
+    assert nightly.met is False
+    assert "earliest end 2026-03-02T20:02:00Z by its progress, 2m late" in nightly.message
+
+
+def test_a_deadline_of_which_nothing_is_known_is_neither_met_nor_missed() -> None:
+    now = berlin(2026, 3, 2, 12)
+    job = spec(deadline="2026-03-02T20:00:00Z")
+    unknown = terms.outlook(job, TrainingJobStatus(), now, 120.0)
+    assert unknown is not None
+    assert unknown.met is None
+    passed = terms.outlook(job, TrainingJobStatus(), now + 24 * HOUR, 120.0)
+    assert passed is not None
+    assert passed.met is False
+    assert terms.outlook(spec(), TrainingJobStatus(), now, 120.0) is None
