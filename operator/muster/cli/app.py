@@ -1,0 +1,202 @@
+"""`muster`: run the operator, and look at jobs.
+
+Every error is a sentence on stderr that says how to mend it; a traceback is a bug.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from muster import __version__
+from muster.cli import look
+from muster.cli.settings import Settings
+from muster.cluster.credentials import CredentialsError
+from muster.cluster.errors import ApiError, ApiUnreachable
+
+app = typer.Typer(
+    help="Muster: gangs of GPUs, trained together.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
+
+Kubeconfig = Annotated[str | None, typer.Option(help="Path of a kubeconfig; else KUBECONFIG or ~/.kube/config.")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
+Namespace = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Namespace of the job; else the kubeconfig's.")
+]
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _log(settings: Settings) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    handler.setFormatter(_JsonLines() if settings.log_format == "json" else text)
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    logging.getLogger("kopf._core.reactor").setLevel(logging.CRITICAL)  # what it raises is told by whoever runs it
+
+
+@app.command()
+def operator(
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Annotated[str | None, typer.Option(help="Namespace of the leadership Lease.")] = None,
+    runtime_image: Annotated[str | None, typer.Option(help="Image that brings the launcher into pods.")] = None,
+    priority_class: Annotated[str | None, typer.Option(help="PriorityClass of training pods; '' for none.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of probes and metrics; 0 takes a free one.")] = None,
+) -> None:
+    """Run the operator: in the cluster, or outside it with a kubeconfig."""
+    from muster.controllers.process import Operator
+
+    given: dict[str, Any] = {
+        "kubeconfig": kubeconfig,
+        "context": context,
+        "namespace": namespace,
+        "runtime_image": runtime_image,
+        "priority_class": priority_class,
+        "http_port": http_port,
+    }
+    try:
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        for problem in error.errors():
+            name = "_".join(str(part) for part in problem["loc"])
+            _fail(f"--{name.replace('_', '-')} (MUSTER_OPERATOR_{name.upper()}): {problem['msg']}")
+    if not settings.runtime_image:
+        _fail(
+            "no runtime image: give --runtime-image (or MUSTER_OPERATOR_RUNTIME_IMAGE), the image built from "
+            "images/runtime/Containerfile"
+        )
+    _log(settings)
+
+    async def serve() -> int:
+        return await Operator(settings).run()
+
+    raise typer.Exit(_run(serve()))
+
+
+@app.command()
+def status(
+    job: Annotated[str, typer.Argument(help="Name of the TrainingJob.")],
+    namespace: Namespace = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, until the job has ended.")] = False,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """One screen about a job: why it waits, how far it is, where it runs, what happened."""
+    raise typer.Exit(_run(look.status(job, namespace, watch=watch, kubeconfig=kubeconfig, context=context)))
+
+
+@app.command()
+def jobs(
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Only this namespace.")] = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """All TrainingJobs, with phase, progress and why they wait."""
+    raise typer.Exit(_run(look.jobs(namespace, kubeconfig=kubeconfig, context=context)))
+
+
+@app.command()
+def queues(kubeconfig: Kubeconfig = None, context: Context = None) -> None:
+    """All TrainingQueues, with quota and how many of their jobs run and wait."""
+    raise typer.Exit(_run(look.queues(kubeconfig=kubeconfig, context=context)))
+
+
+@app.command()
+def simulate(
+    cluster: Annotated[Path | None, typer.Argument(help="YAML file of nodes, queues, costs and faults.")] = None,
+    trace: Annotated[Path | None, typer.Argument(help="CSV file of jobs.")] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="fifo, easy, muster, or muster-no-PART; may be given again.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of failures and reclaims, or of the trace that is made.", min=0)] = 1,
+    interval: Annotated[float, typer.Option(help="Least seconds between two decisions, the same for all.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of a table.")] = False,
+    plots: Annotated[Path | None, typer.Option(help="Folder to write SVG plots to.")] = None,
+    make_trace: Annotated[Path | None, typer.Option(help="Write a synthetic trace to this file, and end.")] = None,
+    jobs: Annotated[int, typer.Option(help="With --make-trace: how many.", min=1)] = 10_000,
+    load: Annotated[float, typer.Option(help="With --make-trace: work over what the cluster could do.")] = 0.9,
+) -> None:
+    """Replay a trace of jobs on a simulated cluster: the real planner beside FIFO and EASY backfill."""
+    from muster.cli import simulate as simulating
+    from muster.simulate.errors import SimulationError
+
+    try:
+        if make_trace is not None:
+            simulating.make_trace(make_trace, cluster, jobs, load, seed)
+        elif cluster is None or trace is None:
+            _fail(
+                "give a cluster file and a trace: muster simulate CLUSTER.yaml TRACE.csv; --make-trace writes a trace"
+            )
+        else:
+            chosen = policy or ["fifo", "easy", "muster"]
+            simulating.run(cluster, trace, chosen, seed, interval, json=as_json, plots=plots)
+    except SimulationError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"cannot write {error.filename}: {error.strerror}; name a place that can be written")
+
+
+@app.command()
+def crds() -> None:
+    """Print the CustomResourceDefinitions, for `kubectl apply -f -`."""
+    from muster.api.crd import custom_resource_definition
+    from muster.api.generate import to_yaml
+    from muster.api.kinds import KINDS
+
+    typer.echo("---\n".join(to_yaml(custom_resource_definition(kind)) for kind in KINDS), nl=False)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def _run(work: Any) -> int:
+    """The exit code of `work`; errors that a user can meet become sentences."""
+    try:
+        code: int = asyncio.run(work)
+    except KeyboardInterrupt:
+        return 130
+    except (CredentialsError, look.NotThere) as error:
+        _fail(str(error))
+    except ApiError as error:
+        _fail(f"the API server refused: {error.message or error}")
+    except ApiUnreachable as error:
+        _fail(f"{error}; check the address in your kubeconfig, and that the cluster runs")
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        _fail(f"the cluster has an object that this version cannot read: {field}: {first['msg']}; upgrade muster")
+    except OSError as error:
+        _fail(f"{error}; choose another port with --http-port (MUSTER_OPERATOR_HTTP_PORT), 0 takes a free one")
+    return code
+
+
+def _fail(message: str) -> Any:
+    typer.echo(f"muster: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,413 @@
+"""What `muster status` and `muster jobs` show, on one screen each, from the API server alone."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from muster.api.common import API_VERSION
+from muster.api.names import JOB_UID_LABEL, Phase
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingqueue import Quota, TrainingQueue
+from muster.cluster.client import Api
+from muster.cluster.credentials import Credentials
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.views import PodView, parse_time
+from muster_protocol.durations import format_duration
+
+REFRESH_SECONDS: Final = 1.0
+EVENTS_SHOWN: Final = 6
+WORKERS_SHOWN: Final = 20
+FINAL: Final = (Phase.SUCCEEDED, Phase.FAILED)
+STYLES: Final = {
+    Phase.QUEUED: "yellow",
+    Phase.STARTING: "cyan",
+    Phase.RUNNING: "green",
+    Phase.RESTARTING: "yellow",
+    Phase.PREEMPTING: "yellow",
+    Phase.SUSPENDED: "magenta",
+    Phase.SUCCEEDED: "bold green",
+    Phase.FAILED: "bold red",
+}
+BASES: Final = {
+    "promised": ": room is being cleared for it",
+    "limits": ", not later unless a job goes before it: by then the running jobs must have ended",
+    "progress": " by the running jobs' own progress",
+    "queue": " roughly, by the jobs ahead and how fast room comes back",
+}
+"""How sure an expected start is."""
+
+
+class NotThere(Exception):
+    """What was asked for does not exist; the message says what does."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A job and what belongs to it, at one moment."""
+
+    job: TrainingJob
+    pods: tuple[PodView, ...]
+    events: tuple[dict[str, Any], ...]
+    now: datetime
+    trouble: str = ""
+
+
+async def status(name: str, namespace: str | None, *, watch: bool, kubeconfig: str | None, context: str | None) -> int:
+    """Show one job; `namespace` None is the kubeconfig's. 0, or 1 when the job has failed.
+
+    Raises NotThere, ApiError, ApiUnreachable, CredentialsError.
+    """
+    api = await _connect(kubeconfig, context)
+    try:
+        scene = await look(api, name, namespace or api.credentials.namespace)
+        console = Console()
+        if not watch:
+            console.print(render(scene))
+        elif sys.stdout.isatty():
+            with Live(render(scene), console=console, auto_refresh=False) as live:
+                async for fresh in _scenes(api, scene):
+                    scene = fresh
+                    live.update(render(scene), refresh=True)
+        else:
+            scene = await _follow(api, scene, console)
+        return 1 if scene.job.status.phase is Phase.FAILED else 0
+    finally:
+        await api.close()
+
+
+async def _connect(kubeconfig: str | None, context: str | None) -> Api:
+    credentials = Credentials(Path(kubeconfig) if kubeconfig else None, context or "")
+    await credentials.load()
+    return Api(credentials)
+
+
+async def _scenes(api: Api, scene: Scene) -> AsyncIterator[Scene]:
+    """The scene, and a fresh one every second until the job has ended. An API server that is away is waited for."""
+    while True:
+        yield scene
+        if scene.job.status.phase in FINAL:
+            return
+        await asyncio.sleep(REFRESH_SECONDS)
+        try:
+            scene = await look(api, scene.job.metadata.name, scene.job.metadata.namespace)
+        except ApiUnreachable as error:
+            scene = replace(scene, trouble=f"{error}; what is shown is old")
+
+
+async def _follow(api: Api, scene: Scene, console: Console) -> Scene:
+    """Without a terminal: a line whenever something has changed."""
+    told, last = "", scene
+    async for fresh in _scenes(api, scene):
+        last = fresh
+        line = fresh.trouble or one_line(fresh.job)
+        if line != told:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            told = line
+    return last
+
+
+async def look(api: Api, name: str, namespace: str) -> Scene:
+    """Read the job, its pods and its events."""
+    base = f"/apis/{API_VERSION}/namespaces/{namespace}/trainingjobs"
+    try:
+        job = TrainingJob.from_raw(await api.get(f"{base}/{name}"))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise NotThere(await _absent(api, base, name, namespace)) from error
+    uid = job.metadata.uid
+    pods = await api.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"{JOB_UID_LABEL}={uid}")
+    events = await api.list(f"/api/v1/namespaces/{namespace}/events", fieldSelector=f"involvedObject.uid={uid}")
+    newest = sorted(events, key=_event_time)[-EVENTS_SHOWN:]
+    views = sorted((PodView.from_raw(raw) for raw in pods), key=lambda pod: (pod.generation, pod.index))
+    return Scene(job, tuple(views), tuple(newest), datetime.now(timezone.utc))
+
+
+async def _absent(api: Api, base: str, name: str, namespace: str) -> str:
+    try:
+        there = sorted(raw["metadata"]["name"] for raw in await api.list(base))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return "this cluster has no TrainingJobs: install the chart, or apply crds/"
+    known = ", ".join(there[:10]) + (", …" if len(there) > 10 else "")
+    return f"no TrainingJob {name!r} in namespace {namespace!r}; there {'are: ' + known if there else 'are none'}"
+
+
+def one_line(job: TrainingJob) -> str:
+    """Phase, progress and reason in one line."""
+    status = job.status
+    parts = [f"{job.metadata.namespace}/{job.metadata.name}", status.phase.value if status.phase else "not seen yet"]
+    if status.progress is not None:
+        total = f"/{status.progress.total_steps}" if status.progress.total_steps else ""
+        parts.append(f"step {status.progress.step}{total}")
+        if status.progress.loss:
+            parts.append(f"loss {_short(status.progress.loss)}")
+    if status.checkpoint is not None:
+        parts.append(f"checkpoint at step {status.checkpoint.step}")
+    if status.restarts:
+        parts.append(_counted(status.restarts, "restart"))
+    if status.queue is not None and status.queue.message:
+        parts.append(f"{status.queue.reason}: {status.queue.message}")
+    return ", ".join(parts)
+
+
+def render(scene: Scene) -> RenderableType:
+    """The screen."""
+    job, status = scene.job, scene.job.status
+    phase = status.phase
+    head = Table.grid(padding=(0, 2))
+    head.add_column(style="bold", no_wrap=True)
+    head.add_column()
+    head.add_row("Phase", Text(phase.value if phase else "not seen yet: does the operator run?", STYLES.get(phase, "")))  # type: ignore[arg-type]
+    head.add_row("Queue", _queue(scene))
+    for title, told in _waiting(scene):
+        head.add_row(title, told)
+    if status.progress is not None:
+        head.add_row("Progress", _progress(scene))
+    if status.checkpoint is not None:
+        age = f", {_ago(status.checkpoint.committed_at, scene.now)}" if status.checkpoint.committed_at else ""
+        head.add_row("Checkpoint", f"step {status.checkpoint.step}{age}  {status.checkpoint.uri or ''}")
+    if status.restarts or status.preemptions:
+        failures, restarts = status.failures or 0, status.restarts or 0
+        told = f"{restarts} ({_counted(failures, 'failure')} of the script, {restarts - failures} of nodes and pods)"
+        head.add_row("Restarts", f"{told}, {_counted(status.preemptions or 0, 'preemption')}")
+    if status.failure is not None and phase is not Phase.SUCCEEDED:
+        head.add_row("Last failure", Text(f"{status.failure.message}\n{status.failure.traceback}".strip(), "red"))
+    parts: list[RenderableType] = [Text(scene.trouble, "bold red"), head] if scene.trouble else [head]
+    if scene.pods:
+        parts += [Text(), _workers(scene)]
+    if scene.events:
+        parts += [Text(), _events(scene)]
+    return Panel(Group(*parts), title=f"{job.metadata.namespace}/{job.metadata.name}", title_align="left")
+
+
+def _queue(scene: Scene) -> Text:
+    status = scene.job.status
+    text = Text(scene.job.spec.queue)
+    if status.queue is not None and status.queue.reason:
+        place = f", position {status.queue.position}" if status.queue.position else ""
+        text.append(f"{place}: {status.queue.reason}: {status.queue.message}", "yellow")
+    return text
+
+
+def _waiting(scene: Scene) -> Iterator[tuple[str, str]]:
+    """What the planner knows of a job that waits, beyond the reason: when, where almost, and what would help."""
+    place = scene.job.status.queue
+    if place is None:
+        return
+    if place.expected_start is not None:
+        left = (place.expected_start - scene.now).total_seconds()
+        when = f"in {format_duration(left)}" if left >= 1 else "now"
+        yield "Starts", f"{when}, expected{BASES.get(place.basis, '')}"
+    if place.almost:
+        yield (
+            "Almost",
+            "; ".join(f"{one.domain} has room for {one.placeable}, {one.lacking} lacking" for one in place.almost),
+        )
+    if place.changes:
+        yield "Would help", "\n".join(place.changes)
+
+
+def _progress(scene: Scene) -> RenderableType:
+    progress = scene.job.status.progress
+    assert progress is not None
+    grid = Table.grid(padding=(0, 1))
+    told = f"step {progress.step}"
+    if progress.total_steps:
+        told += f" of {progress.total_steps}"
+    for name, value in (("loss", progress.loss), ("steps/s", progress.steps_per_second)):
+        if value:
+            told += f"   {name} {_short(value)}"
+    if progress.eta is not None and progress.eta > scene.now and scene.job.status.phase is Phase.RUNNING:
+        told += f"   {format_duration((progress.eta - scene.now).total_seconds())} left"
+    if progress.total_steps:
+        grid.add_row(ProgressBar(total=progress.total_steps, completed=progress.step, width=30), told)
+    else:
+        grid.add_row(told)
+    return grid
+
+
+def _short(number: str) -> str:
+    """Six digits of a number that is told as text; other text as it is."""
+    try:
+        return f"{float(number):.6g}"
+    except ValueError:
+        return number
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _workers(scene: Scene) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("WORKER", "POD", "NODE", "STATE"):
+        table.add_column(title)
+    # Of a large gang those that have trouble are shown, then as many as fit on a screen.
+    order = sorted(scene.pods, key=lambda pod: (pod.ready, -pod.generation, pod.index))
+    shown = scene.pods if len(scene.pods) <= WORKERS_SHOWN else order[:WORKERS_SHOWN]
+    for pod in shown:
+        waiting = "; ".join(f"{item.reason} {item.message}".strip() for item in pod.waiting if item.reason)
+        extra = pod.unschedulable or (waiting if pod.phase == "Pending" else "") or pod.status_message
+        table.add_row(str(pod.index), pod.name, pod.node, f"{_state(pod)}  {extra}".strip())
+    if len(scene.pods) > len(shown):
+        rest = Counter(_state(pod) for pod in order[WORKERS_SHOWN:])
+        table.add_row(
+            "…", f"and {len(scene.pods) - len(shown)} more", "", ", ".join(f"{n} {s}" for s, n in rest.items())
+        )
+    return table
+
+
+def _state(pod: PodView) -> str:
+    if pod.terminating:
+        return "Terminating"
+    if pod.exit_code:
+        return f"{pod.phase}, exit code {pod.exit_code}"
+    return pod.phase if pod.ready or pod.phase != "Running" else "Running, not ready"
+
+
+def _events(scene: Scene) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("SEEN", "EVENT", "MESSAGE"):
+        table.add_column(title)
+    for event in scene.events:
+        style = "yellow" if event.get("type") == "Warning" else ""
+        seen = _ago(parse_time(_event_time(event)), scene.now)
+        table.add_row(seen, Text(event.get("reason", ""), style), event.get("message", ""))
+    return table
+
+
+def _event_time(event: dict[str, Any]) -> str:
+    series = (event.get("series") or {}).get("lastObservedTime")
+    return str(series or event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def _ago(moment: datetime | None, now: datetime) -> str:
+    return f"{format_duration(max(0.0, (now - moment).total_seconds()))} ago" if moment else ""
+
+
+async def jobs(namespace: str | None, *, kubeconfig: str | None, context: str | None) -> int:
+    """A table of all jobs."""
+    scope = f"/namespaces/{namespace}" if namespace else ""
+    listing = await _listed(f"/apis/{API_VERSION}{scope}/trainingjobs", "TrainingJobs", kubeconfig, context)
+    found = [TrainingJob.from_raw(raw) for raw in listing]
+    titles = ("NAMESPACE", "NAME", "PHASE", "QUEUE", "WORKERS", "GPUS", "STEP", "WHY")
+    whole, brief = [_row(job) for job in found], [_row(job, brief=True) for job in found]
+    _print(titles, whole, "no TrainingJobs", narrow=brief)
+    return 0
+
+
+async def queues(*, kubeconfig: str | None, context: str | None) -> int:
+    """A table of all queues: what they may use, and how many of their jobs run and wait."""
+    listing = await _listed(f"/apis/{API_VERSION}/trainingqueues", "TrainingQueues", kubeconfig, context)
+    jobs_listed = await _listed(f"/apis/{API_VERSION}/trainingjobs", "TrainingJobs", kubeconfig, context)
+    found = [TrainingJob.from_raw(raw) for raw in jobs_listed]
+    rows = [_queue_row(TrainingQueue.from_raw(raw), found) for raw in listing]
+    _print(("NAME", "PARENT", "RUNNING", "WAITING", "GPUS HELD", "QUOTA"), rows, "no TrainingQueues")
+    return 0
+
+
+async def _listed(path: str, kind: str, kubeconfig: str | None, context: str | None) -> list[dict[str, Any]]:
+    api = await _connect(kubeconfig, context)
+    try:
+        return await api.list(path)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise NotThere(f"this cluster has no {kind}: install the chart, or apply crds/") from error
+    finally:
+        await api.close()
+
+
+def _print(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str | Text]],
+    none: str,
+    *,
+    narrow: Sequence[Sequence[str | Text]] | None = None,
+) -> None:
+    """A table, a line for each row, as wide as it is: what reads it line by line is not to meet half a word. `narrow`
+    is shown instead where the terminal is too narrow for `rows`."""
+    console = Console()
+    if not rows:
+        console.print(none, highlight=False)
+        return
+    table = _table(titles, rows)
+    if narrow is not None and console.is_terminal and _width(console, table) > console.width:
+        table = _table(titles, narrow)
+    console.width = _width(console, table)
+    console.print(table)
+
+
+def _width(console: Console, table: Table) -> int:
+    return console.measure(table, options=console.options.update(max_width=10_000)).maximum
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _queue_row(queue: TrainingQueue, found: Sequence[TrainingJob]) -> tuple[str, ...]:
+    own = [job for job in found if job.spec.queue == queue.metadata.name and job.status.phase not in FINAL]
+    holding = [job for job in own if job.status.placement is not None]
+    quota = "; ".join(
+        f"{_flavour(quota)}: {', '.join(f'{item.nominal} {item.name}' for item in quota.resources)}"
+        for quota in queue.spec.quotas or ()
+    )
+    return (
+        queue.metadata.name,
+        queue.spec.parent or queue.spec.cohort or "",
+        str(len(holding)),
+        str(len(own) - len(holding)),
+        str(sum(job.status.gpus or 0 for job in holding)),
+        quota or "unlimited",
+    )
+
+
+def _flavour(quota: Quota) -> str:
+    return f"{quota.gpu_type} {quota.capacity.value}" if quota.gpu_type else "without GPUs"
+
+
+def _row(job: TrainingJob, *, brief: bool = False) -> tuple[str | Text, ...]:
+    """`brief`: one word for why it waits; `muster status` has the sentence."""
+    status = job.status
+    step = ""
+    if status.progress is not None:
+        step = (
+            f"{status.progress.step}/{status.progress.total_steps}"
+            if status.progress.total_steps
+            else str(status.progress.step)
+        )
+    why = status.queue.reason if status.queue is not None else ""
+    if why and status.queue is not None and not brief:
+        why = f"{why}: {status.queue.message}"
+    return (
+        job.metadata.namespace,
+        job.metadata.name,
+        Text(status.phase.value if status.phase else "", STYLES.get(status.phase, "") if status.phase else ""),
+        job.spec.queue,
+        str(job.spec.workers.replicas),
+        str(status.gpus or 0),
+        step,
+        why,
+    )

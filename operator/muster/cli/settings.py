@@ -1,0 +1,66 @@
+"""Settings of the operator: from `MUSTER_OPERATOR_*` variables, overridden by the command line."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from typing import Final
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from muster.api.names import GANG_PRIORITY_CLASS
+
+MIN_TOKEN_KEY: Final = 16
+
+
+def _identity() -> str:
+    return f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+
+
+class Settings(BaseSettings):
+    """What a platform team sets. Each can be given as MUSTER_OPERATOR_<NAME>."""
+
+    model_config = SettingsConfigDict(env_prefix="MUSTER_OPERATOR_", extra="ignore")
+
+    kubeconfig: str | None = None
+    """Path of a kubeconfig. None: the pod's service account, else KUBECONFIG or ~/.kube/config."""
+    context: str | None = None
+    """Context of the kubeconfig."""
+    namespace: str = "muster-system"
+    """Namespace of the leadership Lease."""
+    identity: str = Field(default_factory=_identity)
+    """Name of this process in the Lease; unique."""
+    runtime_image: str = ""
+    """Image whose init container brings the launcher into training pods."""
+    runtime_pull_policy: str = ""
+    """imagePullPolicy of that init container; empty leaves it to Kubernetes."""
+    priority_class: str = GANG_PRIORITY_CLASS
+    """PriorityClass of training pods; empty for none. It must have preemptionPolicy Never."""
+    token_key: SecretStr = SecretStr("")
+    """Key from which the jobs' launcher tokens are derived; at least 16 characters, the same for all replicas."""
+    through_proxy: bool = Field(default_factory=lambda: "KUBERNETES_SERVICE_HOST" not in os.environ)
+    """Reach launchers through the API server's pod proxy. For an operator that can't reach pods by IP."""
+    prices: dict[str, float] = Field(default_factory=dict)
+    """Money for an hour of one GPU by flavour, as JSON: `{"H100/on-demand": 2.5}`."""
+    http_host: str = "0.0.0.0"
+    """Address of the HTTP server for probes and metrics."""
+    http_port: int = Field(8080, ge=0, le=65535)
+    """Its port; 0 takes a free one."""
+    lease_seconds: float = Field(15.0, ge=3.0)
+    """How long a leader that has gone silent keeps the others waiting."""
+    watch_seconds: int = Field(60, ge=1)
+    """How long one watch is held open. A connection that has died silently is noticed a quarter of that later."""
+    stale_seconds: float = Field(180.0, gt=0)
+    """The process is unhealthy when the loop or a watch has shown no life for so long."""
+    log_format: str = "text"
+    """text or json."""
+    log_level: str = "INFO"
+
+    @field_validator("token_key")
+    @classmethod
+    def _long_enough(cls, value: SecretStr) -> SecretStr:
+        if value.get_secret_value() and len(value.get_secret_value()) < MIN_TOKEN_KEY:
+            raise ValueError(f"shorter than {MIN_TOKEN_KEY} characters; make one with `openssl rand -hex 32`")
+        return value

@@ -1,0 +1,77 @@
+"""`muster simulate`: what a policy would do to a cluster and its jobs, before anyone has to live with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from muster.simulate import cluster as clusters
+from muster.simulate import trace as traces
+from muster.simulate.engine import Outcome, simulate
+from muster.simulate.measures import measure
+from muster.simulate.plots import draw
+from muster.simulate.policies import policy_named
+from muster.simulate.synthetic import Recipe, make
+from muster.simulate.tables import as_json, as_table
+from muster.simulate.trace import Trace
+from muster.simulate.workload import assemble
+
+
+def make_trace(path: Path, cluster: Path | None, jobs: int, load: float, seed: int) -> None:
+    """Write a synthetic trace.
+
+    Raises:
+        SimulationError: the cluster file or the recipe is wrong.
+        OSError: the trace cannot be written.
+    """
+    gpus = int(clusters.read(cluster).gpus.sum()) if cluster else Recipe().gpus
+    trace = make(Recipe(jobs=jobs, gpus=gpus, load=load, seed=seed))
+    traces.write(trace, path)
+    typer.echo(f"{path}: {describe(trace)}")
+
+
+def run(
+    cluster: Path, trace: Path, policies: Sequence[str], seed: int, interval: float, *, json: bool, plots: Path | None
+) -> None:
+    """Simulate each policy, and show them side by side.
+
+    Raises:
+        SimulationError: a file or an option is wrong.
+        OSError: the plots cannot be written.
+    """
+    workload = assemble(clusters.read(cluster), traces.read(trace))
+    chosen = [policy_named(name, workload) for name in policies]
+    outcomes = [simulate(workload, policy, seed=seed, interval=interval) for policy in chosen]
+    rows = [measure(outcome) for outcome in outcomes]
+    if json:
+        typer.echo(as_json(rows))
+    else:
+        console = Console(width=None if Console().is_terminal else 200)
+        console.print(as_table(rows, describe(workload.trace)))
+        for outcome in outcomes:
+            _say_never(outcome)
+    if plots is not None:
+        for path in draw(outcomes, plots):
+            typer.echo(str(path), err=True)
+
+
+def describe(trace: Trace) -> str:
+    """The trace in one line."""
+    days = float(trace.submit[-1] - trace.submit[0]) / 86_400
+    return (
+        f"{len(trace)} jobs of {len(trace.users)} users in {len(trace.queues)} queues, submitted over {days:.1f} days; "
+        f"{trace.work / 3600:,.0f} GPU-hours of work"
+    )
+
+
+def _say_never(outcome: Outcome) -> None:
+    if outcome.never:
+        job, reason = outcome.never[0]
+        typer.echo(
+            f"{outcome.policy}: {len(outcome.never)} jobs never started, the first {outcome.world.workload.uids[job]}"
+            + (f": {reason}" if reason else "; they ask for more than the cluster has"),
+            err=True,
+        )

@@ -1,0 +1,158 @@
+"""FIFO and EASY backfill, to compare with: what most clusters run.
+
+Both keep one order, priority and then first submission, for each flavour of nodes apart (a partition in Slurm's terms),
+and place best fit: the nodes with the least free that is enough. Both ignore quotas and topology, which favours them:
+a job that they start has fewer conditions to meet.
+
+EASY (D. Lifka, "The ANL/IBM SP Scheduling System", JSSPP '95; A. Mu'alem and D. Feitelson, IEEE TPDS 12(6), 2001): the
+first job that cannot start gets a reservation at the earliest moment at which enough nodes are free, from the limits of
+the running jobs. A job behind it starts if it fits now and either ends by its limit before that moment, or takes only
+what the reservation leaves over. A job without a limit is taken never to end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from muster.scheduling.plan import Admission, Plan
+from muster.scheduling.snapshot import Int, Mask, Seconds
+from muster.simulate.cluster import GPU
+from muster.simulate.workload import Workload
+from muster.simulate.world import State, World
+
+
+class Baseline:
+    """FIFO, or EASY with `backfill`."""
+
+    def __init__(self, name: str, workload: Workload, *, backfill: bool) -> None:
+        self.name = name
+        self._workload = workload
+        self._backfill = backfill
+        shape = np.stack([workload.each, workload.workers], axis=1)
+        self._shapes, kind = np.unique(shape, axis=0, return_inverse=True)
+        self._kind: Int = kind.reshape(-1).astype(np.int64)
+
+    def decide(self, world: World, now: float) -> Plan:
+        """Which waiting jobs start now, and where."""
+        waiting = world.jobs_in(State.PENDING)
+        waiting = waiting[np.argsort(self._workload.rank[waiting])]
+        started: list[Admission] = []
+        for flavour in range(1, len(self._workload.cluster.flavours)):
+            queue = waiting[self._workload.flavour[waiting] == flavour]
+            if queue.size:
+                nodes: Int = np.flatnonzero(world.usable & self._workload.filters[flavour])
+                started += self._partition(world, queue, nodes, now)
+        return Plan(tuple(started), ())
+
+    def reasons(self, world: World, now: float) -> dict[int, str]:
+        """It gives none."""
+        return {}
+
+    def _partition(self, world: World, queue: Int, nodes: Int, now: float) -> list[Admission]:
+        free = world.free[nodes, GPU].copy()
+        started: list[Admission] = []
+        for at, job in enumerate(queue.tolist()):
+            taken = self._fit(free, job)
+            if taken is None:
+                if self._backfill:
+                    started += self._behind(world, queue[at:], nodes, free, now)
+                break
+            started.append(self._take(free, taken, job, nodes))
+        return started
+
+    def _behind(self, world: World, queue: Int, nodes: Int, free: Int, now: float) -> list[Admission]:
+        """Jobs behind the first of the queue that may start."""
+        head, behind = int(queue[0]), queue[1:]
+        start, spare = self._reserve(world, head, nodes, free)
+        short = now + self._limits(world, behind) <= start
+        kinds = self._kind[behind]
+        started: list[Admission] = []
+        at = 0
+        fits_now, fits_spare = self._fitting(free), self._fitting(np.minimum(free, spare))
+        while at < len(behind):
+            may = (fits_now[kinds[at:]] & short[at:]) | fits_spare[kinds[at:]]
+            ahead = int(np.argmax(may))
+            if not may[ahead]:
+                break
+            at += ahead
+            job = int(behind[at])
+            if short[at]:
+                taken = self._fit(free, job)
+                assert taken is not None, "a job that fits was not placed"
+            else:
+                taken = self._fit(np.minimum(free, spare), job)
+                assert taken is not None, "a job that fits beside the reservation was not placed"
+                spare = spare - taken * self._workload.each[job]
+            started.append(self._take(free, taken, job, nodes))
+            fits_now, fits_spare = self._fitting(free), self._fitting(np.minimum(free, spare))
+            at += 1
+        return started
+
+    def _reserve(self, world: World, head: int, nodes: Int, free: Int) -> tuple[float, Int]:
+        """When the head can start by the limits of what runs, and what is free then on each node beside it."""
+        ends, where, gpus = self._releases(world, nodes)
+        moments = np.unique(ends[np.isfinite(ends)])
+        low, high = 0, len(moments)
+        while low < high:
+            middle = (low + high) // 2
+            then = free + np.bincount(where, gpus * (ends <= moments[middle]), len(nodes)).astype(np.int64)
+            low, high = (low, middle) if self._holds(then, head) else (middle + 1, high)
+        if low == len(moments):
+            return float("inf"), free  # Nothing is known to end: there is no moment to keep free.
+        then = free + np.bincount(where, gpus * (ends <= moments[low]), len(nodes)).astype(np.int64)
+        taken = self._fit(then, head)
+        assert taken is not None, "a head that fits was not placed"
+        return float(moments[low]), then - taken * self._workload.each[head]
+
+    def _releases(self, world: World, nodes: Int) -> tuple[Seconds, Int, Int]:
+        """For each worker that runs there: its job's latest end, its node (index into `nodes`) and its GPUs."""
+        place = np.full(len(world.free), -1, dtype=np.int64)
+        place[nodes] = np.arange(len(nodes))
+        running = world.jobs_in(State.RUNNING)
+        if not running.size:
+            return np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        placed = [world.placed[job] for job in running.tolist()]
+        counts = np.array([len(one) for one in placed])
+        where = place[np.concatenate(placed)]
+        done = self._workload.trace.duration[running] - world.left[running]
+        ends = np.repeat(world.working[running] + self._workload.trace.limit[running] - done, counts)
+        gpus = np.repeat(self._workload.each[running], counts).astype(np.int64)
+        here = where >= 0
+        return ends[here], where[here], gpus[here]
+
+    def _limits(self, world: World, jobs: Int) -> Seconds:
+        """Seconds that a run may take at most."""
+        done = self._workload.trace.duration[jobs] - world.left[jobs]
+        limits: Seconds = (
+            self._workload.trace.limit[jobs] - done + np.where(world.epoch[jobs] > 0, world.costs.restart, 0)
+        )
+        return limits
+
+    def _fitting(self, free: Int) -> Mask:
+        """For each shape, whether a job of it fits."""
+        slots = free[None, :] // self._shapes[:, :1]
+        fits: Mask = np.maximum(slots, 0).sum(axis=1) >= self._shapes[:, 1]
+        return fits
+
+    def _holds(self, free: Int, job: int) -> bool:
+        slots = np.maximum(free // int(self._workload.each[job]), 0)
+        return bool(slots.sum() >= self._workload.workers[job])
+
+    def _fit(self, free: Int, job: int) -> Int | None:
+        """Workers by node, on the nodes with the least free that is enough."""
+        slots = np.maximum(free // int(self._workload.each[job]), 0)
+        workers = int(self._workload.workers[job])
+        if slots.sum() < workers:
+            return None
+        taken = np.zeros_like(slots)
+        if workers == 1:
+            taken[int(np.argmin(np.where(slots > 0, free, np.iinfo(np.int64).max)))] = 1
+            return taken
+        order = np.argsort(np.where(slots > 0, free, np.iinfo(np.int64).max), kind="stable")
+        before = np.cumsum(slots[order]) - slots[order]
+        taken[order] = np.clip(workers - before, 0, slots[order])
+        return taken
+
+    def _take(self, free: Int, taken: Int, job: int, nodes: Int) -> Admission:
+        free -= taken * int(self._workload.each[job])
+        return Admission(self._workload.uids[job], np.repeat(nodes, taken).astype(np.int32))

@@ -1,0 +1,220 @@
+"""The simulated cluster: a YAML file of groups of nodes, queues, costs and faults.
+
+    nodes:
+    - {count: 256, gpus: 8, gpuType: H100, capacity: on-demand, nodesPerRack: 32, racksPerBlock: 4}
+    queues:
+    - {name: vision, gpus: {H100/on-demand: 512}, cohort: research}
+    costs: {checkpoint: 1800, grace: 60, restart: 180}
+    faults: {failures: 6.5, repair: 14400}
+
+Without `queues` every queue of the trace gets the same share of every flavour, in one cohort without limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from muster.scheduling.snapshot import Index, Int, Levels
+from muster.simulate.errors import SimulationError
+
+LEVELS: Final = ("block", "rack", "host")
+RESOURCES: Final = ("cpu", "memory", "nvidia.com/gpu", "pods")
+GPU: Final = RESOURCES.index("nvidia.com/gpu")
+GIB: Final = 2**30
+PODS: Final = 110
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+AtLeastZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=True)
+
+
+class NodeGroup(_Model):
+    """Nodes that are alike. Racks and blocks hold nodes of one group."""
+
+    count: Annotated[int, Field(ge=1, le=100_000)]
+    gpus: Annotated[int, Field(ge=1, le=1024)] = 8
+    gpu_type: Annotated[str, Field(min_length=1, max_length=63)] = "H100"
+    capacity: Literal["on-demand", "spot"] = "on-demand"
+    nodes_per_rack: Annotated[int, Field(ge=1)] = 32
+    racks_per_block: Annotated[int, Field(ge=1)] = 4
+
+    @property
+    def flavour(self) -> str:
+        return f"{self.gpu_type}/{self.capacity}"
+
+
+class QueueShare(_Model):
+    """What a queue may use: GPUs by flavour, or one number for the first flavour."""
+
+    name: Annotated[str, Field(min_length=1)]
+    gpus: Count | dict[str, Count]
+    cohort: str = ""
+    borrowing_limit: Count | None = None
+    lending_limit: Count | None = None
+    weight: Positive = 1.0
+
+
+class Costs(_Model):
+    """What stopping and starting takes, in seconds, the same for every policy.
+
+    Attributes:
+        checkpoint: between two periodic checkpoints; what came after the last is lost when a node fails.
+        grace: from being asked to stop until the checkpoint is saved and the pods are gone. No work is done meanwhile.
+        restart: from a new placement to the first new step, for jobs that ran before.
+        unsaved: share of evictions in which the last checkpoint does not succeed: the work since the periodic one is
+            lost.
+    """
+
+    checkpoint: Positive = 1800.0
+    grace: AtLeastZero = 60.0
+    restart: AtLeastZero = 180.0
+    unsaved: Annotated[float, Field(ge=0, le=1)] = 0.02
+
+
+class Faults(_Model):
+    """
+    Attributes:
+        failures: per 1,000 node-days; a failed node's jobs end at once. 6.5 in A. Kokolis et al., HPCA '25.
+        repair: mean seconds until it is back (exponential).
+        reclaims: of spot nodes, per 1,000 node-days; their jobs are told `notice` seconds before.
+        absence: mean seconds until a reclaimed node is back.
+    """
+
+    failures: AtLeastZero = 6.5
+    repair: Positive = 4 * 3600.0
+    reclaims: AtLeastZero = 500.0
+    notice: AtLeastZero = 120.0
+    absence: Positive = 2 * 3600.0
+
+
+class ClusterFile(_Model):
+    nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
+    queues: tuple[QueueShare, ...] = ()
+    costs: Costs = Costs()
+    faults: Faults = Faults()
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster as arrays.
+
+    Attributes:
+        names: N.
+        gpus: N.
+        allocatable: N x R.
+        domains: N x L, as `muster.scheduling.snapshot.Nodes.domains`.
+        flavours: V, index 0 the one without accelerators.
+        flavour: N.
+        per_gpu: R, what a job takes of each resource for each GPU: no node runs out of anything before its GPUs.
+    """
+
+    file: ClusterFile
+    names: tuple[str, ...]
+    gpus: Int
+    allocatable: Int
+    domains: Index
+    levels: Levels
+    flavours: tuple[str, ...]
+    flavour: Index
+    per_gpu: Int
+
+    @property
+    def gpus_of_flavours(self) -> Int:
+        """V."""
+        return np.bincount(self.flavour, self.gpus, len(self.flavours)).astype(np.int64)
+
+
+def read(path: Path) -> Cluster:
+    """Read a cluster file.
+
+    Raises:
+        SimulationError: it is not there, or says something impossible.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SimulationError(f"cannot read the cluster file {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SimulationError(f"{path} is not YAML: {error}") from error
+    try:
+        return build(ClusterFile.model_validate(raw))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise SimulationError(f"{path}: {where}: {first['msg']}; docs/simulator.md lists the fields") from error
+
+
+def build(file: ClusterFile) -> Cluster:
+    """Lay the nodes out: each group fills its own racks and blocks."""
+    flavours = ["", *dict.fromkeys(group.flavour for group in file.nodes)]
+    gpus: list[int] = []
+    flavour: list[int] = []
+    domains: list[tuple[int, int, int]] = []
+    racks = blocks = 0
+    for group in file.nodes:
+        for index in range(group.count):
+            rack = index // group.nodes_per_rack
+            domains.append((blocks + rack // group.racks_per_block, racks + rack, len(domains)))
+        racks, blocks = domains[-1][1] + 1, domains[-1][0] + 1
+        gpus += [group.gpus] * group.count
+        flavour += [flavours.index(group.flavour)] * group.count
+    names = tuple(f"node-{index}" for index in range(len(gpus)))
+    per_gpu = np.array([16_000, 128 * GIB, 1, 0], dtype=np.int64)
+    allocatable = np.outer(gpus, per_gpu).astype(np.int64)
+    allocatable[:, RESOURCES.index("pods")] = PODS
+    levels = Levels(
+        LEVELS,
+        (_numbered("block", blocks), _numbered("rack", racks), tuple(f"host-{index}" for index in range(len(gpus)))),
+    )
+    return Cluster(
+        file=file,
+        names=names,
+        gpus=np.array(gpus, dtype=np.int64),
+        allocatable=allocatable,
+        domains=np.array(domains, dtype=np.int32),
+        levels=levels,
+        flavours=tuple(flavours),
+        flavour=np.array(flavour, dtype=np.int32),
+        per_gpu=per_gpu,
+    )
+
+
+def _numbered(word: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{word}-{index}" for index in range(count))
+
+
+def queue_shares(cluster: Cluster, wanted: Sequence[str]) -> tuple[QueueShare, ...]:
+    """The queues of the file, or equal shares for all that the trace names.
+
+    Raises:
+        SimulationError: the trace names a queue that the file lacks, or a queue names a flavour that no node has.
+    """
+    if not cluster.file.queues:
+        there = cluster.gpus_of_flavours
+        shares = {name: int(there[index]) // len(wanted) for index, name in enumerate(cluster.flavours) if index}
+        return tuple(QueueShare(name=name, gpus=shares, cohort="all") for name in wanted)
+    known = {queue.name for queue in cluster.file.queues}
+    missing = sorted(set(wanted) - known)
+    if missing:
+        raise SimulationError(
+            f"the trace's queue {missing[0]} is not among the cluster file's queues ({', '.join(sorted(known))}); "
+            "add it there, or leave `queues` out for equal shares"
+        )
+    for queue in cluster.file.queues:
+        for flavour in queue.gpus if isinstance(queue.gpus, dict) else ():
+            if flavour not in cluster.flavours[1:]:
+                there_are = ", ".join(cluster.flavours[1:])
+                raise SimulationError(f"queue {queue.name} has GPUs of {flavour}, which no node has; name {there_are}")
+    return cluster.file.queues

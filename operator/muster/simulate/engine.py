@@ -1,0 +1,255 @@
+"""Runs one policy over one workload: event by event, and a plan whenever something has changed.
+
+Ends, failures and returns happen at their own moments. Policies decide at multiples of `interval`, the same for all:
+whatever happened since the last one is coalesced into one decision, as the operator coalesces watch events. A moment at
+which nothing has changed is skipped, except that waiting jobs are looked at every `REFRESH` seconds, since shares and
+reservations change with time alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, Protocol
+
+import numpy as np
+
+from muster.scheduling.plan import Plan
+from muster.scheduling.snapshot import NONE
+from muster.simulate.errors import SimulationError
+from muster.simulate.faults import Faults
+from muster.simulate.workload import Workload
+from muster.simulate.world import State, World, crowd, idle_gpus
+
+REFRESH: Final = 900.0
+PATIENCE: Final = 86_400.0
+"""Seconds in which nothing runs and nothing starts, after which what still waits is given up."""
+SAMPLE: Final = 600.0
+
+
+class Policy(Protocol):
+    """What decides."""
+
+    name: str
+
+    def decide(self, world: World, now: float) -> Plan:
+        """Must change nothing in the world."""
+        ...
+
+    def reasons(self, world: World, now: float) -> dict[int, str]:
+        """Why jobs wait, as far as the policy can tell."""
+        ...
+
+
+class _Kind(IntEnum):
+    """What happens; of events at one moment the first named comes first."""
+
+    END = 0
+    GONE = 1
+    BACK = 2
+    FAULT = 3
+    LOST = 4
+
+
+@dataclass
+class Series:
+    """State after each decision that is at least `SAMPLE` seconds after the one before; parallel lists."""
+
+    time: list[float] = field(default_factory=list)
+    busy: list[int] = field(default_factory=list)
+    """GPUs that are given out."""
+    usable: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    waiting_gpus: list[int] = field(default_factory=list)
+    idle: list[int] = field(default_factory=list)
+    broken: list[int] = field(default_factory=list)
+    """Idle GPUs on nodes that are partly in use."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """
+    Attributes:
+        policy: its name.
+        away: (GPUs, from, to) of each time a node was not usable.
+        never: jobs that never ended, with the reason that the policy gave last ("" if it gives none).
+        plans: decisions made; `planning` the processor seconds that they took, of `seconds` in all.
+    """
+
+    policy: str
+    world: World
+    series: Series
+    away: tuple[tuple[int, float, float], ...]
+    never: tuple[tuple[int, str], ...]
+    plans: int
+    planning: float
+    seconds: float
+
+
+def simulate(workload: Workload, policy: Policy, *, seed: int = 1, interval: float = 60.0) -> Outcome:
+    """Run until every job is done, or nothing that waits can ever start.
+
+    Raises:
+        SimulationError: the interval is not above zero, or the policy broke a rule.
+    """
+    if not interval > 0:
+        raise SimulationError(f"the interval between decisions must be above 0 seconds, not {interval:g}")
+    return _Simulation(workload, policy, seed, interval).run()
+
+
+class _Simulation:
+    def __init__(self, workload: Workload, policy: Policy, seed: int, interval: float) -> None:
+        self._workload, self._policy, self._interval = workload, policy, interval
+        self._world = World(workload, seed)
+        self._faults = Faults(workload.cluster, seed)
+        self._heap: list[tuple[float, int, int, int, float]] = []
+        self._submit = workload.trace.submit.tolist()
+        self._next = 0
+        self._job = {uid: job for job, uid in enumerate(workload.uids)}
+        self._series = Series()
+        self._away: list[tuple[int, float, float]] = []
+        self._plans, self._planning = 0, 0.0
+
+    def run(self) -> Outcome:
+        begun = time.thread_time()
+        for node in range(len(self._world.usable)):
+            self._schedule_fault(node, 0.0)
+        now, planned_at, active_at = 0.0, -math.inf, 0.0
+        while self._world.done < len(self._submit):
+            moment = min(self._upcoming(), max(now, planned_at + REFRESH) if self._waits() else math.inf)
+            if moment == math.inf:
+                break
+            now = max(now, math.ceil(moment / self._interval - 1e-9) * self._interval)
+            changed = self._advance(now)
+            if not self._waits() or not (changed or now >= planned_at + REFRESH):
+                self._sample(now)
+                continue
+            planned_at = now
+            if self._decide(now) or self._world.placed or self._next < len(self._submit):
+                active_at = now
+            self._sample(now)
+            if now - active_at > PATIENCE:
+                break
+        return Outcome(
+            policy=self._policy.name,
+            world=self._world,
+            series=self._series,
+            away=tuple(self._away),
+            never=self._never(now),
+            plans=self._plans,
+            planning=self._planning,
+            seconds=time.thread_time() - begun,
+        )
+
+    def _waits(self) -> bool:
+        return len(self._world.present) > len(self._world.placed)
+
+    def _upcoming(self) -> float:
+        arrival = self._submit[self._next] if self._next < len(self._submit) else math.inf
+        return min(arrival, self._heap[0][0] if self._heap else math.inf)
+
+    def _advance(self, until: float) -> bool:
+        """Let everything happen up to a moment, in order; returns whether anything did."""
+        changed = False
+        while (moment := self._upcoming()) <= until:
+            if self._heap and self._heap[0][0] == moment:
+                changed |= self._happen(*heapq.heappop(self._heap))
+            else:
+                self._world.submit(self._next, moment)
+                self._next += 1
+                changed = True
+        return changed
+
+    def _happen(self, now: float, kind: int, which: int, epoch: int, detail: float) -> bool:
+        world = self._world
+        if kind == _Kind.FAULT:
+            self._fault(which, now, notice=bool(epoch), back=detail)
+        elif kind == _Kind.LOST:
+            self._crash_on(which, now)
+        elif kind == _Kind.BACK:
+            world.usable[which] = True
+            self._schedule_fault(which, now)
+        elif world.epoch[which] != epoch or which not in world.placed:
+            return False  # of a run that ended otherwise
+        elif kind == _Kind.END:
+            world.finish(which, now)
+        else:
+            world.leave(which, detail, now)
+        return True
+
+    def _schedule_fault(self, node: int, now: float) -> None:
+        fault = self._faults.next(node, now)
+        if fault is not None:
+            moment, notice, back = fault
+            heapq.heappush(self._heap, (moment, _Kind.FAULT, node, int(notice), back))
+
+    def _fault(self, node: int, now: float, *, notice: bool, back: float) -> None:
+        world = self._world
+        world.usable[node] = False
+        self._away.append((int(self._workload.cluster.gpus[node]), now, back))
+        heapq.heappush(self._heap, (back, _Kind.BACK, node, 0, 0.0))
+        if not notice:
+            self._crash_on(node, now)
+            return
+        for job in sorted(crowd(world, [node])):
+            if world.state[job] == State.RUNNING:
+                self._ask(job, NONE, now)
+        lost = now + self._workload.cluster.file.faults.notice
+        heapq.heappush(self._heap, (lost, _Kind.LOST, node, 0, 0.0))
+
+    def _crash_on(self, node: int, now: float) -> None:
+        for job in sorted(crowd(self._world, [node])):
+            self._world.crash(job, now)
+
+    def _ask(self, job: int, beneficiary: int, now: float) -> None:
+        world = self._world
+        world.ask_to_leave(job, beneficiary)
+        gone = now + world.costs.grace
+        heapq.heappush(self._heap, (gone, _Kind.GONE, job, int(world.epoch[job]), now))
+
+    def _decide(self, now: float) -> bool:
+        """Ask the policy and carry out what it says; returns whether it changed anything."""
+        begun = time.thread_time()
+        plan = self._policy.decide(self._world, now)
+        self._planning += time.thread_time() - begun
+        self._plans += 1
+        world, job = self._world, self._job
+        for uid in plan.broken:
+            world.promised.pop(job[uid], None)
+            if world.state[job[uid]] == State.RESERVED:
+                world.state[job[uid]] = State.PENDING
+        for promise in plan.promises:
+            world.promised[job[promise.uid]] = promise.nodes
+            if world.state[job[promise.uid]] == State.PENDING:
+                world.state[job[promise.uid]] = State.RESERVED
+        for eviction in plan.evictions:
+            self._ask(job[eviction.uid], job.get(eviction.beneficiary, NONE), now)
+        for admission in plan.admissions:
+            started = job[admission.uid]
+            end = world.start(started, admission.nodes, now, yields=admission.yields)
+            heapq.heappush(self._heap, (end, _Kind.END, started, int(world.epoch[started]), 0.0))
+        return bool(plan.broken or plan.promises or plan.evictions or plan.admissions)
+
+    def _sample(self, now: float) -> None:
+        series, world = self._series, self._world
+        if series.time and now < series.time[-1] + SAMPLE:
+            return
+        idle, gpus = idle_gpus(world), self._workload.cluster.gpus
+        waiting = world.jobs_in(State.PENDING, State.RESERVED)
+        usable = int(gpus[world.usable].sum())
+        series.time.append(now)
+        series.busy.append(usable - int(idle.sum()))
+        series.usable.append(usable)
+        series.waiting.append(len(waiting))
+        series.waiting_gpus.append(int(self._workload.trace.gpus[waiting].sum()))
+        series.idle.append(int(idle.sum()))
+        series.broken.append(int(idle[idle < gpus].sum()))
+
+    def _never(self, now: float) -> tuple[tuple[int, str], ...]:
+        """Jobs that were submitted, or would have been, and never ended."""
+        undone = np.flatnonzero(self._world.state != State.DONE).tolist()
+        reasons = self._policy.reasons(self._world, now) if undone else {}
+        return tuple((job, reasons.get(job, "")) for job in undone)

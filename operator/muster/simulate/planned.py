@@ -1,0 +1,200 @@
+"""The operator's own planner as a policy: the simulated world, frozen into its arrays.
+
+What never changes (requests, queues, shapes) is made once and only gathered here; what nodes have free is kept by the
+world as jobs come and go. So a snapshot costs a few dozen array operations, whatever happened since the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from muster.scheduling.plan import Plan
+from muster.scheduling.planner import plan
+from muster.scheduling.policy import DEFAULT, Policy
+from muster.scheduling.snapshot import (
+    FOREVER,
+    NONE,
+    PLAIN,
+    Index,
+    Int,
+    Jobs,
+    JobState,
+    Nodes,
+    Runs,
+    Seconds,
+    Sizes,
+    Snapshot,
+    Terms,
+)
+from muster.simulate.cluster import GPU, RESOURCES, QueueShare
+from muster.simulate.shares import Usage, planner_queues
+from muster.simulate.workload import Workload
+from muster.simulate.world import State, World
+
+_NOWHERE: Final[Index] = np.empty(0, dtype=np.int32)
+
+
+class Planned:
+    """Muster's planner.
+
+    Args:
+        shares: the queues, every one that the trace names among them.
+        policy: which of its parts are on. Explanations are made for `reasons` alone.
+    """
+
+    def __init__(self, name: str, workload: Workload, shares: tuple[QueueShare, ...], policy: Policy = DEFAULT) -> None:
+        self.name = name
+        self._policy = replace(policy, explain=False)
+        self._workload = workload
+        cluster, trace = workload.cluster, workload.trace
+        self._queues = planner_queues(cluster, shares)
+        row = {share.name: index for index, share in enumerate(shares)}
+        self._queue = np.array([row[queue] for queue in trace.queues], dtype=np.int32)[trace.queue]
+        self._usage = Usage(cluster, self._queues.parents)
+        self._whole = workload.requests * workload.workers[:, None]
+        self._nodes = Nodes(
+            names=cluster.names,
+            free=cluster.allocatable,
+            allocatable=cluster.allocatable,
+            usable=np.ones(len(cluster.names), dtype=np.bool_),
+            domains=cluster.domains,
+            flavours=cluster.flavour,
+        )
+
+    def decide(self, world: World, now: float) -> Plan:
+        """What Muster would do now."""
+        return plan(self.snapshot(world, now), self._policy)
+
+    def reasons(self, world: World, now: float) -> dict[int, str]:
+        """The planner's sentences, by job."""
+        explained = plan(self.snapshot(world, now), replace(self._policy, explain=True))
+        told = {waiting.uid: waiting.message for waiting in explained.waiting}
+        return {job: told[uid] for job in world.present if (uid := self._workload.uids[job]) in told}
+
+    def snapshot(self, world: World, now: float) -> Snapshot:
+        """The world as the planner sees it."""
+        work, trace = self._workload, self._workload.trace
+        rows, holding, reserved = _rows(world)
+        count, placed = len(rows), holding + reserved
+        states = np.full(count, JobState.PENDING, dtype=np.int32)
+        states[:holding] = JobState.HOLDING
+        states[holding:placed] = JobState.RESERVED
+        held = np.zeros((count, len(RESOURCES)), dtype=np.int64)
+        held[:placed] = self._whole[rows[:placed]]
+        workers, flavours = work.workers[rows], work.flavour[rows]
+        jobs = Jobs(
+            uids=tuple([work.uids[row] for row in rows.tolist()]),
+            states=states,
+            queues=self._queue[rows],
+            flavours=flavours,
+            priorities=trace.priority[rows],
+            submitted=trace.submit[rows],
+            workers=workers,
+            requests=work.requests[rows],
+            filters=flavours,
+            modes=work.mode[rows],
+            levels=work.level[rows],
+            held=held,
+            sizes=Sizes.fixed(workers),
+            terms=self._terms(world, rows),
+            runs=self._runs(world, rows, holding, reserved, now),
+        )
+        return Snapshot(
+            resources=RESOURCES,
+            flavours=work.cluster.flavours,
+            levels=work.cluster.levels,
+            nodes=replace(self._nodes, free=world.free.copy(), usable=world.usable.copy()),
+            queues=replace(self._queues, shares_used=self._usage.until(now, self._used(rows[:holding]))),
+            jobs=jobs,
+            eligible=work.filters,
+            now=now,
+        )
+
+    def _used(self, rows: Int) -> Int:
+        """Q x V, GPUs in use."""
+        used = np.zeros((len(self._queues.names), len(self._workload.cluster.flavours)), dtype=np.int64)
+        np.add.at(used, (self._queue[rows], self._workload.flavour[rows]), self._whole[rows, GPU])
+        return used
+
+    def _limits(self, world: World, rows: Int) -> Seconds:
+        """Seconds of work that each may still do."""
+        trace = self._workload.trace
+        limits: Seconds = trace.limit[rows] - (trace.duration[rows] - world.left[rows])
+        return limits
+
+    def _terms(self, world: World, rows: Int) -> Terms:
+        count = len(rows)
+        limit = self._limits(world, rows) + np.where(world.epoch[rows] > 0, world.costs.restart, 0.0)
+        return Terms(
+            preemptible=self._workload.trace.preemptible[rows],
+            shapes=(PLAIN,) * count,
+            alternatives=((),) * count,
+            opens=np.zeros(count),
+            limit=limit,
+            estimate=limit,
+            deadlines=np.full(count, FOREVER),
+            reclaims=np.ones(count, dtype=np.bool_),
+        )
+
+    def _runs(self, world: World, rows: Int, holding: int, reserved: int, now: float) -> Runs:
+        count, running, placed = len(rows), rows[:holding], rows[: holding + reserved]
+        first = np.zeros(count + 1, dtype=np.int64)
+        np.cumsum(self._workload.workers[placed], out=first[1 : len(placed) + 1])
+        first[len(placed) + 1 :] = first[len(placed)]
+        nodes = [*world.placed.values(), *(world.promised[job] for job in rows[holding : len(placed)].tolist())]
+        bound = np.full(count, FOREVER)
+        bound[:holding] = world.working[running] + self._limits(world, running)
+        started, saved = np.zeros(count), np.zeros(count)
+        started[:holding] = world.started[running]
+        saved[:holding] = world.safe_until(running, now)
+        yields = np.zeros(count, dtype=np.bool_)
+        yields[:holding] = world.yields[running]
+        moves = self._moves(world, rows, holding)
+        return Runs(
+            first=first,
+            placed=np.concatenate(nodes) if nodes else np.empty(0, dtype=np.int32),
+            leaving=world.state[rows] == State.LEAVING,
+            started=started,
+            saved=saved,
+            restart=np.full(count, world.costs.restart),
+            grace=np.full(count, world.costs.grace),
+            ends=bound,
+            bound=bound,
+            budget=np.full(count, np.iinfo(np.int32).max, dtype=np.int32),
+            yields=yields,
+            beneficiary=_beneficiaries(world, rows),
+            promised_first=None if moves is None else moves[0],
+            promised=None if moves is None else moves[1],
+        )
+
+    @staticmethod
+    def _moves(world: World, rows: Int, holding: int) -> tuple[Int, Index] | None:
+        """Nodes promised to jobs that are on others, as `Runs.promised_first` and `promised`."""
+        moving = world.promised.keys() & world.placed.keys()
+        if not moving:
+            return None
+        nodes = [world.promised[job] if job in moving else _NOWHERE for job in rows[:holding].tolist()]
+        first = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum([len(one) for one in nodes], out=first[1 : holding + 1])
+        first[holding + 1 :] = first[holding]
+        return first, np.concatenate(nodes)
+
+
+def _rows(world: World) -> tuple[Int, int, int]:
+    """Jobs that are present: those with nodes, those with promises only, those that wait. How many of the first two."""
+    reserved = [job for job in world.promised if job not in world.placed]
+    waiting = world.jobs_in(State.PENDING).tolist()
+    return np.array([*world.placed, *reserved, *waiting], dtype=np.int64), len(world.placed), len(reserved)
+
+
+def _beneficiaries(world: World, rows: Int) -> Index:
+    """Row of the job for which each is leaving."""
+    beneficiary = np.full(len(rows), NONE, dtype=np.int32)
+    leaving = np.flatnonzero(world.beneficiary[rows] != NONE)
+    if leaving.size:
+        row = dict(zip(rows.tolist(), range(len(rows)), strict=True))
+        beneficiary[leaving] = [row.get(job, NONE) for job in world.beneficiary[rows[leaving]].tolist()]
+    return beneficiary

@@ -1,0 +1,178 @@
+"""Plots as SVG files, written by hand: no library, and they open in any browser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from muster.scheduling.snapshot import Seconds
+from muster.simulate.engine import Outcome
+from muster.simulate.measures import users
+
+WIDTH: Final = 860
+HEIGHT: Final = 380
+LEFT: Final = 70
+RIGHT: Final = 170
+TOP: Final = 40
+BOTTOM: Final = 50
+COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#f0e442")
+"""M. Okabe and K. Ito's palette, that colour-blind people can tell apart."""
+POINTS: Final = 600
+"""Most points of a line: an SVG of a long simulation stays small."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One policy's curve; x and y of equal length."""
+
+    name: str
+    x: Seconds
+    y: Seconds
+
+
+def draw(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, ...]:
+    """Write utilisation.svg, waiting.svg, waits.svg, fragmentation.svg and fairness.svg; returns their paths.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    charts = {
+        "utilisation": _chart("GPUs in use", "days", "share of usable GPUs", [_utilisation(one) for one in outcomes]),
+        "waiting": _chart("Jobs that wait", "days", "jobs", [_waiting(one) for one in outcomes]),
+        "fragmentation": _chart(
+            "Idle GPUs on partly used nodes", "days", "share of usable GPUs", [_broken(one) for one in outcomes]
+        ),
+        "waits": _chart(
+            "How long jobs wait",
+            "seconds waited, at most (log)",
+            "share of jobs",
+            [_waits(one) for one in outcomes],
+            log=True,
+        ),
+        "fairness": _chart(
+            "Users by their mean slowdown",
+            "mean bounded slowdown, at most (log)",
+            "share of users",
+            [_fairness(one) for one in outcomes],
+            log=True,
+        ),
+    }
+    paths = []
+    for name, svg in charts.items():
+        path = folder / f"{name}.svg"
+        path.write_text(svg, encoding="utf-8")
+        paths.append(path)
+    return tuple(paths)
+
+
+def _days(outcome: Outcome) -> Seconds:
+    return np.array(outcome.series.time) / 86_400
+
+
+def _per_usable(outcome: Outcome, gpus: Sequence[int]) -> Seconds:
+    usable: Seconds = np.maximum(np.array(outcome.series.usable, dtype=np.float64), 1.0)
+    return np.array(gpus) / usable
+
+
+def _utilisation(outcome: Outcome) -> Line:
+    return Line(outcome.policy, _days(outcome), _per_usable(outcome, outcome.series.busy))
+
+
+def _broken(outcome: Outcome) -> Line:
+    return Line(outcome.policy, _days(outcome), _per_usable(outcome, outcome.series.broken))
+
+
+def _waiting(outcome: Outcome) -> Line:
+    return Line(outcome.policy, _days(outcome), np.array(outcome.series.waiting, dtype=np.float64))
+
+
+def _waits(outcome: Outcome) -> Line:
+    world = outcome.world
+    return _distribution(outcome.policy, world.queued[np.isfinite(world.ended)])
+
+
+def _fairness(outcome: Outcome) -> Line:
+    return _distribution(outcome.policy, users(outcome).slowdown)
+
+
+def _distribution(name: str, values: Seconds) -> Line:
+    ordered = np.maximum(np.sort(values), 1.0)
+    return Line(name, ordered, np.arange(1, len(ordered) + 1) / max(1, len(ordered)))
+
+
+def _chart(title: str, x_name: str, y_name: str, lines: Sequence[Line], *, log: bool = False) -> str:
+    """One SVG. With `log` the x axis counts powers of ten."""
+    x_scale = np.log10 if log else np.asarray
+    xs = [x_scale(line.x) for line in lines]
+    low = min((float(x.min()) for x in xs if x.size), default=0.0)
+    high = max((float(x.max()) for x in xs if x.size), default=1.0)
+    top = max((float(line.y.max()) for line in lines if line.y.size), default=1.0) or 1.0
+    across, up = _Axis(low, high, LEFT, WIDTH - RIGHT), _Axis(0.0, top, HEIGHT - BOTTOM, TOP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{LEFT}" y="22" font-size="15" font-weight="bold">{escape(title)}</text>',
+        f'<text x="{(LEFT + WIDTH - RIGHT) // 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_name)}</text>',
+        f'<text transform="translate(16 {HEIGHT // 2}) rotate(-90)" text-anchor="middle">{escape(y_name)}</text>',
+    ]
+    for tick in _whole_powers(low, high) if log else _ticks(low, high):
+        at, label = across(tick), f"1e{tick:.0f}" if log else f"{tick:g}"
+        parts.append(f'<path d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#ddd"/>')
+        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
+    for tick in _ticks(0.0, top):
+        at = up(tick)
+        parts.append(f'<path d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}" stroke="#ddd"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    for index, (line, x) in enumerate(zip(lines, xs, strict=True)):
+        colour = COLOURS[index % len(COLOURS)]
+        chosen = _thinned(len(x))
+        path = " ".join(
+            f"{across(a):.1f},{up(b):.1f}" for a, b in zip(x[chosen].tolist(), line.y[chosen].tolist(), strict=True)
+        )
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        y = TOP + 10 + 20 * index
+        parts.append(f'<path d="M{WIDTH - RIGHT + 12} {y}h22" stroke="{colour}" stroke-width="3"/>')
+        parts.append(f'<text x="{WIDTH - RIGHT + 40}" y="{y + 4}">{escape(line.name)}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Maps values to places."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        return self.start + (self.end - self.start) * ((value - self.low) / span if span else 0.5)
+
+
+def _thinned(count: int) -> list[int]:
+    """Which of `count` points to draw, first and last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, POINTS)).astype(int)).tolist() if count else []
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """About five round numbers."""
+    span = high - low
+    if span <= 0:
+        return [low]
+    rough = span / 5
+    power = 10.0 ** np.floor(np.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+    first = np.ceil(low / step)
+    return [round(float((first + index) * step), 10) for index in range(int((high - first * step) / step + 1e-9) + 1)]
+
+
+def _whole_powers(low: float, high: float) -> list[float]:
+    return [float(power) for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)] or [low]

@@ -1,0 +1,49 @@
+"""The policies by name."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Final
+
+from muster.scheduling.policy import DEFAULT
+from muster.simulate.baselines import Baseline
+from muster.simulate.cluster import queue_shares
+from muster.simulate.engine import Policy
+from muster.simulate.errors import SimulationError
+from muster.simulate.planned import Planned
+from muster.simulate.workload import Workload
+
+NAMES: Final = {
+    "fifo": "strictly by priority and submission; the first that does not fit stops all behind it",
+    "easy": "EASY backfill: FIFO, and others in between where the limits say that they do not delay the first",
+    "muster": "Muster's planner, as the operator runs it",
+}
+
+WITHOUT: Final = "muster-no-"
+"""`muster-no-preemption` is Muster with that part off; the parts are the switches of `muster.scheduling.policy`."""
+
+
+def parts() -> tuple[str, ...]:
+    """The parts of Muster's planner that can be switched off."""
+    switches = (field.name for field in fields(DEFAULT) if isinstance(getattr(DEFAULT, field.name), bool))
+    return tuple(name for name in switches if name != "explain")
+
+
+def policy_named(name: str, workload: Workload) -> Policy:
+    """Make the policy.
+
+    Raises:
+        SimulationError: there is none of that name, or the trace names queues that the cluster file lacks.
+    """
+    if name == "fifo":
+        return Baseline(name, workload, backfill=False)
+    if name == "easy":
+        return Baseline(name, workload, backfill=True)
+    if name == "muster" or name.startswith(WITHOUT):
+        off = name.removeprefix(WITHOUT).split("-no-") if name != "muster" else []
+        unknown = [part for part in off if part not in parts()]
+        if unknown:
+            raise SimulationError(f"Muster has no part {unknown[0]!r} to leave out; there are {', '.join(parts())}")
+        switches = replace(DEFAULT, **dict.fromkeys(off, False))
+        return Planned(name, workload, queue_shares(workload.cluster, workload.trace.queues), switches)
+    raise SimulationError(f"there is no policy {name!r}; choose from {', '.join(NAMES)}, or {WITHOUT}PART")

@@ -1,0 +1,56 @@
+"""Outcomes side by side, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rich.table import Table
+
+from muster.simulate.measures import Figures
+
+
+def duration(seconds: float) -> str:
+    """Like 42s, 12.5m, 3.4h or 2.1d."""
+    for unit, size in (("d", 86_400.0), ("h", 3600.0), ("m", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+COLUMNS: Final[tuple[tuple[str, Callable[[Figures], str]], ...]] = (
+    ("policy", lambda row: row.policy),
+    ("mean completion", lambda row: duration(row.mean_completion)),
+    ("mean wait", lambda row: duration(row.mean_wait)),
+    ("p90 wait", lambda row: duration(row.p90_wait)),
+    ("p99 wait", lambda row: duration(row.p99_wait)),
+    ("slowdown", lambda row: f"{row.mean_slowdown:.1f}"),
+    ("fairness", lambda row: f"{row.fairness:.2f}"),
+    ("in use", lambda row: _percent(row.utilisation)),
+    ("useful", lambda row: _percent(row.useful)),
+    ("lost", lambda row: _percent(row.lost)),
+    ("fragmented", lambda row: _percent(row.fragmentation)),
+    ("evictions", lambda row: str(row.evictions)),
+    ("never", lambda row: str(row.never)),
+    ("took", lambda row: duration(row.seconds)),
+)
+
+
+def as_table(rows: Sequence[Figures], title: str) -> Table:
+    """One line a policy."""
+    table = Table(title=title, title_justify="left")
+    for index, (name, _) in enumerate(COLUMNS):
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(show(row) for _, show in COLUMNS))
+    return table
+
+
+def as_json(rows: Sequence[Figures]) -> str:
+    """A list of objects, one a policy; fields as in `muster.simulate.measures.Figures`."""
+    return json.dumps([row.as_dict() for row in rows], indent=2)

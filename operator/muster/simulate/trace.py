@@ -1,0 +1,238 @@
+"""A trace: which jobs are submitted when, what they ask for, and how long they would run.
+
+A CSV file with a header. Columns, in any order:
+
+    submit      seconds from the start of the trace
+    gpus        GPUs of the whole job; above one node's they are spread over workers of equal size
+    duration    seconds of work when nothing disturbs it
+    queue       name of its queue
+    priority    optional, integer, higher first; 0
+    user        optional; the queue's name
+    limit       optional, seconds: its `maxRuntime`, known to every policy and enforced; empty: none
+    preemptible optional, true or false; true
+    gpu_type    optional; the first type of the cluster
+    capacity    optional, on-demand or spot; on-demand
+    topology    optional, like `required:rack` or `preferred:block`; empty: unconstrained
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from muster.scheduling.snapshot import FOREVER, Index, Mask, Seconds
+from muster.simulate.errors import SimulationError
+
+REQUIRED: Final = ("submit", "gpus", "duration", "queue")
+OPTIONAL: Final = ("priority", "user", "limit", "preemptible", "gpu_type", "capacity", "topology")
+MODES: Final = ("required", "preferred")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Jobs in order of submission; J each, names by index into the tuples.
+
+    Attributes:
+        submit, duration, limit: seconds; limit FOREVER without one. No duration is longer than its limit.
+        gpus: of the whole job.
+        kinds: the different (gpu type, capacity, topology) that jobs ask for, "" for what they leave out.
+    """
+
+    submit: Seconds
+    duration: Seconds
+    limit: Seconds
+    gpus: Index
+    priority: Index
+    preemptible: Mask
+    queue: Index
+    user: Index
+    kind: Index
+    queues: tuple[str, ...]
+    users: tuple[str, ...]
+    kinds: tuple[tuple[str, str, str], ...] = (("", "", ""),)
+
+    def __len__(self) -> int:
+        return len(self.submit)
+
+    @property
+    def work(self) -> float:
+        """GPU-seconds of all jobs."""
+        return float((self.duration * self.gpus).sum())
+
+
+def in_order(trace: Trace) -> Trace:
+    """The same jobs, sorted by submission, none longer than its limit."""
+    order = np.argsort(trace.submit, kind="stable")
+    return replace(
+        trace,
+        submit=trace.submit[order],
+        duration=np.minimum(trace.duration, trace.limit)[order],
+        limit=trace.limit[order],
+        gpus=trace.gpus[order],
+        priority=trace.priority[order],
+        preemptible=trace.preemptible[order],
+        queue=trace.queue[order],
+        user=trace.user[order],
+        kind=trace.kind[order],
+    )
+
+
+def read(path: Path) -> Trace:
+    """Read a trace.
+
+    Raises:
+        SimulationError: the file is not there, or a line of it says something impossible.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return _parse(csv.DictReader(file), path)
+    except OSError as error:
+        raise SimulationError(f"cannot read the trace {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SimulationError(f"{path} is not a CSV file in UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
+    header = tuple(rows.fieldnames or ())
+    missing = [name for name in REQUIRED if name not in header]
+    if missing:
+        raise SimulationError(
+            f"{path} has no column {', '.join(missing)}; its first line must name {', '.join(REQUIRED)} "
+            f"and may name {', '.join(OPTIONAL)}"
+        )
+    unknown = [name for name in header if name not in REQUIRED + OPTIONAL]
+    if unknown:
+        raise SimulationError(
+            f"{path} has unknown columns {', '.join(unknown)}; known: {', '.join(REQUIRED + OPTIONAL)}"
+        )
+    queues, users = _Names(), _Names()
+    kinds: dict[tuple[str, str, str], int] = {}
+    numbers: list[tuple[float, float, float, int, int]] = []
+    others: list[tuple[bool, int, int, int]] = []
+    for line, row in enumerate(rows, start=2):
+        cell = _Cells(row, f"{path}, line {line}")
+        queue = cell.name("queue")
+        kind = (cell.text("gpu_type"), cell.one_of("capacity", ("on-demand", "spot")), cell.topology())
+        numbers.append(
+            (
+                cell.number("submit", least=0.0),
+                cell.number("duration", least=0.0, above=True),
+                cell.number("limit", least=0.0, above=True, missing=FOREVER),
+                cell.whole("gpus", least=1),
+                cell.whole("priority", least=-(2**31), missing=0),
+            )
+        )
+        preemptible = cell.one_of("preemptible", ("true", "false")) != "false"
+        user = users(cell.text("user") or queue)
+        others.append((preemptible, queues(queue), user, kinds.setdefault(kind, len(kinds))))
+    if not numbers:
+        raise SimulationError(f"{path} has no jobs; write one line for each below the header")
+    submit, duration, limit, gpus, priority = zip(*numbers, strict=True)
+    preemptible_, queue_, user_, kind_ = zip(*others, strict=True)
+    return in_order(
+        Trace(
+            submit=np.array(submit),
+            duration=np.array(duration),
+            limit=np.array(limit),
+            gpus=np.array(gpus, dtype=np.int32),
+            priority=np.array(priority, dtype=np.int32),
+            preemptible=np.array(preemptible_, dtype=np.bool_),
+            queue=np.array(queue_, dtype=np.int32),
+            user=np.array(user_, dtype=np.int32),
+            kind=np.array(kind_, dtype=np.int32),
+            queues=queues.all,
+            users=users.all,
+            kinds=tuple(kinds),
+        )
+    )
+
+
+class _Names:
+    """Numbers names in the order in which they are first met."""
+
+    def __init__(self) -> None:
+        self._index: dict[str, int] = {}
+
+    def __call__(self, name: str) -> int:
+        return self._index.setdefault(name, len(self._index))
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(self._index)
+
+
+class _Cells:
+    """One line, with errors that say where."""
+
+    def __init__(self, row: dict[str, str], where: str) -> None:
+        self._row, self._where = row, where
+
+    def text(self, column: str) -> str:
+        return (self._row.get(column) or "").strip()
+
+    def name(self, column: str) -> str:
+        return self.text(column) or self._fail(column, "is empty")
+
+    def number(self, column: str, *, least: float, above: bool = False, missing: float | None = None) -> float:
+        text = self.text(column)
+        if not text and missing is not None:
+            return missing
+        try:
+            value = float(text)
+        except ValueError:
+            self._fail(column, f"is no number: {text!r}")
+        if not np.isfinite(value) or value < least or (above and value == least):
+            self._fail(column, f"must be {'above' if above else 'at least'} {least:g} and finite, not {text}")
+        return value
+
+    def whole(self, column: str, *, least: int, missing: int | None = None) -> int:
+        value = self.number(column, least=least, missing=None if missing is None else float(missing))
+        if value != int(value) or value >= 2**31:
+            self._fail(column, f"must be a whole number below 2147483648, not {self.text(column)}")
+        return int(value)
+
+    def one_of(self, column: str, allowed: Sequence[str]) -> str:
+        value = self.text(column).lower()
+        if value and value not in allowed:
+            self._fail(column, f"must be {' or '.join(allowed)}, not {value!r}")
+        return value
+
+    def topology(self) -> str:
+        value = self.text("topology")
+        mode, colon, level = value.partition(":")
+        if value and (mode not in MODES or not colon or not level):
+            self._fail("topology", f"must be like required:rack or preferred:block, not {value!r}")
+        return value
+
+    def _fail(self, column: str, problem: str) -> str:
+        raise SimulationError(f"{self._where}: {column} {problem}")
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Write what `read` reads."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(REQUIRED + OPTIONAL)
+        writer.writerows(_rows(trace))
+
+
+def _rows(trace: Trace) -> Iterable[tuple[object, ...]]:
+    columns = (trace.submit, trace.gpus, trace.duration, trace.queue, trace.priority, trace.user, trace.limit)
+    rows = zip(*(column.tolist() for column in (*columns, trace.preemptible, trace.kind)), strict=True)
+    for submit, gpus, duration, queue, priority, user, limit, preemptible, kind in rows:
+        yield (
+            f"{submit:.3f}",
+            gpus,
+            f"{duration:.3f}",
+            trace.queues[queue],
+            priority,
+            trace.users[user],
+            "" if limit == FOREVER else f"{limit:.3f}",
+            "true" if preemptible else "false",
+            *trace.kinds[kind],
+        )

@@ -1,0 +1,204 @@
+"""The simulated world: where jobs are, what nodes have free, and what each run did. Only the engine changes it.
+
+A run starts when its placement does. A job that ran before spends `restart` seconds first; then it works. What it has
+worked is safe when it ends by itself, when it is asked to stop and its last checkpoint succeeds, and up to its last
+periodic checkpoint when its node fails. All other seconds on its GPUs are lost, and counted as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from muster.scheduling.snapshot import NONE, Index, Int, Mask
+from muster.simulate.cluster import GPU
+from muster.simulate.errors import SimulationError
+from muster.simulate.workload import Workload
+
+
+class State(IntEnum):
+    FUTURE = 0
+    PENDING = 1
+    RUNNING = 2
+    LEAVING = 3
+    """Asked to stop; still holds its nodes."""
+    RESERVED = 4
+    """Its nodes are promised."""
+    DONE = 5
+
+
+@dataclass
+class Runs:
+    """Every run that has ended, for the figures: parallel lists, times in seconds."""
+
+    job: list[int] = field(default_factory=list)
+    start: list[float] = field(default_factory=list)
+    stop: list[float] = field(default_factory=list)
+    working: list[float] = field(default_factory=list)
+    """When its first useful second began."""
+    kept: list[float] = field(default_factory=list)
+    """Useful seconds, from `working` on."""
+    gpus: list[int] = field(default_factory=list)
+
+
+class World:
+    """
+    Attributes:
+        free: N x R, allocatable less what runs there.
+        usable: N.
+        state: J, of State.
+        left: J, seconds of work that are still to be done and not yet safe.
+        started, working: J, of the present run: its placement, and when work began or begins.
+        epoch: J, number of runs begun; events of older runs are void.
+        first_start, ended: J; NaN until then.
+        queued: J, seconds spent without a placement, `waiting_since` the last time it began.
+        evictions, crashes: J.
+        beneficiary: J, the job for which it is leaving; NONE.
+        yields: J, it was let in before its turn.
+        placed, promised: nodes by worker.
+        present: jobs that are submitted and not done, in order of submission.
+    """
+
+    def __init__(self, workload: Workload, seed: int) -> None:
+        count = len(workload.trace)
+        self.workload = workload
+        self.costs = workload.cluster.file.costs
+        self.free: Int = workload.cluster.allocatable.copy()
+        self.usable: Mask = np.ones(len(self.free), dtype=np.bool_)
+        self.state: Index = np.full(count, State.FUTURE, dtype=np.int32)
+        self.left = workload.trace.duration.copy()
+        self.started = np.zeros(count)
+        self.working = np.zeros(count)
+        self.epoch: Index = np.zeros(count, dtype=np.int32)
+        self.first_start = np.full(count, np.nan)
+        self.ended = np.full(count, np.nan)
+        self.queued = np.zeros(count)
+        self.waiting_since = np.zeros(count)
+        self.evictions: Index = np.zeros(count, dtype=np.int32)
+        self.crashes: Index = np.zeros(count, dtype=np.int32)
+        self.beneficiary: Index = np.full(count, NONE, dtype=np.int32)
+        self.yields: Mask = np.zeros(count, dtype=np.bool_)
+        self.placed: dict[int, Index] = {}
+        self.promised: dict[int, Index] = {}
+        self.present: dict[int, None] = {}
+        self.on_node: list[set[int]] = [set() for _ in range(len(self.free))]
+        self.runs = Runs()
+        self.done = 0
+        # One draw a job and eviction, whatever the order in which they come: the same luck under every policy.
+        self._seed = seed
+
+    def submit(self, job: int, now: float) -> None:
+        self.state[job] = State.PENDING
+        self.waiting_since[job] = now
+        self.present[job] = None
+
+    def start(self, job: int, nodes: Index, now: float, *, yields: bool = False) -> float:
+        """Begin a run; returns when it ends if nothing disturbs it.
+
+        Raises:
+            SimulationError: a policy placed it where there is no room: a bug of the policy.
+        """
+        if self.state[job] not in (State.PENDING, State.RESERVED):
+            raise SimulationError(f"the policy started {self.workload.uids[job]}, which is not waiting: this is a bug")
+        if len(nodes) != self.workload.workers[job]:
+            raise SimulationError(
+                f"the policy started {self.workload.uids[job]} with a part of its gang: this is a bug"
+            )
+        np.subtract.at(self.free, nodes, self.workload.requests[job])
+        if (self.free[nodes] < 0).any() or not self.usable[nodes].all():
+            raise SimulationError(f"the policy placed {self.workload.uids[job]} where there is no room: this is a bug")
+        self.promised.pop(job, None)
+        self.placed[job] = nodes
+        self.yields[job] = yields
+        for node in nodes.tolist():
+            self.on_node[node].add(job)
+        self.state[job] = State.RUNNING
+        self.queued[job] += now - self.waiting_since[job]
+        self.started[job] = now
+        self.working[job] = now + (self.costs.restart if self.epoch[job] else 0.0)
+        self.epoch[job] += 1
+        if np.isnan(self.first_start[job]):
+            self.first_start[job] = now
+        return float(self.working[job] + self.left[job])
+
+    def finish(self, job: int, now: float) -> None:
+        """All its work is done."""
+        self._stop(job, now, float(self.left[job]))
+        self.left[job] = 0.0
+        self.state[job] = State.DONE
+        self.ended[job] = now
+        self.promised.pop(job, None)
+        del self.present[job]
+        self.done += 1
+
+    def ask_to_leave(self, job: int, beneficiary: int) -> None:
+        self.state[job] = State.LEAVING
+        self.beneficiary[job] = beneficiary
+        self.evictions[job] += 1
+
+    def leave(self, job: int, asked: float, now: float) -> None:
+        """The grace is over: its checkpoint is saved (or was not), its nodes are free."""
+        worked = max(0.0, asked - float(self.working[job]))
+        kept = worked if self._saves(job) else self._safe(worked)
+        self._stop(job, now, kept)
+        self._wait_again(job, now, kept)
+
+    def crash(self, job: int, now: float) -> None:
+        """A node under it failed."""
+        kept = self._safe(max(0.0, now - float(self.working[job])))
+        self.crashes[job] += 1
+        self._stop(job, now, kept)
+        self._wait_again(job, now, kept)
+
+    def safe_until(self, jobs: Int, now: float) -> np.ndarray:
+        """When the last periodic checkpoint of each running job was committed; its start before the first."""
+        periods = np.floor(np.maximum(0.0, now - self.working[jobs]) / self.costs.checkpoint)
+        saved: np.ndarray = np.where(
+            periods > 0, self.working[jobs] + periods * self.costs.checkpoint, self.started[jobs]
+        )
+        return saved
+
+    def jobs_in(self, *states: State) -> Int:
+        """Jobs in these states, in order of submission."""
+        present = np.fromiter(self.present, dtype=np.int64, count=len(self.present))
+        chosen: Int = present[np.isin(self.state[present], states)]
+        return chosen
+
+    def _safe(self, worked: float) -> float:
+        return worked // self.costs.checkpoint * self.costs.checkpoint
+
+    def _saves(self, job: int) -> bool:
+        luck = np.random.default_rng([self._seed, job, int(self.evictions[job])]).random()
+        return bool(luck >= self.costs.unsaved)
+
+    def _stop(self, job: int, now: float, kept: float) -> None:
+        nodes = self.placed.pop(job)
+        np.add.at(self.free, nodes, self.workload.requests[job])
+        for node in nodes.tolist():
+            self.on_node[node].discard(job)
+        self.runs.job.append(job)
+        self.runs.start.append(float(self.started[job]))
+        self.runs.stop.append(now)
+        self.runs.working.append(float(self.working[job]))
+        self.runs.kept.append(kept)
+        self.runs.gpus.append(len(nodes) * int(self.workload.each[job]))
+
+    def _wait_again(self, job: int, now: float, kept: float) -> None:
+        self.left[job] -= kept
+        self.state[job] = State.RESERVED if job in self.promised else State.PENDING
+        self.beneficiary[job] = NONE
+        self.waiting_since[job] = now
+
+
+def idle_gpus(world: World) -> Int:
+    """N, free GPUs of usable nodes."""
+    free: Int = np.where(world.usable, world.free[:, GPU], 0)
+    return free
+
+
+def crowd(world: World, nodes: Iterable[int]) -> set[int]:
+    """Jobs with a worker on one of the nodes."""
+    return {job for node in nodes for job in world.on_node[node]}

@@ -1,0 +1,71 @@
+"""Small clusters and traces for the simulator's tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from muster.scheduling.plan import Admission, Plan
+from muster.scheduling.snapshot import FOREVER
+from muster.simulate.cluster import Cluster, ClusterFile, build
+from muster.simulate.trace import Trace, in_order
+from muster.simulate.workload import Workload, assemble
+from muster.simulate.world import World
+
+CALM: dict[str, Any] = {"failures": 0, "reclaims": 0}
+"""No faults."""
+
+
+def cluster(nodes: int = 2, **more: Any) -> Cluster:
+    """Nodes of 8 GPUs without faults, unless `more` says otherwise."""
+    return build(ClusterFile.model_validate({"nodes": [{"count": nodes}], "faults": CALM, **more}))
+
+
+def trace(*jobs: dict[str, Any]) -> Trace:
+    """Each job by submit, gpus, duration and more."""
+    count = len(jobs)
+
+    def column(name: str, missing: float) -> list[Any]:
+        return [job.get(name, missing) for job in jobs]
+
+    return in_order(
+        Trace(
+            submit=np.array(column("submit", 0.0)),
+            duration=np.array(column("duration", 100.0)),
+            limit=np.array(column("limit", FOREVER)),
+            gpus=np.array(column("gpus", 1), dtype=np.int32),
+            priority=np.array(column("priority", 0), dtype=np.int32),
+            preemptible=np.array(column("preemptible", 1), dtype=np.bool_),
+            queue=np.zeros(count, dtype=np.int32),
+            user=np.array(column("user", 0), dtype=np.int32),
+            kind=np.zeros(count, dtype=np.int32),
+            queues=("research",),
+            users=("ann", "bob"),
+        )
+    )
+
+
+def workload(*jobs: dict[str, Any], nodes: int = 2, **more: Any) -> Workload:
+    return assemble(cluster(nodes, **more), trace(*jobs))
+
+
+class Scripted:
+    """Gives one plan after the other, then empty ones."""
+
+    name = "scripted"
+
+    def __init__(self, *plans: Plan) -> None:
+        self._plans = list(plans)
+        self.moments: list[float] = []
+
+    def decide(self, world: World, now: float) -> Plan:
+        self.moments.append(now)
+        return self._plans.pop(0) if self._plans else Plan((), ())
+
+    def reasons(self, world: World, now: float) -> dict[int, str]:
+        return {}
+
+
+def admit(work: Workload, job: int, *nodes: int) -> Admission:
+    return Admission(work.uids[job], np.array(nodes, dtype=np.int32))

@@ -1,0 +1,112 @@
+"""The cluster file, and the planner's queues from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muster.scheduling.snapshot import NONE, UNLIMITED
+from muster.simulate import cluster as clusters
+from muster.simulate.cluster import GPU, ClusterFile, build, queue_shares
+from muster.simulate.errors import SimulationError
+from muster.simulate.shares import HALF_LIFE, Usage, planner_queues
+from muster.simulate.workload import assemble
+
+from .samples import cluster, trace
+
+pytestmark = pytest.mark.unit
+
+TWO_KINDS = {
+    "nodes": [
+        {"count": 5, "nodesPerRack": 2, "racksPerBlock": 2},
+        {"count": 2, "gpus": 4, "gpuType": "A100", "capacity": "spot", "nodesPerRack": 2},
+    ],
+    "queues": [
+        {"name": "research", "gpus": {"H100/on-demand": 30, "A100/spot": 4}, "cohort": "all", "weight": 2},
+        {"name": "other", "gpus": 10, "cohort": "all", "borrowingLimit": 3, "lendingLimit": 0},
+        {"name": "alone", "gpus": 5},
+    ],
+}
+
+
+def test_racks_and_blocks_are_filled_in_order_and_hold_one_group() -> None:
+    built = build(ClusterFile.model_validate(TWO_KINDS))
+    assert built.domains[:, 1].tolist() == [0, 0, 1, 1, 2, 3, 3]
+    assert built.domains[:, 0].tolist() == [0, 0, 0, 0, 1, 2, 2]
+    assert built.flavours == ("", "H100/on-demand", "A100/spot")
+    assert built.gpus_of_flavours.tolist() == [0, 40, 8]
+    assert [len(names) for names in built.levels.domain_names] == [3, 4, 7]
+
+
+def test_queues_become_the_planners() -> None:
+    built = build(ClusterFile.model_validate(TWO_KINDS))
+    queues = planner_queues(built, queue_shares(built, ["research"]))
+    assert queues.names == ("research", "other", "alone", "all")
+    assert queues.parents.tolist() == [3, 3, NONE, NONE]
+    assert queues.nominal[:, 1:, GPU].tolist() == [[30, 4], [10, 0], [5, 0], [0, 0]]
+    assert queues.borrowing[:2, 1, GPU].tolist() == [UNLIMITED, 3]
+    assert queues.lending[:2, 1, GPU].tolist() == [UNLIMITED, 0]
+    assert queues.weights.tolist() == [2, 1, 1, 1]
+
+
+def test_without_queues_each_gets_the_same_share() -> None:
+    shares = queue_shares(cluster(4), ["a", "b"])
+    assert [(share.name, share.gpus, share.cohort) for share in shares] == [
+        ("a", {"H100/on-demand": 16}, "all"),
+        ("b", {"H100/on-demand": 16}, "all"),
+    ]
+
+
+def test_use_counts_half_after_its_half_life() -> None:
+    built = cluster(2)
+    usage = Usage(built, np.array([1, NONE], dtype=np.int32))
+    using, idle = np.array([[0, 8], [0, 0]]), np.zeros((2, 2), dtype=np.int64)
+    assert usage.until(0, using).tolist() == [0, 0]
+    assert usage.until(HALF_LIFE, idle).tolist() == [0.25, 0.25]
+    assert usage.until(2 * HALF_LIFE, idle).tolist() == [0.125, 0.125]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "the file: Input should be a valid dictionary"),
+        ("nodes: []", "nodes: Tuple should have at least 1 item"),
+        ("nodes: [{count: 0}]", "nodes.0.count"),
+        ("nodes: [{count: 1, colour: red}]", "nodes.0.colour: Extra inputs"),
+        ("nodes: [{count: 1, capacity: free}]", "'on-demand' or 'spot'"),
+        ("nodes: [", "is not YAML"),
+    ],
+)
+def test_a_wrong_file_says_where(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(SimulationError, match=told):
+        clusters.read(path)
+
+
+def test_the_example_is_a_cluster() -> None:
+    example = Path(__file__).parents[3] / "examples" / "simulator" / "cluster.yaml"
+    assert clusters.read(example).gpus.sum() == 512
+
+
+def test_a_queue_that_the_file_lacks_is_named() -> None:
+    built = build(ClusterFile.model_validate(TWO_KINDS))
+    with pytest.raises(SimulationError, match=r"queue vision is not among .* \(alone, other, research\)"):
+        queue_shares(built, ["vision"])
+
+
+def test_a_flavour_that_no_node_has_is_named() -> None:
+    built = cluster(1, queues=[{"name": "research", "gpus": {"B200/spot": 1}}])
+    with pytest.raises(SimulationError, match="B200/spot, which no node has; name H100/on-demand"):
+        queue_shares(built, ["research"])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "each"), [(1, 1, 1), (8, 1, 8), (9, 2, 5), (12, 2, 6), (16, 2, 8), (64, 8, 8)]
+)
+def test_gpus_are_spread_over_workers_of_equal_size(gpus: int, workers: int, each: int) -> None:
+    work = assemble(cluster(8), trace({"gpus": gpus}))
+    assert (work.workers[0], work.each[0]) == (workers, each)
+    assert work.requests[0, GPU] == each

@@ -1,0 +1,187 @@
+"""Time passes, nodes fail, jobs are asked to leave: what is charged, and that all work is done in the end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from muster.scheduling.plan import Eviction, MoveReason, Plan, Promise
+from muster.simulate.cluster import ClusterFile, build
+from muster.simulate.engine import Outcome, simulate
+from muster.simulate.errors import SimulationError
+from muster.simulate.policies import NAMES, parts, policy_named
+from muster.simulate.synthetic import Recipe, make
+from muster.simulate.workload import assemble
+
+from .samples import Scripted, admit, cluster, workload
+
+pytestmark = pytest.mark.unit
+
+COSTS = {"checkpoint": 100, "grace": 20, "restart": 30, "unsaved": 0}
+WORN = {"failures": 20_000, "repair": 600}
+"""A failure of each node every hour and a bit."""
+
+
+def kept(outcome: Outcome, job: int) -> float:
+    runs = outcome.world.runs
+    return sum(useful for one, useful in zip(runs.job, runs.kept, strict=True) if one == job)
+
+
+def test_policies_decide_at_multiples_of_the_interval_and_only_when_something_changed() -> None:
+    work = workload({"submit": 10}, {"submit": 70}, {"submit": 80}, {"submit": 5000})
+    policy = Scripted(Plan((admit(work, 0, 0),), ()), Plan((admit(work, 1, 0), admit(work, 2, 1)), ()))
+    outcome = simulate(work, policy, interval=60)
+    assert policy.moments[:3] == [60, 120, 5040]
+    assert outcome.world.ended[:3].tolist() == [160, 220, 220]
+    assert [job for job, _ in outcome.never] == [3]
+
+
+def test_an_evicted_job_keeps_its_work_and_pays_for_grace_and_restart() -> None:
+    work = workload({"duration": 250}, {"submit": 50, "duration": 100}, nodes=1, costs=COSTS)
+    policy = Scripted(
+        Plan((admit(work, 0, 0),), ()),
+        Plan((), (), evictions=(Eviction(work.uids[0], MoveReason.PREEMPTED, work.uids[1]),)),
+        Plan((admit(work, 0, 0), admit(work, 1, 0)), ()),
+    )
+    outcome = simulate(work, policy, interval=10)
+    # 50 s of work, asked at 50, gone at 70, placed at 70, works again at 100, 200 s are left.
+    assert outcome.world.ended.tolist() == [300, 170]
+    assert kept(outcome, 0) == 250
+    assert outcome.world.evictions.tolist() == [1, 0]
+
+
+def test_an_eviction_without_its_last_checkpoint_loses_what_came_after_the_periodic_one() -> None:
+    work = workload({"duration": 250}, {"submit": 150}, nodes=1, costs={**COSTS, "unsaved": 1})
+    policy = Scripted(
+        Plan((admit(work, 0, 0),), ()),
+        Plan((), (), evictions=(Eviction(work.uids[0], MoveReason.PREEMPTED),)),
+        Plan((admit(work, 0, 0), admit(work, 1, 0)), ()),
+    )
+    outcome = simulate(work, policy, interval=10)
+    # 100 s are safe; placed again at 170, works at 200, 150 s are left.
+    assert outcome.world.ended[0] == 350
+
+
+def test_a_job_that_ends_within_its_grace_is_done() -> None:
+    work = workload({"duration": 60}, {"submit": 50}, nodes=1, costs=COSTS)
+    policy = Scripted(
+        Plan((admit(work, 0, 0),), ()),
+        Plan((), (), evictions=(Eviction(work.uids[0], MoveReason.PREEMPTED),)),
+        Plan((admit(work, 1, 0),), ()),
+    )
+    assert simulate(work, policy, interval=10).world.ended.tolist() == [60, 160]
+
+
+def test_a_promise_is_shown_until_it_is_kept() -> None:
+    work = workload({"duration": 500, "gpus": 8}, {"submit": 50, "gpus": 8}, nodes=1, costs=COSTS)
+    policy = Scripted(
+        Plan((admit(work, 0, 0),), ()),
+        Plan(
+            (),
+            (),
+            promises=(Promise(work.uids[1], np.array([0], dtype=np.int32)),),
+            evictions=(Eviction(work.uids[0], MoveReason.PREEMPTED, work.uids[1]),),
+        ),
+        Plan((admit(work, 1, 0),), ()),
+        Plan((admit(work, 0, 0),), ()),
+    )
+    outcome = simulate(work, policy, interval=10)
+    assert outcome.world.first_start.tolist() == [0, 70]
+    assert outcome.world.ended[1] == 170
+    assert outcome.world.ended[0] == 170 + 30 + 450
+
+
+def test_a_failed_node_ends_its_jobs_and_loses_their_work_since_the_checkpoint() -> None:
+    faults = {"failures": 1e6, "repair": 50}
+    work = workload({"duration": 400}, nodes=1, costs={**COSTS, "checkpoint": 40}, faults=faults)
+    outcome = simulate(work, policy_named("fifo", work), interval=1)
+    runs = outcome.world.runs
+    assert outcome.world.crashes[0] >= 1
+    assert all(useful % 40 == 0 for useful in runs.kept[:-1])
+    assert kept(outcome, 0) == pytest.approx(400)
+    assert outcome.world.ended[0] > 400
+
+
+def test_a_reclaimed_node_gives_notice() -> None:
+    work = workload({"duration": 4000}, nodes=1)
+    file = {"nodes": [{"count": 1, "capacity": "spot"}], "faults": {"failures": 0, "reclaims": 1e5}, "costs": COSTS}
+    work = assemble(build(ClusterFile.model_validate(file)), work.trace)
+    outcome = simulate(work, policy_named("easy", work), interval=1)
+    assert outcome.world.evictions[0] >= 1
+    assert outcome.world.crashes[0] == 0
+    assert kept(outcome, 0) == pytest.approx(4000)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_policy_does_all_the_work_despite_failures(name: str) -> None:
+    made = make(Recipe(jobs=400, gpus=128, seed=2))
+    work = assemble(cluster(16, faults=WORN), made)
+    outcome = simulate(work, policy_named(name, work), seed=5)
+    assert outcome.never == ()
+    assert outcome.world.crashes.sum() > 10
+    for job in range(len(made)):
+        assert kept(outcome, job) == pytest.approx(made.duration[job])
+    assert (outcome.world.ended >= made.submit + made.duration - 1e-6).all()
+    np.testing.assert_array_equal(outcome.world.free, work.cluster.allocatable)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_outcome(name: str) -> None:
+    work = assemble(cluster(16, faults=WORN), make(Recipe(jobs=300, gpus=128, seed=2)))
+    one, again = (simulate(work, policy_named(name, work), seed=5) for _ in range(2))
+    np.testing.assert_array_equal(one.world.ended, again.world.ended)
+    assert one.series == again.series
+
+
+def test_all_policies_meet_the_same_failures() -> None:
+    work = assemble(cluster(16, faults=WORN), make(Recipe(jobs=300, gpus=128, seed=2)))
+    fifo, easy = (simulate(work, policy_named(name, work), seed=5).away for name in ("fifo", "easy"))
+    shared = min(len(fifo), len(easy))
+    assert shared > 10
+    assert fifo[:shared] == easy[:shared]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_can_never_start_is_told(name: str) -> None:
+    work = workload({"gpus": 800}, {"submit": 10, "gpus": 1, "priority": 1})
+    outcome = simulate(work, policy_named(name, work))
+    assert [job for job, _ in outcome.never] == [0]
+    assert outcome.world.ended[1] > 0
+
+
+def test_muster_says_why_a_job_never_starts() -> None:
+    work = workload({"gpus": 800})
+    assert "800" in simulate(work, policy_named("muster", work)).never[0][1].replace("100 workers × 8", "800")
+
+
+def test_a_policy_that_overbooks_is_caught() -> None:
+    work = workload({"gpus": 8}, {"gpus": 8})
+    with pytest.raises(SimulationError, match="where there is no room"):
+        simulate(work, Scripted(Plan((admit(work, 0, 0), admit(work, 1, 0)), ())))
+
+
+def test_a_policy_that_splits_a_gang_is_caught() -> None:
+    work = workload({"gpus": 16})
+    with pytest.raises(SimulationError, match="part of its gang"):
+        simulate(work, Scripted(Plan((admit(work, 0, 0),), ())))
+
+
+def test_an_interval_of_nothing_is_refused() -> None:
+    work = workload({})
+    with pytest.raises(SimulationError, match="above 0 seconds"):
+        simulate(work, Scripted(), interval=0)
+
+
+def test_an_unknown_policy_or_part_is_told_the_known_ones() -> None:
+    with pytest.raises(SimulationError, match="choose from fifo, easy, muster"):
+        policy_named("best", workload({}))
+    with pytest.raises(SimulationError, match=r"no part 'luck' to leave out; there are .*preemption"):
+        policy_named("muster-no-luck", workload({}))
+
+
+def test_parts_of_muster_can_be_left_out() -> None:
+    work = workload({"gpus": 8})
+    for part in parts():
+        outcome = simulate(work, policy_named(f"muster-no-{part}", work))
+        assert (outcome.policy, outcome.never) == (f"muster-no-{part}", ())
+    assert simulate(work, policy_named("muster-no-preemption-no-backfill", work)).never == ()

@@ -1,0 +1,111 @@
+"""Figures, tables, plots and the command."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from muster.cli.app import app
+from muster.scheduling.plan import Plan
+from muster.simulate.engine import simulate
+from muster.simulate.measures import jain, measure
+from muster.simulate.plots import draw
+from muster.simulate.policies import policy_named
+from muster.simulate.tables import duration
+
+from .samples import Scripted, admit, workload
+
+pytestmark = pytest.mark.unit
+
+CLUSTER = "nodes: [{count: 2}]\nfaults: {failures: 0}\n"
+JOBS = "submit,gpus,duration,queue,user,limit\n0,8,600,vision,ann,700\n0,16,300,vision,bob,300\n60,1,30,vision,ann,60\n"
+
+
+def test_figures_of_a_run_done_by_hand() -> None:
+    work = workload(
+        {"gpus": 8, "duration": 600},
+        {"gpus": 16, "duration": 300, "user": 1},
+        {"submit": 1200, "gpus": 8, "duration": 60},
+    )
+    policy = Scripted(Plan((admit(work, 0, 0),), ()), Plan((admit(work, 1, 0, 1),), ()), Plan((admit(work, 2, 0),), ()))
+    figures = measure(simulate(work, policy, interval=60))
+    assert figures.mean_wait == pytest.approx((0 + 600 + 0) / 3)
+    assert figures.mean_completion == pytest.approx((600 + 900 + 60) / 3)
+    # In 1,200 s: 8 GPUs for 600 s and 16 for 300 s, of 16.
+    assert figures.utilisation == pytest.approx((8 * 600 + 16 * 300) / (16 * 1200))
+    assert figures.useful == figures.utilisation
+    assert figures.lost == 0
+    assert figures.fairness == pytest.approx(jain(np.array([1.0, 3.0])))
+    assert figures.makespan == 1260
+    assert figures.never == 0
+
+
+def test_jain_is_one_for_equals_and_one_nth_for_one_of_n() -> None:
+    assert jain(np.full(7, 3.0)) == pytest.approx(1)
+    assert jain(np.array([5.0, 0, 0, 0])) == pytest.approx(0.25)
+    assert jain(np.empty(0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0, "0s"), (119, "119s"), (120, "2.0m"), (7200, "2.0h"), (200_000, "2.3d")]
+)
+def test_durations_are_short(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
+
+
+def test_plots_are_well_formed_and_have_a_line_for_each_policy(tmp_path: Path) -> None:
+    work = workload({"gpus": 8}, {"gpus": 16, "user": 1}, {"submit": 4000})
+    paths = draw([simulate(work, policy_named(name, work)) for name in ("fifo", "easy")], tmp_path / "plots")
+    assert {path.stem for path in paths} == {"utilisation", "waiting", "fragmentation", "waits", "fairness"}
+    for path in paths:
+        root = ET.parse(path).getroot()
+        lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+        assert len(lines) == 2
+        for line in lines:
+            points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+            assert points
+            assert all(0 <= x <= 860 and 0 <= y <= 380 for x, y in points)
+
+
+def test_the_command_shows_policies_side_by_side(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "trace.csv").write_text(JOBS)
+    arguments = ["simulate", str(tmp_path / "cluster.yaml"), str(tmp_path / "trace.csv")]
+    told = CliRunner().invoke(app, [*arguments, "--plots", str(tmp_path / "plots")])
+    assert told.exit_code == 0, told.output
+    for name in ("fifo", "easy", "muster"):
+        assert name in told.stdout
+    assert (tmp_path / "plots" / "waits.svg").exists()
+    rows = json.loads(CliRunner().invoke(app, [*arguments, "--json", "--policy", "easy"]).stdout)
+    assert [(row["policy"], row["jobs"], row["never"]) for row in rows] == [("easy", 3, 0)]
+
+
+def test_the_command_makes_traces_that_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    made = CliRunner().invoke(
+        app, ["simulate", str(tmp_path / "cluster.yaml"), "--make-trace", str(tmp_path / "t.csv"), "--jobs", "20"]
+    )
+    assert made.exit_code == 0, made.output
+    assert "20 jobs" in made.stdout
+    told = CliRunner().invoke(app, ["simulate", str(tmp_path / "cluster.yaml"), str(tmp_path / "t.csv"), "--json"])
+    assert [row["jobs"] for row in json.loads(told.stdout)] == [20, 20, 20]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "give a cluster file and a trace"),
+        (["none.yaml", "none.csv"], "cannot read the cluster file none.yaml"),
+        (["--make-trace", "t.csv", "--load", "0"], "a load above 0"),
+        (["--make-trace", "/nowhere/t.csv"], "cannot write /nowhere/t.csv"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence(arguments: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", *arguments])
+    assert result.exit_code == 2
+    assert told in result.stderr

@@ -1,0 +1,139 @@
+"""Traces: read, written, and made."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from muster.simulate import trace as traces
+from muster.simulate.errors import SimulationError
+from muster.simulate.synthetic import DAY, LOADS, LONGEST, MENU, SEEDS, SHORTEST, SIZES, Recipe, intensity, make
+
+pytestmark = pytest.mark.unit
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    made = make(Recipe(jobs=300, gpus=256, seed=4))
+    path = tmp_path / "trace.csv"
+    traces.write(made, path)
+    read = traces.read(path)
+    for name in ("submit", "duration", "limit"):
+        np.testing.assert_allclose(getattr(read, name), getattr(made, name), atol=1e-3)
+    for name in ("gpus", "priority", "preemptible"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(made, name))
+    assert [read.users[user] for user in read.user] == [made.users[user] for user in made.user]
+    assert [read.queues[queue] for queue in read.queue] == [made.queues[queue] for queue in made.queue]
+
+
+def test_only_four_columns_are_needed_and_rows_need_no_order(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("queue,submit,gpus,duration\nvision,60,8,3600\nspeech,0,1,10\n")
+    read = traces.read(path)
+    assert read.submit.tolist() == [0, 60]
+    assert [read.queues[queue] for queue in read.queue] == ["speech", "vision"]
+    assert read.users == ("vision", "speech")
+    assert np.isinf(read.limit).all()
+    assert read.preemptible.all()
+
+
+def test_a_job_ends_at_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("queue,submit,gpus,duration,limit\nvision,0,8,3600,600\n")
+    assert traces.read(path).duration.tolist() == [600]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no column submit, gpus, duration, queue"),
+        ("submit,gpus,duration\n", "no column queue"),
+        ("submit,gpus,duration,queue,colour\n", "unknown columns colour"),
+        ("submit,gpus,duration,queue\n", "has no jobs"),
+        ("submit,gpus,duration,queue\n0,1,x,a\n", "line 2: duration is no number: 'x'"),
+        ("submit,gpus,duration,queue\n0,1,5,a\n-1,1,5,a\n", "line 3: submit must be at least 0"),
+        ("submit,gpus,duration,queue\n0,1,0,a\n", "line 2: duration must be above 0"),
+        ("submit,gpus,duration,queue\n0,1,nan,a\n", "line 2: duration must be above 0 and finite"),
+        ("submit,gpus,duration,queue\n0,0,5,a\n", "line 2: gpus must be at least 1"),
+        ("submit,gpus,duration,queue\n0,1.5,5,a\n", "line 2: gpus must be a whole number"),
+        ("submit,gpus,duration,queue\n0,1,5,\n", "line 2: queue is empty"),
+        ("submit,gpus,duration,queue,topology\n0,1,5,a,rack\n", "like required:rack"),
+        ("submit,gpus,duration,queue,preemptible\n0,1,5,a,maybe\n", "must be true or false"),
+        ("queue,submit,gpus,duration\na,0,1\n", "line 2: duration is no number: ''"),
+    ],
+)
+def test_a_wrong_trace_says_where(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(SimulationError, match=told):
+        traces.read(path)
+
+
+def test_a_trace_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SimulationError, match="cannot read the trace"):
+        traces.read(tmp_path / "none.csv")
+
+
+def test_the_same_recipe_makes_the_same_trace_and_another_seed_another() -> None:
+    one, again, other = (make(Recipe(jobs=500, seed=seed)) for seed in (1, 1, 2))
+    for field in fields(one):
+        if isinstance(getattr(one, field.name), np.ndarray):
+            np.testing.assert_array_equal(getattr(one, field.name), getattr(again, field.name))
+    assert not np.array_equal(one.duration, other.duration)
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_trace_has_the_load_that_was_asked_for(load: float) -> None:
+    made = make(Recipe(jobs=5_000, gpus=2048, load=load, seed=3))
+    assert made.work / (2048 * made.submit[-1]) == pytest.approx(load, rel=0.05)
+
+
+def test_traces_have_the_published_shapes() -> None:
+    made = [make(Recipe(jobs=20_000, seed=seed)) for seed in SEEDS]
+    duration = np.concatenate([trace.duration for trace in made])
+    gpus = np.concatenate([trace.gpus for trace in made])
+    assert set(gpus.tolist()) == set(SIZES)
+    assert (gpus == 1).mean() > 0.5
+    assert (gpus > 8).mean() < 0.1
+    work = duration * gpus
+    assert work[gpus > 8].sum() > 0.5 * work.sum()
+    assert 150 < np.median(duration) < 300
+    assert 4_000 < duration.mean() < 8_000
+    assert duration.min() >= SHORTEST
+    assert duration.max() <= LONGEST
+    for trace in made:
+        by_user = np.sort(np.bincount(trace.user, trace.duration * trace.gpus))[::-1]
+        assert by_user[:8].sum() > 0.4 * by_user.sum()
+
+
+def test_limits_come_from_a_menu_and_are_never_too_short() -> None:
+    made = make(Recipe(jobs=20_000))
+    assert set(made.limit.tolist()) <= set(MENU)
+    assert (made.limit >= made.duration).all()
+    assert (made.limit == MENU[-1]).mean() > 0.2
+    # Not a multiple of the runtime: jobs of one limit differ widely.
+    assert np.ptp(np.log10(made.duration[made.limit == MENU[0]])) > 1
+
+
+def test_fewer_jobs_are_submitted_at_night_and_at_weekends() -> None:
+    hours = np.arange(7 * 24) * 3600.0
+    load = intensity(hours)
+    assert load.max() <= 1
+    assert load[4] < 0.5 * load[16]
+    assert load[5 * 24 : 6 * 24].sum() < load[:24].sum()
+    made = make(Recipe(jobs=80_000))
+    whole = made.submit < 14 * DAY
+    hour = (made.submit[whole] % DAY // 3600).astype(int)
+    counts = np.bincount(hour, minlength=24)
+    assert counts[4] < 0.7 * counts[16]
+
+
+def test_no_job_is_larger_than_a_small_cluster() -> None:
+    assert make(Recipe(jobs=500, gpus=64)).gpus.max() == 8
+
+
+def test_a_trace_of_nothing_is_refused() -> None:
+    with pytest.raises(SimulationError, match="load above 0"):
+        make(Recipe(load=0))
