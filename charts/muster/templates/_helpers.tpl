@@ -1,0 +1,78 @@
+{{/* Name of the chart, for labels. */}}
+{{- define "muster.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{/* Name of the release's objects. */}}
+{{- define "muster.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- else }}
+{{- $name := include "muster.name" . }}
+{{- if contains $name .Release.Name }}
+{{- .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 52 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Labels that the operator's pods are selected by; they never change. */}}
+{{- define "muster.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "muster.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end }}
+
+{{/* Labels of every object. `managed-by: Helm` tells them from what the operator makes. */}}
+{{- define "muster.labels" -}}
+{{ include "muster.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: muster
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Image reference of (dict "root" $ "image" IMAGE-VALUES); the digest wins over the tag. */}}
+{{- define "muster.image" -}}
+{{- $reference := .image.repository }}
+{{- with .root.Values.image.registry }}
+{{- $reference = printf "%s/%s" (trimSuffix "/" .) $reference }}
+{{- end }}
+{{- if .image.digest }}
+{{- printf "%s@%s" $reference .image.digest }}
+{{- else }}
+{{- printf "%s:%s" $reference (default .root.Chart.AppVersion .image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- define "muster.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "muster.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name: name the service account, since serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "muster.tokenKeySecret" -}}
+{{- default (printf "%s-token-key" (include "muster.fullname" .)) .Values.tokenKey.existingSecret }}
+{{- end }}
+
+{{/*
+Annotations of an object of a kind (dict "root" $ "kind" KIND) that comes with this same chart. Helm looks all kinds up before it makes the first
+object, so at the first install, when the API server does not know the kind yet, the object is a hook; later upgrades
+adopt it as a plain part of the release, for which it bears Helm's marks of ownership from the start.
+*/}}
+{{- define "muster.ownKindAnnotations" -}}
+{{- if .root.Capabilities.APIVersions.Has (printf "muster.dev/v1alpha1/%s" .kind) }}
+{}
+{{- else }}
+helm.sh/hook: post-install,post-upgrade
+helm.sh/hook-delete-policy: before-hook-creation
+meta.helm.sh/release-name: {{ .root.Release.Name }}
+meta.helm.sh/release-namespace: {{ .root.Release.Namespace }}
+{{- end }}
+{{- end }}
