@@ -1,0 +1,334 @@
+"""The chart as Helm renders it, and as the API server takes it. "It should set ...", one test a promise."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from hack.cluster import api
+from tests.cluster.conftest import CHART, ControlPlane
+
+pytestmark = pytest.mark.cluster
+
+Object = dict[str, Any]
+NAMESPACE = "muster-system"
+EVERYTHING = (
+    "networkPolicy.enabled=true",
+    "metrics.serviceMonitor.enabled=true",
+    "defaultQueue.create=true",
+    "commonLabels.team=platform",
+    "podLabels.tier=system",
+    "podAnnotations.note=yes",
+    "priorityClassName=system-cluster-critical",
+    "nodeSelector.pool=system",
+    "tolerations[0].operator=Exists",
+    "imagePullSecrets[0].name=registry",
+    "extraEnv[0].name=HTTPS_PROXY",
+    "extraEnv[0].value=http://proxy:3128",
+    "resources.limits.memory=2Gi",
+    "serviceAccount.annotations.role=a",
+    "metrics.serviceMonitor.labels.release=prometheus",
+)
+
+Render = Callable[..., list[Object]]
+
+
+@pytest.fixture(scope="session")
+def render(control_plane: ControlPlane) -> Render:
+    """Renders the chart with `--set` values and returns its objects."""
+
+    def rendered(*values: str, release: str = "muster") -> list[Object]:
+        settings = [word for value in values for word in ("--set", value)]
+        done = control_plane.helm("template", release, str(CHART), "-n", NAMESPACE, *settings)
+        return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+    return rendered
+
+
+def one(objects: list[Object], kind: str, suffix: str = "") -> Object:
+    found = [item for item in objects if item["kind"] == kind and item["metadata"]["name"].endswith(suffix)]
+    assert len(found) == 1, f"{len(found)} objects of kind {kind}"
+    return found[0]
+
+
+def container(objects: list[Object]) -> Object:
+    result: Object = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    return result
+
+
+def environment(objects: list[Object]) -> dict[str, Any]:
+    return {item["name"]: item.get("value", item.get("valueFrom")) for item in container(objects)["env"]}
+
+
+def test_helm_lint_has_nothing_to_say(control_plane: ControlPlane) -> None:
+    said = control_plane.helm("lint", "--strict", str(CHART)).stdout
+    assert "WARNING" not in said
+    assert "1 chart(s) linted, 0 chart(s) failed" in said
+
+
+@pytest.mark.parametrize("values", [(), EVERYTHING], ids=["defaults", "everything on"])
+def test_the_api_server_takes_every_object(
+    values: tuple[str, ...], control_plane: ControlPlane, render: Render
+) -> None:
+    control_plane.kubectl("create", "namespace", NAMESPACE, check=False)
+    for item in render(*values):
+        if item["kind"] == "ServiceMonitor":
+            continue  # a kind of the Prometheus operator; this API server has no such CRD
+        control_plane.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=item)
+
+
+def test_it_should_set_nobody_read_only_root_and_no_capabilities(render: Render) -> None:
+    objects = render()
+    pod = one(objects, "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container(objects)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_its_pods_should_pass_the_restricted_pod_security_standard(control_plane: ControlPlane, render: Render) -> None:
+    name = "restricted"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    template = one(render(), "Deployment")["spec"]["template"]
+    template["spec"].pop("serviceAccountName")
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator", "namespace": name}}
+    control_plane.kubectl(
+        "apply",
+        "--dry-run=server",
+        "-f",
+        "-",
+        stdin={**pod, "spec": {**template["spec"], "serviceAccountName": "default"}},
+    )
+
+
+def test_it_should_set_probes_on_the_http_port(render: Render) -> None:
+    operator = container(render())
+    assert operator["ports"] == [{"name": "http", "containerPort": 8080}]
+    assert operator["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
+    assert operator["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+
+
+def test_it_should_set_two_replicas_with_a_disruption_budget(render: Render) -> None:
+    objects = render()
+    assert one(objects, "Deployment")["spec"]["replicas"] == 2
+    assert one(objects, "PodDisruptionBudget")["spec"]["minAvailable"] == 1
+    assert not [item for item in render("replicas=1") if item["kind"] == "PodDisruptionBudget"]
+
+
+def test_it_should_set_selectors_that_its_own_pods_bear(render: Render) -> None:
+    objects = render(*EVERYTHING)
+    labels = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        one(objects, "Deployment")["spec"]["selector"]["matchLabels"],
+        one(objects, "Service")["spec"]["selector"],
+        one(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        one(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+    ]
+    for selector in selectors:
+        assert selector.items() <= labels.items()
+    assert one(objects, "ServiceMonitor")["spec"]["selector"]["matchLabels"].items() <= (
+        one(objects, "Service")["metadata"]["labels"].items()
+    )
+
+
+def test_it_should_set_the_registry_once(render: Render) -> None:
+    objects = render("image.registry=registry.example.com:5000", "image.tag=v1", "runtime.image.tag=v2")
+    assert container(objects)["image"] == "registry.example.com:5000/muster/operator:v1"
+    assert environment(objects)["MUSTER_OPERATOR_RUNTIME_IMAGE"] == "registry.example.com:5000/muster/runtime:v2"
+
+
+def test_it_should_set_the_digest_in_the_place_of_the_tag(render: Render) -> None:
+    digest = "sha256:" + "ab" * 32
+    objects = render(f"image.digest={digest}", f"runtime.image.digest={digest}")
+    assert container(objects)["image"] == f"localhost/muster/operator@{digest}"
+    assert environment(objects)["MUSTER_OPERATOR_RUNTIME_IMAGE"] == f"localhost/muster/runtime@{digest}"
+
+
+def test_it_should_set_the_app_version_as_tag_by_default(render: Render) -> None:
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    assert container(render())["image"].endswith(f":{version}")
+
+
+def test_it_should_set_the_token_key_from_its_secret(render: Render) -> None:
+    objects = render()
+    reference = environment(objects)["MUSTER_OPERATOR_TOKEN_KEY"]["secretKeyRef"]
+    assert one(objects, "Secret")["metadata"]["name"] == reference["name"]
+    assert reference["key"] in one(objects, "Secret")["data"]
+
+
+def test_it_should_set_an_existing_token_key_and_make_none(render: Render) -> None:
+    objects = render("tokenKey.existingSecret=mine")
+    assert environment(objects)["MUSTER_OPERATOR_TOKEN_KEY"]["secretKeyRef"]["name"] == "mine"
+    assert not [item for item in objects if item["kind"] == "Secret"]
+
+
+def test_it_should_set_a_priority_class_that_never_preempts(render: Render) -> None:
+    found = one(render(), "PriorityClass")
+    assert (found["metadata"]["name"], found["preemptionPolicy"], found["value"]) == ("muster-gang", "Never", 0)
+
+
+def test_it_should_set_no_right_to_read_secrets_or_to_write_specs(render: Render) -> None:
+    rules = one(render(), "ClusterRole", "muster")["rules"]
+    verbs = {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]}
+    assert verbs["secrets"] == {"create"}
+    assert verbs["trainingjobs"] == {"get", "list", "watch", "delete"}
+    assert verbs["trainingqueues"] == verbs["topologies"] == {"get", "list", "watch"}
+    assert not verbs["pods"] & {"update", "patch", "deletecollection"}
+    assert not any("*" in (*rule["verbs"], *rule["resources"], *rule["apiGroups"]) for rule in rules)
+
+
+def test_it_should_set_roles_that_aggregate(render: Render) -> None:
+    objects = render()
+    view, edit = one(objects, "ClusterRole", "-view"), one(objects, "ClusterRole", "-edit")
+    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert not [
+        item for item in render("rbac.aggregate=false") if item["metadata"]["name"].endswith(("-view", "-edit"))
+    ]
+
+
+def test_it_should_set_crds_that_stay_unless_told_otherwise(render: Render) -> None:
+    kept = [item for item in render() if item["kind"] == "CustomResourceDefinition"]
+    assert len(kept) == 3
+    for item in kept:
+        assert item["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    for item in render("crds.keep=false"):
+        assert item["kind"] != "CustomResourceDefinition" or "annotations" not in item["metadata"]
+    assert not [item for item in render("crds.enabled=false") if item["kind"] == "CustomResourceDefinition"]
+
+
+def test_it_should_set_the_same_crds_as_the_folder(render: Render, control_plane: ControlPlane) -> None:
+    for item in render():
+        if item["kind"] == "CustomResourceDefinition":
+            path = CHART.parents[1] / "crds" / f"{item['spec']['names']['plural']}.yaml"
+            assert yaml.safe_load(path.read_text())["spec"] == item["spec"]
+
+
+def test_it_should_set_labels_on_every_object(render: Render) -> None:
+    for item in render(*EVERYTHING):
+        labels = item["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "muster"
+        assert labels["team"] == "platform"
+
+
+def test_it_should_set_names_that_hold_two_releases_apart(render: Render) -> None:
+    names = [{(item["kind"], item["metadata"]["name"]) for item in render(release=name)} for name in ("one", "two")]
+    shared = {kind for kind, _ in names[0] & names[1]}
+    assert shared == {"CustomResourceDefinition", "PriorityClass", "Topology"}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("image.tga=1", "additional properties 'tga' not allowed"),
+        ("replicas=0", "minimum: got 0, want 1"),
+        ("serviceAccount.create=false", "name the service account, since serviceAccount.create is false"),
+    ],
+)
+def test_a_wrong_value_is_refused(value: str, words: str, control_plane: ControlPlane) -> None:
+    done = control_plane.helm("template", "muster", str(CHART), "--set", value, check=False)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed_rights(control_plane: ControlPlane, render: Render) -> None:
+    """The chart's roles and bindings, in force."""
+    control_plane.kubectl("create", "namespace", NAMESPACE, check=False)
+    for item in render():
+        if item["apiVersion"].startswith("rbac.") or item["kind"] == "ServiceAccount":
+            control_plane.apply(item)
+    binding = ("create", "rolebinding", "-n", NAMESPACE, "--clusterrole")
+    for role in ("view", "edit"):
+        control_plane.kubectl(*binding, role, f"{role}er", f"--user={role}er", check=False)
+    may = ("auth", "can-i", "create", "trainingjobs.muster.dev", "-n", NAMESPACE, "--as=editer")
+    deadline = time.monotonic() + 30
+    while control_plane.kubectl(*may, check=False).returncode:  # the controller manager aggregates the roles
+        assert time.monotonic() < deadline, "the edit role never got the right to make TrainingJobs"
+        time.sleep(0.2)
+
+
+OPERATOR = f"system:serviceaccount:{NAMESPACE}:muster"
+RIGHTS = [
+    (OPERATOR, "watch", "trainingjobs.muster.dev", "default", True),
+    (OPERATOR, "update", "trainingjobs.muster.dev/status", "default", True),
+    (OPERATOR, "update", "trainingjobs.muster.dev", "default", False),
+    (OPERATOR, "create", "trainingjobs.muster.dev", "default", False),
+    (OPERATOR, "create", "pods", "default", True),
+    (OPERATOR, "create", "pods/exec", "default", False),
+    (OPERATOR, "create", "pods/eviction", "default", False),
+    (OPERATOR, "create", "secrets", "default", True),
+    (OPERATOR, "get", "secrets", "default", False),
+    (OPERATOR, "get", "secrets", NAMESPACE, False),
+    (OPERATOR, "update", "nodes", "", False),
+    (OPERATOR, "update", "leases.coordination.k8s.io/muster-operator", NAMESPACE, True),
+    (OPERATOR, "update", "leases.coordination.k8s.io/other", NAMESPACE, False),
+    (OPERATOR, "create", "leases.coordination.k8s.io", "default", False),
+    ("viewer", "get", "trainingjobs.muster.dev", NAMESPACE, True),
+    ("viewer", "create", "trainingjobs.muster.dev", NAMESPACE, False),
+    ("editer", "delete", "trainingjobs.muster.dev", NAMESPACE, True),
+    ("editer", "patch", "trainingjobs.muster.dev/status", NAMESPACE, False),
+    ("editer", "create", "trainingqueues.muster.dev", "", False),
+]
+
+
+@pytest.mark.parametrize(("user", "verb", "resource", "namespace", "allowed"), RIGHTS)
+def test_it_should_set_these_rights(
+    user: str,
+    verb: str,
+    resource: str,
+    namespace: str,
+    allowed: bool,
+    control_plane: ControlPlane,
+    installed_rights: None,
+) -> None:
+    where = ["-n", namespace] if namespace else []
+    kind, slash, rest = resource.partition("/")
+    target = [resource] if not slash or kind.startswith("leases") else [kind, f"--subresource={rest}"]
+    done = control_plane.kubectl("auth", "can-i", verb, *target, f"--as={user}", *where, check=False)
+    assert done.stdout.strip() == ("yes" if allowed else "no")
+
+
+def bare(name: str) -> api.Options:
+    return api.Options(name=name, nodes=0, control_plane_only=True)
+
+
+def test_install_upgrade_and_uninstall(control_plane: ControlPlane) -> None:
+    """On an API server that has never seen our kinds: the first install makes them and an object of one of them."""
+    plane = ControlPlane(api.up(bare("test-chart")))
+    try:
+        plane.helm("install", "muster", str(CHART), "-n", NAMESPACE, "--create-namespace")
+        key = plane.get("secret", "muster-token-key", "-n", NAMESPACE)["data"]["token-key"]
+        levels = [level["name"] for level in plane.get("topology", "default")["spec"]["levels"]]
+        assert levels == ["zone", "block", "rack", "host"]
+
+        other = '[{"name": "rack", "label": "example.com/rack"}]'
+        plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, "--set-json", f"topology.levels={other}")
+        assert plane.get("topology", "default")["spec"]["levels"] == json.loads(other)
+        assert plane.get("secret", "muster-token-key", "-n", NAMESPACE)["data"]["token-key"] == key
+
+        plane.helm("uninstall", "muster", "-n", NAMESPACE)
+        assert plane.get("topologies")["items"] == []
+        assert len(plane.get("crd")["items"]) == 3
+
+        plane.helm("install", "muster", str(CHART), "-n", NAMESPACE, "--set", "defaultQueue.create=true")
+        assert plane.get("trainingqueue", "default")["spec"] == {"weight": 1, "stopPolicy": "none"}
+        assert plane.get("secret", "muster-token-key", "-n", NAMESPACE)["data"]["token-key"] == key
+        assert plane.get("topology", "default")["spec"]["levels"][0]["name"] == "zone"
+        plane.helm("uninstall", "muster", "-n", NAMESPACE)
+
+        plane.kubectl("delete", "crd", "topologies.muster.dev", "trainingqueues.muster.dev")
+        plane.helm("install", "muster", str(CHART), "-n", NAMESPACE, "--set", "defaultQueue.create=true")
+        assert plane.get("topology", "default")["spec"]["levels"][0]["name"] == "zone"
+        assert plane.get("trainingqueue", "default")["spec"] == {"weight": 1, "stopPolicy": "none"}
+    finally:
+        api.down("test-chart")

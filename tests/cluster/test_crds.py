@@ -1,0 +1,261 @@
+"""The kinds as a real API server serves them: changes, scale, columns, explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from muster.api.crd import custom_resource_definition
+from muster.api.effective import effective_spec
+from muster.api.kinds import KINDS
+from muster.api.names import Phase
+from muster.api.rules import FROZEN_WHILE_ADMITTED
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import Placement, Progress, TrainingJobStatus
+
+pytestmark = pytest.mark.cluster
+
+Object = dict[str, Any]
+
+ADMITTED = {
+    "conditions": [
+        {
+            "type": "Admitted",
+            "status": "True",
+            "reason": "Admitted",
+            "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+            "observedGeneration": 1,
+        }
+    ]
+}
+
+FULL: Object = {
+    "queue": "research",
+    "image": "example/train:1",
+    "command": ["python", "train.py"],
+    "args": ["--lr", "1"],
+    "workers": {
+        "replicas": 2,
+        "gpusPerWorker": 8,
+        "gpuType": "H100",
+        "processesPerWorker": 8,
+        "resources": {"requests": {"cpu": "4"}},
+    },
+    "parallelism": {"strategy": "ddp"},
+    "preemptible": True,
+    "topology": {"mode": "required", "level": "rack"},
+    "checkpoint": {"uri": "s3://models/tiny"},
+    "env": [{"name": "A", "value": "b"}],
+    "envFrom": [{"secretRef": {"name": "s"}}],
+    "volumes": [{"name": "data", "emptyDir": {}}],
+    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    "nodeSelector": {"pool": "a"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "serviceAccountName": "trainer",
+}
+
+OTHER: Object = {
+    "queue": "other",
+    "image": "example/train:2",
+    "command": ["python", "other.py"],
+    "args": ["--lr", "2"],
+    "workers.gpusPerWorker": 16,
+    "workers.gpuType": "H200",
+    "workers.processesPerWorker": 4,
+    "workers.resources": {"requests": {"cpu": "8"}},
+    "parallelism": {"strategy": "fsdp"},
+    "topology": {"mode": "preferred", "level": "rack"},
+    "preemptible": False,
+    "checkpoint.uri": "s3://models/other",
+    "env": [{"name": "A", "value": "c"}],
+    "envFrom": [{"secretRef": {"name": "t"}}],
+    "volumeMounts": [{"name": "data", "mountPath": "/elsewhere"}],
+    "nodeSelector": {"pool": "b"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "serviceAccountName": "other",
+}
+
+REMOVABLE = sorted(set(FROZEN_WHILE_ADMITTED) - {"queue", "image", "command", "workers.gpusPerWorker"})
+
+
+def change(manifest: Object, path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    target = manifest["spec"]
+    for name in parents:
+        target = target[name]
+    if value is None:
+        target.pop(last)
+    else:
+        target[last] = value
+
+
+@pytest.fixture
+def admitted(control_plane: Any, job: Object) -> Object:
+    """The manifest of a job that the operator has admitted."""
+    job["spec"] = yaml.safe_load(yaml.safe_dump(FULL))
+    control_plane.apply(job)
+    control_plane.set_status(job["metadata"]["namespace"], "tiny", ADMITTED)
+    return job
+
+
+def test_every_frozen_field_has_its_case() -> None:
+    assert set(OTHER) == set(FROZEN_WHILE_ADMITTED)
+
+
+@pytest.mark.parametrize("path", FROZEN_WHILE_ADMITTED)
+def test_a_frozen_field_is_refused_with_the_way_out_and_the_way_out_works(
+    path: str, control_plane: Any, admitted: Object
+) -> None:
+    change(admitted, path, OTHER[path])
+    said = control_plane.refusal(admitted)
+    assert "spec: Forbidden" in said
+    assert f"{path} cannot change while the job is admitted: set spec.suspend to true" in said
+    admitted["spec"]["suspend"] = True
+    control_plane.apply(admitted)
+
+
+@pytest.mark.parametrize("path", REMOVABLE)
+def test_a_frozen_field_can_neither_go_nor_appear(path: str, control_plane: Any, admitted: Object) -> None:
+    value = yaml.safe_load(yaml.safe_dump(admitted))
+    change(admitted, path, None) if path != "checkpoint.uri" else admitted["spec"].pop("checkpoint")
+    assert f"{path} cannot change while the job is admitted" in control_plane.refusal(admitted)
+    admitted["metadata"]["name"] = value["metadata"]["name"] = "without"
+    control_plane.apply(admitted)
+    control_plane.set_status(admitted["metadata"]["namespace"], "without", ADMITTED)
+    assert f"{path} cannot change while the job is admitted" in control_plane.refusal(value)
+
+
+def test_fields_may_change_while_the_job_waits(control_plane: Any, job: Object) -> None:
+    control_plane.apply(job)
+    job["spec"]["image"] = "example/train:2"
+    control_plane.apply(job)
+    waiting = {"conditions": [{**ADMITTED["conditions"][0], "status": "False", "reason": "QuotaExceeded"}]}
+    control_plane.set_status(job["metadata"]["namespace"], "tiny", waiting)
+    job["spec"]["image"] = "example/train:3"
+    control_plane.apply(job)
+
+
+def test_other_fields_may_change_while_the_job_is_admitted(control_plane: Any, admitted: Object) -> None:
+    admitted["spec"] |= {"maxRuntime": "1h", "priorityClassName": "high", "restart": {"limit": 7}}
+    control_plane.apply(admitted)
+
+
+def scale(control_plane: Any, job: Object, replicas: int) -> Any:
+    where = ("-n", job["metadata"]["namespace"])
+    return control_plane.kubectl("scale", "tj", "tiny", *where, f"--replicas={replicas}", check=False)
+
+
+def test_scale_of_a_job_that_is_not_elastic_is_refused_with_the_way_out(control_plane: Any, job: Object) -> None:
+    control_plane.apply(job)
+    done = scale(control_plane, job, 3)
+    assert done.returncode != 0
+    assert "this job is not elastic, so its number of workers cannot change: set spec.suspend to true" in done.stderr
+    job["spec"]["suspend"] = True
+    control_plane.apply(job)
+    assert scale(control_plane, job, 3).returncode == 0
+
+
+def test_scale_of_an_elastic_job_keeps_within_its_bounds(control_plane: Any, job: Object) -> None:
+    job["spec"]["workers"] |= {"min": 1, "max": 4}
+    control_plane.apply(job)
+    assert scale(control_plane, job, 4).returncode == 0
+    done = scale(control_plane, job, 5)
+    assert done.returncode != 0
+    assert "replicas is greater than max" in done.stderr
+
+
+def test_the_scale_subresource_shows_the_size_and_the_selector(control_plane: Any, job: Object) -> None:
+    control_plane.apply(job)
+    name, where = job["metadata"]["name"], job["metadata"]["namespace"]
+    control_plane.set_status(where, name, {"replicas": 2, "selector": "muster.dev/job=tiny"})
+    shown = control_plane.get("tj", name, "-n", where, "--subresource=scale")
+    assert shown["spec"] == {"replicas": 2}
+    assert shown["status"] == {"replicas": 2, "selector": "muster.dev/job=tiny"}
+
+
+def test_a_plain_apply_cannot_write_the_status(control_plane: Any, job: Object) -> None:
+    control_plane.apply({**job, "status": {"phase": "Succeeded"}})
+    assert "status" not in control_plane.get("tj", "tiny", "-n", job["metadata"]["namespace"])
+
+
+def test_a_job_from_the_api_server_reads_as_the_model(control_plane: Any, admitted: Object) -> None:
+    raw = control_plane.get("tj", "tiny", "-n", admitted["metadata"]["namespace"])
+    job = TrainingJob.from_raw(raw)
+    assert job.to_raw()["spec"] == raw["spec"]
+    assert job.status.conditions[0].type == "Admitted"
+    assert effective_spec(job.spec).world_size == 16
+
+
+def test_a_whole_status_is_taken_and_read_back(control_plane: Any, job: Object) -> None:
+    control_plane.apply(job)
+    status = TrainingJobStatus(
+        phase=Phase.RUNNING,
+        placement=Placement.of(2, ["node-a"] * 4 + ["node-b"] * 2, attempts={5: 1}),
+        progress=Progress(step=40, total_steps=100, steps_per_second="1.5"),
+        conditions=TrainingJob.from_raw({**job, "status": ADMITTED}).status.conditions,
+        gpus=48,
+        nodes="node-a, node-b",
+    )
+    where = job["metadata"]["namespace"]
+    control_plane.set_status(where, "tiny", status.to_raw())
+    read = TrainingJob.from_raw(control_plane.get("tj", "tiny", "-n", where)).status
+    assert read == status
+    assert read.placement is not None
+    assert read.placement.node_of_index() == ("node-a",) * 4 + ("node-b",) * 2
+
+
+def test_kubectl_get_shows_the_columns(control_plane: Any, job: Object) -> None:
+    control_plane.apply(job)
+    where = job["metadata"]["namespace"]
+    waiting = {"reason": "QuotaExceeded", "message": "8 GPUs are missing", "position": 3}
+    control_plane.set_status(where, "tiny", {"phase": "Queued", "gpus": 16, "queue": waiting})
+    header, row = control_plane.kubectl("get", "tj", "-n", where).stdout.splitlines()
+    assert header.split() == ["NAME", "PHASE", "QUEUE", "WORKERS", "GPUS", "STEP", "REASON", "AGE"]
+    assert row.split()[:5] == ["tiny", "Queued", "default", "2", "16"]
+    assert "QuotaExceeded" in row
+    wide = control_plane.kubectl("get", "tj", "-n", where, "-o", "wide").stdout
+    assert "8 GPUs are missing" in wide
+
+
+def test_objects_go_without_an_operator(control_plane: Any, job: Object) -> None:
+    control_plane.apply(job)
+    name = job["metadata"]["namespace"]
+    control_plane.kubectl("delete", "tj", "tiny", "-n", name, "--timeout=20s")
+    control_plane.apply(job)
+    control_plane.kubectl("delete", "namespace", name, "--timeout=60s")
+    control_plane.kubectl("create", "namespace", name)  # the fixture deletes it
+
+
+def test_the_category_lists_all_kinds(control_plane: Any, job: Object) -> None:
+    control_plane.apply(job)
+    shown = control_plane.kubectl("get", "muster", "-n", job["metadata"]["namespace"]).stdout
+    assert "trainingjob.muster.dev/tiny" in shown
+
+
+def every_path(schema: Object, path: str) -> Iterator[str]:
+    yield path
+    item = schema.get("items", schema)
+    for name, field in item.get("properties", {}).items():
+        yield from every_path(field, f"{path}.{name}")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_kubectl_explains_every_field(kind: Any, control_plane: Any) -> None:
+    shown = control_plane.kubectl("explain", kind.plural, "--recursive").stdout
+    schema = custom_resource_definition(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    paths = [path for name in ("spec", "status") for path in every_path(schema["properties"][name], name)]
+    for path in paths:
+        assert path.rsplit(".", 1)[-1] in shown
+    one: Callable[[str], str] = lambda path: control_plane.kubectl("explain", f"{kind.short}.{path}").stdout  # noqa: E731
+    assert "DESCRIPTION:" in one("spec")
+    assert "<empty>" not in one("spec")
+
+
+def test_the_api_server_stores_defaults_only_for_queue_and_suspend(control_plane: Any, job: Object) -> None:
+    control_plane.apply(job)
+    stored = control_plane.get("tj", "tiny", "-n", job["metadata"]["namespace"])["spec"]
+    assert stored == {**job["spec"], "queue": "default", "suspend": False}
