@@ -1,0 +1,1 @@
+"""`make demo`: a training run on a real cluster that loses a worker and goes on, on one screen."""

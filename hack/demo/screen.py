@@ -1,0 +1,100 @@
+"""The demo's one screen: jobs, pods and what happened; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hack.demo.watch import JobView
+
+_LINE_EVERY_S = 5.0
+_NOTES_SHOWN = 8
+
+
+class Screen:
+    """A context manager. `show` what is, `note` what happened."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._jobs: Sequence[JobView] = ()
+        self._notes: list[tuple[float, str]] = []
+        self._started = time.monotonic()
+        self._line_at = 0.0
+        self._shown_phases: tuple[str, ...] = ()
+
+    def __enter__(self) -> Screen:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._draw)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """Something happened."""
+        self._notes.append((time.monotonic() - self._started, text))
+        if not self._live:
+            self._console.print(f"  {self._notes[-1][0]:5.1f} s  {text}", markup=False)
+
+    def show(self, jobs: Sequence[JobView]) -> None:
+        """How things are now."""
+        self._jobs = jobs
+        phases = tuple(job.phase for job in jobs)
+        now = time.monotonic()
+        if not self._live and (phases != self._shown_phases or now - self._line_at > _LINE_EVERY_S):
+            self._shown_phases, self._line_at = phases, now
+            told = "; ".join(_line(job) for job in jobs)
+            self._console.print(f"  {now - self._started:5.1f} s  {told}", markup=False)
+
+    def _draw(self) -> RenderableType:
+        notes = [Text(f"{when:5.1f} s  {text}") for when, text in self._notes[-_NOTES_SHOWN:]]
+        return Group(*(_panel(job) for job in self._jobs), Panel(Group(*notes), title="what happened", height=10))
+
+
+def _line(job: JobView) -> str:
+    """A job in one line for logs."""
+    parts = [f"{job.name}: {job.phase}"]
+    if job.step is not None:
+        parts.append(f"step {job.step}/{job.total or '?'}")
+    if job.loss:
+        parts.append(f"loss {_short(job.loss)}")
+    if job.committed is not None:
+        parts.append(f"checkpoint at {job.committed}")
+    if job.reason and not job.succeeded:
+        parts.append(job.reason[:150])
+    return ", ".join(parts)
+
+
+def _short(number: str) -> str:
+    return f"{float(number):.4f}"
+
+
+def _panel(job: JobView) -> Panel:
+    facts = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=max(1, job.total or 1), completed=job.step or 0, width=40)
+    facts.add_row("progress", bar, f"step {_known(job.step)} of {_known(job.total)}")
+    loss = _short(job.loss) if job.loss else "-"
+    facts.add_row("loss", loss, f"last committed checkpoint: step {_known(job.committed)}; restarts: {job.restarts}")
+    for pod in job.pods:
+        facts.add_row(pod.name, pod.node or "-", pod.phase)
+    if job.reason and not job.succeeded:
+        facts.add_row("why", Text(job.reason, overflow="fold"), "")
+    style = "green" if job.succeeded else "red" if job.failed else "cyan"
+    return Panel(facts, title=f"{job.name}: {job.phase}", title_align="left", border_style=style)
+
+
+def _known(number: int | None) -> str:
+    return "-" if number is None else str(number)

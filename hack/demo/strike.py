@@ -1,0 +1,42 @@
+"""Kills a worker for real: SIGKILL to every process of its training container, from outside the cluster.
+
+Nothing of Kubernetes is asked to do it and nothing in the pod can prepare for it, as when the kernel runs out of memory
+or a machine's owner pulls a plug.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+
+def container_ids(pod: dict[str, Any]) -> tuple[str, ...]:
+    """Ids of the pod's running containers, as containerd knows them."""
+    statuses = pod.get("status", {}).get("containerStatuses", [])
+    running = [status for status in statuses if "running" in status.get("state", {})]
+    return tuple(status["containerID"].rpartition("/")[2] for status in running)
+
+
+def processes(container_id: str) -> list[int]:
+    """Pids, on this machine, of a container's processes: their cgroup's path ends with its id."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if container_id in (entry / "cgroup").read_text():
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+def kill(pod: dict[str, Any]) -> list[int]:
+    """Kills what runs in the pod's containers, the first process (the launcher) first. Returns the pids."""
+    killed = []
+    for container_id in container_ids(pod):
+        for pid in processes(container_id):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+    return killed
