@@ -1,0 +1,134 @@
+"""How fast jobs are admitted on a real API server: 15,000 gangs in 30 queues, 640 simulated nodes, no pods.
+
+Starts an API server with etcd, Muster's own process (`without_pods.py`: only the making of pods is replaced), and a
+load generator that holds each placement for the job's runtime. A witness checks quota, racks and nodes at every event.
+`--scale 0.1` takes a tenth of the jobs. Exit code 1 if a target is missed, or a rule is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import load as loads
+from generator import Generator
+from muster.api.common import API_VERSION
+from report import Target, report
+from testbed import control_plane, cpu_seconds, muster, peak_mib, wait_account, without_controllers
+from wire import Wire
+from witness import Witness
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LOAD: Final = ROOT / "bench" / "loads" / "tas.yaml"
+
+TARGETS: Final = {
+    "wall_s": Target(90),
+    "muster_peak_mib": Target(300),
+    "violations": Target(0),
+    "wait_small_s": Target(168),
+    "wait_medium_s": Target(100),
+    "wait_large_s": Target(57),
+}
+NOTES: Final = {
+    "wall_s": "from the first submit to the last job's end",
+    "floor_s": "no less is possible: a queue's jobs over its nominal quota",
+    "admissions_per_s": "jobs over wall time",
+    "muster_cpu_s": "processor time of Muster's process, from start to end",
+    "muster_peak_mib": "its peak resident memory",
+    "muster_writes_per_job": "its writing requests over the jobs: status, Events; dry runs are counted apart",
+    "muster_dry_runs": "pods rehearsed",
+    "server_cpu_s": "API server and etcd",
+    "generator_cpu_s": "load generator and witness",
+    "submit_s": "until the last job was submitted",
+    "wait_small_s": "mean from submit to placement; Kueue: 168",
+    "wait_medium_s": "Kueue: 100",
+    "wait_large_s": "Kueue: 57",
+    "preemptions": "placements after a job's first",
+    "violations": "events that broke quota, rack, slice or node",
+    "peak_use_percent": "most of all queues' nominal quota that was in use at once",
+    "watch_events": "of the jobs",
+}
+
+
+async def prepare(wire: Wire, load: loads.Load) -> None:
+    """Nodes, topology, queues and priority classes."""
+    nodes = asyncio.gather(*(_node(wire, node) for node in loads.nodes(load)))
+    ours = f"/apis/{API_VERSION}"
+    await wire.call("POST", f"{ours}/topologies", loads.topology(load))
+    for queue in loads.queue_objects(load):
+        await wire.call("POST", f"{ours}/trainingqueues", queue)
+    for priority in loads.priority_classes(load):
+        await wire.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", priority)
+    await nodes
+
+
+async def _node(wire: Wire, node: loads.Object) -> None:
+    await wire.call("POST", "/api/v1/nodes", node)
+
+
+async def measure(scale: float, timeout: float, folder: Path) -> dict[str, float]:
+    load = loads.read(LOAD, scale)
+    racks = {
+        node["metadata"]["name"]: node["metadata"]["labels"][loads.level_label("rack")] for node in loads.nodes(load)
+    }
+    witness = Witness(load, racks)
+    with control_plane() as cluster:
+        wire = Wire(cluster.kubeconfig, 48)
+        await prepare(wire, load)
+        await asyncio.to_thread(wait_account, cluster)
+        server = without_controllers(cluster)
+        with muster(cluster, folder, [sys.executable, str(ROOT / "bench" / "without_pods.py")]) as process:
+            process.wait_ready(60)
+            before = {one.pid: cpu_seconds(one.pid) for one in server}
+            began_cpu, own = time.process_time(), cpu_seconds(process.process.pid)
+            generator = Generator(wire, load, witness)
+            try:
+                await generator.run(timeout)
+            except TimeoutError:
+                print(f"only {len(generator.finished)} of {load.jobs} jobs have finished in {timeout:.0f} s")
+            wall = time.monotonic() - generator.began
+            requests = process.requests()
+            figures = {
+                "wall_s": wall,
+                "floor_s": load.floor,
+                "admissions_per_s": len(generator.finished) / wall,
+                "muster_cpu_s": cpu_seconds(process.process.pid) - own,
+                "muster_peak_mib": peak_mib(process.process.pid),
+                "muster_writes_per_job": sum(requests.get(one, 0) for one in ("PUT", "POST", "PATCH")) / load.jobs,
+                "server_cpu_s": sum(cpu_seconds(one.pid) - before[one.pid] for one in server),
+                "generator_cpu_s": time.process_time() - began_cpu,
+                "submit_s": max(generator.submitted.values()) - generator.began,
+                **{f"wait_{size}_s": statistics.fmean(waits) for size, waits in sorted(generator.waits().items())},
+                "preemptions": generator.restarts,
+                "violations": witness.violations,
+                "peak_use_percent": 100 * witness.peak / (load.nominal * len(load.queues)),
+                "watch_events": generator.events,
+                "unfinished": load.jobs - len(generator.finished),
+            }
+            print(f"Muster's requests: {requests}")
+        await wire.close()
+    for line in witness.told:
+        print(line)
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0, help="this part of the jobs (default 1)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which the run is given up")
+    parser.add_argument("--logs", type=Path, help="keep Muster's log in this folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = asyncio.run(measure(options.scale, options.timeout, options.logs or Path(folder)))
+    targets = {**TARGETS, "unfinished": Target(0)}
+    return 0 if report("admission", figures, targets, NOTES) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

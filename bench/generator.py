@@ -1,0 +1,181 @@
+"""The load generator: submits the jobs, and finishes each when it has held its place for its runtime.
+
+It sees what anybody sees by a watch, and marks a job finished as Muster does itself when the last pod has succeeded: by
+one write of its status. The time counts afresh after a preemption.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from load import Load, Submission, job, submissions
+from muster.api.common import API_VERSION
+from muster.api.names import FIELD_MANAGER
+from testbed import NAMESPACE
+from wire import Refused, Wire
+from witness import Witness
+
+Object = dict[str, Any]
+
+JOBS: Final = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}/trainingjobs"
+CONNECTIONS: Final = 48
+
+
+class Generator:
+    """One run of a load. Times are of the monotonic clock.
+
+    Attributes:
+        submitted, placed, finished: moment by job; `placed` is the first placement.
+        restarts: placements after the first.
+        events: events of the watch so far.
+    """
+
+    def __init__(self, wire: Wire, load: Load, witness: Witness) -> None:
+        self._wire = wire
+        self._witness = witness
+        self._todo = submissions(load)
+        self._kinds = {one.name: one.kind for one in self._todo}
+        self._newest: dict[str, Object] = {}
+        self._running: dict[str, tuple[int, asyncio.TimerHandle]] = {}
+        self._writes: set[asyncio.Task[None]] = set()
+        self._done = asyncio.Event()
+        self.submitted: dict[str, float] = {}
+        self.placed: dict[str, float] = {}
+        self.finished: dict[str, float] = {}
+        self.restarts = 0
+        self.events = 0
+        self.began = 0.0
+
+    async def run(self, timeout: float) -> None:
+        """Until every job has finished. Raises TimeoutError, and whatever broke the watch or a submission."""
+        page = json.loads(await self._wire.call("GET", f"{JOBS}?limit=1"))
+        watch = asyncio.create_task(self._watch(page["metadata"]["resourceVersion"]))
+        self.began = time.monotonic()
+        submit = asyncio.create_task(self._submit())
+        done = asyncio.create_task(self._done.wait())
+        try:
+            async with asyncio.timeout(timeout):
+                # What ends too early has failed, and says why.
+                ended, _ = await asyncio.wait({watch, done, submit}, return_when=asyncio.FIRST_COMPLETED)
+                if submit in ended:
+                    submit.result()
+                    ended, _ = await asyncio.wait({watch, done}, return_when=asyncio.FIRST_COMPLETED)
+                if watch in ended:
+                    watch.result()
+        finally:
+            for task in (watch, submit, done):
+                task.cancel()
+
+    async def _submit(self) -> None:
+        gate = asyncio.Semaphore(4 * CONNECTIONS)
+        async with asyncio.TaskGroup() as posts:
+            for one in self._todo:
+                wait = self.began + one.at - time.monotonic()
+                if wait > 0.001:
+                    await asyncio.sleep(wait)
+                await gate.acquire()
+                self.submitted[one.name] = time.monotonic()
+                posts.create_task(self._post(one)).add_done_callback(lambda _: gate.release())
+
+    async def _post(self, one: Submission) -> None:
+        try:
+            await self._wire.call("POST", JOBS, job(one))
+        except Refused as error:
+            if error.status != 409:  # it is there: the first answer was lost with its connection
+                raise
+
+    async def _watch(self, resource_version: str) -> None:
+        while True:  # the server ends watches when it takes over a changed CRD, for one
+            async for line in self._wire.watch(JOBS, resource_version):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise ConnectionError(f"the watch of the jobs failed: {event['object']}")
+                self.events += 1
+                resource_version = event["object"]["metadata"]["resourceVersion"]
+                self._see(event["object"], event["type"] == "DELETED")
+
+    def _see(self, raw: Object, deleted: bool) -> None:
+        name, status = raw["metadata"]["name"], raw.get("status") or {}
+        ended = deleted or status.get("phase") in ("Succeeded", "Failed")
+        self._witness.see(raw, self._kinds[name], ended)
+        self._newest[name] = raw
+        placement = None if ended or status.get("stop") else status.get("placement")
+        generation = placement["generation"] if placement else 0
+        running = self._running.get(name)
+        if running is not None and running[0] != generation:
+            running[1].cancel()
+            del self._running[name]
+            running = None
+        if placement is not None and running is None:
+            now = time.monotonic()
+            self.restarts += name in self.placed
+            self.placed.setdefault(name, now)
+            timer = asyncio.get_running_loop().call_later(self._kinds[name].run, self._end, name, generation)
+            self._running[name] = (generation, timer)
+        if ended and name not in self.finished:
+            self.finished[name] = time.monotonic()
+            if len(self.finished) == len(self._todo):
+                self._done.set()
+
+    def _end(self, name: str, generation: int) -> None:
+        task = asyncio.create_task(self._finish(name, generation))
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _finish(self, name: str, generation: int) -> None:
+        """Write the end, unless the job was preempted meanwhile."""
+        while self._running.get(name, (0,))[0] == generation:
+            raw = self._newest[name]
+            try:
+                body = {**raw, "status": _ended(raw["status"])}
+                await self._wire.call("PUT", f"{JOBS}/{name}/status?fieldManager={FIELD_MANAGER}", body)
+            except Refused as error:
+                if error.status != 409:
+                    raise
+                await asyncio.sleep(0.01)  # somebody wrote in between: the watch will show it
+            else:
+                return
+
+    def waits(self) -> dict[str, list[float]]:
+        """Seconds from submit to the first placement, by size of job."""
+        found: dict[str, list[float]] = defaultdict(list)
+        for name, moment in self.placed.items():
+            found[self._kinds[name].size].append(moment - self.submitted[name])
+        return found
+
+
+def _ended(status: Object) -> Object:
+    """As Muster writes it when all pods have succeeded."""
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    generation = status.get("observedGeneration", 1)
+    news = {
+        "Succeeded": ("True", "Completed", "all workers ended with exit code 0"),
+        "Admitted": ("False", "Finished", "the job has ended"),
+        "PodsReady": ("False", "Completed", "the job has ended"),
+        "Running": ("False", "Completed", "the job has ended"),
+    }
+    conditions = [
+        {
+            "type": kind,
+            "status": value,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": now,
+            "observedGeneration": generation,
+        }
+        for kind, (value, reason, message) in news.items()
+    ]
+    kept = [item for item in status.get("conditions", []) if item["type"] not in news]
+    left = {key: value for key, value in status.items() if key not in ("placement", "queue", "stop")}
+    return left | {
+        "conditions": [*kept, *conditions],
+        "phase": "Succeeded",
+        "finishedAt": now,
+        "replicas": 0,
+        "ready": 0,
+    }

@@ -1,0 +1,172 @@
+"""Muster's planner beside FIFO and EASY backfill on synthetic traces: 80,000 jobs on 2,048 GPUs, 3 loads, 10 seeds.
+
+Loads, seeds and the shape of the traces are those of `muster.simulate.synthetic`, fixed before any policy was run. All
+policies get the same traces, limits, faults and costs, and decide at the same moments. Every run is told in the table
+and in the JSON; `--quick` runs a tenth of the jobs and two seeds, `--plots DIR` also draws the first seed of each load.
+Exit code 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from muster.simulate.cluster import Cluster, ClusterFile, build
+from muster.simulate.engine import Outcome, simulate
+from muster.simulate.measures import Figures, measure
+from muster.simulate.plots import draw
+from muster.simulate.policies import policy_named
+from muster.simulate.synthetic import LOADS, SEEDS, Recipe, make
+from muster.simulate.tables import as_table
+from muster.simulate.workload import assemble
+from report import Target, report
+
+JOBS = 80_000
+CLUSTER = {"nodes": [{"count": 256, "gpus": 8}]}
+INTERVAL = 60.0
+POLICIES = ("fifo", "easy", "muster", "muster-no-preemption")
+AVERAGED = ("mean_completion", "mean_wait", "median_wait", "p90_wait", "p99_wait", "mean_slowdown", "fairness")
+AVERAGED += ("utilisation", "useful", "lost", "fragmentation", "makespan", "seconds", "evictions", "never")
+
+
+@dataclass(frozen=True)
+class Task:
+    load: float
+    seed: int
+    jobs: int
+    policies: tuple[str, ...]
+    plots: Path | None
+
+
+def run(task: Task) -> list[Figures]:
+    """All policies on one trace."""
+    cluster = _cluster()
+    trace = make(Recipe(jobs=task.jobs, gpus=int(cluster.gpus.sum()), load=task.load, seed=task.seed))
+    workload = assemble(cluster, trace)
+    outcomes: list[Outcome] = []
+    rows = []
+    for name in task.policies:
+        outcome = simulate(workload, policy_named(name, workload), seed=task.seed, interval=INTERVAL)
+        rows.append(measure(outcome))
+        if task.plots is not None:
+            outcomes.append(outcome)
+    if task.plots is not None:
+        draw(outcomes, task.plots / f"load-{task.load:g}")
+    return rows
+
+
+def _cluster() -> Cluster:
+    return build(ClusterFile.model_validate(CLUSTER))
+
+
+def averages(rows: Sequence[Figures]) -> dict[str, float]:
+    """Means over the seeds."""
+    return {name: math.fsum(getattr(row, name) for row in rows) / len(rows) for name in AVERAGED}
+
+
+def figures(results: Mapping[float, Sequence[Sequence[Figures]]]) -> dict[str, float]:
+    """What the targets are set on: Muster's means over EASY's, and the slowest simulation."""
+    told: dict[str, float] = {}
+    for load, runs in results.items():
+        mean = {name: averages(rows) for name, rows in by_policy(runs).items()}
+        for name in (name for name in mean if name.startswith("muster")):
+            key = f"{name}_{load:g}"
+            for figure in ("mean_completion", "mean_wait", "p99_wait"):
+                told[f"{key}_{figure}_pct"] = 100 * mean[name][figure] / max(mean["easy"][figure], 1e-9)
+            told[f"{key}_useful_lacking"] = 100 * (mean["easy"]["useful"] - mean[name]["useful"])
+            told[f"{key}_fairness"] = mean[name]["fairness"]
+        easy = mean["easy"]
+        told[f"easy_{load:g}_without_waits_pct"] = 100 * (1 - easy["mean_wait"] / easy["mean_completion"])
+        told[f"easy_{load:g}_fairness"] = easy["fairness"]
+    every = [row for runs in results.values() for rows in runs for row in rows if row.policy == "muster"]
+    told["muster_slowest_s"] = max(row.seconds for row in every)
+    told["muster_never_started"] = sum(row.never for row in every)
+    return told
+
+
+def by_policy(runs: Iterable[Sequence[Figures]]) -> dict[str, list[Figures]]:
+    rows: dict[str, list[Figures]] = {}
+    for run_ in runs:
+        for row in run_:
+            rows.setdefault(row.policy, []).append(row)
+    return rows
+
+
+def targets(loads: Iterable[float]) -> dict[str, Target]:
+    limits = {"muster_slowest_s": Target(60), "muster_never_started": Target(0)}
+    for load in loads:
+        key = f"muster_{load:g}"
+        limits |= {f"{key}_mean_completion_pct": Target(70), f"{key}_mean_wait_pct": Target(70)}
+        limits |= {f"{key}_p99_wait_pct": Target(100), f"{key}_useful_lacking": Target(0.0)}
+    return limits
+
+
+def notes(names: Iterable[str]) -> dict[str, str]:
+    told = {
+        "_pct": "mean over the seeds, in percent of EASY's",
+        "_useful_lacking": "percentage points of useful GPU time less than EASY",
+        "_fairness": "Jain's index over users' mean slowdowns",
+        "_without_waits_pct": "EASY's mean completion if nobody ever waited: what no policy can go below",
+        "muster_slowest_s": "processor seconds for the slowest of all simulations with Muster",
+        "muster_never_started": "jobs that Muster never started, over all runs",
+    }
+    return {name: next(text for end, text in told.items() if name.endswith(end)) for name in names}
+
+
+def show(results: Mapping[float, Sequence[Sequence[Figures]]]) -> None:
+    """One table a load: the means first, then every seed."""
+    console = Console(width=220)
+    for load, runs in results.items():
+        for name, rows in by_policy(runs).items():
+            console.print(as_table(rows, f"load {load:g}, {name}, seed by seed"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=JOBS)
+    parser.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS))
+    parser.add_argument("--loads", type=float, nargs="*", default=list(LOADS))
+    parser.add_argument("--policies", nargs="*", default=list(POLICIES))
+    parser.add_argument("--quick", action="store_true", help="8,000 jobs and two seeds")
+    parser.add_argument("--json", type=Path, help="file for the figures of every run")
+    parser.add_argument("--plots", type=Path, help="folder for plots of the first seed of each load")
+    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1) // 2))
+    options = parser.parse_args()
+    if options.quick:
+        options.jobs, options.seeds = JOBS // 10, list(SEEDS[:2])
+    if not {"easy", "muster"} <= set(options.policies):
+        parser.error("--policies must name easy and muster: the targets compare these two")
+    first = options.seeds[0]
+    tasks = [
+        Task(load, seed, options.jobs, tuple(options.policies), options.plots if seed == first else None)
+        for load in options.loads
+        for seed in options.seeds
+    ]
+    results: dict[float, list[list[Figures]]] = {load: [] for load in options.loads}
+    with ProcessPoolExecutor(options.processes) as pool:
+        for task, rows in zip(tasks, pool.map(run, tasks), strict=True):
+            results[task.load].append(rows)
+            print(f"load {task.load:g}, seed {task.seed}: done", file=sys.stderr)
+    show(results)
+    if options.json is not None:
+        every = [
+            {"load": task.load, "seed": task.seed, **row.as_dict()}
+            for task, rows in zip(tasks, (rows for runs in results.values() for rows in runs), strict=True)
+            for row in rows
+        ]
+        options.json.write_text(json.dumps(every, indent=1), encoding="utf-8")
+    told = figures(results)
+    return 0 if report("simulate", told, targets(options.loads), notes(told)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
