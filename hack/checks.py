@@ -214,12 +214,26 @@ def _tail(text: str) -> str:
     return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
 
+# ------------------------------------------------------------------------------------------------------- preparation
+
+
+def prepare(environment: Mapping[str, str]) -> Outcome:
+    """Builds and fetches what clusters need, which takes a quarter of an hour with nothing cached: no test's time-out
+    may depend on that."""
+    command = [PYTHON, "-m", "hack.cluster", "prepare"]
+    done = subprocess.run(command, cwd=ROOT, env=environment)
+    if done.returncode == 0:
+        return Outcome(passed=1)
+    return Outcome(failed=1, trouble=f"--- {' '.join(command)} ended with {done.returncode}; its words are above")
+
+
 # --------------------------------------------------------------------------------------------------------------- stages
 
 STAGES = {
     "static": Stage("static", static),
     "unit": Stage("unit", _pytest("unit")),
     "runtime": Stage("runtime", _pytest("runtime")),
+    "prepare": Stage("prepare", prepare, needs_root=True),
     "cluster": Stage("cluster", _pytest("cluster"), needs_root=True),
     "e2e": Stage("e2e", _pytest("e2e"), needs_root=True),
     "web": Stage("web", _pytest("web")),
@@ -228,7 +242,8 @@ STAGES = {
 
 def _in_all() -> list[str]:
     """Every stage; a pytest stage whose folder holds no test yet is left out."""
-    return [name for name in STAGES if name == "static" or any(_has_tests(f) for f in PYTEST_STAGES[name])]
+    own = ("static", "prepare")
+    return [name for name in STAGES if name in own or any(_has_tests(f) for f in PYTEST_STAGES[name])]
 
 
 def _has_tests(folder: str) -> bool:

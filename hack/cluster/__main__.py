@@ -48,6 +48,13 @@ def _up(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _prepare(arguments: argparse.Namespace) -> int:
+    signal.signal(signal.SIGINT, _interrupt)
+    # Simulated nodes too: whoever prepares does not know yet which kinds of clusters will be asked for.
+    api.prepare(api.Options(kwok_nodes=1), Progress())
+    return 0
+
+
 def _print_summary(cluster: api.Cluster) -> None:
     suffix = "" if cluster.name == "muster" else f" --name {cluster.name}"
     lines = [f"cluster {cluster.name} is up: {cluster.api_server}, nodes {', '.join(cluster.nodes) or 'none'}"]
@@ -139,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     _add_up_options(add("up", "start a cluster", _up))
+    add("prepare", "build and fetch all that a cluster needs, and start nothing", _prepare)
     down = add("down", "take a cluster away; nothing of it stays", _down)
     down.add_argument("--all", action="store_true", help="every cluster of this user")
     add("status", "list clusters and their processes", _status)

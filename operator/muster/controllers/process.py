@@ -107,6 +107,11 @@ class Operator:
     async def _lead(self, api: Api) -> None:
         settings = self._settings
         events = self._events = EventRecorder(api, settings.identity)
+
+        def tell(record: Record, note: Note) -> None:
+            if not scheduling.cache.terminating(record.identity.namespace):  # it takes no new objects
+                events.tell(_news(record, note))
+
         scheduling = self._scheduling = self._assemble(
             api,
             settings=PodSettings(
@@ -115,7 +120,7 @@ class Operator:
                 pull_policy=settings.runtime_pull_policy,
             ),
             token_key=token_key(settings),
-            tell=lambda record, note: events.tell(_news(record, note)),
+            tell=tell,
             through_proxy=settings.through_proxy,
             watch_seconds=settings.watch_seconds,
             prices=settings.prices,
