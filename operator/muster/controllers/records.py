@@ -178,7 +178,10 @@ class Record:
         return min((moment for moment in (self.wake_at, self.retry_at) if moment is not None), default=None)
 
     def ask(self, moment: float) -> None:
-        """Have a turn at `moment` at the latest."""
+        """Have a turn at `moment` at the latest.
+
+        An earlier turn takes the place of a later one, so each turn asks anew for all that it still waits for.
+        """
         self.retry_at = moment if self.retry_at is None else min(self.retry_at, moment)
 
     def see(self, pods: tuple[PodView, ...], now: float) -> None:

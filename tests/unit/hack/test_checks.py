@@ -48,3 +48,49 @@ def test_an_error_outside_of_any_test_is_a_failure(tmp_path: Path, monkeypatch: 
 
 def test_a_stage_without_a_test_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report(tmp_path, monkeypatch, code=5).failed == 1
+
+
+def stage(
+    monkeypatch: pytest.MonkeyPatch, *tries: tuple[checks.Outcome, list[str]]
+) -> tuple[checks.Outcome, list[str]]:
+    """The cluster stage whose pytest runs come out as said, and the names of those runs."""
+    runs: list[str] = []
+
+    def once(name: str, *_: object) -> tuple[checks.Outcome, list[str]]:
+        runs.append(name)
+        return tries[len(runs) - 1]
+
+    monkeypatch.setattr(checks, "_pytest_once", once)
+    return checks._pytest("cluster")({}), runs
+
+
+def test_one_that_passes_when_run_again_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = checks.Outcome(passed=9, failed=1, trouble="why")
+    outcome, runs = stage(monkeypatch, (first, ["a.py::test"]), (checks.Outcome(passed=1), []))
+    assert outcome == checks.Outcome(passed=10, trouble="why", second=("a.py::test",))
+    assert runs == ["cluster", "cluster-again"]
+
+
+def test_one_that_fails_again_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = (checks.Outcome(passed=9, failed=1, trouble="why"), ["a.py::test"])
+    outcome, _ = stage(monkeypatch, first, (checks.Outcome(failed=1, trouble="again"), ["a.py::test"]))
+    assert (outcome.failed, outcome.second) == (1, ())
+    assert "why" in outcome.trouble
+    assert "again" in outcome.trouble
+
+
+@pytest.mark.parametrize(
+    ("failed", "names"), [(3, ["a.py::one", "a.py::two", "a.py::three"]), (1, [])], ids=["many", "outside of any test"]
+)
+def test_what_is_no_matter_of_chance_is_not_run_again(
+    monkeypatch: pytest.MonkeyPatch, failed: int, names: list[str]
+) -> None:
+    outcome, runs = stage(monkeypatch, (checks.Outcome(failed=failed), names))
+    assert outcome.failed == failed
+    assert runs == ["cluster"]
+
+
+def test_failed_tests_are_named_as_pytest_takes_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.xml"
+    path.write_text(f"<testsuites><testsuite>{PASSED}{FAILED}{BROKEN}</testsuite></testsuites>")
+    assert checks._failed_tests(path) == ["tests/a.py::test_two", "tests/a.py::test_three"]

@@ -93,3 +93,22 @@ async def test_a_pod_that_came_and_went_between_two_looks_is_made_again(monkeypa
         place.show("a-g1-1-0")
         before = place.server.calls["POST pods"]
         await place.until(lambda: place.server.calls["POST pods"] > before)
+
+
+async def test_a_deleted_job_gives_its_room_back_though_a_pod_of_it_came_and_went_unseen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (records, work, loops):
+        monkeypatch.setattr(module, "MADE_PATIENCE", 0.5)
+    monkeypatch.setattr(loops, "LONGEST_SLEEP", 0.2)
+    async with world(cpu="2") as place:
+        place.submit("a")
+        await place.until(lambda: len(place.server.pods) == 2)
+        (record,) = place.loop.records.values()
+        record.ask(0.0)  # a turn for another reason, before the pods' own moment has come
+        place.cache.wake.set()
+        await place.until(lambda: record.retry_at != 0.0)
+        place.cache.on_job(("ns", "a"), None)
+        place.submit("b")
+        await place.until(lambda: place.placed("b"))
+        assert record.uid not in place.loop.records
