@@ -169,4 +169,4 @@ def test_broken_requests_get_an_answer_and_harm_nobody(make_gang: MakeGang, sent
         assert leader.ask("POST", api.JOIN_PATH, body)[0] in (400, 409)
     started = time.monotonic()
     assert leader.listens()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 5

@@ -194,7 +194,7 @@ def test_what_ignores_the_stop_is_killed_within_the_grace(make_gang: MakeGang) -
     started = time.monotonic()
     pod.signal(signal.SIGTERM)
     facts = pod.end()
-    assert time.monotonic() - started < 2 + 1
+    assert time.monotonic() - started < 2 + 5
     assert (facts.cause, facts.exit_code) == (Cause.PREEMPTED, EXIT_PREEMPTED)
     assert "rank 0, 1 did not end within the grace" in facts.message
     dead(gang, "running")
