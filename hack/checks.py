@@ -140,7 +140,7 @@ IN_PARALLEL = {"cluster": 2}
 leases and watches that come late. A file's tests stay together."""
 
 SECOND_TRY = {"runtime": 2, "cluster": 2, "e2e": 2}
-"""When no more tests of a stage failed than this, they are run again, alone. Such tests race processes, kubelets, graces and
+"""When no more tests of a stage failed than this, they are run again, alone. Such tests race processes, kubelets and
 clocks on a machine that others may keep busy. One that passes then is named at the end, with its first failure shown in
 full; one that is named there twice is to be mended."""
 
