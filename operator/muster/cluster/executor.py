@@ -23,6 +23,7 @@ from muster.cluster.chunks import Chunks
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.pods import Identity
+from muster.cluster.reading import read_job
 from muster.cluster.views import PodView
 from muster_protocol.tokens import job_token
 
@@ -89,7 +90,7 @@ class Executor:
             "spec": job.spec.to_raw(),
             "status": packed.to_raw(),
         }
-        written = TrainingJob.from_raw(await self._api.update_status(job_path(metadata.namespace, metadata.name), body))
+        written = read_job(await self._api.update_status(job_path(metadata.namespace, metadata.name), body))
         await self.chunks.forget(job, job.status, status)
         return await self.chunks.fetch(written)
 
@@ -119,7 +120,7 @@ class Executor:
             if error.status == 404:
                 return None
             raise
-        found = TrainingJob.from_raw(raw)
+        found = read_job(raw)
         return await self.chunks.fetch(found) if found.metadata.uid == job.metadata.uid else None
 
     async def delete_job(self, job: TrainingJob) -> None:

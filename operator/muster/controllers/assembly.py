@@ -25,6 +25,7 @@ from muster.cluster.executor import Executor
 from muster.cluster.informer import EVENT_DELAY, Informer
 from muster.cluster.launchers import DirectTransport, Launchers, ProxyTransport
 from muster.cluster.pods import PodSettings, token_tag
+from muster.cluster.reading import read_job
 from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView
 from muster.controllers.cache import Cache, Key
 from muster.controllers.lifecycle.turn import Decision, Note
@@ -130,7 +131,7 @@ class Scheduling:
             self.cache.on_job(key, None)
             return
         try:
-            job = TrainingJob.from_raw(raw)
+            job = read_job(raw)
         except ValidationError as error:
             self._unreadable(key, raw, error)
             return

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.frozen import OF_PLACEMENT, OF_PROMISE, frozen_hash
-from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob import TrainingJob, TrainingJobSpec
 from muster.api.trainingjob_status import Placement, Promise
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.jobs import JobInput
 from muster.cluster.pods import Identity, PodSettings, spec_hash
+from muster.cluster.reading import Once
 from muster.cluster.views import PodView
 from muster.controllers.admission import Obstacle
 from muster.controllers.lifecycle.facts import told_by
@@ -28,6 +30,19 @@ MADE_PATIENCE: Final = 30.0
 
 ASK_AGAIN: Final = 5.0
 """Seconds between two requests to delete the same object."""
+
+
+def _both_hashes(spec: TrainingJobSpec) -> tuple[str, str]:
+    return frozen_hash(spec, OF_PLACEMENT), frozen_hash(spec, OF_PROMISE)
+
+
+_effective: Final = Once(effective_spec)
+_hashes: Final = Once(_both_hashes)
+
+
+@lru_cache(maxsize=8)
+def _template_key(settings: PodSettings) -> Once[EffectiveSpec, str]:
+    return Once(lambda spec: spec_hash(spec, settings))
 
 
 @dataclass(frozen=True)
@@ -116,8 +131,6 @@ class Record:
     steady: tuple[object, ...] | None = None
     identity: Identity = field(init=False)
     facts: Facts = NO_FACTS
-    _key: tuple[EffectiveSpec, PodSettings, str] | None = None
-    _frozen: tuple[EffectiveSpec, str, str] | None = None
 
     def __post_init__(self) -> None:
         metadata = self.job.metadata
@@ -125,17 +138,15 @@ class Record:
 
     @classmethod
     def of(cls, job: TrainingJob) -> Record:
-        return cls(job, effective_spec(job.spec))
+        return cls(job, _effective(job.spec))
 
     @property
     def uid(self) -> str:
         return self.job.metadata.uid
 
     def template_key(self, settings: PodSettings) -> str:
-        """Hash of what the job's pods are made from; made once for each spec."""
-        if self._key is None or self._key[0] is not self.spec or self._key[1] != settings:
-            self._key = (self.spec, settings, spec_hash(self.spec, settings))
-        return self._key[2]
+        """Hash of what the job's pods are made from."""
+        return _template_key(settings)(self.spec)
 
     @property
     def placement(self) -> Placement | None:
@@ -150,25 +161,19 @@ class Record:
     @property
     def placement_hash(self) -> str:
         """Of the spec's fields that a placement stands for."""
-        return self._hashes()[0]
+        return _hashes(self.job.spec)[0]
 
     @property
     def promise_hash(self) -> str:
         """Of the spec's fields that a promise stands for."""
-        return self._hashes()[1]
-
-    def _hashes(self) -> tuple[str, str]:
-        if self._frozen is None or self._frozen[0] is not self.spec:
-            of_placement, of_promise = (frozen_hash(self.job.spec, fields) for fields in (OF_PLACEMENT, OF_PROMISE))
-            self._frozen = (self.spec, of_placement, of_promise)
-        return self._frozen[1:]
+        return _hashes(self.job.spec)[1]
 
     def take(self, job: TrainingJob) -> bool:
         """Accept a state of the job, unless it is older than the known one. True if it was taken."""
         if int(job.metadata.resource_version or 0) < int(self.job.metadata.resource_version or 0):
             return False
         if job.metadata.generation != self.job.metadata.generation:
-            self.spec = effective_spec(job.spec)
+            self.spec = _effective(job.spec)
         self.job = job
         return True
 

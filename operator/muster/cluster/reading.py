@@ -1,0 +1,61 @@
+"""TrainingJobs as the API server gives them. Jobs whose specs say the same share one spec, and what is made of it.
+
+Ten thousand jobs are kept, and most differ from another in little but the name: a spec is the larger part of a job in
+memory, and of the time that reading it takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final, Generic, TypeVar
+
+from muster.api.trainingjob import TrainingJob, TrainingJobSpec
+from muster.api.trainingjob_status import TrainingJobStatus
+
+Object = dict[str, Any]
+A = TypeVar("A")
+B = TypeVar("B")
+
+SHARED: Final = 4096
+"""Distinct specs that are remembered, the last used ones."""
+
+_UNTOLD: Final = TrainingJobStatus()
+
+
+def read_job(raw: Object) -> TrainingJob:
+    """Raises pydantic.ValidationError when the object does not fit the model."""
+    if "spec" not in raw:
+        return TrainingJob.from_raw(raw)
+    try:
+        spec = _spec(json.dumps(raw["spec"], separators=(",", ":")))
+    except ValueError:
+        return TrainingJob.from_raw(raw)  # says where in the whole object
+    return TrainingJob.model_validate({**raw, "spec": spec, "status": raw.get("status") or _UNTOLD})
+
+
+@lru_cache(maxsize=SHARED)
+def _spec(text: str) -> TrainingJobSpec:
+    return TrainingJobSpec.model_validate_json(text)
+
+
+class Once(Generic[A, B]):
+    """A pure function of one frozen object, remembered by the object itself: models with mappings have no hash."""
+
+    def __init__(self, function: Callable[[A], B]) -> None:
+        self._function = function
+        self._known: OrderedDict[int, tuple[A, B]] = OrderedDict()
+
+    def __call__(self, argument: A) -> B:
+        # An id is another object's only after this one has gone, and as long as it is remembered it stays.
+        found = self._known.get(id(argument))
+        if found is not None:
+            self._known.move_to_end(id(argument))
+            return found[1]
+        result = self._function(argument)
+        self._known[id(argument)] = argument, result
+        if len(self._known) > SHARED:
+            self._known.popitem(last=False)
+        return result
