@@ -48,8 +48,12 @@ def test_jobs_and_queues_are_listed(control_plane: ControlPlane, namespace: str,
         assert "tiny" in jobs.stdout
         assert "QuotaExceeded: 8 GPUs missing" in jobs.stdout
         row = next(line for line in muster("queues", *config).stdout.splitlines() if line.startswith(namespace))
-        assert "H100 on-demand: 64 nvidia.com/gpu" in row
-        assert row.split()[1:4] == ["all", "0", "1"]
+        assert "cohort all" in row
+        assert "H100 on-demand: 0 of 64 nvidia.com/gpu" in row
+        assert "tiny" in muster("jobs", "-q", namespace, *config).stdout
+        assert f"no TrainingQueue '{namespace}-x'; there are: " in refused(
+            muster("jobs", "-q", f"{namespace}-x", *config)
+        )
     finally:
         control_plane.kubectl("delete", "trainingqueue", namespace)
 

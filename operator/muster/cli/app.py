@@ -10,13 +10,13 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from pydantic import ValidationError
 
 from muster import __version__
-from muster.cli import look
+from muster.cli import look, tables
 from muster.cli.settings import Settings
 from muster.cluster.credentials import CredentialsError
 from muster.cluster.errors import ApiError, ApiUnreachable
@@ -30,6 +30,12 @@ Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace of the job; else the kubeconfig's.")
 ]
+
+HINTS: Final = {
+    401: "; sign in to the cluster anew, or give another --context",
+    403: "; ask for the role view there (docs/install.md, Rights), or name a namespace of yours with -n",
+}
+"""What helps, by the status with which the API server refuses."""
 
 
 class _JsonLines(logging.Formatter):
@@ -63,7 +69,7 @@ def operator(
     priority_class: Annotated[str | None, typer.Option(help="PriorityClass of training pods; '' for none.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of probes and metrics; 0 takes a free one.")] = None,
 ) -> None:
-    """Run the operator: in the cluster, or outside it with a kubeconfig."""
+    """Run the operator, in the cluster or outside it."""
     from muster.controllers.process import Operator
 
     given: dict[str, Any] = {
@@ -95,30 +101,34 @@ def operator(
 
 @app.command()
 def status(
-    job: Annotated[str, typer.Argument(help="Name of the TrainingJob.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.")],
     namespace: Namespace = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, until the job has ended.")] = False,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """One screen about a job: why it waits, how far it is, where it runs, what happened."""
+    """One job: why it waits, how far it is, where it runs."""
     raise typer.Exit(_run(look.status(job, namespace, watch=watch, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()
 def jobs(
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Only this namespace.")] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", "-q", help="Only this queue and those below it: who holds its quota, then who waits."),
+    ] = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """All TrainingJobs, with phase, progress and why they wait."""
-    raise typer.Exit(_run(look.jobs(namespace, kubeconfig=kubeconfig, context=context)))
+    """All jobs: phase, progress and why they wait."""
+    raise typer.Exit(_run(tables.jobs(namespace, queue, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()
 def queues(kubeconfig: Kubeconfig = None, context: Context = None) -> None:
-    """All TrainingQueues, with quota and how many of their jobs run and wait."""
-    raise typer.Exit(_run(look.queues(kubeconfig=kubeconfig, context=context)))
+    """All queues: what they use of their quota, and borrow."""
+    raise typer.Exit(_run(tables.queues(kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()
@@ -136,7 +146,10 @@ def simulate(
     jobs: Annotated[int, typer.Option(help="With --make-trace: how many.", min=1)] = 10_000,
     load: Annotated[float, typer.Option(help="With --make-trace: work over what the cluster could do.")] = 0.9,
 ) -> None:
-    """Replay a trace of jobs on a simulated cluster: the real planner beside FIFO and EASY backfill."""
+    """What a policy would do to a trace of jobs.
+
+    Replays the trace on a simulated cluster: the real planner beside FIFO and EASY backfill.
+    """
     from muster.cli import simulate as simulating
     from muster.simulate.errors import SimulationError
 
@@ -158,7 +171,7 @@ def simulate(
 
 @app.command()
 def crds() -> None:
-    """Print the CustomResourceDefinitions, for `kubectl apply -f -`."""
+    """Print the CRDs, for `kubectl apply -f -`."""
     from muster.api.crd import custom_resource_definition
     from muster.api.generate import to_yaml
     from muster.api.kinds import KINDS
@@ -181,9 +194,9 @@ def _run(work: Any) -> int:
     except (CredentialsError, look.NotThere) as error:
         _fail(str(error))
     except ApiError as error:
-        _fail(f"the API server refused: {error.message or error}")
+        _fail(f"the API server refused: {error.message or error}{HINTS.get(error.status, '')}")
     except ApiUnreachable as error:
-        _fail(f"{error}; check the address in your kubeconfig, and that the cluster runs")
+        _fail(f"{error}; check the address and the certificate authority in your kubeconfig, and that the cluster runs")
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])

@@ -1,11 +1,11 @@
-"""What `muster status` and `muster jobs` show, on one screen each, from the API server alone."""
+"""What `muster status` shows: one screen about a job, from the API server alone."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,7 +21,6 @@ from rich.text import Text
 from muster.api.common import API_VERSION
 from muster.api.names import JOB_UID_LABEL, Phase
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingqueue import Quota, TrainingQueue
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError, ApiUnreachable
@@ -49,6 +48,9 @@ BASES: Final = {
     "queue": " roughly, by the jobs ahead and how fast room comes back",
 }
 """How sure an expected start is."""
+NO_KINDS: Final = (
+    "this cluster does not know Muster's kinds: install the chart, or apply the CRDs (muster crds | kubectl apply -f -)"
+)
 
 
 class NotThere(Exception):
@@ -71,7 +73,7 @@ async def status(name: str, namespace: str | None, *, watch: bool, kubeconfig: s
 
     Raises NotThere, ApiError, ApiUnreachable, CredentialsError.
     """
-    api = await _connect(kubeconfig, context)
+    api = await connect(kubeconfig, context)
     try:
         scene = await look(api, name, namespace or api.credentials.namespace)
         console = Console()
@@ -89,7 +91,7 @@ async def status(name: str, namespace: str | None, *, watch: bool, kubeconfig: s
         await api.close()
 
 
-async def _connect(kubeconfig: str | None, context: str | None) -> Api:
+async def connect(kubeconfig: str | None, context: str | None) -> Api:
     credentials = Credentials(Path(kubeconfig) if kubeconfig else None, context or "")
     await credentials.load()
     return Api(credentials)
@@ -143,9 +145,10 @@ async def _absent(api: Api, base: str, name: str, namespace: str) -> str:
     except ApiError as error:
         if error.status != 404:
             raise
-        return "this cluster has no TrainingJobs: install the chart, or apply crds/"
+        return NO_KINDS
     known = ", ".join(there[:10]) + (", …" if len(there) > 10 else "")
-    return f"no TrainingJob {name!r} in namespace {namespace!r}; there {'are: ' + known if there else 'are none'}"
+    told = f"are: {known}" if there else "are none; -n names another namespace, and `muster jobs` lists all jobs"
+    return f"no TrainingJob {name!r} in namespace {namespace!r}; there {told}"
 
 
 def one_line(job: TrainingJob) -> str:
@@ -299,115 +302,3 @@ def _event_time(event: dict[str, Any]) -> str:
 
 def _ago(moment: datetime | None, now: datetime) -> str:
     return f"{format_duration(max(0.0, (now - moment).total_seconds()))} ago" if moment else ""
-
-
-async def jobs(namespace: str | None, *, kubeconfig: str | None, context: str | None) -> int:
-    """A table of all jobs."""
-    scope = f"/namespaces/{namespace}" if namespace else ""
-    listing = await _listed(f"/apis/{API_VERSION}{scope}/trainingjobs", "TrainingJobs", kubeconfig, context)
-    found = [TrainingJob.from_raw(raw) for raw in listing]
-    titles = ("NAMESPACE", "NAME", "PHASE", "QUEUE", "WORKERS", "GPUS", "STEP", "WHY")
-    whole, brief = [_row(job) for job in found], [_row(job, brief=True) for job in found]
-    _print(titles, whole, "no TrainingJobs", narrow=brief)
-    return 0
-
-
-async def queues(*, kubeconfig: str | None, context: str | None) -> int:
-    """A table of all queues: what they may use, and how many of their jobs run and wait."""
-    listing = await _listed(f"/apis/{API_VERSION}/trainingqueues", "TrainingQueues", kubeconfig, context)
-    jobs_listed = await _listed(f"/apis/{API_VERSION}/trainingjobs", "TrainingJobs", kubeconfig, context)
-    found = [TrainingJob.from_raw(raw) for raw in jobs_listed]
-    rows = [_queue_row(TrainingQueue.from_raw(raw), found) for raw in listing]
-    _print(("NAME", "PARENT", "RUNNING", "WAITING", "GPUS HELD", "QUOTA"), rows, "no TrainingQueues")
-    return 0
-
-
-async def _listed(path: str, kind: str, kubeconfig: str | None, context: str | None) -> list[dict[str, Any]]:
-    api = await _connect(kubeconfig, context)
-    try:
-        return await api.list(path)
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        raise NotThere(f"this cluster has no {kind}: install the chart, or apply crds/") from error
-    finally:
-        await api.close()
-
-
-def _print(
-    titles: Sequence[str],
-    rows: Sequence[Sequence[str | Text]],
-    none: str,
-    *,
-    narrow: Sequence[Sequence[str | Text]] | None = None,
-) -> None:
-    """A table, a line for each row, as wide as it is: what reads it line by line is not to meet half a word. `narrow`
-    is shown instead where the terminal is too narrow for `rows`."""
-    console = Console()
-    if not rows:
-        console.print(none, highlight=False)
-        return
-    table = _table(titles, rows)
-    if narrow is not None and console.is_terminal and _width(console, table) > console.width:
-        table = _table(titles, narrow)
-    console.width = _width(console, table)
-    console.print(table)
-
-
-def _width(console: Console, table: Table) -> int:
-    return console.measure(table, options=console.options.update(max_width=10_000)).maximum
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _queue_row(queue: TrainingQueue, found: Sequence[TrainingJob]) -> tuple[str, ...]:
-    own = [job for job in found if job.spec.queue == queue.metadata.name and job.status.phase not in FINAL]
-    holding = [job for job in own if job.status.placement is not None]
-    quota = "; ".join(
-        f"{_flavour(quota)}: {', '.join(f'{item.nominal} {item.name}' for item in quota.resources)}"
-        for quota in queue.spec.quotas or ()
-    )
-    return (
-        queue.metadata.name,
-        queue.spec.parent or queue.spec.cohort or "",
-        str(len(holding)),
-        str(len(own) - len(holding)),
-        str(sum(job.status.gpus or 0 for job in holding)),
-        quota or "unlimited",
-    )
-
-
-def _flavour(quota: Quota) -> str:
-    return f"{quota.gpu_type} {quota.capacity.value}" if quota.gpu_type else "without GPUs"
-
-
-def _row(job: TrainingJob, *, brief: bool = False) -> tuple[str | Text, ...]:
-    """`brief`: one word for why it waits; `muster status` has the sentence."""
-    status = job.status
-    step = ""
-    if status.progress is not None:
-        step = (
-            f"{status.progress.step}/{status.progress.total_steps}"
-            if status.progress.total_steps
-            else str(status.progress.step)
-        )
-    why = status.queue.reason if status.queue is not None else ""
-    if why and status.queue is not None and not brief:
-        why = f"{why}: {status.queue.message}"
-    return (
-        job.metadata.namespace,
-        job.metadata.name,
-        Text(status.phase.value if status.phase else "", STYLES.get(status.phase, "") if status.phase else ""),
-        job.spec.queue,
-        str(job.spec.workers.replicas),
-        str(status.gpus or 0),
-        step,
-        why,
-    )

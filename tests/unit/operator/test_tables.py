@@ -1,0 +1,76 @@
+"""What `muster jobs` and `muster queues` show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.api.trainingqueue import TrainingQueue
+from muster.cli.look import NotThere
+from muster.cli.tables import below, queue_rows
+
+pytestmark = pytest.mark.unit
+
+
+def queue(name: str, nominal: int | None = None, *, status: dict[str, Any] | None = None, **spec: Any) -> TrainingQueue:
+    if nominal is not None:
+        resources = [{"name": "nvidia.com/gpu", "nominal": nominal}]
+        spec["quotas"] = [{"gpuType": "H100", "capacity": "on-demand", "resources": resources}]
+    return TrainingQueue.from_raw({"metadata": {"name": name}, "spec": spec, "status": status or {}})
+
+
+def uses(gpus: int, borrowed: int = 0) -> dict[str, Any]:
+    used = {"name": "nvidia.com/gpu", "used": str(gpus), **({"borrowed": str(borrowed)} if borrowed else {})}
+    ready = {"type": "Ready", "status": "True", "reason": "Ready", "lastTransitionTime": "2026-01-02T03:04:05Z"}
+    flavour = {"gpuType": "H100", "capacity": "on-demand", "resources": [used]}
+    return {"running": 2, "waiting": 1, "usedGpus": gpus, "usage": [flavour], "conditions": [ready]}
+
+
+def test_a_queue_shows_what_it_uses_of_what_it_has_and_what_of_that_is_borrowed() -> None:
+    company = queue("company", 32, status=uses(80))
+    team = queue("team", 64, parent="company", status=uses(80, borrowed=16))
+    assert queue_rows([company, team]) == [
+        ("company", "", "open", "2", "1", "80", "H100 on-demand: 80 of 96 nvidia.com/gpu"),
+        ("team", "company", "open", "2", "1", "80", "H100 on-demand: 80 of 64 nvidia.com/gpu, 16 borrowed"),
+    ]
+
+
+def test_a_queue_without_quota_is_unlimited_only_where_none_above_has_one() -> None:
+    rows = queue_rows([queue("root", 8), queue("leaf", parent="root"), queue("free", status=uses(8))])
+    assert [row[-1] for row in rows] == [
+        "H100 on-demand: 0 of 8 nvidia.com/gpu",
+        "no quota of its own",
+        "H100 on-demand: 8 nvidia.com/gpu; unlimited",
+    ]
+
+
+def test_cores_and_bytes_are_told_as_people_read_them() -> None:
+    resources = [{"name": "cpu", "nominal": "1536"}, {"name": "memory", "nominal": "8Ti"}]
+    (row,) = queue_rows([queue("cpus", quotas=[{"gpuType": "", "resources": resources}])])
+    assert row[-1] == "without GPUs: 0 of 1536 cores, 0 GiB of 8192 GiB memory"
+
+
+def test_a_queue_that_is_held_or_has_lost_its_parent_says_so() -> None:
+    faults = [("Ready", "Held"), ("ParentFound", "ParentNotFound")]
+    conditions = [
+        {"type": kind, "status": "False", "reason": why, "lastTransitionTime": "2026-01-02T03:04:05Z"}
+        for kind, why in faults
+    ]
+    (row,) = queue_rows([queue("lost", parent="gone", cohort=None, status={"conditions": conditions})])
+    assert row[1:3] == ("gone", "Held, ParentNotFound")
+    (row,) = queue_rows([queue("unseen", cohort="all")])
+    assert row[1:6] == ("cohort all", "", "", "", "")
+
+
+def test_a_circle_of_parents_ends() -> None:
+    circle = [queue("a", 8, parent="b"), queue("b", 8, parent="a")]
+    assert {row[-1] for row in queue_rows(circle)} == {"H100 on-demand: 0 of 16 nvidia.com/gpu"}
+    assert below("a", circle) == {"a", "b"}
+
+
+def test_the_queues_below_one_are_found_and_a_wrong_name_is_answered_with_those_there_are() -> None:
+    tree = [queue("root"), queue("middle", parent="root"), queue("leaf", parent="middle"), queue("other")]
+    assert below("middle", tree) == {"middle", "leaf"}
+    with pytest.raises(NotThere, match="no TrainingQueue 'x'; there are: leaf, middle, other, root"):
+        below("x", tree)
