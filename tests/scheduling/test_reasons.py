@@ -93,7 +93,8 @@ def test_level_that_the_cluster_does_not_know_is_told() -> None:
 def test_job_that_suits_no_node_is_told_what_was_looked_at() -> None:
     waiting = why([Node("a")], Job("a", only_on=("b",)))
     assert waiting.reason is WaitReason.NO_ELIGIBLE_NODES
-    assert waiting.message == "none of the cluster's 1 node passes the job's GPU type, node labels and tolerations"
+    told = "none of the cluster's 1 node passes the job's GPU type, kind of capacity, node labels and tolerations"
+    assert waiting.message == told
 
 
 def test_nodes_that_are_away_are_counted() -> None:

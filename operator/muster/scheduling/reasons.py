@@ -80,7 +80,8 @@ class Reasons:
     def queue_closed(self, queue: int) -> Why:
         if queue == NONE:
             return Why(WaitReason.QUEUE_CLOSED, "the job's queue does not exist")
-        return Why(WaitReason.QUEUE_CLOSED, f"queue {self._queue(queue)} takes no new jobs")
+        name = self._queue(queue)
+        return Why(WaitReason.QUEUE_CLOSED, f"queue {name} takes no new jobs: kubectl describe tq {name} says why")
 
     def no_eligible_nodes(self) -> Why:
         count = len(self._snapshot.nodes.names)
@@ -88,7 +89,8 @@ class Reasons:
             return Why(WaitReason.NO_ELIGIBLE_NODES, "the cluster has no nodes")
         return Why(
             WaitReason.NO_ELIGIBLE_NODES,
-            f"none of the cluster's {_count(count, 'node')} passes the job's GPU type, node labels and tolerations",
+            f"none of the cluster's {_count(count, 'node')} passes the job's GPU type, kind of capacity, node labels "
+            "and tolerations",
         )
 
     def exceeds_cluster(self, gang: Gang) -> Why:
