@@ -52,6 +52,7 @@ TRAINING_QUEUE: Final = Kind(
         Column("Weight", "integer", ".spec.weight", "Its part beside its neighbours", wide=True),
         Column("Mean", "string", ".status.fairShare.mean", "Its part of the cluster in the past", wide=True),
         Column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", "Why it takes none", wide=True),
+        Column("Message", "string", ".status.conditions[?(@.type=='Ready')].message", "The same in words", wide=True),
     ),
 )
 
@@ -61,9 +62,11 @@ TOPOLOGY: Final = Kind(
     short="topo",
     namespaced=False,
     columns=(
-        Column("Levels", "string", ".spec.levels[*].name", "Names of the levels, widest first"),
+        Column("Widest", "string", ".spec.levels[0].name", "Name of the widest level"),
         Column("Nodes", "integer", ".status.nodes", "Nodes with the labels of every level"),
+        Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "Whether all usable nodes do"),
         _AGE,
+        Column("Message", "string", ".status.conditions[?(@.type=='Ready')].message", "Nodes that lack one", wide=True),
     ),
 )
 
