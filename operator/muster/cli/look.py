@@ -185,10 +185,13 @@ def render(scene: Scene) -> RenderableType:
     if status.checkpoint is not None:
         age = f", {_ago(status.checkpoint.committed_at, scene.now)}" if status.checkpoint.committed_at else ""
         head.add_row("Checkpoint", f"step {status.checkpoint.step}{age}  {status.checkpoint.uri or ''}")
-    if status.restarts or status.preemptions:
-        failures, restarts = status.failures or 0, status.restarts or 0
-        told = f"{restarts} ({_counted(failures, 'failure')} of the script, {restarts - failures} of nodes and pods)"
-        head.add_row("Restarts", f"{told}, {_counted(status.preemptions or 0, 'preemption')}")
+    if status.restarts:
+        failures = status.failures or 0
+        told = f"{_counted(failures, 'failure')} of the script, {status.restarts - failures} of nodes and pods"
+        head.add_row("Restarts", f"{status.restarts} ({told})")
+    if status.preemptions:
+        lost = f", {status.lost_gpu_seconds} GPU-seconds of work lost" if status.lost_gpu_seconds else ""
+        head.add_row("Preempted", f"{_counted(status.preemptions, 'time')}{lost}")
     if status.failure is not None and phase is not Phase.SUCCEEDED:
         head.add_row("Last failure", Text(f"{status.failure.message}\n{status.failure.traceback}".strip(), "red"))
     parts: list[RenderableType] = [Text(scene.trouble, "bold red"), head] if scene.trouble else [head]

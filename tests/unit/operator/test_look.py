@@ -124,8 +124,12 @@ def test_while_the_api_server_is_away_the_screen_says_that_it_is_old() -> None:
 def test_numbers_are_told_as_people_read_them() -> None:
     running = job(phase="Running", restarts=1, progress={"step": 3, "loss": "3.1415926535897931"})
     assert one_line(running) == "research/train, Running, step 3, loss 3.14159, 1 restart"
-    text = shown(Scene(job(phase="Running", restarts=3, failures=1, preemptions=1), (), (), NOW))
-    assert "3 (1 failure of the script, 2 of nodes and pods), 1 preemption" in text
+    text = shown(Scene(job(phase="Running", restarts=3, failures=1), (), (), NOW))
+    assert "3 (1 failure of the script, 2 of nodes and pods)" in text
+    assert "Preempted" not in text
+    text = shown(Scene(job(phase="Queued", preemptions=1, lostGpuSeconds=540), (), (), NOW))
+    assert "Preempted  1 time, 540 GPU-seconds of work lost" in text
+    assert "Restarts" not in text
 
 
 def test_a_waiting_job_says_when_it_starts_and_what_would_help() -> None:
