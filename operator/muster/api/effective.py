@@ -88,6 +88,7 @@ class EffectiveSpec:
         min_replicas, max_replicas: bounds of the gang's size; both `replicas` for a job that is not elastic.
         step: the gang has `min_replicas` workers and a multiple of this.
         partial: it may start with fewer than `replicas`.
+        spares: workers' room that is kept for the gang beside its own.
         gpu_type: "" for any.
         requests, limits: of the training container, as quantities; GPUs are in both.
         level: name of a topology level; "" for the narrowest that fits.
@@ -112,6 +113,7 @@ class EffectiveSpec:
     max_replicas: int
     step: int
     partial: bool
+    spares: int
     gpus_per_worker: int
     gpu_type: str
     processes_per_worker: int
@@ -152,8 +154,8 @@ class EffectiveSpec:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole gang."""
-        return self.replicas * self.gpus_per_worker
+        """GPUs of the whole gang, spares included."""
+        return (self.replicas + self.spares) * self.gpus_per_worker
 
     @property
     def world_size(self) -> int:
@@ -181,6 +183,7 @@ def effective_spec(spec: TrainingJobSpec) -> EffectiveSpec:
         max_replicas=workers.max or workers.replicas,
         step=workers.step or STEP,
         partial=_partial(workers),
+        spares=workers.spares or 0,
         gpus_per_worker=gpus,
         gpu_type=workers.gpu_type or "",
         processes_per_worker=workers.processes_per_worker or gpus or 1,
@@ -276,6 +279,7 @@ BUILT_IN: Final[dict[str, str]] = {
     "spec.workers.max": "replicas",
     "spec.workers.step": str(STEP),
     "spec.workers.partial": "true when min is below replicas",
+    "spec.workers.spares": "0",
     "spec.workers.gpusPerWorker": "0",
     "spec.workers.processesPerWorker": "gpusPerWorker or 1",
     "spec.parallelism.strategy": STRATEGY.value,

@@ -263,7 +263,7 @@ class EventReason(str, Enum):
     WORKER_FAILED = "WorkerFailed"
     """A worker ended; the note has index, rank, exit code and cause."""
     WORKER_REPLACED = "WorkerReplaced"
-    """A new pod takes the index of a broken one."""
+    """Workers of broken nodes, or spares, have another node; the note says which."""
     RESTARTING = "Restarting"
     """The gang starts again from its last committed checkpoint."""
     PREEMPTING = "Preempting"

@@ -25,6 +25,7 @@ FROZEN_WHILE_ADMITTED: Final = (
     "image",
     "command",
     "args",
+    "workers.spares",
     "workers.gpusPerWorker",
     "workers.gpuType",
     "workers.processesPerWorker",
@@ -169,6 +170,11 @@ WORKERS_RULES: Final = (
         "!has(self.partial) || !self.partial || (has(self.min) && self.min < self.replicas)",
         "partial lets the gang start with fewer workers than replicas: say with how many at least, in min",
         field_path=".partial",
+    ),
+    Rule(
+        f"!has(self.spares) || self.spares == 0 || !{_ELASTIC.format(it='self')}",
+        "an elastic gang goes on with fewer workers when nodes break: leave spares out, or give the gang one size",
+        field_path=".spares",
     ),
     Rule(
         "!has(self.gpuType) || (has(self.gpusPerWorker) && self.gpusPerWorker > 0)",

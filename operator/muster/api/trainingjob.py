@@ -35,7 +35,7 @@ from muster.api.podparts import (
 from muster.api.rules import CAPACITY_RULES, CHECKPOINT_RULES, JOB_RULES, SPEC_RULES, TOPOLOGY_RULES, WORKERS_RULES
 from muster.api.schema import MapList, SchemaDefault, SetList
 from muster.api.terms import JobBudget, Window
-from muster.api.trainingjob_status import MAX_WORKERS, TrainingJobStatus
+from muster.api.trainingjob_status import MAX_SPARES, MAX_WORKERS, TrainingJobStatus
 from muster.api.trainingqueue import Capacity as CapacityKind
 from muster_protocol.uris import S3_URI_PATTERN
 
@@ -106,6 +106,9 @@ class Workers(Model):
     partial: bool | None = None
     """When true, the gang may start with fewer workers than `replicas`, though not with fewer than `min`, and grows
     when there is room. Left out: true when `min` is below `replicas`."""
+    spares: Annotated[Count, Le(MAX_SPARES)] | None = None
+    """Room for so many more workers is kept for the gang, where its topology lets them be, so that it goes on at once
+    when nodes break. No pods run there; it counts against quota, budget and `status.gpus`. Left out: 0."""
     gpus_per_worker: Annotated[int, Ge(0), Le(128)] | None = None
     """GPUs of each worker. Left out, or 0: a gang on CPUs."""
     gpu_type: GpuType | None = None

@@ -14,6 +14,8 @@ from muster.api.terms import Usage
 
 MAX_WORKERS = 16384
 """Workers of one gang."""
+MAX_SPARES = 64
+"""Spares of one gang."""
 
 NodeName = Annotated[str, Len(1, 253)]
 Indexes = Annotated[str, Len(1, 32768)]
@@ -50,10 +52,11 @@ class NodeWorkers(Model):
     """Their indexes in the gang, like `0-3,7`."""
 
 
-def nodes_with_workers(node_of_index: Sequence[str]) -> tuple[NodeWorkers, ...]:
-    """Worker i on `node_of_index[i]`, as it is written down: by node, in the order of each one's first worker."""
+def nodes_with_workers(node_of_index: Sequence[str], first: int = 0) -> tuple[NodeWorkers, ...]:
+    """Worker first + i on `node_of_index[i]`, as it is written down: by node, in the order of each one's first
+    worker."""
     by_node: dict[str, list[int]] = {}
-    for index, node in enumerate(node_of_index):
+    for index, node in enumerate(node_of_index, start=first):
         by_node.setdefault(node, []).append(index)
     return tuple(NodeWorkers(node=node, indexes=format_indexes(found)) for node, found in by_node.items())
 
@@ -64,6 +67,14 @@ def nodes_by_index(nodes: Iterable[NodeWorkers], workers: int, where: str) -> tu
     if len(found) != workers or (found and max(found) != workers - 1):
         raise ValueError(f"{where} names nodes for {len(found)} of {workers} workers")
     return tuple(found[index] for index in range(workers))
+
+
+def spares_by_index(spares: Iterable[NodeWorkers]) -> dict[int, str]:
+    """Node names of the spares, by their indexes behind the workers', ascending."""
+    return dict(sorted((index, item.node) for item in spares for index in parse_indexes(item.indexes)))
+
+
+Spares = Annotated[tuple[NodeWorkers, ...], Len(0, MAX_SPARES), MapList(("node",))]
 
 
 class Attempt(Model):
@@ -86,6 +97,8 @@ class Placement(Model):
     """The nodes, each with the indexes of its workers. Empty when `chunks` name them."""
     chunks: Annotated[tuple[ChunkName, ...], Len(0, 16)] = ()
     """ConfigMaps with the nodes of a large gang, a line each: name and indexes."""
+    spares: Spares = ()
+    """Where room is kept for `workers.spares`, with indexes that follow those of the workers."""
     attempts: Annotated[tuple[Attempt, ...], Len(0, MAX_WORKERS), MapList(("index",))] = ()
     """Indexes whose pods were replaced."""
     domain: Annotated[str, Len(0, 512)] = ""
@@ -107,14 +120,16 @@ class Placement(Model):
         node_of_index: Sequence[str],
         *,
         attempts: Mapping[int, int] | None = None,
+        spares: Sequence[str] = (),
         **fields: Any,
     ) -> Self:
-        """The placement that puts worker i on `node_of_index[i]`; `attempts` by index, 0 may be left out. `fields` are
-        the other fields of the model."""
+        """The placement that puts worker i on `node_of_index[i]`, and spares on the nodes `spares`; `attempts` by
+        index, 0 may be left out. `fields` are the other fields of the model."""
         return cls(
             generation=generation,
             workers=len(node_of_index),
             nodes=nodes_with_workers(node_of_index),
+            spares=nodes_with_workers(spares, len(node_of_index)),
             attempts=tuple(
                 Attempt(index=index, attempt=attempt) for index, attempt in sorted((attempts or {}).items()) if attempt
             ),
@@ -124,6 +139,11 @@ class Placement(Model):
     def node_of_index(self) -> tuple[str, ...]:
         """Node names by index. Raises ValueError when the placement does not name a node for every index."""
         return nodes_by_index(self.nodes, self.workers, "status.placement")
+
+    @property
+    def held(self) -> int:
+        """Workers whose room it holds, spares included."""
+        return self.workers + len(spares_by_index(self.spares))
 
     def attempt_of(self, index: int) -> int:
         """Number of the pod of `index` within this placement, from 0."""
@@ -143,6 +163,8 @@ class Victim(Model):
     """GPU-seconds of work that it costs: since its last committed checkpoint, and its restart."""
     nodes: Annotated[tuple[NodeWorkers, ...], Len(0, MAX_WORKERS)] = ()
     """Where it goes on with its new size; empty when it queues again."""
+    spares: Spares = ()
+    """Where room is kept for its spares then."""
 
 
 class Promise(Model):
@@ -155,6 +177,8 @@ class Promise(Model):
     """The nodes, each with the indexes of its workers. Empty when `chunks` name them."""
     chunks: Annotated[tuple[ChunkName, ...], Len(0, 16)] = ()
     """ConfigMaps with the nodes of a large gang, a line each: name and indexes."""
+    spares: Spares = ()
+    """Where room is kept for `workers.spares`, with indexes that follow those of the workers."""
     victims: Annotated[tuple[Victim, ...], Len(0, MAX_WORKERS), MapList(("uid",))] = ()
     """Who leaves them."""
     queue: Annotated[str, Len(0, 63)] = ""
@@ -167,6 +191,10 @@ class Promise(Model):
     def node_of_index(self) -> tuple[str, ...]:
         """Node names by index. Raises ValueError when the promise does not name a node for every index."""
         return nodes_by_index(self.nodes, self.workers, "status.promise")
+
+    def places(self) -> tuple[str, ...]:
+        """Node names of the workers by index, and behind them those of the spares. Raises ValueError likewise."""
+        return (*self.node_of_index(), *spares_by_index(self.spares).values())
 
 
 class Stop(Model):

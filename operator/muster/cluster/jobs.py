@@ -57,12 +57,14 @@ class TermsInput:
     Attributes:
         slices: (workers, name of the level), widest first.
         balanced: name of a level, or "".
+        spares: workers' room beside the gang's own.
         opens, limit, estimate, deadline: in seconds, as the arrays of `Terms`.
     """
 
     preemptible: bool = True
     slices: tuple[tuple[int, str], ...] = ()
     balanced: str = ""
+    spares: int = 0
     alternatives: tuple[AlternativeInput, ...] = ()
     opens: float = 0.0
     limit: float = FOREVER
@@ -104,11 +106,13 @@ class JobInput:
         flavour: like `H100/on-demand`, "" for a job without GPUs.
         request: of one worker, in base units, `pods` = 1 included.
         level: name of the topology level that `mode` speaks of, or "".
-        placed: node name by index while a placement stands, else empty.
+        placed: node name by index while a placement stands, else empty. Behind the `workers` are the spares, "" for one
+            that is lacking.
         generation: of that placement.
         holding: the job has a placement, or pods that are not gone.
         reserving: placed indices without a pod still hold room (False once the placement is being taken down).
-        promised: node name by index, where room is promised to the job; it is RESERVED unless it is `holding` too.
+        promised: node name by index, where room is promised to the job, spares behind; it is RESERVED unless it is
+            `holding` too.
         sizes: fewest and most workers, and the step between them; None for a gang that is not elastic.
         partial: it may start with fewer than `workers`.
     """
@@ -229,10 +233,11 @@ def _terms(
         terms.preemptible[index], terms.reclaims[index] = said.preemptible, said.reclaims
         terms.opens[index], terms.limit[index] = said.opens, said.limit
         terms.estimate[index], terms.deadlines[index] = said.estimate, said.deadline
-        if said.slices or said.balanced:
+        if said.slices or said.balanced or said.spares:
             shapes[index] = Shape(
                 slices=tuple((workers, level_row[level]) for workers, level in said.slices),
                 balanced=level_row[said.balanced] if said.balanced else NONE,
+                spares=said.spares,
             )
         alternatives[index] = tuple(
             Alternative(filter_row[other.node_filter], number[other.flavour], other.since)

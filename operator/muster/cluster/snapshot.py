@@ -1,8 +1,8 @@
 """Freezes what the operator knows into the planner's arrays.
 
 What a node has given away is a union, by pod UID, of every pod bound or pinned to it that has not ended (those being
-deleted included, until they are gone) and of every placed index whose pod isn't made yet. So a placement holds its room
-from the moment it is written, whatever the watch has shown by then.
+deleted included, until they are gone) and of every placed index whose pod isn't made yet, or has failed: the gang may
+start again there. So a placement holds its room from the moment it is written, whatever the watch has shown by then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from muster.scheduling.snapshot import (
     Snapshot,
 )
 
-TERMINAL: Final = frozenset({"Succeeded", "Failed"})
+FAILED: Final = "Failed"
+TERMINAL: Final = frozenset({"Succeeded", FAILED})
 """Pod phases that hold no room."""
 
 _ALWAYS: Final = ("cpu", "memory", "pods")
@@ -175,7 +176,7 @@ def _used(
     seen: set[str] = set()
     for pod in pods:
         job = job_row.get(pod.owner_uid) if pod.owner_uid else None
-        if job is not None and pod.generation == jobs[job].generation:
+        if job is not None and pod.generation == jobs[job].generation and pod.phase != FAILED:
             made.setdefault(pod.owner_uid, set()).add(pod.index)
         if pod.phase in TERMINAL or pod.uid in seen:
             continue
@@ -200,12 +201,14 @@ def _used(
 def _reserve(
     index: int, job: JobInput, made: set[int], row: Mapping[str, int], column: Mapping[str, int], used: Int, held: Int
 ) -> None:
-    """Count the placed indices without a pod on their nodes, and the whole gang in its queue."""
+    """Count the placed indices without a pod on their nodes, and the whole gang in its queue, with the spares that are
+    there."""
     amounts = vector(tuple(job.request.items()), column)
     for worker, node in enumerate(job.placed):
         if worker not in made and node in row:
             used[row[node]] += amounts
-    np.maximum(held[index], amounts * len(job.placed), out=held[index])
+    spares = sum(node in row for node in job.placed[job.workers :])
+    np.maximum(held[index], amounts * (min(job.workers, len(job.placed)) + spares), out=held[index])
 
 
 def _domains(nodes: Sequence[NodeView], levels: Sequence[LevelInput]) -> tuple[Index, tuple[tuple[str, ...], ...]]:

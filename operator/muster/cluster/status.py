@@ -87,7 +87,7 @@ class Draft:
     def done(self) -> TrainingJobStatus:
         """The edited status, with its phase, its generation, and the fields that only say what the spec asks for."""
         metadata, workers, placement = self._job.metadata, self._job.spec.workers, self.status.placement
-        size = placement.workers if placement else workers.replicas
+        size = placement.held if placement else workers.replicas + (workers.spares or 0)
         update = {
             "phase": phase_of(self.status),
             "observed_generation": self._generation,

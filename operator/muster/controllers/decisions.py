@@ -8,23 +8,23 @@ moved or resized gets its promise and its stop in one write.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import datetime
 
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason
-from muster.api.trainingjob_status import Promise, Stop, Victim, nodes_with_workers
+from muster.api.trainingjob_status import NodeWorkers, Promise, Stop, Victim, nodes_with_workers
 from muster.cluster.status import Draft, finished
-from muster.controllers import planning
+from muster.controllers import planning, replacing
 from muster.controllers.claims import Claims
 from muster.controllers.lifecycle import preemption
 from muster.controllers.lifecycle.turn import Decision, Note, write_stop
 from muster.controllers.queues import ceilings, priority_remark
 from muster.controllers.records import Record
 from muster.controllers.work import Worker, utc_now
-from muster.scheduling.plan import Admission, Eviction, Plan
+from muster.scheduling.plan import Admission, Eviction, Plan, Replacement
 from muster.scheduling.plan import Promise as Promised
-from muster.scheduling.snapshot import Index, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Snapshot
 
 Start = Callable[[Record, Awaitable[None]], None]
 Names = Mapping[str, str]
@@ -55,6 +55,10 @@ class Decisions:
             self._promise(snapshot, uid, promises, evictions[uid], names, now)
         for uid in decided.broken:
             self._break(uid, now)
+        starting = {admission.uid for admission in decided.admissions}
+        for replacement in decided.replacements:
+            if replacement.uid not in starting:  # the placement says it
+                self._replace(snapshot, replacement, now)
         for admission in decided.admissions:
             self._admit(snapshot, admission, now)
 
@@ -64,11 +68,13 @@ class Decisions:
             record.stand = ()  # its room is promised, but it can't start yet: plan anew after its next turn
             return
         generation = (record.job.status.placements or 0) + 1
+        promise = record.job.status.promise
         placement = planning.placement_of(
             snapshot,
             admission.nodes,
             generation,
             now,
+            spares=len(admission.nodes) - promise.workers if promise else record.spec.spares,
             queue=record.spec.queue,
             spec=record.placement_hash,
             yields=admission.yields,
@@ -126,7 +132,7 @@ class Decisions:
             generation=placement.generation,
             reason=eviction.reason.value,
             lost=max(0, round(eviction.lost)),
-            nodes=nodes_with_workers(_names(snapshot, onward.nodes)) if onward is not None else (),
+            **(_split(record, _names(snapshot, onward.nodes)) if onward is not None else {}),
         )
 
     def _stop(
@@ -161,6 +167,22 @@ class Decisions:
         decision = Decision(status=stopped, notes=(preemption.note_of(stop),))
         self._start(record, self._worker.carry_out(record, decision))
 
+    def _replace(self, snapshot: Snapshot, replacement: Replacement, now: datetime) -> None:
+        """Write down the new nodes of a promise, or of a running gang's spares."""
+        record = self._records[replacement.uid]
+        if record.task is not None:
+            record.stand = ()  # plan anew after its next turn
+            return
+        found = replacing.replaced(record.job, dict(_moves(snapshot, replacement)), record.spec.spares, now)
+        if found is None:
+            return
+        record.plannable = False
+        if found.status.promise is not None:
+            record.assumed_promise = found.status.promise
+        else:
+            record.assumed = found.status.placement
+        self._start(record, self._worker.carry_out(record, Decision(status=found.status, notes=(found.note,))))
+
     def _break(self, uid: str, now: datetime) -> None:
         record = self._records[uid]
         if record.task is not None or record.job.status.promise is None:
@@ -178,14 +200,28 @@ class Decisions:
 
 
 def _written(record: Record, nodes: list[str], victims: tuple[Victim, ...], now: datetime) -> Promise:
+    split = _split(record, nodes)
     return Promise(
-        workers=len(nodes),
-        nodes=nodes_with_workers(nodes),
+        workers=len(nodes) - record.spec.spares,
+        nodes=split["nodes"],
+        spares=split["spares"],
         victims=victims,
         queue=record.spec.queue,
         spec=record.promise_hash,
         promised_at=now,
     )
+
+
+def _split(record: Record, nodes: list[str]) -> dict[str, tuple[NodeWorkers, ...]]:
+    """The planner's nodes of a gang as they are written down: its workers', and its spares' behind them."""
+    workers = len(nodes) - record.spec.spares
+    return {"nodes": nodes_with_workers(nodes[:workers]), "spares": nodes_with_workers(nodes[workers:], workers)}
+
+
+def _moves(snapshot: Snapshot, replacement: Replacement) -> Iterator[tuple[int, str]]:
+    """(index, node) of those that get another node; "" for a spare that has none any more."""
+    for index, node in zip(replacement.indexes.tolist(), replacement.nodes.tolist(), strict=True):
+        yield index, "" if node == NONE else snapshot.nodes.names[node]
 
 
 def _names(snapshot: Snapshot, nodes: Index) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from muster.api.trainingjob_status import TrainingJobStatus
+from muster.api.trainingjob_status import Placement, TrainingJobStatus, spares_by_index
 from muster.cluster import pods as pod_objects
 from muster.cluster.eligibility import NodeFilter, filter_of_pod
 from muster.cluster.gpus import flavour_of
@@ -65,7 +65,9 @@ class Inputs:
                 avoided=avoided,
                 promised=preemption.nodes_of(record.promise) if record.promise else (),
             )
-            made = replace(made, run=RunInput(restart=start, grace=float(record.spec.grace)))
+            own = record.promise is not None and not record.promise.victims
+            run = RunInput(restart=start, grace=float(record.spec.grace), beneficiary=record.uid if own else "")
+            made = replace(made, run=run)
             record.planned = (key, made)
         lasting = times is terms.NO_BOUNDS and not record.job.status.avoided
         record.steady = self._steady(record) if lasting else None
@@ -93,7 +95,7 @@ class Inputs:
 
     def _holding(self, record: Record, made: JobInput, pods: list[PodView], now: datetime) -> JobInput:
         placement, status = record.placement, record.job.status
-        placed = placement.node_of_index() if placement else ()
+        placed = _places(placement, record.spec.spares) if placement else ()
         names = (*placed, *(pod.node for pod in pods))
         node = next((found for found in map(self._cache.node, names) if found is not None), None)
         generation = placement.generation if placement else 0
@@ -185,7 +187,16 @@ def run_of(record: Record, now: datetime) -> RunInput:
 
 def _gpus(record: Record) -> int:
     """GPUs of the placement."""
-    return record.placement.workers * record.spec.gpus_per_worker if record.placement else 0
+    return record.placement.held * record.spec.gpus_per_worker if record.placement else 0
+
+
+def _places(placement: Placement, spares: int) -> tuple[str, ...]:
+    """Node names of the workers, and behind them those of as many spares as the job asks for, "" for one it lacks."""
+    nodes = placement.node_of_index()
+    if not spares:
+        return nodes
+    there = spares_by_index(placement.spares)
+    return (*nodes, *(there.get(placement.workers + index, "") for index in range(spares)))
 
 
 def _bound(record: Record, status: TrainingJobStatus) -> float:

@@ -191,7 +191,7 @@ class Loop:
             whole_for=_whole_for(record, pods, monotonic),
             peers_wait=_peers_wait(record, pods, monotonic),
             launcher_patience=self._patience,
-            claim=self._claims.written(record.uid, placement.generation) if placement else None,
+            claim=self._claims.written(record.uid, _claimed(record)),
             facts=record.facts,
             placement_hash=record.placement_hash if placement else "",
             promise_hash=record.promise_hash if placement or record.job.status.promise else "",
@@ -283,6 +283,14 @@ class Loop:
             self.turn_errors += 1
             self._must_plan = True
             await asyncio.sleep(1.0)
+
+
+def _claimed(record: Record) -> int:
+    """The generation whose room others may have been promised: the placement's, or the last one's that is kept."""
+    status = record.job.status
+    if status.placement is not None:
+        return status.placement.generation
+    return (status.placements or 0) if status.promise is not None else 0
 
 
 def _holds(record: Record, pods: tuple[PodView, ...]) -> bool:

@@ -14,7 +14,14 @@ from muster.api.names import ConditionType, Reason
 from muster.api.topology import Topology
 from muster.api.trainingjob import TopologyMode as SpecMode
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Placement, Promise, QueuePosition, Stop, TrainingJobStatus
+from muster.api.trainingjob_status import (
+    Placement,
+    Promise,
+    QueuePosition,
+    Stop,
+    TrainingJobStatus,
+    spares_by_index,
+)
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.gpus import ON_DEMAND, flavour_of, gpu_type_of, same_type, short_type
 from muster.cluster.jobs import NO_ACCELERATOR, PLAIN_TERMS, AlternativeInput, JobInput, TermsInput
@@ -157,6 +164,7 @@ def _terms(
         preemptible=spec.preemptible,
         slices=tuple(item for item in spec.slices if item[1] in known),
         balanced=spec.balanced if spec.balanced in known else "",
+        spares=spec.spares,
         alternatives=tuple(others[1:]),
         opens=times.opens,
         limit=times.limit,
@@ -179,12 +187,18 @@ def submitted(job: TrainingJob) -> float:
     return moment.timestamp() if moment else 0.0
 
 
-def placement_of(snapshot: Snapshot, nodes: Index, generation: int, now: datetime, **fields: Any) -> Placement:
-    """The planner's choice as it is written down; `fields` are the others of the model."""
+def placement_of(
+    snapshot: Snapshot, nodes: Index, generation: int, now: datetime, *, spares: int = 0, **fields: Any
+) -> Placement:
+    """The planner's choice as it is written down: the last `spares` nodes are the spares'; `fields` are the others of
+    the model."""
+    named = [snapshot.nodes.names[node] for node in nodes]
+    workers = len(named) - spares
     return Placement.of(
         generation,
-        [snapshot.nodes.names[node] for node in nodes],
-        domain=domain_of(snapshot, nodes),
+        named[:workers],
+        spares=named[workers:],
+        domain=domain_of(snapshot, nodes[:workers]),
         placed_at=now,
         **fields,
     )
@@ -250,7 +264,9 @@ def admitted(job: TrainingJob, placement: Placement, now: datetime, *, remark: s
         nodes=shown[:1024],
     )
     where = f" in {placement.domain}" if placement.domain else ""
-    message = f"{counted(placement.workers, 'worker')} on {counted(len(used), 'node')}{where}: {shown}{remark}"
+    kept = ", ".join(spares_by_index(placement.spares).values())
+    spares = f"; room for {counted(placement.held - placement.workers, 'spare')} is kept on {kept}" if kept else ""
+    message = f"{counted(placement.workers, 'worker')} on {counted(len(used), 'node')}{where}: {shown}{spares}{remark}"
     draft.condition(ConditionType.ADMITTED, True, Reason.ADMITTED.value, message)
     draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, "pods are being made")
     draft.condition(ConditionType.RUNNING, False, Reason.PODS_STARTING.value, "pods are being made")

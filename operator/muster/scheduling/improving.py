@@ -5,6 +5,7 @@ Each move is a stop and a start, so each has to pay (`muster.scheduling.moves.Pa
 * **defragmentation**: the first job that waits for room in one domain, while there is enough in all, gets it by moving
   others aside; at most one such job in a plan, and none in a plan that asks others to end;
 * **promotion**: jobs on their second choice of nodes move to a better one;
+* **spares** that broke or are lacking are found again (`muster.scheduling.mending`), without a stop;
 * **growth**: elastic jobs grow. Not in a tree of queues in which anybody waits for quota.
 
 Promotion and growth take only room that is kept for nobody, and none in a plan that moves others aside.
@@ -21,6 +22,7 @@ from muster.scheduling.defrag import defragment
 from muster.scheduling.demand import coming_back
 from muster.scheduling.elastic import grow
 from muster.scheduling.heads import Head, Heads
+from muster.scheduling.mending import mend_spares
 from muster.scheduling.moves import Move
 from muster.scheduling.plan import Eviction, Promise
 from muster.scheduling.promotion import promote
@@ -37,6 +39,7 @@ def improve(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> list[Ve
     if not (round_.policy.promotion or round_.policy.elastic) or not _anybody_runs(round_.snapshot):
         return list(verdicts)
     open_ = np.minimum(round_.room.open, round_.spare.open).copy()
+    round_.replacements += mend_spares(round_.after_evictions(), round_.tree, open_, round_.promised)
     if round_.policy.promotion:
         _carry_out(round_, promote(round_.after_evictions(), round_.tree, open_, round_.promised))
     if round_.policy.elastic:

@@ -1,6 +1,7 @@
 """`plan(snapshot) -> Plan`: which waiting gangs start now, where, and why the others do not.
 
-Promises come first: room and quota that an earlier plan promised are nobody else's (`muster.scheduling.promises`).
+Promises come first: room and quota that an earlier plan promised are nobody else's (`muster.scheduling.promises`), and
+where a node of theirs broke, another takes its place (`muster.scheduling.mending`).
 
 Then jobs are taken one after the other, in the order of `muster.scheduling.order`. Each is
 
@@ -74,6 +75,7 @@ def plan(snapshot: Snapshot, policy: Policy = DEFAULT) -> Plan:
         waiting=explain(round_, heads, verdicts, _expect(round_, heads, verdicts)) if policy.explain else (),
         promises=tuple(round_.promises),
         evictions=tuple(round_.evictions),
+        replacements=tuple(round_.replacements),
         broken=round_.kept.broken,
     )
 

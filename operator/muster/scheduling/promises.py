@@ -7,8 +7,9 @@ From then on the job is RESERVED. In every later plan, before anybody else is lo
 * its quota is charged in its queue, and what those still hold who are ending is not;
 * it starts, on exactly those nodes, as soon as they have the room and the victims' quota is free.
 
-A promise is broken when it can no longer be kept: a node is gone, not usable or no longer suits the job, its queue was
-closed or may no longer use that much. Victims that take their time break nothing.
+A promise is broken when it can no longer be kept: a node is gone, not usable or no longer suits the job and no other is
+found for it (`muster.scheduling.mending`), its queue was closed or may no longer use that much. Victims that take their
+time break nothing.
 
 A job that is moved or resized has a promise as well, while it still runs: it is HOLDING, `leaving`, and its own
 beneficiary. Its new nodes are kept for it in the same way.
@@ -49,7 +50,7 @@ def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
         used: quota held by placements; admissions are charged here.
         promised: a copy of it, in which promises are charged, and what those hold who are ending is not.
     """
-    reserved = _by_rank(snapshot)
+    reserved = reserved_by_rank(snapshot)
     if not reserved and not snapshot.jobs.runs.leaving.any():
         return Kept((), (), (), snapshot.nodes.free)
     for job in reserved:
@@ -61,7 +62,7 @@ def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
         if job not in set(kept):
             promised.discharge(*_holding(snapshot, job))
     now, free = snapshot.nodes.free.copy(), snapshot.nodes.free.copy()
-    for job in _moving(snapshot):
+    for job in moving(snapshot):
         _take(snapshot, free, job, snapshot.jobs.runs.promised_to(job))
     admissions, waiting = [], []
     for job in kept:
@@ -84,13 +85,14 @@ def victims_of(snapshot: Snapshot, job: int) -> list[int]:
     return [int(row) for row in np.flatnonzero(runs.leaving & (runs.beneficiary == job)) if row != job]
 
 
-def _by_rank(snapshot: Snapshot) -> list[int]:
+def reserved_by_rank(snapshot: Snapshot) -> list[int]:
+    """Rows of the jobs that wait for the room that is promised to them, first in rank first."""
     jobs = snapshot.jobs
     rows = np.flatnonzero(jobs.states == JobState.RESERVED).tolist()
     return sorted(rows, key=lambda job: (-int(jobs.priorities[job]), float(jobs.submitted[job]), jobs.uids[job]))
 
 
-def _moving(snapshot: Snapshot) -> list[int]:
+def moving(snapshot: Snapshot) -> list[int]:
     """Rows of the jobs that are being moved or resized and still run."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
     if runs.promised_first is None:
@@ -98,6 +100,12 @@ def _moving(snapshot: Snapshot) -> list[int]:
     own = runs.beneficiary == np.arange(len(jobs.uids))
     there = np.diff(runs.promised_first) > 0
     return [int(row) for row in np.flatnonzero(own & runs.leaving & there & (jobs.states == JobState.HOLDING))]
+
+
+def promised_nodes(snapshot: Snapshot, job: int) -> Index:
+    """Nodes that are promised to a job which waits, is moved or is resized, by rank."""
+    runs = snapshot.jobs.runs
+    return runs.nodes_of(job) if snapshot.jobs.states[job] == JobState.RESERVED else runs.promised_to(job)
 
 
 def _holding(snapshot: Snapshot, job: int) -> tuple[int, int, Need]:

@@ -19,8 +19,9 @@ import numpy as np
 from muster.scheduling.demand import places_by_node
 from muster.scheduling.gangs import Gang
 from muster.scheduling.kinds import Kind, Kinds
+from muster.scheduling.mending import mend_promises
 from muster.scheduling.placement import fits, locate
-from muster.scheduling.plan import Admission, Eviction, Promise
+from muster.scheduling.plan import Admission, Eviction, Promise, Replacement
 from muster.scheduling.policy import Policy
 from muster.scheduling.promises import Kept, keep_promises
 from muster.scheduling.quota import Ledger, Need, Shortage
@@ -85,11 +86,12 @@ class Round:
     """
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        self.tree = Tree(snapshot.nodes.domains, snapshot.levels)
+        snapshot, mended = mend_promises(snapshot, self.tree)
         jobs = snapshot.jobs
         self.snapshot, self.policy = snapshot, policy
         self.waiting: Int = np.flatnonzero(jobs.states == JobState.PENDING).astype(np.int64)
         self.kinds = Kinds(snapshot, self.waiting, elastic=policy.elastic)
-        self.tree = Tree(snapshot.nodes.domains, snapshot.levels)
         self.used = Ledger(snapshot.queues, jobs)
         self.promised = self.used.copy()
         self.kept: Kept = keep_promises(snapshot, self.used, self.promised)
@@ -101,6 +103,7 @@ class Round:
         self.admissions: list[Admission] = list(self.kept.admissions)
         self.promises: list[Promise] = []
         self.evictions: list[Eviction] = []
+        self.replacements: list[Replacement] = list(mended)
         self.reserved_quota: list[tuple[int, int]] = []
         self._firm = _firm_use(snapshot)
         self.served: set[int] = set()

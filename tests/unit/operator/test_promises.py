@@ -83,7 +83,8 @@ async def test_the_promise_is_written_before_the_victim_is_told_and_kept_until_i
         ]
         assert names[0] == "high", "first the promise"
         promise = place.status("high")["promise"]
-        assert promise["victims"] == [{"uid": LOW, "generation": 1, "reason": "Preempted", "lost": 120, "nodes": []}]
+        victim = {"uid": LOW, "generation": 1, "reason": "Preempted", "lost": 120, "nodes": [], "spares": []}
+        assert promise["victims"] == [victim]
         assert place.status("low")["phase"] == "Preempting"
         assert place.status("low")["stop"]["beneficiary"] == HIGH
         assert "ns/high" in place.status("low")["stop"]["message"]

@@ -1,7 +1,10 @@
 """A worker of the gang ended badly: restart the whole gang from its last checkpoint, or give the job up.
 
-Today's only recovery is a new generation of the whole gang. Failures of the script count against `restart.limit`;
-disruptions, lost nodes and the platform's own failures do not.
+Every recovery is a new generation of the whole gang, in the room that it has: the nodes are promised to it in the same
+write that stops it, so nobody else gets them meanwhile, and it does not queue again. Where a node broke, the planner
+gives the workers there another one (`muster.scheduling.mending`); all others keep theirs, with image and caches.
+
+Failures of the script count against `restart.limit`; disruptions, lost nodes and the platform's own failures do not.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Final
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.trainingjob_status import Failure, QueuePosition
 from muster.cluster.status import is_true
-from muster.controllers.lifecycle import causes
+from muster.controllers.lifecycle import causes, preemption
 from muster.controllers.lifecycle.causes import COUNTED, FATAL, End, Kind
 from muster.controllers.lifecycle.completion import finish_run
 from muster.controllers.lifecycle.turn import Turn
@@ -26,6 +29,10 @@ FREE_DISRUPTIONS: Final = 3
 
 SETTLED: Final = 300.0
 """Seconds of training after which a disruption counts as a new one."""
+
+LONGEST_KEPT: Final = 60
+"""Seconds of back-off over which the gang's room is kept. GPUs that stand idle for longer are somebody else's: then the
+gang queues again, with its first submit time."""
 
 _LAUNCHER_WORD: Final = {
     Kind.CONFIG: "config",
@@ -114,7 +121,16 @@ def _restart(turn: Turn, cause: End, failures: int) -> None:
     message = f"{_sentence(cause)}{count}"
     turn.tell(EventReason.WORKER_FAILED, message, warning=True)
     turn.tell(EventReason.RESTARTING, f"{f'after {delay} s ' if delay else ''}the gang starts again {origin}")
+    if delay <= LONGEST_KEPT and _may_stay(turn):
+        preemption.keep_room(turn)
     turn.stop(Reason.RESTARTING, message)
+
+
+def _may_stay(turn: Turn) -> bool:
+    """Whether the room that the gang has is still its own, and of a size that it may have."""
+    placement, spec = turn.status.placement, turn.s.spec
+    assert placement is not None
+    return turn.s.claim is None and spec.min_replicas <= placement.workers <= spec.max_replicas
 
 
 def _delay(turn: Turn, cause: End, failures: int, restarts: int) -> int:

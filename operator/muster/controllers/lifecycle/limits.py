@@ -26,6 +26,7 @@ def _hold_back(turn: Turn, wrong: str) -> bool:
     spent = terms.budget_spent(turn.s.spec, turn.status.usage) if turn.status.usage else ""
     for reason, message in ((Reason.INVALID_WINDOW, wrong), (Reason.BUDGET_EXHAUSTED, spent)):
         if message:
+            turn.draft.set(promise=None)  # room that a gang keeps which may not start is kept from others
             known = find_condition(turn.status.conditions, ConditionType.ADMITTED.value)
             if known is None or (known.reason, known.message) != (reason.value, message):
                 turn.waits(reason.value, message)
@@ -33,6 +34,7 @@ def _hold_back(turn: Turn, wrong: str) -> bool:
             return True
     opens = terms.may_start(turn.s.spec, turn.s.now, terms.start_seconds(turn.status))
     if opens > turn.s.now:
+        turn.draft.set(promise=None)
         turn.wake_at(opens)
     return False
 
@@ -40,7 +42,7 @@ def _hold_back(turn: Turn, wrong: str) -> bool:
 def _stop(turn: Turn) -> bool:
     spec, status, placement = turn.s.spec, turn.status, turn.status.placement
     assert placement is not None
-    gpus = placement.workers * spec.gpus_per_worker
+    gpus = placement.held * spec.gpus_per_worker
     ends: list[tuple[datetime, str, str]] = []
     if placement.placed_at is not None:
         window = terms.window_end(spec, placement.placed_at)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from muster.api.names import EventReason
-from muster.api.trainingjob_status import NodeWorkers, Promise, Stop, nodes_by_index, parse_indexes
+from muster.api.names import ConditionType, EventReason, Reason
+from muster.api.trainingjob_status import NodeWorkers, Promise, Stop, parse_indexes
+from muster.cluster.status import reason_of
 from muster.controllers.lifecycle.turn import Note, Turn
 from muster.scheduling.plan import MoveReason
 
@@ -58,21 +59,40 @@ def give_way(turn: Turn) -> bool:
         lost=victim.lost,
     )
     if victim.nodes:
-        turn.draft.set(promise=onward(turn, victim.nodes))
+        turn.draft.set(promise=onward(turn, victim.nodes, victim.spares))
     turn.notes.append(note_of(stop))
     turn.record_stop(stop)
     return True
 
 
-def onward(turn: Turn, nodes: tuple[NodeWorkers, ...]) -> Promise:
-    """The promise of a gang that stops and goes on at once on `nodes`."""
+def onward(turn: Turn, nodes: tuple[NodeWorkers, ...], spares: tuple[NodeWorkers, ...] = ()) -> Promise:
+    """The promise of a gang that stops and goes on at once on `nodes`, with spares."""
     return Promise(
         workers=sum(len(parse_indexes(item.indexes)) for item in nodes),
         nodes=nodes,
+        spares=spares,
         queue=turn.s.spec.queue,
         spec=turn.s.promise_hash,
         promised_at=turn.s.now,
     )
+
+
+def keep_room(turn: Turn) -> None:
+    """Promise a gang that is about to stop the nodes that it is on: nobody else gets them until it starts again."""
+    placement = turn.status.placement
+    assert placement is not None
+    turn.draft.set(promise=onward(turn, placement.nodes, placement.spares))
+
+
+def hand_over(turn: Turn) -> bool:
+    """Give up the room that a gang has kept for its restart, where the planner promised it to another meanwhile."""
+    stop, claim = turn.status.stop, turn.s.claim
+    why = stop.reason if stop is not None else reason_of(turn.status, ConditionType.ADMITTED)
+    if claim is None or turn.status.promise is None or why != Reason.RESTARTING.value:
+        return False
+    turn.draft.set(promise=None)
+    turn.tell(EventReason.PROMISE_BROKEN, f"the gang failed while its room was given to {claim.name}; it queues again")
+    return False
 
 
 def drop_promise(turn: Turn) -> bool:
@@ -125,8 +145,8 @@ def budget_left(preempted_at: tuple[datetime, ...], budget: int | None, window: 
 
 
 def nodes_of(promise: Promise) -> tuple[str, ...]:
-    """Node names by index; () for a promise that can't be read, which the planner then breaks."""
+    """Node names by index, spares behind; () for a promise that can't be read, which the planner then breaks."""
     try:
-        return nodes_by_index(promise.nodes, promise.workers, "status.promise")
+        return promise.places()
     except ValueError:
         return ()

@@ -9,7 +9,7 @@ from muster.controllers.lifecycle.completion import complete
 from muster.controllers.lifecycle.facts import learn
 from muster.controllers.lifecycle.failure import recover
 from muster.controllers.lifecycle.limits import keep_terms
-from muster.controllers.lifecycle.preemption import drop_promise, give_way
+from muster.controllers.lifecycle.preemption import drop_promise, give_way, hand_over
 from muster.controllers.lifecycle.renewal import renew
 from muster.controllers.lifecycle.runtime import limit_runtime
 from muster.controllers.lifecycle.start import follow, make_pods
@@ -26,6 +26,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     clean_finished,
     remove_strays,
     drop_promise,
+    hand_over,
     continue_stop,
     suspend,
     renew,

@@ -27,6 +27,8 @@ START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
 
 def trainingjob(**spec: Any) -> TrainingJob:
     workers = spec.pop("workers", 2)
+    if isinstance(workers, int):
+        workers = {"replicas": workers, "gpusPerWorker": 1}
     return TrainingJob.from_raw(
         {
             "metadata": {
@@ -39,7 +41,7 @@ def trainingjob(**spec: Any) -> TrainingJob:
             "spec": {
                 "image": "train:1",
                 "command": ["python", "train.py"],
-                "workers": {"replicas": workers, "gpusPerWorker": 1},
+                "workers": workers,
                 **spec,
             },
         }
@@ -155,7 +157,9 @@ class Case:
         """What the loop does with the planner's choice."""
         generation = (self.job.status.placements or 0) + 1
         hash_ = frozen_hash(self.job.spec, OF_PLACEMENT)
-        placement = Placement.of(generation, list(nodes), placed_at=self.now, spec=hash_)
+        spares = nodes[self.job.spec.workers.replicas :] if self.job.spec.workers.spares else ()
+        workers = nodes[: len(nodes) - len(spares)]
+        placement = Placement.of(generation, workers, spares=spares, placed_at=self.now, spec=hash_)
         status = admitted(self.job, placement, self.now)
         self.job = TrainingJob.from_raw(self.job.to_raw() | {"status": status.to_raw()})
         self.refusal = None
@@ -164,6 +168,10 @@ class Case:
         """To a gang that trains."""
         self.settle()
         self.place(*(nodes or [f"n{index}" for index in range(self.job.spec.workers.replicas)]))
+        self.start_placed()
+
+    def start_placed(self) -> None:
+        """The pods of a placement come up, and the gang trains."""
         self.settle()
         self.run_pods()
         self.train()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from muster.api.names import ConditionType
+from muster.api.names import ConditionType, Reason
+from muster.api.trainingjob_status import Victim
+from muster.controllers.lifecycle.turn import Claim
 from muster_protocol.exits import Cause
 
 from .cases import Case, trainingjob
@@ -278,3 +280,50 @@ def test_disruptions_that_meet_the_gang_again_and_again_are_slowed_down() -> Non
         not_before = case.job.status.not_before
         assert (0 if not_before is None else (not_before - case.now).total_seconds()) == delay
         restart(case)
+
+
+def test_the_room_is_kept_for_the_restart_in_the_write_that_stops_the_gang() -> None:
+    case = Case(trainingjob(workers={"replicas": 2, "gpusPerWorker": 1, "spares": 1}))
+    case.settle()
+    case.place("n0", "n1", "n2")
+    case.start_placed()
+    case.lost_nodes = frozenset({"n1"})
+    status = case.decide().status
+    assert status is not None
+    assert status.stop is not None
+    assert status.promise is not None
+    assert status.promise.places() == ("n0", "n1", "n2")
+    assert status.promise.workers == 2
+
+
+def test_long_back_off_or_a_claim_of_another_leaves_the_room_to_others() -> None:
+    case = Case(trainingjob(restart={"backoff": "2m"}))
+    case.start()
+    case.end(0, Cause.USER, 1)
+    status = case.decide().status
+    assert status is not None
+    assert status.promise is None
+    case = Case(trainingjob())
+    case.start()
+    claim = Claim("uid-of-high", "ns/high", Victim(uid=case.job.metadata.uid, generation=1, reason="Preempted"))
+    case.lost_nodes = frozenset({"n1"})
+    case.turn()
+    assert case.job.status.promise is not None
+    case.claim = claim  # decided on while the gang failed
+    case.turn()
+    assert case.job.status.promise is None
+    assert case.notes[-1].message == "the gang failed while its room was given to ns/high; it queues again"
+
+
+def test_kept_room_is_given_up_when_the_job_may_not_start() -> None:
+    case = Case(trainingjob(budget={"gpuHours": 1}))
+    case.start()
+    case.later(1700)
+    case.lost_nodes = frozenset({"n1"})
+    case.turn()
+    assert case.job.status.promise is not None
+    case.later(200)
+    case.vanish()
+    case.settle()
+    assert case.reason() == Reason.BUDGET_EXHAUSTED.value
+    assert case.job.status.promise is None

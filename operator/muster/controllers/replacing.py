@@ -1,0 +1,81 @@
+"""What a replacement means for a job's status: other nodes for some workers of its promise, or for its spares. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from muster.api.names import EventReason
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import Placement, Promise, TrainingJobStatus, nodes_with_workers, spares_by_index
+from muster.cluster.status import Draft
+from muster.controllers.lifecycle.turn import Note
+
+_SHOWN: Final = 8
+"""Workers that are told one by one."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """The new status, and the Event that tells of it."""
+
+    status: TrainingJobStatus
+    note: Note
+
+
+def replaced(job: TrainingJob, moves: Mapping[int, str], spares: int, now: datetime) -> Replaced | None:
+    """The status with the new nodes in it.
+
+    Args:
+        moves: node by index; "" for a spare that has none any more. Indexes count the spares that are there, or are
+            asked for in a running gang, behind the workers.
+        spares: how many the job asks for.
+
+    Returns:
+        None when the job has neither a promise nor a placement any more.
+    """
+    draft, status = Draft(job, now), job.status
+    if status.promise is not None:
+        promise = _promise(status.promise, moves)
+        draft.set(promise=promise)
+        told = _told(moves, promise.workers, dict(enumerate(status.promise.places())))
+    elif status.placement is not None and status.stop is None:
+        draft.set(placement=_placement(status.placement, moves, spares))
+        told = _told(moves, status.placement.workers, spares_by_index(status.placement.spares))
+    else:
+        return None
+    return Replaced(draft.done(), Note(EventReason.WORKER_REPLACED, told))
+
+
+def _promise(promise: Promise, moves: Mapping[int, str]) -> Promise:
+    places = [moves.get(index, node) for index, node in enumerate(promise.places())]
+    spares = [node for node in places[promise.workers :] if node]
+    return promise.model_copy(
+        update={
+            "nodes": nodes_with_workers(places[: promise.workers]),
+            "spares": nodes_with_workers(spares, promise.workers),
+        }
+    )
+
+
+def _placement(placement: Placement, moves: Mapping[int, str], spares: int) -> Placement:
+    before = spares_by_index(placement.spares)
+    wanted = range(placement.workers, placement.workers + spares)
+    after = [moves.get(index, before.get(index, "")) for index in wanted]
+    kept = nodes_with_workers([node for node in after if node], placement.workers)
+    return placement.model_copy(update={"spares": kept})
+
+
+def _told(moves: Mapping[int, str], workers: int, before: Mapping[int, str]) -> str:
+    """Which workers and spares go from where to where."""
+    said = []
+    for index, node in sorted(moves.items()):
+        who = f"worker {index}" if index < workers else f"spare {index - workers}"
+        left = before.get(index, "")
+        where = f"goes to node {node}" if node else "has no room now"
+        said.append(f"{who} {where}{f' in place of {left}' if left and node else ''}")
+    more = f" and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    others = "; the others keep their nodes" if any(index < workers for index in moves) else ""
+    return f"{', '.join(said[:_SHOWN])}{more}{others}"

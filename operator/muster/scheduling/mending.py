@@ -1,0 +1,226 @@
+"""Puts right what broken nodes have done to gangs, in the plan that sees it, before anybody else is looked at.
+
+* **Promises.** A gang that starts again is promised the nodes that it was on, like one that others make room for. Where
+  some of these are gone, cordoned, not ready, or no longer suit it, only the workers there get another place, spares
+  first (`muster.scheduling.replacement`); the others keep their node and their rank. A promise that cannot be mended
+  so is left as it is: `muster.scheduling.promises` breaks it, and the gang is placed anew as a whole. Room that
+  strangers have taken, while nobody leaves it, is like a broken node; only those wait for it for whom others were asked
+  to go, since some of these may not be gone yet.
+* **Spares.** A spare of a running gang whose node is broken moves, and one that is lacking is found again. That takes
+  only room that is kept for nobody, and quota as any start does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from muster.scheduling.demand import places_by_node
+from muster.scheduling.gangs import Gang
+from muster.scheduling.moves import by_rank, gang_of, need_of, take_room, worker_of
+from muster.scheduling.plan import Replacement
+from muster.scheduling.promises import moving, promised_nodes, reserved_by_rank
+from muster.scheduling.quota import Ledger
+from muster.scheduling.replacement import replace_workers
+from muster.scheduling.room import count_slots
+from muster.scheduling.snapshot import NONE, Index, Int, JobState, Mask, Snapshot
+from muster.scheduling.topology import Tree
+
+
+def mend_promises(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Replacement, ...]]:
+    """Give the workers of promises another node where theirs is broken. Returns the snapshot with the new promises.
+
+    A lacking spare of a promise is not looked for: it is found when the gang runs.
+    """
+    rows = [*reserved_by_rank(snapshot), *moving(snapshot)]
+    broken = [row for row in rows if not _stands(snapshot, row, promised_nodes(snapshot, row)).all()]
+    strangers = _overdrawn_by_strangers(snapshot, rows)
+    if not broken and not strangers.any():
+        return snapshot, ()
+    free = snapshot.nodes.free.copy()
+    for row in rows:
+        _take(snapshot, free, row, promised_nodes(snapshot, row))
+    replacements, mended = [], dict[int, Index]()
+    for row in rows:
+        before, found = promised_nodes(snapshot, row), _mend(snapshot, tree, free, row, strangers)
+        if found is not None:
+            after = before.copy()
+            after[found.indexes] = found.nodes
+            _take(snapshot, free, row, before[found.indexes], back=True)
+            _take(snapshot, free, row, found.nodes)
+            replacements.append(found)
+            mended[row] = after[after != NONE]
+        elif snapshot.jobs.runs.beneficiary[row] == row and _at(strangers, before).any():
+            mended[row] = np.where(_at(strangers, before), np.int32(NONE), before)  # what is not there is broken
+    return _with_promises(snapshot, mended) if mended else snapshot, tuple(replacements)
+
+
+def mend_spares(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger) -> tuple[Replacement, ...]:
+    """Find new places for broken and lacking spares of gangs that run.
+
+    Args:
+        room: R x N in tree order, what nobody holds or is to get. What spares take is subtracted.
+        ledger: with all promises; what spares take is charged.
+    """
+    jobs = snapshot.jobs
+    with_spares = [row for row, shape in enumerate(jobs.terms.shapes) if shape.spares]
+    if not with_spares:
+        return ()
+    found = []
+    for row in by_rank(snapshot, np.array(with_spares, dtype=np.int64)).tolist():
+        mended = _mend_spares(snapshot, tree, room, ledger, row) if _may_get(snapshot, row) else None
+        if mended is not None:
+            found.append(mended)
+    return tuple(found)
+
+
+def _stands(snapshot: Snapshot, row: int, nodes: Index) -> Mask:
+    """Which of a job's nodes are there, usable, and suit it."""
+    return _at(_suitable(snapshot, row), nodes)
+
+
+def _at(mask: Mask, nodes: Index) -> Mask:
+    """What a mask over nodes says of these; False for those that are gone."""
+    found: Mask = nodes != NONE
+    found[found] = mask[nodes[found]]
+    return found
+
+
+def _places(tree: Tree, nodes: Index) -> Int:
+    """Places of these nodes in tree order; NONE for those that are gone."""
+    places = nodes.astype(np.int64)
+    places[nodes != NONE] = places_by_node(tree)[nodes[nodes != NONE]]
+    return places
+
+
+def _suitable(snapshot: Snapshot, row: int) -> Mask:
+    jobs = snapshot.jobs
+    filters = {int(jobs.filters[row]), *(other.filter for other in jobs.terms.alternatives[row])}
+    suits: Mask = np.logical_or.reduce(snapshot.eligible[sorted(filters)], axis=0) & snapshot.nodes.usable
+    return suits
+
+
+def _take(snapshot: Snapshot, free: Int, row: int, nodes: Index, *, back: bool = False) -> None:
+    change = np.add if back else np.subtract
+    change.at(free, nodes[nodes != NONE], snapshot.jobs.requests[row])
+
+
+def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int]) -> Mask:
+    """N, nodes on which somebody unknown has taken what is promised: nobody there is leaving, and it is not enough."""
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    overdrawn = np.zeros(len(snapshot.nodes.names), dtype=np.bool_)
+    reserved = [row for row in rows if jobs.states[row] == JobState.RESERVED]
+    if not reserved:
+        return overdrawn
+    free = snapshot.nodes.free.copy()
+    for row in rows:
+        _take(snapshot, free, row, promised_nodes(snapshot, row))
+    for row in reserved:
+        nodes, asked = promised_nodes(snapshot, row), jobs.requests[row] > 0
+        nodes = nodes[nodes != NONE]
+        overdrawn[nodes] |= (free[nodes][:, asked] < 0).any(axis=1)
+    for row in np.flatnonzero(runs.leaving & (jobs.states == JobState.HOLDING)).tolist():
+        nodes = runs.nodes_of(row)
+        overdrawn[nodes[nodes != NONE]] = False
+    return overdrawn
+
+
+def _mend(snapshot: Snapshot, tree: Tree, free: Int, row: int, strangers: Mask) -> Replacement | None:
+    nodes = promised_nodes(snapshot, row)
+    lost = ~_stands(snapshot, row, nodes)
+    if snapshot.jobs.states[row] == JobState.RESERVED:
+        lost |= _at(strangers, nodes)
+    if not len(nodes) or not lost.any():
+        return None
+    there = replace_workers(
+        tree,
+        _slots(snapshot, tree, np.ascontiguousarray(free[tree.order].T), row, nodes, strangers),
+        _gang(snapshot, row, len(nodes)),
+        _places(tree, nodes),
+        np.flatnonzero(lost),
+    )
+    return None if there is None else _replacement(snapshot, tree, row, there.indexes, there.places)
+
+
+def _gang(snapshot: Snapshot, row: int, total: int) -> Gang:
+    """The gang that is promised `total` nodes, with as many spares as are among them. An elastic gang has none."""
+    shape = snapshot.jobs.terms.shapes[row]
+    size = min(total, int(snapshot.jobs.workers[row])) if shape.spares else total
+    return replace(gang_of(snapshot, row, size), shape=replace(shape, spares=total - size))
+
+
+def _slots(snapshot: Snapshot, tree: Tree, room: Int, row: int, nodes: Index, closed: Mask | None = None) -> Int:
+    """N in tree order, workers of a job that each place has room for, on nodes like those that it has already."""
+    suits = _suitable(snapshot, row)
+    if closed is not None:
+        suits = suits & ~closed
+    if snapshot.jobs.flavours[row] != 0:
+        kinds = np.unique(snapshot.nodes.flavours[nodes[nodes != NONE]])
+        suits = suits & np.isin(snapshot.nodes.flavours, kinds)
+    return count_slots(room, worker_of(snapshot, row, int(snapshot.jobs.filters[row])), suits[tree.order])
+
+
+def _replacement(snapshot: Snapshot, tree: Tree, row: int, indexes: Int, places: Int) -> Replacement:
+    nodes = places.astype(np.int32)
+    nodes[places != NONE] = tree.order[places[places != NONE]]
+    return Replacement(snapshot.jobs.uids[row], indexes.astype(np.int32), nodes)
+
+
+def _with_promises(snapshot: Snapshot, mended: dict[int, Index]) -> Snapshot:
+    """The snapshot in which these jobs have these nodes promised."""
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    reserved = {row: nodes for row, nodes in mended.items() if jobs.states[row] == JobState.RESERVED}
+    held = jobs.held.copy()
+    for row, nodes in reserved.items():
+        held[row] = jobs.requests[row] * len(nodes)
+    first, placed = _joined(runs.first, runs.placed, reserved)
+    runs = replace(runs, first=first, placed=placed)
+    if runs.promised_first is not None and runs.promised is not None:
+        others = {row: nodes for row, nodes in mended.items() if row not in reserved}
+        promised_first, promised = _joined(runs.promised_first, runs.promised, others)
+        runs = replace(runs, promised_first=promised_first, promised=promised)
+    return replace(snapshot, jobs=replace(jobs, held=held, runs=runs))
+
+
+def _joined(first: Int, values: Index, changed: dict[int, Index]) -> tuple[Int, Index]:
+    """Lists that lie behind each other, with some of them changed."""
+    lists = [changed.get(row, values[first[row] : first[row + 1]]) for row in range(len(first) - 1)]
+    return np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int64), np.concatenate(lists)
+
+
+def _may_get(snapshot: Snapshot, row: int) -> bool:
+    """Whether a gang runs that has room for its spares to ask for."""
+    jobs, queues = snapshot.jobs, snapshot.queues
+    queue = int(jobs.queues[row])
+    if jobs.states[row] != JobState.HOLDING or jobs.runs.leaving[row] or queue == NONE:
+        return False
+    whole = len(jobs.runs.nodes_of(row)) == int(jobs.workers[row]) + jobs.terms.shapes[row].spares
+    return whole and bool(queues.open[queue]) and not bool(queues.drain[queue])
+
+
+def _mend_spares(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, row: int) -> Replacement | None:
+    jobs, size = snapshot.jobs, int(snapshot.jobs.workers[row])
+    nodes = jobs.runs.nodes_of(row)
+    lost = size + np.flatnonzero(~_stands(snapshot, row, nodes)[size:])
+    if not lost.size or (nodes[:size] == NONE).any():
+        return None
+    there = replace_workers(
+        tree,
+        _slots(snapshot, tree, room, row, nodes),
+        _gang(snapshot, row, len(nodes)),
+        _places(tree, nodes),
+        lost,
+    )
+    if there is None:
+        return None
+    found = there.places != NONE
+    indexes, places = there.indexes[found], there.places[found]
+    anew = int((nodes[indexes] == NONE).sum())
+    queue, flavour = int(jobs.queues[row]), int(jobs.flavours[row])
+    need, borrowing = need_of(snapshot, row, anew), bool(jobs.terms.preemptible[row])
+    if not len(indexes) or (anew and ledger.shortage(queue, flavour, need, borrowing=borrowing) is not None):
+        return None
+    ledger.charge(queue, flavour, need)
+    take_room(snapshot, room, row, places)
+    return _replacement(snapshot, tree, row, indexes, places)

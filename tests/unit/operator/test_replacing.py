@@ -1,0 +1,56 @@
+"""A replacement in a job's status: which nodes change, which stay, and what is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import Placement, Promise, nodes_with_workers
+from muster.controllers.replacing import replaced
+
+from .lifecycle.cases import START, trainingjob
+
+pytestmark = pytest.mark.unit
+
+
+def job(**status: object) -> TrainingJob:
+    found = trainingjob(workers={"replicas": 3, "gpusPerWorker": 1, "spares": 1})
+    return found.model_copy(update={"status": found.status.model_copy(update=status)})
+
+
+def promise(*nodes: str, spares: tuple[str, ...] = ()) -> Promise:
+    return Promise(workers=len(nodes), nodes=nodes_with_workers(nodes), spares=nodes_with_workers(spares, len(nodes)))
+
+
+def test_worker_of_a_promise_takes_the_place_of_a_spare() -> None:
+    found = replaced(job(promise=promise("a", "b", "c", spares=("d",))), {1: "d", 3: ""}, 1, START)
+    assert found is not None
+    assert found.status.promise is not None
+    assert found.status.promise.places() == ("a", "d", "c")
+    assert found.status.promise.spares == ()
+    assert found.note.message == (
+        "worker 1 goes to node d in place of b, spare 0 has no room now; the others keep their nodes"
+    )
+
+
+def test_spares_of_a_promise_keep_their_numbers_in_order() -> None:
+    found = replaced(job(promise=promise("a", spares=("b", "c"))), {0: "b", 1: ""}, 2, START)
+    assert found is not None
+    assert found.status.promise is not None
+    assert found.status.promise.places() == ("b", "c")
+    assert [item.indexes for item in found.status.promise.spares] == ["1"]
+
+
+def test_spare_of_a_running_gang_is_found_again_and_its_gpus_are_told() -> None:
+    placed = Placement.of(4, ["a", "b", "c"])
+    found = replaced(job(placement=placed), {3: "d"}, 1, START)
+    assert found is not None
+    assert found.status.placement is not None
+    assert [(item.node, item.indexes) for item in found.status.placement.spares] == [("d", "3")]
+    assert found.status.placement.node_of_index() == ("a", "b", "c")
+    assert found.status.gpus == 4
+    assert found.note.message == "spare 0 goes to node d"
+
+
+def test_job_that_holds_nothing_any_more_is_left_alone() -> None:
+    assert replaced(job(), {0: "a"}, 1, START) is None
