@@ -41,11 +41,12 @@ STYLES: Final = {
     Phase.SUCCEEDED: "bold green",
     Phase.FAILED: "bold red",
 }
+ROUGH: Final = "queue"
 BASES: Final = {
     "promised": ": room is being cleared for it",
     "limits": ", not later unless a job goes before it: by then the running jobs must have ended",
     "progress": " by the running jobs' own progress",
-    "queue": " roughly, by the jobs ahead and how fast room comes back",
+    ROUGH: " roughly, by the jobs ahead and how fast room comes back",
 }
 """How sure an expected start is."""
 NO_KINDS: Final = (
@@ -216,8 +217,8 @@ def _waiting(scene: Scene) -> Iterator[tuple[str, str]]:
     place = scene.job.status.queue
     if place is None:
         return
-    if place.expected_start is not None:
-        left = (place.expected_start - scene.now).total_seconds()
+    left = (place.expected_start - scene.now).total_seconds() if place.expected_start is not None else 0.0
+    if place.expected_start is not None and (left >= 1 or place.basis != ROUGH):  # "roughly now" would tell nothing
         when = f"in {format_duration(left)}" if left >= 1 else "now"
         yield "Starts", f"{when}, expected{BASES.get(place.basis, '')}"
     if place.almost:

@@ -146,3 +146,14 @@ def test_a_waiting_job_says_when_it_starts_and_what_would_help() -> None:
     assert "in 1h, expected by the running jobs' own progress" in text
     assert "rack-3 has room for 7, 1 lacking" in text
     assert "level block instead of rack" in text
+
+
+def test_a_rough_guess_that_has_passed_is_not_told() -> None:
+    place = {
+        "position": 1,
+        "reason": "QuotaExceeded",
+        "message": "8 GPUs are missing",
+        "expectedStart": NOW.isoformat(),
+    }
+    assert "Starts" not in shown(Scene(job(phase="Queued", queue={**place, "basis": "queue"}), (), (), NOW))
+    assert "now, expected" in shown(Scene(job(phase="Queued", queue={**place, "basis": "progress"}), (), (), NOW))
