@@ -41,7 +41,7 @@ _ALONE: Final = {
     MoveReason.GROWN: "there is idle room: the gang goes on with more workers",
     MoveReason.PROMOTED: "nodes of a kind that the job prefers are free: the gang moves there",
     MoveReason.DEFRAGMENTED: "the gang moves, so that a job fits that only finds its room scattered",
-    MoveReason.QUOTA_LOWERED: "its queue uses more than it may now",
+    MoveReason.QUOTA_LOWERED: "its queue is drained, or uses more than it may since a limit was lowered",
 }
 
 
