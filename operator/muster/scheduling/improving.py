@@ -35,7 +35,7 @@ def improve(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> list[Ve
     if round_.policy.defragmentation and heads.all and not round_.evictions:
         moved_for = _defragment(round_, heads.all[0])
         if moved_for != NONE:
-            return [replace(each, fate=Fate.CLEARED) if each.job == moved_for else each for each in verdicts]
+            return [each._replace(fate=Fate.CLEARED) if each.job == moved_for else each for each in verdicts]
     if not (round_.policy.promotion or round_.policy.elastic) or not _anybody_runs(round_.snapshot):
         return list(verdicts)
     open_ = np.minimum(round_.room.open, round_.spare.open).copy()

@@ -53,7 +53,7 @@ class Kinds:
     Attributes:
         workers: the different workers; `Gang.worker` is an index of this.
         kinds: the different kinds.
-        of: J, the kind of each row that was asked for, NONE for the others.
+        of: J, the kind of each row that was asked for, NONE for the others; `numbers` is the same as an array.
     """
 
     def __init__(self, snapshot: Snapshot, rows: Int, *, elastic: bool = True) -> None:
@@ -80,6 +80,7 @@ class Kinds:
                 index = seen[whole] = len(self.kinds)
                 self.kinds.append(self._kind(row, others))
             self.of[row] = index
+        self.numbers: Int = np.array(self.of, dtype=np.int64)
 
     def gang(self, kind: int, choice: int = 0, size: int = 0) -> Gang:
         """The gang that a job of this kind is with one of its choices, and one of its sizes (0: the largest)."""

@@ -32,7 +32,7 @@ def give_up(snapshot: Snapshot, ledger: Ledger, gone: frozenset[int]) -> tuple[t
     evicted = _drain(snapshot, ledger, may)
     may[[each.row for each in evicted]] = False
     shrunk: list[Shrunk] = []
-    for queue, flavour, resource in _excesses(snapshot, ledger):
+    for queue, flavour, resource in _excesses(snapshot, ledger) if ledger.exceeded() else ():
         more, smaller = _lower(snapshot, ledger, may, queue, flavour, resource)
         evicted += more
         shrunk += smaller

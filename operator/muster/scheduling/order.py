@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 
 from muster.scheduling.fairness import parts
-from muster.scheduling.snapshot import NONE, Int, Jobs, JobState, Seconds, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Jobs, JobState, Mask, Seconds, Snapshot
 
 AGE_STEP: Final = 6 * 3600.0
 """Seconds of waiting that make a job one step older."""
@@ -81,10 +81,13 @@ def slacks(snapshot: Snapshot) -> Seconds:
 class Ordering:
     """Iterates over the rows of the pending jobs, first in rank first. Tell it by `charged` what each of them gets.
 
-    Attributes:
-        passed: rows of the running jobs that rank before the job that was given last.
+    Jobs without a queue come after all others.
 
-    Jobs without a queue come after all others. The cost follows the number of jobs, running ones included.
+    Attributes:
+        passed: rows of the running jobs that yield and rank before the job that was given last.
+
+    The cost follows the number of jobs, running ones included; where queues share no parent, or all have the same one,
+    only their waiting jobs count.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -93,35 +96,42 @@ class Ordering:
         self._parts = parts(snapshot) * _WHOLE
         self._lines = _Lines(snapshot, self._parts)
         self._tree = _Branches(snapshot, self._lines)
-        self._last = NONE
-        self._walk = self._all()
+        self._run: tuple[int, int] | None = None
+        self._used = 0
         self.passed: set[int] = set()
 
     def __iter__(self) -> Iterator[int]:
-        return self._walk
+        for run in self._runs():
+            for count, job in enumerate(run, 1):
+                yield job
+                if count == self._used:  # it was charged, or is the last
+                    break
 
-    def __next__(self) -> int:
-        """The next job's row. Raises StopIteration after the last."""
-        return next(self._walk)
-
-    def _all(self) -> Iterator[int]:
+    def _runs(self) -> Iterator[list[int]]:
+        """Jobs of one queue that follow each other as long as none of them is charged, else up to that one."""
         lines, tree, left = self._lines, self._tree, self._lines.waiting
         jobs, pending, at, first, renew = lines.jobs, lines.pending, lines.at, tree.first, tree.renew
+        yields = self._jobs.runs.yields
         while left:
             line = first()
             index = at[line]
-            at[line] = index + 1
             if pending[index]:
-                left -= 1
-                self._last = line
-                yield jobs[index]
+                end = tree.run_end(line)
+                self._run, self._used = (line, index), end - index
+                yield jobs[index:end]
+                left -= self._used
+                at[line] = index + self._used
             else:
-                self.passed.add(jobs[index])
+                at[line] = index + 1
+                if yields[jobs[index]]:
+                    self.passed.add(jobs[index])
                 tree.charge(line, lines.flavours[index], lines.amounts[index])
             if left:
                 renew(line)
-        self._last = NONE
-        yield from lines.without_queue
+        self._run = None
+        if lines.without_queue:
+            self._used = len(lines.without_queue)
+            yield lines.without_queue
 
     def oldest(self, job: int) -> bool:
         """Whether it has waited as long as counts."""
@@ -134,25 +144,30 @@ class Ordering:
             workers: how many it gets; None: `Jobs.workers`.
             flavour: of which it gets them; None: `Jobs.flavours`.
         """
-        if self._last == NONE:
+        if self._run is None:
             return
-        at = self._lines.at[self._last] - 1
+        line, begin = self._run
+        at = self._lines.jobs.index(job, begin)
+        self._used = at + 1 - begin
         kind = self._lines.flavours[at] if flavour is None else flavour
         amounts = self._lines.amounts[at]
         if workers is not None or flavour is not None:
             count = int(self._jobs.workers[job]) if workers is None else workers
             whole = np.rint(self._jobs.requests[job] * count * self._parts[kind]).astype(np.int64)
             amounts = whole[self._lines.columns].tolist()
-        self._tree.charge(self._last, kind, amounts)
+        self._tree.charge(line, kind, amounts)
 
 
 class _Lines:
     """The jobs of each queue in their own order, behind one another in flat lists.
 
+    Where only the queues' own shares are compared, running jobs are not in them: their parts are `carried`.
+
     Attributes:
         jobs, classes, ranks, pending, flavours, amounts: of each job: its row, class of priority and age (0 is the
             first), rank among equals of all queues, whether it is given out, its flavour, and the part of the cluster
             that it holds, or asks for, of each resource.
+        carried: by index, (flavour, amounts) of the running jobs of its queue between the job before it and this one.
         columns: the resources that count, in the order of `amounts`.
         at, end: by queue, the next job and the one after the last. Queues without jobs are not in them.
         waiting: how many jobs are to be given out.
@@ -175,17 +190,49 @@ class _Lines:
         self.columns: Int = np.flatnonzero(share_of.any(axis=0))
         asked = jobs.requests[rows] * jobs.workers[rows, None].astype(np.int64)
         amounts = np.where(pending[:, None], asked, jobs.held[rows]) * share_of[jobs.flavours[rows]]
+        amounts = np.rint(amounts[:, self.columns]).astype(np.int64)
+        stops: Mask = pending | jobs.runs.yields[rows]
+        self.carried: dict[int, list[tuple[int, list[int]]]] = {}
+        if _only_siblings(snapshot.queues.parents) and not stops.all():
+            self._carry(jobs, rows, stops, amounts)
+            rows, pending, amounts = rows[stops], pending[stops], amounts[stops]
         self.jobs: list[int] = rows.tolist()
         self.classes: list[int] = classes[rows].tolist()
         self.ranks: list[int] = ranks[rows].tolist()
         self.pending: list[bool] = pending.tolist()
         self.flavours: list[int] = jobs.flavours[rows].tolist()
-        self.amounts: list[list[int]] = np.rint(amounts[:, self.columns]).astype(np.int64).tolist()
+        self.amounts: list[list[int]] = amounts.tolist()
         queues, begin = np.unique(jobs.queues[rows], return_index=True)
         bounds = [*begin.tolist(), len(rows)]
         self.at: dict[int, int] = dict(zip(queues.tolist(), bounds, strict=False))
         self.end: dict[int, int] = dict(zip(queues.tolist(), bounds[1:], strict=True))
         self.waiting = int(pending.sum())
+
+    def _carry(self, jobs: Jobs, rows: Int, stops: Mask, amounts: Int) -> None:
+        """Add the parts of those who only run to the next of their queue that stops; behind the last they do not count."""
+        where = np.flatnonzero(stops)
+        between = np.flatnonzero(~stops)
+        target = np.searchsorted(where, between)
+        known = target < len(where)
+        target, between = target[known], between[known]
+        same = jobs.queues[rows[where[target]]] == jobs.queues[rows[between]]
+        target, between = target[same], between[same]
+        flavours = jobs.flavours[rows[between]].astype(np.int64)
+        count = int(flavours.max(initial=0)) + 1
+        keys, index = np.unique(target * count + flavours, return_inverse=True)
+        sums = np.zeros((len(keys), amounts.shape[1]), dtype=np.int64)
+        np.add.at(sums, index, amounts[between])
+        for key, sum_ in zip(keys.tolist(), sums.tolist(), strict=True):
+            self.carried.setdefault(key // count, []).append((key % count, sum_))
+
+
+def _only_siblings(parents: Index) -> bool:
+    """Whether no two queues that have jobs of their own, or others below them, are compared beside their own parents:
+    all are roots, or below one root that has no other beside it."""
+    roots = parents == NONE
+    if roots.all():
+        return True
+    return int(roots.sum()) == 1 and bool((parents[~roots] == int(np.flatnonzero(roots)[0])).all())
 
 
 class _Branches:
@@ -228,11 +275,34 @@ class _Branches:
             heap = heaps[branch]
         return self._line_of[branch]
 
+    def run_end(self, line: int) -> int:
+        """Up to where the pending jobs of the queue that is first follow each other, if none of them is charged.
+
+        Shares stay, so it goes on through a class; where another branch has the same share, as far as it ranks first.
+        """
+        lines = self._lines
+        at, end = lines.at[line], lines.end[line]
+        class_, behind = lines.classes[at], None
+        for _, heap in self._steps[line]:
+            if len(heap) > 1:
+                second = heap[1] if len(heap) == 2 or heap[1] < heap[2] else heap[2]
+                if second[0] == class_ and second[1] == heap[0][1] and (behind is None or second[2] < behind):
+                    behind = second[2]
+        stop = at + 1
+        classes, ranks, pending, carried = lines.classes, lines.ranks, lines.pending, lines.carried
+        while stop < end and classes[stop] == class_ and pending[stop] and stop not in carried:
+            if behind is not None and ranks[stop] > behind:
+                break
+            stop += 1
+        return stop
+
     def renew(self, line: int) -> None:
         """Put the queue that was first where it belongs now, and all branches above it."""
         lines, weighed = self._lines, self._weighed
         at = lines.at[line]
         some = at < lines.end[line]
+        if some and at in lines.carried:
+            self._charge_carried(line, at)
         class_, rank = (lines.classes[at], lines.ranks[at]) if some else (0, 0)
         for branch, heap in self._steps[line]:
             if some:
@@ -257,8 +327,15 @@ class _Branches:
             self._share[branch] = share
             self._weighed[branch] = (self._used[branch] + share) / self._weights[branch]
 
+    def _charge_carried(self, line: int, at: int) -> None:
+        for flavour, amounts in self._lines.carried.pop(at):
+            self.charge(line, flavour, amounts)
+
     def _fill(self) -> None:
         """Every heap, from the lines up."""
+        for line, at in self._lines.at.items():
+            if at in self._lines.carried:
+                self._charge_carried(line, at)
         above = {branch: heap for steps in self._steps.values() for branch, heap in steps}
         depth = {branch: at for way in self._ways.values() for at, branch in enumerate(reversed(way))}
         for branch in sorted(above, key=lambda branch: (-depth[branch], branch)):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from muster.scheduling.quota import Ledger, Need, Shortage
 from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import NONE, Preempts
@@ -18,13 +20,18 @@ Wants = Callable[[int], tuple[int, Need] | None]
 
 
 class Owners:
-    """Claims of one round, looked up a tree of queues at a time, when the first job there is about to borrow."""
+    """Claims of one round, looked up a tree of queues at a time, when the first job there is about to borrow.
+
+    Kept beside the ledger of promises is one that has all claims charged as well: it follows the round step by step.
+    """
 
     def __init__(self, round_: Round, wants: Wants) -> None:
         self._round, self._wants = round_, wants
-        self._trees: dict[int, list[tuple[int, list[int]]]] | None = None
-        self._of_queue: dict[int, tuple[int, dict[int, Need]]] = {}
-        self._known: dict[int, tuple[int, dict[int, dict[int, Need]], Ledger]] = {}
+        self._queues: dict[int, list[int]] | None = None
+        self._wanted: dict[int, list[tuple[int, int, Need]]] = {}
+        self._claims: dict[int, dict[int, dict[int, Need]]] = {}
+        self._ledger: Ledger | None = None
+        self._seen = 0
 
     def shortage(self, queue: int, flavour: int, need: Need) -> Shortage | None:
         """What is lacking for a job when owners have had theirs; None for one that does not borrow."""
@@ -45,66 +52,85 @@ class Owners:
         """The ledger of promises as a job sees it: less what owners want, if it has to borrow."""
         if self._round.promised.within(queue, flavour, need):
             return self._round.promised
-        claims, ledger = self._claims_and_ledger(self._round.used.circle(queue))
+        circle = self._round.used.circle(queue)
+        claims, ledger = self._claims_and_ledger(circle)
         seen = ledger.copy()
-        for of_flavour, mine in claims.get(queue, {}).items():
-            seen.discharge(queue, of_flavour, mine)
+        for other, of_queue in self._elsewhere(circle):
+            _charge(seen, other, of_queue, -1)
+        _charge(seen, queue, claims.get(queue, {}), -1)
         return seen
+
+    def _elsewhere(self, circle: int) -> list[tuple[int, dict[int, Need]]]:
+        """What is charged in other trees: what is claimed there is no matter of a job's."""
+        return [each for other, claims in self._claims.items() if other != circle for each in claims.items()]
 
     def _claims_and_ledger(self, circle: int) -> tuple[dict[int, dict[int, Need]], Ledger]:
         """By queue and flavour what is claimed in a tree, and the ledger with all of it charged."""
-        touched = self._round.touched.get(circle, 0)
-        found = self._known.get(circle)
-        if found is None or found[0] != touched:
-            claims, ledger = self._look(circle), self._round.promised.copy()
-            for queue, of_queue in claims.items():
-                for flavour, need in of_queue.items():
-                    ledger.charge(queue, flavour, need)
-            found = self._known[circle] = (touched, claims, ledger)
-        return found[1], found[2]
+        ledger = self._caught_up()
+        claims = self._claims.get(circle)
+        if claims is None:
+            claims = self._claims[circle] = {}
+            for queue in self._reclaiming().get(circle, []):
+                self._renew(queue, claims, ledger)
+        return claims, ledger
 
-    def _look(self, circle: int) -> dict[int, dict[int, Need]]:
-        """By queue and flavour, what its waiting jobs want within its nominal."""
-        found: dict[int, dict[int, Need]] = {}
-        for queue, rows in self._waiting().get(circle, []):
-            touched = self._round.touched_queues.get(queue, 0)
-            known = self._of_queue.get(queue)
-            if known is None or known[0] != touched:
-                sums = self._claims_of(queue, rows)
-                known = (touched, {flavour: tuple(each.items()) for flavour, each in sums.items()})
-                self._of_queue[queue] = known
-            if known[1]:
-                found[queue] = known[1]
-        return found
+    def _caught_up(self) -> Ledger:
+        """The ledger with all claims, after everything that the round has charged since it was asked for last."""
+        journal = self._round.journal
+        if self._ledger is None:
+            self._ledger, self._seen = self._round.promised.copy(), len(journal)
+        ledger, changed = self._ledger, dict[int, None]()
+        for queue, flavour, need, sign in journal[self._seen :]:
+            if sign:
+                ledger.add(queue, flavour, need, sign)
+            else:
+                ledger.hold_back(queue, flavour)
+            changed[queue] = None
+        self._seen = len(journal)
+        for queue in changed:
+            claims = self._claims.get(self._round.used.circle(queue))
+            if claims is not None and queue in self._wanted:
+                self._renew(queue, claims, ledger)
+        return ledger
 
-    def _claims_of(self, queue: int, rows: list[int]) -> dict[int, dict[int, int]]:
+    def _renew(self, queue: int, claims: dict[int, dict[int, Need]], ledger: Ledger) -> None:
+        """Look again at what the waiting jobs of a queue want within its nominal."""
+        _charge(ledger, queue, claims.pop(queue, {}), -1)
         sums: dict[int, dict[int, int]] = {}
         served, promised = self._round.served, self._round.promised
-        for row in rows:
-            wants = None if row in served else self._wants(row)
-            if wants is None:
+        for row, flavour, need in self._wanted_in(queue):
+            if row in served:
                 continue
-            flavour, need = wants
             so_far = sums.get(flavour)
             whole = [(resource, amount + so_far.get(resource, 0)) for resource, amount in need] if so_far else need
             if promised.within(queue, flavour, whole):
                 sums.setdefault(flavour, {}).update(whole)
-        return sums
+        if sums:
+            claims[queue] = {flavour: tuple(each.items()) for flavour, each in sums.items()}
+            _charge(ledger, queue, claims[queue], 1)
 
-    def _waiting(self) -> dict[int, list[tuple[int, list[int]]]]:
-        """By tree, its queues that may take back what they lent, and their waiting rows.
+    def _wanted_in(self, queue: int) -> list[tuple[int, int, Need]]:
+        """(row, flavour, need) of each waiting job of a queue that could start one day, by priority and submit."""
+        found = self._wanted.get(queue)
+        if found is None:
+            jobs, waiting = self._round.snapshot.jobs, self._round.waiting
+            rows = waiting[jobs.queues[waiting] == queue]
+            rows = rows[np.lexsort((jobs.submitted[rows], -jobs.priorities[rows].astype(np.int64)))]
+            wants = ((row, self._wants(row)) for row in rows.tolist())
+            found = self._wanted[queue] = [(row, *each) for row, each in wants if each is not None]
+        return found
 
-        Those rows are in the order of priority and submit.
-        """
-        if self._trees is None:
-            round_ = self._round
-            jobs, reclaim = round_.snapshot.jobs, round_.snapshot.queues.reclaim.tolist()
-            priorities, submitted = jobs.priorities.tolist(), jobs.submitted.tolist()
-            by_queue: dict[int, list[int]] = {}
-            for row in sorted(round_.waiting.tolist(), key=lambda row: (-priorities[row], submitted[row])):
-                by_queue.setdefault(round_.queue_of[row], []).append(row)
-            self._trees = {}
-            for queue, rows in by_queue.items():
+    def _reclaiming(self) -> dict[int, list[int]]:
+        """By tree, its queues in which jobs wait and that may take back what they lent."""
+        if self._queues is None:
+            round_, self._queues = self._round, {}
+            reclaim = round_.snapshot.queues.reclaim
+            for queue in np.unique(round_.snapshot.jobs.queues[round_.waiting]).tolist():
                 if queue != NONE and reclaim[queue] != Preempts.NEVER:
-                    self._trees.setdefault(round_.used.circle(queue), []).append((queue, rows))
-        return self._trees
+                    self._queues.setdefault(round_.used.circle(queue), []).append(queue)
+        return self._queues
+
+
+def _charge(ledger: Ledger, queue: int, claims: dict[int, Need], sign: int) -> None:
+    for flavour, need in claims.items():
+        ledger.add(queue, flavour, need, sign)

@@ -23,6 +23,7 @@ meets no more room and no more quota the second time, and keeps the same room an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -83,26 +84,72 @@ def plan(snapshot: Snapshot, policy: Policy = DEFAULT) -> Plan:
 def _start_in_order(round_: Round, heads: Heads) -> list[Verdict]:
     """Admit who can start. Returns those who wait, first in rank first."""
     starting = Starting(round_, heads)
-    preempting = Preempting(round_, starting.owners)
-    order = _order(round_)
+    deciding = _Deciding(round_, heads, starting, Preempting(round_, starting.owners), _order(round_))
+    kinds, queues, priorities = round_.kinds.of, round_.queue_of, round_.snapshot.jobs.priorities.tolist()
+    obstacles = starting.obstacles
     verdicts: list[Verdict] = []
-    for job in order:
-        decided = starting.obstacle(job) or starting.start(job)
+    known: dict[tuple[int, int, int], Verdict] = {}
+    state = round_.state
+    for job in deciding.order:
+        verdict = obstacles.get(job)
+        if verdict is None:
+            alike = (queues[job], kinds[job], priorities[job])
+            same = known.get(alike)
+            if same is not None:
+                verdict = Verdict(job, same.fate, same.choice)
+            else:
+                verdict = deciding.decide(job)
+                if state != round_.state:
+                    known.clear()
+                    state = round_.state
+                elif verdict is not None and verdict.common:
+                    known[alike] = verdict
+        if verdict is not None:
+            verdicts.append(verdict)
+    return _ask_again(round_, heads, deciding.preempting, verdicts)
+
+
+@dataclass(frozen=True)
+class _Deciding:
+    round_: Round
+    heads: Heads
+    starting: Starting
+    preempting: Preempting
+    order: Ordering | FirstSubmitted
+
+    def decide(self, job: int) -> Verdict | None:
+        """Admit a job that has no obstacle, or promise room to it, or say why it waits; None for one that starts."""
+        round_, order = self.round_, self.order
+        decided = self.starting.start(job)
         if isinstance(decided, Admission):
             round_.admissions.append(decided)
             order.charged(job, len(decided.nodes), decided.flavour)
-            continue
-        if decided.fate in (Fate.ROOM, Fate.QUOTA) and preempting.clear(decided, order.passed):
-            verdicts.append(cleared(decided))
-            starting.quota_came_back()
+            return None
+        if self.preempting.clear(decided, order.passed):
+            self.starting.quota_came_back()
             order.charged(job, len(round_.promises[-1].nodes), round_.promises[-1].flavour)
-            continue
-        verdicts.append(decided)
+            return cleared(decided)
         if decided.fate is Fate.ROOM:
-            _reserve(round_, heads, order, decided)
+            self._reserve(decided)
         elif decided.fate is Fate.QUOTA and order.oldest(job):
             _hold_back(round_, decided)
-    return _ask_again(round_, heads, preempting, verdicts)
+        return decided
+
+    def _reserve(self, verdict: Verdict) -> None:
+        round_ = self.round_
+        kind = round_.kinds.of[verdict.job]
+        it = round_.kinds.kinds[kind]
+        flavour = it.choices[verdict.choice].flavour
+        if not self.heads.may_reserve(flavour):
+            return
+        gang = round_.kinds.gang(kind, verdict.choice, it.sizes[-1])
+        round_.reserve_quota(verdict.job, verdict.choice, round_.kinds.need(kind, verdict.choice, gang.size))
+        self.order.charged(verdict.job, gang.total, flavour)
+        self.heads.reserve(verdict.job, gang, flavour)
+
+
+def _order(round_: Round) -> Ordering | FirstSubmitted:
+    return Ordering(round_.snapshot) if round_.policy.fairness else FirstSubmitted(round_.snapshot.jobs)
 
 
 def _ask_again(round_: Round, heads: Heads, preempting: Preempting, verdicts: list[Verdict]) -> list[Verdict]:
@@ -117,22 +164,6 @@ def _ask_again(round_: Round, heads: Heads, preempting: Preempting, verdicts: li
             if waits and preempting.clear(verdict, everybody):
                 verdicts[index], found = cleared(verdict), True
     return verdicts
-
-
-def _order(round_: Round) -> Ordering | FirstSubmitted:
-    return Ordering(round_.snapshot) if round_.policy.fairness else FirstSubmitted(round_.snapshot.jobs)
-
-
-def _reserve(round_: Round, heads: Heads, order: Ordering | FirstSubmitted, verdict: Verdict) -> None:
-    kind = round_.kinds.of[verdict.job]
-    it = round_.kinds.kinds[kind]
-    flavour = it.choices[verdict.choice].flavour
-    if not heads.may_reserve(flavour):
-        return
-    gang = round_.kinds.gang(kind, verdict.choice, it.sizes[-1])
-    round_.reserve_quota(verdict.job, verdict.choice, round_.kinds.need(kind, verdict.choice, gang.size))
-    order.charged(verdict.job, gang.total, flavour)
-    heads.reserve(verdict.job, gang, flavour)
 
 
 def _hold_back(round_: Round, verdict: Verdict) -> None:

@@ -145,7 +145,7 @@ class Preempting:
 
 def cleared(verdict: Verdict) -> Verdict:
     """The same job with its promise."""
-    return replace(verdict, fate=Fate.CLEARED)
+    return verdict._replace(fate=Fate.CLEARED)
 
 
 class _Chances:

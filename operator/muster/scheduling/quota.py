@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import gt
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +65,7 @@ class Ledger:
         tables = (np.asarray(table, dtype=np.int64) for table in (queues.nominal, queues.borrowing, queues.lending))
         parents = np.asarray(queues.parents, dtype=np.int32).tobytes()
         standing = _standing(queues.nominal.shape, parents, *(table.tobytes() for table in tables))
+        self._standing = standing
         self._parents, self._roots, self._trees = standing.parents, standing.roots, standing.trees
         self._nominal, self._has, self._own = standing.nominal, standing.has, standing.own
         self._cap, self._most, self._free = standing.cap, standing.most, standing.free
@@ -120,6 +122,24 @@ class Ledger:
                 return least
             at = queue * size + inner
 
+    def left_by_queue(self) -> Int:
+        """Q x V x R: `available` of every queue at once."""
+        limits, parents = self._standing.limits, np.array(self._parents, dtype=np.int64)
+        used = np.array(self._used, dtype=np.int64).reshape(limits.own.shape)
+        left: Int = np.maximum(0, limits.cap - np.maximum(limits.own, used))
+        own = np.maximum(0, limits.own - used)
+        for depth, rows in enumerate(self._standing.ranks):
+            above = np.minimum(left[rows], left[parents[rows]]) if depth else left[rows]
+            left[rows] = own[rows] + above
+        for queue, flavour in self._held_back:
+            left[queue, flavour] = 0
+        left[limits.free] = UNLIMITED
+        return left
+
+    def most_by_queue(self) -> Int:
+        """Q x V x R: `most` of every queue at once."""
+        return self._standing.limits.most
+
     def available_own(self, queue: int, flavour: int, resource: int) -> int:
         """How much more jobs of the queue may use now without borrowing, from the queues below it neither."""
         at = self._at(queue, flavour, resource)
@@ -138,11 +158,11 @@ class Ledger:
 
     def charge(self, queue: int, flavour: int, need: Need) -> None:
         """The queue uses that much more; what goes beyond its own part is drawn on the queues above it."""
-        self._add(queue, flavour, need, 1)
+        self.add(queue, flavour, need, 1)
 
     def discharge(self, queue: int, flavour: int, need: Need) -> None:
         """The queue uses that much less. The opposite of `charge`, in any order of both."""
-        self._add(queue, flavour, need, -1)
+        self.add(queue, flavour, need, -1)
 
     def hold_back(self, queue: int, flavour: int) -> None:
         """From now on no job of the queue itself gets more of its limited resources, so that one of them that waits is
@@ -178,6 +198,10 @@ class Ledger:
         """What the queue uses beyond nominal + borrowing limit, since a limit was lowered under use."""
         at = self._at(queue, flavour, resource)
         return 0 if self._free[at] else max(0, self._used[at] - self._cap[at])
+
+    def exceeded(self) -> bool:
+        """Whether any queue may use more than nominal + borrowing limit."""
+        return any(map(gt, self._used, self._cap))
 
     def limiting(self, queue: int, flavour: int, resource: int) -> int:
         """The nearest queue on the way up, itself included, whose limit allows no more than `available`."""
@@ -254,20 +278,22 @@ class Ledger:
         """The queue's own nominal; 0 where it names none."""
         return self._nominal[at] if self._nominal[at] < _FREE else 0
 
-    def _add(self, queue: int, flavour: int, need: Need, sign: int) -> None:
-        size = self._flavours * self._resources
+    def add(self, queue: int, flavour: int, need: Need, sign: int) -> None:
+        """`charge` with a sign of 1, `discharge` with -1."""
+        resources, size = self._resources, self._flavours * self._resources
+        uses, owns, parents = self._used, self._own, self._parents
         for resource, amount in need:
-            inner = flavour * self._resources + resource
+            inner = flavour * resources + resource
             row, at = queue, queue * size + inner
             if self._free[at]:
                 continue
             change = sign * amount
             self._by_jobs[at] += change
             while change:
-                own, before = self._own[at], self._used[at]
-                after = self._used[at] = before + change
+                own, before = owns[at], uses[at]
+                after = uses[at] = before + change
                 change = (after - own if after > own else 0) - (before - own if before > own else 0)
-                row = self._parents[row]
+                row = parents[row]
                 if row == NONE:
                     break
                 at = row * size + inner

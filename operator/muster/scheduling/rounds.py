@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -44,17 +44,18 @@ class Fate(Enum):
     CLEARED = "room is promised to it; others are giving it back"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Why a job waits.
+class Verdict(NamedTuple):
+    """Why a job waits. A tuple: thousands are made in one plan.
 
     Attributes:
         choice: the one of its kind's choices that came closest.
+        common: it holds for every job of its queue, kind and priority, until room or quota change.
     """
 
     job: int
     fate: Fate
     choice: int = 0
+    common: bool = True
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,9 @@ class Round:
         kept: what became of earlier promises.
         reserved_quota: (job, flavour) of those for whom quota was reserved.
         served: rows of those whose quota is charged in this plan.
-        touched: by tree of queues (`Ledger.circle`), how often its use has changed; `touched_queues` by
-            queue, and `touches` in all.
+        touched: by tree of queues (`Ledger.circle`), how often its use has changed; `touches` in all.
+        journal: all changes of `promised` in their order: queue, flavour, need, and 1 for what is charged, -1 for what
+            is given back, 0 for what is held back.
     """
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
@@ -108,7 +110,7 @@ class Round:
         self._firm = _firm_use(snapshot)
         self.served: set[int] = set()
         self.touched: dict[int, int] = {}
-        self.touched_queues: dict[int, int] = {}
+        self.journal: list[tuple[int, int, Need, int]] = []
         self.touches = 0
         self._version = 1
         self._too_many: dict[tuple[bool, int], int] = {}
@@ -132,6 +134,11 @@ class Round:
     def version(self) -> int:
         """Grows whenever room shrinks."""
         return self._version
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """Changes whenever room or quota do."""
+        return self.touches, self._version
 
     def kind(self, job: int) -> Kind:
         return self.kinds.kinds[self.kinds.of[job]]
@@ -165,20 +172,18 @@ class Round:
     def charge(self, job: int, choice: int, need: Need) -> None:
         """The job starts, and uses that much."""
         queue, flavour = self.queue_of[job], self.kind(job).choices[choice].flavour
-        self.promised.charge(queue, flavour, need)
         self.used.charge(queue, flavour, need)
+        self._promise(queue, flavour, need, 1)
         self._count_firm(job, flavour, need)
         self.served.add(job)
-        self._touch(queue)
 
     def reserve_quota(self, job: int, choice: int, need: Need) -> None:
         """Quota is kept for the job, but not used yet."""
         flavour = self.kind(job).choices[choice].flavour
-        self.promised.charge(self.queue_of[job], flavour, need)
+        self._promise(self.queue_of[job], flavour, need, 1)
         self._count_firm(job, flavour, need)
         self.reserved_quota.append((job, flavour))
         self.served.add(job)
-        self._touch(self.queue_of[job])
 
     def _count_firm(self, job: int, flavour: int, need: Need) -> None:
         if not self.kind(job).preemptible:
@@ -188,14 +193,12 @@ class Round:
     def hold_back_quota(self, job: int, choice: int) -> None:
         """No later job of its queue gets more quota of the flavour in this plan."""
         flavour = self.kind(job).choices[choice].flavour
-        self.promised.hold_back(self.queue_of[job], flavour)
+        self._promise(self.queue_of[job], flavour, (), 0)
         self.reserved_quota.append((job, flavour))
-        self._touch(self.queue_of[job])
 
     def give_back_quota(self, queue: int, flavour: int, need: Need) -> None:
         """A placement that is to end leaves its quota to others. It uses it until its pods are gone."""
-        self.promised.discharge(queue, flavour, need)
-        self._touch(queue)
+        self._promise(queue, flavour, need, -1)
 
     def after_evictions(self) -> Snapshot:
         """The snapshot in which those whom this plan asks to end are leaving already: nobody asks them twice."""
@@ -212,10 +215,15 @@ class Round:
         graces = self.snapshot.jobs.runs.grace
         return max((float(graces[row[each.uid]]) for each in self.evictions), default=0.0)
 
-    def _touch(self, queue: int) -> None:
+    def _promise(self, queue: int, flavour: int, need: Need, sign: int) -> None:
+        """Change the ledger of promises: see `journal`."""
+        if sign:
+            self.promised.add(queue, flavour, need, sign)
+        else:
+            self.promised.hold_back(queue, flavour)
+        self.journal.append((queue, flavour, need, sign))
         circle = self.used.circle(queue)
         self.touched[circle] = self.touched.get(circle, 0) + 1
-        self.touched_queues[queue] = self.touched_queues.get(queue, 0) + 1
         self.touches += 1
 
     def fits(self, kind: int, choice: int, size: int, *, spare: bool) -> bool:
@@ -278,8 +286,7 @@ class Round:
         self._version += 1
         asks = self.kinds.workers[worker].asks
         need = tuple((resource, amount * len(nodes)) for resource, amount in asks)
-        self.promised.charge(self.queue_of[job], int(self.snapshot.jobs.flavours[job]), need)
-        self._touch(self.queue_of[job])
+        self._promise(self.queue_of[job], int(self.snapshot.jobs.flavours[job]), need, 1)
 
     def nodes(self, places: Int) -> Index:
         """The snapshot's nodes at places of the tree order."""

@@ -7,11 +7,10 @@ left waiting for room, every choice was tried.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 
 from muster.scheduling.gangs import Gang
 from muster.scheduling.heads import Heads
-from muster.scheduling.outlook import Outlook
+from muster.scheduling.outlook import Hope, Outlook
 from muster.scheduling.owners import Owners
 from muster.scheduling.placement import fits
 from muster.scheduling.plan import Admission
@@ -22,75 +21,49 @@ from muster.scheduling.snapshot import NONE
 from muster.scheduling.topology import prefix_sums
 
 
-@dataclass(frozen=True)
-class Hope:
-    """Whether a kind of job could be placed if nobody else ran.
+class Starting:
+    """Decides over the jobs of a round, one after the other. What is alike is looked at once.
 
     Attributes:
-        choices: those that could.
-        fate: why there is none.
+        obstacles: by row, what keeps a job from starting whatever ends. All others could start one day.
     """
-
-    choices: tuple[int, ...]
-    fate: Fate | None
-
-
-class Starting:
-    """Decides over the jobs of a round, one after the other. What is alike is looked at once."""
 
     def __init__(self, round_: Round, heads: Heads) -> None:
         self._round, self._heads = round_, heads
-        self._outlook = Outlook(round_)
+        self._hopes = [self._look(kind) for kind in range(len(round_.kinds.kinds))]
+        self._outlook = Outlook(round_, self._hopes)
+        self.obstacles = self._outlook.obstacles
         self.owners = Owners(round_, self._wants)
-        self._hopes: dict[int, Hope] = {}
-        self._never: dict[tuple[int, int], int | None] = {}
+        self._first_choice: dict[tuple[int, int], int] = {}
         self._no_quota: set[tuple[int, int]] = set()
-        self._wanted: dict[int, tuple[int, Need] | None] = {}
         self._left: dict[tuple[int, int, int], int] = {}
         self._no_room: set[tuple[int, int]] = set()
-
-    def obstacle(self, job: int) -> Verdict | None:
-        """What keeps the job from starting whatever ends; None when it could start one day."""
-        round_ = self._round
-        queue, kind = round_.queue_of[job], round_.kinds.of[job]
-        if queue == NONE or not round_.snapshot.queues.open[queue]:
-            return Verdict(job, Fate.CLOSED)
-        hope = self.hope(kind)
-        if hope.fate is not None:
-            return Verdict(job, hope.fate)
-        if self._first_allowed(job, queue, kind) is None:
-            return Verdict(job, Fate.NEVER, hope.choices[0])
-        if round_.opens[job] > round_.snapshot.now:
-            return Verdict(job, Fate.WINDOW)
-        return None
+        for job in self._outlook.special:
+            self._judge_special(job)
 
     def start(self, job: int) -> Admission | Verdict:
-        """Admit the job if quota and room allow it now. It must have no `obstacle`."""
+        """Admit the job if quota and room allow it now. It must be none of `obstacles`."""
         round_ = self._round
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
-        first = self._first_allowed(job, queue, kind)
-        assert first is not None, "a job that never gets quota was not turned down"
-        if (self._outlook.plain[job] and self._outlook.short[job]) or (queue, kind) in self._no_quota:
+        first = self._first_choice.get((queue, kind), 0)
+        if job in self._outlook.short or (queue, kind) in self._no_quota:
             return Verdict(job, Fate.QUOTA, first)
-        fate = Fate.QUOTA
+        fate, common = Fate.QUOTA, True
         for choice in self._hopes[kind].choices:
             size = self._largest_with_quota(job, kind, choice)
             if size == 0:
                 continue
             if fate is Fate.QUOTA:
                 fate, first = Fate.ROOM, choice
+            if (kind, choice) in self._no_room:
+                continue
             admission = self._place(job, kind, choice, size)
             if admission is not None:
                 return admission
+            common = common and (kind, choice) in self._no_room
         if fate is Fate.QUOTA:
             self._no_quota.add((queue, kind))
-        return Verdict(job, fate, first)
-
-    def hope(self, kind: int) -> Hope:
-        hope = self._hopes.get(kind)
-        if hope is None:
-            hope = self._hopes[kind] = self._look(kind)
-        return hope
+        return Verdict(job, fate, first, common)
 
     def quota_came_back(self) -> None:
         """Victims' quota is somebody's again: what lacked quota before may have it now."""
@@ -124,17 +97,19 @@ class Starting:
                 return Fate.NODES_AWAY
         return Fate.TOO_LARGE
 
-    def _first_allowed(self, job: int, queue: int, kind: int) -> int | None:
-        """The first possible choice for which the queue could ever have the quota; None if there is none."""
-        if self._outlook.plain[job]:
-            return None if self._outlook.never[job] else 0
-        key = (queue, kind)
-        if key not in self._never:
-            kinds, hope = self._round.kinds, self.hope(kind)
-            least = kinds.kinds[kind].sizes[-1]
-            able = (c for c in hope.choices if self._round.never(job, c, kinds.need(kind, c, least)) is None)
-            self._never[key] = next(able, None)
-        return self._never[key]
+    def _judge_special(self, job: int) -> None:
+        """Find the first possible choice for which the queue could ever have the quota."""
+        round_ = self._round
+        kinds, kind = round_.kinds, round_.kinds.of[job]
+        key = (round_.queue_of[job], kind)
+        choices, least = self._hopes[kind].choices, kinds.kinds[kind].sizes[-1]
+        if key not in self._first_choice:
+            able = (c for c in choices if round_.never(job, c, kinds.need(kind, c, least)) is None)
+            self._first_choice[key] = next(able, NONE)
+        if self._first_choice[key] == NONE:
+            self.obstacles[job] = Verdict(job, Fate.NEVER, choices[0])
+        elif round_.opens[job] > round_.snapshot.now:
+            self.obstacles[job] = Verdict(job, Fate.WINDOW)
 
     def _largest_with_quota(self, job: int, kind: int, choice: int) -> int:
         """The largest of its sizes for which there is quota now, or 0."""
@@ -156,23 +131,15 @@ class Starting:
 
     def _wants(self, job: int) -> tuple[int, Need] | None:
         """See `muster.scheduling.owners.Wants`. It is the same all through a plan."""
-        if job not in self._wanted:
-            self._wanted[job] = self._look_what_it_wants(job)
-        return self._wanted[job]
-
-    def _look_what_it_wants(self, job: int) -> tuple[int, Need] | None:
-        if self.obstacle(job) is not None:
+        if job in self.obstacles:
             return None
         kinds, kind = self._round.kinds, self._round.kinds.of[job]
-        choice = self._first_allowed(job, self._round.queue_of[job], kind)
-        assert choice is not None, "a job that never gets quota was not turned down"
+        choice = self._first_choice.get((self._round.queue_of[job], kind), 0)
         it = kinds.kinds[kind]
         return it.choices[choice].flavour, kinds.need(kind, choice, it.sizes[-1])
 
     def _place(self, job: int, kind: int, choice: int, size: int) -> Admission | None:
         round_ = self._round
-        if (kind, choice) in self._no_room:
-            return None
         largest = self._largest_with_room(kind, choice, size, spare=False)
         if largest == 0:
             if size == round_.kinds.kinds[kind].sizes[0]:
