@@ -13,7 +13,9 @@ The jobs behind the last head wait without keeping anything from anybody. They b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -28,14 +30,20 @@ from muster.scheduling.timeline import Reservation, Timeline
 class Head:
     """
     Attributes:
+        watch: works its guard out, as of when it became a head.
         fresh: N, places where room is kept for it that was kept for nobody before.
     """
 
     job: int
     gang: Gang
     reservation: Reservation
-    guard: Guard
+    watch: Callable[[], Guard]
     fresh: Mask
+
+    @cached_property
+    def guard(self) -> Guard:
+        """Made when somebody behind asks to be let in: in most plans nobody does."""
+        return self.watch()
 
 
 class Heads:
@@ -80,12 +88,13 @@ class Heads:
         worker = round_.kinds.workers[gang.worker]
         if self._ahead is None:
             self._ahead = round_.room.free.copy()
-        reservation = self.timeline.reserve(round_.room, gang, worker, self._ahead)
+        reservation = self.timeline.reserve(round_.room, gang, worker, self._ahead, proof=round_.policy.explain)
         if reservation.taken is not None:
             places = np.flatnonzero(reservation.taken)
             for resource, amount in worker.asks:
                 self._ahead[resource, places] -= reservation.taken[places] * amount
-        watch = guard(self.timeline, round_.tree, round_.room, gang, worker, reservation)
+        timeline, room = self.timeline.frozen(), round_.room.frozen()
+        watch = partial(guard, timeline, round_.tree, room, gang, worker, reservation)
         fresh = round_.split_spare().keep(gang.worker, self._where(gang))
         none = np.zeros(len(round_.tree.order), dtype=np.bool_)
         self.all.append(Head(job, gang, reservation, watch, none if fresh is None else fresh))

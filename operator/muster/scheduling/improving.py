@@ -40,9 +40,9 @@ def improve(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> list[Ve
         return list(verdicts)
     open_ = np.minimum(round_.room.open, round_.spare.open).copy()
     round_.replacements += mend_spares(round_.after_evictions(), round_.tree, open_, round_.promised)
-    if round_.policy.promotion:
+    if round_.policy.promotion and any(round_.snapshot.jobs.terms.alternatives):
         _carry_out(round_, promote(round_.after_evictions(), round_.tree, open_, round_.promised))
-    if round_.policy.elastic:
+    if round_.policy.elastic and _anybody_may_grow(round_.snapshot):
         calm = _without_contested_quota(round_, round_.after_evictions(), verdicts)
         _carry_out(round_, grow(calm, round_.tree, open_, round_.promised))
     return list(verdicts)
@@ -50,6 +50,11 @@ def improve(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> list[Ve
 
 def _anybody_runs(snapshot: Snapshot) -> bool:
     return bool((snapshot.jobs.states == JobState.HOLDING).any())
+
+
+def _anybody_may_grow(snapshot: Snapshot) -> bool:
+    sizes = snapshot.jobs.sizes
+    return bool(((sizes.least < sizes.most) & (snapshot.jobs.states == JobState.HOLDING)).any())
 
 
 def _defragment(round_: Round, head: Head) -> int:
@@ -94,10 +99,12 @@ def _carry_out(round_: Round, moves: Sequence[Move]) -> None:
 
 def _without_contested_quota(round_: Round, snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Snapshot:
     """The same, but jobs do not grow where quota is waited for."""
-    circles = {round_.used.circle(round_.queue_of[each.job]) for each in verdicts if each.fate is Fate.QUOTA}
+    quota, circle = Fate.QUOTA, round_.used.circle
+    circles = {circle(queue) for queue in {round_.queue_of[each.job] for each in verdicts if each.fate is quota}}
     if not circles:
         return snapshot
     jobs = snapshot.jobs
-    contested = np.array([queue != NONE and round_.used.circle(queue) in circles for queue in round_.queue_of])
+    by_queue = [circle(queue) in circles for queue in range(len(snapshot.queues.names))]
+    contested = np.array([*by_queue, False], dtype=np.bool_)[jobs.queues]  # the last is of no queue
     most = np.where(contested, np.minimum(jobs.sizes.most, jobs.sizes.least), jobs.sizes.most).astype(np.int32)
     return replace(snapshot, jobs=replace(jobs, sizes=replace(jobs.sizes, most=most)))

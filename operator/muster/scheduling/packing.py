@@ -67,8 +67,13 @@ def _tightest(room: Int, untouched: Mask, rest: Int, first: Int, last: Mask) -> 
 
 def pack(room: Int, need: int) -> Int:
     """`share_out` for one parent; a need of 0 takes nothing."""
+    given = np.zeros(len(room), dtype=np.int64)
     if not need:
-        return np.zeros(len(room), dtype=np.int64)
+        return given
+    holds = np.flatnonzero(room >= need)
+    if holds.size:
+        given[holds[np.argmin(room[holds])]] = need
+        return given
     return share_out(
         np.array([need], dtype=np.int64), room, np.zeros(1, dtype=np.int64), np.zeros(len(room), dtype=np.bool_)
     )

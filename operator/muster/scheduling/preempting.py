@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Set
 from copy import copy
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Preempting:
         self._snapshot = round_.after_evictions()
         self._left = round_.policy.searches
         self._looked_at = 0
+        self._leavers = bool(self._snapshot.jobs.runs.leaving.any())
         self._coming: Coming | None = None
         self._chances: _Chances | None = None
         self._failed: set[tuple[int, int, int]] = set()
@@ -61,7 +62,7 @@ class Preempting:
         if self._chances is None:
             self._chances = _Chances(round_, self._snapshot)
         alike = (round_.queue_of[job], round_.kinds.of[job], int(self._chances.priorities[job]))
-        if alike in self._failed or not self._chances.any(job, verdict.choice):
+        if alike in self._failed or not self._may_ask(job, verdict.choice, passed):
             return False
         self._left -= 1
         self._looked_at += self._chances.standing
@@ -72,6 +73,23 @@ class Preempting:
         self._carry_out(job, verdict.choice, victims)
         self._failed.clear()
         return True
+
+    def _may_ask(self, job: int, choice: int, passed: Set[int]) -> bool:
+        """Whether the job may ask anybody, as far as a short look tells; or whether room comes back without that."""
+        assert self._chances is not None, "who may be asked is looked at first"
+        if self._chances.any(job, choice, loosely=self._comes_back):
+            return True
+        if not self._chances.yielding(job):
+            return False
+        return self._comes_back or any(self._may_yield(row, passed) for row in self._chances.yielders)
+
+    @property
+    def _comes_back(self) -> bool:
+        return self._leavers or bool(self._round.evictions)
+
+    def _may_yield(self, row: int, passed: Set[int]) -> bool:
+        """Whether a job that yields was let in before others, and not before those for whom its nodes are kept now."""
+        return row not in passed and not self._kept_for_others(row)
 
     def _lacks(self, job: int, choice: int) -> bool:
         """Whether it waits for what is not there, and not only for what is kept for others."""
@@ -90,7 +108,7 @@ class Preempting:
         yields = self._snapshot.jobs.runs.yields
         asked = np.ones(len(yields), dtype=np.bool_) if round_.policy.preemption else yields.copy()
         for row in np.flatnonzero(yields).tolist():
-            asked[row] &= row not in passed and not self._kept_for_others(row)
+            asked[row] &= self._may_yield(row, passed)
         return find_victims(
             self._snapshot,
             round_.tree,
@@ -161,6 +179,7 @@ class _Chances:
         there = np.flatnonzero(movable(snapshot))
         self.standing = len(there)
         yielding = there[jobs.runs.yields[there]]
+        self.yielders: list[int] = yielding.tolist()
         self._yielding = int(self.priorities[yielding].min(initial=_NOBODY))
         self._inside = np.full(len(snapshot.queues.names), _NOBODY, dtype=np.int64)
         np.minimum.at(self._inside, jobs.queues[there], self.priorities[there])
@@ -172,48 +191,74 @@ class _Chances:
         for group, least in zip(groups.tolist(), lowest.tolist(), strict=True):
             queue, flavour = divmod(group, len(snapshot.flavours))
             self._groups.setdefault(round_.used.circle(queue), []).append((queue, flavour, least))
-        self._borrowers: dict[tuple[int, tuple[int, ...]], tuple[int, int, set[int]]] = {}
-        self._lowest: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._borrowers: dict[tuple[int, tuple[int, ...]], tuple[int, _Around]] = {}
+        self._lowest: dict[tuple[int, ...], tuple[int, int, list[tuple[int, int]]]] = {}
 
-    def any(self, job: int, choice: int) -> bool:
-        snapshot, queue, own = self._round.snapshot, self._round.queue_of[job], int(self.priorities[job])
+    def yielding(self, job: int) -> bool:
+        """Whether anybody runs who yields to jobs of its priority."""
+        return self._yielding <= int(self.priorities[job])
+
+    def any(self, job: int, choice: int, *, loosely: bool) -> bool:
+        """Whether there is anybody of lower priority, or who borrows, whom the job might ask.
+
+        Args:
+            loosely: also where it may not borrow, or take back, that much.
+        """
+        round_, queue, own = self._round, self._round.queue_of[job], int(self.priorities[job])
+        queues = round_.snapshot.queues
         if queue == NONE:
             return False
-        if self._yielding <= own:
-            return True
-        if not self._round.policy.preemption or not snapshot.jobs.terms.reclaims[job]:
+        if not round_.policy.preemption or not round_.snapshot.jobs.terms.reclaims[job]:
             return False
-        if self._inside[queue] < own and snapshot.queues.within[queue] != Preempts.NEVER:
+        if self._inside[queue] < own and queues.within[queue] != Preempts.NEVER:
             return True
-        kind = self._round.kinds.of[job]
-        resources = tuple(resource for resource, _ in self._round.kinds.need(kind, choice))
-        if self._lowest_anywhere(resources) < own:
+        need = round_.kinds.need(round_.kinds.of[job], choice)
+        resources = tuple(resource for resource, _ in need)
+        circle = round_.used.circle(queue)
+        if self._lowest_elsewhere(circle, resources) < own:
             return True
-        if snapshot.queues.reclaim[queue] != Preempts.ANY:
+        if circle not in self._groups:
             return False
-        flavour = self._round.kind(job).choices[choice].flavour
-        circle = self._round.used.circle(queue)
-        return circle in self._groups and flavour in self._of_circle(circle, resources)[1]
+        flavour = round_.kind(job).choices[choice].flavour
+        around = self._of_circle(circle, resources)
+        if loosely:
+            of_any = queues.reclaim[queue] == Preempts.ANY and flavour in around.flavours
+            return bool(of_any) or around.borrowing < own
+        if not round_.promised.within(queue, flavour, need):
+            return queues.borrower[queue] != Preempts.NEVER and around.borrowing < own
+        if queues.reclaim[queue] == Preempts.NEVER or flavour not in around.flavours:
+            return False
+        return bool(queues.reclaim[queue] == Preempts.ANY) or around.borrowing < own
 
-    def _lowest_anywhere(self, resources: tuple[int, ...]) -> int:
-        """The lowest priority of all that a job of higher priority could ask because they borrow, or are unlimited."""
+    def _lowest_elsewhere(self, circle: int, resources: tuple[int, ...]) -> int:
+        """The lowest priority of all that are unlimited, and of those that borrow in other trees of queues."""
         found = self._lowest.get(resources)
         if found is None or found[0] != self._round.touches:
-            lowest = min((self._of_circle(circle, resources)[0] for circle in self._groups), default=_NOBODY)
-            found = self._lowest[resources] = (self._round.touches, lowest)
-        return found[1]
+            each = {other: self._of_circle(other, resources) for other in self._groups}
+            unlimited = min((one.unlimited for one in each.values()), default=_NOBODY)
+            two = sorted((one.borrowing, other) for other, one in each.items())[:2]
+            found = self._lowest[resources] = (self._round.touches, unlimited, two)
+        return min(found[1], next((lowest for lowest, other in found[2] if other != circle), _NOBODY))
 
-    def _of_circle(self, circle: int, resources: tuple[int, ...]) -> tuple[int, set[int]]:
-        """(the lowest priority of those in one tree of queues that borrow or are unlimited, flavours of borrowers)."""
+    def _of_circle(self, circle: int, resources: tuple[int, ...]) -> _Around:
         touched = self._round.touched.get(circle, 0)
         found = self._borrowers.get((circle, resources))
         if found is None or found[0] != touched:
-            ledger, least, borrowers = self._round.promised, _NOBODY, set[int]()
+            ledger, borrowing, unlimited, flavours = self._round.promised, _NOBODY, _NOBODY, set[int]()
             for queue, flavour, lowest in self._groups[circle]:
                 if any(ledger.borrowed(queue, flavour, resource) > 0 for resource in resources):
-                    borrowers.add(flavour)
-                elif any(ledger.most(queue, flavour, resource) < UNLIMITED for resource in resources):
-                    continue
-                least = min(least, lowest)
-            found = self._borrowers[circle, resources] = (touched, least, borrowers)
-        return found[1], found[2]
+                    flavours.add(flavour)
+                    borrowing = min(borrowing, lowest)
+                elif not any(ledger.most(queue, flavour, resource) < UNLIMITED for resource in resources):
+                    unlimited = min(unlimited, lowest)
+            found = self._borrowers[circle, resources] = (touched, _Around(borrowing, unlimited, flavours))
+        return found[1]
+
+
+class _Around(NamedTuple):
+    """Who runs in one tree of queues: the lowest priority of those whose queue borrows, and of those that no quota
+    limits; the flavours that are borrowed."""
+
+    borrowing: int
+    unlimited: int
+    flavours: set[int]

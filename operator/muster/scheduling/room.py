@@ -6,6 +6,7 @@ on each node) are counted once a worker and afterwards only on the nodes that we
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,6 +61,12 @@ class Room:
         self._empty: dict[int, Slots] = {}
         self._kept: dict[int, Mask] = {}
         self._candidates: dict[int, Mask] = {}
+
+    def frozen(self) -> Room:
+        """A view in which `free` and `empty` stay as they are now. It counts no slots of what is open."""
+        view = copy(self)
+        view.free = self.free.copy()
+        return view
 
     @cached_property
     def spared(self) -> Mask:
