@@ -93,14 +93,22 @@ class Ordering:
     def __init__(self, snapshot: Snapshot) -> None:
         self._jobs = snapshot.jobs
         self._ages = ages(snapshot)
-        self._parts = parts(snapshot) * _WHOLE
-        self._lines = _Lines(snapshot, self._parts)
-        self._tree = _Branches(snapshot, self._lines)
         self._run: tuple[int, int] | None = None
         self._used = 0
         self.passed: set[int] = set()
+        pending = np.flatnonzero(snapshot.jobs.states == JobState.PENDING)
+        self._alone: list[int] | None = None
+        if len(pending) <= 1 and not snapshot.jobs.runs.yields.any():
+            self._alone = pending.tolist()  # nobody to be compared with
+            return
+        self._parts = parts(snapshot) * _WHOLE
+        self._lines = _Lines(snapshot, self._parts)
+        self._tree = _Branches(snapshot, self._lines)
 
     def __iter__(self) -> Iterator[int]:
+        if self._alone is not None:
+            yield from self._alone
+            return
         for run in self._runs():
             for count, job in enumerate(run, 1):
                 yield job
@@ -164,8 +172,8 @@ class _Lines:
     Where only the queues' own shares are compared, running jobs are not in them: their parts are `carried`.
 
     Attributes:
-        jobs, classes, ranks, pending, flavours, amounts: of each job: its row, class of priority and age (0 is the
-            first), rank among equals of all queues, whether it is given out, its flavour, and the part of the cluster
+        jobs, classes, ranks, pending, flavours, amounts: of each job: its row, class of priority and age (the
+            smallest is first), rank among equals of all queues, whether it is given out, its flavour, and the part of the cluster
             that it holds, or asks for, of each resource.
         carried: by index, (flavour, amounts) of the running jobs of its queue between the job before it and this one.
         columns: the resources that count, in the order of `amounts`.
@@ -185,7 +193,7 @@ class _Lines:
         self.without_queue: list[int] = stray[jobs.states[stray] == JobState.PENDING].tolist()
         pending = jobs.states[rows] == JobState.PENDING
         # Those that rank behind every pending job change nothing.
-        last = classes[rows][pending].max(initial=-1)
+        last = classes[rows][pending].max(initial=np.iinfo(np.int64).min)
         rows, pending = rows[classes[rows] <= last], pending[classes[rows] <= last]
         self.columns: Int = np.flatnonzero(share_of.any(axis=0))
         asked = jobs.requests[rows] * jobs.workers[rows, None].astype(np.int64)
@@ -202,10 +210,11 @@ class _Lines:
         self.pending: list[bool] = pending.tolist()
         self.flavours: list[int] = jobs.flavours[rows].tolist()
         self.amounts: list[list[int]] = amounts.tolist()
-        queues, begin = np.unique(jobs.queues[rows], return_index=True)
+        queues = jobs.queues[rows]
+        begin = np.flatnonzero(np.append(True, queues[1:] != queues[:-1])) if len(rows) else rows
         bounds = [*begin.tolist(), len(rows)]
-        self.at: dict[int, int] = dict(zip(queues.tolist(), bounds, strict=False))
-        self.end: dict[int, int] = dict(zip(queues.tolist(), bounds[1:], strict=True))
+        self.at: dict[int, int] = dict(zip(queues[begin].tolist(), bounds, strict=False))
+        self.end: dict[int, int] = dict(zip(queues[begin].tolist(), bounds[1:], strict=True))
         self.waiting = int(pending.sum())
 
     def _carry(self, jobs: Jobs, rows: Int, stops: Mask, amounts: Int) -> None:
@@ -361,10 +370,8 @@ def _way(parents: list[int], queue: int, own: int) -> tuple[int, ...]:
 
 
 def _classes(snapshot: Snapshot) -> Int:
-    """J, 0 for the jobs of the highest priority and age, counted up without gaps."""
-    priorities = snapshot.jobs.priorities.astype(np.int64)
-    keys = -(priorities * (AGE_STEPS + 1) + ages(snapshot))
-    classes: Int = np.unique(keys, return_inverse=True)[1].astype(np.int64)
+    """J, the smaller the higher priority and, of equal ones, age."""
+    classes: Int = -(snapshot.jobs.priorities.astype(np.int64) * (AGE_STEPS + 1) + ages(snapshot))
     return classes
 
 

@@ -16,6 +16,8 @@ def withdraw(round_: Round) -> None:
     What they use stays used in this plan: it is free when their pods are gone.
     """
     snapshot = round_.snapshot
+    if not (snapshot.queues.drain.any() or round_.promised.exceeded()):
+        return
     evicted, shrunk = give_up(snapshot, round_.promised.copy(), frozenset())
     jobs = snapshot.jobs
     rows = np.array([*(each.row for each in evicted), *(each.row for each in shrunk)], dtype=np.int64)
