@@ -173,8 +173,8 @@ class _Lines:
 
     Attributes:
         jobs, classes, ranks, pending, flavours, amounts: of each job: its row, class of priority and age (the
-            smallest is first), rank among equals of all queues, whether it is given out, its flavour, and the part of the cluster
-            that it holds, or asks for, of each resource.
+            smallest is first), rank among equals of all queues, whether it is given out, its flavour, and the part of
+            the cluster that it holds, or asks for, of each resource.
         carried: by index, (flavour, amounts) of the running jobs of its queue between the job before it and this one.
         columns: the resources that count, in the order of `amounts`.
         at, end: by queue, the next job and the one after the last. Queues without jobs are not in them.
@@ -218,7 +218,7 @@ class _Lines:
         self.waiting = int(pending.sum())
 
     def _carry(self, jobs: Jobs, rows: Int, stops: Mask, amounts: Int) -> None:
-        """Add the parts of those who only run to the next of their queue that stops; behind the last they do not count."""
+        """Add the parts of those who only run to the next job of their queue that is given out or yields."""
         where = np.flatnonzero(stops)
         between = np.flatnonzero(~stops)
         target = np.searchsorted(where, between)
@@ -348,9 +348,9 @@ class _Branches:
         above = {branch: heap for steps in self._steps.values() for branch, heap in steps}
         depth = {branch: at for way in self._ways.values() for at, branch in enumerate(reversed(way))}
         for branch in sorted(above, key=lambda branch: (-depth[branch], branch)):
-            line = self._line_of.get(branch)
-            if line is not None:
-                at = self._lines.at[line]
+            of_jobs = self._line_of.get(branch)
+            if of_jobs is not None:
+                at = self._lines.at[of_jobs]
                 found = (self._lines.classes[at], self._lines.ranks[at])
             else:
                 heap = self._heaps[branch]

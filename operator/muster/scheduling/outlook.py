@@ -30,9 +30,9 @@ class Hope:
 class Outlook:
     """
     Attributes:
-        obstacles: by row, what keeps a job from starting whatever ends. Of jobs that are not plain, quota is not judged.
+        obstacles: by row, what keeps a job from starting whatever ends; of special ones without looking at quota.
         short: rows whose queue may not use that much more now.
-        special: rows that are not plain: with several choices of nodes, or that must not borrow.
+        special: rows of jobs with several choices of nodes, or that must not borrow.
     """
 
     def __init__(self, round_: Round, hopes: Sequence[Hope]) -> None:
