@@ -12,6 +12,7 @@ import numpy as np
 
 from muster.scheduling.plan import Admission, Plan, Waiting
 from muster.scheduling.snapshot import (
+    FOREVER,
     NONE,
     UNLIMITED,
     Index,
@@ -72,6 +73,7 @@ class Queue:
     parent: str | None = None
     weight: float = 1.0
     used: float = 0.0
+    shortest: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Job:
         reserved: nodes `on` are promised to it instead.
         leaving, beneficiary: it runs and is being ended, for the job of that uid.
         then: it runs, and is being moved to these nodes.
+        length: seconds that it is expected to run.
     """
 
     uid: str
@@ -103,6 +106,7 @@ class Job:
     leaving: bool = False
     beneficiary: str = ""
     then: tuple[str, ...] = ()
+    length: float = FOREVER
 
     def request(self) -> list[int]:
         return [self.cores * 1000, self.gib * GIB, self.gpus, 1, int(self.port)]
@@ -199,6 +203,7 @@ def _queues(queues: Sequence[Queue]) -> Queues:
         (built.open, [queue.open for queue in queues]),
         (built.weights, [queue.weight for queue in queues]),
         (built.shares_used, [queue.used for queue in queues]),
+        (built.shortest, [queue.shortest for queue in queues]),
     ):
         values[: len(queues)] = of
     return built
@@ -228,7 +233,7 @@ def _jobs(
         levels=np.array([job.level() for job in jobs], dtype=np.int32),
         held=requests * held[:, None],
         sizes=Sizes.fixed(workers),
-        terms=Terms.plain(len(jobs)),
+        terms=replace(Terms.plain(len(jobs)), length=np.array([job.length for job in jobs], dtype=np.float64)),
         runs=_runs(jobs, nodes),
     )
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from muster.scheduling.plan import Eviction, MoveReason, Plan
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
-from muster.scheduling.snapshot import NONE, JobState, Snapshot, TopologyMode
+from muster.scheduling.snapshot import FOREVER, NONE, JobState, Snapshot, TopologyMode
 
 from . import oracle
 from .cases import Job, Node, Queue
@@ -35,12 +35,16 @@ class Scheduling(RuleBasedStateMachine):
         racks=st.lists(st.sampled_from([2, 4]), min_size=2, max_size=5),
         gpus=st.lists(LIMITS, min_size=2, max_size=2),
         cohort=st.booleans(),
+        shortest=st.booleans(),
     )
-    def build(self, racks: list[int], gpus: list[int | None], cohort: bool) -> None:
+    def build(self, racks: list[int], gpus: list[int | None], cohort: bool, shortest: bool) -> None:
         nodes = [
             Node(f"node-{index}", rack=f"rack-{index % 2}", gpus=each, cores=8) for index, each in enumerate(racks)
         ]
-        queues = [Queue(f"queue-{index}", each, cohort=0 if cohort else -1) for index, each in enumerate(gpus)]
+        queues = [
+            Queue(f"queue-{index}", each, cohort=0 if cohort else -1, shortest=shortest)
+            for index, each in enumerate(gpus)
+        ]
         self.world = Operating({node.name: node for node in nodes}, {queue.name: queue for queue in queues})
         self.count = 0
 
@@ -53,6 +57,7 @@ class Scheduling(RuleBasedStateMachine):
         least=st.integers(1, 4),
         more=st.integers(0, 2),
         preemptible=st.sampled_from([True, True, True, False]),
+        length=st.sampled_from([10.0, 1_000.0, 100_000.0, FOREVER]),
     )
     def submit(
         self,
@@ -64,9 +69,12 @@ class Scheduling(RuleBasedStateMachine):
         least: int,
         more: int,
         preemptible: bool,
+        length: float,
     ) -> None:
         self.count += 1
-        job = Job(f"job-{self.count:03}", workers, gpus, queue=queue, priority=priority, required=required, cores=1)
+        job = Job(
+            f"job-{self.count:03}", workers, gpus, 1, queue=queue, priority=priority, required=required, length=length
+        )
         self.world.now += 1
         self.world.submit(Live(job, least=min(least, workers), most=workers + more, preemptible=preemptible))
 

@@ -47,6 +47,15 @@ class StopPolicy(str, Enum):
     """nothing new starts, and what runs saves a checkpoint, stops, and waits."""
 
 
+class JobOrder(str, Enum):
+    """Which of the queue's jobs comes first, of those that are equal in priority, age and slack."""
+
+    SUBMIT_TIME = "submitTime"
+    """the one that was submitted first."""
+    SHORTEST_EXPECTED = "shortestExpected"
+    """the one with the fewest GPU-seconds to go by its `maxRuntime`, those without one last."""
+
+
 class OwnVictims(str, Enum):
     """Whom a job may ask for room in its own queue, and elsewhere while its queue borrows."""
 
@@ -205,6 +214,10 @@ class TrainingQueueSpec(Model):
     weight: Annotated[int, Ge(1), Le(MAX_WEIGHT), SchemaDefault(1)] = 1
     """Its part beside the other queues of the same parent: one of weight 2 gets twice as much as one of weight 1 before
     it is the other's turn."""
+    order: Annotated[JobOrder, SchemaDefault(JobOrder.SHORTEST_EXPECTED.value)] = JobOrder.SHORTEST_EXPECTED
+    """Which of its jobs comes first, of those that are equal in priority, age and slack: submitTime, or
+    shortestExpected. With the latter a job may also ask preemptible ones of the queue that have at least twice as many
+    GPU-seconds to go, unless `preemption.withinQueue` is never."""
     usage_half_life: Duration | None = None
     """How fast past use is forgiven: it counts half after this time. Left out: 7d."""
     preemption: QueuePreemption | None = None

@@ -58,7 +58,7 @@ class TermsInput:
         slices: (workers, name of the level), widest first.
         balanced: name of a level, or "".
         spares: workers' room beside the gang's own.
-        opens, limit, estimate, deadline: in seconds, as the arrays of `Terms`.
+        opens, limit, estimate, length, deadline: in seconds, as the arrays of `Terms`.
     """
 
     preemptible: bool = True
@@ -69,6 +69,7 @@ class TermsInput:
     opens: float = 0.0
     limit: float = FOREVER
     estimate: float = FOREVER
+    length: float = FOREVER
     deadline: float = FOREVER
     reclaims: bool = True
 
@@ -233,6 +234,7 @@ def _terms(
         terms.preemptible[index], terms.reclaims[index] = said.preemptible, said.reclaims
         terms.opens[index], terms.limit[index] = said.opens, said.limit
         terms.estimate[index], terms.deadlines[index] = said.estimate, said.deadline
+        terms.length[index] = said.length
         if said.slices or said.balanced or said.spares:
             shapes[index] = Shape(
                 slices=tuple((workers, level_row[level]) for workers, level in said.slices),

@@ -47,6 +47,7 @@ class QueueInput:
     reclaim: Preempts = Preempts.ANY
     borrower: Preempts = Preempts.NEVER
     drain: bool = False
+    shortest: bool = True
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def arrays(queues: Sequence[QueueInput], flavours: Sequence[str], resources: Seq
         (result.reclaim, [int(queue.reclaim) for queue in queues]),
         (result.borrower, [int(queue.borrower) for queue in queues]),
         (result.drain, [queue.drain for queue in queues]),
+        (result.shortest, [queue.shortest for queue in queues]),
     ):
         values[:count] = of
     for row in range(count, count + len(cohorts)):

@@ -50,7 +50,8 @@ class Inputs:
         start = terms.start_seconds(record.job.status)
         # They speak of a run that would start now, and change all the time while one is under way.
         times = terms.NO_BOUNDS if record.placement else terms.bounds(record.spec, record.job.status, now, start)
-        key = (judgement, record.spec, choices, priority, levels, avoided, since, record.promise, times, start)
+        length = terms.length(record.spec, record.job.status)
+        key = (judgement, record.spec, choices, priority, levels, avoided, since, record.promise, times, start, length)
         if record.planned is None or record.planned[0] != key:
             requests, node_filter = self._demands(record)
             made = planning.pending_input(

@@ -30,7 +30,7 @@ from muster.cluster.status import Draft
 from muster.cluster.views import NodeView
 from muster.controllers.lifecycle.turn import write_stop
 from muster.controllers.telling import Word
-from muster.controllers.terms import NO_BOUNDS, Bounds
+from muster.controllers.terms import NO_BOUNDS, Bounds, length
 from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Snapshot, TopologyMode
 
@@ -137,7 +137,7 @@ def pending_input(
         promised=promised,
         sizes=(spec.min_replicas, spec.max_replicas, spec.step) if elastic else None,
         partial=spec.partial,
-        terms=_terms(spec, levels, choices, filters, since, times),
+        terms=_terms(spec, levels, choices, filters, since, times, length(spec, job.status)),
     )
 
 
@@ -153,6 +153,7 @@ def _terms(
     filters: Sequence[NodeFilter],
     since: float,
     times: Bounds,
+    expected: float,
 ) -> TermsInput:
     """What the job allows and demands. Levels that the cluster does not have are told by `admission`."""
     known = {level.name for level in levels}
@@ -169,6 +170,7 @@ def _terms(
         opens=times.opens,
         limit=times.limit,
         estimate=times.estimate,
+        length=expected,
         deadline=FOREVER if spec.deadline is None else spec.deadline.timestamp(),
     )
     return PLAIN_TERMS if terms == PLAIN_TERMS else terms

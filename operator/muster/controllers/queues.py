@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from muster.api.names import Reason
-from muster.api.trainingqueue import FairShare, OwnVictims, Quota, Reclaim, StopPolicy, TrainingQueue
+from muster.api.trainingqueue import FairShare, JobOrder, OwnVictims, Quota, Reclaim, StopPolicy, TrainingQueue
 from muster.cluster.gpus import short_type
 from muster.cluster.quantities import amount
 from muster.cluster.queues import ANY_PRIORITY, QueueInput, QuotaInput, lineage
@@ -78,6 +78,7 @@ def queue_input(queue: TrainingQueue, now: datetime) -> QueueInput:
         reclaim=_PREEMPTS[preemption.reclaim] if preemption else _DEFAULTS.reclaim,
         borrower=_PREEMPTS[preemption.when_borrowing] if preemption else _DEFAULTS.borrower,
         drain=spec.stop_policy is StopPolicy.HOLD_AND_DRAIN,
+        shortest=spec.order is JobOrder.SHORTEST_EXPECTED,
     )
 
 

@@ -231,6 +231,11 @@ def rest(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime) -> Rest 
     return Rest(max(0.0, spec.max_runtime - trained), sure=False)
 
 
+def length(spec: EffectiveSpec, status: TrainingJobStatus) -> float:
+    """Seconds that the job may still train by its `maxRuntime`, as when it was placed; infinite without one."""
+    return math.inf if spec.max_runtime is None else max(0.0, float(spec.max_runtime - (status.runtime_seconds or 0)))
+
+
 @dataclass(frozen=True)
 class Bounds:
     """What the planner needs to know of the time of a job that waits. Seconds; see `Terms` of its snapshot.

@@ -8,6 +8,7 @@ Its priority counts as at most its queue's highest. Whether it is within nominal
 | --- | --- | --- |
 | was let in before its turn (`Runs.yields`) | the claimant's priority is not lower | YIELDS |
 | in the claimant's queue | lower priority, the queue's `within` allows it, budget left | PRIORITY |
+| in the claimant's queue, shortest first | the same priority, much longer (`outlasting`), likewise | PRIORITY |
 | in the tree, claimant within nominal, victim's queue borrows | `reclaim`: lower priority, or any | RECLAIM |
 | in the tree, claimant borrows, victim's queue borrows | lower priority and `borrower` allows it | SURPLUS |
 | in another tree, its queue borrows | lower priority | SURPLUS |
@@ -22,18 +23,24 @@ its queue has borrowed. RECLAIM and SURPLUS hold for a set of victims only as fa
 * SURPLUS takes only what lies wholly above nominal. Else the victim would be within its nominal when it queues again,
   and take back from a borrower what was taken from it.
 
-Why nothing goes to and fro: with PRIORITY and SURPLUS the victim has lower priority. With RECLAIM the claimant stays
-within its nominal, which nobody may take. One that yielded does not come back before the one it made room for.
+Why nothing goes to and fro: with PRIORITY and SURPLUS the victim has lower priority, or `MUCH` times as much left to do
+as the claimant in all, so it may not ask the claimant in turn. With RECLAIM the claimant stays within its nominal, so
+nobody may take it. One that yielded does not come back before the one it made room for.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 
+from muster.scheduling.order import AGE_STEPS, ages, works
 from muster.scheduling.quota import Ledger, Need
-from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, JobState, Mask, Preempts, Snapshot
+from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, JobState, Mask, Preempts, Seconds, Snapshot
+
+MUCH: Final = 2.0
+"""A running job is much longer than one that waits if it has this many times as much left to do."""
 
 
 class Right(IntEnum):
@@ -68,6 +75,10 @@ def may_preempt(snapshot: Snapshot, ledger: Ledger, job: int, flavour: int, need
         inside = jobs.queues == queue
         if queues.within[queue] != Preempts.NEVER:
             rights[there & inside & lower & kept] = Right.PRIORITY
+            if queues.shortest[queue]:
+                left = outlasting(snapshot)
+                longer = (left > 0) & (left >= MUCH * works(snapshot)[job]) & (priorities == own)
+                rights[there & inside & kept & longer] = Right.PRIORITY
         _elsewhere(snapshot, ledger, queue, flavour, need, there & ~inside, lower, kept, rights)
     rights[there & jobs.runs.yields & (priorities <= own)] = Right.YIELDS
     return rights
@@ -79,6 +90,20 @@ def movable(snapshot: Snapshot) -> Mask:
     standing: Mask = (jobs.states == JobState.HOLDING) & ~runs.leaving & (np.diff(runs.first) > 0)
     standing &= jobs.terms.preemptible & (jobs.queues != NONE)
     return standing
+
+
+def outlasting(snapshot: Snapshot) -> Seconds:
+    """J, accelerator-seconds that a running job has left to do, as far as shorter ones may ask it for room; else 0.
+
+    It is not asked when nobody knows its length, when it is as old as counts, or before it has run for as long as
+    stopping and starting it again takes.
+    """
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    length, ran = jobs.terms.length, np.where(runs.started > 0, snapshot.now - runs.started, 0.0)
+    asked = np.isfinite(length) & (length > 0) & (ages(snapshot) < AGE_STEPS) & (ran >= runs.restart + runs.grace)
+    left = np.zeros(len(length))
+    left[asked] = works(snapshot)[asked] * np.maximum(0.0, 1 - ran[asked] / length[asked])
+    return left
 
 
 def effective_priorities(snapshot: Snapshot) -> Index:

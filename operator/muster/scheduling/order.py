@@ -5,11 +5,13 @@ Jobs are ordered by, in this order:
 1. priority, as the queue's limit leaves it;
 2. age, in steps of `AGE_STEP` since the first submit, at most `AGE_STEPS` of them: so nobody waits longer than a day
    only because others have smaller shares, or (see `muster.scheduling.planner`) because smaller jobs of its queue
-   always find a little quota;
+   always find a little quota. Where the shortest come first, a job's steps are a quarter of its expected length, if
+   that is more, but at most `STEP_AT_MOST`: so nobody waits for longer than it runs only because others are shorter;
 3. fair share: at each branch of the tree of queues, from the root down, the queue with the smallest share for its
    weight (see `muster.scheduling.fairness`);
 4. slack: how long the job can still wait and meet its deadline, if that is less than `SLACK_COUNTS`;
-5. the time of the first submit, then the uid, so that no two jobs are ever equal.
+5. in queues that say so, the accelerator-seconds that the job is expected to need, least first, unknown last;
+6. the time of the first submit, then the uid, so that no two jobs are ever equal.
 
 The share of a queue when it is a job's turn is made of what ranks before that job: the past of the queue, and the jobs
 that come earlier in this same order, those that run as well as those that start or have room reserved now. So running
@@ -28,11 +30,14 @@ from typing import Final
 import numpy as np
 
 from muster.scheduling.fairness import parts
+from muster.scheduling.gangs import is_accelerator
 from muster.scheduling.snapshot import NONE, Index, Int, Jobs, JobState, Mask, Seconds, Snapshot
 
 AGE_STEP: Final = 6 * 3600.0
 """Seconds of waiting that make a job one step older."""
 AGE_STEPS: Final = 4
+STEP_AT_MOST: Final = 42 * 3600.0
+"""Seconds: whatever its length, nothing waits longer than a week only because others are shorter."""
 SLACK_COUNTS: Final = 86_400.0
 """Seconds: a deadline that is further off than this hurries nobody."""
 
@@ -63,7 +68,30 @@ def positions(queues: Iterable[int]) -> list[int]:
 def ages(snapshot: Snapshot) -> Int:
     """J, steps of age that each job has, from 0 to AGE_STEPS."""
     waited = np.maximum(0.0, snapshot.now - snapshot.jobs.submitted)
-    return np.minimum(waited // AGE_STEP, AGE_STEPS).astype(np.int64)
+    length = snapshot.jobs.terms.length
+    by_own = by_length(snapshot) & np.isfinite(length)
+    step = np.where(by_own, np.clip(length / AGE_STEPS, AGE_STEP, STEP_AT_MOST), AGE_STEP)
+    steps: Int = np.minimum(waited // step, AGE_STEPS).astype(np.int64)
+    return steps
+
+
+def by_length(snapshot: Snapshot) -> Mask:
+    """J, jobs of queues in which the shortest come first."""
+    jobs = snapshot.jobs
+    chosen: Mask = (jobs.queues != NONE) & snapshot.queues.shortest[jobs.queues]
+    return chosen
+
+
+def works(snapshot: Snapshot) -> Seconds:
+    """J, accelerator-seconds that each job was expected to need when it was placed, or would now; infinite: unknown.
+
+    A job without accelerators counts as if each worker had one.
+    """
+    jobs = snapshot.jobs
+    columns = [index for index, name in enumerate(snapshot.resources) if is_accelerator(name)]
+    each = np.maximum(1, jobs.requests[:, columns].max(axis=1, initial=0))
+    seconds: Seconds = jobs.terms.length * (each * jobs.workers)
+    return seconds
 
 
 def slacks(snapshot: Snapshot) -> Seconds:
@@ -187,7 +215,7 @@ class _Lines:
         ranks = np.empty(len(jobs.uids), dtype=np.int64)
         ranks[_sorted((jobs.submitted, slacks(snapshot)), jobs.uids)] = np.arange(len(ranks))
         classes = _classes(snapshot)
-        rows = np.lexsort((ranks, classes, jobs.queues))
+        rows = np.lexsort((*_within(snapshot, ranks), classes, jobs.queues))
         first = int(np.searchsorted(jobs.queues[rows], 0))
         stray, rows = rows[:first], rows[first:]
         self.without_queue: list[int] = stray[jobs.states[stray] == JobState.PENDING].tolist()
@@ -367,6 +395,14 @@ def _way(parents: list[int], queue: int, own: int) -> tuple[int, ...]:
         way.append(queue)
         queue = parents[queue]
     return tuple(way)
+
+
+def _within(snapshot: Snapshot, ranks: Int) -> tuple[Int | Seconds, ...]:
+    """Keys that order the jobs of one queue and class, the most important last."""
+    shortest = by_length(snapshot)
+    if not shortest.any():
+        return (ranks,)
+    return ranks, np.where(shortest, works(snapshot), 0.0), np.where(shortest, slacks(snapshot), 0.0)
 
 
 def _classes(snapshot: Snapshot) -> Int:

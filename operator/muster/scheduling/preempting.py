@@ -22,8 +22,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from muster.scheduling.claims import effective_priorities, movable
+from muster.scheduling.claims import MUCH, effective_priorities, movable, outlasting
 from muster.scheduling.demand import Coming, coming_back, places_by_node
+from muster.scheduling.order import by_length, works
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, MoveReason, Promise
 from muster.scheduling.room import Room
@@ -46,7 +47,7 @@ class Preempting:
         self._leavers = bool(self._snapshot.jobs.runs.leaving.any())
         self._coming: Coming | None = None
         self._chances: _Chances | None = None
-        self._failed: set[tuple[int, int, int]] = set()
+        self._failed: dict[tuple[int, int, int], float] = {}  # the least work for which a search was in vain
 
     def clear(self, verdict: Verdict, passed: Set[int]) -> bool:
         """Promise room to a job that waits for quota or room, and ask its victims to go. False: it waits on.
@@ -62,13 +63,14 @@ class Preempting:
         if self._chances is None:
             self._chances = _Chances(round_, self._snapshot)
         alike = (round_.queue_of[job], round_.kinds.of[job], int(self._chances.priorities[job]))
-        if alike in self._failed or not self._may_ask(job, verdict.choice, passed):
+        work = float(self._chances.works[job])
+        if (alike in self._failed and work >= self._failed[alike]) or not self._may_ask(job, verdict.choice, passed):
             return False
         self._left -= 1
         self._looked_at += self._chances.standing
         victims = self._search(job, verdict.choice, passed)
         if victims is None or not (victims.rows or self._lacks(job, verdict.choice)):
-            self._failed.add(alike)
+            self._failed[alike] = work
             return False
         self._carry_out(job, verdict.choice, victims)
         self._failed.clear()
@@ -191,6 +193,10 @@ class _Chances:
         for group, least in zip(groups.tolist(), lowest.tolist(), strict=True):
             queue, flavour = divmod(group, len(snapshot.flavours))
             self._groups.setdefault(round_.used.circle(queue), []).append((queue, flavour, least))
+        self._longest = np.zeros(len(snapshot.queues.names))
+        self.works = np.where(by_length(snapshot), works(snapshot), 0.0)
+        if self.works.any():
+            np.maximum.at(self._longest, jobs.queues[there], outlasting(snapshot)[there])
         self._borrowers: dict[tuple[int, tuple[int, ...]], tuple[int, _Around]] = {}
         self._lowest: dict[tuple[int, ...], tuple[int, int, list[tuple[int, int]]]] = {}
 
@@ -210,8 +216,11 @@ class _Chances:
             return False
         if not round_.policy.preemption or not round_.snapshot.jobs.terms.reclaims[job]:
             return False
-        if self._inside[queue] < own and queues.within[queue] != Preempts.NEVER:
-            return True
+        if queues.within[queue] != Preempts.NEVER:
+            if self._inside[queue] < own:
+                return True
+            if queues.shortest[queue] and self._longest[queue] >= MUCH * self.works[job]:
+                return True
         need = round_.kinds.need(round_.kinds.of[job], choice)
         resources = tuple(resource for resource, _ in need)
         circle = round_.used.circle(queue)

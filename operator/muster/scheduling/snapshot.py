@@ -119,6 +119,8 @@ class Queues:
         borrower: Q, of Preempts: whom its jobs may ask elsewhere in the tree while they borrow, NEVER or
             LOWER_PRIORITY.
         drain: Q, its running jobs are to be stopped.
+        shortest: Q, of its jobs that are equal otherwise the one that is expected to need least comes first, and may
+            ask those that will need much more; False: the one that was submitted first.
     """
 
     names: tuple[str, ...]
@@ -134,6 +136,7 @@ class Queues:
     reclaim: Index
     borrower: Index
     drain: Mask
+    shortest: Mask
 
     @classmethod
     def plain(cls, names: tuple[str, ...], parents: Index, nominal: Int, borrowing: Int, lending: Int) -> Queues:
@@ -153,6 +156,7 @@ class Queues:
             reclaim=np.full(count, Preempts.ANY, dtype=np.int32),
             borrower=np.full(count, Preempts.NEVER, dtype=np.int32),
             drain=np.zeros(count, dtype=np.bool_),
+            shortest=np.zeros(count, dtype=np.bool_),
         )
 
 
@@ -222,6 +226,8 @@ class Terms:
         opens: it may not start before (off-peak windows).
         limit: seconds that a run may take at most, enforced; FOREVER without `maxRuntime`.
         estimate: seconds that a run is expected to take; FOREVER when nobody knows.
+        length: seconds that it was expected to run when it was placed, or would now; FOREVER when nobody knows. It is
+            the same as long as a placement stands, or those who run would change places with those who wait.
         deadlines: moment by which it should be done.
         reclaims: it may take room from those that it ranks before; False for jobs of queues that never do.
     """
@@ -232,6 +238,7 @@ class Terms:
     opens: Seconds
     limit: Seconds
     estimate: Seconds
+    length: Seconds
     deadlines: Seconds
     reclaims: Mask
 
@@ -246,6 +253,7 @@ class Terms:
             opens=np.zeros(count),
             limit=never,
             estimate=never.copy(),
+            length=never.copy(),
             deadlines=never.copy(),
             reclaims=np.ones(count, dtype=np.bool_),
         )
@@ -268,7 +276,7 @@ class Runs:
         budget: preemptions that its disruption budget still allows now.
         yields: it was let in before its turn, and gives way as soon as the one that waited could start.
         beneficiary: J, index of the RESERVED job for which it is being ended; NONE otherwise. Its own index: it is
-            being moved or resized, and starts again on its promised nodes.
+            being moved or resized, or starts again, on its promised nodes; so also where it is RESERVED.
         promised_first, promised: like `first` and `placed`, for HOLDING jobs that are being moved or resized: nodes
             that they start on again. None: nobody is.
     """

@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from muster.api.trainingqueue import JobOrder
 from muster.scheduling.snapshot import Index, Int, Levels
 from muster.simulate.errors import SimulationError
 
@@ -56,7 +57,7 @@ class NodeGroup(_Model):
 
 
 class QueueShare(_Model):
-    """What a queue may use: GPUs by flavour, or one number for the first flavour."""
+    """What a queue may use: GPUs by flavour, or one number for the first flavour. Without `order`, the file's."""
 
     name: Annotated[str, Field(min_length=1)]
     gpus: Count | dict[str, Count]
@@ -64,6 +65,7 @@ class QueueShare(_Model):
     borrowing_limit: Count | None = None
     lending_limit: Count | None = None
     weight: Positive = 1.0
+    order: JobOrder | None = None
 
 
 class Costs(_Model):
@@ -102,6 +104,7 @@ class Faults(_Model):
 class ClusterFile(_Model):
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     queues: tuple[QueueShare, ...] = ()
+    order: JobOrder = JobOrder.SHORTEST_EXPECTED
     costs: Costs = Costs()
     faults: Faults = Faults()
 

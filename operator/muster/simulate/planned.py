@@ -127,7 +127,9 @@ class Planned:
 
     def _terms(self, world: World, rows: Int) -> Terms:
         count = len(rows)
-        limit = self._limits(world, rows) + np.where(world.epoch[rows] > 0, world.costs.restart, 0.0)
+        left = self._limits(world, rows)
+        limit = left + np.where(world.epoch[rows] > 0, world.costs.restart, 0.0)
+        ran_before = world.epoch[rows] > np.isin(world.state[rows], (State.RUNNING, State.LEAVING))
         return Terms(
             preemptible=self._workload.trace.preemptible[rows],
             shapes=(PLAIN,) * count,
@@ -135,6 +137,7 @@ class Planned:
             opens=np.zeros(count),
             limit=limit,
             estimate=limit,
+            length=left + np.where(ran_before, world.costs.restart, 0.0),
             deadlines=np.full(count, FOREVER),
             reclaims=np.ones(count, dtype=np.bool_),
         )

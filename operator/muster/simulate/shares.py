@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from muster.api.trainingqueue import JobOrder
 from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, Queues, Seconds
 from muster.simulate.cluster import GPU, RESOURCES, Cluster, QueueShare
 
@@ -36,6 +37,9 @@ def planner_queues(cluster: Cluster, shares: tuple[QueueShare, ...]) -> Queues:
         if share.cohort:
             parents[queue] = row[share.cohort]
     queues = Queues.plain((*(share.name for share in shares), *cohorts), parents, nominal, borrowing, lending)
+    queues.shortest[: len(shares)] = [
+        (share.order or cluster.file.order) is JobOrder.SHORTEST_EXPECTED for share in shares
+    ]
     return replace(queues, weights=np.array([*(share.weight for share in shares), *(1.0 for _ in cohorts)]))
 
 

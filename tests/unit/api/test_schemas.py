@@ -101,7 +101,7 @@ def test_every_field_is_explained(path: str, node: Schema) -> None:
 @pytest.mark.parametrize(("path", "node"), **ids(FIELDS))
 def test_defaults_are_stored_only_where_no_template_may_set_the_field(path: str, node: Schema) -> None:
     allowed = {"queue", "suspend", "gpuType", "capacity", "timeZone", "weight", "stopPolicy"}
-    allowed |= {"withinQueue", "reclaim", "whenBorrowing"}
+    allowed |= {"order", "withinQueue", "reclaim", "whenBorrowing"}
     assert "default" not in node or path.rsplit(".", 1)[-1] in allowed
 
 

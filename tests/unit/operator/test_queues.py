@@ -122,6 +122,7 @@ def test_policies_reach_the_planner() -> None:
         parent="company",
         weight=3,
         maxPriority=1000,
+        order="submitTime",
         preemption={"withinQueue": "never", "reclaim": "lowerPriority", "whenBorrowing": "lowerPriority"},
     )
     shot = snapshot([company, team], job("j", "team", priority=2000), job("k", "company", priority=7))
@@ -133,6 +134,7 @@ def test_policies_reach_the_planner() -> None:
         Preempts.LOWER_PRIORITY,
         Preempts.LOWER_PRIORITY,
     )
+    assert shot.queues.shortest.tolist() == [name != "team" for name in shot.queues.names]
     assert shot.jobs.priorities.tolist() == [500, 7], "the limit of a queue above binds, too"
 
 
