@@ -44,9 +44,9 @@ STYLES: Final = {
 ROUGH: Final = "queue"
 BASES: Final = {
     "promised": ": room is being cleared for it",
-    "limits": ", not later unless a job goes before it: by then the running jobs must have ended",
-    "progress": " by the running jobs' own progress",
-    ROUGH: " roughly, by the jobs ahead and how fast room comes back",
+    "limits": " at the latest, unless a job goes before it: by then the running jobs must have ended",
+    "progress": ", by the running jobs' own progress",
+    ROUGH: ", roughly: by the jobs ahead and how fast room comes back",
 }
 """How sure an expected start is."""
 NO_KINDS: Final = (
@@ -220,7 +220,7 @@ def _waiting(scene: Scene) -> Iterator[tuple[str, str]]:
     left = (place.expected_start - scene.now).total_seconds() if place.expected_start is not None else 0.0
     if place.expected_start is not None and (left >= 1 or place.basis != ROUGH):  # "roughly now" would tell nothing
         when = f"in {format_duration(left)}" if left >= 1 else "now"
-        yield "Starts", f"{when}, expected{BASES.get(place.basis, '')}"
+        yield "Starts", f"{when}{BASES.get(place.basis, '')}"
     if place.almost:
         yield (
             "Almost",

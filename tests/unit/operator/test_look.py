@@ -143,7 +143,7 @@ def test_a_waiting_job_says_when_it_starts_and_what_would_help() -> None:
         "changes": ["7 workers instead of 8 would find room now", "level block instead of rack would find room now"],
     }
     text = shown(Scene(job(phase="Queued", queue=place), (), (), NOW))
-    assert "in 1h, expected by the running jobs' own progress" in text
+    assert "in 1h, by the running jobs' own progress" in text
     assert "rack-3 has room for 7, 1 lacking" in text
     assert "level block instead of rack" in text
 
@@ -156,4 +156,6 @@ def test_a_rough_guess_that_has_passed_is_not_told() -> None:
         "expectedStart": NOW.isoformat(),
     }
     assert "Starts" not in shown(Scene(job(phase="Queued", queue={**place, "basis": "queue"}), (), (), NOW))
-    assert "now, expected" in shown(Scene(job(phase="Queued", queue={**place, "basis": "progress"}), (), (), NOW))
+    assert "now, by the running jobs" in shown(
+        Scene(job(phase="Queued", queue={**place, "basis": "progress"}), (), (), NOW)
+    )
