@@ -16,6 +16,7 @@ from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
 from muster.cluster.informer import EVENT_DELAY, Informer
 from muster.cluster.pods import PodSettings
+from muster.cluster.provisioning import Asking
 from muster.controllers.assembly import Scheduling
 from muster.controllers.lifecycle.turn import Note
 from muster.controllers.records import Record
@@ -31,7 +32,12 @@ def tell(record: Record, note: Note) -> None:
 
 
 async def schedule(
-    api: Api, *, patience: float = 0.5, priority_class: str = "", watch_delay: float = EVENT_DELAY
+    api: Api,
+    *,
+    patience: float = 0.5,
+    priority_class: str = "",
+    watch_delay: float = EVENT_DELAY,
+    asking: Asking | None = None,
 ) -> None:
     """Everything that plans and makes gangs, until cancelled. A gang with a silent launcher runs after `patience` s;
     what others do to pods and nodes is seen `watch_delay` s late."""
@@ -42,6 +48,7 @@ async def schedule(
         tell=tell,
         launcher_patience=patience,
         event_delay=watch_delay,
+        asking=asking,
     )
     own = [
         watched(api, "trainingjobs", scheduling.job),

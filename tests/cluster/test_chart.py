@@ -185,6 +185,17 @@ def test_it_should_set_no_right_to_read_secrets_or_to_write_specs(render: Render
     assert not any("*" in (*rule["verbs"], *rule["resources"], *rule["apiGroups"]) for rule in rules)
 
 
+def test_it_should_set_rights_on_provisioning_requests_only_where_a_class_is_named(render: Render) -> None:
+    assert "provisioningrequests" not in str(one(render(), "ClusterRole", "muster")["rules"])
+    assert "MUSTER_OPERATOR_PROVISIONING_CLASS" not in environment(render())
+    objects = render("provisioning.className=some.class")
+    rules = one(objects, "ClusterRole", "muster")["rules"]
+    verbs = {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]}
+    assert verbs["provisioningrequests"] == {"list", "create", "delete"}
+    assert verbs["podtemplates"] == {"create", "delete"}
+    assert environment(objects)["MUSTER_OPERATOR_PROVISIONING_CLASS"]["value"] == "some.class"
+
+
 def test_it_should_set_roles_that_aggregate(render: Render) -> None:
     objects = render()
     view, edit = one(objects, "ClusterRole", "-view"), one(objects, "ClusterRole", "-edit")

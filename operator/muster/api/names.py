@@ -27,6 +27,11 @@ MANAGED_BY_LABEL: Final = "app.kubernetes.io/managed-by"
 """Kubernetes' own; the operator sets `MANAGED_BY`. Informers select pods' companions by it."""
 MANAGED_BY: Final = "muster"
 
+REQUEST_KEY_ANNOTATION: Final = "muster.dev/request-key"
+"""Hash of what a ProvisioningRequest asks for; on the request."""
+REQUEST_ATTEMPT_ANNOTATION: Final = "muster.dev/request-attempt"
+"""How often the same was asked for, from 1; on the request."""
+
 KEEP_ANNOTATIONS: Final = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -112,6 +117,9 @@ class ConditionType(str, Enum):
     """True when the training ended well. Final."""
     FAILED = "Failed"
     """True when the training ended badly and is not tried again. Final; `status.failure` has the first cause."""
+    CAPACITY_REQUESTED = "CapacityRequested"
+    """True while an autoscaler is asked for nodes for the gang. False: it failed, or none are needed. Absent where
+    nothing was asked."""
 
 
 class QueueConditionType(str, Enum):
@@ -213,6 +221,16 @@ class Reason(str, Enum):
     NO_DEADLINE = "NoDeadline"
     """The deadline was taken away."""
 
+    # CapacityRequested
+    REQUESTED = "Requested"
+    """A ProvisioningRequest asks for the nodes of the whole gang."""
+    PROVISIONED = "Provisioned"
+    """The autoscaler says that they are there."""
+    PROVISIONING_FAILED = "ProvisioningFailed"
+    """It could not get them; the message has its words, and when it is asked again."""
+    NOT_NEEDED = "NotNeeded"
+    """The job does not lack nodes now."""
+
     # Succeeded, Failed
     COMPLETED = "Completed"
     """Every rank ended with exit code 0."""
@@ -282,6 +300,8 @@ class EventReason(str, Enum):
     """`spec.suspend` became true."""
     RESUMED = "Resumed"
     """`spec.suspend` became false."""
+    CAPACITY_REQUESTED = "CapacityRequested"
+    """An autoscaler was asked for nodes, or has answered."""
     STORAGE_ERROR = "StorageError"
     """The launchers cannot use the checkpoint storage."""
     FAILED = "Failed"

@@ -44,6 +44,12 @@ class Settings(BaseSettings):
     """Reach launchers through the API server's pod proxy. For an operator that can't reach pods by IP."""
     prices: dict[str, float] = Field(default_factory=dict)
     """Money for an hour of one GPU by flavour, as JSON: `{"H100/on-demand": 2.5}`."""
+    provisioning_class: str = ""
+    """Class of the ProvisioningRequests that ask an autoscaler for nodes; empty: it is not asked."""
+    provisioning_parameters: dict[str, str] = Field(default_factory=dict)
+    """Their parameters, as JSON."""
+    provisioning_patience: float = Field(15.0, ge=0)
+    """Seconds that a job lacks nodes before they are asked for."""
     http_host: str = "0.0.0.0"
     """Address of the HTTP server for probes and metrics."""
     http_port: int = Field(8080, ge=0, le=65535)

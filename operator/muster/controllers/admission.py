@@ -31,6 +31,7 @@ class World:
         priorities: value by name of PriorityClass.
         gpu_types: short names of the GPU types that nodes have, sorted.
         products: a label mapping of one node for each distinct GPU product.
+        grows: an autoscaler may bring nodes of a kind that there is none of.
         spent: why by name of each queue whose budget of the month, or that of a queue above it, is used up.
     """
 
@@ -41,6 +42,7 @@ class World:
     has_topology: bool
     gpu_types: Sequence[str]
     products: Sequence[Mapping[str, str]]
+    grows: bool = False
     spent: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -88,7 +90,7 @@ def _priority(spec: EffectiveSpec, world: World) -> Obstacle | None:
 
 
 def _gpu_type(spec: EffectiveSpec, world: World) -> Obstacle | None:
-    if not spec.gpu_type or any(same_type(spec.gpu_type, labels) for labels in world.products):
+    if not spec.gpu_type or world.grows or any(same_type(spec.gpu_type, labels) for labels in world.products):
         return None
     known = ", ".join(world.gpu_types) or "none"
     return Obstacle(

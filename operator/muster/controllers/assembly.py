@@ -25,12 +25,14 @@ from muster.cluster.executor import Executor
 from muster.cluster.informer import EVENT_DELAY, Informer
 from muster.cluster.launchers import DirectTransport, Launchers, ProxyTransport
 from muster.cluster.pods import PodSettings, token_tag
+from muster.cluster.provisioning import Asking
 from muster.cluster.reading import read_job
 from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView
 from muster.controllers.cache import Cache, Key
 from muster.controllers.lifecycle.turn import Decision, Note
 from muster.controllers.loop import Loop
 from muster.controllers.progress import Progress
+from muster.controllers.provisioning import Provisioning
 from muster.controllers.records import Record
 from muster.controllers.work import Worker, utc_now
 
@@ -70,12 +72,14 @@ class Scheduling:
         event_delay: float = EVENT_DELAY,
         watch_seconds: int = 60,
         prices: Mapping[str, float] | None = None,
+        asking: Asking | None = None,
         executor: Callable[[Api, bytes], Executor] = Executor,
     ) -> None:
         """
         Args:
             watch_seconds: how long one watch is held open; a dead one is noticed a quarter of that later.
             prices: money for an hour of one GPU, by flavour like `H100/on-demand`.
+            asking: how an autoscaler is asked for nodes; None: it is not.
         """
         watched: dict[str, Any] = {"watch_seconds": watch_seconds, "patience": watch_seconds / 4}
         self.pods = Informer(api, PODS, PodView.from_raw, delay=event_delay, **watched)
@@ -96,6 +100,8 @@ class Scheduling:
         settings = replace(settings, token_tag=token_tag(token_key))
         self._worker = Worker(executor(api, token_key), settings, tell, asyncio.Semaphore(JOBS_AT_ONCE))
         self._progress = Progress(self.cache, launchers)
+        self._provisioning = Provisioning(api, self.cache, asking, settings) if asking else None
+        self.cache.grows = asking is not None
         self.loop = Loop(self.cache, self._worker, self._progress, launcher_patience=launcher_patience, prices=prices)
 
     @property
@@ -117,6 +123,8 @@ class Scheduling:
             while self._fetching:  # nothing is planned before every placement is known
                 await asyncio.wait(self._fetching)
             tasks.create_task(self._progress.run(self.loop.records, self._write), name="progress")
+            if self._provisioning is not None:
+                tasks.create_task(self._provisioning.run(self.loop.records), name="provisioning")
             tasks.create_task(self.loop.run(), name="scheduling loop")
 
     async def close(self) -> None:

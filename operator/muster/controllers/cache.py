@@ -34,6 +34,7 @@ class Cache:
     Attributes:
         wake: set whenever something has changed.
         dirty: UIDs of jobs that are to have a turn.
+        grows: an autoscaler may bring nodes of a kind that there is none of.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Cache:
         self.topologies: dict[str, Topology] = {}
         self.wake = asyncio.Event()
         self.dirty: set[str] = set()
+        self.grows = False
 
     # -- fed -------------------------------------------------------------------------------------------------------
 

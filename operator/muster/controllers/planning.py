@@ -28,6 +28,7 @@ from muster.cluster.jobs import NO_ACCELERATOR, PLAIN_TERMS, AlternativeInput, J
 from muster.cluster.snapshot import LevelInput
 from muster.cluster.status import Draft
 from muster.cluster.views import NodeView
+from muster.controllers.lifecycle.capacity import not_needed
 from muster.controllers.lifecycle.turn import write_stop
 from muster.controllers.telling import Word
 from muster.controllers.terms import NO_BOUNDS, Bounds, length
@@ -270,6 +271,7 @@ def admitted(job: TrainingJob, placement: Placement, now: datetime, *, remark: s
     spares = f"; room for {counted(placement.held - placement.workers, 'spare')} is kept on {kept}" if kept else ""
     message = f"{counted(placement.workers, 'worker')} on {counted(len(used), 'node')}{where}: {shown}{spares}{remark}"
     draft.condition(ConditionType.ADMITTED, True, Reason.ADMITTED.value, message)
+    not_needed(draft, "the job has its nodes")
     draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, "pods are being made")
     draft.condition(ConditionType.RUNNING, False, Reason.PODS_STARTING.value, "pods are being made")
     return draft.done()

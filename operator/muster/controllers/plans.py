@@ -147,6 +147,7 @@ class Plans:
             has_topology=topology is not None,
             gpu_types=sorted({gpu_type_of(node.labels) for node in nodes} - {""}),
             products=admission.products(nodes),
+            grows=self._cache.grows,
             spent={name: found.message for name, found in self._spent.items()},
         )
 

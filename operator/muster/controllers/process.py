@@ -25,6 +25,7 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.events import About, EventRecorder, News
 from muster.cluster.lease import Leadership, LeaseTimes, clock
 from muster.cluster.pods import PodSettings
+from muster.cluster.provisioning import Asking
 from muster.controllers import handlers, kopf_thread
 from muster.controllers.assembly import Scheduling
 from muster.controllers.lifecycle.turn import Note
@@ -124,6 +125,7 @@ class Operator:
             through_proxy=settings.through_proxy,
             watch_seconds=settings.watch_seconds,
             prices=settings.prices,
+            asking=asking(settings),
         )
         kinds = self._kinds = handlers.Kinds(
             api,
@@ -258,6 +260,14 @@ def _end_at_once(why: str) -> None:
     """Without any clean-up: that could write, and the next leader counts on our silence."""
     log.critical("%s: ending at once", why)
     os._exit(EXIT_LEASE_LOST)
+
+
+def asking(settings: Settings) -> Asking | None:
+    """How an autoscaler is asked for nodes, or None."""
+    if not settings.provisioning_class:
+        return None
+    parameters = tuple(sorted(settings.provisioning_parameters.items()))
+    return Asking(settings.provisioning_class, parameters, settings.provisioning_patience)
 
 
 def token_key(settings: Settings) -> bytes:

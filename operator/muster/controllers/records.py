@@ -18,6 +18,7 @@ from muster.cluster.pods import Identity, PodSettings, spec_hash
 from muster.cluster.reading import Once
 from muster.cluster.views import PodView
 from muster.controllers.admission import Obstacle
+from muster.controllers.asking import Capacity
 from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.turn import NO_FACTS, Facts, Made, Refusal
 from muster.scheduling.plan import Waiting
@@ -93,6 +94,7 @@ class Record:
         asked: monotonic time at which the deletion of each UID was last asked for.
         unsure: a status write may have been done or not; the job is read again before anything else.
         errors: turns in a row that failed.
+        capacity: what became of the request for more nodes; None where none is made.
         price: money for an hour of one GPU of the placement; 0 while that is not known.
     """
 
@@ -120,6 +122,7 @@ class Record:
     asked: dict[str, float] = field(default_factory=dict)
     unsure: bool = False
     errors: int = 0
+    capacity: Capacity | None = None
     price: float = 0.0
     launcher: LauncherStatus | None = None
     launcher_generation: int = 0

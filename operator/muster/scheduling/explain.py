@@ -68,7 +68,18 @@ class _Explaining:
                 self._helps[key] = self._changes.of(*key)
             almost, changes = self._helps[key]
         expected, basis = self._expected(verdict.job)
-        return self._told(verdict.job, position, why, blocker, expected, basis, almost, changes)
+        has_quota = self._has_quota(verdict)
+        return self._told(verdict.job, position, why, blocker, expected, basis, almost, changes, has_quota)
+
+    def _has_quota(self, verdict: Verdict) -> bool:
+        """Whether the job lacks nothing but nodes."""
+        if verdict.fate is Fate.ROOM:
+            return True
+        if verdict.fate not in (Fate.NO_NODES, Fate.TOO_LARGE, Fate.NODES_AWAY):
+            return False
+        kinds, kind = self._round.kinds, self._round.kinds.of[verdict.job]
+        need = kinds.need(kind, verdict.choice, kinds.kinds[kind].sizes[-1])
+        return self._round.shortage(verdict.job, verdict.choice, need) is None
 
     def _why(self, verdict: Verdict) -> tuple[Why, str]:
         """The reason, and the uid of the job that is in the way, or ""."""
@@ -149,6 +160,7 @@ class _Explaining:
         basis: Basis = Basis.UNKNOWN,
         almost: tuple[Almost, ...] = (),
         changes: tuple[str, ...] = (),
+        has_quota: bool = False,
     ) -> Waiting:
         return Waiting(
             self._round.snapshot.jobs.uids[job],
@@ -165,4 +177,5 @@ class _Explaining:
             basis,
             almost,
             changes,
+            has_quota,
         )

@@ -148,6 +148,7 @@ class Waiting:
         basis: what `expected` rests on.
         almost: domains in which it almost fits, best first.
         changes: what would let it start now, in words for its owner, the smallest change first.
+        has_quota: its queue would let it start now; it only lacks nodes.
     """
 
     uid: str
@@ -164,6 +165,7 @@ class Waiting:
     basis: Basis = Basis.UNKNOWN
     almost: tuple[Almost, ...] = ()
     changes: tuple[str, ...] = ()
+    has_quota: bool = False
 
 
 @dataclass(frozen=True)

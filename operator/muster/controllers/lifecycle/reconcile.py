@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from muster.controllers.lifecycle.capacity import tell_capacity
 from muster.controllers.lifecycle.completion import complete
 from muster.controllers.lifecycle.facts import learn
 from muster.controllers.lifecycle.failure import recover
@@ -31,6 +32,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     suspend,
     renew,
     keep_terms,
+    tell_capacity,
     wait,
     learn,
     complete,

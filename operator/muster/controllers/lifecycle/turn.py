@@ -15,6 +15,7 @@ from muster.cluster.pods import pod_name
 from muster.cluster.status import Draft
 from muster.cluster.views import PodView
 from muster.controllers import terms
+from muster.controllers.asking import Capacity
 from muster_protocol.launcher_api import Status as LauncherStatus
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
@@ -96,6 +97,7 @@ class Situation:
         facts: what ended launchers have told.
         placement_hash, promise_hash: of the spec's fields that a placement and a promise stand for; see
             `muster.api.frozen`.
+        capacity: what became of the request for more nodes, or None.
         price: money for an hour of one GPU of the present placement; 0 where it has no price.
     """
 
@@ -116,6 +118,7 @@ class Situation:
     facts: Facts = NO_FACTS
     placement_hash: str = ""
     promise_hash: str = ""
+    capacity: Capacity | None = None
     price: float = 0.0
 
 

@@ -15,6 +15,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Placement
 from muster.cluster.pods import pod_name
 from muster.cluster.views import PodView
+from muster.controllers.asking import Capacity
 from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.reconcile import reconcile
 from muster.controllers.lifecycle.turn import NO_FACTS, Claim, Decision, Facts, Made, Note, Refusal, Situation
@@ -94,6 +95,7 @@ class Case:
     peers_wait: float = 0.0
     facts: Facts = NO_FACTS
     claim: Claim | None = None
+    capacity: Capacity | None = None
     notes: list[Note] = field(default_factory=list)
     writes: int = 0
     deleted_job: bool = False
@@ -117,6 +119,7 @@ class Case:
             peers_wait=self.peers_wait,
             launcher_patience=60.0,
             claim=self.claim,
+            capacity=self.capacity,
             facts=told_by(self.gang(), self.facts),
             placement_hash=frozen_hash(self.job.spec, OF_PLACEMENT),
             promise_hash=frozen_hash(self.job.spec, OF_PROMISE),

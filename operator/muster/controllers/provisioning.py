@@ -1,0 +1,144 @@
+"""Asks an autoscaler for the nodes of gangs that have quota and no room; one task beside the scheduling loop.
+
+It looks at what the last plan said of each job and at the requests that there are, and makes the difference. When nodes
+come, the planner sees them as it sees any others; nothing here starts a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+from muster.api.names import MANAGED_BY, MANAGED_BY_LABEL
+from muster.cluster import pods, provisioning
+from muster.cluster.client import Api
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.executor import exists
+from muster.cluster.overrides import TemplateRefused
+from muster.cluster.pods import PodSettings
+from muster.cluster.provisioning import Answer, Asking, Request
+from muster.cluster.status import finished
+from muster.controllers.asking import FIRST_DELAY, Ask, Capacity, Wish, decide, lacks_nodes
+from muster.controllers.cache import Cache
+from muster.controllers.records import Record
+from muster.controllers.work import utc_now
+
+log = logging.getLogger(__name__)
+
+LOOK: Final = 5.0
+"""Seconds between two looks at the requests."""
+ABSENT: Final = 60.0
+"""Seconds between two looks whether the API is there, while it is not."""
+LINGER: Final = 30.0
+"""Seconds that a request stays when a plan has other words for the job: it may lack nodes again in the next."""
+
+
+class Provisioning:
+    """Sets `Record.capacity` of each job that has a request. `run` until cancelled."""
+
+    def __init__(self, api: Api, cache: Cache, asking: Asking, settings: PodSettings) -> None:
+        self._api, self._cache = api, cache
+        self._asking, self._settings = asking, settings
+        self._lacking: dict[str, float] = {}
+        self._lacked: dict[str, float] = {}
+        self._refused: dict[str, tuple[str, Capacity]] = {}
+
+    async def run(self, records: Mapping[str, Record]) -> None:
+        """Look again and again; trouble with the API server is waited out."""
+        while True:
+            pause = LOOK
+            try:
+                found = await self._api.list(provisioning.ALL, labelSelector=f"{MANAGED_BY_LABEL}={MANAGED_BY}")
+                await self._round(records, [Request.from_raw(raw) for raw in found])
+            except ApiError as error:
+                if error.status == 404:
+                    pause = ABSENT  # the API is not installed
+                else:
+                    log.warning("ProvisioningRequests: %s", error)
+            except ApiUnreachable as error:
+                log.info("ProvisioningRequests: %s", error)
+            await asyncio.sleep(pause)
+
+    async def _round(self, records: Mapping[str, Record], requests: list[Request]) -> None:
+        now, wall = asyncio.get_running_loop().time(), utc_now()
+        wishes = list(self._wishes(records, now))
+        pausing = {uid for uid, at in self._lacked.items() if now - at < LINGER and uid in records}
+        pausing = {uid for uid in pausing if _waits(records[uid])}
+        decided = decide([wish for wish in wishes if not self._is_refused(wish, wall)], requests, pausing, wall)
+        for request in decided.drop:
+            await self._drop(request)
+        told = dict(decided.told)
+        for ask in decided.make:
+            told[ask.wish.uid] = await self._make(records[ask.wish.uid], ask, wall)
+        wished = {wish.uid: wish.key for wish in wishes}
+        self._refused = {uid: each for uid, each in self._refused.items() if wished.get(uid) == each[0]}
+        told |= {uid: capacity for uid, (_, capacity) in self._refused.items() if uid not in told}
+        for uid, record in records.items():
+            if record.capacity != told.get(uid):
+                record.capacity = told.get(uid)
+                self._cache.mark(uid)
+
+    def _wishes(self, records: Mapping[str, Record], now: float) -> Iterable[Wish]:
+        """Jobs that have lacked nodes for a while."""
+        lacking = [record for record in records.values() if _waits(record) and lacks_nodes(record.waiting)]
+        self._lacking = {record.uid: self._lacking.get(record.uid, now) for record in lacking}
+        self._lacked = {uid: at for uid, at in self._lacked.items() if now - at < LINGER}
+        self._lacked |= dict.fromkeys(self._lacking, now)
+        for record in lacking:
+            if now - self._lacking[record.uid] >= self._asking.patience and record.waiting is not None:
+                key = provisioning.request_key(record.template_key(self._settings), _count(record), self._asking)
+                yield Wish(record.uid, key, (record.waiting.position, record.uid))
+
+    def _is_refused(self, wish: Wish, now: datetime) -> bool:
+        """Whether the API server would not take it a moment ago."""
+        key, capacity = self._refused.get(wish.uid, ("", None))
+        return capacity is not None and key == wish.key and capacity.retry_at is not None and capacity.retry_at > now
+
+    async def _make(self, record: Record, ask: Ask, now: datetime) -> Capacity:
+        job, key, attempt = record.identity, ask.wish.key, ask.attempt
+        name = provisioning.request_name(job, key, attempt)
+        try:
+            template = pods.template(job, record.spec, self._settings)
+            template_body = provisioning.pod_template(job, key, attempt, template)
+            await self._create(provisioning.template_path(job.namespace), template_body)
+            body = provisioning.request(job, key, attempt, _count(record), self._asking)
+            await self._create(provisioning.path(job.namespace), body)
+        except (ApiError, TemplateRefused) as error:
+            told = f"the ProvisioningRequest can't be made: {error}"
+            capacity = Capacity(name, Answer.FAILED, told, now + timedelta(seconds=FIRST_DELAY))
+            self._refused[record.uid] = (key, capacity)
+            return capacity
+        self._refused.pop(record.uid, None)
+        log.info("%s/%s: asked for nodes for %s workers: %s", job.namespace, job.name, _count(record), name)
+        return Capacity(name, Answer.NONE)
+
+    async def _create(self, path: str, body: provisioning.Object) -> None:
+        try:
+            await self._api.create(path, body)
+        except ApiError as error:
+            if not exists(error):  # the name says whose it is and what it asks for
+                raise
+
+    async def _drop(self, request: Request) -> None:
+        """The request first: one without its template would be called broken."""
+        for path, uid in (
+            (provisioning.path(request.namespace, request.name), request.uid),
+            (provisioning.template_path(request.namespace, request.name), ""),
+        ):
+            try:
+                await self._api.delete(path, uid=uid)
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    raise
+
+
+def _waits(record: Record) -> bool:
+    status = record.job.status
+    return record.placement is None and not record.deleted and not finished(status) and not record.spec.suspend
+
+
+def _count(record: Record) -> int:
+    return record.spec.replicas + record.spec.spares
