@@ -89,7 +89,7 @@ async def measure(scale: float, timeout: float, folder: Path) -> dict[str, float
             began_cpu, own = time.process_time(), cpu_seconds(process.process.pid)
             generator = Generator(wire, load, witness)
             try:
-                await generator.run(timeout)
+                await process.with_it(generator.run(timeout))
             except TimeoutError:
                 print(f"only {len(generator.finished)} of {load.jobs} jobs have finished in {timeout:.0f} s")
             wall = time.monotonic() - generator.began
@@ -124,6 +124,8 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which the run is given up")
     parser.add_argument("--logs", type=Path, help="keep Muster's log in this folder")
     options = parser.parse_args()
+    if options.logs:
+        options.logs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(measure(options.scale, options.timeout, options.logs or Path(folder)))
     targets = {**TARGETS, "unfinished": Target(0)}

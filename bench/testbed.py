@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import secrets
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,15 @@ class Muster:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"Muster did not get ready:\n{self.log.read_text()[-4000:]}")
             time.sleep(0.2)
+
+    async def with_it(self, work: Awaitable[None]) -> None:
+        """Wait for `work`. Raises SystemExit when the process ends before."""
+        task, end = asyncio.ensure_future(work), asyncio.create_task(asyncio.to_thread(self.process.wait))
+        await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            raise SystemExit(f"Muster has ended:\n{self.log.read_text()[-4000:]}")
+        await task
 
     def requests(self) -> dict[str, int]:
         """Requests by method so far."""

@@ -138,6 +138,8 @@ class Scheduling:
         if raw is None:
             self.cache.on_job(key, None)
             return
+        if self.loop.knows(raw):
+            return
         try:
             job = read_job(raw)
         except ValidationError as error:

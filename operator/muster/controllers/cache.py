@@ -50,7 +50,7 @@ class Cache:
         self._owner_of: dict[str, str] = {}
         self._owned: dict[str, dict[str, PodView]] = {}
         self._room: dict[str, object] = {}
-        self._jobs: dict[Key, TrainingJob] = {}
+        self._jobs: dict[Key, str] = {}  # UIDs
         self._changed: dict[str, TrainingJob] = {}
         self._deleted: set[str] = set()
         self._world_changed = True
@@ -105,21 +105,21 @@ class Cache:
     def on_job(self, key: Key, job: TrainingJob | None) -> None:
         """A TrainingJob was seen, or (None) is gone."""
         before = self._jobs.pop(key, None)
-        if before is not None and (job is None or job.metadata.uid != before.metadata.uid):
-            self._deleted.add(before.metadata.uid)
-            self._changed.pop(before.metadata.uid, None)
+        if before is not None and (job is None or job.metadata.uid != before):
+            self._deleted.add(before)
+            self._changed.pop(before, None)
         if job is not None:
-            self._jobs[key] = job
+            self._jobs[key] = job.metadata.uid
             self._changed[job.metadata.uid] = job
         self.wake.set()
 
     def on_queue(self, name: str, queue: TrainingQueue | None) -> None:
         """A TrainingQueue was seen, or (None) is gone."""
-        if queue is None:
-            self.queues.pop(name, None)
-        else:
+        before = self.queues.pop(name, None)
+        if queue is not None:
             self.queues[name] = queue
-        self.on_world()
+        if queue is None or before is None or before.metadata.uid != queue.metadata.uid or before.spec != queue.spec:
+            self.on_world()  # its status is our own word
 
     def on_topology(self, name: str, topology: Topology | None) -> None:
         """A Topology was seen, or (None) is gone."""

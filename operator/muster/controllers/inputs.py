@@ -35,13 +35,14 @@ class Inputs:
         self._settings = settings
         self._claims = claims
         self._looked: tuple[object, ...] = ()
+        self._counts: Flavours = Counter()
         self._rounds = 0
 
-    def pending(self, record: Record, world: admission.World, counts: Flavours, now: datetime) -> JobInput:
+    def pending(self, record: Record, world: admission.World, now: datetime) -> JobInput:
         """A job that the planner may place."""
         if record.planned is not None and record.steady is not None and self._steady(record) == record.steady:
             return record.planned[1]
-        choices = planning.choose_flavours(record.spec, counts)
+        choices = planning.choose_flavours(record.spec, self._counts)
         priority = world.priorities.get(record.spec.priority_class, 0)
         avoided = tuple(item.node for item in record.job.status.avoided if item.until > now)
         since = planning.submitted(record.job)
@@ -74,24 +75,26 @@ class Inputs:
         record.steady = self._steady(record) if lasting else None
         return record.planned[1]
 
-    def look(self, world: admission.World, counts: Flavours) -> None:
-        """Begin a round. What was made of a job in an earlier one holds while this is the same."""
+    def look(self, world: admission.World, counts: Flavours) -> bool:
+        """Begin a round. False: what was made of a job in an earlier one still holds."""
         looked = (dict(world.priorities), tuple(world.levels), counts)
         if looked != self._looked:
-            self._looked, self._rounds = looked, self._rounds + 1
+            self._looked, self._counts, self._rounds = looked, counts, self._rounds + 1
+            return True
+        return False
 
     def _steady(self, record: Record) -> tuple[object, ...]:
         """What the input of a job is made from of which time alone changes nothing. Ten thousand are looked at in every
         round; that these are the same objects as before is known at once."""
         return self._rounds, record.job, record.spec, record.judgement, record.promise
 
-    def standing(self, record: Record, world: admission.World, counts: Flavours, now: datetime) -> JobInput | None:
+    def standing(self, record: Record, world: admission.World, now: datetime) -> JobInput | None:
         """A job's hold, from its placement's first writing until its last pod is gone; or what is promised to it."""
         pods = [pod for pod in self._cache.pods_of(record.uid) if pod.phase not in TERMINAL]
         holds = record.placement is not None or pods or record.made
         if not holds and (record.promise is None or record.deleted or finished(record.job.status)):
             return None
-        made = self.pending(record, world, counts, now)
+        made = self.pending(record, world, now)
         return self._holding(record, made, pods, now) if holds else made
 
     def _holding(self, record: Record, made: JobInput, pods: list[PodView], now: datetime) -> JobInput:

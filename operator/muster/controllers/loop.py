@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+from muster.api.names import Phase
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Placement
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.gpus import flavour_of
 from muster.cluster.status import finished
 from muster.cluster.views import PodView
+from muster.controllers.alarms import Alarms
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.lifecycle.reconcile import reconcile
@@ -26,6 +29,7 @@ from muster.controllers.lifecycle.turn import TERMINAL, Decision, Situation
 from muster.controllers.plans import Plans
 from muster.controllers.progress import Progress
 from muster.controllers.records import ASK_AGAIN, MADE_PATIENCE, Record, deadline
+from muster.controllers.roster import Roster
 from muster.controllers.work import Incomplete, Worker, utc_now
 
 log = logging.getLogger(__name__)
@@ -39,12 +43,37 @@ LONGEST_RETRY: Final = 30.0
 FIRST_WORD: Final = 3.0
 """Seconds that a new job waits for the planner's word before it says that it was seen."""
 
+LONGEST_REST: Final = 0.25
+"""Seconds between two rounds, at most: longer ones are those that also explain, and they are rare."""
+
 LONGEST_SLEEP: Final = 5.0
 """Seconds; the loop shows that it lives at least this often."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is kept of a job that has ended and holds nothing.
+
+    Attributes:
+        version: resourceVersion of its end: what the watch shows of it later may be older.
+    """
+
+    version: int
+    queue: str
+    phase: Phase | None
+
+    @classmethod
+    def of(cls, job: TrainingJob) -> Ended:
+        return cls(int(job.metadata.resource_version or 0), sys.intern(job.spec.queue), job.status.phase)
+
+
 class Loop:
-    """Owns the records. `run` until cancelled."""
+    """Owns the records. `run` until cancelled.
+
+    Attributes:
+        records: live jobs by UID.
+        ended: what is kept of jobs that have ended and hold nothing.
+    """
 
     def __init__(
         self,
@@ -63,12 +92,21 @@ class Loop:
         self._prices = prices or {}
         self._must_plan = True
         self.records: dict[str, Record] = {}
-        self._open: dict[str, Record] = {}  # those that planning looks at: not the ended ones that hold nothing
+        self.ended: dict[str, Ended] = {}
+        self._roster = Roster()
+        self._alarms = Alarms()
         self.last_tick = time.monotonic()
         self.turn_errors = 0
         self._claims = Claims(cache.mark)
         self._plans = Plans(
-            cache, worker, self._open, self._claims, start=self.start, trouble=self._trouble, prices=self._prices
+            cache,
+            worker,
+            self.records,
+            self._roster,
+            self._claims,
+            start=self.start,
+            trouble=self._trouble,
+            prices=self._prices,
         )
 
     @property
@@ -89,14 +127,12 @@ class Loop:
             self._plans.books.write_due()
 
     async def _sleep(self) -> None:
-        await asyncio.sleep(min(self._plans.round_seconds, 1.0))  # planning gets no more than half of the time
+        # Planning gets no more than half of the time.
+        await asyncio.sleep(min(self._plans.round_seconds, LONGEST_REST))
         now = asyncio.get_running_loop().time()
         due = now + LONGEST_SLEEP if self._plans.again_at is None else self._plans.again_at
-        for record in self._open.values():  # ten thousand of them, so it is written out
-            if record.wake_at is not None and record.wake_at < due and not record.task:
-                due = record.wake_at
-            if record.retry_at is not None and record.retry_at < due and not record.task:
-                due = record.retry_at
+        if self._alarms.next is not None:
+            due = min(due, self._alarms.next)
         timeout = max(0.0, min(due - now, LONGEST_SLEEP))
         try:
             # Not wait_for: before Python 3.12 it may lose a cancellation that comes together with the wake.
@@ -107,6 +143,12 @@ class Loop:
         await asyncio.sleep(COALESCE)
         self._cache.wake.clear()
 
+    def knows(self, raw: Mapping[str, Any]) -> bool:
+        """Whether the object is as the answer to our own last write was: then it need not be read again."""
+        metadata = raw["metadata"]
+        record = self.records.get(metadata.get("uid", ""))
+        return record is not None and record.job.metadata.resource_version == metadata.get("resourceVersion")
+
     # -- what has changed --------------------------------------------------------------------------------------------
 
     def absorb(self) -> None:
@@ -114,6 +156,7 @@ class Loop:
         for job in self._cache.take_jobs():
             self._take(job)
         for uid in self._cache.take_deleted():
+            self.ended.pop(uid, None)
             record = self.records.get(uid)
             if record is not None:
                 record.deleted = True
@@ -122,25 +165,27 @@ class Loop:
             self._must_plan = True
 
     def _take(self, job: TrainingJob) -> None:
-        record = self.records.get(job.metadata.uid)
+        uid, version = job.metadata.uid, int(job.metadata.resource_version or 0)
+        record, ended = self.records.get(uid), self.ended.get(uid)
         if record is None:
-            record = self.records[job.metadata.uid] = Record.of(job)
+            if ended is not None and version <= ended.version:
+                return  # what the watch shows is older than our own last write
+            self.ended.pop(uid, None)
+            record = self.records[uid] = Record.of(job)
+            record.ring = self._alarms.at
+        elif version and version == int(record.job.metadata.resource_version or 0):
+            return  # the watch shows what we wrote
         else:
             record.take(job)
-        self._open[job.metadata.uid] = record
-        self._cache.dirty.add(job.metadata.uid)
+        self._roster.touched.add(uid)
+        self._cache.dirty.add(uid)
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def turns(self) -> None:
         """Give every job its turn that has changed or whose time has come."""
         now = asyncio.get_running_loop().time()
-        due = {
-            uid
-            for uid, record in self._open.items()
-            if (record.wake_at is not None and record.wake_at <= now)
-            or (record.retry_at is not None and record.retry_at <= now)
-        }
+        due = {uid for uid in self._alarms.ring(now) if _due(self.records.get(uid), now)}
         self._must_plan = self._must_plan or bool(due)
         dirty, self._cache.dirty = self._cache.dirty | due, set()
         for uid in sorted(dirty):
@@ -155,6 +200,7 @@ class Loop:
     def _turn(self, record: Record) -> None:
         monotonic, now = asyncio.get_running_loop().time(), utc_now()
         pods = self._cache.pods_of(record.uid)
+        self._roster.touched.add(record.uid)
         record.see(pods, monotonic)
         self._claims.update(record)
         record.wake_at = None
@@ -171,7 +217,6 @@ class Loop:
             record.plannable = False
             if not record.made and not any(pod.phase not in TERMINAL for pod in pods):
                 del self.records[record.uid]
-                self._open.pop(record.uid, None)
             self._must_plan = True
             return
         placement = record.job.status.placement
@@ -201,6 +246,8 @@ class Loop:
         decision = reconcile(situation)
         record.plannable = decision.plannable
         record.wake_at = deadline(decision.wake_at, now, monotonic)
+        if record.wake_at is not None:
+            self._alarms.at(record.uid, record.wake_at)
         self._compare(record)
         if decision.make and self._cache.terminating(record.identity.namespace):
             decision = Decision(decision.status, decision.delete, (), decision.notes, decision.delete_job)
@@ -208,9 +255,8 @@ class Loop:
         if decision.status or decision.delete or decision.make or decision.delete_job:
             self.start(record, self._worker.carry_out(record, decision))
         elif finished(record.job.status) and not _holds(record, pods) and record.due_at is None:
-            self._open.pop(record.uid, None)  # until the watch shows something new of it
-        else:
-            self._open[record.uid] = record
+            self.ended[record.uid] = Ended.of(record.job)
+            del self.records[record.uid]  # until the watch shows something new of it
 
     def _price(self, record: Record, placement: Placement) -> None:
         """Take over the price of the gang's nodes; one that is gone leaves the price that was known."""
@@ -220,12 +266,12 @@ class Loop:
 
     def _withhold_first_word(self, record: Record, decision: Decision, monotonic: float) -> Decision:
         """A new job's first status is the planner's word, which comes in a moment: that spares a write in each job's
-        life. Where it does not come, for the API server is in trouble, the job says by itself that it was seen."""
+        life. Where the planner can't have it, for its pod's rehearsal gets no answer, it says so itself."""
         if not decision.plannable or record.job.status.phase is not None or decision.status is None:
             return decision
         if record.seen_at is None:
             record.seen_at = monotonic
-        if record.waiting is None:
+        if record.judgement is None:
             if monotonic - record.seen_at >= FIRST_WORD:
                 return decision
             record.ask(record.seen_at + FIRST_WORD)
@@ -245,6 +291,7 @@ class Loop:
 
     def start(self, record: Record, work: Awaitable[None]) -> None:
         """Run `work` as the record's task; when it is over the job gets another turn."""
+        self._roster.touched.add(record.uid)
 
         async def guarded() -> None:
             try:
@@ -260,6 +307,7 @@ class Loop:
                 if not record.unsure:
                     record.assumed, record.assumed_promise = None, None
                 self._claims.update(record)
+                self._roster.touched.add(record.uid)
                 if record.errors == 0:
                     self._cache.mark(record.uid)
                 else:
@@ -284,6 +332,10 @@ class Loop:
             self.turn_errors += 1
             self._must_plan = True
             await asyncio.sleep(1.0)
+
+
+def _due(record: Record | None, now: float) -> bool:
+    return record is not None and record.due_at is not None and record.due_at <= now
 
 
 def _claimed(record: Record) -> int:

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Final
 
 from muster.api.names import DEFAULT_TOPOLOGY, ConditionType, EventReason
 from muster.cluster.gpus import gpu_type_of
+from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import Masks, build
 from muster.cluster.status import reason_of
 from muster.cluster.topologies import Detector
@@ -23,6 +25,7 @@ from muster.controllers.inputs import Inputs
 from muster.controllers.lifecycle.turn import Decision, Note
 from muster.controllers.queues import ceilings, priority_remark, queue_inputs
 from muster.controllers.records import Record
+from muster.controllers.roster import FIRST, Roster, exhausted
 from muster.controllers.telling import Word, noticeable
 from muster.controllers.work import Worker, utc_now
 from muster.scheduling.plan import Plan, WaitReason
@@ -36,10 +39,20 @@ REFRESH: Final = 10.0
 """Seconds between two status writes of one job that change only the wording of why it waits."""
 
 WORDS_PER_SECOND: Final = 25
-"""Status writes of all waiting jobs together: first words, and others that a person would notice."""
+"""Status writes of all waiting jobs together: first words, and others that a person would notice. Placements count as
+such, so that words never compete with them."""
+
+LEAST_WORDS: Final = 2
+"""Words a second that are left while there are more placements than that."""
 
 EXPLAIN_EVERY: Final = 1.0
-"""Seconds between two plans that explain; those between them only decide."""
+"""Seconds between two rounds that explain, at least; those between them only decide."""
+
+EXPLAIN_SHARE: Final = 0.1
+"""Part of the time that rounds which explain may take; under load, jobs start faster than anybody reads."""
+
+EXPLAIN_AT_LAST: Final = 15.0
+"""Seconds between two rounds that explain, at most."""
 
 FIRST_WORD_AFTER: Final = 0.5
 """Seconds that a new job waits for its start before it is told why it waits: one that starts soon spares the write."""
@@ -68,6 +81,7 @@ class Plans:
         cache: Cache,
         worker: Worker,
         records: Mapping[str, Record],
+        roster: Roster,
         claims: Claims,
         *,
         start: Start,
@@ -78,6 +92,7 @@ class Plans:
         self._cache = cache
         self._worker = worker
         self._records = records
+        self._roster = roster
         self._start = start
         self._trouble = trouble
         self._masks = Masks()
@@ -91,7 +106,8 @@ class Plans:
         self.books = Books(cache, worker.executor)
         self._budget = float(WORDS_PER_SECOND)
         self._last_round = time.monotonic()
-        self._explained = float("-inf")
+        self._explain_at = float("-inf")
+        self._looked: tuple[object, ...] = ()
         self.seconds = 0.0
         self.round_seconds = 0.0
         self.again_at: float | None = None
@@ -99,22 +115,41 @@ class Plans:
     async def make(self) -> None:
         """Freeze a snapshot, plan it, and start what the plan admits."""
         began = time.monotonic()
-        self._budget = min(WORDS_PER_SECOND, self._budget + (began - self._last_round) * WORDS_PER_SECOND)
-        self._last_round = began
         self.again_at = None
-        policy = self._policy(began)
-        world = self._world()
-        candidates = [record for record in self._records.values() if self._candidate(record, world)]
-        snapshot = self._snapshot(world, candidates)
-        started = time.monotonic()
-        if len(snapshot.nodes.names) * len(candidates) >= THREAD_SIZE:
+        self._budget = min(WORDS_PER_SECOND, self._budget + (began - self._last_round) * LEAST_WORDS)
+        explains = began >= self._explain_at
+        world, now = self._world(), utc_now()
+        whole = self._changed(world) or explains
+        count = FIRST
+        while True:
+            waiting, cut = self._everybody(world, now) if whole else self._first(world, now, count)
+            snapshot = self._snapshot(world, waiting, now)
+            decided = await self._plan(snapshot, EXPLAINING if explains else DECIDING, len(waiting))
+            started = {one.uid for one in decided.admissions} | {one.uid for one in decided.promises}
+            if not exhausted(cut, started):
+                break
+            count *= 4  # with fewer shown than could start, the order would be another one
+        self._budget += (began - self._last_round) * (WORDS_PER_SECOND - LEAST_WORDS) - len(started)
+        self._budget = min(WORDS_PER_SECOND, max(self._budget, 0.0))
+        self._last_round = began
+        self._apply(snapshot, decided)
+        if whole:
+            self.books.keep(snapshot, self._records, self._queue_errors, utc_now())
+        self.round_seconds = time.monotonic() - began
+        if explains:
+            rest = min(max(EXPLAIN_EVERY, self.round_seconds / EXPLAIN_SHARE), EXPLAIN_AT_LAST)
+            self._explain_at = time.monotonic() + rest
+        else:
+            self._later(self._explain_at)
+
+    async def _plan(self, snapshot: Snapshot, policy: Policy, waiting: int) -> Plan:
+        began = time.monotonic()
+        if len(snapshot.nodes.names) * waiting >= THREAD_SIZE:
             decided = await asyncio.to_thread(plan, snapshot, policy)
         else:
             decided = plan(snapshot, policy)
-        self.seconds = time.monotonic() - started
-        self._apply(snapshot, decided)
-        self.books.keep(snapshot, self._records, self._queue_errors, utc_now())
-        self.round_seconds = time.monotonic() - began
+        self.seconds = time.monotonic() - began
+        return decided
 
     def due(self) -> bool:
         """Whether it is time for another plan without any change in the cluster: a queue's budget is used up, or a new
@@ -122,14 +157,6 @@ class Plans:
         if self.again_at is not None and time.monotonic() >= self.again_at:
             return True
         return self._budgets.change is not None and utc_now() >= self._budgets.change
-
-    def _policy(self, now: float) -> Policy:
-        """Explain at most once a second: under load, plans follow each other faster than anybody reads."""
-        if now - self._explained >= EXPLAIN_EVERY:
-            self._explained = now
-            return EXPLAINING
-        self._later(self._explained + EXPLAIN_EVERY)
-        return DECIDING
 
     def _later(self, moment: float) -> None:
         """Have another round at `moment` at the latest."""
@@ -151,6 +178,48 @@ class Plans:
             spent={name: found.message for name, found in self._spent.items()},
         )
 
+    def _changed(self, world: admission.World) -> bool:
+        """Whether something has changed on which it depends who may be planned, and which jobs ask for the same."""
+        looked = (
+            {name: (queue.metadata.uid, queue.metadata.generation) for name, queue in world.queues.items()},
+            world.namespaces,
+            world.products,
+            world.spent,
+        )
+        changed = looked != self._looked
+        self._looked = looked
+        return self._inputs.look(world, planning.flavour_counts(self._cache.nodes())) or changed
+
+    def _everybody(self, world: admission.World, now: datetime) -> tuple[list[JobInput], list[list[str]]]:
+        """Inputs of all jobs that the planner may have now."""
+        found = [job for record in self._records.values() if (job := self._pending(record, world, now)) is not None]
+        self._roster.keep(found)
+        self._roster.touched.clear()
+        self._roster.holders.update(self._records)
+        return found, []
+
+    def _first(self, world: admission.World, now: datetime, count: int) -> tuple[list[JobInput], list[list[str]]]:
+        """Inputs of the first of each class, and the UIDs of those of each class of which not all were taken."""
+        touched = set(self._roster.touched)
+        for uid in touched:
+            record = self._records.get(uid)
+            job = self._pending(record, world, now) if record is not None else None
+            if job is None:
+                self._roster.drop(uid)
+            else:
+                self._roster.put(job)
+                self._roster.touched.discard(uid)
+        self._roster.holders.update(touched)
+
+        def look(uid: str) -> JobInput | None:
+            record = self._records.get(uid)
+            return None if record is None else self._pending(record, world, now)
+
+        return self._roster.first(count, look)
+
+    def _pending(self, record: Record, world: admission.World, now: datetime) -> JobInput | None:
+        return self._inputs.pending(record, world, now) if self._candidate(record, world) else None
+
     def _candidate(self, record: Record, world: admission.World) -> bool:
         """Whether the planner may have the job now; tells why not, and has its pod rehearsed first."""
         if not record.plannable or self._cache.terminating(record.identity.namespace):
@@ -165,7 +234,6 @@ class Plans:
                 return False
         record.obstacle = found
         if found is not None:
-            record.waiting = None
             self._tell_waiting(record, Word(found.reason.value, found.message))
             return False
         return True
@@ -199,24 +267,21 @@ class Plans:
             if record.judgement is not None:
                 self._cache.mark(record.uid)
 
-    def _snapshot(self, world: admission.World, candidates: Iterable[Record]) -> Snapshot:
-        nodes = self._cache.nodes()
-        counts = planning.flavour_counts(nodes)
-        now = utc_now()
+    def _snapshot(self, world: admission.World, waiting: Iterable[JobInput], now: datetime) -> Snapshot:
         queues, self._queue_errors = queue_inputs(self._cache.queues.values(), now)
-        self._inputs.look(world, counts)
-        jobs = [self._inputs.pending(record, world, counts, now) for record in candidates]
-        waiting = {job.uid for job in jobs}
-        for record in self._records.values():
-            if record.uid not in waiting:
-                standing = self._inputs.standing(record, world, counts, now)
-                if standing is not None:
-                    jobs.append(standing)
-        jobs += self._inputs.orphans(self._records)
+        jobs = {job.uid: job for job in waiting}
+        for uid in list(self._roster.holders):
+            record = self._records.get(uid)
+            standing = self._inputs.standing(record, world, now) if record is not None else None
+            if standing is None:
+                self._roster.holders.discard(uid)
+            else:
+                jobs.setdefault(uid, standing)
+        orphans = self._inputs.orphans(self._records)
         return build(
-            nodes=nodes,
+            nodes=self._cache.nodes(),
             pods=self._cache.pods(),
-            jobs=jobs,
+            jobs=[*jobs.values(), *orphans],
             queues=closed(queues, self._spent),
             levels=world.levels,
             masks=self._masks,
@@ -228,13 +293,15 @@ class Plans:
         names = _Names(self._records)
         self._decisions.carry_out(snapshot, decided, names)
         highest = ceilings(snapshot)
-        for waiting in decided.waiting:
+        for waiting in sorted(decided.waiting, key=lambda one: bool(self._records[one.uid].told)):  # first words first
+            if self._budget < 1:
+                self._later(self._explain_at)
+                break
             record = self._records[waiting.uid]
             if record.task is not None or not record.plannable:
                 continue  # what is being written tells more, and asks for a new plan
             if record.job.status.promise is not None and waiting.reason is WaitReason.PREEMPTING:
                 continue  # its promise has named the victims and what they cost
-            record.waiting = waiting
             message = planning.blockers(waiting, names)
             if record.planned is not None:
                 message += priority_remark(record.planned[1], highest)
@@ -257,7 +324,7 @@ class Plans:
             self._later(record.told_at + REFRESH)
             return
         if self._budget < 1 or _new(record, now):
-            self._later(now + EXPLAIN_EVERY)
+            self._later(max(self._explain_at, now + EXPLAIN_EVERY))
             return
         status = planning.waiting_status(record.job, word, wall)
         if status == old:
@@ -265,7 +332,8 @@ class Plans:
             return
         self._budget -= 1
         record.told, record.told_at = words, now
-        notes = (Note(EventReason.QUEUED, word.message),) if fresh else ()
+        # The first word is in the status; an Event beside it would be one more write for each job that waits.
+        notes = (Note(EventReason.QUEUED, word.message),) if fresh and old.queue is not None else ()
         self._start(record, self._worker.carry_out(record, Decision(status=status, notes=notes)))
 
 

@@ -14,6 +14,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -226,10 +227,9 @@ class Operator:
         metrics.turn_errors.set(scheduling.loop.turn_errors)
         if self._events is not None:
             metrics.events_dropped.set(self._events.dropped)
-        metrics.count_jobs(
-            (record.spec.queue, record.job.status.phase.value if record.job.status.phase else "Unseen")
-            for record in scheduling.loop.records.values()
-        )
+        live = ((record.spec.queue, record.job.status.phase) for record in scheduling.loop.records.values())
+        ended = ((one.queue, one.phase) for one in scheduling.loop.ended.values())
+        metrics.count_jobs((queue, phase.value if phase else "Unseen") for queue, phase in chain(live, ended))
 
 
 async def connect(settings: Settings, **options: Any) -> Api:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -21,7 +22,6 @@ from muster.controllers.admission import Obstacle
 from muster.controllers.asking import Capacity
 from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.turn import NO_FACTS, Facts, Made, Refusal
-from muster.scheduling.plan import Waiting
 from muster_protocol.launcher_api import Status as LauncherStatus
 
 Requests = tuple[tuple[str, int], ...]
@@ -81,7 +81,6 @@ class Record:
         facts: what ended launchers of the present placement have told.
         task: the work under way; the job has no turn until it is over.
         plannable: the last turn left the job to the planner.
-        waiting: the planner's last word.
         planned: what was made of the job for the last snapshot, and from what.
         steady: by what `planned` is known to hold still; None where time alone may change it.
         told: reason, message, position and avoided nodes as last told to the job.
@@ -96,6 +95,7 @@ class Record:
         errors: turns in a row that failed.
         capacity: what became of the request for more nodes; None where none is made.
         price: money for an hour of one GPU of the placement; 0 while that is not known.
+        ring: told the UID and the moment of each turn that is asked for.
     """
 
     job: TrainingJob
@@ -111,7 +111,6 @@ class Record:
     judging: asyncio.Task[None] | None = None
     plannable: bool = False
     obstacle: Obstacle | None = None
-    waiting: Waiting | None = None
     told: tuple[object, ...] = ()
     told_at: float = float("-inf")
     stand: tuple[object, ...] = ()
@@ -124,6 +123,7 @@ class Record:
     errors: int = 0
     capacity: Capacity | None = None
     price: float = 0.0
+    ring: Callable[[str, float], None] = lambda uid, moment: None
     launcher: LauncherStatus | None = None
     launcher_generation: int = 0
     whole_since: float | None = None
@@ -190,7 +190,9 @@ class Record:
 
         An earlier turn takes the place of a later one, so each turn asks anew for all that it still waits for.
         """
-        self.retry_at = moment if self.retry_at is None else min(self.retry_at, moment)
+        if self.retry_at is None or moment < self.retry_at:
+            self.retry_at = moment
+            self.ring(self.uid, moment)
 
     def see(self, pods: tuple[PodView, ...], now: float) -> None:
         """Note which pods the watch shows, so that one that goes later is known to have been there.
