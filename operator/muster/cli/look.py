@@ -41,12 +41,12 @@ STYLES: Final = {
     Phase.SUCCEEDED: "bold green",
     Phase.FAILED: "bold red",
 }
-ROUGH: Final = "queue"
+PROMISED: Final = "promised"
 BASES: Final = {
-    "promised": ": room is being cleared for it",
+    PROMISED: ": room is being cleared for it",
     "limits": " at the latest, unless a job goes before it: by then the running jobs must have ended",
     "progress": ", by the running jobs' own progress",
-    ROUGH: ", roughly: by the jobs ahead and how fast room comes back",
+    "queue": ", roughly: by the jobs ahead and how fast room comes back",
 }
 """How sure an expected start is."""
 NO_KINDS: Final = (
@@ -218,9 +218,10 @@ def _waiting(scene: Scene) -> Iterator[tuple[str, str]]:
     if place is None:
         return
     left = (place.expected_start - scene.now).total_seconds() if place.expected_start is not None else 0.0
-    if place.expected_start is not None and (left >= 1 or place.basis != ROUGH):  # "roughly now" would tell nothing
-        when = f"in {format_duration(left)}" if left >= 1 else "now"
-        yield "Starts", f"{when}{BASES.get(place.basis, '')}"
+    if left >= 1:  # of a job that waits, a guess that has passed tells nothing
+        yield "Starts", f"in {format_duration(left)}{BASES.get(place.basis, '')}"
+    elif place.basis == PROMISED:
+        yield "Starts", f"now{BASES[PROMISED]}"
     if place.almost:
         yield (
             "Almost",

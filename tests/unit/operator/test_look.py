@@ -148,14 +148,9 @@ def test_a_waiting_job_says_when_it_starts_and_what_would_help() -> None:
     assert "level block instead of rack" in text
 
 
-def test_a_rough_guess_that_has_passed_is_not_told() -> None:
-    place = {
-        "position": 1,
-        "reason": "QuotaExceeded",
-        "message": "8 GPUs are missing",
-        "expectedStart": NOW.isoformat(),
-    }
-    assert "Starts" not in shown(Scene(job(phase="Queued", queue={**place, "basis": "queue"}), (), (), NOW))
-    assert "now, by the running jobs" in shown(
-        Scene(job(phase="Queued", queue={**place, "basis": "progress"}), (), (), NOW)
-    )
+def test_a_guess_that_has_passed_is_not_told() -> None:
+    place = {"reason": "BehindOthers", "message": "a job is ahead", "expectedStart": NOW.isoformat()}
+    for basis in ("limits", "progress", "queue"):
+        assert "Starts" not in shown(Scene(job(phase="Queued", queue={**place, "basis": basis}), (), (), NOW))
+    promised = job(phase="Queued", queue={**place, "basis": "promised"})
+    assert "now: room is being cleared for it" in shown(Scene(promised, (), (), NOW))
