@@ -86,7 +86,7 @@ class Decisions:
             remark=priority_remark(record.planned[1], ceilings(snapshot)) if record.planned else "",
         )
         told = find_condition(status.conditions, ConditionType.ADMITTED.value)
-        record.assumed, record.plannable = placement, False
+        record.assumed, record.waiting, record.plannable = placement, None, False
         note = Note(EventReason.ADMITTED, told.message if told else "")
         self._start(record, self._worker.place(record, status, note))
 
@@ -117,7 +117,7 @@ class Decisions:
             others = tuple(victim for victim in standing.victims if victim.uid not in asked)
             promise = standing.model_copy(update={"victims": others + victims})
         status = planning.promised(record.job, promise, names, None, now)
-        record.assumed_promise, record.plannable = promise, False
+        record.assumed_promise, record.waiting, record.plannable = promise, None, False
         self._claims.update(record)
         note = Note(EventReason.PREEMPTING, planning.promise_message(promise, names))
         self._start(record, self._worker.carry_out(record, Decision(status=status, notes=(note,))))

@@ -28,7 +28,7 @@ from muster.controllers.records import Record
 from muster.controllers.roster import FIRST, Roster, exhausted
 from muster.controllers.telling import Word, noticeable
 from muster.controllers.work import Worker, utc_now
-from muster.scheduling.plan import Plan, WaitReason
+from muster.scheduling.plan import Plan, Waiting, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
 from muster.scheduling.snapshot import Snapshot
@@ -293,15 +293,19 @@ class Plans:
         names = _Names(self._records)
         self._decisions.carry_out(snapshot, decided, names)
         highest = ceilings(snapshot)
-        for waiting in sorted(decided.waiting, key=lambda one: bool(self._records[one.uid].told)):  # first words first
-            if self._budget < 1:
-                self._later(self._explain_at)
-                break
+        told: list[tuple[Record, Waiting]] = []
+        for waiting in decided.waiting:
             record = self._records[waiting.uid]
             if record.task is not None or not record.plannable:
                 continue  # what is being written tells more, and asks for a new plan
             if record.job.status.promise is not None and waiting.reason is WaitReason.PREEMPTING:
                 continue  # its promise has named the victims and what they cost
+            record.waiting = waiting
+            told.append((record, waiting))
+        for record, waiting in sorted(told, key=lambda one: bool(one[0].told)):  # first words first
+            if self._budget < 1:
+                self._later(self._explain_at)
+                break
             message = planning.blockers(waiting, names)
             if record.planned is not None:
                 message += priority_remark(record.planned[1], highest)

@@ -22,6 +22,7 @@ from muster.controllers.admission import Obstacle
 from muster.controllers.asking import Capacity
 from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.turn import NO_FACTS, Facts, Made, Refusal
+from muster.scheduling.plan import Waiting
 from muster_protocol.launcher_api import Status as LauncherStatus
 
 Requests = tuple[tuple[str, int], ...]
@@ -81,6 +82,7 @@ class Record:
         facts: what ended launchers of the present placement have told.
         task: the work under way; the job has no turn until it is over.
         plannable: the last turn left the job to the planner.
+        waiting: the last word of a plan that explains.
         planned: what was made of the job for the last snapshot, and from what.
         steady: by what `planned` is known to hold still; None where time alone may change it.
         told: reason, message, position and avoided nodes as last told to the job.
@@ -111,6 +113,7 @@ class Record:
     judging: asyncio.Task[None] | None = None
     plannable: bool = False
     obstacle: Obstacle | None = None
+    waiting: Waiting | None = None
     told: tuple[object, ...] = ()
     told_at: float = float("-inf")
     stand: tuple[object, ...] = ()
