@@ -69,7 +69,10 @@ def operator(
     priority_class: Annotated[str | None, typer.Option(help="PriorityClass of training pods; '' for none.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port of probes and metrics; 0 takes a free one.")] = None,
 ) -> None:
-    """Run the operator, in the cluster or outside it."""
+    """Run the operator, in the cluster or outside it.
+
+    Each option can also be given as MUSTER_OPERATOR_<NAME>, for example MUSTER_OPERATOR_RUNTIME_IMAGE.
+    """
     from muster.controllers.process import Operator
 
     given: dict[str, Any] = {
