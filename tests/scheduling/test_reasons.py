@@ -36,8 +36,8 @@ def test_best_rack_and_what_is_missing_there_are_named() -> None:
 def test_free_pieces_that_are_too_small_are_told() -> None:
     waiting = why(rack(0, 4, used_gpus=3), Job("a", workers=2))
     assert waiting.message == (
-        "needs 2 workers × 8 nvidia.com/gpu; the 4 nodes that suit have room for 0; 16 nvidia.com/gpu are missing, "
-        "where 20 nvidia.com/gpu are free in pieces too small for a worker"
+        "needs 2 workers × 8 nvidia.com/gpu; the 4 H100 nodes that suit have room for 0; 16 nvidia.com/gpu are "
+        "missing, where 20 nvidia.com/gpu are free in pieces too small for a worker"
     )
 
 
@@ -45,15 +45,15 @@ def test_scarce_memory_is_told_in_gib_beside_the_gpus() -> None:
     waiting = why([Node("a", gib=64), Node("b", gib=16)], Job("a", workers=2, gib=64))
     assert waiting.reason is WaitReason.EXCEEDS_CLUSTER
     assert waiting.message == (
-        "needs 2 workers × (64 GiB memory + 8 nvidia.com/gpu); the 2 nodes that suit have room for 1 even when empty; "
-        "64 GiB memory is missing, where 16 GiB memory is free in pieces too small for a worker"
+        "needs 2 workers × (64 GiB memory + 8 nvidia.com/gpu); the 2 H100 nodes that suit have room for 1 even when "
+        "empty; 64 GiB memory is missing, where 16 GiB memory is free in pieces too small for a worker"
     )
 
 
 def test_scarce_cores_are_told_as_cores() -> None:
     waiting = why([Node("a", used_cores=63)], Job("a", gpus=0, cores=2))
     assert waiting.message == (
-        "needs 1 worker × 2 cores; the one node that suits has room for 0; 2 cores are missing, "
+        "needs 1 worker × 2 cores; the one H100 node that suits has room for 0; 2 cores are missing, "
         "where 1 core is free in pieces too small for a worker"
     )
 
@@ -62,7 +62,7 @@ def test_no_single_resource_is_blamed_when_they_lie_apart() -> None:
     waiting = why([Node("gpus", used_cores=64), Node("cores", used_gpus=8)], Job("a"))
     assert (waiting.resource, waiting.missing) == ("", 0)
     assert waiting.message == (
-        "needs 1 worker × 8 nvidia.com/gpu; the 2 nodes that suit have room for 0; "
+        "needs 1 worker × 8 nvidia.com/gpu; the 2 H100 nodes that suit have room for 0; "
         "each resource alone would do, but not together on the same nodes"
     )
 
@@ -101,7 +101,7 @@ def test_nodes_that_are_away_are_counted() -> None:
     waiting = why([Node("a"), Node("b", usable=False)], Job("a", workers=2))
     assert waiting.reason is WaitReason.INSUFFICIENT_CAPACITY
     assert waiting.message == (
-        "needs 2 workers × 8 nvidia.com/gpu; the one node that suits has room for 1 even when empty; "
+        "needs 2 workers × 8 nvidia.com/gpu; the one H100 node that suits has room for 1 even when empty; "
         "8 nvidia.com/gpu are missing; 1 suitable node is cordoned or not ready"
     )
 

@@ -238,7 +238,7 @@ class Reasons:
         here, suits = state.room[:, within], mask[within]
         resource, missing = self._scarcest(gang, here, suits)
         name = self._names[resource] if resource != NONE else ""
-        message = f"needs {self._ask(gang, resource)}{self._where(gang, closest, int(mask.sum()), when)}"
+        message = f"needs {self._ask(gang, resource)}{self._where(gang, closest, mask, when)}"
         one_by_one = int(slots[within].sum())
         if one_by_one >= gang.total:
             message += f"; one by one {one_by_one} would fit, but not in this shape"
@@ -271,15 +271,24 @@ class Reasons:
             return NONE, 0
         return scarcest, (gang.total - fewest) * dict(asks)[scarcest]
 
-    def _where(self, gang: Gang, closest: Closest, nodes: int, when: str) -> str:
+    def _where(self, gang: Gang, closest: Closest, mask: Mask, when: str) -> str:
         room, shape = f"room for {closest.placeable}{when}", self._shape(gang)
         if closest.domain != NONE:
             level, domain = self._tree.level_name(gang.level), self._tree.domain_name(gang.level, closest.domain)
             return f" in one {level}{shape}; the best {level}, {domain}, has {room}"
+        nodes = int(mask.sum())
         if not nodes:
             return f"{shape}; no suitable node can take pods now"
-        suit = "the one node that suits has" if nodes == 1 else f"the {nodes} nodes that suit have"
+        kind = self._kind(mask)
+        suit = f"the one {kind}node that suits has" if nodes == 1 else f"the {nodes} {kind}nodes that suit have"
         return f"{shape}; {suit} {room}"
+
+    def _kind(self, mask: Mask) -> str:
+        """`H100/on-demand ` where all these places are of one flavour: a job that names no type is told which it waits
+        for."""
+        flavours = np.unique(self._snapshot.nodes.flavours[self._tree.order][mask])
+        name = self._snapshot.flavours[int(flavours[0])] if len(flavours) == 1 else ""
+        return f"{name} " if name else ""
 
     def _shape(self, gang: Gang) -> str:
         """`, each 16 of them in one block, each 4 in one rack, as many in each rack as in any other`."""
