@@ -39,11 +39,11 @@ REFRESH: Final = 10.0
 """Seconds between two status writes of one job that change only the wording of why it waits."""
 
 WORDS_PER_SECOND: Final = 25
-"""Status writes of all waiting jobs together: first words, and others that a person would notice. Placements count as
-such, so that words never compete with them."""
+"""Status writes of all waiting jobs together: first words, and others that a person would notice."""
 
-LEAST_WORDS: Final = 2
-"""Words a second that are left while there are more placements than that."""
+WORDS_SHARE: Final = 0.25
+"""Seconds of writing words in a second, at most: when the API server is slow to take a status, it is short of time, and
+words must not compete with placements."""
 
 EXPLAIN_EVERY: Final = 1.0
 """Seconds between two rounds that explain, at least; those between them only decide."""
@@ -116,7 +116,9 @@ class Plans:
         """Freeze a snapshot, plan it, and start what the plan admits."""
         began = time.monotonic()
         self.again_at = None
-        self._budget = min(WORDS_PER_SECOND, self._budget + (began - self._last_round) * LEAST_WORDS)
+        rate = min(WORDS_PER_SECOND, WORDS_SHARE / self._worker.pace.seconds)
+        self._budget = min(WORDS_PER_SECOND, self._budget + (began - self._last_round) * rate)
+        self._last_round = began
         explains = began >= self._explain_at
         world, now = self._world(), utc_now()
         whole = self._changed(world) or explains
@@ -129,9 +131,6 @@ class Plans:
             if not exhausted(cut, started):
                 break
             count *= 4  # with fewer shown than could start, the order would be another one
-        self._budget += (began - self._last_round) * (WORDS_PER_SECOND - LEAST_WORDS) - len(started)
-        self._budget = min(WORDS_PER_SECOND, max(self._budget, 0.0))
-        self._last_round = began
         self._apply(snapshot, decided)
         if whole:
             self.books.keep(snapshot, self._records, self._queue_errors, utc_now())
@@ -253,7 +252,7 @@ class Plans:
         if judgement is None and (alike := self._worker.rehearsed(record)) is not None:
             record.judgement = alike
             return None
-        if record.judging is None:
+        if record.judging is None and self._worker.claim_rehearsal(record):
             record.judging = asyncio.create_task(self._judge(record))
         return judgement.obstacle if judgement is not None and judgement.key == key else None
 

@@ -68,7 +68,7 @@ class Judgement:
     tries: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Record:
     """One live job.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -33,8 +34,19 @@ FIRST_RETRY: Final = 10.0
 LAST_RETRY: Final = 300.0
 """Seconds between two rehearsals of a pod that was refused: doubled each time."""
 
-REHEARSED: Final = 30.0
+REHEARSED: Final = 120.0
 """Seconds that the rehearsal of a pod holds for other jobs that are alike."""
+
+
+@dataclass
+class Pace:
+    """How long the API server takes for a status write of late, in seconds: a mean in which each new one weighs a
+    tenth."""
+
+    seconds: float = 0.01
+
+    def took(self, seconds: float) -> None:
+        self.seconds += (seconds - self.seconds) / 10
 
 
 class Incomplete(Exception):
@@ -52,6 +64,8 @@ class Worker:
         tell: sends an Event about a job; never fails.
         parallel: bounds how many jobs are worked on at once.
         rehearsals: when a pod was last taken, and as what, by namespace and what it is made from.
+        rehearsing: of what pods are being rehearsed for the first time in a while: one is enough.
+        pace: of status writes.
     """
 
     executor: Executor
@@ -59,6 +73,8 @@ class Worker:
     tell: Tell
     parallel: asyncio.Semaphore
     rehearsals: dict[tuple[str, str], tuple[float, Judgement]] = field(default_factory=dict)
+    rehearsing: set[tuple[str, str]] = field(default_factory=set)
+    pace: Pace = field(default_factory=Pace)
 
     async def carry_out(self, record: Record, decision: Decision) -> None:
         """Status first, then deletions, then new pods, then words."""
@@ -86,8 +102,10 @@ class Worker:
 
     async def write(self, record: Record, status: TrainingJobStatus) -> bool:
         """Write a status over the one that was decided on. False: somebody wrote in between; decide again."""
+        began = time.monotonic()
         try:
             record.take(await self.executor.write_status(record.job, status))
+            self.pace.took(time.monotonic() - began)
         except ApiError as error:
             record.unsure = True
             await self.settle(record)
@@ -143,18 +161,36 @@ class Worker:
     def rehearsed(self, record: Record) -> Judgement | None:
         """What a moment ago became of a pod like the job's in its namespace, or None: of a thousand jobs that are alike
         one is rehearsed."""
-        found = self.rehearsals.get((record.identity.namespace, record.template_key(self.settings)))
+        found = self.rehearsals.get(self._kind(record))
         if found is None or asyncio.get_running_loop().time() - found[0] > REHEARSED:
             return None
         return found[1]
 
+    def claim_rehearsal(self, record: Record) -> bool:
+        """False when a pod like the job's is being rehearsed already. `judge` gives the claim back."""
+        kind = self._kind(record)
+        if kind in self.rehearsing:
+            return False
+        self.rehearsing.add(kind)
+        return True
+
+    def _kind(self, record: Record) -> tuple[str, str]:
+        return record.identity.namespace, record.template_key(self.settings)
+
     def forget(self, record: Record) -> None:
         """The rehearsal was proved wrong."""
         record.judgement = None
-        self.rehearsals.pop((record.identity.namespace, record.template_key(self.settings)), None)
+        self.rehearsals.pop(self._kind(record), None)
 
     async def judge(self, record: Record) -> None:
         """Rehearse the job's pod by a server-side dry run, as admission would treat it in the job's namespace."""
+        kind = self._kind(record)
+        try:
+            await self._judge(record)
+        finally:
+            self.rehearsing.discard(kind)
+
+    async def _judge(self, record: Record) -> None:
         async with self.parallel:
             key = record.template_key(self.settings)
             before = record.judgement.tries if record.judgement and record.judgement.key == key else 0
