@@ -74,7 +74,7 @@ def spares_by_index(spares: Iterable[NodeWorkers]) -> dict[int, str]:
     return dict(sorted((index, item.node) for item in spares for index in parse_indexes(item.indexes)))
 
 
-Spares = Annotated[tuple[NodeWorkers, ...], Len(0, MAX_SPARES), MapList(("node",))]
+Spares = Annotated[tuple[NodeWorkers, ...], Len(0, MAX_SPARES)]
 
 
 class Attempt(Model):
@@ -93,13 +93,13 @@ class Placement(Model):
     """Counts the whole gang's placements, from 1."""
     workers: Annotated[int, Ge(1), Le(MAX_WORKERS)]
     """Number of workers in this placement."""
-    nodes: Annotated[tuple[NodeWorkers, ...], Len(0, MAX_WORKERS), MapList(("node",))] = ()
+    nodes: Annotated[tuple[NodeWorkers, ...], Len(0, MAX_WORKERS)] = ()
     """The nodes, each with the indexes of its workers. Empty when `chunks` name them."""
     chunks: Annotated[tuple[ChunkName, ...], Len(0, 16)] = ()
     """ConfigMaps with the nodes of a large gang, a line each: name and indexes."""
     spares: Spares = ()
     """Where room is kept for `workers.spares`, with indexes that follow those of the workers."""
-    attempts: Annotated[tuple[Attempt, ...], Len(0, MAX_WORKERS), MapList(("index",))] = ()
+    attempts: Annotated[tuple[Attempt, ...], Len(0, MAX_WORKERS)] = ()
     """Indexes whose pods were replaced."""
     domain: Annotated[str, Len(0, 512)] = ""
     """The narrowest domain that holds the whole gang, for people: `rack rack-3`."""
@@ -173,13 +173,13 @@ class Promise(Model):
 
     workers: Annotated[int, Ge(1), Le(MAX_WORKERS)]
     """Number of workers that start there."""
-    nodes: Annotated[tuple[NodeWorkers, ...], Len(0, MAX_WORKERS), MapList(("node",))] = ()
+    nodes: Annotated[tuple[NodeWorkers, ...], Len(0, MAX_WORKERS)] = ()
     """The nodes, each with the indexes of its workers. Empty when `chunks` name them."""
     chunks: Annotated[tuple[ChunkName, ...], Len(0, 16)] = ()
     """ConfigMaps with the nodes of a large gang, a line each: name and indexes."""
     spares: Spares = ()
     """Where room is kept for `workers.spares`, with indexes that follow those of the workers."""
-    victims: Annotated[tuple[Victim, ...], Len(0, MAX_WORKERS), MapList(("uid",))] = ()
+    victims: Annotated[tuple[Victim, ...], Len(0, MAX_WORKERS)] = ()
     """Who leaves them."""
     queue: Annotated[str, Len(0, 63)] = ""
     """The TrainingQueue whose quota is held for the job."""
@@ -340,7 +340,7 @@ class TrainingJobStatus(Model):
     """How often the whole gang was taken back before it trained, since it last did."""
     not_before: Timestamp | None = None
     """The next placement is not made before this moment."""
-    avoided: Annotated[tuple[AvoidedNode, ...], Len(0, 64), MapList(("node",))] = ()
+    avoided: Annotated[tuple[AvoidedNode, ...], Len(0, 64)] = ()
     """Nodes that the gang stays away from for a while."""
     checkpoint: CommittedCheckpoint | None = None
     """The last committed checkpoint."""

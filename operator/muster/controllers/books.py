@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 WRITE_EVERY: Final = 5.0
 """Seconds between two writes of one object."""
 
+AT_ONCE: Final = 2
+"""Writes under way: they are news for people, and must not compete with placements while the API server is slow."""
+
 _SHOWN: Final = 3
 _GPUS: Final = ("nvidia.com/gpu", "amd.com/gpu")
 
@@ -79,6 +82,8 @@ class Books:
         """Start the writes whose time has come."""
         now = asyncio.get_running_loop().time()
         for name, status in list(self._wanted.items()):
+            if len(self._tasks) >= AT_ONCE:
+                return
             plural, key = name
             known: Mapping[str, TrainingQueue | Topology] = (
                 self._cache.queues if plural == "trainingqueues" else self._cache.topologies
@@ -99,6 +104,7 @@ class Books:
             self._wanted.setdefault(name, status)
         finally:
             del self._tasks[name]
+        self.write_due()
 
 
 def count_waiting(records: Iterable[Record]) -> dict[str, int]:
