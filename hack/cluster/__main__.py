@@ -44,7 +44,7 @@ def _up(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, _interrupt)
     wanted = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(api.Options)}
     cluster = api.up(api.Options(**wanted), Progress())
-    _print_summary(cluster)
+    _print_summary(cluster, arguments.kwok_nodes)
     return 0
 
 
@@ -55,9 +55,11 @@ def _prepare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _print_summary(cluster: api.Cluster) -> None:
+def _print_summary(cluster: api.Cluster, kwok: int) -> None:
     suffix = "" if cluster.name == "muster" else f" --name {cluster.name}"
-    lines = [f"cluster {cluster.name} is up: {cluster.api_server}, nodes {', '.join(cluster.nodes) or 'none'}"]
+    simulated = f", {kwok} simulated ones" if kwok else ""
+    nodes = f"nodes {', '.join(cluster.nodes) or 'none'}{simulated}"
+    lines = [f"cluster {cluster.name} is up: {cluster.api_server}, {nodes}"]
     if cluster.s3_endpoint:
         lines.append(f"S3 at {cluster.s3_endpoint}")
     lines.append(f'use it:   eval "$(.venv/bin/python -m hack.cluster env{suffix})" && kubectl get nodes')

@@ -60,6 +60,7 @@ class Credentials:
                 incluster_config.load_incluster_config(client_configuration=fresh)
                 self.source = "the pod's service account"
             else:
+                _check(path)
                 loader = await config.load_kube_config(
                     config_file=str(path),
                     context=self.context or None,
@@ -126,6 +127,13 @@ class Credentials:
             "private_key_path": settings.key_file,
             "proxy_url": settings.proxy,
         }
+
+
+def _check(path: Path) -> None:
+    """Raise ValueError for a file of which the client library could only say that it fails on it."""
+    for part in map(Path, str(path).split(os.pathsep)):
+        if part.exists() and not isinstance(yaml.safe_load(part.read_text()), dict):
+            raise ValueError(f"{part} is no kubeconfig, which begins with `apiVersion: v1` and `kind: Config`")
 
 
 def _scheme(token: str) -> str:

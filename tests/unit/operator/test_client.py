@@ -337,6 +337,9 @@ async def test_a_missing_or_broken_kubeconfig_is_said_in_one_sentence(
     (tmp_path / "empty").write_text("{}")
     with pytest.raises(CredentialsError, match="cannot be used"):
         await Credentials(tmp_path / "empty").load()
+    (tmp_path / "words").write_text("not at all")
+    with pytest.raises(CredentialsError, match="words is no kubeconfig"):
+        await Credentials(tmp_path / "words").load()
     path = kubeconfig(tmp_path, 1)
     with pytest.raises(CredentialsError, match="nowhere"):
         await Credentials(path, "nowhere").load()
