@@ -79,6 +79,10 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "required without level": (spec(topology={"mode": "required"}), "mode required needs a level"),
     "step without elasticity": (workers(step=2), "give min below max too, or leave step out"),
     "odd step": (workers(replicas=4, min=2, max=7, step=2), "replicas and max that are min plus whole steps"),
+    "spares of an elastic gang": (
+        workers(replicas=4, min=2, max=6, spares=1),
+        "an elastic gang goes on with fewer workers when nodes break",
+    ),
     "partial without min": (workers(partial=True), "say with how many at least, in min"),
     "half a slice": (
         lambda job: job["spec"].update(workers={"replicas": 6}, topology={"slices": [{"workers": 4, "level": "rack"}]}),

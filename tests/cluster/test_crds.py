@@ -39,6 +39,7 @@ FULL: Object = {
     "command": ["python", "train.py"],
     "args": ["--lr", "1"],
     "workers": {
+        "spares": 1,
         "replicas": 2,
         "gpusPerWorker": 8,
         "gpuType": "H100",
@@ -63,6 +64,7 @@ OTHER: Object = {
     "image": "example/train:2",
     "command": ["python", "other.py"],
     "args": ["--lr", "2"],
+    "workers.spares": 2,
     "workers.gpusPerWorker": 16,
     "workers.gpuType": "H200",
     "workers.processesPerWorker": 4,

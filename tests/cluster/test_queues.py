@@ -162,3 +162,31 @@ async def _told(place: Corner, name: str, type_: str, status: str, reason: str =
 async def _used(place: Corner, name: str) -> Object | None:
     status = (await place.api.get(_path(name))).get("status", {})
     return {"running": status["running"], "gpus": status["usedGpus"]} if status.get("usedGpus") else None
+
+
+async def test_a_template_fills_in_what_a_job_leaves_out_and_leaves_running_jobs_alone(place: Corner) -> None:
+    await place.add_nodes(1)
+    name = f"{place.namespace}-template"
+    template = {"nodeSelector": {"pool": place.name}, "maxRuntime": "2d", "preemptible": False}
+    await _create(place, queue(name, defaultTemplate=template))
+    try:
+        place.start()
+        await place.submit("first", 2, queue=name, nodeSelector=None, maxRuntime="1h")
+        job = await place.until_phase("first", "Running")
+        got = {"nodeSelector": {"pool": place.name}, "preemptible": False}
+        assert job["status"]["defaults"] == got
+        (pod, _) = await place.pods("first")
+        assert pod["spec"]["nodeSelector"] == {"pool": place.name}
+        await place.api.merge_patch(_path(name), {"spec": {"defaultTemplate": {"preemptible": None, "env": []}}})
+        await place.submit("second", 2, queue=name, nodeSelector={"pool": place.name})
+        assert (await place.until_phase("second", "Running"))["status"]["defaults"] == {"maxRuntime": "2d"}
+        job = await place.job("first")
+        assert (job["status"]["defaults"], job["status"]["placement"]["generation"]) == (got, 1)
+    finally:
+        await _delete(place, name)
+
+
+def test_a_template_that_could_never_work_is_refused(control_plane: ControlPlane) -> None:
+    told = control_plane.refusal(queue("bad", defaultTemplate={"topology": {"mode": "required"}}))
+    assert "mode required needs a level" in told
+    assert "readyTimeout is 0" in control_plane.refusal(queue("bad", defaultTemplate={"readyTimeout": "0s"}))

@@ -1,7 +1,7 @@
-"""The effective spec of a TrainingJob: what it says, with the built-in defaults where it says nothing. Pure.
+"""The effective spec of a TrainingJob: what it says, with its queue's and the built-in defaults where it says nothing.
 
-Fields have no default in the schema when a template may set them some day: the order of precedence is
-built-in < template < job, and a default in the stored object could not be told from a user's word.
+Pure. Fields that a template may set have no default in the schema: the order of precedence is
+built-in < queue's template < job, and a default in the stored object could not be told from a user's word.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from datetime import datetime
 from typing import Final
 
 from muster.api.common import Duration
+from muster.api.defaults import filled
+from muster.api.jobparts import Capacity, JobDefaults, TopologyMode
 from muster.api.names import GPU_RESOURCE
 from muster.api.podparts import (
     EnvFromSource,
@@ -21,7 +23,7 @@ from muster.api.podparts import (
     VolumeMount,
 )
 from muster.api.terms import AtWindowEnd, Window
-from muster.api.trainingjob import Capacity, Checkpoint, Load, Strategy, TopologyMode, TrainingJobSpec, Workers
+from muster.api.trainingjob import Checkpoint, Load, Strategy, TrainingJobSpec, Workers
 from muster_protocol.durations import format_duration, parse_duration
 
 STRATEGY: Final = Strategy.DDP
@@ -168,8 +170,9 @@ class EffectiveSpec:
         return min(delay, max(self.restart_backoff, RESTART_BACKOFF_LIMIT_SECONDS))
 
 
-def effective_spec(spec: TrainingJobSpec) -> EffectiveSpec:
-    """The job's spec over the built-in defaults."""
+def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -> EffectiveSpec:
+    """The job's spec over `defaults`, its queue's, over the built-in defaults."""
+    spec = filled(spec, defaults)
     workers, topology, restart, budget = spec.workers, spec.topology, spec.restart, spec.disruption_budget
     gpus = workers.gpus_per_worker or 0
     requests, limits = _resources(spec, gpus)

@@ -100,12 +100,14 @@ JOB_RULES: Final = (
 
 _ELASTIC: Final = "((has({it}.min) ? {it}.min : {it}.replicas) < (has({it}.max) ? {it}.max : {it}.replicas))"
 
+READY_TIMEOUT_RULE: Final = Rule(
+    "!has(self.readyTimeout) || self.readyTimeout.matches('[1-9]')",
+    "readyTimeout is 0, so the gang could never start in time: give it some, like 30m, or leave it out",
+    field_path=".readyTimeout",
+)
+
 SPEC_RULES: Final = (
-    Rule(
-        "!has(self.readyTimeout) || self.readyTimeout.matches('[1-9]')",
-        "readyTimeout is 0, so the gang could never start in time: give it some, like 30m, or leave it out",
-        field_path=".readyTimeout",
-    ),
+    READY_TIMEOUT_RULE,
     Rule(
         "self.suspend || self.workers.replicas == oldSelf.workers.replicas || "
         "(has(self.workers.min) ? self.workers.min : self.workers.replicas) < "
@@ -189,7 +191,7 @@ WORKERS_RULES: Final = (
     ),
 )
 
-TOPOLOGY_RULES: Final = (
+CLOSENESS_RULES: Final = (
     Rule(
         "!has(self.mode) || self.mode != 'required' || has(self.level)",
         "mode required needs a level: say which domain must hold all workers, for example level: rack",
@@ -201,6 +203,10 @@ TOPOLOGY_RULES: Final = (
         "a level has no meaning with mode unconstrained: leave it out, or use preferred or required",
         field_path=".level",
     ),
+)
+
+TOPOLOGY_RULES: Final = (
+    *CLOSENESS_RULES,
     Rule(
         "!has(self.slices) || self.slices.size() < 2 || (self.slices[0].workers % self.slices[1].workers == 0 && "
         "self.slices[0].workers > self.slices[1].workers && "

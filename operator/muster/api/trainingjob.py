@@ -21,6 +21,7 @@ from muster.api.common import (
     Timestamp,
     matches,
 )
+from muster.api.jobparts import MAX_WORKERS, Capacity, DisruptionBudget, JobTopology, Restart
 from muster.api.names import DEFAULT_QUEUE
 from muster.api.podparts import (
     EnvFromSource,
@@ -32,11 +33,10 @@ from muster.api.podparts import (
     VolumeMount,
     WorkerResources,
 )
-from muster.api.rules import CAPACITY_RULES, CHECKPOINT_RULES, JOB_RULES, SPEC_RULES, TOPOLOGY_RULES, WORKERS_RULES
-from muster.api.schema import MapList, SchemaDefault, SetList
+from muster.api.rules import CHECKPOINT_RULES, JOB_RULES, SPEC_RULES, WORKERS_RULES
+from muster.api.schema import MapList, SchemaDefault
 from muster.api.terms import JobBudget, Window
-from muster.api.trainingjob_status import MAX_SPARES, MAX_WORKERS, TrainingJobStatus
-from muster.api.trainingqueue import Capacity as CapacityKind
+from muster.api.trainingjob_status import MAX_SPARES, TrainingJobStatus
 from muster_protocol.uris import S3_URI_PATTERN
 
 Argument = Annotated[str, Len(0, 4096)]
@@ -65,17 +65,6 @@ class Strategy(str, Enum):
     """parameters, gradients and optimizer state are sharded over all ranks."""
     HSDP = "hsdp"
     """sharded within a worker, replicated over the workers."""
-
-
-class TopologyMode(str, Enum):
-    """How strictly the gang keeps together."""
-
-    REQUIRED = "required"
-    """all workers in one domain of `level`, or the job waits."""
-    PREFERRED = "preferred"
-    """one domain of `level` when there is room, else as few as possible."""
-    UNCONSTRAINED = "unconstrained"
-    """anywhere."""
 
 
 class Load(str, Enum):
@@ -127,52 +116,6 @@ class Parallelism(Model):
     """Left out: ddp."""
 
 
-class Slice(Model):
-    """Neighbouring workers that must share a domain."""
-
-    workers: Annotated[int, Ge(2), Le(MAX_WORKERS)]
-    """How many: workers 0 to n-1, n to 2n-1 and so on."""
-    level: Label63
-    """Name of the level of which they share one domain."""
-
-
-class JobTopology(Model):
-    """How close together the workers must be."""
-
-    RULES = TOPOLOGY_RULES
-
-    mode: TopologyMode | None = None
-    """Left out: preferred."""
-    level: Label63 | None = None
-    """Name of a level in the Topology `default`, such as rack. Left out, with preferred: the narrowest that fits."""
-    slices: Annotated[tuple[Slice, ...], Len(1, 4)] | None = None
-    """Groups of workers that must lie closer together than the whole gang: tensor groups in one NVLink domain, pipeline
-    stages in one rack. Widest first; each size divides the one before it, and each level is narrower."""
-    balanced: Label63 | None = None
-    """Name of a level: every domain of it that the gang uses gets the same number of workers."""
-
-
-class Capacity(Model):
-    """On what terms the nodes are rented, in the order in which the job wants them."""
-
-    RULES = CAPACITY_RULES
-
-    order: Annotated[tuple[CapacityKind, ...], Len(1, 2), SetList()]
-    """on-demand, spot, or both, the preferred first. A kind that is not named is never used."""
-    fallback_after: Duration | None = None
-    """How long the job waits for the first kind alone, counted from its submit; then it takes the next as well. Left
-    out: 10m."""
-
-
-class DisruptionBudget(Model):
-    """How often a job may be asked to give its room back. What its queue has borrowed is not protected by it."""
-
-    preemptions: Annotated[Count, Le(32)]
-    """At most this many within `window`."""
-    window: Duration | None = None
-    """Left out: 1d."""
-
-
 class Retention(Model):
     """Which checkpoints are kept."""
 
@@ -206,16 +149,6 @@ class Checkpoint(Model):
     job has no checkpoint of its own."""
     load: Load | None = None
     """What is taken from `from`. Left out: all."""
-
-
-class Restart(Model):
-    """What happens after a failure."""
-
-    limit: Annotated[Count, Le(1000)] | None = None
-    """Restarts after failures of the training script; then the job has failed. Left out: 3. Failures of nodes and
-    preemptions do not count."""
-    backoff: Duration | None = None
-    """Wait before a restart; doubled with each one up to 5m. Left out: 10s."""
 
 
 class TrainingJobSpec(Model):

@@ -8,12 +8,11 @@ from typing import Annotated, Any, Self
 from annotated_types import Ge, Le, Len
 
 from muster.api.common import Condition, Count, Message, Model, S3Uri, ShortMessage, Step, Timestamp
+from muster.api.jobparts import MAX_WORKERS, JobDefaults
 from muster.api.names import Phase
 from muster.api.schema import Int64, MapList
 from muster.api.terms import Usage
 
-MAX_WORKERS = 16384
-"""Workers of one gang."""
 MAX_SPARES = 64
 """Spares of one gang."""
 
@@ -350,6 +349,8 @@ class TrainingJobStatus(Model):
     """Why the job waits; gone while it runs."""
     failure: Failure | None = None
     """The first cause of the last failure."""
+    defaults: JobDefaults | None = None
+    """What the queue's `defaultTemplate` filled in where the job says nothing; kept while the job is placed."""
     replicas: Count | None = None
     """Workers that the job holds now."""
     ready: Count | None = None

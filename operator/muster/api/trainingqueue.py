@@ -20,6 +20,7 @@ from muster.api.common import (
     Timestamp,
     matches,
 )
+from muster.api.jobparts import CapacityKind, JobDefaults
 from muster.api.schema import Int64, MapList, Rule, SchemaDefault, SetList
 from muster.api.terms import Month, MonthlyBudget
 
@@ -27,13 +28,6 @@ MAX_FLAVOURS: Final = 32
 MAX_RESOURCES: Final = 16
 MAX_WEIGHT: Final = 1_000_000
 HIGHEST_PRIORITY: Final = 2**31 - 1
-
-
-class Capacity(str, Enum):
-    """How sure the nodes are. A node says it by its label `muster.dev/capacity`; without it, it is on-demand."""
-
-    ON_DEMAND = "on-demand"
-    SPOT = "spot"
 
 
 class StopPolicy(str, Enum):
@@ -164,7 +158,7 @@ class Quota(Model):
 
     gpu_type: Annotated[str, Len(0, 63), SchemaDefault("")] = ""
     """GPU type, as in a job's `workers.gpuType`. Empty: the quota of gangs without GPUs."""
-    capacity: Annotated[Capacity, SchemaDefault(Capacity.ON_DEMAND.value)] = Capacity.ON_DEMAND
+    capacity: Annotated[CapacityKind, SchemaDefault(CapacityKind.ON_DEMAND.value)] = CapacityKind.ON_DEMAND
     """on-demand or spot."""
     resources: Annotated[tuple[ResourceQuota, ...], Len(1, MAX_RESOURCES), MapList(("name",))]
     """The resources, each with its limits."""
@@ -227,6 +221,9 @@ class TrainingQueueSpec(Model):
     one, and say so. Left out: any."""
     stop_policy: Annotated[StopPolicy, SchemaDefault(StopPolicy.NONE.value)] = StopPolicy.NONE
     """Whether the queue and those below it work: none, hold, or holdAndDrain."""
+    default_template: JobDefaults | None = None
+    """What the queue's jobs get where they say nothing. A job that is placed keeps what it got; those that wait follow
+    a change. Queues below this one do not take it over."""
     budgets: Annotated[tuple[MonthlyBudget, ...], Len(1, 16), MapList(("gpuType",))] | None = None
     """What the jobs of the queue and those below it may use in a calendar month. Left out: no limit."""
 
@@ -247,7 +244,7 @@ class FlavourUse(Model):
 
     gpu_type: Annotated[str, Len(0, 63), SchemaDefault("")] = ""
     """GPU type; empty for gangs without GPUs."""
-    capacity: Annotated[Capacity, SchemaDefault(Capacity.ON_DEMAND.value)] = Capacity.ON_DEMAND
+    capacity: Annotated[CapacityKind, SchemaDefault(CapacityKind.ON_DEMAND.value)] = CapacityKind.ON_DEMAND
     """on-demand or spot."""
     resources: Annotated[tuple[ResourceUse, ...], Len(0, 64), MapList(("name",))] = ()
     """The resources."""

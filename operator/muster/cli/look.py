@@ -179,6 +179,8 @@ def render(scene: Scene) -> RenderableType:
     head.add_column()
     head.add_row("Phase", Text(phase.value if phase else "not seen yet: does the operator run?", STYLES.get(phase, "")))  # type: ignore[arg-type]
     head.add_row("Queue", _queue(scene))
+    if status.defaults is not None:
+        head.add_row("Defaults", f"from the queue: {', '.join(status.defaults.to_raw())}")
     for title, told in _waiting(scene):
         head.add_row(title, told)
     if status.progress is not None:

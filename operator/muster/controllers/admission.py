@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from muster.api.effective import EffectiveSpec
+from muster.api.jobparts import TopologyMode
 from muster.api.names import DEFAULT_TOPOLOGY, Reason
-from muster.api.trainingjob import TopologyMode
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.gpus import PRODUCT_LABELS, same_type
 from muster.cluster.snapshot import LevelInput

@@ -15,11 +15,11 @@ from typing import Any, Final
 import numpy as np
 
 from muster.api.common import Condition, find_condition, set_condition
+from muster.api.jobparts import CapacityKind
 from muster.api.names import DEFAULT_TOPOLOGY, QueueConditionType, Reason, TopologyConditionType
 from muster.api.topology import Topology, TopologyStatus
 from muster.api.trainingqueue import (
     MAX_FLAVOURS,
-    Capacity,
     FlavourUse,
     ResourceUse,
     TrainingQueue,
@@ -209,7 +209,7 @@ def _usage(tally: Tally, row: int) -> tuple[FlavourUse, ...]:
             uses.append(ResourceUse(name=resource, used=quantity(resource, used), borrowed=borrowed))
         if uses:
             gpu_type, _, capacity = name.partition("/")
-            kind = Capacity(capacity) if capacity else Capacity.ON_DEMAND
+            kind = CapacityKind(capacity) if capacity else CapacityKind.ON_DEMAND
             usage.append(FlavourUse(gpu_type=gpu_type, capacity=kind, resources=tuple(uses)))
     return tuple(usage)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol, TypeVar
 
+from muster.api.jobparts import JobDefaults
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
@@ -54,6 +55,7 @@ class Cache:
         self._changed: dict[str, TrainingJob] = {}
         self._deleted: set[str] = set()
         self._world_changed = True
+        self._new_templates: set[str] = set()
         self.queues: dict[str, TrainingQueue] = {}
         self.topologies: dict[str, Topology] = {}
         self.wake = asyncio.Event()
@@ -115,9 +117,11 @@ class Cache:
 
     def on_queue(self, name: str, queue: TrainingQueue | None) -> None:
         """A TrainingQueue was seen, or (None) is gone."""
-        before = self.queues.pop(name, None)
+        template, before = self.template_of(name), self.queues.pop(name, None)
         if queue is not None:
             self.queues[name] = queue
+        if self.template_of(name) != template:
+            self._new_templates.add(name)
         if queue is None or before is None or before.metadata.uid != queue.metadata.uid or before.spec != queue.spec:
             self.on_world()  # its status is our own word
 
@@ -141,10 +145,20 @@ class Cache:
         deleted, self._deleted = self._deleted, set()
         return deleted
 
+    def take_new_templates(self) -> set[str]:
+        """Queues whose `defaultTemplate` has changed since the last call."""
+        changed, self._new_templates = self._new_templates, set()
+        return changed
+
     def take_world_changed(self) -> bool:
         """Whether anything changed since the last call that planning depends on."""
         changed, self._world_changed = self._world_changed, False
         return changed
+
+    def template_of(self, queue: str) -> JobDefaults | None:
+        """The queue's `defaultTemplate`."""
+        found = self.queues.get(queue)
+        return None if found is None else found.spec.default_template
 
     def pods(self) -> Iterable[PodView]:
         return self._pods.items.values()

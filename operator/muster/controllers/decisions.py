@@ -84,6 +84,7 @@ class Decisions:
             placement,
             now,
             remark=priority_remark(record.planned[1], ceilings(snapshot)) if record.planned else "",
+            defaults=record.defaults,
         )
         told = find_condition(status.conditions, ConditionType.ADMITTED.value)
         record.assumed, record.waiting, record.plannable = placement, None, False
@@ -116,7 +117,7 @@ class Decisions:
             asked = {victim.uid for victim in victims}
             others = tuple(victim for victim in standing.victims if victim.uid not in asked)
             promise = standing.model_copy(update={"victims": others + victims})
-        status = planning.promised(record.job, promise, names, None, now)
+        status = planning.promised(record.job, promise, names, None, now, defaults=record.defaults)
         record.assumed_promise, record.waiting, record.plannable = promise, None, False
         self._claims.update(record)
         note = Note(EventReason.PREEMPTING, planning.promise_message(promise, names))
@@ -159,7 +160,7 @@ class Decisions:
         if onward is not None:
             promise = _written(record, _names(snapshot, onward.nodes), (), now)
             record.assumed_promise = promise
-            stopped = planning.promised(record.job, promise, names, stop, now)
+            stopped = planning.promised(record.job, promise, names, stop, now, defaults=record.defaults)
         else:
             draft = Draft(record.job, now)
             write_stop(draft, stop)

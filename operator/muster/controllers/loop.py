@@ -161,6 +161,9 @@ class Loop:
             if record is not None:
                 record.deleted = True
                 self._cache.dirty.add(uid)
+        if templates := self._cache.take_new_templates():
+            queued = (record for record in self.records.values() if record.job.spec.queue in templates)
+            self._cache.dirty |= {record.uid for record in queued}
         if self._cache.take_world_changed():
             self._must_plan = True
 
@@ -199,6 +202,7 @@ class Loop:
 
     def _turn(self, record: Record) -> None:
         monotonic, now = asyncio.get_running_loop().time(), utc_now()
+        record.fill(self._cache.template_of(record.job.spec.queue))
         pods = self._cache.pods_of(record.uid)
         self._roster.touched.add(record.uid)
         record.see(pods, monotonic)

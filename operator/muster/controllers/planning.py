@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from muster.api import names
 from muster.api.effective import EffectiveSpec
+from muster.api.jobparts import JobDefaults
+from muster.api.jobparts import TopologyMode as SpecMode
 from muster.api.names import ConditionType, Reason
 from muster.api.topology import Topology
-from muster.api.trainingjob import TopologyMode as SpecMode
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import (
     Placement,
@@ -208,16 +209,23 @@ def placement_of(
 
 
 def promised(
-    job: TrainingJob, promise: Promise, victims: Mapping[str, str], stop: Stop | None, now: datetime
+    job: TrainingJob,
+    promise: Promise,
+    victims: Mapping[str, str],
+    stop: Stop | None,
+    now: datetime,
+    *,
+    defaults: JobDefaults | None = None,
 ) -> TrainingJobStatus:
     """The status with `promise` in it, as it is written before anybody is asked to leave.
 
     Args:
+        defaults: what the queue's template has filled in.
         victims: `namespace/name` by UID, for people.
         stop: set when the job itself runs, and stops to go on there.
     """
     draft = Draft(job, now)
-    draft.set(promise=promise)
+    draft.set(promise=promise, defaults=defaults)
     if stop is not None:
         write_stop(draft, stop)
         return draft.done()
@@ -248,8 +256,11 @@ def domain_of(snapshot: Snapshot, nodes: Index) -> str:
     return ""
 
 
-def admitted(job: TrainingJob, placement: Placement, now: datetime, *, remark: str = "") -> TrainingJobStatus:
-    """The status with `placement` in it, as it is written before any pod is made, with `remark` behind its sentence."""
+def admitted(
+    job: TrainingJob, placement: Placement, now: datetime, *, remark: str = "", defaults: JobDefaults | None = None
+) -> TrainingJobStatus:
+    """The status with `placement` in it, as it is written before any pod is made, with `remark` behind its sentence and
+    what the queue's template has filled in."""
     draft = Draft(job, now)
     used = [item.node for item in placement.nodes]
     shown = ", ".join(used[:_NODES_SHOWN]) + (
@@ -265,6 +276,7 @@ def admitted(job: TrainingJob, placement: Placement, now: datetime, *, remark: s
         replicas=placement.workers,
         ready=0,
         nodes=shown[:1024],
+        defaults=defaults,
     )
     where = f" in {placement.domain}" if placement.domain else ""
     kept = ", ".join(spares_by_index(placement.spares).values())
@@ -282,14 +294,16 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def waiting_status(job: TrainingJob, word: Word, now: datetime) -> TrainingJobStatus:
+def waiting_status(
+    job: TrainingJob, word: Word, now: datetime, *, defaults: JobDefaults | None = None
+) -> TrainingJobStatus:
     """The status of a job that waits, with the reason in the condition and for people in `status.queue`."""
     draft = Draft(job, now)
     avoided = tuple(item for item in job.status.avoided if item.until > now)
     if avoided:
         listed = "; ".join(f"{item.node} until {item.until:%H:%M:%S} UTC ({item.reason})" for item in avoided[:3])
         word = replace(word, message=f"{word.message}. Avoided for now: {listed}")
-    draft.set(queue=word.told(), avoided=avoided, not_before=None)
+    draft.set(queue=word.told(), avoided=avoided, not_before=None, defaults=defaults)
     draft.condition(ConditionType.ADMITTED, False, word.reason, word.message)
     return draft.done()
 

@@ -329,7 +329,7 @@ class Plans:
         if self._budget < 1 or _new(record, now):
             self._later(max(self._explain_at, now + EXPLAIN_EVERY))
             return
-        status = planning.waiting_status(record.job, word, wall)
+        status = planning.waiting_status(record.job, word, wall, defaults=record.defaults)
         if status == old:
             record.told = words
             return

@@ -9,8 +9,10 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Final
 
+from muster.api.defaults import used
 from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.frozen import OF_PLACEMENT, OF_PROMISE, frozen_hash
+from muster.api.jobparts import JobDefaults
 from muster.api.trainingjob import TrainingJob, TrainingJobSpec
 from muster.api.trainingjob_status import Placement, Promise
 from muster.cluster.eligibility import NodeFilter
@@ -95,6 +97,8 @@ class Record:
         asked: monotonic time at which the deletion of each UID was last asked for.
         unsure: a status write may have been done or not; the job is read again before anything else.
         errors: turns in a row that failed.
+        template: the queue's `defaultTemplate` as last seen.
+        defaults: what of it the job has got in `spec`.
         capacity: what became of the request for more nodes; None where none is made.
         price: money for an hour of one GPU of the placement; 0 while that is not known.
         ring: told the UID and the moment of each turn that is asked for.
@@ -124,6 +128,8 @@ class Record:
     asked: dict[str, float] = field(default_factory=dict)
     unsure: bool = False
     errors: int = 0
+    template: JobDefaults | None = None
+    defaults: JobDefaults | None = None
     capacity: Capacity | None = None
     price: float = 0.0
     ring: Callable[[str, float], None] = lambda uid, moment: None
@@ -137,6 +143,7 @@ class Record:
     steady: tuple[object, ...] | None = None
     identity: Identity = field(init=False)
     facts: Facts = NO_FACTS
+    _filled: tuple[JobDefaults | None] | None = None
 
     def __post_init__(self) -> None:
         metadata = self.job.metadata
@@ -144,7 +151,9 @@ class Record:
 
     @classmethod
     def of(cls, job: TrainingJob) -> Record:
-        return cls(job, _effective(job.spec))
+        record = cls(job, _effective(job.spec))
+        record.fill(None)
+        return record
 
     @property
     def uid(self) -> str:
@@ -178,10 +187,23 @@ class Record:
         """Accept a state of the job, unless it is older than the known one. True if it was taken."""
         if int(job.metadata.resource_version or 0) < int(self.job.metadata.resource_version or 0):
             return False
-        if job.metadata.generation != self.job.metadata.generation:
-            self.spec = _effective(job.spec)
+        edited = job.metadata.generation != self.job.metadata.generation
         self.job = job
+        if edited:
+            self._filled = None
+            self.fill(self.template)
         return True
+
+    def fill(self, template: JobDefaults | None) -> None:
+        """Take over the queue's present template where the job leaves something to it; a job that has a placement or a
+        promise keeps what it got with it."""
+        self.template, status = template, self.job.status
+        held = status.placement is not None or status.promise is not None
+        defaults = status.defaults if held else used(self.job.spec, template)
+        if self._filled == (defaults,):
+            return
+        self._filled, self.defaults = (defaults,), defaults
+        self.spec = _effective(self.job.spec) if defaults is None else effective_spec(self.job.spec, defaults)
 
     @property
     def due_at(self) -> float | None:

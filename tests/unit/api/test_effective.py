@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from muster.api.effective import BUILT_IN, EffectiveSpec, effective_spec
-from muster.api.trainingjob import Load, Strategy, TopologyMode, TrainingJobSpec
+from muster.api.jobparts import TopologyMode
+from muster.api.trainingjob import Load, Strategy, TrainingJobSpec
 
 pytestmark = pytest.mark.unit
 

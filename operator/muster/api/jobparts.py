@@ -1,0 +1,138 @@
+"""Parts of a job that its queue may give defaults for."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Final
+
+from annotated_types import Ge, Le, Len
+
+from muster.api.common import Count, Duration, Label63, Labels, Model, ObjectName
+from muster.api.podparts import EnvVar, NameRef, Toleration
+from muster.api.rules import CAPACITY_RULES, CLOSENESS_RULES, READY_TIMEOUT_RULE, TOPOLOGY_RULES
+from muster.api.schema import MapList, SetList
+
+MAX_WORKERS: Final = 16384
+"""Workers of one gang."""
+
+
+class CapacityKind(str, Enum):
+    """How sure the nodes are. A node says it by its label `muster.dev/capacity`; without it, it is on-demand."""
+
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+
+
+class TopologyMode(str, Enum):
+    """How strictly the gang keeps together."""
+
+    REQUIRED = "required"
+    """all workers in one domain of `level`, or the job waits."""
+    PREFERRED = "preferred"
+    """one domain of `level` when there is room, else as few as possible."""
+    UNCONSTRAINED = "unconstrained"
+    """anywhere."""
+
+
+class Slice(Model):
+    """Neighbouring workers that must share a domain."""
+
+    workers: Annotated[int, Ge(2), Le(MAX_WORKERS)]
+    """How many: workers 0 to n-1, n to 2n-1 and so on."""
+    level: Label63
+    """Name of the level of which they share one domain."""
+
+
+class JobTopology(Model):
+    """How close together the workers must be."""
+
+    RULES = TOPOLOGY_RULES
+
+    mode: TopologyMode | None = None
+    """Left out: preferred."""
+    level: Label63 | None = None
+    """Name of a level in the Topology `default`, such as rack. Left out, with preferred: the narrowest that fits."""
+    slices: Annotated[tuple[Slice, ...], Len(1, 4)] | None = None
+    """Groups of workers that must lie closer together than the whole gang: tensor groups in one NVLink domain, pipeline
+    stages in one rack. Widest first; each size divides the one before it, and each level is narrower."""
+    balanced: Label63 | None = None
+    """Name of a level: every domain of it that the gang uses gets the same number of workers."""
+
+
+class Capacity(Model):
+    """On what terms the nodes are rented, in the order in which the job wants them."""
+
+    RULES = CAPACITY_RULES
+
+    order: Annotated[tuple[CapacityKind, ...], Len(1, 2), SetList()]
+    """on-demand, spot, or both, the preferred first. A kind that is not named is never used."""
+    fallback_after: Duration | None = None
+    """How long the job waits for the first kind alone, counted from its submit; then it takes the next as well. Left
+    out: 10m."""
+
+
+class DisruptionBudget(Model):
+    """How often a job may be asked to give its room back. What its queue has borrowed is not protected by it."""
+
+    preemptions: Annotated[Count, Le(32)]
+    """At most this many within `window`."""
+    window: Duration | None = None
+    """Left out: 1d."""
+
+
+class Restart(Model):
+    """What happens after a failure."""
+
+    limit: Annotated[Count, Le(1000)] | None = None
+    """Restarts after failures of the training script; then the job has failed. Left out: 3. Failures of nodes and
+    preemptions do not count."""
+    backoff: Duration | None = None
+    """Wait before a restart; doubled with each one up to 5m. Left out: 10s."""
+
+
+class DefaultTopology(Model):
+    """How close together the workers of jobs must be that name neither mode nor level."""
+
+    RULES = CLOSENESS_RULES
+
+    mode: TopologyMode | None = None
+    """Left out: preferred."""
+    level: Label63 | None = None
+    """Name of a level in the Topology `default`, such as rack. Left out, with preferred: the narrowest that fits."""
+
+
+class JobDefaults(Model):
+    """Defaults for jobs. A field that a job sets takes the place of the whole field here; `nodeSelector`, `tolerations`
+    and `env` are joined, and the job's own entry wins."""
+
+    RULES = (READY_TIMEOUT_RULE,)
+
+    priority_class_name: ObjectName | None = None
+    """PriorityClass whose value orders the queue."""
+    topology: DefaultTopology | None = None
+    """How close together the workers must be, for jobs that name neither mode nor level; their slices and balance
+    stay."""
+    capacity: Capacity | None = None
+    """On what terms the nodes are rented."""
+    preemptible: bool | None = None
+    """Whether a job may be asked to make room."""
+    disruption_budget: DisruptionBudget | None = None
+    """How often that may happen."""
+    restart: Restart | None = None
+    """What happens after a failure."""
+    ready_timeout: Duration | None = None
+    """How long a gang may take from placement to its barrier."""
+    max_runtime: Duration | None = None
+    """How long a job may train in all."""
+    termination_grace_period: Duration | None = None
+    """Time that a pod has to save and end."""
+    ttl_after_finished: Duration | None = None
+    """How long an ended job stays."""
+    node_selector: Labels | None = None
+    """Labels that the nodes must have, beside the job's own."""
+    tolerations: Annotated[tuple[Toleration, ...], Len(0, 32)] | None = None
+    """Taints that the pods bear, beside the job's own."""
+    image_pull_secrets: Annotated[tuple[NameRef, ...], Len(0, 16), MapList(("name",))] | None = None
+    """Secrets for pulling the image; each job's namespace must have them."""
+    env: Annotated[tuple[EnvVar, ...], Len(0, 64), MapList(("name",))] | None = None
+    """Environment variables of the training container, beside the job's own."""
