@@ -54,6 +54,10 @@ bench-preemption: setup ## choose victims among 1,000 candidates on 12,500 nodes
 bench-simulate: setup ## Muster beside FIFO and EASY on 30 traces of 80,000 jobs (ARGS=--quick for two short ones a load)
 	@.venv/bin/python bench/simulate.py $(ARGS)
 
+.PHONY: bench-attainable
+bench-attainable: setup ## what waits could be on these traces: an oracle that knows every duration
+	@.venv/bin/python bench/attainable.py $(ARGS)
+
 .PHONY: bench-placement
 bench-placement: setup ## one gang of 1,024 GPUs on 12,500 nodes, and how a plan's time grows with the cluster, drawn (ARGS="--repeats 50")
 	@.venv/bin/python bench/placement.py --chart docs/images/growth.svg $(ARGS)

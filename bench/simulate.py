@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +26,7 @@ from muster.simulate.measures import Figures, measure
 from muster.simulate.plots import draw
 from muster.simulate.policies import policy_named
 from muster.simulate.synthetic import LOADS, SEEDS, Recipe, make
-from muster.simulate.tables import as_table
+from muster.simulate.tables import line_by_line
 from muster.simulate.workload import assemble
 from report import Target, report
 
@@ -70,7 +70,7 @@ def _cluster() -> Cluster:
 
 def averages(rows: Sequence[Figures]) -> dict[str, float]:
     """Means over the seeds."""
-    return {name: math.fsum(getattr(row, name) for row in rows) / len(rows) for name in AVERAGED}
+    return {name: getattr(mean("", rows), name) for name in AVERAGED}
 
 
 def figures(results: Mapping[float, Sequence[Sequence[Figures]]]) -> dict[str, float]:
@@ -122,12 +122,36 @@ def notes(names: Iterable[str]) -> dict[str, str]:
     return {name: next(text for end, text in told.items() if name.endswith(end)) for name in names}
 
 
-def show(results: Mapping[float, Sequence[Sequence[Figures]]]) -> None:
-    """One table a load: the means first, then every seed."""
+def show(seeds: Sequence[int], results: Mapping[float, Sequence[Sequence[Figures]]]) -> None:
+    """One table a load: every seed and policy, then each policy's means over the seeds."""
     console = Console(width=220)
     for load, runs in results.items():
-        for name, rows in by_policy(runs).items():
-            console.print(as_table(rows, f"load {load:g}, {name}, seed by seed"))
+        rows = [
+            replace(row, policy=f"seed {seed}, {row.policy}")
+            for seed, each in zip(seeds, runs, strict=True)
+            for row in each
+        ]
+        means = [mean(f"mean, {name}", each) for name, each in by_policy(runs).items()]
+        console.print(line_by_line([*rows, *means], f"load {load:g}"))
+
+
+def mean(label: str, rows: Sequence[Figures]) -> Figures:
+    """Each figure's mean."""
+    numbers = (each.name for each in fields(Figures) if each.name != "policy")
+    means = {name: math.fsum(getattr(row, name) for row in rows) / len(rows) for name in numbers}
+    counts = {name: round(means[name]) for name in ("jobs", "never", "evictions", "crashes", "plans")}
+    return Figures(policy=label, **(means | counts))
+
+
+def write(path: Path, tasks: Iterable[Task], results: Mapping[float, Sequence[Sequence[Figures]]]) -> None:
+    """The figures of every run up to now, so that a run that is cut leaves what it has."""
+    done = (rows for runs in results.values() for rows in runs)
+    every = [
+        {"load": task.load, "seed": task.seed, **row.as_dict()}
+        for task, rows in zip(tasks, done, strict=False)
+        for row in rows
+    ]
+    path.write_text(json.dumps(every, indent=1), encoding="utf-8")
 
 
 def main() -> int:
@@ -155,15 +179,10 @@ def main() -> int:
     with ProcessPoolExecutor(options.processes) as pool:
         for task, rows in zip(tasks, pool.map(run, tasks), strict=True):
             results[task.load].append(rows)
-            print(f"load {task.load:g}, seed {task.seed}: done", file=sys.stderr)
-    show(results)
-    if options.json is not None:
-        every = [
-            {"load": task.load, "seed": task.seed, **row.as_dict()}
-            for task, rows in zip(tasks, (rows for runs in results.values() for rows in runs), strict=True)
-            for row in rows
-        ]
-        options.json.write_text(json.dumps(every, indent=1), encoding="utf-8")
+            print(f"load {task.load:g}, seed {task.seed}: done", file=sys.stderr, flush=True)
+            if options.json is not None:
+                write(options.json, tasks, results)
+    show(options.seeds, results)
     told = figures(results)
     return 0 if report("simulate", told, targets(options.loads), notes(told)) else 1
 

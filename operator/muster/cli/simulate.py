@@ -15,8 +15,7 @@ from muster.simulate.measures import measure
 from muster.simulate.plots import draw
 from muster.simulate.policies import policy_named
 from muster.simulate.synthetic import Recipe, make
-from muster.simulate.tables import as_json, as_table
-from muster.simulate.trace import Trace
+from muster.simulate.tables import as_json, side_by_side
 from muster.simulate.workload import assemble
 
 
@@ -30,7 +29,7 @@ def make_trace(path: Path, cluster: Path | None, jobs: int, load: float, seed: i
     gpus = int(clusters.read(cluster).gpus.sum()) if cluster else Recipe().gpus
     trace = make(Recipe(jobs=jobs, gpus=gpus, load=load, seed=seed))
     traces.write(trace, path)
-    typer.echo(f"{path}: {describe(trace)}")
+    typer.echo(f"{path}: {trace}")
 
 
 def run(
@@ -49,22 +48,12 @@ def run(
     if json:
         typer.echo(as_json(rows))
     else:
-        console = Console(width=None if Console().is_terminal else 200)
-        console.print(as_table(rows, describe(workload.trace)))
+        Console().print(side_by_side(rows, str(workload.trace)))
         for outcome in outcomes:
             _say_never(outcome)
     if plots is not None:
         for path in draw(outcomes, plots):
             typer.echo(str(path), err=True)
-
-
-def describe(trace: Trace) -> str:
-    """The trace in one line."""
-    days = float(trace.submit[-1] - trace.submit[0]) / 86_400
-    return (
-        f"{len(trace)} jobs of {len(trace.users)} users in {len(trace.queues)} queues, submitted over {days:.1f} days; "
-        f"{trace.work / 3600:,.0f} GPU-hours of work"
-    )
 
 
 def _say_never(outcome: Outcome) -> None:

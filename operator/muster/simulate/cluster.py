@@ -32,6 +32,13 @@ GPU: Final = RESOURCES.index("nvidia.com/gpu")
 GIB: Final = 2**30
 PODS: Final = 110
 
+_PROBLEMS: Final = {
+    "extra_forbidden": "there is no such field",
+    "missing": "it is not there",
+    "too_short": "at least one entry is needed",
+}
+"""Words for people, by pydantic's type of error."""
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AtLeastZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -151,12 +158,17 @@ def read(path: Path) -> Cluster:
         raise SimulationError(f"cannot read the cluster file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SimulationError(f"{path} is not YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise SimulationError(
+            f"{path} must name the nodes, like `nodes: [{{count: 64, gpus: 8}}]`; see docs/simulator.md"
+        )
     try:
         return build(ClusterFile.model_validate(raw))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise SimulationError(f"{path}: {where}: {first['msg']}; docs/simulator.md lists the fields") from error
+        problem = _PROBLEMS.get(first["type"], first["msg"])
+        raise SimulationError(f"{path}: {where}: {problem}; docs/simulator.md lists the fields") from error
 
 
 def build(file: ClusterFile) -> Cluster:

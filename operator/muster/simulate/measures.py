@@ -41,6 +41,7 @@ class Figures:
     useful: float
     lost: float
     """Share of the GPU-seconds in use, over the whole run, that were not kept."""
+    lost_gpu_hours: float
     fragmentation: float
     makespan: float
     evictions: int
@@ -87,6 +88,7 @@ def measure(outcome: Outcome) -> Figures:
         utilisation=used / there if there else 0.0,
         useful=useful / there if there else 0.0,
         lost=1 - kept / all_used if all_used else 0.0,
+        lost_gpu_hours=(all_used - kept) / 3600,
         fragmentation=broken / idle if idle else 0.0,
         makespan=float(world.ended[ended].max(initial=0.0)),
         evictions=int(world.evictions.sum()),

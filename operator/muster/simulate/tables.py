@@ -34,15 +34,28 @@ COLUMNS: Final[tuple[tuple[str, Callable[[Figures], str]], ...]] = (
     ("in use", lambda row: _percent(row.utilisation)),
     ("useful", lambda row: _percent(row.useful)),
     ("lost", lambda row: _percent(row.lost)),
+    ("lost GPU-hours", lambda row: f"{row.lost_gpu_hours:,.0f}"),
     ("fragmented", lambda row: _percent(row.fragmentation)),
     ("evictions", lambda row: str(row.evictions)),
     ("never", lambda row: str(row.never)),
+    ("plans", lambda row: f"{row.plans:,}"),
+    ("a plan", lambda row: f"{1000 * row.planning_seconds / max(1, row.plans):.1f}ms"),
     ("took", lambda row: duration(row.seconds)),
 )
 
 
-def as_table(rows: Sequence[Figures], title: str) -> Table:
-    """One line a policy."""
+def side_by_side(rows: Sequence[Figures], title: str) -> Table:
+    """One column a policy."""
+    table = Table(title=title, title_justify="left")
+    for name in ("", *(row.policy for row in rows)):
+        table.add_column(name, justify="right" if name else "left", no_wrap=not name)
+    for name, show in COLUMNS[1:]:
+        table.add_row(name, *(show(row) for row in rows))
+    return table
+
+
+def line_by_line(rows: Sequence[Figures], title: str) -> Table:
+    """One line for each."""
     table = Table(title=title, title_justify="left")
     for index, (name, _) in enumerate(COLUMNS):
         table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)

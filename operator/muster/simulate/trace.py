@@ -59,6 +59,16 @@ class Trace:
     def __len__(self) -> int:
         return len(self.submit)
 
+    def __str__(self) -> str:
+        """The trace in one line."""
+        users, queues = len(np.unique(self.user)), len(np.unique(self.queue))
+        hours = float(self.submit[-1] - self.submit[0]) / 3600
+        span = f"{hours / 24:.1f} days" if hours >= 48 else f"{hours:.1f} hours"
+        return (
+            f"{len(self):,} job{'s' * (len(self) != 1)} of {users} user{'s' * (users != 1)} in {queues} "
+            f"queue{'s' * (queues != 1)}, submitted over {span}; {self.work / 3600:,.0f} GPU-hours of work"
+        )
+
     @property
     def work(self) -> float:
         """GPU-seconds of all jobs."""
@@ -89,7 +99,7 @@ def read(path: Path) -> Trace:
         SimulationError: the file is not there, or a line of it says something impossible.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
             return _parse(csv.DictReader(file), path)
     except OSError as error:
         raise SimulationError(f"cannot read the trace {path}: {error.strerror}") from error
@@ -99,6 +109,10 @@ def read(path: Path) -> Trace:
 
 def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
     header = tuple(rows.fieldnames or ())
+    if not header:
+        raise SimulationError(f"{path} is empty; its first line must name {', '.join(REQUIRED)}")
+    if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
+        raise SimulationError(f"{path} must separate its columns by commas, not by semicolons or tabs")
     missing = [name for name in REQUIRED if name not in header]
     if missing:
         raise SimulationError(
@@ -115,6 +129,8 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
     numbers: list[tuple[float, float, float, int, int]] = []
     others: list[tuple[bool, int, int, int]] = []
     for line, row in enumerate(rows, start=2):
+        if None in row:
+            raise SimulationError(f"{path}, line {line}: there are more values than the {len(header)} columns")
         cell = _Cells(row, f"{path}, line {line}")
         queue = cell.name("queue")
         kind = (cell.text("gpu_type"), cell.one_of("capacity", ("on-demand", "spot")), cell.topology())

@@ -71,10 +71,10 @@ def test_use_counts_half_after_its_half_life() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "the file: Input should be a valid dictionary"),
-        ("nodes: []", "nodes: Tuple should have at least 1 item"),
+        ("", "must name the nodes"),
+        ("nodes: []", "nodes: at least one entry is needed"),
         ("nodes: [{count: 0}]", "nodes.0.count"),
-        ("nodes: [{count: 1, colour: red}]", "nodes.0.colour: Extra inputs"),
+        ("nodes: [{count: 1, colour: red}]", "nodes.0.colour: there is no such field"),
         ("nodes: [{count: 1, capacity: free}]", "'on-demand' or 'spot'"),
         ("nodes: [", "is not YAML"),
     ],

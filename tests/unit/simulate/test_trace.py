@@ -48,7 +48,9 @@ def test_a_job_ends_at_its_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "no column submit, gpus, duration, queue"),
+        ("", "is empty; its first line must name submit, gpus, duration, queue"),
+        ("submit;gpus;duration;queue\n0;1;5;a\n", "by commas, not by semicolons or tabs"),
+        ("submit,gpus,duration,queue\n0,1,5,a,b\n", "line 2: there are more values than the 4 columns"),
         ("submit,gpus,duration\n", "no column queue"),
         ("submit,gpus,duration,queue,colour\n", "unknown columns colour"),
         ("submit,gpus,duration,queue\n", "has no jobs"),
@@ -82,6 +84,12 @@ def test_the_same_recipe_makes_the_same_trace_and_another_seed_another() -> None
         if isinstance(getattr(one, field.name), np.ndarray):
             np.testing.assert_array_equal(getattr(one, field.name), getattr(again, field.name))
     assert not np.array_equal(one.duration, other.duration)
+
+
+def test_a_spreadsheets_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("\ufeffsubmit,gpus,duration,queue\n0,1,5,a\n", encoding="utf-8")
+    assert str(traces.read(path)) == "1 job of 1 user in 1 queue, submitted over 0.0 hours; 0 GPU-hours of work"
 
 
 @pytest.mark.parametrize("load", LOADS)
