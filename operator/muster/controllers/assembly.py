@@ -30,6 +30,7 @@ from muster.cluster.reading import read_job
 from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView
 from muster.controllers.cache import Cache, Key
 from muster.controllers.lifecycle.turn import Decision, Note
+from muster.controllers.listening import Listening
 from muster.controllers.loop import Loop
 from muster.controllers.progress import Progress
 from muster.controllers.provisioning import Provisioning
@@ -100,6 +101,7 @@ class Scheduling:
         settings = replace(settings, token_tag=token_tag(token_key))
         self._worker = Worker(executor(api, token_key), settings, tell, asyncio.Semaphore(JOBS_AT_ONCE))
         self._progress = Progress(self.cache, launchers)
+        self._listening = Listening(api, self.cache)
         self._provisioning = Provisioning(api, self.cache, asking, settings) if asking else None
         self.cache.grows = asking is not None
         self.loop = Loop(self.cache, self._worker, self._progress, launcher_patience=launcher_patience, prices=prices)
@@ -122,6 +124,7 @@ class Scheduling:
             await ready.wait()
             while self._fetching:  # nothing is planned before every placement is known
                 await asyncio.wait(self._fetching)
+            tasks.create_task(self._listening.run(self.loop.records), name="listening")
             tasks.create_task(self._progress.run(self.loop.records, self._write), name="progress")
             if self._provisioning is not None:
                 tasks.create_task(self._provisioning.run(self.loop.records), name="provisioning")

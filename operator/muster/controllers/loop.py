@@ -244,6 +244,7 @@ class Loop:
             facts=record.facts,
             placement_hash=record.placement_hash if placement else "",
             promise_hash=record.promise_hash if placement or record.job.status.promise else "",
+            heard=record.heard,
             capacity=record.capacity,
             price=record.price if placement else 0.0,
         )

@@ -23,6 +23,7 @@ from muster.cluster.views import PodView
 from muster.controllers.admission import Obstacle
 from muster.controllers.asking import Capacity
 from muster.controllers.lifecycle.facts import told_by
+from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.turn import NO_FACTS, Facts, Made, Refusal
 from muster.scheduling.plan import Waiting
 from muster_protocol.launcher_api import Status as LauncherStatus
@@ -99,6 +100,7 @@ class Record:
         errors: turns in a row that failed.
         template: the queue's `defaultTemplate` as last seen.
         defaults: what of it the job has got in `spec`.
+        heard: what an Event says of a pod of the gang that is being created for long.
         capacity: what became of the request for more nodes; None where none is made.
         price: money for an hour of one GPU of the placement; 0 while that is not known.
         ring: told the UID and the moment of each turn that is asked for.
@@ -130,6 +132,7 @@ class Record:
     errors: int = 0
     template: JobDefaults | None = None
     defaults: JobDefaults | None = None
+    heard: Heard | None = None
     capacity: Capacity | None = None
     price: float = 0.0
     ring: Callable[[str, float], None] = lambda uid, moment: None

@@ -1,4 +1,4 @@
-"""What keeps a pod from starting, as kubelet says it of the pod's containers."""
+"""What keeps a pod from starting, as kubelet says it of the pod's containers, or in Events."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from muster.cluster.snapshot import TERMINAL
 from muster.cluster.views import PodView
-from muster.controllers.lifecycle.turn import TERMINAL
 
 HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 """Waiting reasons that time does not mend."""
@@ -15,6 +15,19 @@ IMAGE: Final = frozenset({"ImagePullBackOff", "ErrImagePull", "ImageInspectError
 CONTAINER: Final = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError", "CrashLoopBackOff"}
 )
+KUBELET: Final = frozenset(
+    {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
+)
+"""Reasons of Events of which the pod's status says nothing."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What an Event says of a pod that is being created for long."""
+
+    pod: str
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -26,9 +39,17 @@ class Hindrance:
     message: str
 
 
-def first(pods: Iterable[PodView]) -> Hindrance | None:
-    """That of the gang's first worker that has one, or None."""
-    return next((found for pod in sorted(pods, key=lambda pod: pod.index) for found in of_pod(pod)), None)
+def first(pods: Iterable[PodView], heard: Heard | None = None) -> Hindrance | None:
+    """That of the gang's first worker that has one, else what was heard of one, or None."""
+    gang = sorted(pods, key=lambda pod: pod.index)
+    told = next((found for pod in gang for found in of_pod(pod)), None)
+    return told or next((_of_event(pod, heard) for pod in gang if heard is not None and pod.name == heard.pod), None)
+
+
+def _of_event(pod: PodView, heard: Heard) -> Hindrance:
+    return Hindrance(
+        pod, heard.reason, f"pod {pod.name} on node {pod.node} can't start: {heard.reason}: {heard.message}"
+    )
 
 
 def of_pod(pod: PodView) -> Iterable[Hindrance]:
@@ -47,10 +68,10 @@ def of_pod(pod: PodView) -> Iterable[Hindrance]:
 
 def known(reason: str) -> bool:
     """Whether it is one of kubelet's words."""
-    return reason in IMAGE or reason in CONTAINER
+    return reason in IMAGE or reason in CONTAINER or reason in KUBELET
 
 
 def alike(one: str, other: str) -> bool:
     """Whether both words tell of the same trouble: kubelet says ErrImagePull and ImagePullBackOff in turns, and each
     change would be a write."""
-    return any(one in kind and other in kind for kind in (IMAGE, CONTAINER))
+    return any(one in kind and other in kind for kind in (IMAGE, CONTAINER, KUBELET))

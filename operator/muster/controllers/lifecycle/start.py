@@ -55,7 +55,7 @@ def _tell_hindrance(turn: Turn) -> None:
     """Say at once what keeps a pod from starting, in kubelet's words: a person can mend it meanwhile."""
     if is_true(turn.status, ConditionType.RUNNING) or is_true(turn.status, ConditionType.PODS_READY):
         return
-    found, told = hindrance.first(turn.gang), reason_of(turn.status, ConditionType.PODS_READY)
+    found, told = hindrance.first(turn.gang, turn.s.heard), reason_of(turn.status, ConditionType.PODS_READY)
     if found is None:
         if hindrance.known(told):
             turn.draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, "pods are being made")

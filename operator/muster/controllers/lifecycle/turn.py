@@ -16,6 +16,7 @@ from muster.cluster.status import Draft
 from muster.cluster.views import PodView
 from muster.controllers import terms
 from muster.controllers.asking import Capacity
+from muster.controllers.lifecycle.hindrance import Heard
 from muster_protocol.launcher_api import Status as LauncherStatus
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
@@ -97,6 +98,7 @@ class Situation:
         facts: what ended launchers have told.
         placement_hash, promise_hash: of the spec's fields that a placement and a promise stand for; see
             `muster.api.frozen`.
+        heard: what an Event says of a pod of the gang that is being created for long, or None.
         capacity: what became of the request for more nodes, or None.
         price: money for an hour of one GPU of the present placement; 0 where it has no price.
     """
@@ -118,6 +120,7 @@ class Situation:
     facts: Facts = NO_FACTS
     placement_hash: str = ""
     promise_hash: str = ""
+    heard: Heard | None = None
     capacity: Capacity | None = None
     price: float = 0.0
 

@@ -114,6 +114,9 @@ def _first_unready(turn: Turn) -> str:
         if pod is None:
             return f"; pod {turn.name_of(index)} does not exist"
         if not pod.ready:
+            heard = turn.s.heard
             waiting = "; ".join(f"{item.reason} {item.message}".strip() for item in pod.waiting)
+            if heard is not None and heard.pod == pod.name:
+                waiting = f"{heard.reason} {heard.message}".strip()
             return f"; pod {pod.name} on node {pod.node} is {pod.phase}" + (f": {waiting}" if waiting else "")
     return ""

@@ -17,6 +17,7 @@ from muster.cluster.pods import pod_name
 from muster.cluster.views import PodView
 from muster.controllers.asking import Capacity
 from muster.controllers.lifecycle.facts import told_by
+from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.reconcile import reconcile
 from muster.controllers.lifecycle.turn import NO_FACTS, Claim, Decision, Facts, Made, Note, Refusal, Situation
 from muster.controllers.planning import admitted
@@ -96,6 +97,7 @@ class Case:
     facts: Facts = NO_FACTS
     claim: Claim | None = None
     capacity: Capacity | None = None
+    heard: Heard | None = None
     notes: list[Note] = field(default_factory=list)
     writes: int = 0
     deleted_job: bool = False
@@ -120,6 +122,7 @@ class Case:
             launcher_patience=60.0,
             claim=self.claim,
             capacity=self.capacity,
+            heard=self.heard,
             facts=told_by(self.gang(), self.facts),
             placement_hash=frozen_hash(self.job.spec, OF_PLACEMENT),
             promise_hash=frozen_hash(self.job.spec, OF_PROMISE),

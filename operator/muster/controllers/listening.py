@@ -1,0 +1,113 @@
+"""Hears what kubelet says in Events alone: volumes that do not mount, sandboxes that can't be made.
+
+Such a pod stands in ContainerCreating and its status says nothing more. So for a gang that hangs there the Events of
+one pod are asked for, now and then; all others cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from muster.api.names import ConditionType
+from muster.cluster.client import Api
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.status import is_true
+from muster.cluster.views import PodView
+from muster.controllers.cache import Cache
+from muster.controllers.lifecycle.hindrance import KUBELET, Heard
+from muster.controllers.records import Record
+from muster.controllers.work import utc_now
+
+log = logging.getLogger(__name__)
+
+ROUND: Final = 5.0
+"""Seconds between two looks for gangs that hang."""
+PATIENCE: Final = 20.0
+"""Seconds after which a pod that is still being created is asked about; a long pull of its image is no trouble."""
+AGAIN: Final = 30.0
+"""Seconds between two questions about one job."""
+AT_ONCE: Final = 4
+"""Questions in one round, over all jobs."""
+FORBIDDEN: Final = 600.0
+"""Seconds until it is tried again without the right to list Events."""
+
+_CREATING: Final = frozenset({"ContainerCreating", "PodInitializing"})
+_LONGEST: Final = 400
+"""Characters of kubelet's message that are passed on."""
+
+
+class Listening:
+    """Sets `Record.heard`. `run` until cancelled."""
+
+    def __init__(self, api: Api, cache: Cache) -> None:
+        self._api, self._cache = api, cache
+        self._asked: dict[str, float] = {}
+
+    async def run(self, records: Mapping[str, Record]) -> None:
+        """Look for gangs that hang, and ask about them."""
+        while True:
+            await asyncio.sleep(ROUND)
+            try:
+                await self._round(records)
+            except ApiError as error:
+                log.warning("Events of pods can't be listed, so what they say is not told: %s", error)
+                await asyncio.sleep(FORBIDDEN if error.status == 403 else ROUND)
+            except ApiUnreachable as error:
+                log.info("Events of pods: %s", error)
+
+    async def _round(self, records: Mapping[str, Record]) -> None:
+        now, hanging = asyncio.get_running_loop().time(), dict[str, PodView]()
+        for uid, record in records.items():
+            pod = self._hangs(record)
+            if pod is not None:
+                hanging[uid] = pod
+            elif record.heard is not None:
+                self._tell(record, None)
+        self._asked = {uid: at for uid, at in self._asked.items() if uid in hanging}
+        due = [uid for uid in hanging if now - self._asked.get(uid, float("-inf")) >= AGAIN]
+        for uid in sorted(due, key=lambda uid: self._asked.get(uid, float("-inf")))[:AT_ONCE]:
+            self._asked[uid] = now
+            pod = hanging[uid]
+            path = f"/api/v1/namespaces/{pod.namespace}/events"
+            found = await self._api.list(path, fieldSelector=f"involvedObject.uid={pod.uid},type=Warning")
+            if uid in records:
+                self._tell(records[uid], newest(pod, found))
+
+    def _hangs(self, record: Record) -> PodView | None:
+        """The first pod of a gang that starts, if it is being created for long."""
+        status = record.job.status
+        if status.placement is None or status.stop is not None or is_true(status, ConditionType.PODS_READY):
+            return None
+        pods = sorted(self._cache.pods_of(record.uid), key=lambda pod: pod.index)
+        return next((pod for pod in pods if pod.generation == status.placement.generation and hangs(pod)), None)
+
+    def _tell(self, record: Record, heard: Heard | None) -> None:
+        if record.heard != heard:
+            record.heard = heard
+            self._cache.mark(record.uid)
+
+
+def hangs(pod: PodView, now: datetime | None = None) -> bool:
+    """Whether kubelet has had the pod for a while, and its status gives no reason why it does not run."""
+    if not pod.bound or pod.phase != "Pending" or pod.terminating or pod.created is None:
+        return False
+    age = ((now or utc_now()) - pod.created).total_seconds()
+    return age >= PATIENCE and all(item.reason in _CREATING for item in pod.waiting)
+
+
+def newest(pod: PodView, events: Iterable[Mapping[str, Any]]) -> Heard | None:
+    """The last trouble that kubelet told of a pod, or None."""
+    told = [event for event in events if event.get("reason") in KUBELET]
+    if not told:
+        return None
+    last = max(told, key=_moment)
+    return Heard(pod.name, str(last["reason"]), str(last.get("message") or "")[:_LONGEST])
+
+
+def _moment(event: Mapping[str, Any]) -> str:
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")
