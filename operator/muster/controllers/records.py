@@ -41,7 +41,17 @@ def _both_hashes(spec: TrainingJobSpec) -> tuple[str, str]:
     return frozen_hash(spec, OF_PLACEMENT), frozen_hash(spec, OF_PROMISE)
 
 
-_effective: Final = Once(effective_spec)
+def _used_of(template: JobDefaults | None) -> Once[TrainingJobSpec, JobDefaults | None]:
+    return Once(lambda spec: used(spec, template))
+
+
+def _effective_with(defaults: JobDefaults | None) -> Once[TrainingJobSpec, EffectiveSpec]:
+    return Once(lambda spec: effective_spec(spec, defaults))
+
+
+# Jobs whose specs say the same share what is made of them, in each queue's template.
+_used: Final = Once(_used_of)
+_effective: Final = Once(_effective_with)
 _hashes: Final = Once(_both_hashes)
 
 
@@ -154,7 +164,7 @@ class Record:
 
     @classmethod
     def of(cls, job: TrainingJob) -> Record:
-        record = cls(job, _effective(job.spec))
+        record = cls(job, _effective(None)(job.spec))
         record.fill(None)
         return record
 
@@ -202,11 +212,11 @@ class Record:
         promise keeps what it got with it."""
         self.template, status = template, self.job.status
         held = status.placement is not None or status.promise is not None
-        defaults = status.defaults if held else used(self.job.spec, template)
+        defaults = status.defaults if held else _used(template)(self.job.spec)
         if self._filled == (defaults,):
             return
         self._filled, self.defaults = (defaults,), defaults
-        self.spec = _effective(self.job.spec) if defaults is None else effective_spec(self.job.spec, defaults)
+        self.spec = _effective(defaults)(self.job.spec)
 
     @property
     def due_at(self) -> float | None:
