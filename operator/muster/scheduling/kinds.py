@@ -6,7 +6,7 @@ A `Kind` is everything of a job but who it is: its queue, its rank and its own m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,25 +61,18 @@ class Kinds:
         self._accelerators = {index for index, name in enumerate(snapshot.resources) if is_accelerator(name)}
         self._elastic = elastic
         self.workers: list[Worker] = []
-        self.kinds: list[Kind] = []
         self.of: list[int] = [NONE] * len(snapshot.jobs.uids)
         self._worker_index: dict[tuple[bytes, int], int] = {}
         self._gangs: dict[tuple[int, int, int], Gang] = {}
         self._needs: dict[tuple[int, int, int], Need] = {}
         self._likes: dict[tuple[int, int], int] = {}
         self._like_index: dict[Gang, int] = {}
-        seen: dict[tuple[bytes, int, tuple[tuple[int, int], ...]], int] = {}
-        shapes: dict[Shape, int] = {}
-        terms = snapshot.jobs.terms
-        for row, key in zip(rows.tolist(), _keys(snapshot, rows), strict=True):
-            shape = terms.shapes[row]
-            others = self._others(row) if terms.alternatives[row] else ()
-            whole = (key, shapes.setdefault(shape, len(shapes)), others)
-            index = seen.get(whole)
-            if index is None:
-                index = seen[whole] = len(self.kinds)
-                self.kinds.append(self._kind(row, others))
-            self.of[row] = index
+        keys = _keys(snapshot, rows, self._others)
+        number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+        first = dict(zip(reversed(keys), reversed(rows.tolist()), strict=True))
+        self.kinds = [self._kind(first[key], self._others(first[key])) for key in number]
+        for row, key in zip(rows.tolist(), keys, strict=True):
+            self.of[row] = number[key]
         self.numbers: Int = np.array(self.of, dtype=np.int64)
 
     def gang(self, kind: int, choice: int = 0, size: int = 0) -> Gang:
@@ -152,19 +145,31 @@ class Kinds:
         return (wish, *reversed(range(least, wish, step)))
 
 
-def _keys(snapshot: Snapshot, rows: Int) -> list[bytes]:
-    """Bytes that are the same for jobs whose numbers are all alike."""
+def _keys(snapshot: Snapshot, rows: Int, others: Callable[[int], tuple[tuple[int, int], ...]]) -> list[bytes]:
+    """Bytes that are the same for jobs that are alike. `others`: the alternatives that a job takes by now."""
     jobs = snapshot.jobs
     columns: list[Int | Index | Mask] = [jobs.filters, jobs.flavours, jobs.workers, jobs.modes, jobs.levels]
     columns += [jobs.sizes.least, jobs.sizes.step, jobs.terms.preemptible, jobs.terms.reclaims]
     width = jobs.requests.shape[1]
-    table = np.empty((len(rows), width + len(columns)), dtype=np.int64)
+    table = np.empty((len(rows), width + len(columns) + 2), dtype=np.int64)
     table[:, :width] = jobs.requests[rows]
     for index, column in enumerate(columns):
         table[:, width + index] = column[rows]
+    table[:, -2] = _numbered([jobs.terms.shapes[row] for row in rows.tolist()])
+    table[:, -1] = 0
+    if any(jobs.terms.alternatives):
+        table[:, -1] = _numbered([others(row) for row in rows.tolist()])
     whole = table.tobytes()
     size = table.shape[1] * table.itemsize
     return [whole[start : start + size] for start in range(0, len(whole), size)]
+
+
+def _numbered(values: Sequence[Hashable]) -> list[int]:
+    """The same number for equal values. Most are the same object, and few objects are hashed."""
+    objects = {id(value): value for value in values}
+    of_value = {value: index for index, value in enumerate(dict.fromkeys(objects.values()))}
+    of_object = {key: of_value[value] for key, value in objects.items()}
+    return [of_object[id(value)] for value in values]
 
 
 def _closeness(mode: TopologyMode, level: int) -> tuple[TopologyMode, int]:

@@ -23,7 +23,7 @@ plan, and the others keep their order: a plan that was carried out gives no othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
@@ -50,9 +50,8 @@ _Key = tuple[int, float, int, int]
 
 def pending_by_rank(jobs: Jobs) -> Int:
     """Indices of the pending jobs by priority, first submit and uid alone, first in rank first."""
-    pending = np.flatnonzero(jobs.states == JobState.PENDING)
-    keys = (jobs.submitted[pending], -jobs.priorities[pending].astype(np.int64))
-    return pending[_sorted(keys, [jobs.uids[job] for job in pending.tolist()])].astype(np.int64)
+    pending = np.flatnonzero(jobs.states == JobState.PENDING).astype(np.int64)
+    return _sorted((jobs.submitted, -jobs.priorities.astype(np.int64)), jobs.uids, pending)
 
 
 def positions(queues: Iterable[int]) -> list[int]:
@@ -118,19 +117,22 @@ class Ordering:
     only their waiting jobs count.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, left_out: Collection[int] = ()) -> None:
+        """`left_out`: rows of pending jobs that are not to be given out."""
         self._jobs = snapshot.jobs
         self._ages = ages(snapshot)
         self._run: tuple[int, int] | None = None
         self._used = 0
         self.passed: set[int] = set()
-        pending = np.flatnonzero(snapshot.jobs.states == JobState.PENDING)
+        out: Mask = np.zeros(len(snapshot.jobs.uids), dtype=np.bool_)
+        out[list(left_out)] = True
+        pending = np.flatnonzero((snapshot.jobs.states == JobState.PENDING) & ~out)
         self._alone: list[int] | None = None
         if len(pending) <= 1 and not snapshot.jobs.runs.yields.any():
             self._alone = pending.tolist()  # nobody to be compared with
             return
         self._parts = parts(snapshot) * _WHOLE
-        self._lines = _Lines(snapshot, self._parts)
+        self._lines = _Lines(snapshot, self._parts, np.flatnonzero(~out))
         self._tree = _Branches(snapshot, self._lines)
 
     def __iter__(self) -> Iterator[int]:
@@ -210,12 +212,13 @@ class _Lines:
         without_queue: rows of pending jobs whose queue does not exist, first in rank first.
     """
 
-    def __init__(self, snapshot: Snapshot, share_of: Seconds) -> None:
+    def __init__(self, snapshot: Snapshot, share_of: Seconds, counted: Int) -> None:
         jobs = snapshot.jobs
         ranks = np.empty(len(jobs.uids), dtype=np.int64)
-        ranks[_sorted((jobs.submitted, slacks(snapshot)), jobs.uids)] = np.arange(len(ranks))
+        ranks[_sorted((jobs.submitted, slacks(snapshot)), jobs.uids, counted)] = np.arange(len(counted))
         classes = _classes(snapshot)
-        rows = np.lexsort((*_within(snapshot, ranks), classes, jobs.queues))
+        keys = [key[counted] for key in (*_within(snapshot, ranks), classes, jobs.queues)]
+        rows = counted[np.lexsort(keys)]
         first = int(np.searchsorted(jobs.queues[rows], 0))
         stray, rows = rows[:first], rows[first:]
         self.without_queue: list[int] = stray[jobs.states[stray] == JobState.PENDING].tolist()
@@ -411,18 +414,19 @@ def _classes(snapshot: Snapshot) -> Int:
     return classes
 
 
-def _sorted(keys: tuple[Int | Seconds, ...], uids: Sequence[str]) -> Int:
+def _sorted(keys: tuple[Int | Seconds, ...], uids: Sequence[str], rows: Int) -> Int:
     """Rows in the order of `keys`, the most important last as in `np.lexsort`, and of uid where all are equal."""
-    rows: Int = np.lexsort(keys)
-    tied = np.ones(max(0, len(rows) - 1), dtype=np.bool_)
+    keys = tuple(key[rows] for key in keys)
+    order: Int = np.lexsort(keys)
+    tied = np.ones(max(0, len(order) - 1), dtype=np.bool_)
     for key in keys:
-        tied &= key[rows][1:] == key[rows][:-1]
+        tied &= key[order][1:] == key[order][:-1]
     if not tied.any():
-        return rows
-    among = np.zeros(len(rows), dtype=np.bool_)
+        return rows[order]
+    among = np.zeros(len(order), dtype=np.bool_)
     among[1:] |= tied
     among[:-1] |= tied
-    names = np.zeros(len(rows), dtype=np.int64)
-    names[sorted(rows[among].tolist(), key=uids.__getitem__)] = np.arange(int(among.sum()))
-    by_name: Int = np.lexsort((names, *keys))
-    return by_name
+    names = np.zeros(len(uids), dtype=np.int64)
+    named = sorted(rows[order[among]].tolist(), key=uids.__getitem__)
+    names[named] = np.arange(len(named))
+    return rows[np.lexsort((names[rows], *keys))]

@@ -56,9 +56,9 @@ class Outlook:
         pairs, needed = (queues[at], flavours[at]), needs[kind_of[at]]
         never = np.zeros(len(rows), dtype=np.bool_)
         never[at] = ((round_.used.most_by_queue()[pairs] < needed) & (needed > 0)).any(axis=1)
-        short = at[((round_.used.left_by_queue()[pairs] < needed) & (needed > 0)).any(axis=1)]
         later = judged & ~never & (jobs.terms.opens[rows] > round_.snapshot.now)
-        self.short.update(rows[short].tolist())
+        short = at[((round_.used.left_by_queue()[pairs] < needed) & (needed > 0)).any(axis=1)]
+        self.short.update(rows[short[~never[short] & ~later[short]]].tolist())
         self.special = rows[~closed & ~hopeless & ~plain].tolist()
         for mask, fate in ((closed, Fate.CLOSED), (never, Fate.NEVER), (later, Fate.WINDOW)):
             for job in rows[mask].tolist():

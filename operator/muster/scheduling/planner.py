@@ -22,16 +22,17 @@ meets no more room and no more quota the second time, and keeps the same room an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from muster.scheduling.bystanders import Bystanders
 from muster.scheduling.expected import BASES, Lacking, expected_starts
 from muster.scheduling.explain import Expectation, explain
 from muster.scheduling.heads import Heads
 from muster.scheduling.improving import improve
-from muster.scheduling.order import Ordering, pending_by_rank
+from muster.scheduling.order import Ordering, by_length, pending_by_rank, works
 from muster.scheduling.plan import Admission, Basis, Plan
 from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.preempting import Preempting, cleared
@@ -44,13 +45,15 @@ from muster.scheduling.withdrawing import withdraw
 class FirstSubmitted:
     """The order without fairness: priority, first submit, uid. In place of `Ordering`; `passed` has who yields only."""
 
-    def __init__(self, jobs: Jobs) -> None:
-        self._all = jobs
+    def __init__(self, jobs: Jobs, left_out: Collection[int] = ()) -> None:
+        self._all, self._left_out = jobs, left_out
         self._running = np.flatnonzero(jobs.runs.yields).tolist()
         self.passed: set[int] = set()
 
     def __iter__(self) -> Iterator[int]:
         for job in pending_by_rank(self._all).tolist():
+            if job in self._left_out:
+                continue
             self.passed = {row for row in self._running if self._rank(row) < self._rank(job)}
             yield job
 
@@ -67,10 +70,21 @@ class FirstSubmitted:
 
 def plan(snapshot: Snapshot, policy: Policy = DEFAULT) -> Plan:
     """Decide over one snapshot. Pure: the same snapshot and policy always give the same plan."""
+    made = None if policy.explain else _plan(snapshot, policy, everybody=False)
+    made = made or _plan(snapshot, policy, everybody=True)
+    assert made is not None, "a plan that leaves nobody out is always made"
+    return made
+
+
+def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None:
+    """The plan, or None if nobody may be left out: see `muster.scheduling.bystanders`."""
     round_ = Round(snapshot, policy)
     heads = Heads(round_)
     withdraw(round_)
-    verdicts = improve(round_, heads, _start_in_order(round_, heads))
+    verdicts = _start_in_order(round_, heads, everybody=everybody)
+    if verdicts is None:
+        return None
+    verdicts = improve(round_, heads, verdicts)
     return Plan(
         admissions=tuple(round_.admissions),
         waiting=explain(round_, heads, verdicts, _expect(round_, heads, verdicts)) if policy.explain else (),
@@ -81,13 +95,17 @@ def plan(snapshot: Snapshot, policy: Policy = DEFAULT) -> Plan:
     )
 
 
-def _start_in_order(round_: Round, heads: Heads) -> list[Verdict]:
-    """Admit who can start. Returns those who wait, first in rank first."""
+def _start_in_order(round_: Round, heads: Heads, *, everybody: bool) -> list[Verdict] | None:
+    """Admit who can start. Returns those who wait, first in rank first; None if nobody may be left out."""
     starting = Starting(round_, heads)
-    deciding = _Deciding(round_, heads, starting, Preempting(round_, starting.owners), _order(round_))
+    preempting = Preempting(round_, starting.owners)
+    bystanders = None if everybody else Bystanders(round_, starting, preempting)
+    deciding = _Deciding(round_, heads, starting, preempting, _order(round_, bystanders.rows if bystanders else ()))
     kinds, queues, priorities = round_.kinds.of, round_.queue_of, round_.snapshot.jobs.priorities.tolist()
     obstacles = starting.obstacles
     verdicts: list[Verdict] = []
+    # Where the shortest come first, one that is shorter may ask whom the others may not.
+    work = np.where(by_length(round_.snapshot), works(round_.snapshot), 0.0).tolist()
     known: dict[tuple[int, int, int], Verdict] = {}
     state = round_.state
     for job in deciding.order:
@@ -95,18 +113,22 @@ def _start_in_order(round_: Round, heads: Heads) -> list[Verdict]:
         if verdict is None:
             alike = (queues[job], kinds[job], priorities[job])
             same = known.get(alike)
-            if same is not None:
+            if same is not None and work[job] >= work[same.job]:
                 verdict = Verdict(job, same.fate, same.choice)
             else:
                 verdict = deciding.decide(job)
                 if state != round_.state:
                     known.clear()
                     state = round_.state
+                    if bystanders and bystanders.concerned():
+                        return None
                 elif verdict is not None and verdict.common:
                     known[alike] = verdict
         if verdict is not None:
             verdicts.append(verdict)
-    return _ask_again(round_, heads, deciding.preempting, verdicts)
+    if bystanders:
+        verdicts += bystanders.verdicts()
+    return _ask_again(round_, heads, preempting, verdicts)
 
 
 @dataclass(frozen=True)
@@ -148,8 +170,10 @@ class _Deciding:
         self.heads.reserve(verdict.job, gang, flavour)
 
 
-def _order(round_: Round) -> Ordering | FirstSubmitted:
-    return Ordering(round_.snapshot) if round_.policy.fairness else FirstSubmitted(round_.snapshot.jobs)
+def _order(round_: Round, left_out: Collection[int]) -> Ordering | FirstSubmitted:
+    if round_.policy.fairness:
+        return Ordering(round_.snapshot, left_out)
+    return FirstSubmitted(round_.snapshot.jobs, left_out)
 
 
 def _ask_again(round_: Round, heads: Heads, preempting: Preempting, verdicts: list[Verdict]) -> list[Verdict]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Set
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -46,7 +47,6 @@ class Preempting:
         self._looked_at = 0
         self._leavers = bool(self._snapshot.jobs.runs.leaving.any())
         self._coming: Coming | None = None
-        self._chances: _Chances | None = None
         self._failed: dict[tuple[int, int, int], float] = {}  # the least work for which a search was in vain
 
     def clear(self, verdict: Verdict, passed: Set[int]) -> bool:
@@ -60,8 +60,6 @@ class Preempting:
             return False
         if not self._left or self._looked_at >= round_.policy.candidates:
             return False
-        if self._chances is None:
-            self._chances = _Chances(round_, self._snapshot)
         alike = (round_.queue_of[job], round_.kinds.of[job], int(self._chances.priorities[job]))
         work = float(self._chances.works[job])
         if (alike in self._failed and work >= self._failed[alike]) or not self._may_ask(job, verdict.choice, passed):
@@ -78,12 +76,26 @@ class Preempting:
 
     def _may_ask(self, job: int, choice: int, passed: Set[int]) -> bool:
         """Whether the job may ask anybody, as far as a short look tells; or whether room comes back without that."""
-        assert self._chances is not None, "who may be asked is looked at first"
         if self._chances.any(job, choice, loosely=self._comes_back):
             return True
         if not self._chances.yielding(job):
             return False
         return self._comes_back or any(self._may_yield(row, passed) for row in self._chances.yielders)
+
+    def could_ask(self, job: int) -> bool:
+        """Whether `clear` might find anybody for a job with one choice of nodes, as things stand. Errs to that side."""
+        if not (self._round.policy.preemption or self._round.policy.backfill):
+            return False
+        return self._chances.any(job, 0, loosely=self._comes_back) or self._chances.yielding(job)
+
+    def lowest(self) -> int:
+        """The lowest priority of all that may be asked by any job of higher priority, as far as jobs have asked."""
+        return self._chances.lowest()
+
+    @cached_property
+    def _chances(self) -> _Chances:
+        """Made when the first job lacks room or quota."""
+        return _Chances(self._round, self._snapshot)
 
     @property
     def _comes_back(self) -> bool:
@@ -221,7 +233,7 @@ class _Chances:
                 return True
             if queues.shortest[queue] and self._longest[queue] >= MUCH * self.works[job]:
                 return True
-        need = round_.kinds.need(round_.kinds.of[job], choice)
+        need = round_.kinds.need(round_.kinds.of[job], choice, round_.kind(job).sizes[-1])
         resources = tuple(resource for resource, _ in need)
         circle = round_.used.circle(queue)
         if self._lowest_elsewhere(circle, resources) < own:
@@ -248,6 +260,10 @@ class _Chances:
             two = sorted((one.borrowing, other) for other, one in each.items())[:2]
             found = self._lowest[resources] = (self._round.touches, unlimited, two)
         return min(found[1], next((lowest for lowest, other in found[2] if other != circle), _NOBODY))
+
+    def lowest(self) -> int:
+        """Of all that are unlimited or borrow, for the resources that jobs have asked for so far."""
+        return min((self._lowest_elsewhere(NONE, resources) for resources in list(self._lowest)), default=_NOBODY)
 
     def _of_circle(self, circle: int, resources: tuple[int, ...]) -> _Around:
         touched = self._round.touched.get(circle, 0)

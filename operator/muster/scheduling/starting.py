@@ -26,13 +26,14 @@ class Starting:
 
     Attributes:
         obstacles: by row, what keeps a job from starting whatever ends. All others could start one day.
+        short: rows of those of them that lack quota in use all through this plan.
     """
 
     def __init__(self, round_: Round, heads: Heads) -> None:
         self._round, self._heads = round_, heads
         self._hopes = [self._look(kind) for kind in range(len(round_.kinds.kinds))]
         self._outlook = Outlook(round_, self._hopes)
-        self.obstacles = self._outlook.obstacles
+        self.obstacles, self.short = self._outlook.obstacles, self._outlook.short
         self.owners = Owners(round_, self._wants)
         self._first_choice: dict[tuple[int, int], int] = {}
         self._no_quota: set[tuple[int, int]] = set()
@@ -46,7 +47,7 @@ class Starting:
         round_ = self._round
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         first = self._first_choice.get((queue, kind), 0)
-        if job in self._outlook.short or (queue, kind) in self._no_quota:
+        if job in self.short or (queue, kind) in self._no_quota:
             return Verdict(job, Fate.QUOTA, first)
         fate, common = Fate.QUOTA, True
         for choice in self._hopes[kind].choices:
