@@ -32,17 +32,18 @@ class Bystanders:
                 self.rows.update(group)
                 self._by_tree.setdefault(round_.used.circle(round_.queue_of[group[0]]), []).append(group[0])
         self._seen = len(round_.journal)
-        self._lowest = preempting.lowest()
+        trees = {round_.used.circle(queue) for queue in range(len(round_.snapshot.queues.names))}
+        self._lowest = min((preempting.lowest(tree) for tree in trees), default=0)
 
     def concerned(self) -> bool:
         """Whether one of them may ask somebody since quota changed. To be asked after each change."""
         journal = self._round.journal
         trees = {self._round.used.circle(queue) for queue, *_ in journal[self._seen :]}
         self._seen = len(journal)
-        lowest = self._preempting.lowest()
+        lowest = min((self._preempting.lowest(tree) for tree in trees), default=self._lowest)
         if lowest < self._lowest:
+            self._lowest = lowest
             trees.update(self._by_tree)
-        self._lowest = lowest
         return any(self._preempting.could_ask(job) for tree in trees for job in self._by_tree.get(tree, ()))
 
     def verdicts(self) -> list[Verdict]:

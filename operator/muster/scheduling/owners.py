@@ -8,12 +8,13 @@ off that wait in other queues of its tree, could start one day, and are within t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 
 from muster.scheduling.quota import Ledger, Need, Shortage
 from muster.scheduling.rounds import Round
-from muster.scheduling.snapshot import NONE, Preempts
+from muster.scheduling.snapshot import NONE, Index, Int, Preempts
 
 Wants = Callable[[int], tuple[int, Need] | None]
 """The flavour and the least quota that a waiting job wants, or None if it could never start."""
@@ -113,12 +114,19 @@ class Owners:
         """(row, flavour, need) of each waiting job of a queue that could start one day, by priority and submit."""
         found = self._wanted.get(queue)
         if found is None:
-            jobs, waiting = self._round.snapshot.jobs, self._round.waiting
-            rows = waiting[jobs.queues[waiting] == queue]
-            rows = rows[np.lexsort((jobs.submitted[rows], -jobs.priorities[rows].astype(np.int64)))]
-            wants = ((row, self._wants(row)) for row in rows.tolist())
+            rows, queues = self._ranked
+            first, last = np.searchsorted(queues, (queue, queue + 1)).tolist()
+            wants = ((row, self._wants(row)) for row in rows[first:last].tolist())
             found = self._wanted[queue] = [(row, *each) for row, each in wants if each is not None]
         return found
+
+    @cached_property
+    def _ranked(self) -> tuple[Int, Index]:
+        """(waiting rows by queue, priority and submit; the queue of each)."""
+        jobs, rows = self._round.snapshot.jobs, self._round.waiting
+        keys = (jobs.submitted[rows], -jobs.priorities[rows].astype(np.int64), jobs.queues[rows])
+        rows = rows[np.lexsort(keys)]
+        return rows, jobs.queues[rows]
 
     def _reclaiming(self) -> dict[int, list[int]]:
         """By tree, its queues in which jobs wait and that may take back what they lent."""

@@ -88,9 +88,9 @@ class Preempting:
             return False
         return self._chances.any(job, 0, loosely=self._comes_back) or self._chances.yielding(job)
 
-    def lowest(self) -> int:
-        """The lowest priority of all that may be asked by any job of higher priority, as far as jobs have asked."""
-        return self._chances.lowest()
+    def lowest(self, tree: int) -> int:
+        """The lowest priority of those in a tree of queues whom jobs of other trees may ask, as far as any has asked."""
+        return self._chances.lowest(tree)
 
     @cached_property
     def _chances(self) -> _Chances:
@@ -261,9 +261,11 @@ class _Chances:
             found = self._lowest[resources] = (self._round.touches, unlimited, two)
         return min(found[1], next((lowest for lowest, other in found[2] if other != circle), _NOBODY))
 
-    def lowest(self) -> int:
-        """Of all that are unlimited or borrow, for the resources that jobs have asked for so far."""
-        return min((self._lowest_elsewhere(NONE, resources) for resources in list(self._lowest)), default=_NOBODY)
+    def lowest(self, circle: int) -> int:
+        """In one tree, of those who borrow any of the resources that jobs have asked for so far."""
+        if circle not in self._groups:
+            return _NOBODY
+        return min((self._of_circle(circle, resources).borrowing for resources in self._lowest), default=_NOBODY)
 
     def _of_circle(self, circle: int, resources: tuple[int, ...]) -> _Around:
         touched = self._round.touched.get(circle, 0)

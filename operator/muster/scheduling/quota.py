@@ -66,7 +66,7 @@ class Ledger:
         parents = np.asarray(queues.parents, dtype=np.int32).tobytes()
         standing = _standing(queues.nominal.shape, parents, *(table.tobytes() for table in tables))
         self._standing = standing
-        self._parents, self._roots, self._trees = standing.parents, standing.roots, standing.trees
+        self._parents, self._roots = standing.parents, standing.roots
         self._nominal, self._has, self._own = standing.nominal, standing.has, standing.own
         self._cap, self._most, self._free = standing.cap, standing.most, standing.free
         by_jobs = _by_jobs(queues, jobs, standing.limits)
@@ -87,12 +87,12 @@ class Ledger:
         Without `borrowing` the queue's jobs must stay within its own nominal: for those that cannot give room back.
         """
         left = self.available if borrowing else self.available_own
-        return _worst(queue, flavour, need, left)
+        return self._worst(queue, flavour, need, left)
 
     def never(self, queue: int, flavour: int, need: Need, *, borrowing: bool = True) -> Shortage | None:
         """Like `shortage`, in a cluster where nobody uses anything."""
         left = self.most if borrowing else self.most_own
-        return _worst(queue, flavour, need, left)
+        return self._worst(queue, flavour, need, left)
 
     def available(self, queue: int, flavour: int, resource: int) -> int:
         """How much more jobs of the queue may use now."""
@@ -218,10 +218,6 @@ class Ledger:
         """The root of the queue's tree: the same number for all queues that lend to each other."""
         return self._roots[queue]
 
-    def lends_to(self, queue: int) -> list[int]:
-        """All other queues of its tree: what they borrow may be the queue's. See `may_reclaim` for one of them."""
-        return [row for row in self._trees[self._roots[queue]] if row != queue]
-
     def may_reclaim(self, queue: int, victim: int, flavour: int, need: Need) -> bool:
         """Whether `victim` uses what the queue has a right to, so that the queue may take it back for `need`.
 
@@ -241,6 +237,19 @@ class Ledger:
                 return False
             borrows = borrows or all(self._exceeds(row, flavour, resource) for row in victims)
         return borrows
+
+    def _worst(
+        self, queue: int, flavour: int, need: Need, available: Callable[[int, int, int], int]
+    ) -> Shortage | None:
+        first, worst = self._at(queue, flavour, 0), None
+        for resource, amount in need:
+            if self._free[first + resource]:
+                continue
+            left = available(queue, flavour, resource)
+            # left / amount < worst.available / worst.needed, without division.
+            if left < amount and (worst is None or left * worst.needed < worst.available * amount):
+                worst = Shortage(resource, amount, left)
+        return worst
 
     def _branches(self, queue: int, other: int) -> tuple[list[int], list[int]]:
         """The ways up from the jobs of both, as far as they are apart; empty when it is one queue, or trees differ.
@@ -319,7 +328,6 @@ class _Standing:
 
     Attributes:
         ranks: rows of each depth, roots first.
-        trees: rows of each tree by its root.
         nominal, has, own, cap, most, free: flat, as `_Limits` has them.
     """
 
@@ -327,7 +335,6 @@ class _Standing:
     limits: _Limits
     parents: list[int]
     roots: list[int]
-    trees: dict[int, list[int]]
     nominal: list[int]
     has: list[int]
     own: list[int]
@@ -345,16 +352,11 @@ def _standing(
     queues = Queues.plain(("",) * shape[0], np.frombuffer(parents, dtype=np.int32), *tables)
     ranks = by_depth(queues.parents)
     limits = _limits(queues, ranks)
-    root_of: list[int] = roots(queues.parents).tolist()
-    trees: dict[int, list[int]] = {}
-    for row, root in enumerate(root_of):
-        trees.setdefault(root, []).append(row)
     return _Standing(
         ranks,
         limits,
         queues.parents.tolist(),
-        root_of,
-        trees,
+        roots(queues.parents).tolist(),
         _flat(queues.nominal),
         _flat(limits.has),
         _flat(limits.own),
@@ -405,13 +407,3 @@ def _use(queues: Queues, by_jobs: Int, ranks: list[Int], limits: _Limits) -> Int
 def _flat(table: Int) -> list[int]:
     flat: list[int] = table.ravel().tolist()
     return flat
-
-
-def _worst(queue: int, flavour: int, need: Need, available: Callable[[int, int, int], int]) -> Shortage | None:
-    worst: Shortage | None = None
-    for resource, amount in need:
-        left = available(queue, flavour, resource)
-        # left / amount < worst.available / worst.needed, without division.
-        if left < amount and (worst is None or left * worst.needed < worst.available * amount):
-            worst = Shortage(resource, amount, left)
-    return worst

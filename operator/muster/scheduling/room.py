@@ -9,6 +9,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from muster.scheduling.topology import Tree, prefix_sums
 
 _MANY = np.int64(2**31)
 """Slots of a worker that asks for nothing."""
+_LARGE: Final = 1024
+"""Nodes from which on it pays to leave out full ones, and to look once at nodes that are alike."""
 
 
 @dataclass
@@ -59,6 +62,7 @@ class Room:
         self._touches = 0
         self._slots: dict[int, Slots] = {}
         self._empty: dict[int, Slots] = {}
+        self._open_at_first: dict[tuple[int, ...], Int] = {}
         self._kept: dict[int, Mask] = {}
         self._candidates: dict[int, Mask] = {}
 
@@ -96,16 +100,45 @@ class Room:
         """Slots in what is open now."""
         slots = self._slots.get(worker)
         if slots is None:
-            counts = count_slots(self.open, self._workers[worker], self.candidates(worker))
+            counts = self._count_open(worker)
             slots = self._slots[worker] = Slots(counts, prefix_sums(counts), self._touches)
         elif slots.seen < self._touches:
             self._refresh(worker, slots)
         return slots
 
+    def _count_open(self, worker: int) -> Int:
+        """Slots in what is open, looked for only on places that had some of every resource at first: room shrinks."""
+        if self.open.shape[1] < _LARGE:
+            return count_slots(self.open, self._workers[worker], self.candidates(worker))
+        asked = tuple(resource for resource, _ in self._workers[worker].asks)
+        places = self._open_at_first.get(asked)
+        if places is None:
+            some = (self.open[list(asked)] > 0).all(axis=0)
+            places = self._open_at_first[asked] = np.flatnonzero(some)
+        counts = np.zeros(self.open.shape[1], dtype=np.int64)
+        mask = self.candidates(worker)[places]
+        counts[places] = count_slots(self.open[:, places], self._workers[worker], mask)
+        return counts
+
+    def _count_empty(self, worker: int) -> Int:
+        if self.empty.shape[1] < _LARGE:
+            return count_slots(self.empty, self._workers[worker], self.candidates(worker))
+        rows, row_of = self._alike_when_empty
+        each = count_slots(rows, self._workers[worker], np.ones(rows.shape[1], dtype=np.bool_))
+        return np.where(self.candidates(worker), each[row_of], 0)
+
+    @cached_property
+    def _alike_when_empty(self) -> tuple[Int, Int]:
+        """(R x C, the different nodes when they are empty; N, which of these each place is)."""
+        table = np.ascontiguousarray(self.empty.T)
+        keys = table.view(np.dtype((np.void, table.shape[1] * table.itemsize))).ravel()
+        _, first, row_of = np.unique(keys, return_index=True, return_inverse=True)
+        return np.ascontiguousarray(table[first].T), row_of.astype(np.int64)
+
     def slots_when_empty(self, worker: int) -> Slots:
         slots = self._empty.get(worker)
         if slots is None:
-            counts = count_slots(self.empty, self._workers[worker], self.candidates(worker))
+            counts = self._count_empty(worker)
             slots = self._empty[worker] = Slots(counts, prefix_sums(counts), 0)
         return slots
 
