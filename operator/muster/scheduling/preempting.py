@@ -89,7 +89,7 @@ class Preempting:
         return self._chances.any(job, 0, loosely=self._comes_back) or self._chances.yielding(job)
 
     def lowest(self, tree: int) -> int:
-        """The lowest priority of those in a tree of queues whom jobs of other trees may ask, as far as any has asked."""
+        """The lowest priority of those in a tree of queues whom jobs of other trees may ask, as far as known."""
         return self._chances.lowest(tree)
 
     @cached_property
