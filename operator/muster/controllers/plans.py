@@ -57,6 +57,9 @@ EXPLAIN_AT_LAST: Final = 15.0
 FIRST_WORD_AFTER: Final = 0.5
 """Seconds that a new job waits for its start before it is told why it waits: one that starts soon spares the write."""
 
+FIRST_REHEARSALS: Final = 5.0
+"""Seconds that an operator's first plan waits at most for the rehearsals of those that it finds waiting."""
+
 THREAD_SIZE: Final = 200_000
 """Nodes x waiting jobs from which on a plan is made in a thread, so that health checks are answered meanwhile."""
 
@@ -108,6 +111,7 @@ class Plans:
         self._last_round = time.monotonic()
         self._explain_at = float("-inf")
         self._looked: tuple[object, ...] = ()
+        self._begun = False
         self.seconds = 0.0
         self.round_seconds = 0.0
         self.again_at: float | None = None
@@ -121,6 +125,8 @@ class Plans:
         self._last_round = began
         explains = began >= self._explain_at
         world, now = self._world(), utc_now()
+        if not self._begun:
+            await self._rehearse_first(world)
         whole = self._changed(world) or explains
         count = FIRST
         while True:
@@ -140,6 +146,16 @@ class Plans:
             self._explain_at = time.monotonic() + rest
         else:
             self._later(self._explain_at)
+
+    async def _rehearse_first(self, world: admission.World) -> None:
+        """Wait, before an operator's first plan, for the rehearsals of all that wait. Who is left out of a plan holds no
+        room: after each change of leader later jobs would take that of earlier ones."""
+        self._begun = True
+        for record in self._records.values():
+            self._candidate(record, world)
+        rehearsals = [record.judging for record in self._records.values() if record.judging is not None]
+        if rehearsals:
+            await asyncio.wait(rehearsals, timeout=FIRST_REHEARSALS)
 
     async def _plan(self, snapshot: Snapshot, policy: Policy, waiting: int) -> Plan:
         began = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.controllers import loop as loops
 from muster.controllers import records, work
 
-from .loops import world
+from .loops import Object, world
 
 pytestmark = pytest.mark.unit
 
@@ -112,3 +113,24 @@ async def test_a_deleted_job_gives_its_room_back_though_a_pod_of_it_came_and_wen
         place.submit("b")
         await place.until(lambda: place.placed("b"))
         assert record.uid not in place.loop.records
+
+
+async def test_a_new_operator_plans_when_it_knows_of_all_that_wait_what_they_ask_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world() as place:
+        create, answers = place.server.create, asyncio.Event()
+
+        async def slow(path: str, body: Object, *, dry_run: bool = False) -> Object:
+            if dry_run and body["metadata"]["name"].startswith("older"):
+                await answers.wait()
+            return await create(path, body, dry_run=dry_run)
+
+        monkeypatch.setattr(place.server, "create", slow)
+        place.submit("older", workers=4)
+        place.submit("younger", workers=1, command=["y"])
+        with pytest.raises(TimeoutError):
+            await place.until(lambda: place.placed("younger"), seconds=1.5)
+        answers.set()
+        await place.until(lambda: place.placed("older"))
+        assert not place.placed("younger")

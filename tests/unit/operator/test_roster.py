@@ -18,6 +18,8 @@ from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
 from muster.scheduling.snapshot import TopologyMode
 
+pytestmark = pytest.mark.unit
+
 HOST = (LevelInput("rack", "rack"), LevelInput("host", "kubernetes.io/hostname"))
 
 
