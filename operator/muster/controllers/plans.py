@@ -148,8 +148,8 @@ class Plans:
             self._later(self._explain_at)
 
     async def _rehearse_first(self, world: admission.World) -> None:
-        """Wait, before an operator's first plan, for the rehearsals of all that wait. Who is left out of a plan holds no
-        room: after each change of leader later jobs would take that of earlier ones."""
+        """Wait, before an operator's first plan, for the rehearsals of all that wait. Who is left out of a plan holds
+        no room: after each change of leader later jobs would take that of earlier ones."""
         self._begun = True
         for record in self._records.values():
             self._candidate(record, world)
