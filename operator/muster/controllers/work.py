@@ -207,8 +207,7 @@ class Worker:
                 if not refusal(error):
                     raise
                 kind = Reason.INVALID_POD_TEMPLATE if error.status in (400, 422) else Reason.POD_REFUSED
-                namespace = record.identity.namespace
-                obstacle = Obstacle(kind, f"namespace {namespace!r} refuses the job's pods: {error.message}")
+                obstacle = Obstacle(kind, _told(error, record.identity.namespace, self.settings.priority_class))
                 record.judgement = Judgement(key, obstacle=obstacle, retry_at=retry_at, tries=tries)
                 return
             view = PodView.from_raw(raw)
@@ -217,6 +216,15 @@ class Worker:
                 del self.rehearsals[one]
             self.rehearsals[record.identity.namespace, key] = (now, record.judgement)
             record.errors = 0
+
+
+def _told(error: ApiError, namespace: str, priority_class: str) -> str:
+    if priority_class and f"no PriorityClass with name {priority_class} was found" in error.message:
+        return (
+            f"the cluster has no PriorityClass {priority_class!r}, which all gangs' pods get: have the chart make "
+            "it (gangPriorityClass.create), or start the operator with --priority-class ''"
+        )
+    return f"namespace {namespace!r} refuses the job's pods: {error.message}"
 
 
 def _compare(record: Record, generation: int, made: list[Requests]) -> None:

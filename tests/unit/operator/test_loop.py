@@ -60,6 +60,16 @@ async def test_a_refused_rehearsal_is_repeated_in_a_quiet_cluster(monkeypatch: p
         await place.until(lambda: place.placed("a"))
 
 
+async def test_a_missing_priority_class_of_gangs_is_the_installations_matter() -> None:
+    async with world() as place:
+        refused = 'pods "a" is forbidden: no PriorityClass with name muster-gang was found'
+        place.server.fail["REHEARSE pods"] = lambda: ApiError(403, "Forbidden", refused)
+        place.submit("a")
+        await place.until(lambda: place.status("a").get("conditions"))
+        (admitted,) = [one for one in place.status("a")["conditions"] if one["type"] == "Admitted"]
+        assert "have the chart make it (gangPriorityClass.create)" in admitted["message"]
+
+
 async def test_a_rehearsal_that_met_no_api_server_is_repeated() -> None:
     async with world() as place:
         place.server.fail["REHEARSE pods"] = lambda: ApiUnreachable("refused")
