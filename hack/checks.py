@@ -135,9 +135,12 @@ PYTEST_STAGES = {
     "web": ("tests/web",),
 }
 
-IN_PARALLEL = {"cluster": 2}
-"""Processes of a stage, each with an API server of its own. These tests wait far longer than they work: for graces,
-leases and watches that come late. A file's tests stay together."""
+IN_PARALLEL = {
+    "unit": ("-n", "2", "--dist", "worksteal"),
+    "cluster": ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
+}
+"""Stages in two processes. Those of `cluster` have an API server each, wait far longer than they work (for graces,
+leases and watches that come late), and keep a file's tests together."""
 
 SECOND_TRY = {"runtime": 2, "cluster": 2, "e2e": 2}
 """When no more tests of a stage failed than this, they are run again, alone. Such tests race processes, kubelets and
@@ -147,10 +150,8 @@ full; one that is named there twice is to be mended."""
 
 def _pytest(marker: str) -> Callable[[Mapping[str, str]], Outcome]:
     def run(environment: Mapping[str, str]) -> Outcome:
-        options = []
-        if marker in IN_PARALLEL:
-            options = ["-n", str(IN_PARALLEL[marker]), "--dist", "loadfile", "--no-loadscope-reorder"]
-        outcome, failed = _pytest_once(marker, marker, [*options, *_existing(PYTEST_STAGES[marker])], environment)
+        arguments = [*IN_PARALLEL.get(marker, ()), *_existing(PYTEST_STAGES[marker])]
+        outcome, failed = _pytest_once(marker, marker, arguments, environment)
         if not 0 < len(failed) == outcome.failed <= SECOND_TRY.get(marker, 0):
             return outcome
         print(f"  again   {marker}: {', '.join(failed)}", flush=True)
