@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.scheduling.fairness import decayed, dominant_shares
-from muster.scheduling.order import AGE_STEP, AGE_STEPS, Ordering
+from muster.scheduling.order import Ordering
+from muster.scheduling.ranks import AGE_STEP, AGE_STEPS
 from muster.scheduling.snapshot import NONE, JobState, Snapshot
 
 from .cases import Job, Node, Queue, snapshot

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.scheduling.order import AGE_STEP, AGE_STEPS, STEP_AT_MOST, Ordering
+from muster.scheduling.order import Ordering
 from muster.scheduling.plan import MoveReason, Plan
 from muster.scheduling.planner import plan
+from muster.scheduling.ranks import AGE_STEP, AGE_STEPS, STEP_AT_MOST
 from muster.scheduling.snapshot import FOREVER, JobState, Preempts, Snapshot
 
 from .cases import Job, Node, Queue, rack, snapshot

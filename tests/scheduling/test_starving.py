@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.scheduling.order import AGE_STEP, AGE_STEPS
 from muster.scheduling.plan import WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
+from muster.scheduling.ranks import AGE_STEP, AGE_STEPS
 from muster.scheduling.snapshot import Snapshot
 
 from . import oracle

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from muster.scheduling.order import AGE_STEPS, ages, works
 from muster.scheduling.preempting import Preempting
+from muster.scheduling.ranks import AGE_STEPS, ages, works
 from muster.scheduling.rounds import Fate, Round, Verdict
 from muster.scheduling.starting import Starting
 

@@ -35,8 +35,8 @@ from typing import Final
 
 import numpy as np
 
-from muster.scheduling.order import AGE_STEPS, ages, works
 from muster.scheduling.quota import Ledger, Need
+from muster.scheduling.ranks import AGE_STEPS, ages, works
 from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, JobState, Mask, Preempts, Seconds, Snapshot
 
 MUCH: Final = 2.0

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from muster.scheduling.changes import Changes
 from muster.scheduling.heads import Heads
-from muster.scheduling.order import positions
 from muster.scheduling.plan import Almost, Basis, Waiting
 from muster.scheduling.promises import victims_of
+from muster.scheduling.ranks import positions
 from muster.scheduling.reasons import Reasons, Why
 from muster.scheduling.rounds import Fate, Round, Verdict
 from muster.scheduling.snapshot import FOREVER

@@ -23,86 +23,21 @@ plan, and the others keep their order: a plan that was carried out gives no othe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 import numpy as np
 
 from muster.scheduling.fairness import parts
-from muster.scheduling.gangs import is_accelerator
+from muster.scheduling.ranks import AGE_STEPS, ages, by_length, classes_of, in_order, slacks, works
 from muster.scheduling.snapshot import NONE, Index, Int, Jobs, JobState, Mask, Seconds, Snapshot
-
-AGE_STEP: Final = 6 * 3600.0
-"""Seconds of waiting that make a job one step older."""
-AGE_STEPS: Final = 4
-STEP_AT_MOST: Final = 42 * 3600.0
-"""Seconds: whatever its length, nothing waits longer than a week only because others are shorter."""
-SLACK_COUNTS: Final = 86_400.0
-"""Seconds: a deadline that is further off than this hurries nobody."""
 
 _WHOLE: Final = 2.0**40
 """Shares are added up as whole numbers of this, so that a sum is the same in whatever order it was made."""
 
 _Key = tuple[int, float, int, int]
 """(class of priority and age, share by weight, rank among equals, branch), all smallest first."""
-
-
-def pending_by_rank(jobs: Jobs) -> Int:
-    """Indices of the pending jobs by priority, first submit and uid alone, first in rank first."""
-    pending = np.flatnonzero(jobs.states == JobState.PENDING).astype(np.int64)
-    return _sorted((jobs.submitted, -jobs.priorities.astype(np.int64)), jobs.uids, pending)
-
-
-def positions(queues: Iterable[int]) -> list[int]:
-    """Place of each job in its own queue, from 1, given the queues of the waiting jobs in order of rank."""
-    seen: dict[int, int] = {}
-    places = []
-    for queue in queues:
-        seen[queue] = seen.get(queue, 0) + 1
-        places.append(seen[queue])
-    return places
-
-
-def ages(snapshot: Snapshot) -> Int:
-    """J, steps of age that each job has, from 0 to AGE_STEPS."""
-    waited = np.maximum(0.0, snapshot.now - snapshot.jobs.submitted)
-    length = snapshot.jobs.terms.length
-    by_own = by_length(snapshot) & np.isfinite(length)
-    step = np.where(by_own, np.clip(length / AGE_STEPS, AGE_STEP, STEP_AT_MOST), AGE_STEP)
-    steps: Int = np.minimum(waited // step, AGE_STEPS).astype(np.int64)
-    return steps
-
-
-def by_length(snapshot: Snapshot) -> Mask:
-    """J, jobs of queues in which the shortest come first."""
-    jobs = snapshot.jobs
-    chosen: Mask = (jobs.queues != NONE) & snapshot.queues.shortest[jobs.queues]
-    return chosen
-
-
-def works(snapshot: Snapshot) -> Seconds:
-    """J, accelerator-seconds that each job was expected to need when it was placed, or would now; infinite: unknown.
-
-    A job without accelerators counts as if each worker had one.
-    """
-    jobs = snapshot.jobs
-    columns = [index for index, name in enumerate(snapshot.resources) if is_accelerator(name)]
-    each = np.maximum(1, jobs.requests[:, columns].max(axis=1, initial=0))
-    seconds: Seconds = jobs.terms.length * (each * jobs.workers)
-    return seconds
-
-
-def slacks(snapshot: Snapshot) -> Seconds:
-    """J, seconds that each job can wait and still meet its deadline; infinite where that hurries nobody.
-
-    A deadline that has passed hurries nobody either, or one late job after the other would make the rest late, too.
-    """
-    terms = snapshot.jobs.terms
-    takes = np.where(np.isfinite(terms.estimate), terms.estimate, 0.0)
-    slack = np.maximum(0.0, terms.deadlines - snapshot.now - takes)
-    hurries = (terms.deadlines > snapshot.now) & (slack < SLACK_COUNTS)
-    return np.where(hurries, slack, np.inf)
 
 
 class Ordering:
@@ -215,8 +150,8 @@ class _Lines:
     def __init__(self, snapshot: Snapshot, share_of: Seconds, counted: Int) -> None:
         jobs = snapshot.jobs
         ranks = np.empty(len(jobs.uids), dtype=np.int64)
-        ranks[_sorted((jobs.submitted, slacks(snapshot)), jobs.uids, counted)] = np.arange(len(counted))
-        classes = _classes(snapshot)
+        ranks[in_order((jobs.submitted, slacks(snapshot)), jobs.uids, counted)] = np.arange(len(counted))
+        classes = classes_of(snapshot)
         keys = [key[counted] for key in (*_within(snapshot, ranks), classes, jobs.queues)]
         rows = counted[np.lexsort(keys)]
         first = int(np.searchsorted(jobs.queues[rows], 0))
@@ -406,27 +341,3 @@ def _within(snapshot: Snapshot, ranks: Int) -> tuple[Int | Seconds, ...]:
     if not shortest.any():
         return (ranks,)
     return ranks, np.where(shortest, works(snapshot), 0.0), np.where(shortest, slacks(snapshot), 0.0)
-
-
-def _classes(snapshot: Snapshot) -> Int:
-    """J, the smaller the higher priority and, of equal ones, age."""
-    classes: Int = -(snapshot.jobs.priorities.astype(np.int64) * (AGE_STEPS + 1) + ages(snapshot))
-    return classes
-
-
-def _sorted(keys: tuple[Int | Seconds, ...], uids: Sequence[str], rows: Int) -> Int:
-    """Rows in the order of `keys`, the most important last as in `np.lexsort`, and of uid where all are equal."""
-    keys = tuple(key[rows] for key in keys)
-    order: Int = np.lexsort(keys)
-    tied = np.ones(max(0, len(order) - 1), dtype=np.bool_)
-    for key in keys:
-        tied &= key[order][1:] == key[order][:-1]
-    if not tied.any():
-        return rows[order]
-    among = np.zeros(len(order), dtype=np.bool_)
-    among[1:] |= tied
-    among[:-1] |= tied
-    names = np.zeros(len(uids), dtype=np.int64)
-    named = sorted(rows[order[among]].tolist(), key=uids.__getitem__)
-    names[named] = np.arange(len(named))
-    return rows[np.lexsort((names[rows], *keys))]

@@ -32,10 +32,11 @@ from muster.scheduling.expected import BASES, Lacking, expected_starts
 from muster.scheduling.explain import Expectation, explain
 from muster.scheduling.heads import Heads
 from muster.scheduling.improving import improve
-from muster.scheduling.order import Ordering, by_length, pending_by_rank, works
+from muster.scheduling.order import Ordering
 from muster.scheduling.plan import Admission, Basis, Plan
 from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.preempting import Preempting, cleared
+from muster.scheduling.ranks import by_length, pending_by_rank, works
 from muster.scheduling.rounds import Fate, Round, Verdict
 from muster.scheduling.snapshot import FOREVER, Jobs, Snapshot
 from muster.scheduling.starting import Starting

@@ -25,9 +25,9 @@ import numpy as np
 
 from muster.scheduling.claims import MUCH, effective_priorities, movable, outlasting
 from muster.scheduling.demand import Coming, coming_back, places_by_node
-from muster.scheduling.order import by_length, works
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, MoveReason, Promise
+from muster.scheduling.ranks import by_length, works
 from muster.scheduling.room import Room
 from muster.scheduling.rounds import Fate, Round, Verdict
 from muster.scheduling.snapshot import NONE, UNLIMITED, Preempts, Snapshot
