@@ -20,6 +20,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 from hack import leftovers, progress_file
 
@@ -325,6 +326,13 @@ def _timed(stage: Stage, environment: Mapping[str, str]) -> Outcome:
     return outcome
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # Taking clusters away takes a while; another signal must not cut it short.
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hack.checks", description="Run the checks and tests.")
     parser.add_argument(
@@ -341,6 +349,8 @@ def main() -> int:
             file=sys.stderr,
         )
         return 2
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)  # SIGINT too: a shell starts what runs in the background with it ignored
     try:
         outcome = run(names)
     except KeyboardInterrupt:
