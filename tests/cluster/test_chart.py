@@ -193,7 +193,7 @@ def test_it_should_set_rights_on_provisioning_requests_only_where_a_class_is_nam
     verbs = {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]}
     assert verbs["provisioningrequests"] == {"list", "create", "delete"}
     assert verbs["podtemplates"] == {"create", "delete"}
-    assert environment(objects)["MUSTER_OPERATOR_PROVISIONING_CLASS"]["value"] == "some.class"
+    assert environment(objects)["MUSTER_OPERATOR_PROVISIONING_CLASS"] == "some.class"
 
 
 def test_it_should_set_roles_that_aggregate(render: Render) -> None:
@@ -309,6 +309,10 @@ def test_it_should_set_these_rights(
     assert done.stdout.strip() == ("yes" if allowed else "no")
 
 
+DEFAULT_QUEUE = {"weight": 1, "order": "shortestExpected", "stopPolicy": "none"}
+"""What an API server makes of a queue that says nothing."""
+
+
 def bare(name: str) -> api.Options:
     return api.Options(name=name, nodes=0, control_plane_only=True)
 
@@ -332,7 +336,7 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane) -> None:
         assert len(plane.get("crd")["items"]) == 3
 
         plane.helm("install", "muster", str(CHART), "-n", NAMESPACE, "--set", "defaultQueue.create=true")
-        assert plane.get("trainingqueue", "default")["spec"] == {"weight": 1, "stopPolicy": "none"}
+        assert plane.get("trainingqueue", "default")["spec"] == DEFAULT_QUEUE
         assert plane.get("secret", "muster-token-key", "-n", NAMESPACE)["data"]["token-key"] == key
         assert plane.get("topology", "default")["spec"]["levels"][0]["name"] == "zone"
         plane.helm("uninstall", "muster", "-n", NAMESPACE)
@@ -340,6 +344,6 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane) -> None:
         plane.kubectl("delete", "crd", "topologies.muster.dev", "trainingqueues.muster.dev")
         plane.helm("install", "muster", str(CHART), "-n", NAMESPACE, "--set", "defaultQueue.create=true")
         assert plane.get("topology", "default")["spec"]["levels"][0]["name"] == "zone"
-        assert plane.get("trainingqueue", "default")["spec"] == {"weight": 1, "stopPolicy": "none"}
+        assert plane.get("trainingqueue", "default")["spec"] == DEFAULT_QUEUE
     finally:
         api.down("test-chart")
