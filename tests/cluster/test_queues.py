@@ -64,6 +64,7 @@ def test_a_queue_that_says_nothing_shows_the_defaults(control_plane: ControlPlan
     control_plane.kubectl("delete", "tq", "plain")
     assert spec == {
         "weight": 1,
+        "order": "shortestExpected",
         "stopPolicy": "none",
         "preemption": {"withinQueue": "lowerPriority", "reclaim": "any", "whenBorrowing": "never"},
     }
