@@ -20,6 +20,20 @@ CRDS = ROOT / "crds"
 CHART = ROOT / "charts" / "muster"
 
 
+LONGEST_FIRST = ("test_two_operators.py", "test_preemption.py", "test_gang.py", "test_cuts.py", "test_time.py")
+"""Files of minutes. Where processes share the files, one that came last would keep one of them busy alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        long = item.path.parent == here and item.path.name in LONGEST_FIRST
+        return LONGEST_FIRST.index(item.path.name) if long else len(LONGEST_FIRST)
+
+    items.sort(key=place)
+
+
 @dataclass(frozen=True)
 class ControlPlane:
     """The running API server, with Muster's CRDs applied."""
