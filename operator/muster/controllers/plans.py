@@ -349,10 +349,11 @@ class Plans:
         if status == old:
             record.told = words
             return
-        self._budget -= 1
         record.told, record.told_at = words, now
-        # The first word is in the status; an Event beside it would be one more write for each job that waits.
-        notes = (Note(EventReason.QUEUED, word.message),) if fresh and old.queue is not None else ()
+        # Where many come at once, their first words have no Events: the status says it, and each is one more write.
+        quiet = self._budget >= WORDS_PER_SECOND / 2
+        notes = (Note(EventReason.QUEUED, word.message),) if fresh and (old.queue is not None or quiet) else ()
+        self._budget -= 1 + len(notes)
         self._start(record, self._worker.carry_out(record, Decision(status=status, notes=notes)))
 
 
