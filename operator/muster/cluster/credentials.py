@@ -6,7 +6,6 @@ One object serves the asyncio client, the Lease's thread and kopf, so that all t
 from __future__ import annotations
 
 import os
-import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -45,11 +44,6 @@ class Credentials:
     def server(self) -> str:
         """Like `https://10.0.0.1:6443`."""
         return str(self.configuration.host).rstrip("/")
-
-    @property
-    def in_cluster(self) -> bool:
-        """Whether they are the pod's service account."""
-        return self.source == "the pod's service account"
 
     async def load(self) -> None:
         """Read everything anew: files may have changed, and an exec plugin is asked again. Raises CredentialsError."""
@@ -101,17 +95,6 @@ class Credentials:
             self.configuration.refresh_api_key_hook(self.configuration)
         token = self.configuration.api_key.get("BearerToken")
         return {"Authorization": _scheme(token)} if token else {}
-
-    def ssl_context(self) -> ssl.SSLContext:
-        """For clients of our own."""
-        settings = self.configuration
-        context = ssl.create_default_context(cafile=settings.ssl_ca_cert)
-        if settings.cert_file:
-            context.load_cert_chain(settings.cert_file, keyfile=settings.key_file)
-        if not settings.verify_ssl:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
 
     def connection(self) -> dict[str, Any]:
         """The same credentials as keyword arguments of `kopf.ConnectionInfo`."""
