@@ -86,8 +86,17 @@ async def test_a_job_waits_when_its_queues_month_is_used_up_until_the_budget_is_
     await place.submit("waits", 1)
     message = await place.until_waits("waits", "BudgetExhausted")
     assert f"queue {place.queue} has used its 1 GPU hours" in message
+
+    async def ready(status: str) -> Object | None:
+        told = condition(await place.api.get(queue), "Ready")
+        return told if told is not None and told["status"] == status else None
+
+    told = await place.until("the queue says that it takes no jobs", lambda: ready("False"))
+    assert told["reason"] == "BudgetExhausted"
+    assert told["message"] == f"{message}; what runs goes on"
     await place.api.merge_patch(queue, {"spec": {"budgets": [{"gpuHours": 2000000000}]}})
     await place.until_phase("waits", "Running")
+    await place.until("the queue says that it takes jobs", lambda: ready("True"))
     admitted = condition(await place.job("waits"), "Admitted")
     assert admitted is not None
     assert admitted["status"] == "True"

@@ -126,7 +126,8 @@ class QueueConditionType(str, Enum):
     """`status.conditions[].type` of a TrainingQueue."""
 
     READY = "Ready"
-    """True when the queue takes jobs. False: the reason says what is wrong with its spec, or that it is held."""
+    """True when the queue takes jobs. False: the reason says what is wrong with its spec, that it is held, or that a
+    budget is used up."""
     PARENT_FOUND = "ParentFound"
     """False when `spec.parent` cannot be the queue's parent; then the queue counts as a root. Absent without one."""
 
@@ -177,7 +178,8 @@ class Reason(str, Enum):
     INVALID_WINDOW = "InvalidWindow"
     """`window` names a time zone that does not exist, or a moment that never comes."""
     BUDGET_EXHAUSTED = "BudgetExhausted"
-    """The job's `budget`, or its queue's budget of the month, is used up; the message says what mends it."""
+    """The job's `budget`, or a budget of the month of its queue or one above, is used up; the message says what mends
+    it. Of a queue, too."""
     BACKOFF = "Backoff"
     """Waits before the next try; `status.notBefore` says until when."""
     RESTARTING = "Restarting"

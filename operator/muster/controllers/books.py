@@ -28,7 +28,7 @@ from muster.api.trainingqueue import (
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.executor import Executor
 from muster.cluster.views import NodeView
-from muster.controllers.accounts import Held, account
+from muster.controllers.accounts import Held, Spent, account
 from muster.controllers.cache import Cache
 from muster.controllers.queues import Standing, fair_share, standings
 from muster.controllers.records import Record
@@ -63,12 +63,20 @@ class Books:
         self._seen: dict[str, tuple[object, ...]] = {}
         self._tasks: dict[Name, asyncio.Task[None]] = {}
 
-    def keep(self, snapshot: Snapshot, records: Mapping[str, Record], errors: Mapping[str, str], now: datetime) -> None:
-        """Take over what a round of planning has seen. `errors`: what is wrong with a queue's spec, by its name."""
+    def keep(
+        self,
+        snapshot: Snapshot,
+        records: Mapping[str, Record],
+        errors: Mapping[str, str],
+        spent: Mapping[str, Spent],
+        now: datetime,
+    ) -> None:
+        """Take over what a round of planning has seen. `errors`: what is wrong with a queue's spec, by its name;
+        `spent`: the budgets that are used up, by the names of the queues that they close."""
         queues = self._cache.queues
         tally = Tally.of(snapshot, count_waiting(records.values()))
         self._seen = {name: seen for name, seen in self._seen.items() if name in queues}
-        for name, standing in standings(queues, errors).items():
+        for name, standing in standings(queues, errors, spent).items():
             # A thousand queues are there: nothing dear is done for those of which nothing has changed.
             seen = (queues[name], standing, tally.mark(name))
             if self._seen.get(name) != seen:

@@ -139,7 +139,7 @@ class Plans:
             count *= 4  # with fewer shown than could start, the order would be another one
         self._apply(snapshot, decided)
         if whole:
-            self.books.keep(snapshot, self._records, self._queue_errors, utc_now())
+            self.books.keep(snapshot, self._records, self._queue_errors, self._spent, utc_now())
         self.round_seconds = time.monotonic() - began
         if explains:
             rest = min(max(EXPLAIN_EVERY, self.round_seconds / EXPLAIN_SHARE), EXPLAIN_AT_LAST)

@@ -16,6 +16,7 @@ from muster.cluster.gpus import short_type
 from muster.cluster.quantities import amount
 from muster.cluster.queues import ANY_PRIORITY, QueueInput, QuotaInput, lineage
 from muster.cluster.snapshot import NO_ACCELERATOR, JobInput
+from muster.controllers.accounts import Spent
 from muster.scheduling.fairness import HALF_LIFE, decayed
 from muster.scheduling.snapshot import Preempts, Snapshot
 from muster_protocol.durations import parse_duration
@@ -125,21 +126,25 @@ def fair_share(queue: TrainingQueue, share: float, now: datetime) -> FairShare:
     return FairShare(share=text, mean=f"{past_share(queue, now):.6f}", at=now)
 
 
-def standings(queues: Mapping[str, TrainingQueue], errors: Mapping[str, str]) -> dict[str, Standing]:
-    """By name. `errors`: what is wrong with a queue's spec."""
+def standings(
+    queues: Mapping[str, TrainingQueue], errors: Mapping[str, str], spent: Mapping[str, Spent]
+) -> dict[str, Standing]:
+    """By name. `errors`: what is wrong with a queue's spec. `spent`: of queues whose budget, or that of one above them,
+    is used up."""
     line = lineage({name: queue.spec.parent or "" for name, queue in queues.items()})
-    return {name: _standing(name, queues, errors, line.parents, line.faults.get(name)) for name in queues}
+    return {
+        name: _standing(
+            queues[name], queues, _ready(name, queues, errors, line.parents, spent.get(name)), line.faults.get(name)
+        )
+        for name in queues
+    }
 
 
 def _standing(
-    name: str,
-    queues: Mapping[str, TrainingQueue],
-    errors: Mapping[str, str],
-    parents: Mapping[str, str],
-    fault: str | None,
+    queue: TrainingQueue, queues: Mapping[str, TrainingQueue], ready: tuple[Reason, str], fault: str | None
 ) -> Standing:
-    reason, message = _ready(name, queues, errors, parents)
-    parent = queues[name].spec.parent
+    reason, message = ready
+    parent = queue.spec.parent
     if parent is None:
         return Standing(reason, message, None, "")
     if fault is None:
@@ -149,9 +154,14 @@ def _standing(
 
 
 def _ready(
-    name: str, queues: Mapping[str, TrainingQueue], errors: Mapping[str, str], parents: Mapping[str, str]
+    name: str,
+    queues: Mapping[str, TrainingQueue],
+    errors: Mapping[str, str],
+    parents: Mapping[str, str],
+    spent: Spent | None,
 ) -> tuple[Reason, str]:
-    """Of the first on the way up that does not work; they take their whole branch with them."""
+    """Of the first on the way up that does not work; they take their whole branch with them. A budget that is used up
+    comes last: it mends itself."""
     one = name
     while one:
         whose = "its" if one == name else f"TrainingQueue {one!r} above it: its"
@@ -166,6 +176,9 @@ def _ready(
                 f"{whose} stopPolicy is holdAndDrain: what runs saves and stops, nothing starts until it is none",
             )
         one = parents.get(one, "")
+    if spent is not None:
+        runs = "what runs saves and stops" if spent.drains else "what runs goes on"
+        return Reason.BUDGET_EXHAUSTED, f"{spent.message}; {runs}"
     return Reason.READY, "takes jobs"
 
 

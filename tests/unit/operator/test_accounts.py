@@ -163,9 +163,35 @@ def test_the_queues_status_counts_what_its_jobs_hold_at_the_prices_of_their_flav
         levels=[LevelInput("host", "kubernetes.io/hostname")],
         prices={"H100/on-demand": 2.5},
     )
-    standing = standings({"research": found}, {})["research"]
+    standing = standings({"research": found}, {}, {})["research"]
     month = queue_status(found, Tally.of(frozen, {}), standing, NOON).month
     assert month == Month(until=NOON, uses=(MonthUse(gpu_type="H100", gpus=8, hourly="20"),))
+
+
+@pytest.mark.parametrize(("policy", "runs"), [("hold", "what runs goes on"), ("drain", "what runs saves and stops")])
+def test_queues_closed_by_a_budget_say_so_and_what_opens_them_until_it_is_mended(policy: str, runs: str) -> None:
+    company = holding(queue({"gpuHours": 40, "atLimit": policy}, name="company"), {"H100": Held(8, 0.0)}, NOON)
+    queues = {"company": company, "team": queue(name="team", parent="company"), "other": queue(name="other")}
+
+    def ready(now: datetime) -> dict[str, Reason]:
+        found = standings(queues, {}, accounts.Budgets().spent(queues, now))
+        message = found["team"].message
+        assert found["team"].ready or message == (
+            "queue company has used its 40 GPU hours of 2026-11; it takes jobs again on 2026-12-01T00:00:00Z, or when "
+            f"the budget is raised; {runs}"
+        )
+        return {name: standing.reason for name, standing in found.items()}
+
+    open_, spent = Reason.READY, Reason.BUDGET_EXHAUSTED
+    assert ready(NOON + 4 * HOUR) == {"company": open_, "team": open_, "other": open_}
+    assert ready(NOON + 5 * HOUR) == {"company": spent, "team": spent, "other": open_}
+    assert ready(DECEMBER + HOUR) == {"company": open_, "team": open_, "other": open_}
+
+
+def test_a_queue_that_is_held_says_so_also_when_its_budget_is_used_up() -> None:
+    held = TrainingQueue.from_raw({"metadata": {"name": "research"}, "spec": {"stopPolicy": "hold"}})
+    spent = {"research": accounts.Spent("used up", drains=False)}
+    assert standings({"research": held}, {}, spent)["research"].reason is Reason.HELD
 
 
 def test_a_job_of_a_queue_whose_budget_is_used_up_is_told_so() -> None:

@@ -76,7 +76,7 @@ def snapshot(queues: list[TrainingQueue], *jobs: JobInput) -> Snapshot:
 
 def status_of(queue: TrainingQueue, queues: list[TrainingQueue], *jobs: JobInput) -> TrainingQueueStatus:
     _, errors = queue_inputs(queues, NOW)
-    standing = standings({each.metadata.name: each for each in queues}, errors)[queue.metadata.name]
+    standing = standings({each.metadata.name: each for each in queues}, errors, {})[queue.metadata.name]
     tally = Tally.of(snapshot(queues, *jobs), {each.queue: 1 for each in jobs if not each.placed})
     return queue_status(queue, tally, standing, NOW)
 

@@ -59,6 +59,8 @@ def test_a_queue_that_is_held_or_has_lost_its_parent_says_so() -> None:
     ]
     (row,) = queue_rows([queue("lost", parent="gone", cohort=None, status={"conditions": conditions})])
     assert row[1:3] == ("gone", "Held, ParentNotFound")
+    spent = conditions[0] | {"reason": "BudgetExhausted"}
+    assert queue_rows([queue("metered", status={"conditions": [spent]})])[0][2] == "BudgetExhausted"
     (row,) = queue_rows([queue("unseen", cohort="all")])
     assert row[1:6] == ("cohort all", "", "", "", "")
 
