@@ -1,4 +1,4 @@
-"""Errors that a training script can meet. Each says what is wrong, where, and how to mend it."""
+"""Errors that a training script can meet: those of checkpoints, and those of its own use of the session."""
 
 from __future__ import annotations
 
@@ -6,53 +6,33 @@ import os
 import sys
 from typing import Final
 
-from muster_protocol.storage_errors import LASTING
+from muster_protocol.errors import (
+    CorruptCheckpointError,
+    MusterError,
+    StaleEpochError,
+    StateError,
+    StorageError,
+    StorageRefusedError,
+    storage_error,
+)
+
+__all__ = [
+    "CorruptCheckpointError",
+    "MusterError",
+    "StaleEpochError",
+    "StateError",
+    "StorageError",
+    "StorageRefusedError",
+    "UsageError",
+    "caller",
+    "storage_error",
+]
 
 _OWN_FOLDER: Final = os.path.dirname(os.path.abspath(__file__))
 
 
-class MusterError(Exception):
-    """Base of everything that Muster raises into a script."""
-
-
 class UsageError(MusterError):
     """The script uses the session in a way that would lose or mix up state. Names the line to change."""
-
-
-class StateError(MusterError):
-    """A state that can't be stored, or a checkpoint that doesn't fit the script's objects."""
-
-
-class CorruptCheckpointError(MusterError):
-    """A checkpoint, or a part of one, is missing or isn't what its manifest says."""
-
-
-class StaleEpochError(MusterError):
-    """Another gang has claimed this run's checkpoints; this one may not commit any more."""
-
-
-class StorageError(MusterError):
-    """The checkpoint's store refuses, or can't be reached.
-
-    `kind` is one of `muster_protocol.storage_errors.Kind`'s values.
-    """
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(kind, message)  # both in args, so that it survives the way from rank to rank
-        self.kind = kind
-
-    def __str__(self) -> str:
-        return str(self.args[1])
-
-
-class StorageRefusedError(StorageError):
-    """The store refuses for good: no such bucket, access denied, wrong settings. Somebody has to mend that."""
-
-
-def storage_error(kind: str, message: str) -> StorageError:
-    """The error for `kind`. Its class's name is in the traceback, which is all that the launcher sees of it."""
-    lasting = kind in {k.value for k in LASTING}
-    return StorageRefusedError(kind, message) if lasting else StorageError(kind, message)
 
 
 def caller() -> str:

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from muster_protocol.checkpoints.chain import Found, candidates, manifest_keys, read_manifest
+from muster_protocol.checkpoints.commit import read_latest
+from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import ShardFile
-from muster_runtime.checkpoint.chain import Found, candidates, manifest_keys, read_manifest
-from muster_runtime.checkpoint.commit import read_latest
-from muster_runtime.checkpoint.store import Store, open_store
+from muster_runtime.checkpoint.store import open_store
 from muster_runtime.errors import CorruptCheckpointError, MusterError, StorageError
 
 _PIECE: Final = 8 << 20

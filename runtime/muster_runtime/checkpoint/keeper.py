@@ -17,13 +17,13 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.state_dict_loader import load as planned_load
 from torch.distributed.checkpoint.state_dict_saver import save as planned_save
 
+from muster_protocol.checkpoints import chain
+from muster_protocol.checkpoints.chain import Damaged, Found
+from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit
+from muster_protocol.checkpoints.retention import Retention, expired
+from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import Latest
-from muster_runtime.checkpoint import chain
-from muster_runtime.checkpoint.chain import Damaged, Found
-from muster_runtime.checkpoint.commit import Claim, claim_epoch, commit
 from muster_runtime.checkpoint.reader import Reader
-from muster_runtime.checkpoint.retention import Retention, expired
-from muster_runtime.checkpoint.store import Store
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.checkpoint.writer import Heading, Writer, Written
 from muster_runtime.errors import CorruptCheckpointError, MusterError

@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import Manifest
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_runtime.checkpoint.layout import Place, metadata_from_json
-from muster_runtime.checkpoint.store import Store
 from muster_runtime.errors import CorruptCheckpointError, StorageError
 
 _READS_AHEAD: Final = 4

@@ -15,12 +15,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
+from muster_protocol.checkpoints.store import Body
 from muster_protocol.manifest import ShardFile
 from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import CheckpointUri
 from muster_runtime import vendored
 from muster_runtime.checkpoint.frames import FRAME_PAYLOAD, receive_frame, send_frame
-from muster_runtime.checkpoint.store import Body
 from muster_runtime.errors import StorageError, storage_error
 
 _ROOT: Final = Path(__file__).resolve().parents[2]

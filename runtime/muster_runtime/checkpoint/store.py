@@ -1,75 +1,16 @@
-"""Where checkpoints lie: one small interface over S3 and over folders.
-
-A store is made for one uri; keys are relative to it. Every method raises `StorageError`.
-"""
+"""The stores that a rank opens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
-
 from muster_protocol import uris
-from muster_protocol.manifest import ShardFile
-
-
-@dataclass(frozen=True)
-class Body:
-    """A whole small object, and the tag that a conditional write names it by."""
-
-    content: bytes
-    etag: str
-
-
-class ShardWriter(Protocol):
-    """One object being written as a stream. Nothing is visible before `close`."""
-
-    def write(self, data: memoryview) -> None:
-        """Appends `data`; it may be reused as soon as this returns."""
-
-    def close(self) -> ShardFile:
-        """Makes the object visible and durable."""
-
-    def abort(self) -> None:
-        """Gives the object up; nothing stays."""
-
-
-class Store(Protocol):
-    uri: str
-
-    def get(self, key: str) -> Body | None:
-        """The whole object, or None when there is none."""
-
-    def read(self, key: str, offset: int, length: int) -> bytearray:
-        """`length` bytes from `offset`. StorageError of kind NotFound when the object is absent or too short."""
-
-    def put(self, key: str, content: bytes) -> None:
-        """Writes a small object whole, replacing any other."""
-
-    def put_if(self, key: str, content: bytes, etag: str | None) -> str:
-        """Writes only if the object still has `etag` (None: if there is none). The new etag.
-
-        StorageError of kind PreconditionFailed when it has not; any other kind leaves it open whether it was written.
-        """
-
-    def writer(self, key: str) -> ShardWriter:
-        """Starts a large object."""
-
-    def objects(self, prefix: str) -> list[tuple[str, int]]:
-        """(key, size in bytes) of everything below `prefix`, sorted by key."""
-
-    def delete(self, keys: list[str]) -> None:
-        """Removes objects; one that is gone already is no error."""
-
-    def close(self) -> None:
-        """Ends what the store holds open."""
+from muster_protocol.checkpoints.file_store import FileStore
+from muster_protocol.checkpoints.store import Store
 
 
 def open_store(uri: str) -> Store:
     """The store for `s3://bucket/prefix` or `file:///folder`. ValueError when `uri` is neither."""
     parsed = uris.parse_uri(uri)
     if parsed.scheme == "file":
-        from muster_runtime.checkpoint.file_store import FileStore
-
         return FileStore(parsed)
     from muster_runtime.checkpoint.s3_store import S3Store
 

@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import MANIFEST_NAME, Manifest, ShardFile
 from muster_runtime.checkpoint.layout import Place, raw_bytes, tensors_to_json
-from muster_runtime.checkpoint.store import Store
 from muster_runtime.errors import StateError
 
 

@@ -34,9 +34,9 @@ class Failure:
 
 
 _STORAGE: Final = {
-    "muster_runtime.errors.StorageRefusedError": Cause.STORAGE,
-    "muster_runtime.errors.StorageError": Cause.INFRASTRUCTURE,
-    "muster_runtime.errors.StaleEpochError": Cause.INFRASTRUCTURE,
+    "muster_protocol.errors.StorageRefusedError": Cause.STORAGE,
+    "muster_protocol.errors.StorageError": Cause.INFRASTRUCTURE,
+    "muster_protocol.errors.StaleEpochError": Cause.INFRASTRUCTURE,
 }
 """What the checkpoint's store did to a rank isn't the user's failure."""
 

@@ -11,14 +11,15 @@ from typing import Final
 import torch
 from torch import nn
 
+from muster_protocol.checkpoints.chain import Found, find_start
+from muster_protocol.checkpoints.retention import Retention
+from muster_protocol.checkpoints.store import Store
 from muster_protocol.losses import LossRecord, encode, metrics_key
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_protocol.uris import parse_uri_at_step
-from muster_runtime.checkpoint.chain import Found, find_start
 from muster_runtime.checkpoint.keeper import Keeper, Saved
 from muster_runtime.checkpoint.reader import Reader
-from muster_runtime.checkpoint.retention import Retention
-from muster_runtime.checkpoint.store import Store, open_store
+from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.errors import StateError, StorageError
 from muster_runtime.parallel.gang import Gang

@@ -16,7 +16,8 @@ from hack.cluster import build
 from hack.cluster.progress import Progress
 
 from muster_protocol import env
-from muster_runtime.checkpoint.store import Store, open_store
+from muster_protocol.checkpoints.store import Store
+from muster_runtime.checkpoint.store import open_store
 
 ACCESS_KEY, SECRET_KEY = "checkpoint-access", "checkpoint-secret"
 

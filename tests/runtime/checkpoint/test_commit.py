@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from muster_protocol import manifest
-from muster_runtime.checkpoint import commit as commits
-from muster_runtime.checkpoint.commit import Claim, claim_epoch, commit, read_latest
-from muster_runtime.checkpoint.store import Body, Store
+from muster_protocol.checkpoints import commit as commits
+from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit, read_latest
+from muster_protocol.checkpoints.store import Body, Store
 from muster_runtime.errors import CorruptCheckpointError, StaleEpochError, StorageError
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from muster_protocol import manifest
+from muster_protocol.checkpoints.chain import Found, find_start, manifest_keys
+from muster_protocol.checkpoints.commit import claim_epoch
+from muster_protocol.checkpoints.retention import Retention
+from muster_protocol.checkpoints.store import Store
 from muster_runtime.checkpoint import keeper as keepers
 from muster_runtime.checkpoint.__main__ import main
-from muster_runtime.checkpoint.chain import Found, find_start, manifest_keys
-from muster_runtime.checkpoint.commit import claim_epoch
 from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.reader import Reader
-from muster_runtime.checkpoint.retention import Retention
-from muster_runtime.checkpoint.store import Store
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.errors import CorruptCheckpointError, StaleEpochError, StateError, StorageError
 from muster_runtime.parallel.gang import Gang

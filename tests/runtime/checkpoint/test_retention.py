@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster_runtime.checkpoint.retention import Retention, expired
+from muster_protocol.checkpoints.retention import Retention, expired
 
 
 def run(*folders: str, half: tuple[str, ...] = ()) -> list[str]:

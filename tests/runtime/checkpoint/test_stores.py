@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from muster_protocol.checkpoints.store import Store
 from muster_runtime.checkpoint import s3_store
 from muster_runtime.checkpoint.s3_process import PART_BYTES
 from muster_runtime.checkpoint.s3_store import S3Store
-from muster_runtime.checkpoint.store import Store, open_store
+from muster_runtime.checkpoint.store import open_store
 from muster_runtime.errors import StorageError
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ PRELOADED = [
     "torch._dynamo",
     "torch.optim.swa_utils",
     "muster_runtime.session.start",
-    "muster_runtime.checkpoint.file_store",
+    "muster_protocol.checkpoints.file_store",
     "muster_runtime.checkpoint.s3_store",
 ]
 

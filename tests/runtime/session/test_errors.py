@@ -219,7 +219,7 @@ def test_a_checkpoint_that_does_not_fit_is_told(change: tuple[str, str], pattern
 def test_a_gang_that_was_replaced_ends_and_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
     steal = TRAIN + (
         "    if step == 0 and session.is_leader:\n"
-        "        from muster_runtime.checkpoint.commit import claim_epoch\n"
+        "        from muster_protocol.checkpoints.commit import claim_epoch\n"
         "        from muster_runtime.checkpoint.store import open_store\n"
         f"        claim_epoch(open_store('file://{tmp_path}/run'), 'another')\n"
     )

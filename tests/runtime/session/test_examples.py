@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gangs import run_gang
 
-from muster_runtime.checkpoint.commit import read_latest
+from muster_protocol.checkpoints.commit import read_latest
 from muster_runtime.checkpoint.store import open_store
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"

@@ -8,7 +8,7 @@ import pytest
 from gangs import run_gang
 
 from muster_protocol import losses
-from muster_runtime.checkpoint.commit import read_latest
+from muster_protocol.checkpoints.commit import read_latest
 from muster_runtime.checkpoint.store import open_store
 
 SCRIPT = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from muster_protocol.checkpoints.chain import folder_of
 from muster_protocol.manifest import MANIFEST_NAME, step_prefix
-from muster_runtime.checkpoint.chain import folder_of
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_protocol import manifest
+from muster_protocol.checkpoints.store import Store
+from muster_protocol.errors import CorruptCheckpointError, StaleEpochError, StorageError
 from muster_protocol.manifest import LATEST_KEY, Latest
 from muster_protocol.storage_errors import PASSING, Kind
-from muster_runtime.checkpoint.store import Store
-from muster_runtime.errors import CorruptCheckpointError, StaleEpochError, StorageError
 
 _TRIES: Final = 5
 _PAUSE_SECONDS: Final = 0.5

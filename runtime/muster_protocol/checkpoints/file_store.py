@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from muster_protocol.checkpoints.store import Body
+from muster_protocol.errors import StorageError, storage_error
 from muster_protocol.manifest import ShardFile
 from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import CheckpointUri
-from muster_runtime.checkpoint.store import Body
-from muster_runtime.errors import StorageError, storage_error
 
 _HIDDEN = ".muster-"
 """Prefix of names that are no objects: lock and half-written files."""

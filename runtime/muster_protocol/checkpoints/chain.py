@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.commit import read_latest
+from muster_protocol.checkpoints.store import Store
+from muster_protocol.errors import CorruptCheckpointError, StateError
 from muster_protocol.manifest import Latest, Manifest
-from muster_runtime.checkpoint.commit import read_latest
-from muster_runtime.checkpoint.store import Store
-from muster_runtime.errors import CorruptCheckpointError, StateError
 
 _FOLDER: Final = re.compile(r"^step-(\d+)/(\d+)-(\d+)/")
 
