@@ -106,7 +106,8 @@ def main() -> int:
     watched = guard(timeline, tree, room, gang, worker, reservation)
     newcomer, taken = workers[gangs[gang_of[1]].worker], np.zeros(asked.nodes, dtype=np.int64)
     taken[:4] = 1
-    lacking = Lacking(waiting, np.arange(len(waiting)) % 2 == 0, np.arange(len(base.queues.names)), ledger.available)
+    short, pools = np.arange(len(waiting)) % 2 == 0, np.arange(len(base.queues.names))
+    lacking = Lacking(waiting, short, pools, ledger.available, ledger.available)
     figures = {
         "reservation_p50_ms": milliseconds(11, lambda: Timeline(base, tree).reserve(room, gang, worker)),
         "guard_p50_ms": milliseconds(11, lambda: guard(timeline, tree, room, gang, worker, reservation)),

@@ -7,15 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from muster.scheduling.expected import Expected, Lacking, expected_starts
-from muster.scheduling.plan import Basis
+from muster.scheduling.plan import Basis, WaitReason
+from muster.scheduling.planner import plan
 from muster.scheduling.quota import Ledger
 from muster.scheduling.snapshot import FOREVER, NONE, JobState, Snapshot
 from muster.scheduling.timeline import Reservation, Timeline
 
-from .cases import Job, rack
+from .cases import Job, Outcome, rack
 from .futures import GRACE, NOW, Desk, Run, world, worlds
+from .standing import standing
 
 pytestmark = pytest.mark.unit
 thorough = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,6 +37,7 @@ def expect(
         quota=np.isin(desk.waiting, quota),
         pools=np.arange(len(world.queues.names), dtype=np.int64),
         spare=Ledger(world.queues, world.jobs).available,
+        own=Ledger(world.queues, world.jobs).available,
     )
     timeline = Timeline(world, desk.tree)
     return expected_starts(world, timeline, desk.tree, desk.room, lacking, reservations or {})
@@ -92,11 +96,56 @@ def test_a_window_that_opens_later_keeps_no_room_from_others() -> None:
 
 def test_who_lacks_quota_waits_for_jobs_of_its_own_queue() -> None:
     runs = [Run(Job("a"), on(0), ends=500.0), Run(Job("other", queue=None), on(1), ends=100.0)]
-    base = world(rack(0, 3), runs, [Job("c")])
+    assert starts(expect(_limited(world(rack(0, 3), runs, [Job("c")]), 8), quota=(2,)), 2) == [500.0]
+
+
+def test_who_was_not_started_waits_for_an_end_though_its_pool_has_enough() -> None:
+    """Two halves of nodes are free, no whole one: the pool of the flavour has 8 GPUs, and nobody can start on it."""
+    halves = [Run(Job("a", gpus=4), on(0), ends=100.0), Run(Job("b", gpus=4), on(1), ends=500.0)]
+    known = world(rack(0, 2), halves, [Job("c"), Job("d")])
+    known.jobs.terms.estimate[2:] = 50.0
+    assert starts(expect(known), 2, 3) == [100.0, 150.0]
+    silent = world(rack(0, 2), [replace(run, ends=FOREVER) for run in halves], [Job("c")])
+    assert expect(silent).of(2) == (FOREVER, Basis.UNKNOWN)
+
+
+def test_quota_that_comes_back_where_room_is_free_is_enough() -> None:
+    runs = [Run(Job("a"), on(0), ends=100.0), Run(Job("other", queue=None), on(1), ends=500.0)]
+    assert starts(expect(_limited(world(rack(0, 3), runs, [Job("c")]), 8), quota=(2,)), 2) == [100.0]
+
+
+def test_who_cannot_give_back_waits_for_one_of_its_queue_that_cannot_either() -> None:
+    runs = [Run(Job("borrower"), on(0), ends=100.0), Run(Job("firm"), on(1), ends=500.0)]
+    base = _limited(world(rack(0, 3), runs, [Job("c"), Job("d")]), 8)
+    base.jobs.terms.preemptible[1:3] = False
+    found = Outcome(base, plan(base)).waiting
+    assert found["c"].reason is WaitReason.QUOTA_EXCEEDED
+    assert found["c"].expected - NOW == 500.0
+    silent = replace(base, jobs=replace(base.jobs, runs=replace(base.jobs.runs, ends=np.full(4, FOREVER))))
+    assert Outcome(silent, plan(silent)).waiting["c"].basis is Basis.UNKNOWN
+
+
+def _limited(base: Snapshot, gpus: int) -> Snapshot:
+    """With that much quota for the one queue."""
     nominal = base.queues.nominal.copy()
-    nominal[0, 1, 2] = 8
-    base = replace(base, queues=replace(base.queues, nominal=nominal))
-    assert starts(expect(base, quota=(2,)), 2) == [500.0]
+    nominal[0, 1, 2] = gpus
+    return replace(base, queues=replace(base.queues, nominal=nominal))
+
+
+@thorough
+@given(standing(), st.integers(0, 2**32 - 1))
+def test_nobody_who_waits_is_expected_to_start_before_anything_ends(world: Snapshot, seed: int) -> None:
+    """A plan applied to its own snapshot changes nothing, so whoever it leaves waiting can only start later: "now" and
+    "before the first end of all" are wrong. Whom room is promised to waits for those who leave it, one grace."""
+    draw, count = np.random.default_rng(seed), len(world.jobs.uids)
+    ends = world.now + draw.choice([10.0, 50.0, 100.0, FOREVER, FOREVER], count)
+    runs = replace(world.jobs.runs, ends=ends, grace=np.full(count, 5.0))
+    world = replace(world, jobs=replace(world.jobs, runs=runs))
+    holds = world.jobs.states == JobState.HOLDING
+    first = min(ends[holds].min(initial=FOREVER), world.now + 5.0 if runs.leaving[holds].any() else FOREVER)
+    for waiting in plan(world).waiting:
+        if waiting.basis is not Basis.PROMISED:
+            assert waiting.expected >= first
 
 
 @thorough

@@ -8,7 +8,8 @@ filled in: a job without an estimate runs as long as the typical job of its flav
 nothing, has that long yet to go, however long it has run: as if lengths had no memory.
 
 So the basis of these is `QUEUE`, a rough estimate: it knows neither topology nor fragments, and leaves out backfill and
-the jobs that are yet to be submitted.
+the jobs that are yet to be submitted. One thing it does know: who was not started by this plan waits for something to
+end, also where its pool has enough. Where no end is known, nothing is told.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ BASES = tuple(Basis)
 """Of what `Expected.bases` holds the index."""
 
 _QUEUE, _UNKNOWN, _PROMISED = BASES.index(Basis.QUEUE), BASES.index(Basis.UNKNOWN), BASES.index(Basis.PROMISED)
+
+_NEVER = -FOREVER
 
 Spare = Callable[[int, int, int], int]
 """(queue, flavour, resource) -> how much of it the queue may still use: `Ledger.available`."""
@@ -62,12 +65,14 @@ class Lacking:
         pools: Q, of each queue the number of the pool of quota that it draws on: the same for the queues that lend to
             each other, one of its own for a queue that may not borrow. `Ledger.circle` is a good number.
         spare: what a queue may use beside what is used and promised.
+        own: what a queue has left of its own for jobs that cannot give it back.
     """
 
     jobs: Int
     quota: Mask
     pools: Int
     spare: Spare
+    own: Spare
 
 
 @dataclass
@@ -108,11 +113,18 @@ def expected_starts(
     floors = np.maximum(jobs.terms.opens[waiting], snapshot.now)
     short = np.flatnonzero(lacking.quota)
     if short.size:
-        pool, pools = _quota_pools(snapshot, lacking, short, units, likely, held)
-        floors[short] = _draw(pools, pool, needs[short], length[short], floors[short])
+        pool, pools = _quota_pools(snapshot, lacking.pools, lacking.spare, waiting[short], units, likely, held)
+        floors[short] = _draw(pools, pool, needs[short], length[short], floors[short], snapshot.now)
+    firm = short[~jobs.terms.preemptible[waiting[short]]]
+    if firm.size:
+        # They borrow nothing: they wait for the ends of jobs of their own queue that cannot give back either.
+        apart = np.arange(len(lacking.pools), dtype=np.int64)
+        ends = np.where(jobs.terms.preemptible, FOREVER, likely)
+        pool, pools = _quota_pools(snapshot, apart, lacking.own, waiting[firm], units, ends, held)
+        floors[firm] = _draw(pools, pool, needs[firm], length[firm], floors[firm], _NEVER)
     order = np.argsort(floors, kind="stable")
     pools = _room_pools(snapshot, tree, room, units, likely, held)
-    found = _draw(pools, flavours[order], needs[order], length[order], floors[order])
+    found = _draw(pools, flavours[order], needs[order], length[order], floors[order], snapshot.now)
     starts[waiting[order]] = found
     bases[waiting[order]] = np.where(np.isfinite(found), _QUEUE, _UNKNOWN)
     for job, reservation in reservations.items():
@@ -122,9 +134,12 @@ def expected_starts(
     return Expected(starts, bases)
 
 
-def _draw(pools: _Pools, pool: Int, needs: Int, length: Seconds, floors: Seconds) -> Seconds:
-    """When each job gets what it needs of its pool, in order; it gives it back `length` seconds later."""
-    clocks = [back[0][0] if back else 0.0 for back in pools.backs]
+def _draw(pools: _Pools, pool: Int, needs: Int, length: Seconds, floors: Seconds, waits: float) -> Seconds:
+    """When each job gets what it needs of its pool, in order; it gives it back `length` seconds later.
+
+    Whoever would get it at `waits` does not: it starts at the next end, and never where none is known.
+    """
+    clocks = [0.0] * len(pools.backs)
     left, backs, owed = pools.left, pools.backs, pools.owed
     starts = []
     for at, need, lasts, floor in zip(pool.tolist(), needs.tolist(), length.tolist(), floors.tolist(), strict=True):
@@ -139,6 +154,8 @@ def _draw(pools: _Pools, pool: Int, needs: Int, length: Seconds, floors: Seconds
             owed[at] -= amount
         left[at], clocks[at] = have - need, clock
         start = clock if clock > floor else floor
+        if start <= waits and not clock:
+            start = back[0][0] if back else FOREVER
         starts.append(start)
         if start + lasts < FOREVER:
             heappush(back, (start + lasts, need))
@@ -159,18 +176,17 @@ def _room_pools(snapshot: Snapshot, tree: Tree, room: Room, units: Int, likely: 
 
 
 def _quota_pools(
-    snapshot: Snapshot, lacking: Lacking, short: Int, units: Int, likely: Seconds, held: Int
+    snapshot: Snapshot, pools: Int, spare: Spare, rows: Int, units: Int, likely: Seconds, held: Int
 ) -> tuple[Int, _Pools]:
-    """(the pool of each job that lacks quota, the pools)."""
+    """(the pool of each of `rows`, the pools). `pools`: Q, as in `Lacking`."""
     jobs, count = snapshot.jobs, len(snapshot.flavours)
-    numbers, dense = np.unique(lacking.pools, return_inverse=True)
+    numbers, dense = np.unique(pools, return_inverse=True)
     known = jobs.queues != NONE
     key = np.where(known, dense[jobs.queues] * count + jobs.flavours, NONE)
     left = [0.0] * (len(numbers) * count)
-    rows = lacking.jobs[short]
     for queue, flavour in set(zip(jobs.queues[rows].tolist(), jobs.flavours[rows].tolist(), strict=True)):
         at = int(dense[queue]) * count + flavour
-        left[at] = max(left[at], float(lacking.spare(queue, flavour, int(units[flavour]))))
+        left[at] = max(left[at], float(spare(queue, flavour, int(units[flavour]))))
     holding = np.flatnonzero(np.isfinite(likely) & known)
     amounts = held[holding, units[jobs.flavours[holding]]]
     return key[rows], _pools(left, key[holding], likely[holding], amounts)

@@ -217,6 +217,7 @@ def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expecta
         quota=np.array([each.fate is Fate.QUOTA for each in able], dtype=np.bool_),
         pools=np.array([round_.used.circle(queue) for queue in range(queues)], dtype=np.int64),
         spare=round_.promised.available,
+        own=round_.own_left,
     )
     reservations = {head.job: head.reservation for head in heads.all}
     found = expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, reservations)

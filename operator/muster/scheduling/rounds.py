@@ -158,10 +158,14 @@ class Round:
         what the others use beside them is what is borrowed, and can be taken back."""
         queue, flavour = self.queue_of[job], self.kind(job).choices[choice].flavour
         for resource, amount in need:
-            left = self.used.most_own(queue, flavour, resource) - int(self._firm[queue, flavour, resource])
+            left = self.own_left(queue, flavour, resource)
             if left < amount:
-                return Shortage(resource, amount, max(0, left))
+                return Shortage(resource, amount, left)
         return None
+
+    def own_left(self, queue: int, flavour: int, resource: int) -> int:
+        """What a queue has left of its own for jobs that cannot give it back."""
+        return max(0, self.used.most_own(queue, flavour, resource) - int(self._firm[queue, flavour, resource]))
 
     def never(self, job: int, choice: int, need: Need) -> Shortage | None:
         """What quota lacks for the job when nobody else uses anything, or None."""
