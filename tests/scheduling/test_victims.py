@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 
-from muster.scheduling.claims import Right, may_preempt
+from muster.scheduling.claims import Right, Standing
 from muster.scheduling.demand import coming_back
 from muster.scheduling.gangs import Gang, Worker, tell_apart
 from muster.scheduling.placement import fits
@@ -138,7 +138,7 @@ def is_enough(case: Case, rows: Iterable[int]) -> bool:
 @given(standing(slices=True))
 def test_the_victims_cost_is_the_least_that_any_set_has(world: Snapshot) -> None:
     case = case_of(world)
-    rights = may_preempt(world, case.ledger, 0, int(world.jobs.flavours[0]), case.need)
+    rights = Standing(world).rights(case.ledger, 0, int(world.jobs.flavours[0]), case.need)
     yielding = np.flatnonzero(rights == Right.YIELDS).tolist()
     others = np.flatnonzero(rights > Right.YIELDS).tolist()
     found = case.find()

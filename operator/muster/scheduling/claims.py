@@ -39,6 +39,8 @@ from muster.scheduling.quota import Ledger, Need
 from muster.scheduling.ranks import AGE_STEPS, ages, works
 from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, JobState, Mask, Preempts, Seconds, Snapshot
 
+_NO_RIGHT: Final = np.int32(0)
+
 MUCH: Final = 2.0
 """A running job is much longer than one that waits if it has this many times as much left to do."""
 
@@ -53,35 +55,82 @@ class Right(IntEnum):
     SURPLUS = 4
 
 
-def may_preempt(snapshot: Snapshot, ledger: Ledger, job: int, flavour: int, need: Need) -> Index:
-    """J, of `Right`: by what right `job` may ask each other job for room.
+class Standing:
+    """Placements of one snapshot that may be ended, with what decides who may ask them: made once for many claimants.
 
-    Args:
-        ledger: with the promises that stand; it is only read.
-        flavour: whose quota the job would draw on.
-        need: what its whole gang asks for.
+    Attributes:
+        rows: S, of `movable`.
+        priorities, works: J, see `effective_priorities` and `ranks.works`.
+        left: S, see `outlasting`.
     """
-    jobs, queues = snapshot.jobs, snapshot.queues
-    rights = np.zeros(len(jobs.uids), dtype=np.int32)
-    queue = int(jobs.queues[job])
-    if queue == NONE:
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        jobs, runs = snapshot.jobs, snapshot.jobs.runs
+        self._snapshot = snapshot
+        self.rows: Int = np.flatnonzero(movable(snapshot)).astype(np.int64)
+        self.priorities, self.works = effective_priorities(snapshot), works(snapshot)
+        self.left = outlasting(snapshot)[self.rows]
+        self._of_rows, self._queues = self.priorities[self.rows], jobs.queues[self.rows]
+        self._kept: Mask = runs.budget[self.rows] > 0
+        self._yields: Mask = runs.yields[self.rows]
+        keys = self._queues.astype(np.int64) * len(snapshot.flavours) + jobs.flavours[self.rows]
+        groups, group_of = np.unique(keys, return_inverse=True)
+        self._group_of: Int = group_of.astype(np.int64)
+        self._groups = [divmod(group, len(snapshot.flavours)) for group in groups.tolist()]
+
+    def rights(self, ledger: Ledger, job: int, flavour: int, need: Need) -> Index:
+        """J, of `Right`: by what right `job` may ask each other job for room.
+
+        Args:
+            ledger: with the promises that stand; it is only read.
+            flavour: whose quota the job would draw on.
+            need: what its whole gang asks for.
+        """
+        jobs, queues = self._snapshot.jobs, self._snapshot.queues
+        rights = np.zeros(len(jobs.uids), dtype=np.int32)
+        queue, own = int(jobs.queues[job]), int(self.priorities[job])
+        if queue == NONE:
+            return rights
+        found = np.zeros(len(self.rows), dtype=np.int32)
+        if jobs.terms.reclaims[job]:
+            lower, inside = self._of_rows < own, self._queues == queue
+            found = np.where(inside, _NO_RIGHT, self._elsewhere(ledger, queue, flavour, need, lower))
+            if queues.within[queue] != Preempts.NEVER:
+                asked = lower
+                if queues.shortest[queue]:
+                    longer = (self.left > 0) & (self.left >= MUCH * self.works[job])
+                    asked = lower | (longer & (self._of_rows == own))
+                found[inside & asked & self._kept] = Right.PRIORITY
+        found[self._yields & (self._of_rows <= own)] = Right.YIELDS
+        rights[self.rows] = found
+        rights[job] = Right.NONE
         return rights
-    there = movable(snapshot)
-    there[job] = False
-    priorities = effective_priorities(snapshot)
-    own, lower = int(priorities[job]), priorities < priorities[job]
-    if jobs.terms.reclaims[job]:
-        kept = jobs.runs.budget > 0
-        inside = jobs.queues == queue
-        if queues.within[queue] != Preempts.NEVER:
-            rights[there & inside & lower & kept] = Right.PRIORITY
-            if queues.shortest[queue]:
-                left = outlasting(snapshot)
-                longer = (left > 0) & (left >= MUCH * works(snapshot)[job]) & (priorities == own)
-                rights[there & inside & kept & longer] = Right.PRIORITY
-        _elsewhere(snapshot, ledger, queue, flavour, need, there & ~inside, lower, kept, rights)
-    rights[there & jobs.runs.yields & (priorities <= own)] = Right.YIELDS
-    return rights
+
+    def _elsewhere(self, ledger: Ledger, queue: int, flavour: int, need: Need, lower: Mask) -> Index:
+        """S, the rights over jobs of other queues; one look a queue and flavour."""
+        policies = self._snapshot.queues
+        reclaim, borrower = int(policies.reclaim[queue]), int(policies.borrower[queue])
+        within, circle = ledger.within(queue, flavour, need), ledger.circle(queue)
+        for_lower = np.zeros(len(self._groups), dtype=np.int32)
+        for_any = np.zeros(len(self._groups), dtype=np.int32)
+        for index, (other, kind) in enumerate(self._groups):
+            if other == queue:
+                continue
+            if not any(ledger.most(other, kind, resource) < UNLIMITED for resource, _ in need):
+                for_lower[index] = Right.PRIORITY
+            elif not _borrows(ledger, other, kind, need):
+                continue
+            elif ledger.circle(other) != circle:
+                for_lower[index] = Right.SURPLUS
+            elif within and reclaim != Preempts.NEVER:
+                if kind == flavour and ledger.may_reclaim(queue, other, flavour, need):
+                    for_lower[index] = Right.RECLAIM
+                    for_any[index] = Right.RECLAIM if reclaim == Preempts.ANY else Right.NONE
+            elif borrower != Preempts.NEVER:
+                for_lower[index] = Right.SURPLUS
+        found: Index = np.where(lower, for_lower[self._group_of], for_any[self._group_of])
+        found[(found == Right.PRIORITY) & ~self._kept] = Right.NONE
+        return found
 
 
 def movable(snapshot: Snapshot) -> Mask:
@@ -113,46 +162,6 @@ def effective_priorities(snapshot: Snapshot) -> Index:
     known = jobs.queues != NONE
     capped[known] = np.minimum(capped[known], snapshot.queues.priorities_max[jobs.queues[known]])
     return capped
-
-
-def _elsewhere(
-    snapshot: Snapshot,
-    ledger: Ledger,
-    queue: int,
-    flavour: int,
-    need: Need,
-    others: Mask,
-    lower: Mask,
-    kept: Mask,
-    rights: Index,
-) -> None:
-    """Fill in the rights over jobs of other queues; one look a queue and flavour."""
-    jobs, policies = snapshot.jobs, snapshot.queues
-    rows = np.flatnonzero(others & (lower | (policies.reclaim[queue] == Preempts.ANY)))
-    if not len(rows):
-        return
-    flavours = len(snapshot.flavours)
-    groups, group_of = np.unique(
-        jobs.queues[rows].astype(np.int64) * flavours + jobs.flavours[rows], return_inverse=True
-    )
-    for_lower, for_any = np.zeros(len(groups), dtype=np.int32), np.zeros(len(groups), dtype=np.int32)
-    within = ledger.within(queue, flavour, need)
-    for index, (other, kind) in enumerate(divmod(group, flavours) for group in groups.tolist()):
-        if not any(ledger.most(other, kind, resource) < UNLIMITED for resource, _ in need):
-            for_lower[index] = Right.PRIORITY
-        elif ledger.circle(other) != ledger.circle(queue):
-            for_lower[index] = Right.SURPLUS
-        elif within and policies.reclaim[queue] != Preempts.NEVER:
-            if kind == flavour and ledger.may_reclaim(queue, other, flavour, need):
-                for_lower[index] = Right.RECLAIM
-                for_any[index] = Right.RECLAIM if policies.reclaim[queue] == Preempts.ANY else Right.NONE
-        elif policies.borrower[queue] != Preempts.NEVER:
-            for_lower[index] = Right.SURPLUS
-        if for_lower[index] == Right.SURPLUS and not _borrows(ledger, other, kind, need):
-            for_lower[index] = Right.NONE
-    found = np.where(lower[rows], for_lower[group_of], for_any[group_of])
-    found[(found == Right.PRIORITY) & ~kept[rows]] = Right.NONE
-    rights[rows] = found
 
 
 def _borrows(ledger: Ledger, queue: int, flavour: int, need: Need) -> bool:

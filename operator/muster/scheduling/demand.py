@@ -115,6 +115,26 @@ class Demand:
         """Indices of the resources that are asked for."""
         return np.array([resource for resource, _ in self.asks], dtype=np.int64)
 
+    def with_back(self, rows: Int) -> Int:
+        """`base` when these placements have given back all that they hold, where the gang could use it."""
+        runs, requests = self.snapshot.jobs.runs, self.snapshot.jobs.requests
+        sizes = runs.first[rows + 1] - runs.first[rows]
+        ends = np.cumsum(sizes)
+        entries = np.repeat(runs.first[rows] - ends + sizes, sizes) + np.arange(ends[-1] if len(ends) else 0)
+        nodes, owners = runs.placed[entries], np.repeat(rows, sizes)
+        there = nodes != NONE
+        places, owners = self.place_of[nodes[there]], owners[there]
+        free = self.base.copy()
+        for row, (resource, _) in zip(free, self.asks, strict=True):
+            np.add.at(row, places, requests[owners, resource])
+        return free
+
+    def slots(self, free: Int) -> Int:
+        """N, how many of the gang's workers each place has room for, given asked resources x N that are free."""
+        slots: Int = np.maximum((free // self.divisors).min(axis=0), 0)
+        slots[~self.eligible] = 0
+        return slots
+
 
 def demand(
     snapshot: Snapshot,

@@ -186,7 +186,7 @@ class Hunt:
         """For each domain the least cost of offers of tier `top` with all lower tiers' taken; infinite: not even so."""
         demand, offers, measure = self._demand, self._offers, self._demand.measure
         start, most = (self._with(self._counts & (self._tiers < limit)) for limit in (top, top + 1))
-        slots, final = self._slots(start), self._slots(most)
+        slots, final = demand.slots(start), demand.slots(most)
         entries = np.flatnonzero(self._counts & (self._tiers == top))
         owners, places, domain_of = self._owners[entries], offers.places[entries], demand.domain_of
         weights = weigh(start, slots, most, demand.divisors, places, offers.given[:, entries])
@@ -255,11 +255,6 @@ class Hunt:
         for row in range(len(free)):
             np.add.at(free[row], self._offers.places[chosen], self._offers.given[row, chosen])
         return free
-
-    def _slots(self, free: Int) -> Int:
-        slots: Int = np.maximum((free // self._demand.divisors).min(axis=0), 0)
-        slots[~self._demand.eligible] = 0
-        return slots
 
     def _by_domain(self, counts: Int) -> Int:
         prefix = prefix_sums(counts)

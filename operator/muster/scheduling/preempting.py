@@ -23,11 +23,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from muster.scheduling.claims import MUCH, effective_priorities, movable, outlasting
+from muster.scheduling.claims import MUCH, Standing
 from muster.scheduling.demand import Coming, coming_back, places_by_node
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, MoveReason, Promise
-from muster.scheduling.ranks import by_length, works
+from muster.scheduling.ranks import by_length
 from muster.scheduling.room import Room
 from muster.scheduling.rounds import Fate, Round, Verdict
 from muster.scheduling.snapshot import NONE, UNLIMITED, Preempts, Snapshot
@@ -65,7 +65,7 @@ class Preempting:
         if (alike in self._failed and work >= self._failed[alike]) or not self._may_ask(job, verdict.choice, passed):
             return False
         self._left -= 1
-        self._looked_at += self._chances.standing
+        self._looked_at += len(self._chances.standing.rows)
         victims = self._search(job, verdict.choice, passed)
         if victims is None or not (victims.rows or self._lacks(job, verdict.choice)):
             self._failed[alike] = work
@@ -133,6 +133,7 @@ class Preempting:
             job,
             self._coming,
             np.flatnonzero(asked).astype(np.int64),
+            standing=self._chances.standing,
             flavour=flavour,
             elastic=round_.policy.elastic,
         )
@@ -189,9 +190,8 @@ class _Chances:
     def __init__(self, round_: Round, snapshot: Snapshot) -> None:
         self._round = round_
         jobs = snapshot.jobs
-        self.priorities = effective_priorities(snapshot).astype(np.int64)
-        there = np.flatnonzero(movable(snapshot))
-        self.standing = len(there)
+        self.standing = Standing(snapshot)
+        self.priorities, there = self.standing.priorities.astype(np.int64), self.standing.rows
         yielding = there[jobs.runs.yields[there]]
         self.yielders: list[int] = yielding.tolist()
         self._yielding = int(self.priorities[yielding].min(initial=_NOBODY))
@@ -206,9 +206,9 @@ class _Chances:
             queue, flavour = divmod(group, len(snapshot.flavours))
             self._groups.setdefault(round_.used.circle(queue), []).append((queue, flavour, least))
         self._longest = np.zeros(len(snapshot.queues.names))
-        self.works = np.where(by_length(snapshot), works(snapshot), 0.0)
+        self.works = np.where(by_length(snapshot), self.standing.works, 0.0)
         if self.works.any():
-            np.maximum.at(self._longest, jobs.queues[there], outlasting(snapshot)[there])
+            np.maximum.at(self._longest, jobs.queues[there], self.standing.left)
         self._borrowers: dict[tuple[int, tuple[int, ...]], tuple[int, _Around]] = {}
         self._lowest: dict[tuple[int, ...], tuple[int, int, list[tuple[int, int]]]] = {}
 

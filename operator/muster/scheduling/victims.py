@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.scheduling.claims import Right, may_preempt
+from muster.scheduling.claims import Right, Standing
 from muster.scheduling.demand import Coming, Demand, Returned, demand
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.ground import Ground
@@ -102,6 +102,7 @@ def find_victims(
     coming: Coming,
     candidates: Int | None = None,
     *,
+    standing: Standing | None = None,
     flavour: int | None = None,
     elastic: bool = True,
 ) -> Victims | None:
@@ -115,7 +116,8 @@ def find_victims(
         ledger: with the promises that stand (what their victims still hold is not counted). Left as it was.
         job: row of the gang's job.
         coming: of `coming_back`, and of what was decided earlier in this plan.
-        candidates: rows that may be asked; None: all that `may_preempt` allows. Nobody else is asked in either case.
+        candidates: rows that may be asked; None: all whom the job has a right to ask, as nobody else is in either case.
+        standing: of the snapshot, when it was made already.
         flavour: whose quota the gang draws on; None: the job's own.
         elastic: whether elastic jobs may shrink.
 
@@ -125,7 +127,7 @@ def find_victims(
     wants = demand(snapshot, tree, room, ledger, workers, gang, job, coming, flavour)
     if wants is None:
         return None
-    rights = may_preempt(snapshot, ledger, job, wants.flavour, wants.need)
+    rights = (standing or Standing(snapshot)).rights(ledger, job, wants.flavour, wants.need)
     if candidates is not None:
         allowed = np.zeros(len(rights), dtype=np.bool_)
         allowed[candidates] = True
@@ -138,13 +140,33 @@ def clear_room(wants: Demand, rights: Index, coming: Coming, *, elastic: bool) -
     """The cheapest victims among those with a right over them."""
     for queue, flavour, need in coming.quota:
         wants.ledger.discharge(queue, flavour, need)
-    found = _search(wants, rights, elastic=elastic)
-    if found is None and elastic and (rights >= Right.RECLAIM).any():
-        # Gangs that shrink may leave their queue with so little borrowed that nobody of it may be evicted any more.
-        found = _search(wants, rights, elastic=False)
+    found = None
+    if _would_do(wants, np.flatnonzero(rights != Right.NONE)):
+        found = _search(wants, rights, elastic=elastic)
+        if found is None and elastic and (rights >= Right.RECLAIM).any():
+            # Gangs that shrink may leave their queue with so little borrowed that nobody of it may be evicted any more.
+            found = _search(wants, rights, elastic=False)
     for queue, flavour, need in coming.quota:
         wants.ledger.charge(queue, flavour, need)
     return found
+
+
+def _would_do(wants: Demand, rows: Int) -> bool:
+    """Whether quota and room would be enough if all of these went, whatever their rights forbid together.
+
+    Most searches are in vain, and this short look tells nearly all of those.
+    """
+    jobs, ledger = wants.snapshot.jobs, wants.ledger
+    short = ledger.shortage(wants.queue, wants.flavour, wants.need, borrowing=wants.borrowing)
+    if short is not None:
+        tree, queues = ledger.circle(wants.queue), jobs.queues[rows].tolist()
+        of_tree = np.array([ledger.circle(queue) == tree for queue in queues], dtype=np.bool_)
+        helping = rows[of_tree & (jobs.flavours[rows] == wants.flavour)]
+        if int(jobs.held[helping, short.resource].sum()) < short.needed - short.available:
+            return False
+    slots = wants.slots(wants.with_back(rows))
+    prefix = prefix_sums(slots)
+    return bool((prefix[wants.ends] - prefix[wants.starts] >= wants.gang.total).any())
 
 
 def _search(wants: Demand, rights: Index, *, elastic: bool) -> Victims | None:
