@@ -78,6 +78,10 @@ bench-admission: setup ## jobs admitted on a real API server: 15,000 gangs, 640 
 bench-start: setup ## a gang of 512 pods beside a bare Indexed Job of 512, on simulated nodes, until all are bound
 	@PYTHONPATH=. .venv/bin/python bench/start.py $(ARGS)
 
+.PHONY: bench-checkpoint
+bench-checkpoint: setup ## checkpoints to a real S3 server beside other ways: stall, speed, memory (ARGS="--megabytes 100 --repetitions 1")
+	@PYTHONPATH=. .venv/bin/python bench/checkpoint.py $(ARGS)
+
 .PHONY: generate
 generate: setup ## write crds/, the chart's CRDs and the field reference anew from the models
 	@.venv/bin/python -m muster.api.generate
