@@ -9,7 +9,7 @@ import numpy as np
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.placement import fits, placeable
 from muster.scheduling.plan import Almost
-from muster.scheduling.room import count_slots
+from muster.scheduling.room import Room, count_slots
 from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import NONE, PLAIN, Int, TopologyMode
 from muster.scheduling.topology import prefix_sums
@@ -19,14 +19,17 @@ CLOSEST: Final = 3
 
 
 class Changes:
-    """Looks at the room that is left after the round's admissions, whoever it is kept for."""
+    """Looks at the room that is left after the round's admissions."""
 
     def __init__(self, round_: Round) -> None:
         self._round = round_
-        self._spot: dict[int, tuple[int, Int] | None] = {}
 
-    def of(self, kind: int, choice: int) -> tuple[tuple[Almost, ...], tuple[str, ...]]:
-        """(domains in which it almost fits, best first; changes in words, the smallest first)."""
+    def of(self, kind: int, choice: int, *, spare: bool) -> tuple[tuple[Almost, ...], tuple[str, ...]]:
+        """(domains in which it almost fits, best first; changes in words, the smallest first).
+
+        Args:
+            spare: what is kept for others is not for it: no change is told that would only find such room.
+        """
         round_ = self._round
         it = round_.kinds.kinds[kind]
         gang = round_.kinds.gang(kind, choice, it.sizes[-1])
@@ -34,10 +37,12 @@ class Changes:
         almost = self._almost(gang, prefix)
         if fits(round_.tree, prefix, gang):
             return (), ()
+        room = round_.spare if spare else round_.room
+        prefix = room.slots(gang.worker).prefix
         changes = [
             self._fewer(gang, prefix),
             self._wider(gang, prefix),
-            self._other_kind(gang, it.choices[choice].flavour),
+            self._other_kind(gang, it.choices[choice].flavour, room),
         ]
         return almost, tuple(change for change in changes if change)
 
@@ -77,7 +82,7 @@ class Changes:
             return f"there is room now if {tree.level_name(gang.level)} were preferred instead of required"
         return ""
 
-    def _other_kind(self, gang: Gang, flavour: int) -> str:
+    def _other_kind(self, gang: Gang, flavour: int, room: Room) -> str:
         """Nodes with the same GPU in another capacity kind: `H100/spot` beside `H100/on-demand`."""
         gpu, _, capacity = self._round.snapshot.flavours[flavour].partition("/")
         if not gpu or not capacity:
@@ -85,13 +90,13 @@ class Changes:
         for other, name in enumerate(self._round.snapshot.flavours):
             if other == flavour or name.partition("/")[0] != gpu or not name.partition("/")[2]:
                 continue
-            if fits(self._round.tree, self._slots_of(gang.worker, other), gang):
+            if fits(self._round.tree, self._slots_of(gang.worker, other, room), gang):
                 return f"there is room now on {name}"
         return ""
 
-    def _slots_of(self, worker: int, flavour: int) -> Int:
+    def _slots_of(self, worker: int, flavour: int, room: Room) -> Int:
         """Prefix sums of slots on the usable nodes of a flavour, whatever the job's filter says."""
         round_ = self._round
-        nodes = (round_.snapshot.nodes.flavours == flavour)[round_.tree.order] & round_.room.usable
+        nodes = (round_.snapshot.nodes.flavours == flavour)[round_.tree.order] & room.usable
         asks: Worker = round_.kinds.workers[worker]
-        return prefix_sums(count_slots(round_.room.free, asks, nodes))
+        return prefix_sums(count_slots(room.open, asks, nodes))

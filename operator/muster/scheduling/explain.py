@@ -46,7 +46,8 @@ class _Explaining:
             self._charged_first.setdefault((round_.used.circle(round_.queue_of[job]), flavour), job)
         self._by_kind: dict[tuple[int, Fate, int], tuple[Why, str]] = {}
         self._by_quota: dict[tuple[int, int, int], tuple[Why, str]] = {}
-        self._helps: dict[tuple[int, int], tuple[tuple[Almost, ...], tuple[str, ...]]] = {}
+        self._open: list[bool] = heads.open_to().tolist()
+        self._helps: dict[tuple[int, int, bool], tuple[tuple[Almost, ...], tuple[str, ...]]] = {}
         self._grace = round_.snapshot.jobs.runs.grace
 
     def promised(self, job: int, position: int) -> Waiting:
@@ -62,13 +63,16 @@ class _Explaining:
         why, blocker = self._why(verdict)
         almost: tuple[Almost, ...] = ()
         changes: tuple[str, ...] = ()
-        if verdict.fate in (Fate.ROOM, Fate.TOO_LARGE, Fate.NODES_AWAY):
-            key = (self._round.kinds.of[verdict.job], verdict.choice)
-            if key not in self._helps:
-                self._helps[key] = self._changes.of(*key)
-            almost, changes = self._helps[key]
-        expected, basis = self._expected(verdict.job)
         has_quota = self._has_quota(verdict)
+        if verdict.fate in (Fate.ROOM, Fate.TOO_LARGE, Fate.NODES_AWAY):
+            kind, spare = self._round.kinds.of[verdict.job], not self._open[verdict.job]
+            key = (kind, verdict.choice, spare)
+            if key not in self._helps:
+                self._helps[key] = self._changes.of(kind, verdict.choice, spare=spare)
+            almost, changes = self._helps[key]
+        if not has_quota:
+            changes = ()
+        expected, basis = self._expected(verdict.job)
         return self._told(verdict.job, position, why, blocker, expected, basis, almost, changes, has_quota)
 
     def _has_quota(self, verdict: Verdict) -> bool:

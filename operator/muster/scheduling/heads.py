@@ -106,7 +106,7 @@ class Heads:
         if not round_.policy.backfill:
             return None
         preemptible = round_.kind(job).preemptible
-        if preemptible and not self._worthwhile(job):
+        if preemptible and not self._worthwhile(slice(job, job + 1))[0]:
             return None
         until = FOREVER if preemptible else self.timeline.until(job)
         # A head that has a reserved start is not delayed by who is sure to be gone by then.
@@ -144,13 +144,25 @@ class Heads:
                 return each.job
         return self.all[0].job
 
-    def _worthwhile(self, job: int) -> bool:
+    def open_to(self) -> Mask:
+        """J, jobs that might start on any free room at the end of the round, whoever it is kept for: the first of all
+        that wait for room, and those who would give way and get enough done before."""
+        jobs = self._round.snapshot.jobs
+        if not self.all:
+            return np.ones(len(jobs.uids), dtype=np.bool_)
+        is_open = np.zeros(len(jobs.uids), dtype=np.bool_)
+        if self._round.policy.backfill:
+            is_open = jobs.terms.preemptible & self._worthwhile(slice(None))
+        is_open[self.all[0].job] = True
+        return is_open
+
+    def _worthwhile(self, rows: slice) -> Mask:
         jobs, now = self._round.snapshot.jobs, self._round.snapshot.now
         first = min((each.reservation for each in self.all), key=lambda each: each.start)
-        row = slice(job, job + 1)
+        estimate = jobs.terms.estimate[rows]
         if first.start == FOREVER:
-            return True
-        return bool(worthwhile(first, now, jobs.terms.estimate[row], jobs.runs.restart[row], jobs.runs.grace[row])[0])
+            return np.ones(len(estimate), dtype=np.bool_)
+        return worthwhile(first, now, estimate, jobs.runs.restart[rows], jobs.runs.grace[rows])
 
     def _where(self, gang: Gang) -> Mask:
         """Places that the gang could ever use: with a required level only in domains that hold it when empty."""

@@ -1,0 +1,74 @@
+"""What would help: a change that a waiting job is told starts it, if it is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from muster.scheduling.plan import Waiting
+from muster.scheduling.planner import plan
+from muster.scheduling.snapshot import Sizes, Snapshot, TopologyMode
+
+from .cases import Job, Node, Outcome, Queue, rack, snapshot
+from .worlds import contended
+
+pytestmark = pytest.mark.unit
+
+
+def firm(world: Snapshot, *uids: str) -> Snapshot:
+    """The world in which these jobs are not preemptible."""
+    preemptible = np.array([uid not in uids for uid in world.jobs.uids], dtype=np.bool_)
+    return replace(world, jobs=replace(world.jobs, terms=replace(world.jobs.terms, preemptible=preemptible)))
+
+
+def helps(world: Snapshot, uid: str) -> tuple[str, ...]:
+    return Outcome(world, plan(world)).waiting[uid].changes
+
+
+def changed(world: Snapshot, waiting: Waiting, change: str) -> Snapshot:
+    """The world in which a job does what it was told would help."""
+    row, jobs = world.jobs.uids.index(waiting.uid), world.jobs
+    if "instead of" in change and "required" not in change:
+        workers = jobs.workers.copy()
+        workers[row] = int(change.split()[0])
+        return replace(world, jobs=replace(jobs, workers=workers, sizes=Sizes.fixed(workers)))
+    modes, levels = jobs.modes.copy(), jobs.levels.copy()
+    if "preferred" in change:
+        modes[row] = TopologyMode.PREFERRED
+    else:
+        levels[row] = world.levels.names.index(change.removeprefix("there is room now if ").split()[0])
+    return replace(world, jobs=replace(jobs, modes=modes, levels=levels))
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(contended(), st.integers(0, 2**32 - 1))
+def test_whoever_does_what_would_help_starts(world: Snapshot, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    world = firm(world, *(uid for uid in world.jobs.uids if draw.random() < 0.5))
+    for waiting in plan(world).waiting:
+        for change in waiting.changes:
+            admitted = {admission.uid for admission in plan(changed(world, waiting, change)).admissions}
+            assert waiting.uid in admitted, f"{waiting.uid} was told: {change}"
+
+
+def test_room_that_is_kept_for_a_job_ahead_is_no_help_to_one_that_would_not_give_it_back() -> None:
+    jobs = [Job("head", workers=3), Job("behind", workers=3, submitted=1.0)]
+    nodes = rack(0, 2) + rack(0, 1, first=2, used_gpus=8)
+    assert helps(snapshot(nodes, jobs), "head") == ("2 workers instead of 3 would find room now",)
+    assert helps(snapshot(nodes, jobs), "behind") == ("2 workers instead of 3 would find room now",), "it would yield"
+    assert helps(firm(snapshot(nodes, jobs), "head", "behind"), "head") == (
+        "2 workers instead of 3 would find room now",
+    )
+    assert helps(firm(snapshot(nodes, jobs), "behind"), "behind") == ()
+
+
+def test_fewer_workers_are_no_help_to_one_that_has_no_quota_either() -> None:
+    nodes = [Node("a"), Node("b")]
+    alone = snapshot(nodes, [Job("large", workers=3)], [Queue(gpus=24)])
+    assert helps(alone, "large") == ("2 workers instead of 3 would find room now",)
+    short = snapshot(nodes, [Job("large", workers=3)], [Queue(gpus=8)])
+    assert helps(short, "large") == ()
