@@ -10,7 +10,7 @@ from annotated_types import Ge, Le, Len
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 from pydantic.alias_generators import to_camel
 
-from muster.api.schema import Int64, IntOrString, Rule
+from muster.api.schema import Int64, IntOrString, OneOf, Rule
 from muster_protocol.durations import DURATION_PATTERN
 from muster_protocol.uris import S3_URI_PATTERN
 
@@ -160,7 +160,7 @@ class Condition(Model):
 
     type: Annotated[str, Len(1, 64)]
     """Which aspect; the types are listed below this table of fields."""
-    status: Annotated[str, Len(1, 7), Rule("self in ['True', 'False', 'Unknown']", "use True, False or Unknown")]
+    status: Annotated[str, OneOf(("True", "False", "Unknown"))]
     """True, False or Unknown."""
     reason: Annotated[str, Len(1, 128)]
     """One CamelCase word for why, meant for programs."""

@@ -21,7 +21,7 @@ from annotated_types import Ge, Le, Len, MaxLen, MinLen
 from pydantic.fields import FieldInfo
 
 from muster.api.common import GROUP, VERSION, Model, OpenModel, Resource
-from muster.api.schema import Int64, IntOrString, MapList, Open, Rule, SchemaDefault, SetList
+from muster.api.schema import Atomic, Int64, IntOrString, MapList, OneOf, Open, Rule, SchemaDefault, SetList
 
 Schema = dict[str, Any]
 
@@ -166,6 +166,10 @@ def _schema(annotation: Any, marks: tuple[Any, ...]) -> Schema:
     for mark in marks:
         if isinstance(mark, SchemaDefault):
             schema["default"] = mark.value
+        elif isinstance(mark, Atomic):
+            schema["x-kubernetes-map-type"] = "atomic"
+        elif isinstance(mark, OneOf):
+            schema["enum"] = list(mark.values)
     rules = annotation.RULES if inspect.isclass(annotation) and issubclass(annotation, Model) else ()
     return schema | _validations((*rules, *(mark for mark in marks if isinstance(mark, Rule))))
 

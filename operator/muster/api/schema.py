@@ -37,10 +37,22 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class OneOf:
+    """A text that is one of `values`. Much cheaper for the API server than a rule."""
+
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class MapList:
     """A list whose items are told apart by `keys` (server-side apply merges it item by item)."""
 
     keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Atomic:
+    """An object that is only ever written whole: the API server keeps one managed field for it, not one a field."""
 
 
 @dataclass(frozen=True)

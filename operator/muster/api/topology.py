@@ -7,7 +7,7 @@ from typing import Annotated
 from annotated_types import Ge, Len
 
 from muster.api.common import Condition, Count, Label63, LabelKey, Model, Quantity, Resource
-from muster.api.schema import Int64, MapList, Rule
+from muster.api.schema import Atomic, Int64, MapList, Rule
 
 
 class Level(Model):
@@ -54,5 +54,5 @@ class Topology(Resource):
     kind: str = "Topology"
     spec: TopologySpec
     """The levels."""
-    status: TopologyStatus = TopologyStatus()
+    status: Annotated[TopologyStatus, Atomic()] = TopologyStatus()
     """What the operator tells of it."""

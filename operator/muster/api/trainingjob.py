@@ -34,7 +34,7 @@ from muster.api.podparts import (
     WorkerResources,
 )
 from muster.api.rules import CHECKPOINT_RULES, JOB_RULES, SPEC_RULES, WORKERS_RULES
-from muster.api.schema import MapList, SchemaDefault
+from muster.api.schema import Atomic, MapList, SchemaDefault
 from muster.api.terms import JobBudget, Window
 from muster.api.trainingjob_status import MAX_SPARES, TrainingJobStatus
 from muster_protocol.uris import S3_URI_PATTERN
@@ -231,5 +231,5 @@ class TrainingJob(Resource):
     kind: str = "TrainingJob"
     spec: TrainingJobSpec
     """What is to be trained, on what, and how."""
-    status: TrainingJobStatus = TrainingJobStatus()
+    status: Annotated[TrainingJobStatus, Atomic()] = TrainingJobStatus()
     """What the operator tells of it."""

@@ -21,7 +21,7 @@ from muster.api.common import (
     matches,
 )
 from muster.api.jobparts import CapacityKind, JobDefaults
-from muster.api.schema import Int64, MapList, Rule, SchemaDefault, SetList
+from muster.api.schema import Atomic, Int64, MapList, Rule, SchemaDefault, SetList
 from muster.api.terms import Month, MonthlyBudget
 
 MAX_FLAVOURS: Final = 32
@@ -302,5 +302,5 @@ class TrainingQueue(Resource):
     kind: str = "TrainingQueue"
     spec: TrainingQueueSpec = TrainingQueueSpec()
     """Who may use the queue, and how much."""
-    status: TrainingQueueStatus = TrainingQueueStatus()
+    status: Annotated[TrainingQueueStatus, Atomic()] = TrainingQueueStatus()
     """What the operator tells of it."""

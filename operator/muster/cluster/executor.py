@@ -87,9 +87,8 @@ class Executor:
                 "uid": metadata.uid,
                 "resourceVersion": metadata.resource_version,
             },
-            "spec": job.spec.to_raw(),
             "status": packed.to_raw(),
-        }
+        }  # without the spec, which the API server takes from what it has
         written = read_job(await self._api.update_status(job_path(metadata.namespace, metadata.name), body))
         await self.chunks.forget(job, job.status, status)
         return await self.chunks.fetch(written)

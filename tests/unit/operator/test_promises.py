@@ -83,7 +83,7 @@ async def test_the_promise_is_written_before_the_victim_is_told_and_kept_until_i
         ]
         assert names[0] == "high", "first the promise"
         promise = place.status("high")["promise"]
-        victim = {"uid": LOW, "generation": 1, "reason": "Preempted", "lost": 120, "nodes": [], "spares": []}
+        victim = {"uid": LOW, "generation": 1, "reason": "Preempted", "lost": 120}
         assert promise["victims"] == [victim]
         assert place.status("low")["phase"] == "Preempting"
         assert place.status("low")["stop"]["beneficiary"] == HIGH
