@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster.scheduling.claims import LOST_AT_MOST
 from muster.scheduling.order import Ordering
 from muster.scheduling.plan import MoveReason, Plan
 from muster.scheduling.planner import plan
@@ -97,12 +98,36 @@ def test_a_much_shorter_job_gets_the_room_of_a_longer_one_and_keeps_it() -> None
         pytest.param(long_and_short(queue=Queue()), id="first submitted first"),
         pytest.param(long_and_short(long=2.9 * HOUR), id="less than twice as much left"),
         pytest.param(long_and_short(long=FOREVER), id="nobody knows how long"),
-        pytest.param(long_and_short(ran=30.0), id="it has hardly begun"),
+        pytest.param(
+            long_and_short(ran=(10.0 + 30.0) / LOST_AT_MOST - 1), id="stopping it costs more than a twentieth"
+        ),
         pytest.param(long_and_short(ran=WEEK, long=2 * WEEK), id="it is as old as counts"),
     ],
 )
 def test_nobody_else_is_asked(world: Operating) -> None:
     assert not plan(world.snapshot()).evictions
+
+
+def test_a_stream_of_short_jobs_costs_a_long_one_a_small_part_of_its_time() -> None:
+    """Short jobs come every five minutes and run for one; each is let in as soon as the long one may be asked."""
+    world = long_and_short(ran=0.0, long=50 * HOUR)
+    step, stops, holding = 60.0, 0, 0.0
+    for minute in range(12 * 60):
+        if minute % 5 == 0:
+            world.submit(Live(Job(f"short-{minute}", length=HOUR)))
+        made = plan(world.snapshot())
+        world.carry_out(made)
+        for uid, _, _ in evicted(made):
+            assert uid == "long"
+            world.gone(uid)
+            stops += 1
+            world.carry_out(plan(world.snapshot()))
+        holding += step if world.jobs["long"].on else 0.0
+        world.now += step
+        for uid in [uid for uid, live in world.jobs.items() if uid != "long" and live.on]:
+            world.finish(uid)
+    assert stops > 3
+    assert stops * (10.0 + 30.0) <= LOST_AT_MOST * holding
 
 
 def test_a_queue_that_asks_nobody_and_jobs_that_cannot_stop_are_left_alone() -> None:

@@ -43,6 +43,8 @@ _NO_RIGHT: Final = np.int32(0)
 
 MUCH: Final = 2.0
 """A running job is much longer than one that waits if it has this many times as much left to do."""
+LOST_AT_MOST: Final = 0.05
+"""Share of its time on accelerators that a job may lose to stops for the sake of shorter ones."""
 
 
 class Right(IntEnum):
@@ -111,14 +113,15 @@ class Standing:
         policies = self._snapshot.queues
         reclaim, borrower = int(policies.reclaim[queue]), int(policies.borrower[queue])
         within, circle = ledger.within(queue, flavour, need), ledger.circle(queue)
+        resources = [resource for resource, _ in need]
         for_lower = np.zeros(len(self._groups), dtype=np.int32)
         for_any = np.zeros(len(self._groups), dtype=np.int32)
         for index, (other, kind) in enumerate(self._groups):
             if other == queue:
                 continue
-            if not any(ledger.most(other, kind, resource) < UNLIMITED for resource, _ in need):
+            if not any(ledger.most(other, kind, resource) < UNLIMITED for resource in resources):
                 for_lower[index] = Right.PRIORITY
-            elif not _borrows(ledger, other, kind, need):
+            elif not ledger.borrows(other, kind, resources):
                 continue
             elif ledger.circle(other) != circle:
                 for_lower[index] = Right.SURPLUS
@@ -144,12 +147,13 @@ def movable(snapshot: Snapshot) -> Mask:
 def outlasting(snapshot: Snapshot) -> Seconds:
     """J, accelerator-seconds that a running job has left to do, as far as shorter ones may ask it for room; else 0.
 
-    It is not asked when nobody knows its length, when it is as old as counts, or before it has run for as long as
-    stopping and starting it again takes.
+    It is not asked when nobody knows its length, when it is as old as counts, or before it has run for so long that
+    stopping and starting it again is a small part of that (`LOST_AT_MOST`).
     """
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
     length, ran = jobs.terms.length, np.where(runs.started > 0, snapshot.now - runs.started, 0.0)
-    asked = np.isfinite(length) & (length > 0) & (ages(snapshot) < AGE_STEPS) & (ran >= runs.restart + runs.grace)
+    asked = np.isfinite(length) & (length > 0) & (ages(snapshot) < AGE_STEPS)
+    asked &= LOST_AT_MOST * ran >= runs.restart + runs.grace
     left = np.zeros(len(length))
     left[asked] = works(snapshot)[asked] * np.maximum(0.0, 1 - ran[asked] / length[asked])
     return left
@@ -162,10 +166,6 @@ def effective_priorities(snapshot: Snapshot) -> Index:
     known = jobs.queues != NONE
     capped[known] = np.minimum(capped[known], snapshot.queues.priorities_max[jobs.queues[known]])
     return capped
-
-
-def _borrows(ledger: Ledger, queue: int, flavour: int, need: Need) -> bool:
-    return any(ledger.borrowed(queue, flavour, resource) > 0 for resource, _ in need)
 
 
 def still_right(ledger: Ledger, right: int, claim: tuple[int, int, Need], victim: tuple[int, int], gives: Need) -> bool:

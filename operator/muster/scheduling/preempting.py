@@ -273,7 +273,7 @@ class _Chances:
         if found is None or found[0] != touched:
             ledger, borrowing, unlimited, flavours = self._round.promised, _NOBODY, _NOBODY, set[int]()
             for queue, flavour, lowest in self._groups[circle]:
-                if any(ledger.borrowed(queue, flavour, resource) > 0 for resource in resources):
+                if ledger.borrows(queue, flavour, resources):
                     flavours.add(flavour)
                     borrowing = min(borrowing, lowest)
                 elif not any(ledger.most(queue, flavour, resource) < UNLIMITED for resource in resources):

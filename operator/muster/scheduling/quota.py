@@ -185,6 +185,16 @@ class Ledger:
             return 0
         return max(0, self._by_jobs[at] - self._named(at), self._used[at] - self._has[at])
 
+    def borrows(self, queue: int, flavour: int, resources: Sequence[int]) -> bool:
+        """Whether the queue's jobs have borrowed any of these resources: see `borrowed`."""
+        # Asked for every queue whenever use changes.
+        first = (queue * self._flavours + flavour) * self._resources
+        for resource in resources:
+            at = first + resource
+            if not self._free[at] and (self._by_jobs[at] > self._named(at) or self._used[at] > self._has[at]):
+                return True
+        return False
+
     def within(self, queue: int, flavour: int, need: Need) -> bool:
         """Whether the queue's jobs stay within its own nominal with `need` more, whether or not that is free now."""
         first = (queue * self._flavours + flavour) * self._resources
