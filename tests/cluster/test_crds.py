@@ -221,6 +221,16 @@ def test_kubectl_get_shows_the_columns(control_plane: Any, job: Object) -> None:
     assert "QuotaExceeded" in row
     wide = control_plane.kubectl("get", "tj", "-n", where, "-o", "wide").stdout
     assert "8 GPUs are missing" in wide
+    assert _column(wide, "POSITION") == "3"
+    control_plane.set_status(where, "tiny", {"queue": {"reason": "QueueNotFound", "position": None}})
+    wide = control_plane.kubectl("get", "tj", "-n", where, "-o", "wide").stdout
+    assert _column(wide, "POSITION") == "", "it is not in the order"
+
+
+def _column(table: str, title: str) -> str:
+    """What one row says in a column, by where the columns begin."""
+    header, row = table.splitlines()
+    return row[header.index(title) :].split("  ")[0].strip()
 
 
 def test_objects_go_without_an_operator(control_plane: Any, job: Object) -> None:

@@ -264,8 +264,8 @@ class AlmostFits(Model):
 class QueuePosition(Model):
     """Why the job waits."""
 
-    position: Count = 0
-    """Place in the order of its queue, from 1; 0 when it is not in the order."""
+    position: Count | None = None
+    """Place in the order of its queue, from 1; absent when it is not in the order."""
     reason: Annotated[str, Len(0, 128)] = ""
     """One word for what it waits for, as in the Admitted condition."""
     message: Message = ""

@@ -33,6 +33,7 @@ class Word:
 
     Attributes:
         message: with all names in it.
+        position: 0 for a job that is not in the order.
         expected: seconds since the epoch; FOREVER when unknown.
     """
 
@@ -64,7 +65,7 @@ class Word:
         known = self.expected < _LAST
         moment = datetime.fromtimestamp(int(self.expected), timezone.utc) if known else None
         return QueuePosition(
-            position=self.position,
+            position=self.position or None,
             reason=self.reason,
             message=self.message,
             expected_start=moment,
@@ -78,10 +79,11 @@ def noticeable(old: QueuePosition | None, new: Word, now: float) -> bool:
     """Whether a person would notice the difference. `now` in seconds since the epoch."""
     if old is None or old.reason != new.reason:
         return True
+    before = old.position or 0
     if new.position <= NEAR:
-        if old.position != new.position or old.message != new.message:
+        if before != new.position or old.message != new.message:
             return True
-    elif abs(new.position - old.position) * 10 >= max(old.position, 1):
+    elif abs(new.position - before) * 10 >= max(before, 1):
         return True
     if (old.expected_start is None) != (new.expected >= _LAST):
         return True

@@ -43,6 +43,14 @@ def test_the_planners_word_becomes_the_status() -> None:
     assert (told.almost[0].domain, told.almost[0].placeable, told.almost[0].lacking) == ("rack-3", 7, 1)
 
 
+def test_who_is_not_in_the_order_has_no_position() -> None:
+    word = Word("QueueNotFound", "there is no TrainingQueue 'x'")
+    assert word.told().position is None
+    assert "position" not in word.told().to_raw()
+    assert not noticeable(word.told(), word, NOW), "nothing new is no reason to write"
+    assert noticeable(word.told(), replace(word, position=1), NOW)
+
+
 def test_an_unknown_start_is_no_date() -> None:
     told = replace(WORD, expected=FOREVER).told()
     assert told.expected_start is None
