@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from muster.scheduling.amounts import amount
 from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.planner import plan
+from muster.scheduling.snapshot import Snapshot
 
-from .cases import Job, Node, Outcome, rack, snapshot
+from .cases import Job, Node, Outcome, Queue, rack, snapshot
 
 pytestmark = pytest.mark.unit
 
@@ -138,3 +142,38 @@ def test_job_whose_only_nodes_are_cordoned_is_told_so() -> None:
 )
 def test_amounts_are_written_as_people_do(resource: str, quantity: int, text: str) -> None:
     assert amount(resource, quantity) == text
+
+
+def test_who_may_not_borrow_is_told_who_holds_its_queues_quota_and_that_nobody_may_be_asked() -> None:
+    quota = Queue(gpus=16)
+    jobs = [Job("small", holding=True), Job("soft", holding=True), Job("firm")]
+    shot = snapshot(rack(0, 4), jobs, [quota])
+    mixed = Outcome(_firm(shot, "firm"), plan(_firm(shot, "firm"))).waiting["firm"]
+    assert mixed.holders == ("small", "soft")
+    assert mixed.message.endswith(
+        "uses 16 nvidia.com/gpu of its quota of 16 nvidia.com/gpu and can use 0 nvidia.com/gpu more now, borrowing "
+        "included; 2 jobs of its queue hold it, and asking them would not let it start"
+    )
+    lender = Queue("lender", gpus=64, cohort=0)
+    shot = snapshot(rack(0, 4), jobs, [replace(quota, gpus=8, cohort=0), lender])
+    shot = _firm(shot, "small", "firm")
+    alone = Outcome(shot, plan(shot)).waiting["firm"]
+    assert alone.holders == ("small",)
+    assert alone.message.endswith(
+        "can use 0 nvidia.com/gpu more now, without borrowing, for it is not preemptible; 1 job of its queue holds it, "
+        "not preemptible either, so nobody may be asked"
+    )
+
+
+def test_who_waits_for_borrowers_elsewhere_is_told_no_holders_of_its_own() -> None:
+    queues = [Queue("mine", gpus=8, cohort=0), Queue("beside", gpus=0, cohort=0)]
+    jobs = [Job("borrower", queue="beside", holding=True), Job("firm", queue="mine")]
+    shot = _firm(snapshot(rack(0, 4), jobs, queues), "firm")
+    waiting = Outcome(shot, plan(shot)).waiting["firm"]
+    assert (waiting.reason, waiting.holders) == (WaitReason.QUOTA_EXCEEDED, ())
+
+
+def _firm(shot: Snapshot, *uids: str) -> Snapshot:
+    """The snapshot in which these jobs are not preemptible."""
+    preemptible = np.array([uid not in uids for uid in shot.jobs.uids], dtype=np.bool_)
+    return replace(shot, jobs=replace(shot.jobs, terms=replace(shot.jobs.terms, preemptible=preemptible)))

@@ -45,6 +45,7 @@ _MODES: Final = {
     SpecMode.UNCONSTRAINED: TopologyMode.UNCONSTRAINED,
 }
 _NODES_SHOWN: Final = 8
+_HOLDERS_SHOWN: Final = 3
 
 
 def levels_of(topology: Topology | None) -> tuple[LevelInput, ...]:
@@ -309,7 +310,13 @@ def waiting_status(
 
 
 def blockers(waiting: Waiting, names_by_uid: Mapping[str, str]) -> str:
-    """The planner's message with the blocking job's name in it."""
+    """The planner's message with the names in it: of the job that is in the way, or of those that hold the quota."""
+    if waiting.holders:
+        known = [names_by_uid[uid] for uid in waiting.holders[:_HOLDERS_SHOWN] if uid in names_by_uid]
+        more = len(waiting.holders) - len(known)
+        return (
+            f"{waiting.message}: {', '.join(known)}{f' and {more} more' if more else ''}" if known else waiting.message
+        )
     blocker = names_by_uid.get(waiting.blocker, "")
     if not blocker or blocker in waiting.message:
         return waiting.message

@@ -124,9 +124,13 @@ class _Explaining:
         if short is None and not it.preemptible:
             short = round_.firm_shortage(job, verdict.choice, need)
             if short is not None:
-                return self._reasons.quota_exceeded(round_.used, queue, flavour, short, firm=True), ""
+                why = self._reasons.quota_exceeded(round_.used, queue, flavour, short, firm=True)
+                return self._reasons.held_by(why, queue, flavour, short, firm=True), ""
         if short is not None:
-            return self._reasons.quota_exceeded(round_.used, queue, flavour, short), ""
+            why = self._reasons.quota_exceeded(round_.used, queue, flavour, short)
+            if not it.preemptible:
+                why = self._reasons.held_by(why, queue, flavour, short, firm=False)
+            return why, ""
         kept = round_.shortage(job, verdict.choice, need)
         if kept is None:
             return self._reasons.quota_is_owned(queue, flavour, need), ""
@@ -182,4 +186,5 @@ class _Explaining:
             almost,
             changes,
             has_quota,
+            why.holders,
         )

@@ -149,6 +149,7 @@ class Waiting:
         almost: domains in which it almost fits, best first.
         changes: what would let it start now, in words for its owner, the smallest change first.
         has_quota: its queue would let it start now; it only lacks nodes.
+        holders: uids of the jobs that hold what it lacks, who holds most first, where the message ends with them.
     """
 
     uid: str
@@ -166,6 +167,7 @@ class Waiting:
     almost: tuple[Almost, ...] = ()
     changes: tuple[str, ...] = ()
     has_quota: bool = False
+    holders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

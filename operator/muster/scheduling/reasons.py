@@ -17,7 +17,7 @@ from muster.scheduling.placement import placeable
 from muster.scheduling.plan import WaitReason
 from muster.scheduling.quota import Ledger, Need, Shortage
 from muster.scheduling.room import Room, count_slots
-from muster.scheduling.snapshot import NONE, UNLIMITED, Int, Mask, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, UNLIMITED, Int, JobState, Mask, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
 
 _BORROWING: Final = "borrowing included"
@@ -34,6 +34,7 @@ class Why(NamedTuple):
     level: str = ""
     domain: str = ""
     placeable: int = 0
+    holders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Reasons:
         self._names = snapshot.resources
         self._states: dict[tuple[int, int, int, int, int, bool], str] = {}
         self._amounts: dict[tuple[str, int, int], str] = {}
+        self._known_holders: dict[tuple[int, int, int, bool], tuple[tuple[str, ...], int]] = {}
 
     def queue_closed(self, queue: int) -> Why:
         if queue == NONE:
@@ -181,6 +183,33 @@ class Reasons:
             resource,
             short.needed - short.available,
         )
+
+    def held_by(self, why: Why, queue: int, flavour: int, short: Shortage, *, firm: bool) -> Why:
+        """With who holds the own quota of a queue, one of whose jobs is not preemptible: it may not borrow, so it waits
+        for them alone, and it may be for long.
+
+        Args:
+            firm: they are those alone that are not preemptible either; else all, whom it cannot ask for enough.
+        """
+        uids, held = self._holders(queue, flavour, short.resource, firm=firm)
+        if held + short.needed <= self._snapshot.queues.nominal[queue, flavour, short.resource]:
+            return why  # it is others whom it waits for
+        jobs, hold = _count(len(uids), "job"), "hold" if len(uids) > 1 else "holds"
+        asked = "not preemptible either, so nobody may be asked" if firm else "and asking them would not let it start"
+        who = f"{jobs} of its queue {hold} it, {asked}"
+        return why._replace(message=f"{why.message}; {who}", holders=uids)
+
+    def _holders(self, queue: int, flavour: int, resource: int, *, firm: bool) -> tuple[tuple[str, ...], int]:
+        """(UIDs of the queue's jobs that hold the resource, who holds most first; how much they hold)."""
+        key = (queue, flavour, resource, firm)
+        if key not in self._known_holders:
+            jobs = self._snapshot.jobs
+            held = jobs.held[:, resource]
+            holds = (jobs.states != JobState.PENDING) & (jobs.queues == queue) & (jobs.flavours == flavour) & (held > 0)
+            rows = np.flatnonzero(holds & ~jobs.terms.preemptible if firm else holds)
+            rows = rows[np.argsort(-held[rows], kind="stable")]
+            self._known_holders[key] = tuple(jobs.uids[row] for row in rows.tolist()), int(held[rows].sum())
+        return self._known_holders[key]
 
     def _state(self, ledger: Ledger, queue: int, flavour: int, short: Shortage, *, firm: bool) -> str:
         """What a queue uses and may use of a resource: the same for all its jobs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -20,6 +21,7 @@ from muster.cluster.views import NamespaceView, NodeView
 from muster.controllers import planning
 from muster.controllers.admission import World, obstacle, products
 from muster.controllers.books import topology_status
+from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.snapshot import TopologyMode
 
 pytestmark = pytest.mark.unit
@@ -274,3 +276,14 @@ def test_an_elastic_gang_brings_its_sizes_and_may_start_small() -> None:
     )
     assert (found.workers, found.sizes, found.partial) == (6, (2, 10, 2), True)
     assert not found.terms.preemptible
+
+
+def test_a_message_names_who_is_in_the_way_and_the_largest_holders() -> None:
+    names = {uid: f"research/{uid}" for uid in "abcdef"}
+    waiting = Waiting("z", WaitReason.QUOTA_EXCEEDED, "nobody may be asked", 1, holders=tuple("abcde"))
+    assert planning.blockers(waiting, names) == "nobody may be asked: research/a, research/b, research/c and 2 more"
+    assert planning.blockers(replace(waiting, holders=("f",)), names) == "nobody may be asked: research/f"
+    assert planning.blockers(replace(waiting, holders=("x",)), names) == "nobody may be asked", "an orphan has no name"
+    assert planning.blockers(replace(waiting, holders=(), blocker="b"), names) == (
+        "nobody may be asked (kept for research/b)"
+    )
