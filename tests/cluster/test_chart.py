@@ -196,6 +196,13 @@ def test_it_should_set_rights_on_provisioning_requests_only_where_a_class_is_nam
     assert environment(objects)["MUSTER_OPERATOR_PROVISIONING_CLASS"] == "some.class"
 
 
+def test_it_should_set_the_labels_of_the_node_groups_to_ask_for(render: Render) -> None:
+    name = "MUSTER_OPERATOR_PROVISIONING_NODE_SELECTORS"
+    assert name not in environment(render("provisioning.className=some.class"))
+    objects = render("provisioning.className=some.class", "provisioning.nodeSelectors.H100/spot.pool=h100-spot")
+    assert json.loads(environment(objects)[name]) == {"H100/spot": {"pool": "h100-spot"}}
+
+
 def test_it_should_set_roles_that_aggregate(render: Render) -> None:
     objects = render()
     view, edit = one(objects, "ClusterRole", "-view"), one(objects, "ClusterRole", "-edit")

@@ -23,7 +23,8 @@ Object = dict[str, Any]
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 NAME = "provisioningrequests.autoscaling.x-k8s.io"
 CLASS = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
-ASKING = Asking(CLASS, (("ValidUntilSeconds", "60"),), patience=0.0)
+GROUPS = {"H100/on-demand": {"example.com/group": "h100"}, "H100/spot": {"example.com/group": "h100-spot"}}
+ASKING = Asking(CLASS, (("ValidUntilSeconds", "60"),), patience=0.0, node_selectors=GROUPS)
 
 
 def crd() -> Object:
@@ -167,7 +168,7 @@ async def test_a_gang_without_room_asks_for_its_nodes_and_starts_when_they_come(
     (template,) = await templates(place)
     assert template["metadata"]["name"] == spec["podSets"][0]["podTemplateRef"]["name"]
     pod = template["template"]["spec"]
-    assert pod["nodeSelector"] == {"pool": place.name}
+    assert pod["nodeSelector"] == {"pool": place.name, "example.com/group": "h100"}
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "4"
     assert request["metadata"]["name"] in await told(place, "gang", "Requested")
 
@@ -175,6 +176,8 @@ async def test_a_gang_without_room_asks_for_its_nodes_and_starts_when_they_come(
     assert "4 nodes are there" in await told(place, "gang", "Provisioned")
     await place.add_nodes(4)
     await place.until_phase("gang", "Running")
+    for made in await place.pods("gang"):
+        assert "example.com/group" not in made["spec"]["nodeSelector"], "the planner has chosen the nodes"
 
     async def gone() -> bool:
         return not await requests(place) and not await templates(place)

@@ -50,6 +50,8 @@ class Settings(BaseSettings):
     """Their parameters, as JSON."""
     provisioning_patience: float = Field(15.0, ge=0)
     """Seconds that a job lacks nodes before they are asked for."""
+    provisioning_node_selectors: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Labels of the node groups to ask for, by flavour, as JSON: `{"H100/spot": {"pool": "h100-spot"}}`."""
     http_host: str = "0.0.0.0"
     """Address of the HTTP server for probes and metrics."""
     http_port: int = Field(8080, ge=0, le=65535)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from enum import Enum
 from typing import Any, Final
@@ -46,11 +46,18 @@ class Asking:
         class_name: `spec.provisioningClassName`.
         parameters: `spec.parameters`.
         patience: seconds that a job lacks nodes before they are asked for: most that wait start when another ends.
+        node_selectors: labels of the node groups by flavour, like `H100/on-demand`. What tells a flavour on nodes is
+            set once they run, so an autoscaler that starts from an empty group can't know it.
     """
 
     class_name: str
     parameters: tuple[tuple[str, str], ...] = ()
     patience: float = 15.0
+    node_selectors: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def selector(self, flavour: str) -> dict[str, str]:
+        """Labels of the node groups that have nodes of a flavour; none where nothing is said of it."""
+        return dict(self.node_selectors.get(flavour, {}))
 
 
 @dataclass(frozen=True)
@@ -115,9 +122,12 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isdigit() else 1
 
 
-def request_key(template_key: str, count: int, asking: Asking) -> str:
+def request_key(template_key: str, count: int, asking: Asking, flavour: str = "") -> str:
     """Changes with whatever a request says."""
     text = f"{template_key} {count} {asking.class_name} {asking.parameters}"
+    selector = asking.selector(flavour)
+    if selector:
+        text += f" {sorted(selector.items())}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -142,8 +152,18 @@ def request(job: Identity, key: str, attempt: int, count: int, asking: Asking) -
     return made
 
 
-def pod_template(job: Identity, key: str, attempt: int, template: Object) -> Object:
-    """The gang's pod, as far as a scheduler looks at it. `template`: of `muster.cluster.pods`."""
+def pod_template(
+    job: Identity, key: str, attempt: int, template: Object, selector: Mapping[str, str] | None = None
+) -> Object:
+    """The gang's pod, as far as a scheduler looks at it.
+
+    Args:
+        template: of `muster.cluster.pods`.
+        selector: labels of the node groups, beside the job's own `nodeSelector`, which wins.
+    """
+    if selector:
+        spec = template["spec"]
+        template = {**template, "spec": {**spec, "nodeSelector": {**selector, **(spec.get("nodeSelector") or {})}}}
     return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": _metadata(job, key, attempt), "template": template}
 
 

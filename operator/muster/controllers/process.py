@@ -267,7 +267,9 @@ def asking(settings: Settings) -> Asking | None:
     if not settings.provisioning_class:
         return None
     parameters = tuple(sorted(settings.provisioning_parameters.items()))
-    return Asking(settings.provisioning_class, parameters, settings.provisioning_patience)
+    return Asking(
+        settings.provisioning_class, parameters, settings.provisioning_patience, settings.provisioning_node_selectors
+    )
 
 
 def token_key(settings: Settings) -> bytes:

@@ -89,7 +89,8 @@ class Provisioning:
         self._lacked |= dict.fromkeys(self._lacking, now)
         for record in lacking:
             if now - self._lacking[record.uid] >= self._asking.patience and record.waiting is not None:
-                key = provisioning.request_key(record.template_key(self._settings), _count(record), self._asking)
+                template = record.template_key(self._settings)
+                key = provisioning.request_key(template, _count(record), self._asking, _flavour(record))
                 yield Wish(record.uid, key, (record.waiting.position, record.uid))
 
     def _is_refused(self, wish: Wish, now: datetime) -> bool:
@@ -102,7 +103,8 @@ class Provisioning:
         name = provisioning.request_name(job, key, attempt)
         try:
             template = pods.template(job, record.spec, self._settings)
-            template_body = provisioning.pod_template(job, key, attempt, template)
+            selector = self._asking.selector(_flavour(record))
+            template_body = provisioning.pod_template(job, key, attempt, template, selector)
             await self._create(provisioning.template_path(job.namespace), template_body)
             body = provisioning.request(job, key, attempt, _count(record), self._asking)
             await self._create(provisioning.path(job.namespace), body)
@@ -142,3 +144,8 @@ def _waits(record: Record) -> bool:
 
 def _count(record: Record) -> int:
     return record.spec.replicas + record.spec.spares
+
+
+def _flavour(record: Record) -> str:
+    """The kind of node that the job prefers; "" for a job without GPUs, and for one that the planner never had."""
+    return record.planned[1].flavour if record.planned is not None else ""

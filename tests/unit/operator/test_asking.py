@@ -104,6 +104,18 @@ def test_objects_read_back_as_what_they_were() -> None:
     assert (found.answer, found.message, found.since.minute) == (Answer.FAILED, "BookingExpired: gone", 15)
 
 
+def test_a_request_names_the_node_group_of_its_flavour_and_the_jobs_own_selector_wins() -> None:
+    selectors = {"H100/spot": {"pool": "h100", "spot": "true"}, "H100/on-demand": {"pool": "h100"}}
+    job, asking = Identity("ns", "train", "0123456789abcdef"), Asking("some.class", node_selectors=selectors)
+    spec = {"nodeSelector": {"pool": "mine"}, "containers": []}
+    made = pod_template(job, "k", 1, {"metadata": {}, "spec": spec}, asking.selector("H100/spot"))
+    assert made["template"]["spec"] == {"nodeSelector": {"pool": "mine", "spot": "true"}, "containers": []}
+    assert spec["nodeSelector"] == {"pool": "mine"}, "what the pods are made from stays as it is"
+    assert pod_template(job, "k", 1, {"spec": {}}, asking.selector("B200/spot"))["template"] == {"spec": {}}
+    keys = {request_key("template", 4, asking, flavour) for flavour in ("H100/spot", "H100/on-demand", "B200/spot")}
+    assert len(keys) == 3, "another kind of capacity is another request"
+
+
 def test_job_tells_what_became_of_its_request() -> None:
     case = Case(trainingjob())
     case.capacity = Capacity("train-1", Answer.NONE)
