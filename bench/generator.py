@@ -1,7 +1,8 @@
 """The load generator: submits the jobs, and finishes each when it has held its place for its runtime.
 
 It sees what anybody sees by a watch, and marks a job finished as Muster does itself when the last pod has succeeded: by
-one write of its status. The time counts afresh after a preemption.
+one write of its status. The time counts afresh after a preemption. Where there are pods, kwok lets each of them succeed
+after the job's runtime, and Muster finishes the job.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import time
 from collections import defaultdict
 from datetime import datetime, timezone
 from typing import Any, Final
+
+from hack.cluster.kwok import COMPLETE_ANNOTATION
 
 from load import Load, Submission, job, submissions
 from muster.api.common import API_VERSION
@@ -32,22 +35,25 @@ class Generator:
     Attributes:
         submitted, placed, finished: moment by job; `placed` is the first placement.
         restarts: placements after the first.
+        ended_bytes: JSON of the jobs that have ended, all added up.
         events: events of the watch so far.
     """
 
-    def __init__(self, wire: Wire, load: Load, witness: Witness) -> None:
+    def __init__(self, wire: Wire, load: Load, witness: Witness, *, pods: bool) -> None:
         self._wire = wire
+        self._pods = pods
         self._witness = witness
         self._todo = submissions(load)
         self._kinds = {one.name: one.kind for one in self._todo}
         self._newest: dict[str, Object] = {}
-        self._running: dict[str, tuple[int, asyncio.TimerHandle]] = {}
+        self._running: dict[str, tuple[int, asyncio.TimerHandle | None]] = {}
         self._writes: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
         self.submitted: dict[str, float] = {}
         self.placed: dict[str, float] = {}
         self.finished: dict[str, float] = {}
         self.restarts = 0
+        self.ended_bytes = 0
         self.events = 0
         self.began = 0.0
 
@@ -84,7 +90,8 @@ class Generator:
 
     async def _post(self, one: Submission) -> None:
         try:
-            await self._wire.call("POST", JOBS, job(one))
+            until = {COMPLETE_ANNOTATION: f"{round(one.kind.run * 1e3)}ms"} if self._pods else {}
+            await self._wire.call("POST", JOBS, job(one, until))
         except Refused as error:
             if error.status != 409:  # it is there: the first answer was lost with its connection
                 raise
@@ -97,9 +104,9 @@ class Generator:
                     raise ConnectionError(f"the watch of the jobs failed: {event['object']}")
                 self.events += 1
                 resource_version = event["object"]["metadata"]["resourceVersion"]
-                self._see(event["object"], event["type"] == "DELETED")
+                self._see(event["object"], event["type"] == "DELETED", len(line))
 
-    def _see(self, raw: Object, deleted: bool) -> None:
+    def _see(self, raw: Object, deleted: bool, size: int) -> None:
         name, status = raw["metadata"]["name"], raw.get("status") or {}
         ended = deleted or status.get("phase") in ("Succeeded", "Failed")
         self._witness.see(raw, self._kinds[name], ended)
@@ -108,19 +115,25 @@ class Generator:
         generation = placement["generation"] if placement else 0
         running = self._running.get(name)
         if running is not None and running[0] != generation:
-            running[1].cancel()
+            if running[1] is not None:
+                running[1].cancel()
             del self._running[name]
             running = None
         if placement is not None and running is None:
             now = time.monotonic()
             self.restarts += name in self.placed
             self.placed.setdefault(name, now)
-            timer = asyncio.get_running_loop().call_later(self._kinds[name].run, self._end, name, generation)
-            self._running[name] = (generation, timer)
+            self._running[name] = (generation, self._timer(name, generation))
         if ended and name not in self.finished:
             self.finished[name] = time.monotonic()
+            self.ended_bytes += size
             if len(self.finished) == len(self._todo):
                 self._done.set()
+
+    def _timer(self, name: str, generation: int) -> asyncio.TimerHandle | None:
+        if self._pods:
+            return None
+        return asyncio.get_running_loop().call_later(self._kinds[name].run, self._end, name, generation)
 
     def _end(self, name: str, generation: int) -> None:
         task = asyncio.create_task(self._finish(name, generation))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -137,8 +137,8 @@ def level_label(level: str) -> str:
 # -- objects -------------------------------------------------------------------------------------------------------
 
 
-def nodes(load: Load) -> Iterator[Object]:
-    """Node objects; ready, and nobody is there to say otherwise."""
+def nodes(load: Load, labels_of_all: Mapping[str, str]) -> Iterator[Object]:
+    """Node objects with `labels_of_all` besides their own; ready, until somebody says otherwise."""
     paths: list[tuple[int, ...]] = [()]
     for _, count in load.levels:
         paths = [(*path, index) for path in paths for index in range(count)]
@@ -152,7 +152,7 @@ def nodes(load: Load) -> Iterator[Object]:
         yield {
             "apiVersion": "v1",
             "kind": "Node",
-            "metadata": {"name": name, "labels": {**labels, "kubernetes.io/hostname": name}},
+            "metadata": {"name": name, "labels": {**labels, **labels_of_all, "kubernetes.io/hostname": name}},
             "status": {
                 "capacity": amounts,
                 "allocatable": amounts,
@@ -205,9 +205,10 @@ def submissions(load: Load) -> list[Submission]:
     return sorted(found, key=lambda one: (one.at, one.name))
 
 
-def job(submission: Submission) -> Object:
+def job(submission: Submission, annotations: Mapping[str, str]) -> Object:
+    """The TrainingJob; `annotations` are for its pods."""
     kind = submission.kind
-    return {
+    made: Object = {
         "apiVersion": API_VERSION,
         "kind": "TrainingJob",
         "metadata": {
@@ -224,6 +225,9 @@ def job(submission: Submission) -> Object:
             "priorityClassName": priority_name(kind.priority),
         },
     }
+    if annotations:
+        made["spec"]["podTemplate"] = {"metadata": {"annotations": dict(annotations)}}
+    return made
 
 
 def _topology(kind: JobSet) -> Object:

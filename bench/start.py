@@ -28,7 +28,7 @@ from muster.api.trainingjob import TrainingJobSpec
 from muster.cluster import pods
 from muster.cluster.pods import Identity, PodSettings
 from report import Target, report
-from testbed import NAMESPACE, control_plane, muster, wait_account
+from testbed import NAMESPACE, OPERATOR, control_plane, muster, wait_account
 from wire import Refused, Wire
 
 Object = dict[str, Any]
@@ -37,7 +37,6 @@ PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 JOBS: Final = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 GANGS: Final = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}/trainingjobs"
 SETTINGS: Final = PodSettings("registry.example/runtime:1", priority_class="")
-COMMAND: Final = [sys.executable, "-c", "from muster.cli.app import main; main()", "operator"]
 
 TARGETS: Final = {"share_of_job": Target(0.25), "share_of_job_lifted": Target(1.0)}
 NOTES: Final = {
@@ -174,7 +173,7 @@ async def measure(workers: int, rounds: int, folder: Path) -> dict[str, float]:
         wire = Wire(cluster.kubeconfig, 8)
         queue = {"apiVersion": API_VERSION, "kind": "TrainingQueue", "metadata": {"name": "start"}, "spec": {}}
         await wire.call("POST", f"/apis/{API_VERSION}/trainingqueues", queue)
-        with muster(cluster, folder, COMMAND) as process:
+        with muster(cluster, folder, OPERATOR) as process:
             process.wait_ready(60)
             for suffix, lifted in (("", False), ("_lifted", True)):
                 await asyncio.to_thread(throttle, cluster.name, lifted=lifted)

@@ -8,6 +8,7 @@ import re
 import secrets
 import signal
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Awaitable, Iterator
@@ -21,6 +22,7 @@ from hack.cluster.progress import Progress
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 NAMESPACE: Final = "bench"
+OPERATOR: Final = [sys.executable, "-c", "from muster.cli.app import main; main()", "operator"]
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 READY: Final = re.compile(r"probes and metrics on \S*:([0-9]+)$", re.MULTILINE)
 
@@ -133,9 +135,9 @@ def muster(cluster: api.Cluster, folder: Path, command: list[str], **extra: str)
             process.wait()
 
 
-def without_controllers(cluster: api.Cluster) -> list[processes.Process]:
-    """Stop what would take the nodes for lost, for nobody beats for them. Returns API server and etcd."""
-    for name in ("kube-controller-manager", "kube-scheduler"):
+def control_plane_processes(cluster: api.Cluster, *, controllers: bool) -> list[processes.Process]:
+    """API server and etcd. Without `controllers`, what takes nodes for lost for which nobody beats is stopped."""
+    for name in () if controllers else ("kube-controller-manager", "kube-scheduler"):
         found = processes.find(cluster.directory, name)
         if found is not None:
             processes.stop(found)
