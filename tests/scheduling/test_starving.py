@@ -1,4 +1,4 @@
-"""A large job is not passed by small ones of its queue for ever."""
+"""A large job is not passed for ever by small ones of its queue that do not give way."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.scheduling.plan import WaitReason
+from muster.scheduling.plan import MoveReason, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
 from muster.scheduling.ranks import AGE_STEP, AGE_STEPS
 from muster.scheduling.snapshot import Snapshot
 
 from . import oracle
-from .cases import Job, Outcome, Queue, apply, rack, snapshot
+from .cases import Job, Node, Outcome, Queue, apply, rack, snapshot
+from .operating import Live, Operating
 from .worlds import trees
 
 pytestmark = pytest.mark.unit
@@ -35,16 +36,68 @@ RUNNING = Job("running", holding=True, submitted=-DAY * 3)
 SMALL = Job("small", submitted=-1)
 
 
-def test_a_job_that_waited_for_a_day_is_passed_no_more() -> None:
-    outcome = planned([Queue(gpus=16)], RUNNING, Job("large", workers=2, submitted=-DAY), SMALL)
-    assert not outcome.admitted
-    assert outcome.waiting["large"].reason is WaitReason.QUOTA_EXCEEDED
-    small = outcome.waiting["small"]
+def old_and_small(*, firm: bool = False) -> Operating:
+    """One of two nodes is in use; a job that needs both has waited for a day, and a small one came just now."""
+    world = Operating({"a": Node("a"), "b": Node("b")}, {"research": Queue(gpus=16)}, now=NOW - DAY)
+    world.submit(Live(Job("running"), on=("a",), started=NOW - DAY))
+    world.submit(Live(Job("large", workers=2)))
+    world.now = NOW
+    world.submit(Live(Job("small"), preemptible=not firm))
+    return world
+
+
+def test_a_job_that_waited_for_a_day_is_passed_by_nobody_who_cannot_give_way() -> None:
+    outcome = plan(old_and_small(firm=True).snapshot())
+    assert not outcome.admissions
+    waiting = {each.uid: each for each in outcome.waiting}
+    assert waiting["large"].reason is WaitReason.QUOTA_EXCEEDED
+    small = waiting["small"]
     assert (small.reason, small.blocker) == (WaitReason.BEHIND_OTHERS, "large")
     assert small.message == (
         "queue research has quota for 8 nvidia.com/gpu of H100, but it is kept for a job ahead in the order, "
         "of queue research with priority 0"
     )
+
+
+def test_one_that_passes_it_gives_way_as_soon_as_it_could_start() -> None:
+    world = old_and_small()
+    made = plan(world.snapshot())
+    assert [(each.uid, each.yields) for each in made.admissions] == [("small", True)]
+    world.carry_out(made)
+    for _ in range(2):
+        world.now += 600.0
+        made = plan(world.snapshot())
+        assert not made.evictions, "as long as the large one cannot start, nobody is asked for it"
+        world.carry_out(made)
+    world.finish("running")
+    made = plan(world.snapshot())
+    assert [(each.uid, each.reason, each.beneficiary) for each in made.evictions] == [
+        ("small", MoveReason.YIELDED, "large")
+    ]
+    world.carry_out(made)
+    world.gone("small")
+    assert [each.uid for each in plan(world.snapshot()).admissions] == ["large"]
+
+
+def test_without_backfill_nobody_passes_it() -> None:
+    assert not plan(old_and_small().snapshot(), Policy(backfill=False)).admissions
+
+
+def test_one_that_waits_for_jobs_like_it_to_give_quota_back_does_not_hold_back_the_others() -> None:
+    """What is not preemptible shares the queue's own quota with its like alone."""
+    queues = {"research": Queue(gpus=16, cohort=0), "ops": Queue("ops", gpus=16, cohort=0)}
+    world = Operating({name: Node(name) for name in "abcd"}, queues, now=NOW - DAY)
+    world.submit(Live(Job("firm", workers=2), preemptible=False, on=("a", "b"), started=NOW - DAY))
+    world.submit(Live(Job("old"), preemptible=False))
+    world.now = NOW
+    world.submit(Live(Job("like it"), preemptible=False))
+    world.submit(Live(Job("borrows")))
+    made = plan(world.snapshot())
+    assert [(each.uid, each.yields) for each in made.admissions] == [("borrows", False)]
+    assert {each.uid: each.reason for each in made.waiting} == {
+        "old": WaitReason.QUOTA_EXCEEDED,
+        "like it": WaitReason.QUOTA_EXCEEDED,
+    }
 
 
 def test_before_that_a_smaller_one_may_go_first() -> None:

@@ -34,8 +34,12 @@ class Owners:
         self._ledger: Ledger | None = None
         self._seen = 0
 
-    def shortage(self, queue: int, flavour: int, need: Need) -> Shortage | None:
-        """What is lacking for a job when owners have had theirs; None for one that does not borrow."""
+    def shortage(self, queue: int, flavour: int, need: Need, *, passing: bool = False) -> Shortage | None:
+        """What is lacking for a job when owners have had theirs; None for one that does not borrow.
+
+        Args:
+            passing: it may take what is held back for others of its queue.
+        """
         if self._round.promised.within(queue, flavour, need):
             return None
         claims, ledger = self._claims_and_ledger(self._round.used.circle(queue))
@@ -44,7 +48,7 @@ class Owners:
         own = claims.get(queue, {})
         for of_flavour, mine in own.items():
             ledger.discharge(queue, of_flavour, mine)
-        short = ledger.shortage(queue, flavour, need)
+        short = (ledger.shortage_in_passing if passing else ledger.shortage)(queue, flavour, need)
         for of_flavour, mine in own.items():
             ledger.charge(queue, of_flavour, mine)
         return short

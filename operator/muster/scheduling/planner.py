@@ -8,7 +8,7 @@ Then jobs are taken one after the other, in the order of `muster.scheduling.orde
 1. turned down, if its queue is closed, no node suits it, it would not fit the usable nodes when they are empty, it asks
    for more than its queue could ever use, or its window opens later; or
 2. left waiting for quota, if its queue may not use that much more now: when it has waited for as long as age counts,
-   and its queue has that much without borrowing, later jobs of the queue do not pass it any more; or
+   and its queue has that much without borrowing, later jobs of the queue do not pass it any more, unless they yield; or
 3. admitted whole, if a valid placement exists in room that no job ahead needs, or if it provably delays nobody; or
 4. left waiting for room. The first few of each flavour are *heads*: they hold a reserved time and place, their quota is
    charged as if they ran, and room is kept for them (`muster.scheduling.heads`).
@@ -192,7 +192,7 @@ def _ask_again(round_: Round, heads: Heads, preempting: Preempting, verdicts: li
 
 
 def _hold_back(round_: Round, verdict: Verdict) -> None:
-    """Let no later job of its queue pass an old one that the queue's own quota could hold.
+    """Let no later job of its queue pass an old one that the queue's own quota could hold, unless it yields to it.
 
     One that would have to borrow holds nobody back: what it waits for is others', and may never come.
     """
@@ -201,7 +201,7 @@ def _hold_back(round_: Round, verdict: Verdict) -> None:
     need = round_.kinds.need(kind, verdict.choice, it.sizes[-1])
     flavour = it.choices[verdict.choice].flavour
     if round_.used.never(round_.queue_of[verdict.job], flavour, need, borrowing=False) is None:
-        round_.hold_back_quota(verdict.job, verdict.choice)
+        round_.hold_back_quota(verdict.job, verdict.choice, need)
 
 
 def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expectation:

@@ -60,6 +60,8 @@ class Preempting:
             return False
         if not self._left or self._looked_at >= round_.policy.candidates:
             return False
+        if round_.promised.holds_back(round_.queue_of[job], round_.kind(job).choices[verdict.choice].flavour):
+            return False  # whatever is freed is another's
         alike = (round_.queue_of[job], round_.kinds.of[job], int(self._chances.priorities[job]))
         work = float(self._chances.works[job])
         if (alike in self._failed and work >= self._failed[alike]) or not self._may_ask(job, verdict.choice, passed):

@@ -89,6 +89,13 @@ class Ledger:
         left = self.available if borrowing else self.available_own
         return self._worst(queue, flavour, need, left)
 
+    def shortage_in_passing(self, queue: int, flavour: int, need: Need) -> Shortage | None:
+        """Like `shortage`, for a job that may take what is held back, because it gives it back on demand."""
+        held_back, self._held_back = self._held_back, set()
+        short = self.shortage(queue, flavour, need)
+        self._held_back = held_back
+        return short
+
     def never(self, queue: int, flavour: int, need: Need, *, borrowing: bool = True) -> Shortage | None:
         """Like `shortage`, in a cluster where nobody uses anything."""
         left = self.most if borrowing else self.most_own
@@ -168,6 +175,10 @@ class Ledger:
         """From now on no job of the queue itself gets more of its limited resources, so that one of them that waits is
         passed by no other. What the queues around it may use stays the same."""
         self._held_back.add((queue, flavour))
+
+    def holds_back(self, queue: int, flavour: int) -> bool:
+        """Whether the queue's quota is held back for one of its jobs."""
+        return (queue, flavour) in self._held_back
 
     def used(self, queue: int, flavour: int, resource: int) -> int:
         """What counts against the queue's quota: by its own jobs, and drawn by the queues below it."""

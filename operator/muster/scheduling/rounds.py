@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -108,6 +109,7 @@ class Round:
         self.replacements: list[Replacement] = list(mended)
         self.reserved_quota: list[tuple[int, int]] = []
         self._firm = _firm_use(snapshot)
+        self._firm_held_back: set[tuple[int, int]] = set()
         self.served: set[int] = set()
         self.touched: dict[int, int] = {}
         self.journal: list[tuple[int, int, Need, int]] = []
@@ -143,15 +145,21 @@ class Round:
     def kind(self, job: int) -> Kind:
         return self.kinds.kinds[self.kinds.of[job]]
 
-    def shortage(self, job: int, choice: int, need: Need) -> Shortage | None:
-        """What quota lacks for the job now, or None."""
+    def shortage(self, job: int, choice: int, need: Need, *, passing: bool = False) -> Shortage | None:
+        """What quota lacks for the job now, or None.
+
+        Args:
+            passing: it may take what is held back for others of its queue, because it gives it back on demand.
+        """
         queue, kind = self.queue_of[job], self.kind(job)
         flavour = kind.choices[choice].flavour
-        for ledger in (self.promised, self.used):
-            short = ledger.shortage(queue, flavour, need)
-            if short is not None:
-                return short
-        return None if kind.preemptible else self.firm_shortage(job, choice, need)
+        promised = self.promised.shortage_in_passing if passing else self.promised.shortage
+        short = promised(queue, flavour, need) or self.used.shortage(queue, flavour, need)
+        if short is not None or kind.preemptible:
+            return short
+        if (queue, flavour) in self._firm_held_back:
+            return Shortage(*max(need, key=itemgetter(1)), 0)
+        return self.firm_shortage(job, choice, need)
 
     def firm_shortage(self, job: int, choice: int, need: Need) -> Shortage | None:
         """What a job that cannot give room back lacks of its queue's own nominal, of which only jobs like it count:
@@ -194,10 +202,18 @@ class Round:
             for resource, amount in need:
                 self._firm[self.queue_of[job], flavour, resource] += amount
 
-    def hold_back_quota(self, job: int, choice: int) -> None:
-        """No later job of its queue gets more quota of the flavour in this plan."""
-        flavour = self.kind(job).choices[choice].flavour
-        self._promise(self.queue_of[job], flavour, (), 0)
+    def hold_back_quota(self, job: int, choice: int, need: Need) -> None:
+        """No later job of its queue gets more quota of the flavour in this plan, but in passing: see `shortage`.
+
+        One that is not preemptible and lacks only what such jobs may hold together holds back such jobs alone.
+        """
+        queue, kind = self.queue_of[job], self.kind(job)
+        flavour = kind.choices[choice].flavour
+        ledgers = (self.promised, self.used)
+        if not kind.preemptible and all(ledger.shortage(queue, flavour, need) is None for ledger in ledgers):
+            self._firm_held_back.add((queue, flavour))
+        else:
+            self._promise(queue, flavour, (), 0)
         self.reserved_quota.append((job, flavour))
 
     def give_back_quota(self, queue: int, flavour: int, need: Need) -> None:

@@ -38,6 +38,7 @@ class Starting:
         self._first_choice: dict[tuple[int, int], int] = {}
         self._no_quota: set[tuple[int, int]] = set()
         self._left: dict[tuple[int, int, int], int] = {}
+        self._left_in_passing: dict[tuple[int, int, int], int] = {}
         self._no_room: set[tuple[int, int]] = set()
         for job in self._outlook.special:
             self._judge_special(job)
@@ -51,14 +52,16 @@ class Starting:
             return Verdict(job, Fate.QUOTA, first)
         fate, common = Fate.QUOTA, True
         for choice in self._hopes[kind].choices:
-            size = self._largest_with_quota(job, kind, choice)
+            size, passing = self._largest_with_quota(job, kind, choice), False
+            if size == 0:
+                size, passing = self._largest_in_passing(job, kind, choice), True
             if size == 0:
                 continue
-            if fate is Fate.QUOTA:
+            if fate is Fate.QUOTA and not passing:
                 fate, first = Fate.ROOM, choice
             if (kind, choice) in self._no_room:
                 continue
-            admission = self._place(job, kind, choice, size)
+            admission = self._place(job, kind, choice, size, yields=passing)
             if admission is not None:
                 return admission
             common = common and (kind, choice) in self._no_room
@@ -70,6 +73,7 @@ class Starting:
         """Victims' quota is somebody's again: what lacked quota before may have it now."""
         self._no_quota.clear()
         self._left.clear()
+        self._left_in_passing.clear()
 
     def _look(self, kind: int) -> Hope:
         round_, fates, able = self._round, [], []
@@ -112,21 +116,32 @@ class Starting:
         elif round_.opens[job] > round_.snapshot.now:
             self.obstacles[job] = Verdict(job, Fate.WINDOW)
 
-    def _largest_with_quota(self, job: int, kind: int, choice: int) -> int:
+    def _largest_in_passing(self, job: int, kind: int, choice: int) -> int:
+        """The same with what is held back for an older job of its queue: for those that give it back on demand."""
+        round_, it = self._round, self._round.kinds.kinds[kind]
+        flavour = it.choices[choice].flavour
+        if not (
+            it.preemptible and round_.policy.backfill and round_.promised.holds_back(round_.queue_of[job], flavour)
+        ):
+            return 0
+        return self._largest_with_quota(job, kind, choice, passing=True)
+
+    def _largest_with_quota(self, job: int, kind: int, choice: int, *, passing: bool = False) -> int:
         """The largest of its sizes for which there is quota now, or 0."""
         kinds, it = self._round.kinds, self._round.kinds.kinds[kind]
         queue, flavour = self._round.queue_of[job], it.choices[choice].flavour
         owners = self.owners if self._round.policy.preemption and it.preemptible else None
         for size in it.sizes:
             need = kinds.need(kind, choice, size)
-            if any(amount > self._left.get((queue, flavour, resource), amount) for resource, amount in need):
+            left = self._left_in_passing if passing else self._left
+            if any(amount > left.get((queue, flavour, resource), amount) for resource, amount in need):
                 continue
-            short = self._round.shortage(job, choice, need)
+            short = self._round.shortage(job, choice, need, passing=passing)
             if short is not None:
                 if it.preemptible:  # what others may not use, a job that must not borrow may
-                    self._left[queue, flavour, short.resource] = short.available
+                    left[queue, flavour, short.resource] = short.available
                 continue
-            if owners is None or owners.shortage(queue, flavour, need) is None:
+            if owners is None or owners.shortage(queue, flavour, need, passing=passing) is None:
                 return size
         return 0
 
@@ -139,7 +154,7 @@ class Starting:
         it = kinds.kinds[kind]
         return it.choices[choice].flavour, kinds.need(kind, choice, it.sizes[-1])
 
-    def _place(self, job: int, kind: int, choice: int, size: int) -> Admission | None:
+    def _place(self, job: int, kind: int, choice: int, size: int, *, yields: bool) -> Admission | None:
         round_ = self._round
         largest = self._largest_with_room(kind, choice, size, spare=False)
         if largest == 0:
@@ -147,15 +162,15 @@ class Starting:
                 self._no_room.add((kind, choice))
             return None
         if not self._heads.all:
-            return self._admit(job, choice, round_.find(kind, choice, largest, spare=False), yields=False)
+            return self._admit(job, choice, round_.find(kind, choice, largest, spare=False), yields=yields)
         apart = self._largest_with_room(kind, choice, largest, spare=True)
         if apart != largest:
             found = self._heads.lets_in(job, choice, largest)
             if found is not None:
-                return self._admit(job, choice, found[0], yields=found[1])
-        return (
-            None if apart == 0 else self._admit(job, choice, round_.find(kind, choice, apart, spare=True), yields=False)
-        )
+                return self._admit(job, choice, found[0], yields=yields or found[1])
+        if apart == 0:
+            return None
+        return self._admit(job, choice, round_.find(kind, choice, apart, spare=True), yields=yields)
 
     def _largest_with_room(self, kind: int, choice: int, size: int, *, spare: bool) -> int:
         """The largest of its sizes, at most `size`, that fits; or 0."""
