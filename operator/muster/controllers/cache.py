@@ -84,7 +84,9 @@ class Cache:
             self.dirty.add(pod.owner_uid)
         room = None if pod is None else (pod.uid, pod.node, pod.phase in TERMINAL, pod.requests)
         if room != self._room.get(key):
-            self._world_changed = True
+            # A gang's pod that comes takes what its placement took before: a gang of 512 would be 512 plans.
+            expected = key in self._owner_of and key not in self._room
+            self._world_changed = self._world_changed or not expected
             if room is None:
                 self._room.pop(key, None)
             else:
