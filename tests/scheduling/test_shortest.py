@@ -174,6 +174,20 @@ def test_those_that_still_wait_keep_their_order_when_the_others_have_started(
     assert walked(after, [False] * len(starts)) == waits
 
 
+def test_one_that_starts_and_has_no_share_leaves_two_queues_of_the_same_share_in_their_order() -> None:
+    """The first of a queue in which the shortest come first need not be its first submitted. When it starts and counts
+    for nothing, the next must not be compared with the other queue's in its stead."""
+    jobs = [
+        Job("free", gpus=0, cores=0, queue="short", length=60.0, submitted=NOW),
+        Job("early", queue="short", length=HOUR, submitted=NOW - 20),
+        Job("between", queue="other", submitted=NOW - 10),
+    ]
+    shot = replace(snapshot(rack(0, 4), jobs, [Queue("short", shortest=True), Queue("other")]), now=NOW)
+    assert walked(shot, [True, False, False]) == [2, 0, 1]
+    states = np.array([JobState.HOLDING, JobState.PENDING, JobState.PENDING], dtype=np.int32)
+    assert walked(replace(shot, jobs=replace(shot.jobs, states=states)), [False] * 3) == [2, 1]
+
+
 def walked(shot: Snapshot, starts: list[bool]) -> list[int]:
     ordering, found = Ordering(shot), []
     for job in ordering:

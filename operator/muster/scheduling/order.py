@@ -165,7 +165,9 @@ class _Lines:
         asked = jobs.requests[rows] * jobs.workers[rows, None].astype(np.int64)
         amounts = np.where(pending[:, None], asked, jobs.held[rows]) * share_of[jobs.flavours[rows]]
         amounts = np.rint(amounts[:, self.columns]).astype(np.int64)
-        stops: Mask = pending | jobs.runs.yields[rows]
+        # Where the shortest come first, the ranks of a queue's jobs do not ascend. One that started and has no share
+        # keeps its place, or the next would be compared with other queues' jobs of the same share in its stead.
+        stops: Mask = pending | jobs.runs.yields[rows] | ~amounts.any(axis=1)
         self.carried: dict[int, list[tuple[int, list[int]]]] = {}
         if _only_siblings(snapshot.queues.parents) and not stops.all():
             self._carry(jobs, rows, stops, amounts)
