@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from hack.cluster import api, build, processes, state
+from hack.cluster import api, build, cache, processes, state
 from hack.cluster.errors import ClusterError
 from hack.cluster.plan import GPU_TYPES
 from hack.cluster.progress import Progress, fail
@@ -43,7 +43,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _up(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, _interrupt)
     wanted = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(api.Options)}
-    cluster = api.up(api.Options(**wanted), Progress())
+    progress = Progress()
+    cluster = api.up(api.Options(**wanted), progress)
+    _prune(progress, beside=cluster.name)
     _print_summary(cluster, arguments.kwok_nodes)
     return 0
 
@@ -51,8 +53,17 @@ def _up(arguments: argparse.Namespace) -> int:
 def _prepare(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, _interrupt)
     # Simulated nodes too: whoever prepares does not know yet which kinds of clusters will be asked for.
-    api.prepare(api.Options(kwok_nodes=1), Progress())
+    progress = Progress()
+    api.prepare(api.Options(kwok_nodes=1), progress)
+    _prune(progress)
     return 0
+
+
+def _prune(progress: Progress, beside: str = "") -> None:
+    """Another cluster may be an older checkout's, and may have been up for long."""
+    if not set(api.names()) - {beside}:
+        for path in cache.prune(cache.current()):
+            progress.say(f"  removed {path}: of another version, and not used for 30 days")
 
 
 def _print_summary(cluster: api.Cluster, kwok: int) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from hack.cluster import (
     build,
+    cache,
     controlplane,
     dns,
     images,
@@ -215,6 +216,7 @@ def prepare(options: Options, progress: Progress) -> None:
         seed.ensure(progress)
         if options.torch:
             torchtree.ensure(progress)
+    cache.mark_used()
 
 
 def down(name: str) -> None:

@@ -31,9 +31,28 @@ def archives(progress: Progress) -> list[Path]:
     return [_pause(), *_base_and_torch(progress)]
 
 
+def standard_archives() -> list[Path]:
+    """Where `archives` keeps them, of the programs that are built; empty before that."""
+    program = build.program("pause")
+    return (
+        [_pause_archive(program), *(_family_folder() / name for name in ("base.tar", "torch.tar"))]
+        if program.exists()
+        else []
+    )
+
+
+def entries() -> list[Path]:
+    """The entries of the cache that today's images are made of and kept in."""
+    return [_rootfs_archive(), _family_folder(), *standard_archives()[:1]]
+
+
+def _pause_archive(program: Path) -> Path:
+    return cache_root() / "images" / f"pause-{_key(program.read_bytes())}.tar"
+
+
 def _pause() -> Path:
     program = build.program("pause")
-    archive = cache_root() / "images" / f"pause-{_key(program.read_bytes())}.tar"
+    archive = _pause_archive(program)
     if not archive.exists():
         archive.parent.mkdir(parents=True, exist_ok=True)
         fresh = archive.with_suffix(f".{os.getpid()}")
@@ -68,10 +87,14 @@ def _base_and_torch(progress: Progress) -> list[Path]:
     return [base, torch]
 
 
+def _rootfs_archive() -> Path:
+    names = ",".join(_ROOTFS_PACKAGES)
+    return cache_root() / "rootfs" / f"debian-{versions.DEBIAN_SUITE}-{_key(names.encode())}.tar"
+
+
 def _rootfs(progress: Progress) -> Path:
     """A minimal Debian with Python as a tar, by debootstrap."""
-    names = ",".join(_ROOTFS_PACKAGES)
-    target = cache_root() / "rootfs" / f"debian-{versions.DEBIAN_SUITE}-{_key(names.encode())}.tar"
+    target = _rootfs_archive()
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +114,7 @@ def _rootfs(progress: Progress) -> Path:
                 "--",
                 "debootstrap",
                 "--variant=minbase",
-                f"--include={names}",
+                f"--include={','.join(_ROOTFS_PACKAGES)}",
                 versions.DEBIAN_SUITE,
                 str(tree),
             ],
@@ -182,11 +205,15 @@ def ctr() -> list[str]:
 def _family() -> Path:
     """The folder of the base image that today's recipes make, of buildah's storage and of all that is built on it: one
     image named `base:local` is never mistaken for another checkout's."""
-    recipes = [path.read_bytes() for path in sorted(_RECIPES.glob("Containerfile*"))]
-    key = _key(*recipes, versions.DEBIAN_SUITE.encode(), *(name.encode() for name in _ROOTFS_PACKAGES))
-    path = cache_root() / "images" / f"on-base-{key}"
+    path = _family_folder()
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def _family_folder() -> Path:
+    recipes = [path.read_bytes() for path in sorted(_RECIPES.glob("Containerfile*"))]
+    key = _key(*recipes, versions.DEBIAN_SUITE.encode(), *(name.encode() for name in _ROOTFS_PACKAGES))
+    return cache_root() / "images" / f"on-base-{key}"
 
 
 def _key(*parts: bytes) -> str:

@@ -45,7 +45,7 @@ done
 def ensure(progress: Progress) -> Path:
     """Makes the seed for today's images when the cache lacks it, and returns its folder."""
     archives = images.archives(progress)
-    target = _folder(archives)
+    target = folder_of(archives)
     if not target.exists():
         with locked(target.parent / ".lock"):
             if not target.exists():
@@ -54,7 +54,8 @@ def ensure(progress: Progress) -> Path:
     return target
 
 
-def _folder(archives: list[Path]) -> Path:
+def folder_of(archives: list[Path]) -> Path:
+    """Of the seed with these images."""
     text = " ".join([versions.CONTAINERD, *(str(path.relative_to(cache_root())) for path in archives)])
     return cache_root() / "seed" / hashlib.sha256(text.encode()).hexdigest()[:12]
 

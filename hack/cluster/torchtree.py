@@ -48,9 +48,18 @@ def folder() -> Path:
 
 
 def empty_folder() -> Path:
-    path = cache_root() / "torch" / "none"
+    path = _none()
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def entries() -> list[Path]:
+    """The entries of the cache that today's clusters show their pods."""
+    return [folder(), _none()]
+
+
+def _none() -> Path:
+    return cache_root() / "torch" / "none"
 
 
 def ensure(progress: Progress) -> Path:
