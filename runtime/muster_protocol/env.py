@@ -68,6 +68,12 @@ CHECKPOINT_KEEP_LAST: Final = "MUSTER_CHECKPOINT_KEEP_LAST"
 CHECKPOINT_KEEP_EVERY: Final = "MUSTER_CHECKPOINT_KEEP_EVERY"
 """Checkpoints at multiples of this many steps are kept for ever."""
 
+CHECKPOINT_KEEP_SECONDS: Final = "MUSTER_CHECKPOINT_KEEP_SECONDS"
+"""The first checkpoint of each such span of time is kept for ever."""
+
+CHECKPOINT_KEEP_BEST: Final = "MUSTER_CHECKPOINT_KEEP_BEST"
+"""`METRIC:min|max:COUNT`: so many checkpoints with the smallest or largest value of a metric are kept."""
+
 CHECKPOINT_FROM: Final = "MUSTER_CHECKPOINT_FROM"
 """`uri` or `uri@step` of another run to warm-start from when this job has no checkpoint of its own."""
 

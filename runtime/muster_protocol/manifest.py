@@ -5,6 +5,10 @@ Under a job's `checkpoint.uri`:
     LATEST                                  small JSON, changed only by compare-and-swap
     step-00000100/1-0/manifest.json         written after every shard
     step-00000100/1-0/<shard files>         named by the writer, listed in the manifest
+    step-00000100/1-0/TOMBSTONE-<id>        somebody is deleting this checkpoint
+    holds/<id>.json                         somebody reads a checkpoint, or has tagged it to be kept
+    kept/<step>-<epoch>-<attempt>-<sha256>  this manifest was committed; retention deletes what else would name it
+    metrics/...                             losses by step (`muster_protocol.losses`)
 
 The folder below the step is `<epoch>-<attempt>`. A checkpoint is committed when LATEST's conditional write succeeded,
 and by nothing else.
@@ -20,6 +24,9 @@ from typing import Any, Final, TypeVar
 LATEST_KEY: Final = "LATEST"
 MANIFEST_NAME: Final = "manifest.json"
 FORMAT_VERSION: Final = 1
+TOMBSTONE: Final = "TOMBSTONE-"
+HOLDS_PREFIX: Final = "holds/"
+KEPT_PREFIX: Final = "kept/"
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class Manifest:
         planner: the checkpoint planner's metadata as JSON: tensors, their shards, and where each lies.
         world_size: ranks that wrote it.
         created_at: seconds since the epoch.
+        metrics: what the script had reported when it was saved, and `loss`: by these the best are kept.
     """
 
     step: int
@@ -86,10 +94,30 @@ class Manifest:
     parent_sha256: str = ""
     milestone: str = ""
     milestone_sha256: str = ""
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     version: int = FORMAT_VERSION
 
 
-R = TypeVar("R", Latest, Manifest, ShardFile)
+@dataclass(frozen=True)
+class Hold:
+    """Nobody may delete what is held.
+
+    Attributes:
+        who: for people: who holds it and what for.
+        expires: seconds since the epoch; None: a tag by hand, which holds until it is released.
+        manifest: key of the checkpoint's manifest, or "" for every checkpoint of the run.
+        sha256: hex digest of that manifest's bytes, or "". With it, the hold proves that it was committed.
+    """
+
+    id: str
+    who: str
+    expires: float | None
+    manifest: str = ""
+    sha256: str = ""
+    version: int = FORMAT_VERSION
+
+
+R = TypeVar("R", Latest, Manifest, ShardFile, Hold)
 
 
 def step_prefix(step: int, epoch: int, attempt: int) -> str:
@@ -97,7 +125,7 @@ def step_prefix(step: int, epoch: int, attempt: int) -> str:
     return f"step-{step:08d}/{epoch}-{attempt}/"
 
 
-def encode(record: Latest | Manifest) -> bytes:
+def encode(record: Latest | Manifest | Hold) -> bytes:
     return json.dumps(dataclasses.asdict(record)).encode()  # keys stay in order: a state dict's order is part of it
 
 
@@ -112,6 +140,11 @@ def decode_manifest(body: bytes) -> Manifest:
     raw = _object(body, MANIFEST_NAME)
     raw["files"] = tuple(_known(ShardFile, item) for item in raw.get("files", ()))
     return _known(Manifest, raw)
+
+
+def decode_hold(body: bytes) -> Hold:
+    """Raises ValueError when `body` is not a hold that this version can read."""
+    return _known(Hold, _object(body, "the hold"))
 
 
 def _object(body: bytes, name: str) -> dict[str, Any]:

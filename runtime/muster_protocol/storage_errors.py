@@ -5,6 +5,7 @@ The launcher's preflight and the ranks' checkpoints meet the same errors; they s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -99,7 +100,23 @@ def kind_of(code: str) -> Kind:
     return _KINDS.get(code, Kind.OTHER)
 
 
-def sentence(kind: Kind, *, bucket: str, key: str = "", endpoint: str = "", detail: str = "") -> str:
+@dataclass(frozen=True)
+class Hints:
+    """What somebody is to look at: where the uri was given, and where the credentials were."""
+
+    uri: str
+    credentials: str
+
+
+IN_A_JOB: Final = Hints("checkpoint.uri", "the keys in checkpoint.secretRef, or the pod's service account,")
+BY_HAND: Final = Hints(
+    "the uri", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE, or the role of this machine)"
+)
+
+
+def sentence(
+    kind: Kind, *, bucket: str, key: str = "", endpoint: str = "", detail: str = "", hints: Hints = IN_A_JOB
+) -> str:
     """What to tell people: what is wrong, where, how to mend it.
 
     `endpoint` is the S3 endpoint's URL, or "" for AWS itself; `detail` is the library's own message.
@@ -108,10 +125,10 @@ def sentence(kind: Kind, *, bucket: str, key: str = "", endpoint: str = "", deta
     at = f" at {endpoint}" if endpoint else ""
     tail = f" ({detail})" if detail else ""
     if kind is Kind.NO_SUCH_BUCKET:
-        return f"the bucket {bucket!r} does not exist{at}; create it, or correct checkpoint.uri{tail}"
+        return f"the bucket {bucket!r} does not exist{at}; create it, or correct {hints.uri}{tail}"
     if kind is Kind.ACCESS_DENIED:
         return (
-            f"access to {where}{at} is denied; check the keys in checkpoint.secretRef, or the pod's service account, "
+            f"access to {where}{at} is denied; check {hints.credentials} "
             f"and that they may list, read, write and delete there{tail}"
         )
     if kind is Kind.NOT_FOUND:
@@ -123,7 +140,5 @@ def sentence(kind: Kind, *, bucket: str, key: str = "", endpoint: str = "", deta
     if kind is Kind.BUSY:
         return f"the S3 server{at} is too busy for {where}; raise its limits, or save less often{tail}"
     if kind is Kind.MISCONFIGURED:
-        return (
-            f"{where} can't be used{at} as it is set; correct checkpoint.uri, AWS_ENDPOINT_URL_S3 and AWS_REGION{tail}"
-        )
+        return f"{where} can't be used{at} as it is set; correct {hints.uri}, AWS_ENDPOINT_URL_S3 and AWS_REGION{tail}"
     return f"S3 failed for {where}{at}{tail}"

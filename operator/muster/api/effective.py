@@ -23,7 +23,8 @@ from muster.api.podparts import (
     VolumeMount,
 )
 from muster.api.terms import AtWindowEnd, Window
-from muster.api.trainingjob import Checkpoint, Load, Strategy, TrainingJobSpec, Workers
+from muster.api.trainingjob import BestMode, Checkpoint, Load, Strategy, TrainingJobSpec, Workers
+from muster_protocol.checkpoints.retention import Best, Retention
 from muster_protocol.durations import format_duration, parse_duration
 
 STRATEGY: Final = Strategy.DDP
@@ -48,7 +49,6 @@ class EffectiveCheckpoint:
     Attributes:
         interval: None: not by time.
         every_steps: None: not by steps.
-        keep_every: None: no checkpoint is kept for ever.
         secret: name of the Secret with credentials, or "".
         endpoint: URL, or "" for AWS's own.
         from_uri: `uri` or `uri@step` to warm-start from, or "".
@@ -57,8 +57,7 @@ class EffectiveCheckpoint:
     uri: str
     interval: int | None
     every_steps: int | None
-    keep_last: int
-    keep_every: int | None
+    retention: Retention
     secret: str
     endpoint: str
     from_uri: str
@@ -245,19 +244,27 @@ def _window(window: Window | None) -> EffectiveWindow | None:
 def _checkpoint(checkpoint: Checkpoint | None) -> EffectiveCheckpoint | None:
     if checkpoint is None:
         return None
-    retention = checkpoint.retention
     by_time = CHECKPOINT_INTERVAL_SECONDS if checkpoint.every_steps is None else None
     return EffectiveCheckpoint(
         uri=checkpoint.uri,
         interval=by_time if checkpoint.interval is None else parse_duration(checkpoint.interval),
         every_steps=checkpoint.every_steps,
-        keep_last=(retention and retention.last) or RETENTION_LAST,
-        keep_every=retention.every if retention else None,
+        retention=_retention(checkpoint),
         secret=checkpoint.secret_ref.name if checkpoint.secret_ref else "",
         endpoint=checkpoint.endpoint or "",
         from_uri=checkpoint.from_ or "",
         load=checkpoint.load or Load.ALL,
     )
+
+
+def _retention(checkpoint: Checkpoint) -> Retention:
+    rules = checkpoint.retention
+    if rules is None:
+        return Retention(last=RETENTION_LAST)
+    best, hours = None, rules.every_hours
+    if rules.best is not None:
+        best = Best(rules.best.metric, (rules.best.mode or BestMode.MIN).value, rules.best.count or 1)
+    return Retention(rules.last or RETENTION_LAST, rules.every, hours * 3600 if hours else None, best)
 
 
 def _resources(spec: TrainingJobSpec, gpus: int) -> tuple[dict[str, str], dict[str, str]]:
@@ -292,6 +299,8 @@ BUILT_IN: Final[dict[str, str]] = {
     "spec.disruptionBudget.window": format_duration(BUDGET_WINDOW_SECONDS),
     "spec.checkpoint.interval": f"{format_duration(CHECKPOINT_INTERVAL_SECONDS)}, or none with everySteps",
     "spec.checkpoint.retention.last": str(RETENTION_LAST),
+    "spec.checkpoint.retention.best.mode": BestMode.MIN.value,
+    "spec.checkpoint.retention.best.count": "1",
     "spec.checkpoint.load": Load.ALL.value,
     "spec.restart.limit": str(RESTART_LIMIT),
     "spec.restart.backoff": format_duration(RESTART_BACKOFF_SECONDS),

@@ -67,6 +67,15 @@ class Strategy(str, Enum):
     """sharded within a worker, replicated over the workers."""
 
 
+class BestMode(str, Enum):
+    """Which values of a metric are good."""
+
+    MIN = "min"
+    """Small ones."""
+    MAX = "max"
+    """Large ones."""
+
+
 class Load(str, Enum):
     """What a warm start takes from another run's checkpoint."""
 
@@ -116,13 +125,29 @@ class Parallelism(Model):
     """Left out: ddp."""
 
 
+class Best(Model):
+    """The checkpoints with the best values of a metric."""
+
+    metric: Annotated[str, Len(1, 63), matches(r"^[^:\s]+$", "a metric's name has neither spaces nor colons")]
+    """Name of the metric, as `session.report` is given it, or loss: the mean loss since the checkpoint before."""
+    mode: BestMode | None = None
+    """Whether small or large values are good. Left out: min."""
+    count: Annotated[int, Ge(1), Le(1000)] | None = None
+    """How many are kept. Left out: 1."""
+
+
 class Retention(Model):
-    """Which checkpoints are kept."""
+    """Which checkpoints are kept. The committed one and its two ancestors always are, and those that were tagged by
+    `muster checkpoint keep`."""
 
     last: Annotated[int, Ge(1), Le(1000)] | None = None
     """How many of the newest are kept. Left out: 3."""
     every: Annotated[Step, Ge(1)] | None = None
     """Checkpoints at multiples of this many steps are kept for ever."""
+    every_hours: Annotated[int, Ge(1), Le(8760)] | None = None
+    """The first checkpoint in each span of so many hours is kept for ever."""
+    best: Best | None = None
+    """Those with the best values of a metric are kept."""
 
 
 class Checkpoint(Model):

@@ -83,11 +83,11 @@ def candidates(store: Store, latest: Latest) -> Iterator[Found | Damaged]:
 def manifest_keys(store: Store) -> list[str]:
     """Keys of all manifests, the newest (by epoch, then step, then attempt) first."""
     keyed = []
-    for key, _ in store.objects("step-"):
-        folder = folder_of(key)
-        if folder and key.endswith("/" + manifests.MANIFEST_NAME):
+    for item in store.objects("step-"):
+        folder = folder_of(item.key)
+        if folder and item.key.endswith("/" + manifests.MANIFEST_NAME):
             step, epoch, attempt = folder
-            keyed.append(((epoch, step, attempt), key))
+            keyed.append(((epoch, step, attempt), item.key))
     return [key for _, key in sorted(keyed, reverse=True)]
 
 

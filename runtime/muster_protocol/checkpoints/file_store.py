@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from muster_protocol.checkpoints.store import Body
+from muster_protocol.checkpoints.store import Body, Item, Unfinished
 from muster_protocol.errors import StorageError, storage_error
 from muster_protocol.manifest import ShardFile
 from muster_protocol.storage_errors import Kind
@@ -22,6 +22,9 @@ from muster_protocol.uris import CheckpointUri
 
 _HIDDEN = ".muster-"
 """Prefix of names that are no objects: lock and half-written files."""
+_LOCK = ".lock"
+_OPEN_TRIES = 100
+"""Each time, whoever deletes took away the folder that had just been made."""
 
 
 class FileStore:
@@ -66,17 +69,35 @@ class FileStore:
     def writer(self, key: str) -> FileWriter:
         return FileWriter(key, self._root / key)
 
-    def objects(self, prefix: str) -> list[tuple[str, int]]:
-        folder = self._root / prefix.rpartition("/")[0]
-        found = []
+    def objects(self, prefix: str) -> list[Item]:
+        found = self._files(self._root / prefix.rpartition("/")[0])
+        items = [
+            Item(key, status.st_size, status.st_mtime)
+            for key, name, status in found
+            if key.startswith(prefix) and not name.startswith(_HIDDEN)
+        ]
+        return sorted(items, key=lambda item: item.key)
+
+    def unfinished(self) -> list[Unfinished]:
+        return [
+            Unfinished(
+                f"{key.rpartition('/')[0]}/{_written_as(name)}".lstrip("/"), key, status.st_mtime, status.st_size
+            )
+            for key, name, status in self._files(self._root)
+            if name.startswith(_HIDDEN) and not name.endswith(_LOCK)
+        ]
+
+    def forget(self, unfinished: list[Unfinished]) -> None:
+        self.delete([each.upload for each in unfinished])
+
+    def _files(self, folder: Path) -> Iterator[tuple[str, str, os.stat_result]]:
+        """(key, name, status) of every file; those that are deleted meanwhile are left out."""
         with _explained(folder):
             for parent, _, names in os.walk(folder):
                 for name in names:
                     path = Path(parent, name)
-                    key = path.relative_to(self._root).as_posix()
-                    if key.startswith(prefix) and not name.startswith(_HIDDEN):
-                        found.append((key, path.stat().st_size))
-        return sorted(found)
+                    with contextlib.suppress(FileNotFoundError):
+                        yield path.relative_to(self._root).as_posix(), name, path.stat()
 
     def delete(self, keys: list[str]) -> None:
         for key in keys:
@@ -92,7 +113,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        path = self._root / f"{_HIDDEN}{key.replace('/', '-')}.lock"
+        path = self._root / f"{_HIDDEN}{key.replace('/', '-')}{_LOCK}"
         with _explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a") as lock:
@@ -109,8 +130,14 @@ class FileWriter:
         self._digest, self._size = hashlib.sha256(), 0
         self._file: IO[bytes] | None = None
         with _explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._temporary.open("wb")
+            self._file = self._open()
+
+    def _open(self) -> IO[bytes]:
+        for _ in range(_OPEN_TRIES):
+            with contextlib.suppress(FileNotFoundError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                return self._temporary.open("wb")
+        return self._temporary.open("wb")
 
     def write(self, data: memoryview) -> None:
         assert self._file is not None
@@ -141,6 +168,11 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _written_as(name: str) -> str:
+    """The name of the object that a half-written file would have become."""
+    return name.removeprefix(_HIDDEN).rpartition(".")[0]
 
 
 def _etag(content: bytes) -> str:

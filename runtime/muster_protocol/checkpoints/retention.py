@@ -1,45 +1,210 @@
-"""Which checkpoints may go. Pure; the keeper deletes what this names, after a commit."""
+"""Which checkpoints may go. Pure; `prune` deletes what this names, for a running gang as for the command."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
+from typing import Final
 
 from muster_protocol.checkpoints.chain import folder_of
-from muster_protocol.manifest import MANIFEST_NAME, step_prefix
+from muster_protocol.checkpoints.holds import holders, is_over
+from muster_protocol.checkpoints.inventory import Checkpoint, Folder, Inventory, record_key
+from muster_protocol.checkpoints.store import Unfinished
+from muster_protocol.durations import format_duration
+
+ANCESTORS: Final = 2
+"""So many parents of LATEST's checkpoint are never deleted: a restore falls back on them."""
+ORPHAN_SECONDS: Final = 24 * 3600.0
+"""What was never committed stays so long: a writer may be slow, and somebody may want to look."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The `count` checkpoints with the smallest (`mode` min) or largest (max) value of a metric."""
+
+    metric: str
+    mode: str = "min"
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.metric}:{self.mode}:{self.count}"
+
+
+def parse_best(text: str) -> Best:
+    """`METRIC[:min|max[:COUNT]]`. ValueError says what is wrong."""
+    metric, _, rest = text.partition(":")
+    mode, _, count = rest.partition(":")
+    if not metric or mode not in ("", "min", "max") or (count and not (count.isdigit() and int(count))):
+        raise ValueError(f"{text!r} is not METRIC[:min|max[:COUNT]]; write it like loss, accuracy:max or loss:min:3")
+    return Best(metric, mode or "min", int(count or 1))
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Keep the newest `last` committed checkpoints (None: all), and for ever those at multiples of `every` steps."""
+    """Which committed checkpoints are kept beside LATEST's and its two ancestors. No rule at all keeps every one.
+
+    Attributes:
+        last: the newest so many.
+        every: for ever, those at multiples of so many steps.
+        every_seconds: the first of each such span of time (counted from 1970).
+        best: by a metric.
+    """
 
     last: int | None = None
     every: int | None = None
+    every_seconds: int | None = None
+    best: Best | None = None
 
     def keeps_for_ever(self, step: int) -> bool:
         return self.every is not None and step % self.every == 0
 
+    @property
+    def keeps_all(self) -> bool:
+        return self == Retention()
 
-def expired(keys: Iterable[str], committed: list[str], retention: Retention, epoch: int) -> list[str]:
-    """The keys to delete.
 
-    Args:
-        keys: every object of the run.
-        committed: prefixes (`step-.../E-A/`) of the committed chain, newest first.
-        epoch: this gang's; what a newer one wrote is none of our business.
+@dataclass(frozen=True)
+class Removal:
+    """One folder that may go. `manifest` is its key, or ""; `bytes` is what it holds."""
+
+    folder: Folder
+    manifest: str
+    why: str
+
+    @property
+    def bytes(self) -> int:
+        return self.folder.bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What goes and what stays.
+
+    Attributes:
+        epoch: LATEST's; when it has changed, the plan is void.
+        kept: each committed checkpoint that stays, and by what.
+        records: those of them that have no record yet: nothing else may name them when the rest is gone.
+        stale: tombstones on what stays, left by a prune that died.
+        leftovers: keys of expired holds, and of records of what is gone.
     """
-    if retention.last is None:
-        return []
-    kept = set(committed[: max(1, retention.last)])
-    whole = {key.removesuffix(MANIFEST_NAME) for key in keys if key.endswith("/" + MANIFEST_NAME)}
-    gone = []
-    for key in keys:
-        folder = folder_of(key)
-        if folder is None or folder[1] > epoch:
-            continue
-        prefix = step_prefix(*folder)
-        for_ever = retention.keeps_for_ever(folder[0]) and prefix in whole
-        if prefix not in kept and not for_ever:
-            gone.append(key)
-    # manifests first: a checkpoint that is half deleted must not look whole
-    return sorted(gone, key=lambda key: not key.endswith("/" + MANIFEST_NAME))
+
+    epoch: int
+    removals: tuple[Removal, ...] = ()
+    kept: tuple[tuple[Checkpoint, tuple[str, ...]], ...] = ()
+    records: tuple[Checkpoint, ...] = ()
+    unfinished: tuple[Unfinished, ...] = ()
+    stale: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(removal.bytes for removal in self.removals) + sum(each.size for each in self.unfinished)
+
+
+def plan(inventory: Inventory, retention: Retention, now: float) -> Plan:
+    """What may be deleted at `now` (seconds since the epoch). Nothing, without a LATEST: then no epoch is over."""
+    if inventory.latest is None:
+        return Plan(0)
+    reasons = kept_by(inventory, retention, now)
+    removals = [
+        Removal(inventory.folders[checkpoint.prefix], checkpoint.key, "no rule keeps it")
+        for checkpoint in inventory.committed
+        if not reasons[checkpoint.key]
+    ]
+    removals += _orphans(inventory, now)
+    stay = [checkpoint for checkpoint in inventory.committed if reasons[checkpoint.key]]
+    stale = [
+        item.key
+        for checkpoint in stay
+        for item in inventory.folders[checkpoint.prefix].tombstones
+        if item.modified + ORPHAN_SECONDS < now
+    ]
+    staying = {checkpoint.key for checkpoint in stay} | {damaged.key for damaged in inventory.damaged}
+    leftovers = [f"holds/{hold.id}.json" for hold in inventory.holds if is_over(hold, now)]
+    leftovers += [key for key, link in inventory.kept.items() if link[0] not in staying]
+    return Plan(
+        inventory.latest.epoch,
+        tuple(removals),
+        tuple((checkpoint, tuple(reasons[checkpoint.key])) for checkpoint in stay),
+        tuple(checkpoint for checkpoint in stay if record_key(checkpoint) not in inventory.kept),
+        tuple(each for each in inventory.unfinished if _is_abandoned(inventory, each, now)),
+        tuple(stale),
+        tuple(leftovers),
+    )
+
+
+def kept_by(inventory: Inventory, retention: Retention, now: float) -> dict[str, list[str]]:
+    """By the manifest's key: why each committed checkpoint is kept. An empty list: it may go."""
+    committed = inventory.committed
+    reasons: dict[str, list[str]] = {checkpoint.key: [] for checkpoint in committed}
+    for key, why in protected(inventory).items():
+        reasons[key].append(why)
+    for checkpoint in committed:
+        for hold in holders(inventory.holds, checkpoint.key, now):
+            reasons[checkpoint.key].append(f"tag {hold.id}" if hold.expires is None else f"held by {hold.who}")
+    if retention.keeps_all:
+        for checkpoint in committed:
+            reasons[checkpoint.key].append("no rule")
+        return reasons
+    for checkpoint in committed[: retention.last or 0]:
+        reasons[checkpoint.key].append(f"last {retention.last}")
+    steps: set[int] = set()
+    for checkpoint in committed:
+        if retention.keeps_for_ever(checkpoint.step) and checkpoint.step not in steps:
+            steps.add(checkpoint.step)
+            reasons[checkpoint.key].append(f"every {retention.every} steps")
+    if retention.every_seconds:
+        spans: dict[int, Checkpoint] = {}
+        for checkpoint in sorted(committed, key=lambda each: each.created_at):
+            spans.setdefault(int(checkpoint.created_at // retention.every_seconds), checkpoint)
+        for checkpoint in spans.values():
+            reasons[checkpoint.key].append(f"every {format_duration(retention.every_seconds)}")
+    if retention.best:
+        for checkpoint in best(inventory, retention.best):
+            reasons[checkpoint.key].append(f"best {retention.best.metric}")
+    return reasons
+
+
+def protected(inventory: Inventory) -> dict[str, str]:
+    """By the manifest's key: LATEST's checkpoint and its two ancestors, which no rule may delete."""
+    if inventory.latest is None:
+        return {}
+    by_key = {checkpoint.key: checkpoint for checkpoint in inventory.committed}
+    names = {inventory.latest.manifest: "LATEST", inventory.latest.parent: "ancestor"}
+    found = {key: why for key, why in names.items() if key in by_key}
+    for checkpoint in inventory.committed:  # the chain of LATEST comes first, newest first
+        if len(found) > ANCESTORS:
+            break
+        found.setdefault(checkpoint.key, "ancestor")
+    return found
+
+
+def best(inventory: Inventory, rule: Best) -> list[Checkpoint]:
+    """The best first; those without the metric, or where it isn't a number, are none of them."""
+    sign = 1 if rule.mode == "min" else -1
+    rated = [
+        (sign * checkpoint.metrics[rule.metric], place, checkpoint)
+        for place, checkpoint in enumerate(inventory.committed)
+        if math.isfinite(checkpoint.metrics.get(rule.metric, math.nan))
+    ]
+    return [checkpoint for _, _, checkpoint in sorted(rated, key=lambda each: each[:2])[: rule.count]]
+
+
+def _orphans(inventory: Inventory, now: float) -> list[Removal]:
+    assert inventory.latest is not None
+    found = []
+    for folder in inventory.orphans:
+        if folder.tombstones and not folder.manifest:
+            found.append(Removal(folder, "", "half deleted"))
+        elif folder.manifest and not inventory.complete:
+            continue  # a link of the chain is lost: it may have been committed
+        elif folder.epoch < inventory.latest.epoch and folder.modified + ORPHAN_SECONDS < now:
+            found.append(Removal(folder, folder.manifest, "never committed"))
+    return found
+
+
+def _is_abandoned(inventory: Inventory, unfinished: Unfinished, now: float) -> bool:
+    assert inventory.latest is not None
+    folder = folder_of(unfinished.key)
+    live = folder is not None and folder[1] >= inventory.latest.epoch
+    return not live and unfinished.started + ORPHAN_SECONDS < now

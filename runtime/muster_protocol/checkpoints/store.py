@@ -19,6 +19,25 @@ class Body:
     etag: str
 
 
+@dataclass(frozen=True)
+class Item:
+    """One object of a listing: size in bytes, when it was written in seconds since the epoch by the store's clock."""
+
+    key: str
+    size: int
+    modified: float
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A large object whose writing was begun and neither ended nor given up. `size` in bytes, 0 where it isn't told."""
+
+    key: str
+    upload: str
+    started: float
+    size: int = 0
+
+
 class ShardWriter(Protocol):
     """One object being written as a stream. Nothing is visible before `close`."""
 
@@ -53,8 +72,14 @@ class Store(Protocol):
     def writer(self, key: str) -> ShardWriter:
         """Starts a large object."""
 
-    def objects(self, prefix: str) -> list[tuple[str, int]]:
-        """(key, size in bytes) of everything below `prefix`, sorted by key."""
+    def objects(self, prefix: str) -> list[Item]:
+        """Everything below `prefix`, sorted by key."""
+
+    def unfinished(self) -> list[Unfinished]:
+        """What writers that died have left behind, and what living ones are at."""
+
+    def forget(self, unfinished: list[Unfinished]) -> None:
+        """Frees what they hold; one that is gone already is no error."""
 
     def delete(self, keys: list[str]) -> None:
         """Removes objects; one that is gone already is no error."""

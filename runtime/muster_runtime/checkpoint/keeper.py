@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as planned_save
 from muster_protocol.checkpoints import chain
 from muster_protocol.checkpoints.chain import Damaged, Found
 from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit
-from muster_protocol.checkpoints.retention import Retention, expired
+from muster_protocol.checkpoints.holds import held, tombstones
+from muster_protocol.checkpoints.inventory import Checkpoint, take
+from muster_protocol.checkpoints.prune import carry_out
+from muster_protocol.checkpoints.retention import Retention, plan
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import Latest
 from muster_runtime.checkpoint.reader import Reader
@@ -59,7 +62,7 @@ class Keeper:
         self._claim: Claim | None = None  # rank 0 alone
         self._parent: tuple[str, str] = ("", "")  # key and digest of the manifest that comes before
         self._milestone: tuple[str, str] = ("", "")  # of the newest that is kept for ever
-        self._committed: list[str] = []  # prefixes of the chain, newest first; rank 0 alone
+        self._known: dict[str, Checkpoint] = {}  # committed, by manifest; rank 0 alone
         self._attempts: dict[int, int] = {}
         self.uri = store.uri
         self.latest = Latest(epoch=0, owner="", nonce="")
@@ -81,7 +84,13 @@ class Keeper:
         """
         if not self.latest.manifest:
             return None
-        tried = chain.candidates(self._store, self.latest) if self._gang.leads else iter(())
+        with ExitStack() as stack:
+            if self._gang.leads:
+                stack.enter_context(held(self._store, "", f"a restore by {self._job or self._owner}", self._warn))
+            return self._restore(prepare)
+
+    def _restore(self, prepare: Restore) -> Found:
+        tried = self._candidates() if self._gang.leads else iter(())
         reasons: list[str] = []
         while True:
             found = self._gang.on_leader(lambda: next(tried, None))
@@ -103,25 +112,20 @@ class Keeper:
             self._follow(found.key, found.sha256, found.manifest.step)
             if not self._retention.keeps_for_ever(found.manifest.step):
                 self._milestone = (found.manifest.milestone, found.manifest.milestone_sha256)
-            if self._gang.leads:
-                self._committed = self._walk(found)
             return found
+
+    def _candidates(self) -> Iterator[Found | Damaged]:
+        for found in chain.candidates(self._store, self.latest):
+            if isinstance(found, Found) and found.key != self.latest.manifest and tombstones(self._store, found.key):
+                yield Damaged(found.key, f"{self.uri}/{found.key} is being deleted by a prune")
+            else:
+                yield found
 
     def _follow(self, key: str, sha256: str, step: int) -> None:
         """The next manifest's parent is this one."""
         self._parent = (key, sha256)
         if self._retention.keeps_for_ever(step):
             self._milestone = (key, sha256)
-
-    def _walk(self, found: Found) -> list[str]:
-        known = [_prefix(found.key)]
-        record = found.manifest
-        above = Latest(0, "", "", manifest=record.parent, sha256=record.parent_sha256)
-        for other in chain.candidates(self._store, above):
-            if len(known) >= (self._retention.last or 0) or isinstance(other, Damaged):
-                break
-            known.append(_prefix(other.key))
-        return known
 
     def load(self, store: Store, found: Found, prepare: Restore) -> None:
         """Loads one checkpoint, of this or another run."""
@@ -142,6 +146,7 @@ class Keeper:
         step: int,
         trees: dict[str, Any],
         run: dict[str, Any],
+        metrics: dict[str, float] | None = None,
         finished: bool,
         before_commit: Callable[[], None],
     ) -> Saved:
@@ -161,6 +166,7 @@ class Keeper:
             milestone_sha256=self._milestone[1],
             trees=trees,
             run=run,
+            metrics=metrics or {},
         )
         written: list[Written] = []
 
@@ -189,28 +195,23 @@ class Keeper:
         manifest = self._gang.on_leader(lambda: written[0])
         self._follow(manifest.key, manifest.sha256, step)
         if self._gang.leads:
-            self._committed.insert(0, heading.prefix)
-            self._delete_expired()
+            self._prune()
         return Saved(step, manifest.shard_bytes, writer.bytes_written, time.monotonic() - began)
 
-    def _delete_expired(self) -> None:
-        if self._retention.last is None:
+    def _prune(self) -> None:
+        """Deletes what retention doesn't keep. On rank 0."""
+        if self._retention.keeps_all:
             return
         try:
-            keys = [key for key, _ in self._store.objects("step-")]
-            gone = expired(keys, self._committed, self._retention, self.latest.epoch)
-            self._store.delete(gone)
+            # what writers that died left behind changes when a gang starts, and not from save to save
+            inventory = take(self._store, self._known, unfinished=not self._known)
+            self._known = {checkpoint.key: checkpoint for checkpoint in inventory.committed}
+            carry_out(self._store, plan(inventory, self._retention, time.time()), time.time)
         except MusterError as error:
             self._warn(f"old checkpoints could not be deleted, will try again after the next save: {error}")
-            return
-        del self._committed[max(1, self._retention.last) :]
 
     def close(self) -> None:
         self._store.close()
-
-
-def _prefix(manifest_key: str) -> str:
-    return manifest_key.rpartition("/")[0] + "/"
 
 
 @contextmanager

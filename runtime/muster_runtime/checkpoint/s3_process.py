@@ -11,7 +11,9 @@ Requests (header fields beside `id` and `op`):
     write   stream                   payload is the next bytes; no answer
     shut    stream                   -> size, sha256; the object is visible now
     abort   stream                   -> ok
-    list    prefix                   -> items: [[key, size], ...]
+    list    prefix                   -> items: [[key, size, modified], ...]
+    unfinished                       -> items: [[key, upload, started], ...]
+    forget  uploads: [[key, upload]] -> ok
     delete  keys                     -> ok
 
 An answer has `error: {kind, message}` when the request failed.
@@ -36,6 +38,7 @@ import boto3
 import botocore.config
 import botocore.exceptions
 
+from muster_protocol.checkpoints.s3 import forget_upload, unfinished_uploads
 from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 
@@ -241,8 +244,20 @@ class Server:
         pages = self.client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=self._full(header["prefix"])
         )
-        items = [[item["Key"][skip:], item["Size"]] for page in pages for item in page.get("Contents", ())]
+        items = [
+            [item["Key"][skip:], item["Size"], item["LastModified"].timestamp()]
+            for page in pages
+            for item in page.get("Contents", ())
+        ]
         return {"items": sorted(items)}, b""
+
+    def _unfinished(self, _header: dict[str, Any], _payload: bytearray) -> Answer:
+        return {"items": unfinished_uploads(self.client, self._bucket, self._prefix)}, b""
+
+    def _forget(self, header: dict[str, Any], _payload: bytearray) -> Answer:
+        for key, upload in header["uploads"]:
+            forget_upload(self.client, upload, **self.place(key))
+        return {}, b""
 
     def _delete(self, header: dict[str, Any], _payload: bytearray) -> Answer:
         # One by one: DeleteObjects needs a checksum header that S3 servers don't agree on.

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
-from muster_protocol.checkpoints.store import Body
+from muster_protocol.checkpoints.store import Body, Item, Unfinished
 from muster_protocol.manifest import ShardFile
 from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import CheckpointUri
@@ -194,9 +194,16 @@ class S3Store:
     def writer(self, key: str) -> S3Writer:
         return S3Writer(self._link(), key, self._ids)
 
-    def objects(self, prefix: str) -> list[tuple[str, int]]:
+    def objects(self, prefix: str) -> list[Item]:
         header, _ = self._ask({"op": "list", "prefix": prefix})
-        return [(key, size) for key, size in header["items"]]
+        return [Item(*item) for item in header["items"]]
+
+    def unfinished(self) -> list[Unfinished]:
+        header, _ = self._ask({"op": "unfinished"})
+        return [Unfinished(*item) for item in header["items"]]
+
+    def forget(self, unfinished: list[Unfinished]) -> None:
+        self._ask({"op": "forget", "uploads": [[each.key, each.upload] for each in unfinished]})
 
     def delete(self, keys: list[str]) -> None:
         if keys:

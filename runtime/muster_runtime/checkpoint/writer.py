@@ -40,6 +40,7 @@ class Heading:
     milestone_sha256: str = ""
     trees: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def prefix(self) -> str:
@@ -125,6 +126,7 @@ class Writer(StorageWriter):
             world_size=heading.world_size,
             created_at=time.time(),
             job=heading.job,
+            metrics=heading.metrics,
         )
         content = manifests.encode(record)
         key = heading.prefix + MANIFEST_NAME

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from muster_protocol.checkpoints.chain import Found, find_start
-from muster_protocol.checkpoints.retention import Retention
+from muster_protocol.checkpoints.holds import held
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.losses import LossRecord, encode, metrics_key
 from muster_protocol.storage_errors import PASSING, Kind
@@ -66,7 +67,7 @@ class Persistence:
             gang,
             owner=settings.job_uid or "no job",
             job=settings.job,
-            retention=Retention(settings.keep_last, settings.keep_every),
+            retention=settings.retention,
             warn=warn,
         )
         self.uri = self._store.uri
@@ -100,14 +101,25 @@ class Persistence:
         try:
             found = self._gang.on_leader(lambda: find_start(store, step))
             attempt = _Attempt(wanted, self._gang, self._settings.world_size)
-            self._keeper.load(store, found, attempt.prepare)
+            with ExitStack() as stack:
+                if self._gang.leads:
+                    who = f"the start of {self._settings.job or 'a run'}"
+                    stack.enter_context(held(store, found.key, who, self._warn))
+                self._keeper.load(store, found, attempt.prepare)
         finally:
             store.close()
         restored = attempt.finish(found, finished=False)
         return None if models_only else restored
 
     def save(
-        self, objects: list[Tracked], run: RunState, record: LossRecord, *, finished: bool, must: bool
+        self,
+        objects: list[Tracked],
+        run: RunState,
+        record: LossRecord,
+        metrics: dict[str, float],
+        *,
+        finished: bool,
+        must: bool,
     ) -> Saved | None:
         """Saves and commits. None when the store did not answer and the save needn't be now (`must` is False).
 
@@ -129,6 +141,7 @@ class Persistence:
                     step=run.step,
                     trees=trees,
                     run=dataclasses.asdict(run),
+                    metrics=metrics,
                     finished=finished,
                     before_commit=keep_losses,
                 )

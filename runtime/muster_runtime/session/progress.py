@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,6 +32,8 @@ class Progress:
     total_steps: int | None = None
     flops_per_token: float | None = None
     latest_loss: float | None = None
+    reported: dict[str, Any] = field(default_factory=dict)
+    """What the script last said of each metric but the loss, on this rank."""
     _pending: dict[int, Any] = field(default_factory=dict)
     _read_to: int = 0
     _tokens: float = 0.0
@@ -47,8 +51,9 @@ class Progress:
         self._read_to = step
         self._meter = Meter(time.monotonic())
 
-    def note(self, step: int, loss: Any, tokens: int | None) -> None:
+    def note(self, step: int, loss: Any, tokens: int | None, metrics: Mapping[str, Any]) -> None:
         """This rank's word about `step` (counted from 1)."""
+        self.reported.update(metrics)
         if loss is not None:
             self._pending[step] = loss.detach() if isinstance(loss, torch.Tensor) else float(loss)
         self._tokens += tokens or 0
@@ -110,6 +115,16 @@ class Progress:
     def record(self, epoch: int, restored: int) -> LossRecord:
         """The losses since the last committed save."""
         return LossRecord(epoch, restored, tuple(sorted(self._unsaved.items())))
+
+    def metrics(self) -> dict[str, float]:
+        """By which the best checkpoints are kept: this rank's last word of each, and the mean loss since the last save.
+
+        What isn't a finite number is left out."""
+        losses = self._unsaved.values()
+        values = {name: float(value) for name, value in self.reported.items()}
+        if losses:
+            values["loss"] = math.fsum(losses) / len(losses)
+        return {name: value for name, value in values.items() if math.isfinite(value)}
 
     def saved(self) -> None:
         self._unsaved.clear()

@@ -222,9 +222,8 @@ class Session:
         self._end(early=True)
 
     def report(self, *, loss: torch.Tensor | float | None = None, tokens: int | None = None, **metrics: float) -> None:
-        """What this step did on this rank."""
-        del metrics  # kept for experiment tracking
-        self._progress.note(self.step + 1, loss, tokens)
+        """What this step did on this rank. Rank 0's last word of each metric is kept with the checkpoint."""
+        self._progress.note(self.step + 1, loss, tokens, metrics)
 
     # ------------------------------------------------------------------ between the steps
 
@@ -405,7 +404,8 @@ class Session:
             ended_early=early,
         )
         record = self._persistence.loss_record(self._progress.record(0, 0))
-        saved = self._persistence.save(self._tracked, run, record, finished=finished, must=must)
+        metrics = self._progress.metrics()
+        saved = self._persistence.save(self._tracked, run, record, metrics, finished=finished, must=must)
         self._schedule.saved(time.monotonic())
         if saved is None:
             self._reporter.send(reports.StorageFailed(self.rank, self._persistence.trouble))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from muster_protocol import env
+from muster_protocol.checkpoints.retention import Retention, parse_best
 from muster_runtime.errors import UsageError
 
 STRATEGIES = ("none", "ddp", "fsdp", "hsdp")
@@ -29,8 +30,7 @@ class Settings:
     checkpoint: str = ""
     every_steps: int | None = None
     interval_seconds: float | None = None
-    keep_last: int | None = None
-    keep_every: int | None = None
+    retention: Retention = field(default_factory=Retention)
     start_from: str = ""
     start_load: str = "all"
 
@@ -73,11 +73,23 @@ def read_settings(
         checkpoint=environment.get(env.CHECKPOINT_URI) or checkpoint or "",
         every_steps=steps or None,
         interval_seconds=float(interval) if interval else None,
-        keep_last=_integer(environment, env.CHECKPOINT_KEEP_LAST, 0) or None,
-        keep_every=_integer(environment, env.CHECKPOINT_KEEP_EVERY, 0) or None,
+        retention=_retention(environment),
         start_from=environment.get(env.CHECKPOINT_FROM, ""),
         start_load=start_load,
     )
+
+
+def _retention(environment: Mapping[str, str]) -> Retention:
+    best = environment.get(env.CHECKPOINT_KEEP_BEST)
+    try:
+        return Retention(
+            last=_integer(environment, env.CHECKPOINT_KEEP_LAST, 0) or None,
+            every=_integer(environment, env.CHECKPOINT_KEEP_EVERY, 0) or None,
+            every_seconds=_integer(environment, env.CHECKPOINT_KEEP_SECONDS, 0) or None,
+            best=parse_best(best) if best else None,
+        )
+    except ValueError as error:
+        raise UsageError(f"{env.CHECKPOINT_KEEP_BEST}: {error}") from error
 
 
 def _integer(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from hack.cluster.progress import Progress
 from muster_protocol import env
 from muster_protocol.checkpoints.store import Store
 from muster_runtime.checkpoint.store import open_store
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `made`
 
 ACCESS_KEY, SECRET_KEY = "checkpoint-access", "checkpoint-secret"
 

@@ -85,7 +85,7 @@ class Run:
 
 
 def shard_keys(store: Store, step: int) -> list[str]:
-    return [key for key, _ in store.objects(f"step-{step:08d}/") if key.endswith(".bin")]
+    return [item.key for item in store.objects(f"step-{step:08d}/") if item.key.endswith(".bin")]
 
 
 def damage(store: Store, key: str) -> None:
@@ -121,8 +121,8 @@ def test_no_pickle_is_written_or_read(store: Store, monkeypatch: pytest.MonkeyPa
     run.save(5)
     assert Run(store).restore() == 5
     monkeypatch.undo()
-    for key, _ in run.store.objects(""):
-        body = run.store.get(key)
+    for item in run.store.objects(""):
+        key, body = item.key, run.store.get(item.key)
         assert body is not None
         assert not body.content.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK")), key
         with pytest.raises(Exception):  # noqa: B017 - whatever it says, it isn't a pickle
@@ -198,11 +198,11 @@ def test_retention_keeps_what_a_resume_needs(store: Store) -> None:
     run = Run(store, keep_last=2)
     for step in (1, 2, 3, 4):
         run.save(step)
-    assert [step for step in range(1, 5) if shard_keys(run.store, step)] == [3, 4]
+    assert [step for step in range(1, 5) if shard_keys(run.store, step)] == [2, 3, 4]  # LATEST's and its two ancestors
     again = Run(store, keep_last=2)
     assert again.restore() == 4
     again.save(5)
-    assert [step for step in range(1, 6) if shard_keys(again.store, step)] == [4, 5]
+    assert [step for step in range(1, 6) if shard_keys(again.store, step)] == [3, 4, 5]
     damage(again.store, shard_keys(again.store, 5)[0])
     assert Run(store).restore() == 4
 

@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from muster_protocol.checkpoints import s3
 from muster_protocol.checkpoints.store import Store
+from muster_protocol.uris import parse_uri
 from muster_runtime.checkpoint import s3_store
 from muster_runtime.checkpoint.s3_process import PART_BYTES
 from muster_runtime.checkpoint.s3_store import S3Store
@@ -23,6 +26,18 @@ from muster_runtime.errors import StorageError
 
 if TYPE_CHECKING:
     from conftest import S3Server
+
+
+@pytest.fixture(params=["file", "s3", "s3 without a process"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "file":
+        yield open_store(f"file://{tmp_path}/run")
+        return
+    request.getfixturevalue("s3_environment")
+    uri = f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
+    opened = open_store(uri) if request.param == "s3" else s3.S3Store(parse_uri(uri))
+    yield opened
+    opened.close()
 
 
 def kind_of(error: pytest.ExceptionInfo[StorageError]) -> str:
@@ -95,9 +110,27 @@ def test_a_conditional_write_of_what_is_gone_fails(store: Store) -> None:
 def test_listing_and_deleting(store: Store) -> None:
     for key in ("step-1/a", "step-1/b", "step-2/a", "metrics/x"):
         store.put(key, key.encode())
-    assert store.objects("step-") == [("step-1/a", 8), ("step-1/b", 8), ("step-2/a", 8)]
+    assert [(item.key, item.size) for item in store.objects("step-")] == [
+        ("step-1/a", 8),
+        ("step-1/b", 8),
+        ("step-2/a", 8),
+    ]
     store.delete(["step-1/a", "step-1/b", "never-there"])
-    assert [key for key, _ in store.objects("")] == ["metrics/x", "step-2/a"]
+    assert [item.key for item in store.objects("")] == ["metrics/x", "step-2/a"]
+
+
+def test_what_a_writer_that_died_left_behind_is_found_and_freed(store: Store) -> None:
+    store.put("step-1/whole", b"1")
+    writer = store.writer("step-1/half")
+    writer.write(memoryview(bytes(PART_BYTES + 1)))
+    while not (left := store.unfinished()):
+        time.sleep(0.01)  # the process takes the bytes when it can
+    assert [each.key for each in left] == ["step-1/half"]
+    assert abs(left[0].started - time.time()) < 60
+    store.forget(left)
+    store.forget(left)
+    assert store.unfinished() == []
+    assert [item.key for item in store.objects("")] == ["step-1/whole"]
 
 
 def test_a_bucket_that_does_not_exist_is_told_in_words(s3_environment: S3Server) -> None:

@@ -67,7 +67,7 @@ def test_a_stop_at_an_epochs_last_batch_waits_for_its_body(tmp_path: Path) -> No
     bodies = (tmp_path / "cut" / "bodies").read_text()
     assert bodies == (tmp_path / "whole" / "bodies").read_text()
     assert len(bodies.splitlines()) == 4
-    steps = {key.split("/")[0] for key, _ in open_store(f"file://{tmp_path}/whole/run").objects("step-")}
+    steps = {item.key.split("/")[0] for item in open_store(f"file://{tmp_path}/whole/run").objects("step-")}
     assert "step-00000012" in steps
     assert all(int(step.removeprefix("step-")) % 3 == 0 for step in steps)
 

@@ -116,7 +116,7 @@ def test_epochs_go_on_in_their_middle(cut: int, tmp_path: Path) -> None:
 
 def curve(folder: Path) -> dict[int, float]:
     store = open_store(f"file://{folder}/run")
-    bodies = [store.get(key) for key, _ in store.objects("metrics/")]
+    bodies = [store.get(item.key) for item in store.objects("metrics/")]
     found = losses.loss_curve(losses.decode(body.content) for body in bodies if body is not None)
     assert list(found) == list(range(9))
     return found
@@ -130,7 +130,7 @@ def test_a_laptop_needs_no_environment(tmp_path: Path) -> None:
 def test_time_makes_a_checkpoint_due(tmp_path: Path) -> None:
     path = script(tmp_path, STEPS + "    time.sleep(0.06)\n")
     run_gang(path, tmp_path, 2, environment(tmp_path, MUSTER_CHECKPOINT_INTERVAL="0.1", TOTAL="9")).check()
-    steps = {key.split("/")[0] for key, _ in open_store(f"file://{tmp_path}/run").objects("step-")}
+    steps = {item.key.split("/")[0] for item in open_store(f"file://{tmp_path}/run").objects("step-")}
     assert 3 <= len(steps) < 9
 
 
@@ -171,5 +171,5 @@ for step, (x,) in session.steps(12, loader):
 def test_no_save_falls_into_gradient_accumulation(tmp_path: Path) -> None:
     more = {"MUSTER_CHECKPOINT_EVERY_STEPS": "4"}
     run_gang(script(tmp_path, ACCUMULATE), tmp_path, 2, environment(tmp_path, **more)).check()
-    steps = {key.split("/")[0] for key, _ in open_store(f"file://{tmp_path}/run").objects("step-")}
+    steps = {item.key.split("/")[0] for item in open_store(f"file://{tmp_path}/run").objects("step-")}
     assert steps == {"step-00000006", "step-00000009", "step-00000012"}

@@ -29,7 +29,7 @@ def test_a_job_that_says_little_gets_the_documented_defaults() -> None:
     assert (spec.checkpoint.interval, spec.checkpoint.every_steps) == (600, None)
     assert BUILT_IN["spec.checkpoint.interval"].startswith("10m")
     assert spec.checkpoint.load is Load.ALL
-    assert str(spec.checkpoint.keep_last) == BUILT_IN["spec.checkpoint.retention.last"] == "3"
+    assert str(spec.checkpoint.retention.last) == BUILT_IN["spec.checkpoint.retention.last"] == "3"
     assert str(spec.restart_limit) == BUILT_IN["spec.restart.limit"] == "3"
     assert (spec.ready_timeout, BUILT_IN["spec.readyTimeout"]) == (1800, "30m")
     assert (spec.grace, BUILT_IN["spec.terminationGracePeriod"]) == (120, "2m")

@@ -155,7 +155,7 @@ def test_checkpoint_fields_become_environment() -> None:
     checkpoint = {
         "uri": "s3://models/llama",
         "everySteps": 100,
-        "retention": {"last": 5, "every": 1000},
+        "retention": {"last": 5, "every": 1000, "everyHours": 6, "best": {"metric": "accuracy", "mode": "max"}},
         "secretRef": {"name": "s3"},
         "endpoint": "http://s3:7070",
         "from": "s3://models/base@7",
@@ -167,6 +167,8 @@ def test_checkpoint_fields_become_environment() -> None:
     assert "MUSTER_CHECKPOINT_INTERVAL" not in found
     assert found["MUSTER_CHECKPOINT_KEEP_LAST"] == "5"
     assert found["MUSTER_CHECKPOINT_KEEP_EVERY"] == "1000"
+    assert found["MUSTER_CHECKPOINT_KEEP_SECONDS"] == "21600"
+    assert found["MUSTER_CHECKPOINT_KEEP_BEST"] == "accuracy:max:1"
     assert found["MUSTER_CHECKPOINT_FROM"] == "s3://models/base@7"
     assert found["MUSTER_CHECKPOINT_FROM_LOAD"] == "model"
     assert found["AWS_ENDPOINT_URL_S3"] == "http://s3:7070"

@@ -1,0 +1,145 @@
+"""Holds: who reads a checkpoint, or has tagged it, keeps it from being deleted.
+
+A reader writes its hold, then looks for a tombstone; whoever deletes writes a tombstone, then looks for holds. The
+second of them sees the other and gives way, so nobody reads what is being deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.store import Store
+from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError
+from muster_protocol.manifest import HOLDS_PREFIX, TOMBSTONE, Hold
+
+HOLD_SECONDS: Final = 900.0
+"""A reader's hold lasts so long after its last renewal; three are missed before it ends."""
+SKEW_SECONDS: Final = 300.0
+"""A hold counts so much longer: clocks differ."""
+_NAME: Final = re.compile(r"^[a-z0-9][a-z0-9._-]{0,62}$")
+
+
+def tombstones(store: Store, manifest_key: str) -> list[str]:
+    """Keys of the tombstones of one checkpoint."""
+    folder = manifest_key.rpartition("/")[0] + "/"
+    return [item.key for item in store.objects(folder + TOMBSTONE)]
+
+
+def read_holds(store: Store) -> list[Hold]:
+    """All holds, expired ones too. One that can't be read holds everything: it may have been written by a newer Muster.
+
+    Its `expires` is then the time that the object was written, plus `HOLD_SECONDS`."""
+    found = []
+    for item in store.objects(HOLDS_PREFIX):
+        name = _id(item.key)
+        body = store.get(item.key)
+        if body is None:
+            continue
+        try:
+            found.append(manifests.decode_hold(body.content))
+        except ValueError as error:
+            found.append(Hold(name, f"a hold that can't be read ({error})", item.modified + HOLD_SECONDS))
+    return found
+
+
+def holders(holds: Iterable[Hold], manifest_key: str, now: float) -> list[Hold]:
+    """Those that hold this checkpoint at `now`."""
+    return [hold for hold in holds if hold.manifest in ("", manifest_key) and not is_over(hold, now)]
+
+
+def is_over(hold: Hold, now: float) -> bool:
+    return hold.expires is not None and hold.expires + SKEW_SECONDS < now
+
+
+def key_of(hold_id: str) -> str:
+    return f"{HOLDS_PREFIX}{hold_id}.json"
+
+
+@contextlib.contextmanager
+def held(
+    store: Store, manifest_key: str, who: str, warn: Callable[[str], None], *, seconds: float = HOLD_SECONDS
+) -> Iterator[None]:
+    """Holds one checkpoint ("": all of the run) while the block runs, by a thread that renews it.
+
+    CorruptCheckpointError when it is being deleted already. A store that may only be read is read without a hold, after
+    a warning.
+    """
+    hold_id = f"{int(time.time())}-{secrets.token_hex(4)}"
+
+    def renew() -> None:
+        store.put(key_of(hold_id), manifests.encode(Hold(hold_id, who, time.time() + seconds, manifest_key)))
+
+    try:
+        renew()
+    except StorageError as error:
+        warn(f"reading without a hold, so a prune at the same time may delete what is read: {error}")
+        yield
+        return
+    over = threading.Event()
+
+    def keep_renewing() -> None:
+        while not over.wait(seconds / 3):
+            with contextlib.suppress(StorageError):  # two more tries before it expires
+                renew()
+
+    thread = threading.Thread(target=keep_renewing, name="muster-hold", daemon=True)
+    thread.start()
+    try:
+        if manifest_key:
+            _refuse_if_doomed(store, manifest_key)
+        yield
+    finally:
+        over.set()
+        thread.join()
+        with contextlib.suppress(StorageError):  # it expires by itself
+            store.delete([key_of(hold_id)])
+
+
+def tag(store: Store, manifest_key: str, sha256: str, name: str, who: str) -> Hold:
+    """Keeps a committed checkpoint until the tag is released. StateError when the name is taken or is no name."""
+    if not _NAME.match(name):
+        raise StateError(f"{name!r} is no name for a tag; use small letters, digits, '.', '_' and '-', 63 at most")
+    hold = Hold(name, who, None, manifest_key, sha256)
+    before = _tag_named(store, name)
+    if before is not None and before.manifest != manifest_key:
+        raise StateError(
+            f"the tag {name!r} is on {before.manifest.rpartition('/')[0]} already; release it first, or choose another "
+            "--name"
+        )
+    store.put(key_of(name), manifests.encode(hold))
+    try:
+        _refuse_if_doomed(store, manifest_key)
+    except CorruptCheckpointError:
+        store.delete([key_of(name)])
+        raise
+    return hold
+
+
+def release(store: Store, name: str) -> None:
+    """Takes a tag away. StateError when there is no tag of that name."""
+    if _tag_named(store, name) is None:
+        tags = sorted(hold.id for hold in read_holds(store) if hold.expires is None)
+        raise StateError(f"{store.uri} has no tag {name!r}; it has {', '.join(tags) or 'none'}")
+    store.delete([key_of(name)])
+
+
+def _tag_named(store: Store, name: str) -> Hold | None:
+    return next((hold for hold in read_holds(store) if hold.id == name and hold.expires is None), None)
+
+
+def _refuse_if_doomed(store: Store, manifest_key: str) -> None:
+    if tombstones(store, manifest_key):
+        raise CorruptCheckpointError(
+            f"{store.uri}/{manifest_key} is being deleted by a prune; choose another step (muster checkpoint ls)"
+        )
+
+
+def _id(key: str) -> str:
+    return key.removeprefix(HOLDS_PREFIX).removesuffix(".json")

@@ -1,0 +1,209 @@
+"""What lies under a run's uri: its committed checkpoints, and everything else.
+
+Committed is what LATEST names, what a committed manifest names, and what a tag or a record in `kept/` names: both are
+written for committed checkpoints alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from muster_protocol.checkpoints.chain import Damaged, Found, folder_of, read_manifest
+from muster_protocol.checkpoints.commit import read_latest
+from muster_protocol.checkpoints.holds import read_holds
+from muster_protocol.checkpoints.store import Item, Store, Unfinished
+from muster_protocol.errors import CorruptCheckpointError, StateError
+from muster_protocol.manifest import KEPT_PREFIX, MANIFEST_NAME, TOMBSTONE, Hold, Latest, step_prefix
+
+_RECORD: Final = re.compile(rf"^{KEPT_PREFIX}(\d+)-(\d+)-(\d+)-([0-9a-f]{{64}})$")
+Link = tuple[str, str]
+"""A manifest's key and the hex SHA-256 of its bytes."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed checkpoint that is still there. `bytes` are its shards'; `links` lead to those committed before."""
+
+    key: str
+    sha256: str
+    step: int
+    epoch: int
+    attempt: int
+    created_at: float
+    world_size: int
+    bytes: int
+    job: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    links: tuple[Link, ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        return step_prefix(self.step, self.epoch, self.attempt)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """All objects of one attempt at one checkpoint, committed or not."""
+
+    prefix: str
+    step: int
+    epoch: int
+    attempt: int
+    items: tuple[Item, ...]
+
+    @property
+    def tombstones(self) -> list[Item]:
+        return [item for item in self.items if item.key.startswith(self.prefix + TOMBSTONE)]
+
+    @property
+    def manifest(self) -> str:
+        """Key of its manifest, or "" when it has none."""
+        key = self.prefix + MANIFEST_NAME
+        return key if any(item.key == key for item in self.items) else ""
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.size for item in self.items)
+
+    @property
+    def modified(self) -> float:
+        return max(item.modified for item in self.items)
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All that lies there.
+
+    Attributes:
+        committed: the chain of LATEST, newest first, then what only tags and records still name.
+        damaged: committed, and its manifest can't be read.
+        kept: the records of what was committed, by their key.
+        complete: no link was lost on the way along the chain, so what isn't in `committed` was never committed.
+    """
+
+    uri: str
+    latest: Latest | None
+    committed: tuple[Checkpoint, ...]
+    damaged: tuple[Damaged, ...]
+    folders: Mapping[str, Folder]
+    holds: tuple[Hold, ...]
+    kept: Mapping[str, Link]
+    complete: bool
+    unfinished: tuple[Unfinished, ...] = ()
+
+    @property
+    def orphans(self) -> list[Folder]:
+        """Folders that no committed checkpoint accounts for: saves that failed, were cut, or are under way."""
+        known = {checkpoint.prefix for checkpoint in self.committed}
+        known |= {damaged.key.removesuffix(MANIFEST_NAME) for damaged in self.damaged}
+        return [folder for prefix, folder in self.folders.items() if prefix not in known]
+
+
+def take(store: Store, known: Mapping[str, Checkpoint] | None = None, *, unfinished: bool = True) -> Inventory:
+    """Reads what lies there. Manifests in `known` (by key) aren't read again: their content never changes."""
+    found = read_latest(store)  # before the listing: what it names is there then, or was deleted
+    latest = found.latest if found else None
+    holds = read_holds(store)
+    kept = _recorded(store.objects(KEPT_PREFIX))
+    folders = _folders(store.objects("step-"))
+    present = {folder.manifest for folder in folders.values()}
+    links: list[Link] = []
+    if latest is not None:
+        links = [(latest.manifest, latest.sha256), (latest.parent, latest.parent_sha256)]
+    links += [(hold.manifest, hold.sha256) for hold in holds if hold.sha256]
+    links += kept.values()
+    gap = False
+    committed: dict[str, Checkpoint] = {}
+    damaged: dict[str, Damaged] = {}
+    while links:
+        key, sha256 = links.pop(0)
+        if not key or key in committed or key in damaged:
+            continue
+        if key not in present:
+            if latest is not None and key == latest.manifest:
+                damaged[key] = Damaged(key, f"{store.uri}/{key} is missing, though LATEST names it")
+            gap = True
+            continue  # retention has deleted it
+        checkpoint = (known or {}).get(key)
+        if checkpoint is None or checkpoint.sha256 != sha256:
+            try:
+                checkpoint = summary(read_manifest(store, key, sha256))
+            except CorruptCheckpointError as error:
+                damaged[key] = Damaged(key, str(error))
+                continue
+        committed[key] = checkpoint
+        links = [*checkpoint.links, *links]  # depth first: the chain of LATEST before all others
+    return Inventory(
+        store.uri,
+        latest,
+        tuple(committed.values()),
+        tuple(damaged.values()),
+        folders,
+        tuple(holds),
+        kept,
+        not damaged and (bool(kept) or not gap),
+        tuple(store.unfinished()) if unfinished else (),
+    )
+
+
+def summary(found: Found) -> Checkpoint:
+    record = found.manifest
+    links = ((record.parent, record.parent_sha256), (record.milestone, record.milestone_sha256))
+    return Checkpoint(
+        found.key,
+        found.sha256,
+        record.step,
+        record.epoch,
+        record.attempt,
+        record.created_at,
+        record.world_size,
+        sum(file.size for file in record.files),
+        record.job,
+        record.metrics,
+        tuple(link for link in links if link[0]),
+    )
+
+
+def choose(inventory: Inventory, step: int | None) -> Checkpoint:
+    """The committed checkpoint at `step`, or the newest whose manifest can be read. StateError when there is none.
+
+    Of two at one step, the one on LATEST's chain.
+    """
+    if not inventory.committed:
+        troubles = " ".join(damaged.reason for damaged in inventory.damaged)
+        raise StateError(
+            f"{inventory.uri} has no committed checkpoint{': ' + troubles if troubles else ''}; is it the uri of the "
+            "job's spec.checkpoint?"
+        )
+    for checkpoint in inventory.committed:
+        if step in (None, checkpoint.step):
+            return checkpoint
+    have = ", ".join(str(checkpoint.step) for checkpoint in sorted(inventory.committed, key=lambda each: each.step))
+    raise StateError(f"{inventory.uri} has no committed checkpoint of step {step}; it has: {have}")
+
+
+def record_key(checkpoint: Checkpoint) -> str:
+    """Key of the record that a checkpoint was committed. The key says it all, so that a listing tells of every one."""
+    return f"{KEPT_PREFIX}{checkpoint.step:08d}-{checkpoint.epoch}-{checkpoint.attempt}-{checkpoint.sha256}"
+
+
+def _recorded(items: list[Item]) -> dict[str, Link]:
+    """What each record names, by the record's key."""
+    found = {}
+    for item in items:
+        match = _RECORD.match(item.key)
+        if match:
+            found[item.key] = (step_prefix(*(int(number) for number in match.groups()[:3])) + MANIFEST_NAME, match[4])
+    return found
+
+
+def _folders(items: list[Item]) -> dict[str, Folder]:
+    grouped: dict[tuple[int, int, int], list[Item]] = {}
+    for item in items:
+        name = folder_of(item.key)
+        if name is not None:
+            grouped.setdefault(name, []).append(item)
+    return {step_prefix(*name): Folder(step_prefix(*name), *name, tuple(group)) for name, group in grouped.items()}

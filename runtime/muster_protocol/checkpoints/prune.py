@@ -1,0 +1,115 @@
+"""Deletes what `retention` names, so that no crash and no race at any point loses anything that was to stay.
+
+For each checkpoint: a tombstone; then LATEST and the holds are read again, before each delete; then the manifest, then
+the shards, its record, and the tombstone as the last. What is half deleted has a tombstone and no manifest: nobody can
+take it for a checkpoint, and the next prune ends what was begun.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from muster_protocol.checkpoints.commit import read_latest
+from muster_protocol.checkpoints.holds import holders, read_holds
+from muster_protocol.checkpoints.inventory import record_key
+from muster_protocol.checkpoints.retention import Plan, Removal
+from muster_protocol.checkpoints.store import Store
+from muster_protocol.errors import StaleEpochError
+from muster_protocol.manifest import KEPT_PREFIX, TOMBSTONE
+
+BATCH: Final = 64
+"""Shards that are deleted between two looks at LATEST and the holds."""
+
+
+@dataclass
+class Outcome:
+    """What was done. `spared`: (folder, why) of those that somebody came to need meanwhile."""
+
+    removed: list[Removal] = field(default_factory=list)
+    spared: list[tuple[str, str]] = field(default_factory=list)
+    uploads: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return sum(removal.bytes for removal in self.removed)
+
+
+def carry_out(store: Store, plan: Plan, clock: Callable[[], float]) -> Outcome:
+    """Does what the plan says. StaleEpochError when a gang has claimed the run since: then the plan is void."""
+    outcome = Outcome()
+    for checkpoint in plan.records if plan.removals else ():
+        store.put(record_key(checkpoint), b"")
+    for removal in plan.removals:
+        reason = _Deletion(store, plan.epoch, removal, clock).run()
+        if reason:
+            outcome.spared.append((removal.folder.prefix, reason))
+        else:
+            outcome.removed.append(removal)
+    store.delete([*plan.stale, *plan.leftovers])
+    store.forget(list(plan.unfinished))
+    outcome.uploads = len(plan.unfinished)
+    return outcome
+
+
+class _Deletion:
+    """Of one folder."""
+
+    def __init__(self, store: Store, epoch: int, removal: Removal, clock: Callable[[], float]) -> None:
+        self._store, self._epoch, self._removal, self._clock = store, epoch, removal, clock
+        self._prefix = removal.folder.prefix
+        self._tombstone = f"{self._prefix}{TOMBSTONE}{secrets.token_hex(4)}"
+
+    def run(self) -> str:
+        """Why it was spared, or "" when it is gone."""
+        store = self._store
+        store.put(self._tombstone, json.dumps({"why": self._removal.why, "at": self._clock()}).encode())
+        try:
+            reason = self._needed()
+        except StaleEpochError:
+            store.delete([self._tombstone])
+            raise
+        if reason:
+            store.delete([self._tombstone])
+            return reason
+        if self._removal.manifest:
+            store.delete([self._removal.manifest])
+        for batch in _batches([key for key in self._left() if not key.startswith(self._prefix + TOMBSTONE)]):
+            reason = self._needed()
+            if reason:
+                return reason  # its manifest is gone: the next prune ends this
+            store.delete(batch)
+        name = self._prefix.removeprefix("step-").replace("/", "-")
+        store.delete([item.key for item in store.objects(f"{KEPT_PREFIX}{name}")])
+        store.delete(self._left())
+        return ""
+
+    def _left(self) -> list[str]:
+        return [item.key for item in self._store.objects(self._prefix)]
+
+    def _needed(self) -> str:
+        """Why it has to stay after all, or ""."""
+        claim = read_latest(self._store)
+        epoch = claim.latest.epoch if claim else 0
+        if claim is None or epoch != self._epoch:
+            raise StaleEpochError(
+                f"{self._store.uri} was claimed by another gang meanwhile (epoch {epoch}, it was {self._epoch}), so "
+                "pruning has stopped; what was deleted before was not needed by it. Run it again"
+            )
+        key = self._removal.manifest
+        if key and key in (claim.latest.manifest, claim.latest.parent):
+            return "LATEST names it now"
+        held = holders(read_holds(self._store), key, self._clock()) if key else []
+        if held:
+            return f"held by {held[0].who}"
+        if not self._store.objects(self._tombstone):
+            return "another prune has taken it over"
+        return ""
+
+
+def _batches(keys: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(keys), BATCH):
+        yield keys[start : start + BATCH]

@@ -1,0 +1,255 @@
+"""An S3 prefix, spoken to from this very process: for tools. A rank never imports this; its storage process may."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+import boto3
+import botocore.config
+import botocore.exceptions
+
+from muster_protocol.checkpoints.store import Body, Item, Unfinished
+from muster_protocol.errors import storage_error
+from muster_protocol.manifest import ShardFile
+from muster_protocol.storage_errors import BY_HAND, Kind, kind_of, sentence
+from muster_protocol.uris import CheckpointUri
+
+PART_BYTES: Final = 16 << 20
+"""Size of a multipart upload's parts; S3 asks for at least 5 MiB and at most 10,000 of them."""
+THREADS: Final = 8
+_PARTS_IN_FLIGHT: Final = 4
+_BODY_TRIES: Final = 3
+_BROKEN_BODY: Final = (
+    botocore.exceptions.ResponseStreamingError,
+    botocore.exceptions.IncompleteReadError,
+    botocore.exceptions.ReadTimeoutError,
+)
+_S3_ERRORS: Final = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+_GONE: Final = frozenset({"NoSuchUpload", "NoSuchKey", "404"})
+
+
+class S3Store:
+    """One S3 prefix. Methods may be called from several threads."""
+
+    def __init__(self, uri: CheckpointUri) -> None:
+        self.uri = str(uri)
+        self._bucket, self._prefix = uri.bucket, uri.prefix
+        self._endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        self._making = threading.Lock()
+        self._made: Any = None
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="muster-s3")
+
+    @property
+    def client(self) -> Any:
+        """Made at first use, so that wrong settings are told as an error of the request."""
+        with self._making:
+            if self._made is None:
+                self._made = boto3.client(
+                    "s3",
+                    region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+                    config=botocore.config.Config(
+                        connect_timeout=10,
+                        read_timeout=60,
+                        retries={"mode": "standard", "max_attempts": 5},
+                        max_pool_connections=2 * THREADS,
+                        # The manifests' own checksums cover every byte; older servers refuse the newer headers.
+                        request_checksum_calculation="when_required",
+                        response_checksum_validation="when_required",
+                        s3={"addressing_style": "path"} if self._endpoint else {},
+                    ),
+                )
+            return self._made
+
+    def place(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._full(key)}
+
+    def get(self, key: str) -> Body | None:
+        with self.explained(key):
+            found = self._fetch(key, {})
+        return None if found is None else Body(found[1], found[0])
+
+    def read(self, key: str, offset: int, length: int) -> bytearray:
+        if length == 0:
+            return bytearray()
+        with self.explained(key):
+            found = self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"})
+        if found is None or len(found[1]) != length:
+            what = "does not exist" if found is None else "is too short"
+            raise storage_error(Kind.NOT_FOUND.value, f"{self.uri}/{key} {what} (bytes {offset} to {offset + length})")
+        return bytearray(found[1])
+
+    def put(self, key: str, content: bytes) -> None:
+        with self.explained(key):
+            self.client.put_object(**self.place(key), Body=content)
+
+    def put_if(self, key: str, content: bytes, etag: str | None) -> str:
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        with self.explained(key):
+            try:
+                return str(self.client.put_object(**self.place(key), Body=content, **condition)["ETag"])
+            except botocore.exceptions.ClientError as error:
+                if kind_of(_code(error)) is not Kind.NOT_FOUND:
+                    raise
+                refused = error
+        # If-Match on an object that is gone
+        raise storage_error(Kind.PRECONDITION_FAILED.value, f"{self.uri}/{key} is gone: {refused}")
+
+    def writer(self, key: str) -> S3Writer:
+        return S3Writer(self, key)
+
+    def objects(self, prefix: str) -> list[Item]:
+        skip = len(self._prefix) + 1 if self._prefix else 0
+        with self.explained(prefix):
+            pages = self.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._full(prefix)
+            )
+            found = [item for page in pages for item in page.get("Contents", ())]
+        items = [Item(item["Key"][skip:], item["Size"], item["LastModified"].timestamp()) for item in found]
+        return sorted(items, key=lambda item: item.key)
+
+    def unfinished(self) -> list[Unfinished]:
+        with self.explained(""):
+            return [Unfinished(*found) for found in unfinished_uploads(self.client, self._bucket, self._prefix)]
+
+    def forget(self, unfinished: list[Unfinished]) -> None:
+        for each in unfinished:
+            with self.explained(each.key):
+                forget_upload(self.client, each.upload, **self.place(each.key))
+
+    def delete(self, keys: list[str]) -> None:
+        def one(key: str) -> None:  # one by one: DeleteObjects needs a checksum header that servers don't agree on
+            with self.explained(key):
+                self.client.delete_object(**self.place(key))
+
+        list(self.pool.map(one, keys))
+
+    def close(self) -> None:
+        self.pool.shutdown()
+
+    def _full(self, key: str) -> str:
+        return f"{self._prefix}/{key}" if self._prefix else key
+
+    def _fetch(self, key: str, asked: dict[str, str]) -> tuple[str, bytes] | None:
+        """ETag and content, or None when there is no such object or range."""
+
+        def whole() -> tuple[str, bytes]:
+            found = self.client.get_object(**self.place(key), **asked)
+            return found["ETag"], found["Body"].read()
+
+        try:
+            for _ in range(_BODY_TRIES - 1):
+                with contextlib.suppress(*_BROKEN_BODY):  # no concern of botocore's retries any more
+                    return whole()
+            return whole()
+        except botocore.exceptions.ClientError as error:
+            if kind_of(_code(error)) is Kind.NOT_FOUND or _code(error) == "InvalidRange":
+                return None
+            raise
+
+    @contextlib.contextmanager
+    def explained(self, key: str) -> Iterator[None]:
+        """S3's errors as `StorageError`."""
+        try:
+            yield
+        except _S3_ERRORS as error:
+            kind = kind_of(_code(error))
+            text = sentence(
+                kind,
+                bucket=self._bucket,
+                key=self._full(key),
+                endpoint=self._endpoint,
+                detail=str(error),
+                hints=BY_HAND,
+            )
+            raise storage_error(kind.value, text) from error
+
+
+class S3Writer:
+    """One object being uploaded: a small one by a single PUT, a large one in parts, a few at a time."""
+
+    def __init__(self, store: S3Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._pending, self._size, self._digest = bytearray(), 0, hashlib.sha256()
+        self._upload = ""
+        self._part_bytes = PART_BYTES
+        self._parts: list[Future[dict[str, Any]]] = []
+
+    def write(self, data: memoryview) -> None:
+        self._digest.update(data)
+        self._size += data.nbytes
+        self._pending += data
+        while len(self._pending) >= self._part_bytes:
+            self._send(bytes(self._pending[: self._part_bytes]))
+            del self._pending[: self._part_bytes]
+
+    def _send(self, part: bytes) -> None:
+        store, number = self._store, len(self._parts) + 1
+        with store.explained(self._key):
+            if not self._upload:
+                self._upload = store.client.create_multipart_upload(**store.place(self._key))["UploadId"]
+            if len(self._parts) >= _PARTS_IN_FLIGHT:
+                self._parts[-_PARTS_IN_FLIGHT].result()  # bounds what is held in memory
+        if number % 1000 == 0:
+            self._part_bytes *= 2  # stays far below 10,000 parts for an object of any size that S3 takes
+        self._parts.append(store.pool.submit(self._send_part, number, part))
+
+    def _send_part(self, number: int, part: bytes) -> dict[str, Any]:
+        done = self._store.client.upload_part(
+            **self._store.place(self._key), UploadId=self._upload, PartNumber=number, Body=part
+        )
+        return {"PartNumber": number, "ETag": done["ETag"]}
+
+    def close(self) -> ShardFile:
+        store = self._store
+        if not self._upload:
+            store.put(self._key, bytes(self._pending))
+        else:
+            if self._pending:
+                self._send(bytes(self._pending))
+            with store.explained(self._key):
+                parts = [part.result() for part in self._parts]
+                store.client.complete_multipart_upload(
+                    **store.place(self._key), UploadId=self._upload, MultipartUpload={"Parts": parts}
+                )
+        return ShardFile(self._key, self._size, self._digest.hexdigest())
+
+    def abort(self) -> None:
+        for part in self._parts:
+            part.exception()  # waits: S3 forgets an upload only when none of its parts is under way
+        if self._upload:
+            with self._store.explained(self._key):
+                forget_upload(self._store.client, self._upload, **self._store.place(self._key))
+
+
+def unfinished_uploads(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, float]]:
+    """(key below the prefix, upload, seconds since the epoch) of each multipart upload that is neither ended nor
+    aborted."""
+    below = f"{prefix}/" if prefix else ""
+    pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=below)
+    found = [upload for page in pages for upload in page.get("Uploads", ())]
+    return [
+        (upload["Key"][len(below) :], upload["UploadId"], upload["Initiated"].timestamp())
+        for upload in found
+        if upload["Key"].startswith(below)
+    ]
+
+
+def forget_upload(client: Any, upload: str, **place: str) -> None:
+    """Aborts a multipart upload; one that is gone already is no error."""
+    try:
+        client.abort_multipart_upload(**place, UploadId=upload)
+    except botocore.exceptions.ClientError as error:
+        if _code(error) not in _GONE:
+            raise
+
+
+def _code(error: Exception) -> str:
+    if isinstance(error, botocore.exceptions.ClientError):
+        return str(error.response.get("Error", {}).get("Code", ""))
+    return type(error).__name__

@@ -1,0 +1,229 @@
+"""Runs that are made without training, and stores that are cut or watched at a call."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit, read_latest
+from muster_protocol.checkpoints.inventory import Link
+from muster_protocol.checkpoints.store import Body, Item, Store, Unfinished
+from muster_protocol.errors import storage_error
+from muster_protocol.manifest import MANIFEST_NAME, Manifest, ShardFile, step_prefix
+
+RANKS = 2
+
+
+class MemoryStore:
+    """A store in this process's memory, for what is tried thousands of times."""
+
+    def __init__(self, objects: dict[str, bytes] | None = None) -> None:
+        self.uri = "file:///memory"
+        self._objects = dict(objects or {})
+
+    def copy(self) -> MemoryStore:
+        return MemoryStore(self._objects)
+
+    def get(self, key: str) -> Body | None:
+        content = self._objects.get(key)
+        return None if content is None else Body(content, hashlib.sha256(content).hexdigest())
+
+    def read(self, key: str, offset: int, length: int) -> bytearray:
+        return bytearray(self._objects[key][offset : offset + length])
+
+    def put(self, key: str, content: bytes) -> None:
+        self._objects[key] = content
+
+    def put_if(self, key: str, content: bytes, etag: str | None) -> str:
+        now = self.get(key)
+        if (now.etag if now else None) != etag:
+            raise storage_error("PreconditionFailed", f"{key} was changed by another writer")
+        self.put(key, content)
+        return hashlib.sha256(content).hexdigest()
+
+    def writer(self, key: str) -> MemoryWriter:
+        return MemoryWriter(self, key)
+
+    def objects(self, prefix: str) -> list[Item]:
+        now = time.time()
+        found = sorted(self._objects.items())
+        return [Item(key, len(content), now) for key, content in found if key.startswith(prefix)]
+
+    def unfinished(self) -> list[Unfinished]:
+        return []
+
+    def forget(self, unfinished: list[Unfinished]) -> None:
+        pass
+
+    def delete(self, keys: list[str]) -> None:
+        for key in keys:
+            self._objects.pop(key, None)
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryWriter:
+    def __init__(self, store: MemoryStore, key: str) -> None:
+        self._store, self._key, self._content = store, key, b""
+
+    def write(self, data: memoryview) -> None:
+        self._content += bytes(data)
+
+    def close(self) -> ShardFile:
+        self._store.put(self._key, self._content)
+        return ShardFile(self._key, len(self._content), hashlib.sha256(self._content).hexdigest())
+
+    def abort(self) -> None:
+        pass
+
+
+@dataclass
+class MadeRun:
+    """Saves and commits like a gang of `RANKS` ranks, with one tensor `model.weight` cut along its first dimension.
+
+    `clock` gives `created_at`. Every committed step's whole weight is in `weights`.
+    """
+
+    store: Store
+    rows: int = 4
+    columns: int = 3
+    clock: Callable[[], float] = lambda: 1e9
+    claim: Claim | None = None
+    parent: Link = ("", "")
+    weights: dict[str, bytes] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """A gang starts and restores what is committed."""
+        self.claim = claim_epoch(self.store, "job")
+        self.parent = (self.claim.latest.manifest, self.claim.latest.sha256)
+
+    def save(self, step: int, *, attempt: int = 0, metrics: dict[str, float] | None = None) -> str:
+        """The manifest's key."""
+        link = self.write(step, attempt=attempt, metrics=metrics)
+        assert self.claim is not None
+        self.claim = commit(
+            self.store,
+            self.claim,
+            step=step,
+            manifest_key=link[0],
+            sha256=link[1],
+            finished=False,
+            parent=self.parent,
+        )
+        self.parent = link
+        return link[0]
+
+    def write(
+        self, step: int, *, attempt: int = 0, metrics: dict[str, float] | None = None, whole: bool = True
+    ) -> Link:
+        """All but the commit; with `whole` False all but the manifest."""
+        assert self.claim is not None
+        epoch = self.claim.latest.epoch
+        prefix = step_prefix(step, epoch, attempt)
+        files, chunks, weight = [], [], b""
+        per_rank = self.rows // RANKS
+        for rank in range(RANKS):
+            values = [
+                1000.0 * step + epoch + rank * per_rank * self.columns + i for i in range(per_rank * self.columns)
+            ]
+            content = struct.pack(f"<{len(values)}f", *values)
+            writer = self.store.writer(f"{prefix}rank-{rank:05d}.bin")
+            writer.write(memoryview(content))
+            files.append(writer.close())
+            digest = hashlib.sha256(content).hexdigest()
+            chunks.append(
+                {
+                    "offsets": [rank * per_rank, 0],
+                    "sizes": [per_rank, self.columns],
+                    "file": rank,
+                    "at": 0,
+                    "sha256": digest,
+                }
+            )
+            weight += content
+        key = prefix + MANIFEST_NAME
+        tensor = {"dtype": "float32", "shape": [self.rows, self.columns], "chunks": chunks}
+        record = Manifest(
+            step=step,
+            epoch=epoch,
+            attempt=attempt,
+            parent=self.parent[0],
+            parent_sha256=self.parent[1],
+            files=tuple(files),
+            planner={
+                "tensors": {"model.weight": tensor},
+                "trees": {"model": {"weight": {"$tensor": "model.weight"}}},
+                "run": {"step": step},
+            },
+            world_size=RANKS,
+            created_at=self.clock(),
+            metrics=metrics or {},
+        )
+        content = manifests.encode(record)
+        if whole:
+            self.store.put(key, content)
+        self.weights[key] = weight
+        return key, hashlib.sha256(content).hexdigest()
+
+
+def read_whole(store: Store, key: str) -> bytes | None:
+    """The weight of one checkpoint, as a restore reads it; None when anything is missing."""
+    body = store.get(key)
+    if body is None:
+        return None
+    record = manifests.decode_manifest(body.content)
+    return b"".join(bytes(_shard(store, file)) for file in record.files)
+
+
+def _shard(store: Store, file: ShardFile) -> bytes:
+    body = store.get(file.key)
+    return b"" if body is None else body.content
+
+
+def latest_key(store: Store) -> str:
+    claim = read_latest(store)
+    return claim.latest.manifest if claim else ""
+
+
+class Cut(BaseException):
+    """The process died here."""
+
+
+@dataclass
+class WatchedStore:
+    """Calls `at[n]` before the n-th call (from 0) of the store, and `after[n]` when it is done."""
+
+    inner: Store
+    at: dict[int, Callable[[], None]] = field(default_factory=dict)
+    after: dict[int, Callable[[], None]] = field(default_factory=dict)
+    calls: int = 0
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.inner, name)
+        return functools.partial(self._watched, value) if callable(value) else value
+
+    def delete(self, keys: list[str]) -> None:
+        for key in keys:  # S3 is asked for each
+            self._watched(self.inner.delete, [key])
+
+    def _watched(self, call: Callable[..., Any], *args: Any) -> Any:
+        number, self.calls = self.calls, self.calls + 1
+        self.at.get(number, _nothing)()
+        result = call(*args)
+        self.after.get(number, _nothing)()
+        return result
+
+
+def _nothing() -> None:
+    pass
+
+
+def die() -> None:
+    raise Cut

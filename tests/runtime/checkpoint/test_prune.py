@@ -1,0 +1,348 @@
+"""Pruning against crashes at every call, readers, other prunes and gangs: nothing that stays is ever lost."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from made import Cut, MadeRun, MemoryStore, WatchedStore, die, latest_key, read_whole
+
+from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.chain import Found, candidates
+from muster_protocol.checkpoints.commit import claim_epoch, read_latest
+from muster_protocol.checkpoints.file_store import FileStore
+from muster_protocol.checkpoints.holds import held, read_holds, release, tag, tombstones
+from muster_protocol.checkpoints.inventory import choose, take
+from muster_protocol.checkpoints.prune import Outcome, carry_out
+from muster_protocol.checkpoints.retention import Plan, Retention, plan
+from muster_protocol.checkpoints.store import Store
+from muster_protocol.errors import CorruptCheckpointError, StaleEpochError, StateError, storage_error
+from muster_protocol.manifest import Hold
+from muster_protocol.uris import CheckpointUri
+
+if TYPE_CHECKING:
+    from conftest import Opener
+
+STEPS = (1, 2, 3, 4, 5, 6)
+RULES = Retention(last=3, every=2)
+
+
+def pruned(store: Store, rules: Retention = RULES, now: Callable[[], float] = time.time) -> Outcome:
+    return carry_out(store, plan(take(store), rules, now()), now)
+
+
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def made(memory: MemoryStore) -> MadeRun:
+    """A run with six checkpoints, of which RULES let 1 and 3 go."""
+    run = MadeRun(memory)
+    run.start()
+    for step in STEPS:
+        run.save(step)
+    return run
+
+
+def keys_of(run: MadeRun) -> dict[int, str]:
+    return {int(key[5:13]): key for key in run.weights}
+
+
+def assert_whole(run: MadeRun, store: Store, steps: tuple[int, ...]) -> None:
+    for step in steps:
+        key = keys_of(run)[step]
+        assert read_whole(store, key) == run.weights[key], step
+
+
+def names(store: Store) -> list[str]:
+    return [item.key for item in store.objects("")]
+
+
+def test_what_no_rule_keeps_is_gone_and_all_else_is_whole(made: MadeRun) -> None:
+    outcome = pruned(made.store)
+    assert sorted(removal.folder.step for removal in outcome.removed) == [1, 3]
+    assert_whole(made, made.store, (2, 4, 5, 6))
+    assert not [key for key in names(made.store) if key.startswith(("step-00000001", "step-00000003"))]
+    assert not [key for key in names(made.store) if "TOMBSTONE" in key]
+    assert pruned(made.store).removed == []
+
+
+def test_what_is_kept_is_known_as_committed_when_its_neighbours_are_gone(made: MadeRun) -> None:
+    pruned(made.store)
+    pruned(made.store, Retention(last=3))
+    assert [each.step for each in take(made.store).committed] == [6, 5, 4]
+    made.start()
+    for step in range(7, 14):
+        made.save(step)
+        pruned(made.store, Retention(last=1, every=4))
+    assert sorted(each.step for each in take(made.store).committed) == [4, 8, 11, 12, 13]
+    # and nothing of it is ever taken for an orphan, however old
+    assert pruned(made.store, Retention(last=1, every=4), lambda: time.time() + 10**7).removed == []
+
+
+def calls_of_a_prune(memory: MemoryStore) -> int:
+    watched: Any = WatchedStore(memory.copy())
+    pruned(watched)
+    return int(watched.calls)
+
+
+@pytest.mark.parametrize("when", ["at", "after"])
+def test_cut_at_any_call_nothing_that_stays_is_lost_and_the_next_prune_ends_it(
+    made: MadeRun, memory: MemoryStore, when: str
+) -> None:
+    clean = memory.copy()
+    pruned(clean)
+    calls = calls_of_a_prune(memory)
+    assert calls > 20
+    for number in range(calls):
+        store = memory.copy()
+        watched: Any = WatchedStore(store, **{when: {number: die}})
+        with pytest.raises(Cut):
+            pruned(watched)
+        assert latest_key(store) == keys_of(made)[6]
+        assert_whole(made, store, (2, 4, 5, 6))
+        for found in take(store).committed:  # what still looks like a checkpoint is one
+            assert read_whole(store, found.key) == made.weights[found.key], (number, found.step)
+        pruned(store)
+        assert names(store) == names(clean), number
+
+
+def test_a_reader_that_got_its_hold_reads_all_whenever_it_comes(made: MadeRun, memory: MemoryStore) -> None:
+    """The reader's two calls, its hold and its look for a tombstone, fall before any two calls of a prune."""
+    victim = keys_of(made)[3]
+    calls = calls_of_a_prune(memory)
+    admitted = refused = 0
+    for first in range(calls + 1):
+        for second in range(first, min(first + 12, calls + 1)):
+            store = memory.copy()
+            reader = _Reader(store, victim)
+            watched: Any = WatchedStore(store, at={first: reader.begin})
+            reader.look_at = second
+            if second == first:
+                watched.at[first] = reader.both
+            else:
+                watched.at[second] = reader.look
+            pruned(watched)
+            reader.look() if reader.began and not reader.looked else None
+            if reader.admitted:
+                admitted += 1
+                assert read_whole(store, victim) == made.weights[victim], (first, second)
+            else:
+                refused += 1
+            assert_whole(made, store, (2, 4, 5, 6))
+    assert admitted
+    assert refused
+
+
+class _Reader:
+    """`holds.held` in two steps."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self.store, self.key, self.look_at = store, key, 0
+        self.began = self.looked = self.admitted = False
+        self._context: Any = None
+
+    def begin(self) -> None:
+        self.store.put("holds/reader.json", manifests.encode(Hold("reader", "a reader", time.time() + 60, self.key)))
+        self.began = True
+
+    def look(self) -> None:
+        self.looked = True
+        self.admitted = not tombstones(self.store, self.key) and self.store.get(self.key) is not None
+
+    def both(self) -> None:
+        self.begin()
+        self.look()
+
+
+def test_another_prune_at_any_call_changes_nothing_of_the_end(made: MadeRun, memory: MemoryStore) -> None:
+    clean = memory.copy()
+    pruned(clean)
+    for number in range(calls_of_a_prune(memory)):
+        store = memory.copy()
+        watched: Any = WatchedStore(store, at={number: lambda store=store: pruned(store) and None})  # type: ignore[misc]
+        pruned(watched)
+        assert names(store) == names(clean), number
+        assert_whole(made, store, (2, 4, 5, 6))
+
+
+def test_a_gang_that_claims_at_any_call_stops_the_prune(made: MadeRun, memory: MemoryStore) -> None:
+    calls = calls_of_a_prune(memory)
+    stopped = 0
+    for number in range(calls):
+        store = memory.copy()
+        watched: Any = WatchedStore(store, at={number: lambda store=store: claim_epoch(store, "b") and None})  # type: ignore[misc]
+        with contextlib.suppress(StaleEpochError):
+            pruned(watched)
+            stopped -= 1
+        stopped += 1
+        assert_whole(made, store, (2, 4, 5, 6))
+        pruned(store)
+        assert not [key for key in names(store) if "TOMBSTONE" in key]
+    assert stopped > calls / 2
+
+
+def test_a_run_that_goes_back_to_what_is_being_deleted_keeps_it(made: MadeRun) -> None:
+    store = made.store
+    waiting = plan(take(store), RULES, time.time())
+    assert [removal.folder.step for removal in waiting.removals] == [3, 1]
+    claim = read_latest(store)
+    assert claim is not None
+    body = store.get(keys_of(made)[3])
+    assert body is not None
+    back = replace(claim.latest, manifest=keys_of(made)[3], step=3, parent="", parent_sha256="")
+    store.put("LATEST", manifests.encode(back))
+    outcome = carry_out(store, waiting, time.time)
+    assert outcome.spared == [("step-00000003/1-0/", "LATEST names it now")]
+    assert_whole(made, store, (3,))
+
+
+def test_a_tag_is_kept_until_it_is_released(made: MadeRun) -> None:
+    found = choose(take(made.store), 1)
+    tag(made.store, found.key, found.sha256, "first", "me")
+    assert [removal.folder.step for removal in pruned(made.store).removed] == [3]
+    made.start()
+    made.save(7)
+    assert sorted(each.step for each in take(made.store).committed) == [1, 2, 4, 5, 6, 7]
+    with pytest.raises(StateError, match="has no tag 'frist'; it has first"):
+        release(made.store, "frist")
+    with pytest.raises(StateError, match="on step-00000001/1-0 already"):
+        tag(made.store, keys_of(made)[6], "", "first", "me")
+    release(made.store, "first")
+    assert 1 in [removal.folder.step for removal in pruned(made.store).removed]
+
+
+def test_what_is_being_deleted_can_be_neither_tagged_nor_held(made: MadeRun) -> None:
+    key = keys_of(made)[3]
+    made.store.put("step-00000003/1-0/TOMBSTONE-1", b"{}")
+    with pytest.raises(CorruptCheckpointError, match="is being deleted by a prune"):
+        tag(made.store, key, "", "mine", "me")
+    with pytest.raises(CorruptCheckpointError, match="is being deleted by a prune"), held(made.store, key, "me", print):
+        pass
+    assert read_holds(made.store) == []
+
+
+def test_a_hold_is_renewed_and_removed(made: MadeRun) -> None:
+    key = keys_of(made)[3]
+    with held(made.store, key, "a test", print, seconds=0.06):
+        (first,) = read_holds(made.store)
+        until = time.monotonic() + 20
+        while read_holds(made.store)[0].expires == first.expires:
+            assert time.monotonic() < until, "never renewed"
+        assert read_holds(made.store)[0].manifest == key
+    assert read_holds(made.store) == []
+
+
+def test_where_nothing_may_be_written_it_is_read_without_a_hold(tmp_path: Path) -> None:
+    class ReadOnly(FileStore):
+        def put(self, key: str, content: bytes) -> None:
+            raise storage_error("AccessDenied", "no")
+
+    told: list[str] = []
+    with held(ReadOnly(CheckpointUri("file", "", str(tmp_path))), "a", "me", told.append):
+        pass
+    assert "without a hold" in told[0]
+
+
+def test_a_hold_that_can_not_be_read_holds_everything(made: MadeRun) -> None:
+    made.store.put("holds/new.json", b'{"version": 99}')
+    assert pruned(made.store).removed == []
+    made.store.put("holds/new.json", b"{")
+    assert pruned(made.store).removed == []
+    assert len(pruned(made.store, now=lambda: time.time() + 3600).removed) == 2
+
+
+def test_orphans_and_uploads_of_a_gang_that_died_go_a_day_later(tmp_path: Path) -> None:
+    made = MadeRun(FileStore(CheckpointUri("file", "", str(tmp_path))))
+    made.start()
+    for step in STEPS:
+        made.save(step)
+    made.write(7)
+    made.write(8, whole=False)
+    writer = made.store.writer("step-00000009/1-0/rank-00000.bin")
+    writer.write(memoryview(b"half"))
+    tomorrow = lambda: time.time() + 25 * 3600  # noqa: E731
+    assert pruned(made.store, now=tomorrow).uploads == 0
+    made.start()
+    made.save(10)
+    assert [removal.why for removal in pruned(made.store).removed if removal.folder.step in (7, 8)] == []
+    outcome = pruned(made.store, now=tomorrow)
+    assert {removal.folder.step for removal in outcome.removed} == {7, 8}
+    assert outcome.uploads == 1
+    assert made.store.unfinished() == []
+
+
+def test_a_lost_link_makes_no_orphans_of_what_was_committed(made: MadeRun) -> None:
+    """Somebody has deleted step 4 by hand before the first prune: 1 to 3 can't be told from uncommitted ones."""
+    for item in made.store.objects("step-00000004/"):
+        made.store.delete([item.key])
+    made.start()
+    made.save(10)
+    pruned(made.store, now=lambda: time.time() + 10**7)
+    assert_whole(made, made.store, (1, 2, 3, 5, 6, 10))
+
+
+def test_a_damaged_manifest_makes_no_orphans_of_its_parents(made: MadeRun) -> None:
+    made.store.put(keys_of(made)[4], b"{")
+    made.start()
+    made.save(10)
+    pruned(made.store, now=lambda: time.time() + 10**7)
+    assert_whole(made, made.store, (1, 2, 3, 5, 6, 10))
+
+
+def test_many_at_once_on_a_real_server(opener: Opener) -> None:
+    """Two prunes, readers and a gang that saves, at the same time: every reader that was let in read all."""
+    run = MadeRun(opener())
+    run.start()
+    for step in range(1, 4):
+        run.save(step)
+    stop = time.monotonic() + 4
+    rules = Retention(last=3, every=5)
+
+    def prune() -> int:
+        store, removed = opener(), 0
+        while time.monotonic() < stop:
+            removed += len(pruned(store, rules).removed)
+        return removed
+
+    def read() -> int:
+        store, whole = opener(), 0
+        while time.monotonic() < stop:
+            for found in take(store, unfinished=False).committed:
+                with contextlib.suppress(CorruptCheckpointError), held(store, found.key, "a reader", print):
+                    if store.get(found.key) is None:
+                        continue  # deleted before it was held
+                    assert read_whole(store, found.key) == run.weights[found.key]
+                    whole += 1
+        return whole
+
+    with ThreadPoolExecutor(4) as pool:
+        prunes = [pool.submit(prune) for _ in range(2)]
+        readers = [pool.submit(read) for _ in range(2)]
+        step = 4
+        while time.monotonic() < stop:
+            run.save(step)
+            step += 1
+        assert sum(reader.result() for reader in readers)
+        assert sum(each.result() for each in prunes)
+    assert_whole(run, run.store, tuple(range(step - 3, step)))
+    assert_whole(run, run.store, tuple(range(5, step, 5)))
+    claim = read_latest(run.store)
+    assert claim is not None
+    first = next(iter(candidates(run.store, claim.latest)))
+    assert isinstance(first, Found)
+    assert first.manifest.step == step - 1
+
+
+def test_a_plan_without_removals_writes_nothing(made: MadeRun) -> None:
+    before = names(made.store)
+    assert carry_out(made.store, Plan(1), time.time).removed == []
+    assert names(made.store) == before
