@@ -86,7 +86,8 @@ def peak_mib(pid: int) -> float:
 
 @contextmanager
 def control_plane(**options: Any) -> Iterator[api.Cluster]:
-    """An API server of this run's own."""
+    """An API server of this run's own, which goes with it, also when it is ended by SIGTERM."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     name = f"bench-{secrets.token_hex(3)}"
     chosen = api.Options(name=name, nodes=0, control_plane_only=True, **options)
     cluster = api.up(chosen, Progress(quiet=True))
