@@ -338,6 +338,11 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane) -> None:
         assert plane.get("topology", "default")["spec"]["levels"] == json.loads(other)
         assert plane.get("secret", "muster-token-key", "-n", NAMESPACE)["data"]["token-key"] == key
 
+        second = plane.helm("install", "other", str(CHART), "-n", "other", "--create-namespace", check=False)
+        assert second.returncode
+        assert f'Muster runs in this cluster as release "muster" in namespace "{NAMESPACE}"' in second.stderr
+        assert f"helm upgrade muster CHART -n {NAMESPACE}" in second.stderr
+
         plane.helm("uninstall", "muster", "-n", NAMESPACE)
         assert plane.get("topologies")["items"] == []
         assert len(plane.get("crd")["items"]) == 3
@@ -352,5 +357,10 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane) -> None:
         plane.helm("install", "muster", str(CHART), "-n", NAMESPACE, "--set", "defaultQueue.create=true")
         assert plane.get("topology", "default")["spec"]["levels"][0]["name"] == "zone"
         assert plane.get("trainingqueue", "default")["spec"] == DEFAULT_QUEUE
+        plane.helm("uninstall", "muster", "-n", NAMESPACE)
+
+        moved = ("install", "moved", str(CHART), "-n", "other", "--create-namespace")
+        assert "invalid ownership metadata" in plane.helm(*moved, check=False).stderr
+        plane.helm(*moved, "--take-ownership")
     finally:
         api.down("test-chart")

@@ -76,3 +76,22 @@ meta.helm.sh/release-name: {{ .root.Release.Name }}
 meta.helm.sh/release-namespace: {{ .root.Release.Namespace }}
 {{- end }}
 {{- end }}
+
+{{/*
+Refuses a second release: the kinds, and with them every job, are the whole cluster's, and two operators would each give
+the same GPUs away. Kinds that an uninstalled release has left behind are no obstacle. Says nothing to `helm template`.
+*/}}
+{{- define "muster.refuseSecondRelease" -}}
+{{- $kind := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "trainingjobs.muster.dev" }}
+{{- $marks := dig "metadata" "annotations" dict $kind }}
+{{- $name := get $marks "meta.helm.sh/release-name" }}
+{{- $namespace := get $marks "meta.helm.sh/release-namespace" }}
+{{- if and $name $namespace (or (ne $name .Release.Name) (ne $namespace .Release.Namespace)) }}
+{{- range (lookup "apps/v1" "Deployment" $namespace "").items }}
+{{- $labels := default dict .metadata.labels }}
+{{- if and (eq (get $labels "app.kubernetes.io/part-of") "muster") (eq (get $labels "app.kubernetes.io/instance") $name) }}
+{{- fail (printf "Muster runs in this cluster as release %q in namespace %q, and a cluster has one: upgrade that (helm upgrade %s CHART -n %s), or uninstall it first; namespaces share it by queues" $name $namespace $name $namespace) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
