@@ -16,6 +16,8 @@ from muster.api.rules import FROZEN_WHILE_ADMITTED
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Placement, Progress, TrainingJobStatus
 
+from .conftest import ROOT
+
 pytestmark = pytest.mark.cluster
 
 Object = dict[str, Any]
@@ -225,6 +227,13 @@ def test_kubectl_get_shows_the_columns(control_plane: Any, job: Object) -> None:
     control_plane.set_status(where, "tiny", {"queue": {"reason": "QueueNotFound", "position": None}})
     wide = control_plane.kubectl("get", "tj", "-n", where, "-o", "wide").stdout
     assert _column(wide, "POSITION") == "", "it is not in the order"
+
+
+def test_the_api_server_takes_every_example(control_plane: Any) -> None:
+    paths = sorted(path for path in (ROOT / "examples").rglob("*.yaml") if path.parent.name != "simulator")
+    assert len(paths) > 30
+    taken = control_plane.kubectl("apply", "--dry-run=server", *(f"--filename={path}" for path in paths)).stdout
+    assert len(taken.splitlines()) >= len(paths)
 
 
 def _column(table: str, title: str) -> str:
