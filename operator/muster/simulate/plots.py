@@ -17,7 +17,7 @@ from muster.simulate.measures import users
 WIDTH: Final = 860
 HEIGHT: Final = 380
 LEFT: Final = 70
-RIGHT: Final = 170
+RIGHT: Final = 200
 TOP: Final = 40
 BOTTOM: Final = 50
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#f0e442")
@@ -43,22 +43,22 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, ...]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     charts = {
-        "utilisation": _chart("GPUs in use", "days", "share of usable GPUs", [_utilisation(one) for one in outcomes]),
+        "utilisation": _chart("GPUs in use", "days", "% of usable GPUs", [_utilisation(one) for one in outcomes]),
         "waiting": _chart("Jobs that wait", "days", "jobs", [_waiting(one) for one in outcomes]),
         "fragmentation": _chart(
-            "Idle GPUs on partly used nodes", "days", "share of usable GPUs", [_broken(one) for one in outcomes]
+            "Idle GPUs on partly used nodes", "days", "% of usable GPUs", [_broken(one) for one in outcomes]
         ),
         "waits": _chart(
             "How long jobs wait",
-            "seconds waited, at most (log)",
-            "share of jobs",
+            "seconds waited, at most (logarithmic)",
+            "% of jobs",
             [_waits(one) for one in outcomes],
             log=True,
         ),
         "fairness": _chart(
             "Users by their mean slowdown",
-            "mean bounded slowdown, at most (log)",
-            "share of users",
+            "mean slowdown, at most (logarithmic)",
+            "% of users",
             [_fairness(one) for one in outcomes],
             log=True,
         ),
@@ -77,7 +77,7 @@ def _days(outcome: Outcome) -> Seconds:
 
 def _per_usable(outcome: Outcome, gpus: Sequence[int]) -> Seconds:
     usable: Seconds = np.maximum(np.array(outcome.series.usable, dtype=np.float64), 1.0)
-    return np.array(gpus) / usable
+    return 100 * np.array(gpus) / usable
 
 
 def _utilisation(outcome: Outcome) -> Line:
@@ -103,14 +103,14 @@ def _fairness(outcome: Outcome) -> Line:
 
 def _distribution(name: str, values: Seconds) -> Line:
     ordered = np.maximum(np.sort(values), 1.0)
-    return Line(name, ordered, np.arange(1, len(ordered) + 1) / max(1, len(ordered)))
+    return Line(name, ordered, 100 * np.arange(1, len(ordered) + 1) / max(1, len(ordered)))
 
 
 def _chart(title: str, x_name: str, y_name: str, lines: Sequence[Line], *, log: bool = False) -> str:
-    """One SVG. With `log` the x axis counts powers of ten."""
+    """One SVG. With `log` the x axis is logarithmic, else it begins at 0."""
     x_scale = np.log10 if log else np.asarray
     xs = [x_scale(line.x) for line in lines]
-    low = min((float(x.min()) for x in xs if x.size), default=0.0)
+    low = min((float(x.min()) for x in xs if x.size), default=0.0) if log else 0.0
     high = max((float(x.max()) for x in xs if x.size), default=1.0)
     top = max((float(line.y.max()) for line in lines if line.y.size), default=1.0) or 1.0
     across, up = _Axis(low, high, LEFT, WIDTH - RIGHT), _Axis(0.0, top, HEIGHT - BOTTOM, TOP)
@@ -122,8 +122,8 @@ def _chart(title: str, x_name: str, y_name: str, lines: Sequence[Line], *, log: 
         f'<text x="{(LEFT + WIDTH - RIGHT) // 2}" y="{HEIGHT - 10}" text-anchor="middle">{escape(x_name)}</text>',
         f'<text transform="translate(16 {HEIGHT // 2}) rotate(-90)" text-anchor="middle">{escape(y_name)}</text>',
     ]
-    for tick in _whole_powers(low, high) if log else _ticks(low, high):
-        at, label = across(tick), f"1e{tick:.0f}" if log else f"{tick:g}"
+    for tick in _log_ticks(low, high) if log else _ticks(low, high):
+        at, label = across(tick), f"{10**tick:,.0f}" if log else f"{tick:g}"
         parts.append(f'<path d="M{at:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#ddd"/>')
         parts.append(f'<text x="{at:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
     for tick in _ticks(0.0, top):
@@ -174,5 +174,9 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(float((first + index) * step), 10) for index in range(int((high - first * step) / step + 1e-9) + 1)]
 
 
-def _whole_powers(low: float, high: float) -> list[float]:
-    return [float(power) for power in range(int(np.ceil(low)), int(np.floor(high)) + 1)] or [low]
+def _log_ticks(low: float, high: float) -> list[float]:
+    """Logarithms of the powers of ten within a range; over less than two of them also of twice and five times these."""
+    factors = (1, 2, 5) if high - low < 2 else (1,)
+    powers = range(int(np.floor(low)), int(np.floor(high)) + 1)
+    ticks = [power + float(np.log10(factor)) for power in powers for factor in factors]
+    return [tick for tick in ticks if low <= tick <= high] or [low]
