@@ -16,7 +16,7 @@ import typer
 from pydantic import ValidationError
 
 from muster import __version__
-from muster.cli import look, tables
+from muster.cli import checkpoint, look, tables
 from muster.cli.settings import Settings
 from muster.cluster.credentials import CredentialsError
 from muster.cluster.errors import ApiError, ApiUnreachable
@@ -24,6 +24,8 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 app = typer.Typer(
     help="Muster: gangs of GPUs, trained together.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
+
+app.add_typer(checkpoint.app, name="checkpoint")
 
 Kubeconfig = Annotated[str | None, typer.Option(help="Path of a kubeconfig; else KUBECONFIG or ~/.kube/config.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]

@@ -113,8 +113,8 @@ def take(store: Store, known: Mapping[str, Checkpoint] | None = None, *, unfinis
     links: list[Link] = []
     if latest is not None:
         links = [(latest.manifest, latest.sha256), (latest.parent, latest.parent_sha256)]
-    links += [(hold.manifest, hold.sha256) for hold in holds if hold.sha256]
-    links += kept.values()
+    named = [(hold.manifest, hold.sha256) for hold in holds if hold.sha256] + list(kept.values())
+    links += sorted(named, key=_newest_last, reverse=True)
     gap = False
     committed: dict[str, Checkpoint] = {}
     damaged: dict[str, Damaged] = {}
@@ -147,6 +147,11 @@ def take(store: Store, known: Mapping[str, Checkpoint] | None = None, *, unfinis
         not damaged and (bool(kept) or not gap),
         tuple(store.unfinished()) if unfinished else (),
     )
+
+
+def _newest_last(link: Link) -> tuple[int, int, int]:
+    step, epoch, attempt = folder_of(link[0]) or (0, 0, 0)
+    return epoch, step, attempt
 
 
 def summary(found: Found) -> Checkpoint:

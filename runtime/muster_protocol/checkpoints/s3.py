@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-import boto3
+import boto3.session
 import botocore.config
 import botocore.exceptions
 
@@ -35,12 +35,12 @@ _GONE: Final = frozenset({"NoSuchUpload", "NoSuchKey", "404"})
 
 
 class S3Store:
-    """One S3 prefix. Methods may be called from several threads."""
+    """One S3 prefix. Methods may be called from several threads. `endpoint` "": the environment's, else AWS's own."""
 
-    def __init__(self, uri: CheckpointUri) -> None:
+    def __init__(self, uri: CheckpointUri, endpoint: str = "") -> None:
         self.uri = str(uri)
         self._bucket, self._prefix = uri.bucket, uri.prefix
-        self._endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        self._endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         self._making = threading.Lock()
         self._made: Any = None
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="muster-s3")
@@ -50,8 +50,9 @@ class S3Store:
         """Made at first use, so that wrong settings are told as an error of the request."""
         with self._making:
             if self._made is None:
-                self._made = boto3.client(
+                self._made = boto3.session.Session().client(
                     "s3",
+                    endpoint_url=self._endpoint or None,
                     region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
                     config=botocore.config.Config(
                         connect_timeout=10,

@@ -1,0 +1,306 @@
+"""`muster checkpoint`: a run's checkpoints, by its uri alone. Needs no cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import time
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from muster.cli import checkpoint_tables as tables
+from muster_protocol.checkpoints.chain import Found, read_manifest
+from muster_protocol.checkpoints.copy import copy
+from muster_protocol.checkpoints.differences import differences
+from muster_protocol.checkpoints.export import SHARD_BYTES, export, model_tensors
+from muster_protocol.checkpoints.file_store import FileStore
+from muster_protocol.checkpoints.holds import held, release, tag
+from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, take
+from muster_protocol.checkpoints.prune import carry_out
+from muster_protocol.checkpoints.retention import Retention, parse_best, plan
+from muster_protocol.checkpoints.store import Store
+from muster_protocol.checkpoints.tensors import tensors_of
+from muster_protocol.checkpoints.verify import damage
+from muster_protocol.errors import MusterError
+from muster_protocol.uris import CheckpointUri, parse_uri, parse_uri_at_step
+
+app = typer.Typer(
+    help="A run's checkpoints: list, verify, keep, prune, export, copy. Needs S3 alone, no cluster.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+GB_MONTH: Final = 0.023
+"""Dollars: the list price of S3 Standard in us-east-1, first 50 TB, since December 2016 (aws.amazon.com/s3/pricing)."""
+
+
+class Output(str, Enum):
+    TABLE = "table"
+    JSON = "json"
+
+
+Uri = Annotated[str, typer.Argument(metavar="URI", help="s3://BUCKET/PREFIX or file:///FOLDER.")]
+UriAtStep = Annotated[
+    str, typer.Argument(metavar="URI[@STEP]", help="The committed checkpoint, or the one at a step: URI@STEP.")
+]
+Endpoint = Annotated[
+    str | None, typer.Option(help="URL of the S3 server; else AWS_ENDPOINT_URL_S3, or AWS's own.", show_default=False)
+]
+As = Annotated[Output, typer.Option("--output", "-o", help="A table for people, or JSON.")]
+
+
+@app.command("ls")
+def list_(
+    uri: Uri,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also what was never committed.")] = False,
+    endpoint: Endpoint = None,
+    output: As = Output.TABLE,
+) -> None:
+    """List the committed checkpoints, newest first, and what keeps each."""
+    with _explained(), _opened(uri, endpoint) as store:
+        inventory = take(store, unfinished=everything)
+        rows = tables.listing(inventory, time.time(), everything=everything)
+        if output is Output.JSON:
+            tables.print_json(rows)
+        else:
+            tables.print_listing(inventory, rows)
+
+
+@app.command()
+def show(uri: UriAtStep, endpoint: Endpoint = None, output: As = Output.TABLE) -> None:
+    """Show one checkpoint: where it comes from, its metrics, files and tensors."""
+    with _explained(), _chosen(uri, endpoint) as (store, inventory, checkpoint):
+        found = read_manifest(store, checkpoint.key, checkpoint.sha256)
+        facts = tables.facts(inventory, checkpoint, found, time.time())
+        if output is Output.JSON:
+            tables.print_json(facts)
+        else:
+            tables.print_facts(facts)
+
+
+@app.command()
+def verify(
+    uri: UriAtStep,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Every committed checkpoint of the run.")] = False,
+    endpoint: Endpoint = None,
+    output: As = Output.TABLE,
+) -> None:
+    """Read every byte and check it: exit code 1 when something is missing or isn't what was saved."""
+    with _explained(), _chosen(uri, endpoint) as (store, inventory, checkpoint):
+        results: list[dict[str, Any]] = [
+            {"step": None, "key": each.key, "bytes": 0, "troubles": [each.reason]}
+            for each in inventory.damaged
+            if everything or (inventory.latest is not None and each.key == inventory.latest.manifest)
+        ]
+        for each in inventory.committed if everything else (checkpoint,):
+            with _reading(store, each, "verify"):
+                troubles = list(damage(store, read_manifest(store, each.key, each.sha256)))
+            results.append({"step": each.step, "key": each.key, "bytes": each.bytes, "troubles": troubles})
+        if output is Output.JSON:
+            tables.print_json(results)
+        else:
+            tables.print_verified(results)
+    raise typer.Exit(1 if any(result["troubles"] for result in results) else 0)
+
+
+@app.command()
+def diff(
+    before: UriAtStep,
+    after: Annotated[str, typer.Argument(metavar="URI[@STEP]|@STEP", help="Another, or @STEP of the same run.")],
+    read: Annotated[bool, typer.Option("--read", help="Compare by content where the two are cut differently.")] = False,
+    endpoint: Endpoint = None,
+    output: As = Output.TABLE,
+) -> None:
+    """Compare two checkpoints' tensors: added, removed, reshaped, and how many bytes have changed."""
+    if after.startswith("@"):
+        after = before.rpartition("@")[0] + after if "@" in before else before + after
+    with (
+        _explained(),
+        _chosen(before, endpoint) as (old_store, _, old),
+        _chosen(after, endpoint) as (new_store, _, new),
+        _reading(old_store, old, "diff"),
+        _reading(new_store, new, "diff"),
+    ):
+        sides = [
+            (store, tensors_of(read_manifest(store, one.key, one.sha256).manifest))
+            for store, one in ((old_store, old), (new_store, new))
+        ]
+        found = differences(sides[0], sides[1], read=read)
+        if output is Output.JSON:
+            tables.print_json([vars(each) for each in found])
+        else:
+            tables.print_differences(found)
+
+
+@app.command()
+def keep(
+    uri: UriAtStep,
+    name: Annotated[str | None, typer.Option(help="Name of the tag; else step-STEP.", show_default=False)] = None,
+    let_go: Annotated[bool, typer.Option("--release", help="Take the tag away again.")] = False,
+    endpoint: Endpoint = None,
+) -> None:
+    """Tag a checkpoint, so that no retention and no prune deletes it until it is released."""
+    with _explained():
+        if let_go:
+            parsed, step = parse_uri_at_step(uri)
+            if name is None and step is None:
+                _fail(f"say which tag: muster checkpoint keep {uri} --release --name NAME, or {uri}@STEP --release")
+            with _opened(str(parsed), endpoint) as store:
+                release(store, name or f"step-{step}")
+            typer.echo(f"released {name or f'step-{step}'}")
+            return
+        with _chosen(uri, endpoint) as (store, _, checkpoint):
+            made = tag(store, checkpoint.key, checkpoint.sha256, name or f"step-{checkpoint.step}", _me("keep"))
+            typer.echo(f"step {checkpoint.step} is kept as {made.id}")
+
+
+@app.command()
+def prune(
+    uri: Uri,
+    last: Annotated[int | None, typer.Option(help="Keep the newest so many.", min=1, show_default=False)] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Keep those at multiples of so many steps.", min=1, show_default=False)
+    ] = None,
+    every_hours: Annotated[
+        int | None, typer.Option(help="Keep the first of each span of so many hours.", min=1, show_default=False)
+    ] = None,
+    best: Annotated[
+        str | None,
+        typer.Option(metavar="METRIC[:min|max[:COUNT]]", help="Keep the best by a metric.", show_default=False),
+    ] = None,
+    price: Annotated[float, typer.Option(help="Dollars for a GB and month; S3 Standard, us-east-1.", min=0)] = GB_MONTH,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go; the default.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it.")] = False,
+    endpoint: Endpoint = None,
+    output: As = Output.TABLE,
+) -> None:
+    """Delete what no rule keeps, and what was never committed; without --yes, say what that would be.
+
+    Without a rule every committed checkpoint stays. The committed one, its two ancestors, tags, and what somebody
+    reads always stay. A job prunes by its own spec.checkpoint.retention.
+    """
+    if dry_run and yes:
+        _fail("--dry-run and --yes contradict each other; give one of them")
+    with _explained():
+        rules = Retention(last, every, every_hours * 3600 if every_hours else None, parse_best(best) if best else None)
+        with _opened(uri, endpoint) as store:
+            planned = plan(take(store), rules, time.time())
+            outcome = carry_out(store, planned, time.time) if yes else None
+        report = tables.pruning(planned, outcome, price)
+        if output is Output.JSON:
+            tables.print_json(report)
+        else:
+            tables.print_pruning(report)
+
+
+@app.command("export")
+def export_(
+    uri: UriAtStep,
+    target: Annotated[str, typer.Argument(metavar="FOLDER|URI", help="A folder, or s3://BUCKET/PREFIX.")],
+    name: Annotated[str, typer.Option("--object", help="Which tracked object.")] = "model",
+    shard_size: Annotated[int, typer.Option(help="Bytes in one file at most.", min=1)] = SHARD_BYTES,
+    endpoint: Endpoint = None,
+) -> None:
+    """Write a model as safetensors, in the layout of Hugging Face's hub."""
+    where = target if "://" in target else Path(target).absolute().as_uri()
+    with (
+        _explained(),
+        _chosen(uri, endpoint) as (store, _, checkpoint),
+        _opened(where, endpoint) as there,
+        _reading(store, checkpoint, "export"),
+    ):
+        tensors = model_tensors(_found(store, checkpoint), name)
+        files = export(store, tensors, there, shard_bytes=shard_size)
+        size = sum(tensor.bytes for tensor in tensors.values())
+        typer.echo(f"step {checkpoint.step}: {len(tensors)} tensors, {tables.amount(size)}, in {there.uri}:")
+        for file in files:
+            typer.echo(f"  {file}")
+
+
+@app.command()
+def cp(
+    uri: UriAtStep,
+    target: Annotated[str, typer.Argument(metavar="URI", help="Where no run is yet: s3://BUCKET/PREFIX.")],
+    endpoint: Endpoint = None,
+    target_endpoint: Annotated[
+        str | None, typer.Option(help="URL of the target's S3 server; else the same.", show_default=False)
+    ] = None,
+) -> None:
+    """Copy one checkpoint to another prefix or store, as a new run that has it committed."""
+    with (
+        _explained(),
+        _chosen(uri, endpoint) as (store, _, checkpoint),
+        _opened(target, target_endpoint or endpoint) as there,
+        _reading(store, checkpoint, "cp"),
+    ):
+        size = copy(store, _found(store, checkpoint), there)
+        typer.echo(f"step {checkpoint.step} of {store.uri} is committed in {there.uri}: {tables.amount(size)}")
+
+
+def open_store(uri: CheckpointUri, endpoint: str | None) -> Store:
+    if uri.scheme == "file":
+        return FileStore(uri)
+    from muster_protocol.checkpoints.s3 import S3Store
+
+    return S3Store(uri, endpoint or "")
+
+
+@contextlib.contextmanager
+def _opened(uri: str, endpoint: str | None) -> Iterator[Store]:
+    store = open_store(parse_uri(uri), endpoint)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextlib.contextmanager
+def _chosen(uri: str, endpoint: str | None) -> Iterator[tuple[Store, Inventory, Checkpoint]]:
+    parsed, step = parse_uri_at_step(uri)
+    with _opened(str(parsed), endpoint) as store:
+        inventory = take(store, unfinished=False)
+        yield store, inventory, choose(inventory, step)
+
+
+@contextlib.contextmanager
+def _reading(store: Store, checkpoint: Checkpoint, what: str) -> Iterator[None]:
+    with held(store, checkpoint.key, _me(what), _warn):
+        yield
+
+
+def _found(store: Store, checkpoint: Checkpoint) -> Found:
+    return read_manifest(store, checkpoint.key, checkpoint.sha256)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Errors that a user can meet become sentences."""
+    try:
+        yield
+    except (MusterError, ValueError) as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _me(what: str) -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        user = f"user {os.getuid()}"
+    return f"muster checkpoint {what} by {user} on {socket.gethostname()}"
+
+
+def _warn(message: str) -> None:
+    typer.echo(f"muster: {message}", err=True)
+
+
+def _fail(message: str) -> Any:
+    _warn(message)
+    raise typer.Exit(2)

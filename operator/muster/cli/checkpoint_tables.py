@@ -1,0 +1,221 @@
+"""What `muster checkpoint` shows, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.differences import Difference
+from muster_protocol.checkpoints.inventory import Checkpoint, Inventory
+from muster_protocol.checkpoints.prune import Outcome
+from muster_protocol.checkpoints.retention import Plan, Retention, kept_by, protected
+from muster_protocol.checkpoints.tensors import tensors_of
+
+Row = dict[str, Any]
+_UNITS: Final = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+TENSORS_SHOWN: Final = 20
+
+
+def amount(size: float) -> str:
+    """Like 4.20 GB: decimal units, as S3 is billed."""
+    for unit, scale in _UNITS:
+        if size >= scale:
+            return f"{size / scale:,.2f} {unit}"
+    return f"{size:.0f} B"
+
+
+def moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def listing(inventory: Inventory, now: float, *, everything: bool) -> list[Row]:
+    """One row a checkpoint: the committed ones, then those whose manifest is damaged, then what was never committed."""
+    reasons = kept_by(inventory, Retention(last=1), now)
+    always = protected(inventory)
+    rows = [
+        {
+            "step": each.step,
+            "epoch": each.epoch,
+            "saved": moment(each.created_at),
+            "bytes": each.bytes,
+            "worldSize": each.world_size,
+            "state": "committed",
+            "keptBy": [why for why in reasons[each.key] if why != "last 1"],
+            "latest": always.get(each.key) == "LATEST",
+            "metrics": dict(each.metrics),
+            "manifest": each.key,
+        }
+        for each in inventory.committed
+    ]
+    rows += [{"state": "damaged", "manifest": each.key, "trouble": each.reason} for each in inventory.damaged]
+    if everything:
+        rows += [
+            {
+                "step": folder.step,
+                "epoch": folder.epoch,
+                "saved": moment(folder.modified),
+                "bytes": folder.bytes,
+                "state": "half deleted" if folder.tombstones and not folder.manifest else "never committed",
+                "manifest": folder.manifest,
+            }
+            for folder in inventory.orphans
+        ]
+        rows += [
+            {"saved": moment(each.started), "bytes": each.size, "state": "unfinished upload", "manifest": each.key}
+            for each in inventory.unfinished
+        ]
+    return rows
+
+
+def print_listing(inventory: Inventory, rows: Sequence[Row]) -> None:
+    if not rows:
+        claimed = inventory.latest is not None
+        typer.echo(f"{inventory.uri} has no checkpoints" + (" yet; a job has claimed it" if claimed else ""))
+        return
+    cells = [
+        (
+            str(row.get("step", "")),
+            str(row.get("epoch", "")),
+            row.get("saved", ""),
+            amount(row["bytes"]) if "bytes" in row else "",
+            str(row.get("worldSize", "")),
+            ", ".join(row.get("keptBy", ())) if row["state"] == "committed" else _stray(row),
+        )
+        for row in rows
+    ]
+    _print(("STEP", "EPOCH", "SAVED", "SIZE", "RANKS", "KEPT BY"), cells)
+
+
+def _stray(row: Row) -> str:
+    return f"DAMAGED: {row['trouble']}" if "trouble" in row else f"({row['state']})"
+
+
+def facts(inventory: Inventory, checkpoint: Checkpoint, found: Found, now: float) -> Row:
+    """Everything about one checkpoint."""
+    record = found.manifest
+    tensors = tensors_of(record)
+    return {
+        "uri": inventory.uri,
+        "step": record.step,
+        "epoch": record.epoch,
+        "attempt": record.attempt,
+        "saved": moment(record.created_at),
+        "job": record.job,
+        "worldSize": record.world_size,
+        "bytes": checkpoint.bytes,
+        "keptBy": [why for why in kept_by(inventory, Retention(last=1), now)[checkpoint.key] if why != "last 1"],
+        "metrics": dict(record.metrics),
+        "parent": record.parent,
+        "manifest": found.key,
+        "sha256": found.sha256,
+        "run": record.planner.get("run", {}),
+        "objects": list(record.planner.get("trees", {})),
+        "files": [{"key": file.key, "bytes": file.size} for file in record.files],
+        "tensors": [
+            {"name": each.name, "dtype": each.dtype, "shape": list(each.shape), "chunks": len(each.chunks)}
+            for each in tensors.values()
+        ],
+    }
+
+
+def print_facts(found: Row) -> None:
+    files, tensors = found["files"], found["tensors"]
+    lines = {
+        "step": found["step"],
+        "saved": f"{found['saved']} by {found['worldSize']} ranks" + (f" of {found['job']}" if found["job"] else ""),
+        "epoch": f"{found['epoch']}, attempt {found['attempt']}",
+        "size": f"{amount(found['bytes'])} in {len(files)} files, {len(tensors)} tensors",
+        "kept by": ", ".join(found["keptBy"]) or "nothing but its job's retention",
+        "metrics": ", ".join(f"{name} {value:.6g}" for name, value in found["metrics"].items()) or "none",
+        "objects": ", ".join(found["objects"]),
+        "parent": found["parent"] or "none",
+        "manifest": f"{found['uri']}/{found['manifest']}",
+    }
+    for name, value in lines.items():
+        typer.echo(f"{name:<10}{value}")
+    typer.echo("")
+    shown = tensors[:TENSORS_SHOWN]
+    _print(
+        ("TENSOR", "TYPE", "SHAPE", "CHUNKS"),
+        [(each["name"], each["dtype"], str(each["shape"]), str(each["chunks"])) for each in shown],
+    )
+    if len(tensors) > len(shown):
+        typer.echo(f"and {len(tensors) - len(shown)} more; -o json has them all")
+
+
+def print_verified(results: Sequence[Row]) -> None:
+    for result in results:
+        name = result["key"] if result["step"] is None else f"step {result['step']}"
+        typer.echo(f"{name}: {'DAMAGED' if result['troubles'] else 'whole'}, {amount(result['bytes'])}")
+        for trouble in result["troubles"]:
+            typer.echo(f"  {trouble}")
+    whole = sum(not result["troubles"] for result in results)
+    typer.echo(f"{whole} of {len(results)} checkpoints are whole")
+
+
+def print_differences(found: Sequence[Difference]) -> None:
+    shown = [each for each in found if each.kind != "same"]
+    if shown:
+        rows = [(each.kind, each.name, each.detail, "" if each.bytes is None else amount(each.bytes)) for each in shown]
+        _print(("WHAT", "TENSOR", "FORM", "CHANGED"), rows)
+    typer.echo(f"{len(found) - len(shown)} of {len(found)} tensors are the same")
+
+
+def pruning(planned: Plan, outcome: Outcome | None, price: float) -> Row:
+    """What goes, or has gone; `price` is dollars for a GB and month."""
+    removals = planned.removals if outcome is None else outcome.removed
+    size = planned.bytes if outcome is None else outcome.bytes
+    return {
+        "done": outcome is not None,
+        "remove": [
+            {"step": each.folder.step, "epoch": each.folder.epoch, "bytes": each.bytes, "why": each.why}
+            for each in removals
+        ],
+        "keep": [{"step": each.step, "epoch": each.epoch, "by": list(why)} for each, why in planned.kept],
+        "spared": [] if outcome is None else [{"folder": folder, "why": why} for folder, why in outcome.spared],
+        "unfinishedUploads": len(planned.unfinished),
+        "bytes": size,
+        "dollarsPerMonth": round(size / 1e9 * price, 4),
+        "pricePerGBMonth": price,
+    }
+
+
+def print_pruning(report: Mapping[str, Any]) -> None:
+    rows = [("keep", str(each["step"]), str(each["epoch"]), "", ", ".join(each["by"])) for each in report["keep"]]
+    verb = "deleted" if report["done"] else "delete"
+    rows += [
+        (verb, str(each["step"]), str(each["epoch"]), amount(each["bytes"]), each["why"]) for each in report["remove"]
+    ]
+    _print(("", "STEP", "EPOCH", "SIZE", "WHY"), rows)
+    for each in report["spared"]:
+        typer.echo(f"spared {each['folder']}: {each['why']}")
+    if report["unfinishedUploads"]:
+        typer.echo(f"{report['unfinishedUploads']} unfinished uploads {'freed' if report['done'] else 'to free'}")
+    money = f"${report['dollarsPerMonth']:,.2f} a month at ${report['pricePerGBMonth']} for a GB and month"
+    if report["done"]:
+        typer.echo(f"{amount(report['bytes'])} freed: {money}")
+    else:
+        typer.echo(f"{amount(report['bytes'])} would be freed: {money}. Nothing was deleted; --yes does it")
+
+
+def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table as wide as it is: what reads it line by line is not to meet half a word."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    console.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+    console.print(table)

@@ -1,0 +1,82 @@
+"""Copies one checkpoint to another uri, as a run of its own with this one commit."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import defaultdict
+from typing import Final
+
+from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.commit import claim_epoch, commit, read_latest
+from muster_protocol.checkpoints.store import ShardWriter, Store
+from muster_protocol.checkpoints.tensors import PIECE, Chunk, checked, read, tensors_of
+from muster_protocol.errors import StateError
+from muster_protocol.manifest import MANIFEST_NAME, ShardFile, step_prefix
+
+OWNER: Final = "muster checkpoint cp"
+
+
+def copy(source: Store, found: Found, target: Store) -> int:
+    """The bytes that were copied; every chunk is checked on the way.
+
+    StateError when the target has a run already. A copy that was cut is begun anew by the next.
+    """
+    before = read_latest(target)
+    if before is not None and (before.latest.manifest or before.latest.owner != OWNER):
+        what = f"a checkpoint of step {before.latest.step}" if before.latest.manifest else "been claimed by a job"
+        raise StateError(f"{target.uri} has {what} already; copy to another prefix, or delete what is there first")
+    claim = claim_epoch(target, OWNER)
+    prefix = step_prefix(found.manifest.step, claim.latest.epoch, 0)
+    chunks: dict[str, list[Chunk]] = defaultdict(list)
+    for tensor in tensors_of(found.manifest).values():
+        for chunk in tensor.chunks:
+            chunks[chunk.file.key].append(chunk)
+    files = tuple(
+        _copy_file(source, file, target, prefix + file.key.rpartition("/")[2], chunks[file.key])
+        for file in found.manifest.files
+    )
+    record = dataclasses.replace(
+        found.manifest,
+        epoch=claim.latest.epoch,
+        attempt=0,
+        files=files,
+        parent="",
+        parent_sha256="",
+        milestone="",
+        milestone_sha256="",
+    )
+    body = manifests.encode(record)
+    target.put(prefix + MANIFEST_NAME, body)
+    commit(
+        target,
+        claim,
+        step=record.step,
+        manifest_key=prefix + MANIFEST_NAME,
+        sha256=hashlib.sha256(body).hexdigest(),
+        finished=False,
+    )
+    return sum(file.size for file in files)
+
+
+def _copy_file(source: Store, file: ShardFile, target: Store, key: str, chunks: list[Chunk]) -> ShardFile:
+    """Streams one object; its chunks are checked as they pass."""
+    writer = target.writer(key)
+    at = 0
+    try:
+        for chunk in sorted((chunk for chunk in chunks if chunk.length), key=lambda chunk: chunk.at):
+            _pass_on(source, file.key, at, chunk.at, writer)
+            for piece in checked(source, chunk):
+                writer.write(piece)
+            at = chunk.at + chunk.length
+        _pass_on(source, file.key, at, file.size, writer)
+    except BaseException:
+        writer.abort()
+        raise
+    return dataclasses.replace(file, key=writer.close().key)
+
+
+def _pass_on(source: Store, key: str, at: int, end: int, writer: ShardWriter) -> None:
+    for start in range(at, end, PIECE):
+        writer.write(memoryview(read(source, key, start, min(PIECE, end - start))))

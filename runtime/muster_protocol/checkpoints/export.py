@@ -1,0 +1,122 @@
+"""A model out of a checkpoint, as safetensors in the layout of Hugging Face's hub; streamed, with bounded memory.
+
+One file `model.safetensors`, or `model-00001-of-0000N.safetensors` and `model.safetensors.index.json`. A file is the
+length of its header (8 bytes, little-endian), the header as JSON, and the tensors' bytes one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.store import Store
+from muster_protocol.checkpoints.tensors import Tensor, content, tensors_of
+from muster_protocol.errors import StateError
+
+SHARD_BYTES: Final = 5_000_000_000
+"""Tensors' bytes in one file at most, as transformers has it; a larger tensor gets a file of its own."""
+INDEX: Final = "model.safetensors.index.json"
+
+DTYPES: Final = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "int64": "I64",
+    "uint64": "U64",
+    "float64": "F64",
+    "complex64": "C64",
+}
+"""safetensors' name of each type, by torch's."""
+
+
+def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
+    """The tensors of the tracked object `name`, by their key in its state dict. Tied ones are there once.
+
+    StateError when there is no such object, or it isn't a flat state dict of tensors.
+    """
+    trees: Mapping[str, Any] = found.manifest.planner.get("trees", {})
+    if name not in trees:
+        raise StateError(f"the checkpoint has no object {name!r}; it has: {', '.join(trees)}. Choose one by --object")
+    tensors = tensors_of(found.manifest)
+    chosen: dict[str, Tensor] = {}
+    seen = set()
+    for key, value in trees[name].items() if isinstance(trees[name], dict) else ():
+        if not (isinstance(value, dict) and set(value) == {"$tensor"}):
+            raise StateError(f"{name}.{key} is no tensor: only a model's state can be exported. Choose it by --object")
+        tensor = tensors[value["$tensor"]]
+        if tensor.dtype not in DTYPES:
+            raise StateError(f"{name}.{key} is of type {tensor.dtype}, which safetensors does not have")
+        if tensor.name not in seen:
+            seen.add(tensor.name)
+            chosen[key] = tensor
+    if not chosen:
+        raise StateError(f"the object {name!r} has no tensors; choose another by --object")
+    return chosen
+
+
+def export(source: Store, tensors: Mapping[str, Tensor], target: Store, *, shard_bytes: int = SHARD_BYTES) -> list[str]:
+    """Writes the files, the index as the last, and returns their names. CorruptCheckpointError when a chunk differs."""
+    groups = list(_groups(tensors, shard_bytes))
+    names = ["model.safetensors"]
+    if len(groups) > 1:
+        names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
+    for name, group in zip(names, groups, strict=True):
+        _write_file(source, group, target, name)
+    if len(groups) == 1:
+        return names
+    weights = {key: name for name, group in zip(names, groups, strict=True) for key in group}
+    index = {
+        "metadata": {"total_size": sum(tensor.bytes for tensor in tensors.values())},
+        "weight_map": dict(sorted(weights.items())),
+    }
+    target.put(INDEX, (json.dumps(index, indent=2) + "\n").encode())
+    return [*names, INDEX]
+
+
+def header(tensors: Mapping[str, Tensor]) -> bytes:
+    """The first bytes of a file with these tensors in this order."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for key, tensor in tensors.items():
+        offsets = [at, at + tensor.bytes]
+        entries[key] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        at += tensor.bytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the first tensor is aligned
+    return len(text).to_bytes(8, "little") + text
+
+
+def _groups(tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
+    group: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        if group and sum(each.bytes for each in group.values()) + tensor.bytes > shard_bytes:
+            yield group
+            group = {}
+        group[key] = tensor
+    yield group
+
+
+def _write_file(source: Store, tensors: Mapping[str, Tensor], target: Store, name: str) -> None:
+    # widest items first, so that every tensor is aligned to its own items
+    ordered = dict(sorted(tensors.items(), key=lambda entry: -entry[1].item_bytes))
+    writer = target.writer(name)
+    try:
+        writer.write(memoryview(header(ordered)))
+        for tensor in ordered.values():
+            for piece in content(source, tensor):
+                writer.write(piece)
+    except BaseException:
+        writer.abort()
+        raise
+    writer.close()

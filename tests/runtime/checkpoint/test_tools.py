@@ -1,0 +1,226 @@
+"""`muster checkpoint`, on folders and on a real S3 server."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from made import MadeRun, MemoryStore, read_whole
+from typer.testing import CliRunner
+
+from muster.cli.app import app
+from muster.cli.checkpoint import open_store
+from muster_protocol.checkpoints.export import export, header
+from muster_protocol.checkpoints.inventory import take
+from muster_protocol.checkpoints.store import Store
+from muster_protocol.checkpoints.tensors import Chunk, Tensor, content
+from muster_protocol.errors import CorruptCheckpointError
+from muster_protocol.manifest import ShardFile
+from muster_protocol.uris import parse_uri
+
+
+def muster(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["checkpoint", *arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture(params=["file", "s3"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "file":
+        return f"file://{tmp_path}/run"
+    request.getfixturevalue("s3_environment")
+    return f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
+
+
+@pytest.fixture
+def made(uri: str) -> Iterator[MadeRun]:
+    store = open_store(parse_uri(uri), None)
+    run = MadeRun(store, clock=itertools.count(1_760_000_000, 3600).__next__)
+    run.start()
+    for step in range(1, 7):
+        run.save(step, metrics={"loss": 1 / step})
+    yield run
+    store.close()
+
+
+def shards(store: Store, step: int) -> list[str]:
+    return [item.key for item in store.objects(f"step-{step:08d}/") if item.key.endswith(".bin")]
+
+
+def test_the_list_tells_what_keeps_each(made: MadeRun, uri: str) -> None:
+    muster("keep", f"{uri}@2", "--name", "best")
+    rows = json.loads(muster("ls", uri, "-o", "json"))
+    assert [(row["step"], row["keptBy"]) for row in rows] == [
+        (6, ["LATEST"]),
+        (5, ["ancestor"]),
+        (4, ["ancestor"]),
+        (3, []),
+        (2, ["tag best"]),
+        (1, []),
+    ]
+    made.write(7)
+    assert "never committed" not in muster("ls", uri)
+    assert "never committed" in muster("ls", uri, "--all")
+    assert "step      2" in muster("show", f"{uri}@2")
+    assert "step      6" in muster("show", uri)
+
+
+def test_verify_tells_a_flipped_byte_a_truncated_and_a_missing_shard(made: MadeRun, uri: str) -> None:
+    assert "6 of 6 checkpoints are whole" in muster("verify", uri, "--all")
+    store = made.store
+    flipped, truncated, missing = (shards(store, step)[0] for step in (6, 5, 4))
+    for key, change in ((flipped, lambda old: bytes([old[0] ^ 1]) + old[1:]), (truncated, lambda old: old[:-1])):
+        body = store.get(key)
+        assert body is not None
+        store.put(key, change(body.content))
+    store.delete([missing])
+    assert f"{flipped}: bytes 0 to 24 are not those that were saved" in muster("verify", uri, code=1)
+    told = muster("verify", uri, "--all", code=1)
+    assert "model.weight" in told
+    assert f"{truncated} has 23 bytes, the manifest says 24" in told
+    assert f"{missing} is missing" in told
+    assert "3 of 6 checkpoints are whole" in told
+    assert take(store).holds == ()
+    store.put(list(made.weights)[5], b"{")
+    assert "not the manifest that was committed" in muster("verify", uri, code=1)
+
+
+def test_prune_says_what_would_go_and_does_it_with_yes(made: MadeRun, uri: str) -> None:
+    rules = ("--last", "1", "--every", "2", "--best", "loss:max")
+    before = [item.key for item in made.store.objects("")]
+    dry = json.loads(muster("prune", uri, *rules, "--price", "1000000", "-o", "json"))
+    assert [each["step"] for each in dry["remove"]] == [3]
+    assert dry["dollarsPerMonth"] == pytest.approx(dry["bytes"] / 1e9 * 1e6, abs=1e-4)
+    assert "Nothing was deleted" in muster("prune", uri, *rules)
+    assert [item.key for item in made.store.objects("")] == before
+    assert "freed" in muster("prune", uri, *rules, "--yes")
+    assert [row["step"] for row in json.loads(muster("ls", uri, "-o", "json"))] == [6, 5, 4, 2, 1]
+    assert "contradict" in muster("prune", uri, "--yes", "--dry-run", code=2)
+
+
+def test_a_copy_is_a_run_of_its_own(made: MadeRun, uri: str, tmp_path: Path) -> None:
+    target = f"{uri}-copy"
+    muster("cp", f"{uri}@3", target)
+    (row,) = json.loads(muster("ls", target, "-o", "json"))
+    assert (row["step"], row["epoch"], row["keptBy"]) == (3, 1, ["LATEST"])
+    muster("verify", target)
+    there = open_store(parse_uri(target), None)
+    assert read_whole(there, row["manifest"]) == made.weights["step-00000003/1-0/manifest.json"]
+    assert "has a checkpoint of step 3 already" in muster("cp", uri, target, code=2)
+    muster("cp", target, f"file://{tmp_path}/elsewhere")
+    muster("verify", f"file://{tmp_path}/elsewhere")
+    there.close()
+
+
+def test_a_damaged_checkpoint_is_not_copied(made: MadeRun, uri: str) -> None:
+    key = shards(made.store, 6)[1]
+    made.store.put(key, b"\0" * 24)
+    assert "are not those that were saved" in muster("cp", uri, f"{uri}-copy", code=2)
+    assert "has no checkpoints yet" in muster("ls", f"{uri}-copy")
+    muster("cp", f"{uri}@5", f"{uri}-copy")
+
+
+def test_differences(made: MadeRun, uri: str) -> None:
+    (changed,) = json.loads(muster("diff", f"{uri}@3", "@4", "-o", "json"))
+    assert (changed["name"], changed["kind"], changed["bytes"]) == ("model.weight", "changed", 48)
+    assert "1 of 1 tensors are the same" in muster("diff", f"{uri}@3", "@3")
+    made.rows, made.columns = 8, 3
+    made.save(7)
+    assert "reshaped" in muster("diff", f"{uri}@6", "@7")
+
+
+def test_tags_are_released_by_name_or_step(made: MadeRun, uri: str) -> None:
+    muster("keep", f"{uri}@2")
+    assert "tag step-2" in muster("ls", uri)
+    muster("keep", f"{uri}@2", "--release")
+    assert "tag" not in muster("ls", uri)
+    assert "has no tag 'step-2'; it has none" in muster("keep", f"{uri}@2", "--release", code=2)
+    assert "is no name for a tag" in muster("keep", uri, "--name", "a/b", code=2)
+
+
+def test_errors_say_how_to_mend_them(made: MadeRun, uri: str) -> None:
+    assert "write s3://BUCKET/PREFIX" in muster("ls", "models/run", code=2)
+    assert "no committed checkpoint of step 99; it has: 1, 2, 3, 4, 5, 6" in muster("show", f"{uri}@99", code=2)
+    assert "is it the uri of the job's spec.checkpoint?" in muster("show", f"{uri}-none", code=2)
+    assert "write it like loss" in muster("prune", uri, "--best", "loss:most", code=2)
+    assert "has no object 'net'; it has: model" in muster("export", uri, "/nowhere", "--object", "net", code=2)
+
+
+def test_a_store_that_refuses_is_told(s3_environment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "the bucket 'no-such-bucket' does not exist" in muster("ls", "s3://no-such-bucket/run", code=2)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    assert "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in muster("ls", "s3://models/run", code=2)
+
+
+def test_an_export_is_what_the_real_library_reads(made: MadeRun, uri: str, tmp_path: Path) -> None:
+    muster("export", f"{uri}@4", str(tmp_path / "out"))
+    found = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    expected = struct.unpack("<12f", made.weights["step-00000004/1-0/manifest.json"])
+    assert found["weight"].flatten().tolist() == list(expected)
+    assert list(found["weight"].shape) == [4, 3]
+
+
+def grid(store: Store, name: str, tensor: torch.Tensor, cuts: tuple[tuple[int, ...], ...]) -> Tensor:
+    """A tensor cut along several dimensions; `cuts` has the borders of each."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    chunks = []
+    spans = [list(itertools.pairwise((0, *cut, size))) for cut, size in zip(cuts, tensor.shape, strict=True)]
+    for number, box in enumerate(itertools.product(*spans)):
+        part = tensor[tuple(slice(*span) for span in box)].contiguous()
+        data = bytes(part.view(torch.uint8).flatten().tolist())
+        key = f"{name}-{number}.bin"
+        store.put(key, data)
+        offsets, sizes = tuple(low for low, _ in box), tuple(part.shape)
+        checksum = hashlib.sha256(data).hexdigest()
+        chunks.append(Chunk(offsets, sizes, ShardFile(key, len(data), checksum), 0, len(data), checksum))
+    return Tensor(name, dtype, tuple(tensor.shape), tuple(chunks))
+
+
+@pytest.mark.parametrize("piece", [1, 40, 8 << 20])
+def test_tensors_of_any_cut_and_type_are_consolidated(
+    tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muster_protocol.checkpoints.tensors.PIECE", piece)
+    source = MemoryStore()
+    tensors = {
+        "deep": torch.arange(2 * 6 * 5 * 4, dtype=torch.float32).view(2, 6, 5, 4),
+        "half": torch.arange(35, dtype=torch.bfloat16).view(7, 5),
+        "flags": torch.tensor([[True, False], [False, True]]),
+        "long": torch.arange(9, dtype=torch.int64),
+    }
+    cuts: dict[str, tuple[tuple[int, ...], ...]] = {
+        "deep": ((1,), (2, 3), (), (1,)),
+        "half": ((3,), (2, 4)),
+        "flags": ((), (1,)),
+        "long": ((4,),),
+    }
+    described = {name: grid(source, name, tensor, cuts[name]) for name, tensor in tensors.items()}
+    target = open_store(parse_uri(f"file://{tmp_path}/out"), None)
+    names = export(source, described, target, shard_bytes=500)
+    assert names[-1] == "model.safetensors.index.json"
+    index = json.loads((tmp_path / "out" / names[-1]).read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
+    for name, tensor in tensors.items():
+        found = safetensors.torch.load_file(tmp_path / "out" / index["weight_map"][name])[name]
+        assert found.dtype == tensor.dtype
+        assert found.equal(tensor), name
+    source.put("half-1.bin", bytes(len(source.read("half-1.bin", 0, 1000))))
+    with pytest.raises(CorruptCheckpointError, match=r"half-1\.bin: bytes 0 to 12 are not those that were saved"):
+        list(content(source, described["half"]))
+
+
+def test_the_header_is_aligned() -> None:
+    for name in ("a", "ab", "abc"):
+        text = header({name: Tensor(name, "float32", (1,), ())})
+        assert len(text) % 8 == 0
+        assert int.from_bytes(text[:8], "little") == len(text) - 8
