@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hack.cluster import build
-from hack.cluster.progress import Progress
+from hack.s3server import S3Server, serving
 
-from muster_protocol import env
 from muster_protocol.checkpoints.store import Store
 from muster_runtime.checkpoint.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `made`
-
-ACCESS_KEY, SECRET_KEY = "checkpoint-access", "checkpoint-secret"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,48 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.runtime)
 
 
-@dataclass(frozen=True)
-class S3Server:
-    """versitygw with the bucket `models`; its objects are files below `folder`."""
-
-    endpoint: str
-    folder: Path
-
-    def environment(self, secret_key: str = SECRET_KEY) -> dict[str, str]:
-        return {
-            env.S3_ENDPOINT: self.endpoint,
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": secret_key,
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-
-
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    build.ensure(["versitygw"], Progress())
-    folder = tmp_path_factory.mktemp("s3")
-    (folder / "models").mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(build.program("versitygw")), "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder)]
-    keys = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
-    process = subprocess.Popen(command, env={**os.environ, **keys}, stdout=subprocess.DEVNULL)
-    try:
-        until = time.monotonic() + 20
-        while not _accepts(port):
-            assert process.poll() is None, "versitygw ended"
-            assert time.monotonic() < until, "versitygw doesn't listen"
-            time.sleep(0.02)
-        yield S3Server(f"http://127.0.0.1:{port}", folder)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(10)
-
-
-def _accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    with serving(tmp_path_factory.mktemp("s3")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from gangs import run_gang
 
 if TYPE_CHECKING:
     import pytest
-    from conftest import S3Server
+    from hack.s3server import S3Server
 
 
 def run(server: S3Server, folder: Path, name: str, kill: str = "") -> list[int | None]:

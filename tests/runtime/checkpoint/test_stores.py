@@ -25,7 +25,7 @@ from muster_runtime.checkpoint.store import open_store
 from muster_runtime.errors import StorageError
 
 if TYPE_CHECKING:
-    from conftest import S3Server
+    from hack.s3server import S3Server
 
 
 @pytest.fixture(params=["file", "s3", "s3 without a process"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hack.cluster import build
-from hack.cluster.progress import Progress
+from hack.s3server import S3Server, serving
 
 from muster_protocol import env, exits, launcher_api
 
@@ -194,44 +191,7 @@ def make_gang(tmp_path: Path) -> Iterator[Callable[..., Gang]]:
         gang.close()
 
 
-@dataclass(frozen=True)
-class S3Server:
-    endpoint: str
-    access_key: str = "preflight-access"
-    secret_key: str = "preflight-secret"
-
-    def environment(self, **more: str) -> dict[str, str]:
-        return {
-            env.S3_ENDPOINT: self.endpoint,
-            "AWS_ACCESS_KEY_ID": self.access_key,
-            "AWS_SECRET_ACCESS_KEY": self.secret_key,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            **more,
-        }
-
-
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """versitygw with the bucket `models`."""
-    build.ensure(["versitygw"], Progress())
-    folder = tmp_path_factory.mktemp("s3")
-    (folder / "models").mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = S3Server(f"http://127.0.0.1:{port}")
-    command = [str(build.program("versitygw")), "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder)]
-    keys = {"ROOT_ACCESS_KEY": server.access_key, "ROOT_SECRET_KEY": server.secret_key}
-    process = subprocess.Popen(command, env={**os.environ, **keys}, stdout=subprocess.DEVNULL)
-
-    def accepts() -> bool:
-        assert process.poll() is None, "versitygw ended"
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        eventually(accepts, "versitygw listens")
+    with serving(tmp_path_factory.mktemp("s3")) as server:
         yield server
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(10)

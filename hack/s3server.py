@@ -1,0 +1,82 @@
+"""A real S3 server for tests: versitygw on a free port of this machine, its objects in a folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from hack.cluster import build
+from hack.cluster.progress import Progress
+from muster_protocol import env
+
+BUCKET: Final = "models"
+ACCESS_KEY: Final = "test-access"
+SECRET_KEY: Final = "test-secret"
+_PATIENCE: Final = 20.0
+
+
+class S3Server:
+    """versitygw with the bucket `models`; its objects are files below `folder`. It keeps its port when it is away."""
+
+    access_key, secret_key = ACCESS_KEY, SECRET_KEY
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port: int = probe.getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{self._port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """What a client needs to reach it."""
+        return {
+            env.S3_ENDPOINT: self.endpoint,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            **more,
+        }
+
+    def start(self) -> None:
+        """Returns when it listens; RuntimeError when it does not."""
+        where = f"127.0.0.1:{self._port}"
+        command = [str(build.program("versitygw")), "--port", where, "--quiet", "posix", str(self.folder)]
+        keys = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+        self._process = subprocess.Popen(command, env={**os.environ, **keys}, stdout=subprocess.DEVNULL)
+        until = time.monotonic() + _PATIENCE
+        while not self._accepts():
+            if self._process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError("versitygw doesn't listen")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Away, until it is started again; what it holds stays."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(10)
+            self._process = None
+
+    def _accepts(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self._port)) == 0
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[S3Server]:
+    """The server on an empty bucket below `folder`, which must exist."""
+    build.ensure(["versitygw"], Progress())
+    (folder / BUCKET).mkdir()
+    server = S3Server(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
