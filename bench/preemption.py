@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from muster.scheduling.demand import coming_back
-from muster.scheduling.gangs import tell_apart
+from muster.scheduling.kinds import Kinds
 from muster.scheduling.quota import Ledger
 from muster.scheduling.room import Room
 from muster.scheduling.snapshot import (
@@ -185,11 +185,12 @@ def _queues(lent: int) -> Queues:
 
 def timed(there: Snapshot) -> tuple[float, Victims]:
     """Milliseconds of this thread's processor time for one decision, from rights to the gang's nodes."""
-    workers, gangs, gang_of = tell_apart(there, np.array([0]))
+    kinds = Kinds(there, np.array([0]), elastic=False)
+    workers, gang = kinds.workers, kinds.gang(kinds.of[0])
     tree = Tree(there.nodes.domains, there.levels)
     room, ledger = Room(there, tree, workers), Ledger(there.queues, there.jobs)
     start = time.thread_time()
-    found = find_victims(there, tree, room, ledger, workers, gangs[gang_of[0]], 0, coming_back(there, tree))
+    found = find_victims(there, tree, room, ledger, workers, gang, 0, coming_back(there, tree))
     spent = (time.thread_time() - start) * 1e3
     assert found is not None, "the gang found no victims"
     return spent, found

@@ -15,7 +15,7 @@ import numpy as np
 
 from muster.scheduling.backfill import delays, guard
 from muster.scheduling.expected import Lacking, expected_starts
-from muster.scheduling.gangs import tell_apart
+from muster.scheduling.kinds import Kinds
 from muster.scheduling.quota import Ledger
 from muster.scheduling.room import Room
 from muster.scheduling.snapshot import Jobs, JobState, Runs, Snapshot, TopologyMode
@@ -95,16 +95,17 @@ def main() -> int:
     asked = parser.parse_args()
     base = with_head(world(asked.nodes, asked.running, asked.waiting), asked.waiting)
     waiting = np.flatnonzero(base.jobs.states == JobState.PENDING).astype(np.int64)
-    workers, gangs, gang_of = tell_apart(base, waiting)
+    kinds = Kinds(base, waiting, elastic=False)
+    workers = kinds.workers
     tree = Tree(base.nodes.domains, base.levels)
     room, ledger = Room(base, tree, workers), Ledger(base.queues, base.jobs)
-    gang = gangs[gang_of[0]]
+    gang = kinds.gang(kinds.of[int(waiting[0])])
     worker = workers[gang.worker]
     room.slots_when_empty(gang.worker)
     timeline = Timeline(base, tree)
     reservation = timeline.reserve(room, gang, worker)
     watched = guard(timeline, tree, room, gang, worker, reservation)
-    newcomer, taken = workers[gangs[gang_of[1]].worker], np.zeros(asked.nodes, dtype=np.int64)
+    newcomer, taken = workers[kinds.gang(kinds.of[int(waiting[1])]).worker], np.zeros(asked.nodes, dtype=np.int64)
     taken[:4] = 1
     short, pools = np.arange(len(waiting)) % 2 == 0, np.arange(len(base.queues.names))
     lacking = Lacking(waiting, short, pools, ledger.available, ledger.available)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from muster.scheduling.gangs import Gang, Worker, tell_apart
+from muster.scheduling.gangs import Gang, Worker
+from muster.scheduling.kinds import Kinds
 from muster.scheduling.room import Room, count_slots
 from muster.scheduling.snapshot import FOREVER, NONE, Int, JobState, Seconds, Snapshot
 from muster.scheduling.topology import Tree
@@ -73,9 +74,10 @@ class Desk:
     @classmethod
     def of(cls, world: Snapshot) -> Desk:
         waiting = np.flatnonzero(world.jobs.states == JobState.PENDING).astype(np.int64)
-        workers, gangs, gang_of = tell_apart(world, waiting)
-        tree = Tree(world.nodes.domains, world.levels)
-        return cls(world, tree, Room(world, tree, workers), workers, gangs, waiting, gang_of)
+        kinds = Kinds(world, waiting, elastic=False)
+        tree, gangs = Tree(world.nodes.domains, world.levels), [kinds.gang(kind) for kind in range(len(kinds.kinds))]
+        gang_of = [kinds.of[row] for row in waiting.tolist()]
+        return cls(world, tree, Room(world, tree, kinds.workers), kinds.workers, gangs, waiting, gang_of)
 
     def gang(self, index: int) -> tuple[Gang, Worker]:
         """Of the waiting job with this place in the order, from 0."""

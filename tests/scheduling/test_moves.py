@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, event, given, settings
 from muster.scheduling.defrag import Rearrangement, defragment
 from muster.scheduling.demand import coming_back
 from muster.scheduling.elastic import grow
-from muster.scheduling.gangs import tell_apart
+from muster.scheduling.kinds import Kinds
 from muster.scheduling.lowered import give_up
 from muster.scheduling.moves import Move, Pace
 from muster.scheduling.offers import lost_seconds
@@ -211,11 +211,10 @@ def test_promotion_needs_room_for_the_whole_gang_and_must_pay() -> None:
 
 
 def rearranged(world: Snapshot, *, wait: float = 10_000.0, pace: Pace | None = None) -> Rearrangement | None:
-    workers, gangs, gang_of = tell_apart(world, np.array([0]))
-    tree = tree_of(world)
-    room, ledger = Room(world, tree, workers), Ledger(world.queues, world.jobs)
-    gang, coming = gangs[gang_of[0]], coming_back(world, tree)
-    return defragment(world, tree, room, ledger, workers, gang, 0, coming, wait, pace=pace)
+    kinds, tree = Kinds(world, np.array([0]), elastic=False), tree_of(world)
+    room, ledger = Room(world, tree, kinds.workers), Ledger(world.queues, world.jobs)
+    gang, coming = kinds.gang(kinds.of[0]), coming_back(world, tree)
+    return defragment(world, tree, room, ledger, kinds.workers, gang, 0, coming, wait, pace=pace)
 
 
 def fragmented() -> Snapshot:

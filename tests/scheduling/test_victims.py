@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, event, given, settings
 
 from muster.scheduling.claims import Right, Standing
 from muster.scheduling.demand import coming_back
-from muster.scheduling.gangs import Gang, Worker, tell_apart
+from muster.scheduling.gangs import Gang, Worker
+from muster.scheduling.kinds import Kinds
 from muster.scheduling.placement import fits
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Ledger, Need
@@ -51,10 +52,10 @@ class Case:
 
 
 def case_of(world: Snapshot) -> Case:
-    workers, gangs, gang_of = tell_apart(world, np.array([0]))
+    kinds = Kinds(world, np.array([0]), elastic=False)
     tree = Tree(world.nodes.domains, world.levels)
-    room = Room(world, tree, workers)
-    return Case(world, tree, room, Ledger(world.queues, world.jobs), workers, gangs[gang_of[0]])
+    room = Room(world, tree, kinds.workers)
+    return Case(world, tree, room, Ledger(world.queues, world.jobs), kinds.workers, kinds.gang(kinds.of[0]))
 
 
 def subsets(rows: Iterable[int]) -> Iterator[tuple[int, ...]]:

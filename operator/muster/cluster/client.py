@@ -42,7 +42,6 @@ CONNECT_TIMEOUT: Final = 5.0
 _JSON: Final = "application/json"
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _MERGE: Final = "application/merge-patch+json"
-_APPLY: Final = "application/apply-patch+yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +170,6 @@ class Api:
         return _document(
             await self._write("PATCH", path, patch, "patch", {"fieldManager": FIELD_MANAGER}, content_type=_MERGE)
         )
-
-    async def patch_apply(
-        self, path: str, body: Object, *, field_manager: str = FIELD_MANAGER, force: bool = False
-    ) -> Object:
-        """Server-side apply."""
-        parameters = {"fieldManager": field_manager, "force": "true" if force else "false"}
-        return _document(await self._write("PATCH", path, body, "apply", parameters, content_type=_APPLY))
 
     async def delete(self, path: str, *, uid: str = "", grace: int | None = None, propagation: str = "") -> Object:
         """Delete one object. With `uid`, 409 Conflict when another object has the name now. `grace` in seconds."""

@@ -257,7 +257,6 @@ async def test_who_may_not_write_writes_nothing_but_reads(tmp_path: Path) -> Non
             api.replace("/api/v1/pods/a", {}),
             api.update_status("/api/v1/pods/a", {}),
             api.merge_patch("/api/v1/pods/a", {}),
-            api.patch_apply("/api/v1/pods/a", {}),
             api.delete("/api/v1/pods/a"),
             api.proxy("n", "p", 80, "POST", "/", b"", {}),
         ):
