@@ -16,7 +16,6 @@ from muster_protocol.checkpoints.commit import claim_epoch
 from muster_protocol.checkpoints.retention import Retention
 from muster_protocol.checkpoints.store import Store
 from muster_runtime.checkpoint import keeper as keepers
-from muster_runtime.checkpoint.__main__ import main
 from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.tree import TensorTable
@@ -240,21 +239,6 @@ def test_a_checkpoint_that_was_never_committed_is_not_restored(store: Store, mon
     damage(store, shard_keys(store, 5)[0])
     with pytest.raises(CorruptCheckpointError, match=r"no checkpoint below .* is whole"):
         Run(store).restore()
-
-
-def test_the_list_tells_what_was_never_committed(
-    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Run(store)
-    run.save(1)
-    uncommitted(store, 2, monkeypatch)
-    assert main(["ls", store.uri]) == 0
-    rows = capsys.readouterr().out.splitlines()[1:]
-    assert [row.split()[0] for row in rows] == ["1", "2"]
-    assert rows[0].endswith("LATEST")
-    assert rows[1].endswith("not committed")
-    assert main(["verify", store.uri]) == 0
-    assert "1 of 1 checkpoints are whole" in capsys.readouterr().out
 
 
 def test_a_checkpoint_that_was_never_committed_is_no_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,17 @@
-"""`python -m muster_runtime.checkpoint`: a list for people, and a verdict for programs."""
+"""`muster checkpoint` on what real ranks have saved."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 from gangs import run_gang
 from test_stop import STEPS, environment, script
+from typer.testing import CliRunner
 
-from muster_runtime.checkpoint.__main__ import main
+from muster.cli.app import app
 
 
 @pytest.fixture(scope="module")
@@ -18,27 +21,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_ls_and_verify(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", f"file://{folder}/run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["6", "3"]
-    assert lines[1].endswith("LATEST")
-    assert main(["verify", f"file://{folder}/run"]) == 0
-    assert "2 of 2 checkpoints are whole" in capsys.readouterr().out
+def muster(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["checkpoint", *arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_what_ranks_saved_is_listed_exported_and_verified(folder: Path, tmp_path: Path) -> None:
+    uri = f"file://{folder}/run"
+    rows = json.loads(muster("ls", uri, "-o", "json"))
+    assert [(row["step"], row["worldSize"], row["keptBy"]) for row in rows] == [
+        (6, 2, ["LATEST"]),
+        (3, 2, ["ancestor"]),
+    ]
+    assert rows[0]["metrics"].keys() == {"loss"}
+    assert "2 of 2 checkpoints are whole" in muster("verify", uri, "--all")
+    muster("export", uri, str(tmp_path))
+    shown = json.loads(muster("show", uri, "-o", "json"))
+    shapes = {each["name"].removeprefix("model."): each["shape"] for each in shown["tensors"]}
+    for name, tensor in safetensors.torch.load_file(tmp_path / "model.safetensors").items():
+        assert list(tensor.shape) == shapes[name]
     shard = next((folder / "run").glob("step-00000003/*/rank-00000.bin"))
     content = shard.read_bytes()
     shard.write_bytes(b"\xff" + content[1:])
-    assert main(["verify", f"file://{folder}/run"]) == 1
-    out = capsys.readouterr().out
-    assert "DAMAGED" in out
-    assert "1 of 2 checkpoints are whole" in out
+    assert "1 of 2 checkpoints are whole" in muster("verify", uri, "--all", code=1)
     shard.unlink()
-    assert main(["verify", f"file://{folder}/run"]) == 1
-    assert "does not exist" in capsys.readouterr().out
-
-
-def test_a_place_without_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", f"file://{tmp_path}/none"]) == 0
-    assert "has no checkpoints" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["ls", "somewhere"])
+    assert "is missing" in muster("verify", uri, "--all", code=1)
