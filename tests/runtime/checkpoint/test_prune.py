@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -304,18 +305,20 @@ def test_many_at_once_on_a_real_server(opener: Opener) -> None:
     run.start()
     for step in range(1, 4):
         run.save(step)
-    stop = time.monotonic() + 4
+    done = threading.Event()
     rules = Retention(last=3, every=5)
 
     def prune() -> int:
-        store, removed = opener(), 0
-        while time.monotonic() < stop:
+        store, removed, last = opener(), 0, False
+        while not last:
+            last = done.is_set()
             removed += len(pruned(store, rules).removed)
         return removed
 
     def read() -> int:
-        store, whole = opener(), 0
-        while time.monotonic() < stop:
+        store, whole, last = opener(), 0, False
+        while not last:
+            last = done.is_set()
             for found in take(store, unfinished=False).committed:
                 with contextlib.suppress(CorruptCheckpointError), held(store, found.key, "a reader", print):
                     if store.get(found.key) is None:
@@ -327,12 +330,15 @@ def test_many_at_once_on_a_real_server(opener: Opener) -> None:
     with ThreadPoolExecutor(4) as pool:
         prunes = [pool.submit(prune) for _ in range(2)]
         readers = [pool.submit(read) for _ in range(2)]
-        step = 4
-        while time.monotonic() < stop:
-            run.save(step)
-            step += 1
+        try:
+            for step in range(4, 16):
+                run.save(step)
+        finally:
+            done.set()
         assert sum(reader.result() for reader in readers)
-        assert sum(each.result() for each in prunes)
+        removed = sum(each.result() for each in prunes)
+    assert removed + len(pruned(run.store, rules).removed) >= 8
+    step = 16
     assert_whole(run, run.store, tuple(range(step - 3, step)))
     assert_whole(run, run.store, tuple(range(5, step, 5)))
     claim = read_latest(run.store)
