@@ -29,10 +29,10 @@ from enum import Enum
 import numpy as np
 
 from muster.scheduling.gangs import Gang, Worker
-from muster.scheduling.room import Room
+from muster.scheduling.room import Room, Taken
 from muster.scheduling.snapshot import PLAIN, Int, Mask, Seconds, TopologyMode
 from muster.scheduling.timeline import Reservation, Timeline
-from muster.scheduling.topology import Tree, prefix_sums
+from muster.scheduling.topology import Tree
 
 _MANY = np.int64(2**40)
 """More slots than any cluster has."""
@@ -51,8 +51,8 @@ class Guard:
 
     Attributes:
         worker, gang, reservation: of the job that waits.
-        reach: N, places on which one of its workers could ever run in a domain that could ever hold the whole gang.
-        most: N, workers that such a place takes when it is empty; 0 out of reach.
+        most: N, workers that a place takes when it is empty, in a domain that could ever hold the whole gang; 0 on all
+            others: they are out of its reach.
         starts, ends: D, ranges of places of the domains of which one must hold the gang; one range without a required
             level.
         smallest: D, the least that the end of any one job gives back in each domain, in slots; 0 where a job's end
@@ -62,7 +62,6 @@ class Guard:
     worker: Worker
     gang: Gang
     reservation: Reservation
-    reach: Mask
     most: Int
     starts: Int
     ends: Int
@@ -86,14 +85,14 @@ def guard(timeline: Timeline, tree: Tree, room: Room, gang: Gang, worker: Worker
         inside = np.ones(len(empty.counts), dtype=np.bool_)
     most = np.where(inside, empty.counts, 0)
     smallest = _smallest_ends(timeline, room, worker, most, starts)
-    return Guard(worker, gang, reservation, most > 0, most, starts, ends, smallest)
+    return Guard(worker, gang, reservation, most, starts, ends, smallest)
 
 
 def delays(
     guard: Guard,
     room: Room,
     worker: Worker,
-    taken: Int,
+    taken: Taken,
     *,
     until: float,
     preemptible: bool,
@@ -107,7 +106,7 @@ def delays(
     Args:
         room: `room.free` is what is free before the gang starts.
         worker: of the gang that would start.
-        taken: N, its workers by place of the tree order.
+        taken: its workers by place.
         until: when its room is back at the latest, one grace included (`Timeline.until`); FOREVER without a limit.
     """
     if preemptible:
@@ -115,33 +114,33 @@ def delays(
     if proof is Proof.RESERVATION and until <= guard.reservation.start:
         return False
     lost = lost_slots(guard, room, worker, taken)
-    if not lost.any():
+    lacking = np.flatnonzero(lost)
+    if not len(lacking):
         return False
     if guard.gang.shape != PLAIN:
         # Slices need more than a sum of slots: what is in excess cannot be told from it.
         return True
-    prefix = room.free_slots(guard.gang.worker).prefix
-    free: Int = prefix[guard.ends] - prefix[guard.starts]
-    excess = np.minimum(free + guard.smallest, _MANY) - guard.gang.total
-    cost = _per_domain(guard, lost)
-    return bool(((cost > 0) & (cost > excess)).any())
+    # What lacks slots is in reach, so it lies in one of the domains.
+    domains, home = np.unique(
+        np.searchsorted(guard.starts, taken.places[lacking], side="right") - 1, return_inverse=True
+    )
+    free = room.free_slots(guard.gang.worker).between(guard.starts[domains], guard.ends[domains])
+    excess = np.minimum(free + guard.smallest[domains], _MANY) - guard.gang.total
+    cost = np.bincount(home, weights=lost[lacking])
+    return bool((cost > excess).any())
 
 
-def lost_slots(guard: Guard, room: Room, worker: Worker, taken: Int) -> Int:
-    """N, at most how many slots the guarded job could ever lack on each place if a gang took its room there now."""
-    lost = np.zeros(len(taken), dtype=np.int64)
-    places = np.flatnonzero((taken > 0) & guard.reach)
-    if not places.size:
-        return lost
-    asked = dict(worker.asks)
+def lost_slots(guard: Guard, room: Room, worker: Worker, taken: Taken) -> Int:
+    """At most how many slots the guarded job could ever lack on each place that a gang takes now."""
+    asked, places = dict(worker.asks), taken.places
+    most, lost = guard.most[places], np.zeros(len(places), dtype=np.int64)
     for resource, amount in guard.worker.asks:
-        used = taken[places] * asked.get(resource, 0)
+        used = taken.workers * asked.get(resource, 0)
         # Where all that the guarded job could ever take there is free besides, nothing is lost of this resource.
-        scarce = room.free[resource, places] - used < guard.most[places] * amount
+        scarce = room.free[resource, places] - used < most * amount
         # Ceiling: whatever is free beforehand, taking `used` costs no more slots than this.
-        slots = np.where(scarce, -(-used // amount), 0)
-        lost[places] = np.maximum(lost[places], slots)
-    return np.minimum(lost, guard.most)
+        np.maximum(lost, np.where(scarce, -(-used // amount), 0), out=lost)
+    return np.minimum(lost, most)
 
 
 def worthwhile(reservation: Reservation, now: float, estimate: Seconds, restart: Seconds, grace: Seconds) -> Mask:
@@ -153,12 +152,6 @@ def worthwhile(reservation: Reservation, now: float, estimate: Seconds, restart:
     gap = reservation.start - now - restart
     enough: Mask = (gap >= estimate) | (gap >= restart + grace)
     return enough
-
-
-def _per_domain(guard: Guard, counts: Int) -> Int:
-    prefix = prefix_sums(counts)
-    sums: Int = prefix[guard.ends] - prefix[guard.starts]
-    return sums
 
 
 def _smallest_ends(timeline: Timeline, room: Room, worker: Worker, most: Int, starts: Int) -> Int:

@@ -33,9 +33,10 @@ class Changes:
         round_ = self._round
         it = round_.kinds.kinds[kind]
         gang = round_.kinds.gang(kind, choice, it.sizes[-1])
-        prefix = round_.room.slots(gang.worker).prefix
+        slots = round_.room.slots(gang.worker)
+        prefix = prefix_sums(slots.everywhere())
         almost = self._almost(gang, prefix)
-        if fits(round_.tree, prefix, gang):
+        if fits(slots.tree, slots.prefix, gang):
             return (), ()
         room = round_.spare if spare else round_.room
         prefix = room.slots(gang.worker).prefix

@@ -21,6 +21,7 @@ import numpy as np
 
 from muster.scheduling.backfill import Guard, delays, guard, worthwhile
 from muster.scheduling.gangs import Gang
+from muster.scheduling.room import Taken
 from muster.scheduling.rounds import Found, Round
 from muster.scheduling.snapshot import FOREVER, Int, Mask, TopologyMode
 from muster.scheduling.timeline import Reservation, Timeline
@@ -52,7 +53,7 @@ class Heads:
     def __init__(self, round_: Round) -> None:
         self._round = round_
         self._timeline: Timeline | None = None
-        self._started: list[tuple[int, Int]] = []
+        self._started: list[tuple[int, Taken]] = []
         self._count: dict[int, int] = {}
         self._ahead: Int | None = None
         self._proven: dict[tuple[int, int, int, tuple[bool, ...]], tuple[int, bool]] = {}
@@ -67,16 +68,15 @@ class Heads:
                 self._timeline.started(job, taken)
         return self._timeline
 
-    def started(self, job: int, gang: Gang, taken: Int) -> None:
+    def started(self, job: int, gang: Gang, taken: Taken) -> None:
         """To be told of everybody who is admitted."""
         if self._timeline is None:
             self._started.append((job, taken))
         else:
             self._timeline.started(job, taken)
         if self._ahead is not None:
-            places = np.flatnonzero(taken != 0)
             for resource, amount in self._round.kinds.workers[gang.worker].asks:
-                self._ahead[resource, places] -= taken[places] * amount
+                self._ahead[resource, taken.places] -= taken.workers * amount
 
     def may_reserve(self, flavour: int) -> bool:
         return self._count.get(flavour, 0) < self._round.policy.heads
@@ -137,10 +137,11 @@ class Heads:
         """The first job ahead that keeps room which the gang could use."""
         worker = self._round.kinds.workers[gang.worker]
         resources = {resource for resource, _ in worker.asks}
-        kept = self._round.room.slots(gang.worker).counts > self._round.spare.slots(gang.worker).counts
+        slots = self._round.room.slots(gang.worker)
+        kept = slots.counts > self._round.spare.slots(gang.worker).counts
         for each in self.all:
             asked = {resource for resource, _ in self._round.kinds.workers[each.gang.worker].asks}
-            if resources & asked and (each.fresh & kept).any():
+            if resources & asked and (slots.site.cut(each.fresh) & kept).any():
                 return each.job
         return self.all[0].job
 

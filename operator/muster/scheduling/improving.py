@@ -60,7 +60,7 @@ def _anybody_may_grow(snapshot: Snapshot) -> bool:
 def _defragment(round_: Round, head: Head) -> int:
     """The row of the job for which others move aside, or NONE."""
     gang = head.gang
-    if gang.mode != TopologyMode.REQUIRED or int(round_.room.slots(gang.worker).prefix[-1]) < gang.total:
+    if gang.mode != TopologyMode.REQUIRED or round_.room.slots(gang.worker).total < gang.total:
         return NONE
     kind = round_.kinds.of[head.job]
     choice = next(index for index, each in enumerate(round_.kinds.kinds[kind].choices) if each.worker == gang.worker)

@@ -28,7 +28,7 @@ from muster.scheduling.demand import Coming, coming_back, places_by_node
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, MoveReason, Promise
 from muster.scheduling.ranks import by_length
-from muster.scheduling.room import Room
+from muster.scheduling.room import Room, Taken
 from muster.scheduling.rounds import Fate, Round, Verdict
 from muster.scheduling.snapshot import NONE, UNLIMITED, Preempts, Snapshot
 from muster.scheduling.victims import Victims, find_victims
@@ -164,7 +164,7 @@ class Preempting:
         it = round_.kinds.kinds[kind]
         gang = round_.kinds.gang(kind, choice, it.sizes[-1])
         flavour = it.choices[choice].flavour
-        round_.take(gang, victims.places)
+        round_.take(gang, Taken.of(victims.places))
         for queue, of_flavour, need in victims.returned:
             round_.give_back_quota(queue, of_flavour, need)
         round_.reserve_quota(job, choice, round_.kinds.need(kind, choice, gang.size))

@@ -123,11 +123,11 @@ class Reasons:
     def lacks_room(self, gang: Gang) -> Why:
         """The gang does not fit what is free now."""
         mask, slots = self._room.candidates(gang.worker), self._room.free_slots(gang.worker)
-        in_all = int(slots.prefix[-1])
+        in_all = slots.total
         bound = gang.mode == TopologyMode.REQUIRED or bool(gang.shape.slices) or gang.shape.balanced != NONE
         scattered = bound and in_all >= gang.total
         reason = WaitReason.TOPOLOGY_UNSATISFIED if scattered else WaitReason.INSUFFICIENT_CAPACITY
-        state = _State(self._room.free, mask, slots.counts, self._room.slots_when_empty(gang.worker).counts)
+        state = _State(self._room.free, mask, slots.everywhere(), self._room.slots_when_empty(gang.worker).counts)
         return self._lacks(gang, state, reason, when="")
 
     def room_is_kept(self, gang: Gang, queue: int, priority: int) -> Why:

@@ -7,11 +7,12 @@ on each node) are counted once a worker and afterwards only on the nodes that we
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from muster.scheduling.gangs import Worker, is_accelerator
 from muster.scheduling.snapshot import NONE, Int, Mask, Snapshot
@@ -19,22 +20,89 @@ from muster.scheduling.topology import Tree, prefix_sums
 
 _MANY = np.int64(2**31)
 """Slots of a worker that asks for nothing."""
+_Any = TypeVar("_Any", bound=np.generic)
 _LARGE: Final = 1024
 """Nodes from which on it pays to leave out full ones, and to look once at nodes that are alike."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Workers of a gang by place, only of places that have some.
+
+    Attributes:
+        places: in tree order.
+        workers: of each of the places.
+    """
+
+    places: Int
+    workers: Int
+
+    @classmethod
+    def of(cls, counts: Int) -> Taken:
+        """From N, the workers of each place."""
+        places = np.flatnonzero(counts != 0)  # of a mask it is several times as fast
+        return cls(places, counts[places])
+
+
+@dataclass(frozen=True)
+class Site:
+    """The places that are worth a look.
+
+    Attributes:
+        places: P, in tree order; None: all.
+        tree: of these places alone.
+        index_of: N, the index of each place, or NONE; None where all are looked at.
+    """
+
+    tree: Tree
+    places: Int | None = None
+    index_of: Int | None = None
+
+    def cut(self, values: npt.NDArray[_Any]) -> npt.NDArray[_Any]:
+        """Of N values those of the site's places."""
+        return values if self.places is None else values[self.places]
+
+    def whole(self, indexes: Int) -> Int:
+        """The places of the whole tree that indexes of the site stand for."""
+        return indexes if self.places is None else self.places[indexes]
 
 
 @dataclass
 class Slots:
     """
     Attributes:
-        counts: N, workers that each place can take.
-        prefix: N + 1, prefix sums of `counts`.
+        site: the places that are counted; all others have no slots.
+        counts: P, workers that each of the site's places can take.
+        prefix: P + 1, prefix sums of `counts`.
         seen: how many of the touched places have been taken into account.
     """
 
+    site: Site
     counts: Int
     prefix: Int
-    seen: int
+    seen: int = 0
+
+    @property
+    def tree(self) -> Tree:
+        return self.site.tree
+
+    @property
+    def total(self) -> int:
+        return int(self.prefix[-1])
+
+    def everywhere(self) -> Int:
+        """N, workers that each place can take."""
+        if self.site.index_of is None or self.site.places is None:
+            return self.counts
+        counts = np.zeros(len(self.site.index_of), dtype=np.int64)
+        counts[self.site.places] = self.counts
+        return counts
+
+    def between(self, starts: Int, ends: Int) -> Int:
+        """Workers that places [start, end) can take."""
+        if self.site.places is not None:
+            starts, ends = np.searchsorted(self.site.places, starts), np.searchsorted(self.site.places, ends)
+        return self.prefix[ends] - self.prefix[starts]
 
 
 class Room:
@@ -60,11 +128,21 @@ class Room:
         self.eligible: Mask = snapshot.eligible[:, order]
         self._touched: Int = np.empty(1024, dtype=np.int64)
         self._touches = 0
+        self._whole = Site(tree)
+        self._sites: dict[tuple[int, ...], Site] = {}
         self._slots: dict[int, Slots] = {}
         self._empty: dict[int, Slots] = {}
-        self._open_at_first: dict[tuple[int, ...], Int] = {}
+        self._empty_alike: dict[tuple[int, bytes], Slots] = {}
         self._kept: dict[int, Mask] = {}
         self._candidates: dict[int, Mask] = {}
+
+    def twin(self) -> Room:
+        """An independent room in the same state."""
+        other = copy(self)
+        other.free, other.open, other._touched = self.free.copy(), self.open.copy(), self._touched.copy()
+        other._kept = self._kept.copy()
+        other._slots = {worker: replace(slots, counts=slots.counts.copy()) for worker, slots in self._slots.items()}
+        return other
 
     def frozen(self) -> Room:
         """A view in which `free` and `empty` stay as they are now. It counts no slots of what is open."""
@@ -94,38 +172,43 @@ class Room:
         if not self._kept:  # all that is free is open
             return self.slots(worker)
         counts = count_slots(self.free, self._workers[worker], self.candidates(worker))
-        return Slots(counts, prefix_sums(counts), self._touches)
+        return Slots(self._whole, counts, prefix_sums(counts))
 
     def slots(self, worker: int) -> Slots:
         """Slots in what is open now."""
         slots = self._slots.get(worker)
         if slots is None:
-            counts = self._count_open(worker)
-            slots = self._slots[worker] = Slots(counts, prefix_sums(counts), self._touches)
+            site = self._site(worker)
+            counts = self._count(self.open, worker, site.places)
+            slots = self._slots[worker] = Slots(site, counts, prefix_sums(counts), self._touches)
         elif slots.seen < self._touches:
             self._refresh(worker, slots)
         return slots
 
-    def _count_open(self, worker: int) -> Int:
-        """Slots in what is open, looked for only on places that had some of every resource at first: room shrinks."""
+    def _site(self, worker: int) -> Site:
+        """The places that had some of every resource when the first like this worker was looked at: room shrinks."""
         if self.open.shape[1] < _LARGE:
-            return count_slots(self.open, self._workers[worker], self.candidates(worker))
+            return self._whole
         asked = tuple(resource for resource, _ in self._workers[worker].asks)
-        places = self._open_at_first.get(asked)
-        if places is None:
-            some = (self.open[list(asked)] > 0).all(axis=0)
-            places = self._open_at_first[asked] = np.flatnonzero(some)
-        counts = np.zeros(self.open.shape[1], dtype=np.int64)
-        mask = self.candidates(worker)[places]
-        counts[places] = count_slots(self.open[:, places], self._workers[worker], mask)
-        return counts
+        site = self._sites.get(asked)
+        if site is None:
+            places = np.flatnonzero((self.free[list(asked)] > 0).all(axis=0))
+            index_of = np.full(self.free.shape[1], NONE, dtype=np.int64)
+            index_of[places] = np.arange(len(places))
+            site = self._sites[asked] = Site(self._tree.among(places), places, index_of)
+        return site
 
-    def _count_empty(self, worker: int) -> Int:
-        if self.empty.shape[1] < _LARGE:
-            return count_slots(self.empty, self._workers[worker], self.candidates(worker))
-        rows, row_of = self._alike_when_empty
-        each = count_slots(rows, self._workers[worker], np.ones(rows.shape[1], dtype=np.bool_))
-        return np.where(self.candidates(worker), each[row_of], 0)
+    def _count(self, room: Int, worker: int, places: Int | None) -> Int:
+        """Slots in `room`, on some places or on all."""
+        candidates = self.candidates(worker)
+        if places is None:
+            return count_slots(room, self._workers[worker], candidates)
+        counts = np.full(len(places), _MANY, dtype=np.int64)
+        for resource, amount in self._workers[worker].asks:
+            np.minimum(counts, room[resource, places] // amount, out=counts)
+        np.maximum(counts, 0, out=counts)
+        counts[~candidates[places]] = 0
+        return counts
 
     @cached_property
     def _alike_when_empty(self) -> tuple[Int, Int]:
@@ -136,17 +219,31 @@ class Room:
         return np.ascontiguousarray(table[first].T), row_of.astype(np.int64)
 
     def slots_when_empty(self, worker: int) -> Slots:
+        """Slots on empty nodes. The same object for workers of which nodes take as many each."""
         slots = self._empty.get(worker)
         if slots is None:
-            counts = self._count_empty(worker)
-            slots = self._empty[worker] = Slots(counts, prefix_sums(counts), 0)
+            slots = self._empty[worker] = self._count_empty(worker)
         return slots
 
-    def take(self, worker: int, taken: Int) -> None:
-        """Carry out an admission: `taken` workers on each place."""
-        places = np.flatnonzero(taken != 0)  # of a mask it is several times as fast
+    def _count_empty(self, worker: int) -> Slots:
+        asks, mask = self._workers[worker], self.candidates(worker)
+        if self.empty.shape[1] < _LARGE:
+            counts = count_slots(self.empty, asks, mask)
+            return Slots(self._whole, counts, prefix_sums(counts))
+        rows, row_of = self._alike_when_empty
+        each = count_slots(rows, asks, np.ones(rows.shape[1], dtype=np.bool_))
+        key = (asks.filter, each.tobytes())
+        slots = self._empty_alike.get(key)
+        if slots is None:
+            counts = np.where(mask, each[row_of], 0)
+            slots = self._empty_alike[key] = Slots(self._whole, counts, prefix_sums(counts))
+        return slots
+
+    def take(self, worker: int, taken: Taken) -> None:
+        """Carry out an admission."""
+        places = taken.places
         for resource, amount in self._workers[worker].asks:
-            used = taken[places] * amount
+            used = taken.workers * amount
             self.free[resource, places] -= used
             self.open[resource, places] -= used
         self._touch(places)
@@ -185,13 +282,18 @@ class Room:
         self._touches = end
 
     def _refresh(self, worker: int, slots: Slots) -> None:
-        places = self._touched[slots.seen : self._touches]
+        """Count again on the places that were touched since."""
+        site, places = slots.site, self._touched[slots.seen : self._touches]
         slots.seen = self._touches
-        mask = self.candidates(worker)
-        if len(places) > len(mask) // 2:
-            slots.counts = count_slots(self.open, self._workers[worker], mask)
+        if len(places) > len(slots.counts) // 2:
+            slots.counts = self._count(self.open, worker, site.places)
         else:
-            slots.counts[places] = count_slots(self.open[:, places], self._workers[worker], mask[places])
+            indexes = places
+            if site.index_of is not None:
+                indexes = site.index_of[places]
+                there = indexes != NONE
+                indexes, places = indexes[there], places[there]
+            slots.counts[indexes] = self._count(self.open, worker, places)
         slots.prefix = prefix_sums(slots.counts)
 
 

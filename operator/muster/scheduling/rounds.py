@@ -26,7 +26,7 @@ from muster.scheduling.plan import Admission, Eviction, Promise, Replacement
 from muster.scheduling.policy import Policy
 from muster.scheduling.promises import Kept, keep_promises
 from muster.scheduling.quota import Ledger, Need, Shortage
-from muster.scheduling.room import Room
+from muster.scheduling.room import Room, Taken
 from muster.scheduling.snapshot import NONE, Index, Int, JobState, Snapshot
 from muster.scheduling.topology import Tree
 
@@ -65,12 +65,12 @@ class Found:
 
     Attributes:
         places: the place, in tree order, of each worker in order of rank.
-        taken: N, workers by place.
+        taken: workers by place.
     """
 
     size: int
     places: Int
-    taken: Int
+    taken: Taken
 
 
 _NOTHING: Final[tuple[int, Found | None]] = (0, None)
@@ -98,8 +98,8 @@ class Round:
         self.used = Ledger(snapshot.queues, jobs)
         self.promised = self.used.copy()
         self.kept: Kept = keep_promises(snapshot, self.used, self.promised)
-        self._free = replace(snapshot, nodes=replace(snapshot.nodes, free=self.kept.free))
-        self.room = Room(self._free, self.tree, self.kinds.workers)
+        free = replace(snapshot, nodes=replace(snapshot.nodes, free=self.kept.free))
+        self.room = Room(free, self.tree, self.kinds.workers)
         self._spare: Room | None = None
         self.queue_of: list[int] = jobs.queues.tolist()
         self.opens: list[float] = jobs.terms.opens.tolist()
@@ -127,9 +127,7 @@ class Round:
     def split_spare(self) -> Room:
         """From now on `spare` is a room of its own, from which reservations may be taken."""
         if self._spare is None:
-            self._spare = Room(self._free, self.tree, self.kinds.workers)
-            self._spare.free = self.room.free.copy()
-            self._spare.open = self.room.open.copy()
+            self._spare = self.room.twin()
         return self._spare
 
     @property
@@ -258,7 +256,8 @@ class Round:
         if version == self._version and size <= most:
             return True
         room = self.spare if spare else self.room
-        if fits(self.tree, room.slots(gang.worker).prefix, gang):
+        slots = room.slots(gang.worker)
+        if fits(slots.tree, slots.prefix, gang):
             self._fitted[like] = (self._version, size)
             return True
         self._too_many[like] = size
@@ -275,20 +274,22 @@ class Round:
         gang = self.kinds.gang(kind, choice, size)
         room = self.spare if spare else self.room
         slots = room.slots(gang.worker)
-        places = locate(
-            self.tree,
+        site = slots.site
+        indexes = locate(
+            site.tree,
             slots.counts,
             slots.prefix,
             gang,
-            whole=slots.counts >= room.slots_when_empty(gang.worker).counts,
-            spared=None if self.kinds.workers[gang.worker].accelerated else room.spared,
+            whole=slots.counts >= site.cut(room.slots_when_empty(gang.worker).counts),
+            spared=None if self.kinds.workers[gang.worker].accelerated else site.cut(room.spared),
         )
-        assert places is not None, "a gang that fits was not placed"
-        found = Found(size, places, np.bincount(places, minlength=len(slots.counts)))
+        assert indexes is not None, "a gang that fits was not placed"
+        places = site.whole(indexes)
+        found = Found(size, places, Taken(*np.unique(places, return_counts=True)))
         self._found[key] = (self._version, found)
         return found
 
-    def take(self, gang: Gang, taken: Int) -> None:
+    def take(self, gang: Gang, taken: Taken) -> None:
         """Nobody else gets this room any more."""
         self._version += 1
         self.room.take(gang.worker, taken)
@@ -299,7 +300,7 @@ class Round:
         """A running job starts again on these nodes: their room, and its quota there, is nobody else's."""
         worker = self.kinds.worker(job, int(self.snapshot.jobs.filters[job]))
         places = places_by_node(self.tree)[nodes[nodes != NONE]]
-        taken = np.bincount(places, minlength=len(self.tree.order))
+        taken = Taken(*np.unique(places, return_counts=True))
         self.room.take(worker, taken)
         if self._spare is not None:
             self._spare.take(worker, taken)
@@ -314,7 +315,8 @@ class Round:
 
     def fits_free(self, gang: Gang) -> bool:
         """Whether it fits what is free now, reserved or not."""
-        return fits(self.tree, self.room.slots(gang.worker).prefix, gang)
+        slots = self.room.slots(gang.worker)
+        return fits(slots.tree, slots.prefix, gang)
 
 
 def _firm_use(snapshot: Snapshot) -> Int:

@@ -17,7 +17,7 @@ import numpy as np
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.placement import fits, place
 from muster.scheduling.plan import Basis
-from muster.scheduling.room import Room, count_slots
+from muster.scheduling.room import Room, Taken, count_slots
 from muster.scheduling.snapshot import FOREVER, NONE, Int, JobState, Seconds, Snapshot
 from muster.scheduling.topology import Tree, prefix_sums
 
@@ -90,10 +90,10 @@ class Timeline:
         self._holds: _Holds | None = None
         self._curves: dict[str, _Curve] = {}
 
-    def started(self, job: int, taken: Int) -> None:
-        """A job that this plan admits, or that is reckoned with as if it ran, on `taken[place]` workers each."""
-        places = np.flatnonzero(taken != 0)
-        self._blocks.append(_Holds(np.full(len(places), job, dtype=np.int64), places, taken[places]))
+    def started(self, job: int, taken: Taken) -> None:
+        """A job that this plan admits, or that is reckoned with as if it ran."""
+        jobs = np.full(len(taken.places), job, dtype=np.int64)
+        self._blocks.append(_Holds(jobs, taken.places, taken.workers))
         self.sure[job] = self.until(job)
         self.likely[job] = min(self.now + float(self._estimate[job]), self.sure[job])
         self._holds, self._curves = None, {}

@@ -7,6 +7,7 @@ that are numbered along the nodes are neighbours in the tree when they are neigh
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -58,11 +59,20 @@ class Tree:
     def __init__(self, domains: Index, levels: Levels) -> None:
         self._levels = levels
         self.depth = len(levels.names)
-        layout = _lay_out(domains.shape, np.ascontiguousarray(domains, dtype=np.int32).tobytes())
+        self._take_up(_lay_out(domains.shape, np.ascontiguousarray(domains, dtype=np.int32).tobytes()))
+
+    def _take_up(self, layout: _Layout) -> None:
+        self._layout = layout
         self.order = layout.order
         self.stretches = layout.stretches
         self.starts, self.ends = layout.starts, layout.ends
         self._labels, self.domain_of = layout.labels, layout.domain_of
+
+    def among(self, places: Int) -> Tree:
+        """The tree of some places alone, in their order; domains without any of them are not in it."""
+        twin = copy(self)
+        twin._take_up(_lay_out_among(self._layout, places))
+        return twin
 
     def sums(self, prefix: Int, level: int) -> Int:
         """Sum over each domain of a level, from prefix sums over places (length N + 1, starting with 0)."""
@@ -122,6 +132,24 @@ def _lay_out(shape: tuple[int, int], data: bytes) -> _Layout:
     )
     _freeze(layout)
     return layout
+
+
+def _lay_out_among(layout: _Layout, places: Int) -> _Layout:
+    """The layout of some places, in tree order."""
+    stretches, starts, ends, labels, owners = [], [], [], [], []
+    for level, stretch in enumerate(layout.stretches):
+        first, last = np.searchsorted(places, stretch.starts), np.searchsorted(places, stretch.ends)
+        some = first < last
+        inside = some[~stretch.loose]
+        stretches.append(Stretches(first[some], last[some], stretch.loose[some]))
+        starts.append(first[~stretch.loose][inside])
+        ends.append(last[~stretch.loose][inside])
+        labels.append(layout.labels[level][inside])
+        owner = layout.domain_of[level][places]
+        owners.append(np.where(owner == NONE, NONE, (np.cumsum(inside) - 1)[owner] if len(inside) else NONE))
+    return _Layout(
+        layout.order[places], tuple(stretches), tuple(starts), tuple(ends), tuple(labels), tuple(owners)
+    )
 
 
 def _freeze(layout: _Layout) -> None:
