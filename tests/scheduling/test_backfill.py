@@ -14,6 +14,7 @@ from muster.scheduling.backfill import Proof, delays, guard, worthwhile
 from muster.scheduling.gangs import Gang
 from muster.scheduling.placement import fits, place
 from muster.scheduling.plan import Basis
+from muster.scheduling.room import Taken
 from muster.scheduling.snapshot import FOREVER, Int, Seconds, Snapshot
 from muster.scheduling.timeline import Reservation, Timeline
 from muster.scheduling.topology import prefix_sums
@@ -106,7 +107,7 @@ def delayed(
     watched = guard(timeline, desk.tree, desk.room, gang, worker, timeline.reserve(desk.room, gang, worker))
     names = [desk.world.nodes.names[node] for node in desk.tree.order]
     taken = np.array([(on or {}).get(name, 0) for name in names], dtype=np.int64)
-    return delays(watched, desk.room, desk.gang(index)[1], taken, until=until, preemptible=False, proof=proof)
+    return delays(watched, desk.room, desk.gang(index)[1], Taken.of(taken), until=until, preemptible=False, proof=proof)
 
 
 @thorough
@@ -134,7 +135,7 @@ def test_nobody_stays_on_room_that_is_not_in_excess(world: Snapshot) -> None:
     for other, kind in {desk.gang(index) for index in range(1, len(desk.waiting))}:
         slots = desk.slots(other, free)
         taken = place(desk.tree, slots, prefix_sums(slots), other, whole=slots > 0, spared=None)
-        if taken is None or delays(watched, desk.room, kind, taken, until=FOREVER, preemptible=False):
+        if taken is None or delays(watched, desk.room, kind, Taken.of(taken), until=FOREVER, preemptible=False):
             continue
         event("let in for good")
         took = np.zeros_like(free)
@@ -176,10 +177,10 @@ def backfill(draw: st.DrawFn, desk: Desk, proof: Proof) -> tuple[list[Newcomer],
         desk.world.jobs.terms.limit[row] = limit
         watched = guard(timeline, desk.tree, desk.room, gang, worker, reservation)
         until, yields = timeline.until(row), draw(st.booleans())
-        if not delays(watched, desk.room, kind, taken, until=until, preemptible=yields, proof=proof):
+        if not delays(watched, desk.room, kind, Taken.of(taken), until=until, preemptible=yields, proof=proof):
             free = desk.room.free.copy()
-            desk.room.take(other.worker, taken)
-            timeline.started(row, taken)
+            desk.room.take(other.worker, Taken.of(taken))
+            timeline.started(row, Taken.of(taken))
             runs_for = draw(st.sampled_from([1.0, 50.0, 300.0, FOREVER]))
             newcomers.append(Newcomer(free - desk.room.free, min(NOW + runs_for, until), yields))
     return newcomers, reservation

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from muster.scheduling import room
+from muster.scheduling.explain import Told
 from muster.scheduling.plan import Admission, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
@@ -36,6 +38,31 @@ def test_every_pending_job_is_admitted_whole_or_waits_with_a_reason(world: Snaps
     for job, nodes in oracle.admitted(world, decided):
         assert len(nodes) == world.jobs.workers[job]
     assert all(waiting.message for waiting in decided.waiting)
+
+
+@thorough
+@given(contended())
+def test_the_columns_say_the_same_as_each_who_waits(world: Snapshot) -> None:
+    waiting = plan(world).waiting
+    assert isinstance(waiting, Told) or not waiting
+    if isinstance(waiting, Told):
+        assert waiting.reasons == [each.reason for each in waiting]
+        assert waiting.positions.tolist() == [each.position for each in waiting]
+        assert waiting.starts.tolist() == [each.expected for each in waiting]
+        assert [world.jobs.uids[row] for row in waiting.rows] == [each.uid for each in waiting]
+
+
+@thorough
+@given(contended())
+def test_a_plan_is_the_same_when_only_nodes_with_room_are_looked_at(world: Snapshot) -> None:
+    whole = plan(world)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "_LARGE", 0)
+        part = plan(world)
+    assert [(each.uid, each.nodes.tolist()) for each in part.admissions] == [
+        (each.uid, each.nodes.tolist()) for each in whole.admissions
+    ]
+    assert part.waiting == whole.waiting
 
 
 @thorough

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from muster.scheduling.placement import fits
 from muster.scheduling.plan import Basis
+from muster.scheduling.room import Taken
 from muster.scheduling.snapshot import FOREVER, NONE, JobState, Snapshot
 from muster.scheduling.timeline import Reservation, Timeline
 from muster.scheduling.topology import prefix_sums
@@ -66,8 +67,8 @@ def test_jobs_that_the_plan_starts_are_part_of_the_future() -> None:
     first = timeline.reserve(desk.room, gang, worker)
     assert (first.start, first.taken is not None) == (NOW, True)
     assert first.taken is not None
-    desk.room.take(gang.worker, first.taken)
-    timeline.started(1, first.taken)
+    desk.room.take(gang.worker, Taken.of(first.taken))
+    timeline.started(1, Taken.of(first.taken))
     assert timeline.likely[1] == NOW + 100.0 + GRACE
     assert timeline.reserve(desk.room, *desk.gang(1)).start == NOW + 900.0
 

@@ -39,7 +39,7 @@ class Changes:
         if fits(slots.tree, slots.prefix, gang):
             return (), ()
         room = round_.spare if spare else round_.room
-        prefix = room.slots(gang.worker).prefix
+        prefix = prefix_sums(room.slots(gang.worker).everywhere())
         changes = [
             self._fewer(gang, prefix),
             self._wider(gang, prefix),

@@ -14,7 +14,7 @@ end, also where its pool has enough. Where no end is known, nothing is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -48,6 +48,12 @@ class Expected:
 
     starts: Seconds
     bases: Index
+
+    def promised(self, jobs: Sequence[int], start: float) -> Expected:
+        """The same, but some jobs have a promise and start then."""
+        starts, bases = self.starts.copy(), self.bases.copy()
+        starts[jobs], bases[jobs] = start, _PROMISED
+        return Expected(starts, bases)
 
     def of(self, job: int) -> tuple[float, Basis]:
         """For `Waiting.expected` and `Waiting.basis`."""
@@ -100,8 +106,8 @@ def expected_starts(
         reservations: by row, of the first few of the order.
     """
     jobs, waiting = snapshot.jobs, lacking.jobs
-    starts, bases = np.full(len(jobs.uids), FOREVER), np.full(len(jobs.uids), _UNKNOWN, dtype=np.int32)
-    _promised(snapshot, starts, bases)
+    sure = promised_starts(snapshot)
+    starts, bases = sure.starts, sure.bases
     units = _units(snapshot)
     typical = _typical(snapshot, timeline)
     likely = _known_or_typical(snapshot, timeline, typical)
@@ -246,11 +252,13 @@ def _known_or_typical(snapshot: Snapshot, timeline: Timeline, typical: Seconds) 
     return np.where(silent, snapshot.now + typical[jobs.flavours], timeline.likely)
 
 
-def _promised(snapshot: Snapshot, starts: Seconds, bases: Index) -> None:
-    """RESERVED jobs start when the last of their victims is gone."""
-    runs = snapshot.jobs.runs
+def promised_starts(snapshot: Snapshot) -> Expected:
+    """Of RESERVED jobs alone: they start when the last of their victims is gone."""
+    runs, count = snapshot.jobs.runs, len(snapshot.jobs.uids)
+    starts, bases = np.full(count, FOREVER), np.full(count, _UNKNOWN, dtype=np.int32)
     reserved = snapshot.jobs.states == JobState.RESERVED
     starts[reserved], bases[reserved] = snapshot.now, _PROMISED
     going = np.flatnonzero(runs.leaving & (runs.beneficiary != NONE))
     going = going[reserved[runs.beneficiary[going]]]
     np.maximum.at(starts, runs.beneficiary[going], snapshot.now + runs.grace[going])
+    return Expected(starts, bases)

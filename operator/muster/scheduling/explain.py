@@ -1,43 +1,106 @@
 """What each waiting job is told: why it waits, for what, behind whom, since when it is expected to start, what helps.
 
-Found after all admissions are made, and once for all jobs that are alike.
+Found after all admissions are made. Reason, position and expected start are found for all at once; the sentence, and
+what else a person reads, when somebody looks at the job, and then once for all that are alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final, overload
+
+import numpy as np
 
 from muster.scheduling.changes import Changes
+from muster.scheduling.expected import BASES, Expected
 from muster.scheduling.heads import Heads
-from muster.scheduling.plan import Almost, Basis, Waiting
+from muster.scheduling.plan import Almost, Waiting, WaitReason
 from muster.scheduling.promises import victims_of
 from muster.scheduling.ranks import positions
 from muster.scheduling.reasons import Reasons, Why
 from muster.scheduling.rounds import Fate, Round, Verdict
-from muster.scheduling.snapshot import FOREVER
+from muster.scheduling.snapshot import NONE, Index, Int, Mask, Seconds
 
-Expectation = Callable[[int], tuple[float, Basis]]
-"""(moment, what it rests on) at which a waiting job is expected to start, by row."""
+_REASONS: Final = {
+    Fate.PROMISED: WaitReason.PREEMPTING,
+    Fate.CLEARED: WaitReason.PREEMPTING,
+    Fate.CLOSED: WaitReason.QUEUE_CLOSED,
+    Fate.WINDOW: WaitReason.WINDOW_CLOSED,
+    Fate.NEVER: WaitReason.EXCEEDS_QUOTA,
+    Fate.NO_NODES: WaitReason.NO_ELIGIBLE_NODES,
+    Fate.TOO_LARGE: WaitReason.EXCEEDS_CLUSTER,
+    Fate.NODES_AWAY: WaitReason.INSUFFICIENT_CAPACITY,
+}
+"""Of the fates that have one reason."""
 
 
-def explain(round_: Round, heads: Heads, verdicts: Sequence[Verdict], expected: Expectation) -> tuple[Waiting, ...]:
+def explain(round_: Round, heads: Heads, verdicts: Sequence[Verdict], expected: Expected) -> Sequence[Waiting]:
     """Everyone who waits: those with a promise first, then by rank.
 
     Args:
         verdicts: of all that wait for quota, room or anything else, first in rank first.
     """
-    explaining = _Explaining(round_, heads, expected)
-    queues = round_.queue_of
-    places = positions([*(queues[job] for job in round_.kept.waiting), *(queues[each.job] for each in verdicts)])
-    promised = len(round_.kept.waiting)
-    first = [explaining.promised(job, place) for job, place in zip(round_.kept.waiting, places, strict=False)]
-    rest = [explaining.waiting(each, place) for each, place in zip(verdicts, places[promised:], strict=True)]
-    return tuple(first + rest)
+    everyone = [*(Verdict(job, Fate.PROMISED) for job in round_.kept.waiting), *verdicts]
+    return Told(everyone, Words(round_, heads), expected) if everyone else ()
 
 
-class _Explaining:
-    def __init__(self, round_: Round, heads: Heads, expected: Expectation) -> None:
-        self._round, self._heads, self._expected = round_, heads, expected
+class Told(Sequence[Waiting]):
+    """Those who wait, as columns of W. A `Waiting` is made when it is looked at.
+
+    Attributes:
+        rows: of the snapshot's jobs.
+        reasons, positions, starts, bases: see `Waiting`; `bases` are indexes into `expected.BASES`.
+    """
+
+    def __init__(self, verdicts: Sequence[Verdict], words: Words, expected: Expected) -> None:
+        self._verdicts, self._words = verdicts, words
+        self.rows: Int = np.array([each.job for each in verdicts], dtype=np.int64)
+        self.reasons: list[WaitReason] = words.reasons(verdicts, self.rows)
+        self.positions: Int = positions(words.queues[self.rows])
+        self.starts: Seconds = expected.starts[self.rows]
+        self.bases: Index = expected.bases[self.rows]
+
+    def __len__(self) -> int:
+        return len(self._verdicts)
+
+    @overload
+    def __getitem__(self, index: int) -> Waiting: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Waiting]: ...
+
+    def __getitem__(self, index: int | slice) -> Waiting | Sequence[Waiting]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        verdict = self._verdicts[index]
+        why, blocker = self._words.why(verdict)
+        almost, changes = self._words.helps(verdict)
+        return Waiting(
+            uid=self._words.uids[verdict.job],
+            position=int(self.positions[index]),
+            blocker=blocker,
+            expected=float(self.starts[index]),
+            basis=BASES[int(self.bases[index])],
+            almost=almost,
+            changes=changes,
+            has_quota=self._words.has_quota(verdict),
+            **why._asdict(),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Words:
+    """Says why jobs wait, as things stand when a plan is made. What is alike is said once."""
+
+    def __init__(self, round_: Round, heads: Heads) -> None:
+        self._round, self._heads = round_, heads
+        self.uids = round_.snapshot.jobs.uids
+        self.queues = round_.snapshot.jobs.queues
         self._reasons = Reasons(round_.snapshot, round_.tree, round_.room, round_.kinds.workers)
         self._changes = Changes(round_)
         self._charged_first: dict[tuple[int, int], int] = {}
@@ -46,46 +109,21 @@ class _Explaining:
             self._charged_first.setdefault((round_.used.circle(round_.queue_of[job]), flavour), job)
         self._by_kind: dict[tuple[int, Fate, int], tuple[Why, str]] = {}
         self._by_quota: dict[tuple[int, int, int], tuple[Why, str]] = {}
-        self._open: list[bool] = heads.open_to().tolist()
+        self._room: dict[tuple[int, int], WaitReason] = {}
         self._helps: dict[tuple[int, int, bool], tuple[tuple[Almost, ...], tuple[str, ...]]] = {}
-        self._grace = round_.snapshot.jobs.runs.grace
 
-    def promised(self, job: int, position: int) -> Waiting:
-        """A job whose room was promised by an earlier plan."""
-        snapshot = self._round.snapshot
-        victims = victims_of(snapshot, job)
-        nodes = len(set(snapshot.jobs.runs.nodes_of(job).tolist()))
-        why = self._reasons.promised(nodes, len(victims))
-        expected = snapshot.now + float(self._grace[victims].max(initial=0.0))
-        return self._told(job, position, why, "", expected, Basis.PROMISED)
+    def reasons(self, verdicts: Sequence[Verdict], rows: Int) -> list[WaitReason]:
+        """The same as `why` tells of each, without its sentence. `rows` are the verdicts'."""
+        short = self._lack_quota_in_use(verdicts, rows).tolist()
+        found = []
+        for verdict, lacks in zip(verdicts, short, strict=True):
+            reason = WaitReason.QUOTA_EXCEEDED if lacks else _REASONS.get(verdict.fate)
+            if reason is None:
+                reason = self._room_reason(verdict) if verdict.fate is Fate.ROOM else self.why(verdict)[0].reason
+            found.append(reason)
+        return found
 
-    def waiting(self, verdict: Verdict, position: int) -> Waiting:
-        why, blocker = self._why(verdict)
-        almost: tuple[Almost, ...] = ()
-        changes: tuple[str, ...] = ()
-        has_quota = self._has_quota(verdict)
-        if verdict.fate in (Fate.ROOM, Fate.TOO_LARGE, Fate.NODES_AWAY):
-            kind, spare = self._round.kinds.of[verdict.job], not self._open[verdict.job]
-            key = (kind, verdict.choice, spare)
-            if key not in self._helps:
-                self._helps[key] = self._changes.of(kind, verdict.choice, spare=spare)
-            almost, changes = self._helps[key]
-        if not has_quota:
-            changes = ()
-        expected, basis = self._expected(verdict.job)
-        return self._told(verdict.job, position, why, blocker, expected, basis, almost, changes, has_quota)
-
-    def _has_quota(self, verdict: Verdict) -> bool:
-        """Whether the job lacks nothing but nodes."""
-        if verdict.fate is Fate.ROOM:
-            return True
-        if verdict.fate not in (Fate.NO_NODES, Fate.TOO_LARGE, Fate.NODES_AWAY):
-            return False
-        kinds, kind = self._round.kinds, self._round.kinds.of[verdict.job]
-        need = kinds.need(kind, verdict.choice, kinds.kinds[kind].sizes[-1])
-        return self._round.shortage(verdict.job, verdict.choice, need) is None
-
-    def _why(self, verdict: Verdict) -> tuple[Why, str]:
+    def why(self, verdict: Verdict) -> tuple[Why, str]:
         """The reason, and the uid of the job that is in the way, or ""."""
         job, fate = verdict.job, verdict.fate
         if fate is Fate.CLOSED:
@@ -94,6 +132,9 @@ class _Explaining:
             return self._reasons.window_closed(self._round.opens[job]), ""
         if fate is Fate.CLEARED:
             return self._cleared(job), ""
+        if fate is Fate.PROMISED:
+            nodes = self._round.snapshot.jobs.runs.nodes_of(job)
+            return self._reasons.promised(nodes, len(victims_of(self._round.snapshot, job))), ""
         kind = self._round.kinds.of[job]
         if fate in (Fate.QUOTA, Fate.NEVER):
             key = (self._round.queue_of[job], kind, verdict.choice)
@@ -105,11 +146,59 @@ class _Explaining:
             self._by_kind[like] = self._placement(kind, fate, verdict.choice)
         return self._by_kind[like]
 
+    def helps(self, verdict: Verdict) -> tuple[tuple[Almost, ...], tuple[str, ...]]:
+        """Domains in which the job almost fits, and changes that would start it."""
+        if verdict.fate not in (Fate.ROOM, Fate.TOO_LARGE, Fate.NODES_AWAY):
+            return (), ()
+        kind, spare = self._round.kinds.of[verdict.job], not self._open[verdict.job]
+        key = (kind, verdict.choice, spare)
+        if key not in self._helps:
+            self._helps[key] = self._changes.of(kind, verdict.choice, spare=spare)
+        almost, changes = self._helps[key]
+        return almost, changes if self.has_quota(verdict) else ()
+
+    @cached_property
+    def _open(self) -> Mask:
+        return self._heads.open_to()
+
+    def has_quota(self, verdict: Verdict) -> bool:
+        """Whether the job lacks nothing but nodes."""
+        if verdict.fate is Fate.ROOM:
+            return True
+        if verdict.fate not in (Fate.NO_NODES, Fate.TOO_LARGE, Fate.NODES_AWAY):
+            return False
+        kinds, kind = self._round.kinds, self._round.kinds.of[verdict.job]
+        need = kinds.need(kind, verdict.choice, kinds.kinds[kind].sizes[-1])
+        return self._round.shortage(verdict.job, verdict.choice, need) is None
+
+    def _lack_quota_in_use(self, verdicts: Sequence[Verdict], rows: Int) -> Mask:
+        """W, jobs that wait for quota of which running ones, and those that start, hold too much."""
+        round_ = self._round
+        choices = np.array([each.choice if each.fate is Fate.QUOTA else NONE for each in verdicts], dtype=np.int64)
+        found: Mask = np.zeros(len(verdicts), dtype=np.bool_)
+        left = round_.used.left_by_queue()
+        for choice in range(int(choices.max(initial=NONE)) + 1):
+            at = np.flatnonzero(choices == choice)
+            kinds = round_.kinds.numbers[rows[at]]
+            needs, flavours = round_.kinds.least_needs(choice)
+            needed = needs[kinds]
+            found[at] = ((left[self.queues[rows[at]], flavours[kinds]] < needed) & (needed > 0)).any(axis=1)
+        return found
+
+    def _room_reason(self, verdict: Verdict) -> WaitReason:
+        kind = self._round.kinds.of[verdict.job]
+        key = (kind, verdict.choice)
+        if key not in self._room:
+            gang = self._round.kinds.gang(kind, verdict.choice, self._round.kinds.kinds[kind].sizes[-1])
+            fits = self._round.fits_free(gang)
+            self._room[key] = WaitReason.BEHIND_OTHERS if fits else self._reasons.of_room(gang)
+        return self._room[key]
+
     def _cleared(self, job: int) -> Why:
-        uid = self._round.snapshot.jobs.uids[job]
+        uid = self.uids[job]
         promise = next(each for each in self._round.promises if each.uid == uid)
         victims = sum(each.beneficiary == uid for each in self._round.evictions)
-        return self._reasons.promised(len(set(promise.nodes.tolist())), victims)
+        return self._reasons.promised(promise.nodes, victims)
 
     def _quota(self, verdict: Verdict) -> tuple[Why, str]:
         round_, job = self._round, verdict.job
@@ -117,8 +206,9 @@ class _Explaining:
         it = round_.kinds.kinds[kind]
         flavour = it.choices[verdict.choice].flavour
         need = round_.kinds.need(kind, verdict.choice, it.sizes[-1])
-        never = round_.never(job, verdict.choice, need) if verdict.fate is Fate.NEVER else None
-        if never is not None:
+        if verdict.fate is Fate.NEVER:
+            never = round_.never(job, verdict.choice, need)
+            assert never is not None, "quota that could never do suffices"
             return self._reasons.exceeds_quota(queue, flavour, never, firm=not it.preemptible), ""
         short = round_.used.shortage(queue, flavour, need)
         if short is None and not it.preemptible:
@@ -157,34 +247,3 @@ class _Explaining:
         jobs = round_.snapshot.jobs
         why = self._reasons.room_is_kept(gang, int(jobs.queues[ahead]), int(jobs.priorities[ahead]))
         return why, jobs.uids[ahead]
-
-    def _told(
-        self,
-        job: int,
-        position: int,
-        why: Why,
-        blocker: str,
-        expected: float = FOREVER,
-        basis: Basis = Basis.UNKNOWN,
-        almost: tuple[Almost, ...] = (),
-        changes: tuple[str, ...] = (),
-        has_quota: bool = False,
-    ) -> Waiting:
-        return Waiting(
-            self._round.snapshot.jobs.uids[job],
-            why.reason,
-            why.message,
-            position,
-            why.resource,
-            why.missing,
-            why.level,
-            why.domain,
-            why.placeable,
-            blocker,
-            expected,
-            basis,
-            almost,
-            changes,
-            has_quota,
-            why.holders,
-        )

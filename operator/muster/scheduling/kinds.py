@@ -65,6 +65,8 @@ class Kinds:
         self._worker_index: dict[tuple[bytes, int], int] = {}
         self._gangs: dict[tuple[int, int, int], Gang] = {}
         self._needs: dict[tuple[int, int, int], Need] = {}
+        self._limited_needs: dict[tuple[int, int, int, frozenset[int]], Need] = {}
+        self._least_needs: dict[int, tuple[Int, Int]] = {}
         self._likes: dict[tuple[int, int], int] = {}
         self._like_index: dict[Gang, int] = {}
         keys = _keys(snapshot, rows, self._others)
@@ -103,6 +105,30 @@ class Kinds:
             asks = self.workers[gang.worker].asks
             need = self._needs[key] = tuple((resource, amount * gang.total) for resource, amount in asks)
         return need
+
+    def limited_need(self, kind: int, choice: int, size: int, limited: frozenset[int]) -> Need:
+        """The part of `need` that quota limits."""
+        key = (kind, choice, size, limited)
+        need = self._limited_needs.get(key)
+        if need is None:
+            need = tuple(ask for ask in self.need(kind, choice, size) if ask[0] in limited)
+            self._limited_needs[key] = need
+        return need
+
+    def least_needs(self, choice: int) -> tuple[Int, Int]:
+        """(kinds x R, quota that the smallest gang of each kind asks for with a choice; the flavour of it); zeros for
+        kinds that have no such choice."""
+        found = self._least_needs.get(choice)
+        if found is None:
+            needs = np.zeros((len(self.kinds), len(self._snapshot.resources)), dtype=np.int64)
+            flavours = np.zeros(len(self.kinds), dtype=np.int64)
+            for kind, it in enumerate(self.kinds):
+                if choice < len(it.choices):
+                    flavours[kind] = it.choices[choice].flavour
+                    for resource, amount in self.need(kind, choice, it.sizes[-1]):
+                        needs[kind, resource] = amount
+            found = self._least_needs[choice] = needs, flavours
+        return found
 
     def _others(self, row: int) -> tuple[tuple[int, int], ...]:
         """(filter, flavour) of the alternatives that the job takes by now."""

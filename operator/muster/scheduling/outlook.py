@@ -47,13 +47,9 @@ class Outlook:
         closed: Mask = (queues == NONE) | ~round_.snapshot.queues.open[queues]
         hopeless: Mask = np.array([hope.fate is not None for hope in hopes], dtype=np.bool_)[kind_of] & ~closed
         plain = np.array([len(each.choices) == 1 and each.preemptible for each in kinds.kinds], dtype=np.bool_)[kind_of]
-        needs = np.zeros((len(kinds.kinds), len(round_.snapshot.resources)), dtype=np.int64)
-        for kind, each in enumerate(kinds.kinds):
-            for resource, amount in kinds.need(kind, 0, each.sizes[-1]):
-                needs[kind, resource] = amount
         judged = ~closed & ~hopeless & plain
         at = np.flatnonzero(judged)
-        pairs, needed = (queues[at], flavours[at]), needs[kind_of[at]]
+        pairs, needed = (queues[at], flavours[at]), kinds.least_needs(0)[0][kind_of[at]]
         never = np.zeros(len(rows), dtype=np.bool_)
         never[at] = ((round_.used.most_by_queue()[pairs] < needed) & (needed > 0)).any(axis=1)
         later = judged & ~never & (jobs.terms.opens[rows] > round_.snapshot.now)

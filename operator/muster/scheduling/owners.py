@@ -17,7 +17,7 @@ from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import NONE, Index, Int, Preempts
 
 Wants = Callable[[int], tuple[int, Need] | None]
-"""The flavour and the least quota that a waiting job wants, or None if it could never start."""
+"""The flavour and the least quota that a waiting job wants, of what is limited; None if it could never start."""
 
 
 class Owners:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -179,7 +180,7 @@ class Plan:
     """
 
     admissions: tuple[Admission, ...]
-    waiting: tuple[Waiting, ...]
+    waiting: Sequence[Waiting]
     promises: tuple[Promise, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     replacements: tuple[Replacement, ...] = ()

@@ -28,17 +28,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.scheduling.bystanders import Bystanders
-from muster.scheduling.expected import BASES, Lacking, expected_starts
-from muster.scheduling.explain import Expectation, explain
+from muster.scheduling.expected import Expected, Lacking, expected_starts, promised_starts
+from muster.scheduling.explain import explain
 from muster.scheduling.heads import Heads
 from muster.scheduling.improving import improve
 from muster.scheduling.order import Ordering
-from muster.scheduling.plan import Admission, Basis, Plan
+from muster.scheduling.plan import Admission, Plan
 from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.preempting import Preempting, cleared
 from muster.scheduling.ranks import by_length, pending_by_rank, works
 from muster.scheduling.rounds import Fate, Round, Verdict
-from muster.scheduling.snapshot import FOREVER, Jobs, Snapshot
+from muster.scheduling.snapshot import Jobs, Snapshot
 from muster.scheduling.starting import Starting
 from muster.scheduling.withdrawing import withdraw
 
@@ -204,13 +204,15 @@ def _hold_back(round_: Round, verdict: Verdict) -> None:
         round_.hold_back_quota(verdict.job, verdict.choice, need)
 
 
-def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expectation:
+def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expected:
     """When each of those who wait is expected to start."""
-    promised = {each.job for each in verdicts if each.fate is Fate.CLEARED}
     able = [each for each in verdicts if each.fate in (Fate.QUOTA, Fate.ROOM, Fate.WINDOW)]
-    when_cleared = round_.snapshot.now + round_.longest_grace()
-    if not able:
-        return lambda job: (when_cleared, Basis.PROMISED) if job in promised else (FOREVER, Basis.UNKNOWN)
+    found = _of_those_able(round_, heads, able) if able else promised_starts(round_.snapshot)
+    cleared = [each.job for each in verdicts if each.fate is Fate.CLEARED]
+    return found.promised(cleared, round_.snapshot.now + round_.longest_grace())
+
+
+def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expected:
     queues = len(round_.snapshot.queues.names)
     lacking = Lacking(
         jobs=np.array([each.job for each in able], dtype=np.int64),
@@ -220,6 +222,4 @@ def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expecta
         own=round_.own_left,
     )
     reservations = {head.job: head.reservation for head in heads.all}
-    found = expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, reservations)
-    starts, bases = found.starts.tolist(), [BASES[each] for each in found.bases.tolist()]
-    return lambda job: (when_cleared, Basis.PROMISED) if job in promised else (starts[job], bases[job])
+    return expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, reservations)

@@ -69,6 +69,7 @@ class Ledger:
         self._parents, self._roots = standing.parents, standing.roots
         self._nominal, self._has, self._own = standing.nominal, standing.has, standing.own
         self._cap, self._most, self._free = standing.cap, standing.most, standing.free
+        self._limited = standing.limited
         by_jobs = _by_jobs(queues, jobs, standing.limits)
         self._by_jobs = _flat(by_jobs)
         self._used = _flat(_use(queues, by_jobs, standing.ranks, standing.limits))
@@ -100,6 +101,10 @@ class Ledger:
         """Like `shortage`, in a cluster where nobody uses anything."""
         left = self.most if borrowing else self.most_own
         return self._worst(queue, flavour, need, left)
+
+    def limited(self, queue: int, flavour: int) -> frozenset[int]:
+        """The resources that any quota limits: all others are no matter of whether the queue may use a need."""
+        return self._limited[queue * self._flavours + flavour]
 
     def available(self, queue: int, flavour: int, resource: int) -> int:
         """How much more jobs of the queue may use now."""
@@ -350,6 +355,7 @@ class _Standing:
     Attributes:
         ranks: rows of each depth, roots first.
         nominal, has, own, cap, most, free: flat, as `_Limits` has them.
+        limited: by queue and flavour, the resources that are not free; equal sets are one object.
     """
 
     ranks: list[Int]
@@ -362,6 +368,7 @@ class _Standing:
     cap: list[int]
     most: list[int]
     free: list[bool]
+    limited: list[frozenset[int]]
 
 
 @lru_cache(maxsize=2)
@@ -384,7 +391,14 @@ def _standing(
         _flat(limits.cap),
         _flat(limits.most),
         limits.free.ravel().tolist(),
+        _limited(limits.free),
     )
+
+
+def _limited(free: Mask) -> list[frozenset[int]]:
+    patterns, of = np.unique(free.reshape(-1, free.shape[2]), axis=0, return_inverse=True)
+    sets = [frozenset(np.flatnonzero(~pattern).tolist()) for pattern in patterns]
+    return [sets[index] for index in of.ravel().tolist()]
 
 
 def _limits(queues: Queues, ranks: list[Int]) -> _Limits:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from muster.scheduling.gangs import is_accelerator
-from muster.scheduling.snapshot import NONE, Int, Jobs, JobState, Mask, Seconds, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Jobs, JobState, Mask, Seconds, Snapshot
 
 AGE_STEP: Final = 6 * 3600.0
 """Seconds of waiting that make a job one step older."""
@@ -25,13 +25,12 @@ def pending_by_rank(jobs: Jobs) -> Int:
     return in_order((jobs.submitted, -jobs.priorities.astype(np.int64)), jobs.uids, pending)
 
 
-def positions(queues: Iterable[int]) -> list[int]:
+def positions(queues: Index) -> Int:
     """Place of each job in its own queue, from 1, given the queues of the waiting jobs in order of rank."""
-    seen: dict[int, int] = {}
-    places = []
-    for queue in queues:
-        seen[queue] = seen.get(queue, 0) + 1
-        places.append(seen[queue])
+    order = np.argsort(queues, kind="stable")
+    _, first, counts = np.unique(queues[order], return_index=True, return_counts=True)
+    places = np.empty(len(queues), dtype=np.int64)
+    places[order] = np.arange(1, len(queues) + 1) - np.repeat(first, counts)
     return places
 
 

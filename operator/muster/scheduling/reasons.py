@@ -17,7 +17,7 @@ from muster.scheduling.placement import placeable
 from muster.scheduling.plan import WaitReason
 from muster.scheduling.quota import Ledger, Need, Shortage
 from muster.scheduling.room import Room, count_slots
-from muster.scheduling.snapshot import NONE, UNLIMITED, Int, JobState, Mask, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, JobState, Mask, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
 
 _BORROWING: Final = "borrowing included"
@@ -120,15 +120,17 @@ class Reasons:
         text = f"{_count(away, 'suitable node')} {'is' if away == 1 else 'are'} cordoned or not ready"
         return why._replace(message=f"{why.message}; {text}")
 
+    def of_room(self, gang: Gang) -> WaitReason:
+        """The reason of a gang that does not fit what is free now."""
+        bound = gang.mode == TopologyMode.REQUIRED or bool(gang.shape.slices) or gang.shape.balanced != NONE
+        scattered = bound and self._room.free_slots(gang.worker).total >= gang.total
+        return WaitReason.TOPOLOGY_UNSATISFIED if scattered else WaitReason.INSUFFICIENT_CAPACITY
+
     def lacks_room(self, gang: Gang) -> Why:
         """The gang does not fit what is free now."""
         mask, slots = self._room.candidates(gang.worker), self._room.free_slots(gang.worker)
-        in_all = slots.total
-        bound = gang.mode == TopologyMode.REQUIRED or bool(gang.shape.slices) or gang.shape.balanced != NONE
-        scattered = bound and in_all >= gang.total
-        reason = WaitReason.TOPOLOGY_UNSATISFIED if scattered else WaitReason.INSUFFICIENT_CAPACITY
         state = _State(self._room.free, mask, slots.everywhere(), self._room.slots_when_empty(gang.worker).counts)
-        return self._lacks(gang, state, reason, when="")
+        return self._lacks(gang, state, self.of_room(gang), when="")
 
     def room_is_kept(self, gang: Gang, queue: int, priority: int) -> Why:
         """Free room would do, but a job ahead, in `queue`, waits for it."""
@@ -143,8 +145,9 @@ class Reasons:
         moment = np.datetime64(int(opens), "s")
         return Why(WaitReason.WINDOW_CLOSED, f"the job's window opens at {moment}Z")
 
-    def promised(self, nodes: int, victims: int) -> Why:
-        """Room is promised, and others are still giving it back."""
+    def promised(self, places: Index, victims: int) -> Why:
+        """Room is promised, by the node of each worker, and others are still giving it back."""
+        nodes = len(np.unique(places))
         message = f"{_count(nodes, 'node')} {'is' if nodes == 1 else 'are'} promised to this job"
         if victims:
             return Why(WaitReason.PREEMPTING, f"{message}; {_count(victims, 'job')} still to save and end there")

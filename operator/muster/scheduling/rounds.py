@@ -42,6 +42,7 @@ class Fate(Enum):
     NEVER = "exceeds the quota for ever"
     QUOTA = "waits for quota"
     ROOM = "waits for room"
+    PROMISED = "an earlier plan promised room to it"
     CLEARED = "room is promised to it; others are giving it back"
 
 
@@ -284,8 +285,8 @@ class Round:
             spared=None if self.kinds.workers[gang.worker].accelerated else site.cut(room.spared),
         )
         assert indexes is not None, "a gang that fits was not placed"
-        places = site.whole(indexes)
-        found = Found(size, places, Taken(*np.unique(places, return_counts=True)))
+        used = Taken.of(np.bincount(indexes))
+        found = Found(size, site.whole(indexes), Taken(site.whole(used.places), used.workers))
         self._found[key] = (self._version, found)
         return found
 

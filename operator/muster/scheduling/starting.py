@@ -130,10 +130,10 @@ class Starting:
         """The largest of its sizes for which there is quota now, or 0."""
         kinds, it = self._round.kinds, self._round.kinds.kinds[kind]
         queue, flavour = self._round.queue_of[job], it.choices[choice].flavour
+        limited, left = self._round.used.limited(queue, flavour), self._left_in_passing if passing else self._left
         owners = self.owners if self._round.policy.preemption and it.preemptible else None
         for size in it.sizes:
-            need = kinds.need(kind, choice, size)
-            left = self._left_in_passing if passing else self._left
+            need = kinds.limited_need(kind, choice, size, limited)
             if any(amount > left.get((queue, flavour, resource), amount) for resource, amount in need):
                 continue
             short = self._round.shortage(job, choice, need, passing=passing)
@@ -149,10 +149,11 @@ class Starting:
         """See `muster.scheduling.owners.Wants`. It is the same all through a plan."""
         if job in self.obstacles:
             return None
-        kinds, kind = self._round.kinds, self._round.kinds.of[job]
-        choice = self._first_choice.get((self._round.queue_of[job], kind), 0)
+        kinds, kind, queue = self._round.kinds, self._round.kinds.of[job], self._round.queue_of[job]
+        choice = self._first_choice.get((queue, kind), 0)
         it = kinds.kinds[kind]
-        return it.choices[choice].flavour, kinds.need(kind, choice, it.sizes[-1])
+        flavour = it.choices[choice].flavour
+        return flavour, kinds.limited_need(kind, choice, it.sizes[-1], self._round.used.limited(queue, flavour))
 
     def _place(self, job: int, kind: int, choice: int, size: int, *, yields: bool) -> Admission | None:
         round_ = self._round

@@ -147,9 +147,7 @@ def _lay_out_among(layout: _Layout, places: Int) -> _Layout:
         labels.append(layout.labels[level][inside])
         owner = layout.domain_of[level][places]
         owners.append(np.where(owner == NONE, NONE, (np.cumsum(inside) - 1)[owner] if len(inside) else NONE))
-    return _Layout(
-        layout.order[places], tuple(stretches), tuple(starts), tuple(ends), tuple(labels), tuple(owners)
-    )
+    return _Layout(layout.order[places], tuple(stretches), tuple(starts), tuple(ends), tuple(labels), tuple(owners))
 
 
 def _freeze(layout: _Layout) -> None:
