@@ -156,8 +156,9 @@ class Round:
         short = promised(queue, flavour, need) or self.used.shortage(queue, flavour, need)
         if short is not None or kind.preemptible:
             return short
-        if (queue, flavour) in self._firm_held_back:
-            return Shortage(*max(need, key=itemgetter(1)), 0)
+        limited = [ask for ask in need if ask[0] in self.used.limited(queue, flavour)]
+        if limited and (queue, flavour) in self._firm_held_back:
+            return Shortage(*max(limited, key=itemgetter(1)), 0)
         return self.firm_shortage(job, choice, need)
 
     def firm_shortage(self, job: int, choice: int, need: Need) -> Shortage | None:

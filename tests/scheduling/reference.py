@@ -1,0 +1,620 @@
+"""A whole planner, slow and plain: one job after the other, by the words of docs/scheduling.md and docs/queues.md.
+
+It shares the data types with the planner, and constants of its policy, and nothing else: no classes of jobs, no caches,
+no arrays, no heaps. It covers one plan in which nobody may be asked to give room back and nobody moves or grows: the
+order, quota, owners before borrowers, what is held back for old jobs, rooms and places, heads, backfill, reasons,
+positions and expected starts. Victims, elastic jobs and moves have brute force of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from muster.scheduling.fairness import counted
+from muster.scheduling.plan import Basis, WaitReason
+from muster.scheduling.policy import DEFAULT
+from muster.scheduling.ranks import AGE_STEP, AGE_STEPS, SLACK_COUNTS
+from muster.scheduling.snapshot import FOREVER, NONE, JobState, Preempts, Snapshot, TopologyMode
+
+from . import oracle
+from .naive_places import Counts, Free, asks, fits, place, reach, slots, suits
+
+_WHOLE = 2.0**40
+Use = dict[tuple[int, int, int], int]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the reference decides over one waiting job."""
+
+    reason: WaitReason
+    position: int
+    expected: float
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class Decided:
+    """
+    Attributes:
+        started: in order: (uid, workers by node, whether it yields).
+        waiting: by uid, first in rank first.
+    """
+
+    started: list[tuple[str, Counts, bool]]
+    waiting: dict[str, Told]
+
+
+@dataclass(frozen=True)
+class _Head:
+    job: int
+    start: float
+    basis: Basis
+    smallest: list[int]
+    """By domain that it may start in: the least that the end of one job gives back there, in its workers."""
+
+
+class Reference:
+    def __init__(self, world: Snapshot) -> None:
+        self.world, self.jobs, self.now = world, world.jobs, world.now
+        self.rows = range(len(world.jobs.uids))
+        self.free: Free = world.nodes.free.tolist()
+        self.kept: Free = [[0] * len(world.resources) for _ in self.free]
+        self.kept_for: list[tuple[tuple[int, ...], int, int]] = []
+        self.ahead: Free | None = None
+        self.empty: Free = oracle.empty_room(world).tolist()
+        self.used: Use = oracle.usage(world)
+        self.promised: Use = dict(self.used)
+        self.firm: Use = {}
+        for job in self.rows:
+            if self.jobs.states[job] != JobState.PENDING and not self.jobs.terms.preemptible[job]:
+                self._count(self.firm, job, self.jobs.held[job].tolist())
+        self.held_back: set[tuple[int, int]] = set()
+        self.firm_held_back: set[tuple[int, int]] = set()
+        self.reserved_in: set[tuple[int, int]] = set()
+        self.served: set[int] = set()
+        self.heads: list[_Head] = []
+        self.obstacles = {job: self._obstacle(job) for job in self._pending()}
+        self.runs: dict[int, Counts] = {job: self._placed(job) for job in self.rows if self._holds(job)}
+        self.started: list[tuple[str, Counts, bool]] = []
+
+    def plan(self) -> Decided:
+        waits: list[tuple[int, str]] = []
+        for job, charge in _Order(self.world).jobs():
+            verdict = self._decide(job, charge)
+            if verdict:
+                waits.append((job, verdict))
+        starts = _Starts(self, waits).all()
+        waiting, seen = {}, dict[int, int]()
+        for job, verdict in waits:
+            queue = int(self.jobs.queues[job])
+            seen[queue] = seen.get(queue, 0) + 1
+            waiting[self.jobs.uids[job]] = Told(self._reason(job, verdict), seen[queue], *starts[job])
+        return Decided(self.started, waiting)
+
+    def _decide(self, job: int, charge: Callable[[], None]) -> str:
+        """Start the job, or say why it waits."""
+        if self.obstacles[job]:
+            return self.obstacles[job]
+        yields = False
+        if not self._has_quota(job):
+            in_passing = self.jobs.terms.preemptible[job] and self._home(job) in self.held_back
+            if not in_passing or not self._has_quota(job, passing=True):
+                self._hold_back_if_old(job)
+                return "quota"
+            yields = True
+        found = self._where_to_start(job)
+        if found is not None:
+            self._start(job, found[0], yields or found[1])
+            charge()
+            return ""
+        if yields:
+            self._hold_back_if_old(job)
+            return "quota"
+        flavour = int(self.jobs.flavours[job])
+        if sum(self.jobs.flavours[head.job] == flavour for head in self.heads) < DEFAULT.heads:
+            self._reserve(job)
+            charge()
+        return "room"
+
+    # Whether it could ever start
+
+    def _obstacle(self, job: int) -> str:
+        queue = int(self.jobs.queues[job])
+        if queue == NONE or not self.world.queues.open[queue]:
+            return "closed"
+        if not any(suits(self.world, job, node) for node in range(len(self.free))):
+            return "no nodes"
+        if not fits(self.world, job, slots(self.world, job, self.empty)):
+            back = fits(self.world, job, slots(self.world, job, self.empty, away=True))
+            return "nodes away" if back else "too large"
+        if not self._could_ever(job, borrowing=bool(self.jobs.terms.preemptible[job])):
+            return "never"
+        return "window" if self.jobs.terms.opens[job] > self.now else ""
+
+    def _could_ever(self, job: int, *, borrowing: bool) -> bool:
+        nobody: Use = {}
+        if not self._allows(nobody, job):
+            return False
+        return borrowing or all(self._own(job, resource) >= need for resource, need in self._needs(job))
+
+    # Quota
+
+    def _needs(self, job: int) -> list[tuple[int, int]]:
+        """(resource, amount) of the whole gang that some quota limits."""
+        queue, flavour = self._home(job)
+        whole = [(resource, amount * int(self.jobs.workers[job])) for resource, amount in asks(self.world, job).items()]
+        return [(resource, need) for resource, need in whole if oracle.limited(self.world, queue, flavour, resource)]
+
+    def _home(self, job: int) -> tuple[int, int]:
+        return int(self.jobs.queues[job]), int(self.jobs.flavours[job])
+
+    def _allows(self, use: Use, job: int) -> bool:
+        home = self._home(job)
+        return all(oracle.may_add(self.world, use, *home, resource, need) for resource, need in self._needs(job))
+
+    def _own(self, job: int, resource: int) -> int:
+        nominal = int(self.world.queues.nominal[(*self._home(job), resource)])
+        return nominal if nominal < 2**62 else 0
+
+    def _firm_allows(self, job: int) -> bool:
+        """Jobs that cannot give back stay together within their queue's own nominal."""
+        queue, flavour = self._home(job)
+        left = {r: self._own(job, r) - self.firm.get((queue, flavour, r), 0) for r, _ in self._needs(job)}
+        return all(left[resource] >= need for resource, need in self._needs(job))
+
+    def _has_quota(self, job: int, *, passing: bool = False) -> bool:
+        if self._home(job) in self.held_back and not passing and self._needs(job):
+            return False
+        if not self._allows(self.used, job) or not self._allows(self.promised, job):
+            return False
+        if not self.jobs.terms.preemptible[job]:
+            return not (self._needs(job) and self._home(job) in self.firm_held_back) and self._firm_allows(job)
+        return self._within(self.promised, job) or self._allows(self._with_claims_of_owners(job), job)
+
+    def _within(self, use: Use, job: int) -> bool:
+        """Whether it stays within its queue's own nominal."""
+        home = self._home(job)
+        return all(
+            use.get((*home, resource), 0) + need <= self._own(job, resource) for resource, need in self._needs(job)
+        )
+
+    def _with_claims_of_owners(self, borrower: int) -> Use:
+        """What is promised, and what the waiting jobs of other queues of its tree want within their own nominal."""
+        use, tree = dict(self.promised), oracle.way_up(self.world, int(self.jobs.queues[borrower]))[-1]
+        for queue in range(len(self.world.queues.names)):
+            if queue == self.jobs.queues[borrower] or self.world.queues.reclaim[queue] == Preempts.NEVER:
+                continue
+            if oracle.way_up(self.world, queue)[-1] != tree:
+                continue
+            mine = [job for job in self._pending() if self.jobs.queues[job] == queue and not self.obstacles[job]]
+            for job in sorted(mine, key=lambda job: (-int(self.jobs.priorities[job]), float(self.jobs.submitted[job]))):
+                if job not in self.served and self._within(use, job):
+                    self._count(use, job, self._whole(job))
+        return use
+
+    def _hold_back_if_old(self, job: int) -> None:
+        """Later jobs of its queue do not pass an old one that the queue's own quota could hold; of one that cannot give
+        back, and lacks only what its like hold, none of its like."""
+        if _age(self.world, job) >= AGE_STEPS and self._could_ever(job, borrowing=False):
+            lacks = self._home(job) in self.held_back or not self._allows(self.promised, job)
+            firm = not self.jobs.terms.preemptible[job] and not lacks and self._allows(self.used, job)
+            (self.firm_held_back if firm else self.held_back).add(self._home(job))
+            self.reserved_in.add((self._tree(job), int(self.jobs.flavours[job])))
+
+    def _tree(self, job: int) -> int:
+        return oracle.way_up(self.world, int(self.jobs.queues[job]))[-1]
+
+    # Room
+
+    def _spare(self) -> Free:
+        """What is free, less what is kept for jobs ahead."""
+        return [
+            [max(some - kept, -most) if kept else some for some, kept, most in zip(*each, strict=True)]
+            for each in zip(self.free, self.kept, self.empty, strict=True)
+        ]
+
+    def _where_to_start(self, job: int) -> tuple[Counts, bool] | None:
+        """(workers by node, whether it has to yield) if it may start now."""
+        free, empty = slots(self.world, job, self.free), slots(self.world, job, self.empty)
+        if not fits(self.world, job, free):
+            return None
+        spare = slots(self.world, job, self._spare())
+        if fits(self.world, job, spare):
+            return place(self.world, job, spare, empty), False
+        preemptible = bool(self.jobs.terms.preemptible[job])
+        if preemptible and not self._worthwhile(job):
+            return None
+        until = FOREVER if preemptible else self._until(job)
+        places = place(self.world, job, free, empty)
+        harmless = not any(
+            self._delays(head, job, places) for head in self.heads if until > head.start or head.start == FOREVER
+        )
+        return (places, not harmless) if preemptible or harmless else None
+
+    def _worthwhile(self, job: int) -> bool:
+        """It gets as much done before the first reserved start as starting and stopping take, or all of it."""
+        start, runs = min(head.start for head in self.heads), self.jobs.runs
+        if start == FOREVER:
+            return True
+        gap = start - self.now - float(runs.restart[job])
+        return gap >= self.jobs.terms.estimate[job] or gap >= runs.restart[job] + runs.grace[job]
+
+    def _delays(self, head: _Head, job: int, places: Counts) -> bool:
+        """Whether the head could ever lack what the job takes: more than is sure to be in excess in some domain."""
+        empty, free = slots(self.world, head.job, self.empty), slots(self.world, head.job, self.free)
+        able = [site for site in reach(self.world, head.job) if sum(empty[n] for n in site) >= self._size(head.job)]
+        mine = asks(self.world, job)
+        for site, smallest in zip(able, head.smallest, strict=True):
+            lost = 0
+            for node in site:
+                lacks = 0
+                for resource, amount in asks(self.world, head.job).items():
+                    takes = places[node] * mine.get(resource, 0)
+                    if self.free[node][resource] - takes < empty[node] * amount:
+                        lacks = max(lacks, -(-takes // amount))
+                lost += min(lacks, empty[node])
+            if lost and lost > sum(free[node] for node in site) + smallest - self._size(head.job):
+                return True
+        return False
+
+    def _start(self, job: int, places: Counts, yields: bool) -> None:
+        self._take(self.free, job, places)
+        if self.ahead is not None:
+            self._take(self.ahead, job, places)
+        for use in (self.used, self.promised):
+            self._count(use, job, self._whole(job))
+        self._count_firm(job)
+        self.runs[job] = places
+        self.started.append((self.jobs.uids[job], places, yields))
+
+    # Heads
+
+    def _reserve(self, job: int) -> None:
+        """Quota is charged as if it ran, and room is kept on every node that it could ever use."""
+        self._count(self.promised, job, self._whole(job))
+        self._count_firm(job)
+        self.reserved_in.add((self._tree(job), int(self.jobs.flavours[job])))
+        self.ahead = self.ahead or [list(each) for each in self.free]
+        start, counts = self._earliest(job, self.ahead, self.likely_end)
+        latest, _ = self._earliest(job, self.ahead, self.sure_end)
+        empty = slots(self.world, job, self.empty)
+        basis = Basis.UNKNOWN
+        if start < FOREVER:
+            self._take(self.ahead, job, place(self.world, job, counts, empty))
+            basis = Basis.LIMITS if start >= latest else Basis.PROGRESS
+        able = [site for site in reach(self.world, job) if sum(empty[node] for node in site) >= self._size(job)]
+        self.heads.append(_Head(job, start, basis, [self._smallest_end(job, site) for site in able]))
+        worker = (*self.jobs.requests[job].tolist(), int(self.jobs.filters[job]))
+        for node in {node for site in able for node in site}:
+            if empty[node] and not any(kept[0] == worker and kept[1] == node for kept in self.kept_for):
+                self.kept_for.append((worker, node, empty[node]))
+                for resource, amount in asks(self.world, job).items():
+                    self.kept[node][resource] += amount * empty[node]
+
+    def _earliest(self, job: int, free: Free, end: Callable[[int], float]) -> tuple[float, Counts]:
+        """The first moment at which the gang fits when all others end as told, and the slots then."""
+        ends = sorted({end(other) for other in self.runs if end(other) < FOREVER})
+        for moment in (-FOREVER, *ends):
+            back = [list(each) for each in free]
+            for other, places in self.runs.items():
+                if end(other) <= moment:
+                    self._take(back, other, [-count for count in places])
+            counts = slots(self.world, job, back)
+            if fits(self.world, job, counts):
+                return max(moment, self.now), counts
+        return FOREVER, []
+
+    def _smallest_end(self, job: int, site: list[int]) -> int:
+        """The least that the end of one of the jobs there gives back of what the head asks for."""
+        before, gains = slots(self.world, job, self.free, away=True), []
+        for other, places in self.runs.items():
+            shares = any(resource in asks(self.world, other) for resource in asks(self.world, job))
+            there = [node for node in site if places[node] and slots(self.world, job, self.empty)[node]]
+            if there and shares:
+                back = [list(each) for each in self.free]
+                self._take(back, other, [-count for count in places])
+                after = slots(self.world, job, back, away=True)
+                gains.append(sum(after[node] - before[node] for node in there))
+        return min(gains, default=2**40)
+
+    # When running jobs end
+
+    def sure_end(self, job: int) -> float:
+        if self.jobs.states[job] == JobState.PENDING:
+            return self._until(job)
+        return max(float(self.jobs.runs.bound[job]), self.now) + float(self.jobs.runs.grace[job])
+
+    def likely_end(self, job: int) -> float:
+        if self.jobs.states[job] == JobState.PENDING:
+            return min(self.now + float(self.jobs.terms.estimate[job]), self._until(job))
+        return min(max(float(self.jobs.runs.ends[job]), self.now), self.sure_end(job))
+
+    def _until(self, job: int) -> float:
+        return self.now + float(self.jobs.terms.limit[job]) + float(self.jobs.runs.grace[job])
+
+    # Why a job waits
+
+    def _reason(self, job: int, verdict: str) -> WaitReason:
+        plain = {
+            "closed": WaitReason.QUEUE_CLOSED,
+            "window": WaitReason.WINDOW_CLOSED,
+            "never": WaitReason.EXCEEDS_QUOTA,
+            "no nodes": WaitReason.NO_ELIGIBLE_NODES,
+            "too large": WaitReason.EXCEEDS_CLUSTER,
+            "nodes away": WaitReason.INSUFFICIENT_CAPACITY,
+        }
+        if verdict in plain:
+            return plain[verdict]
+        if verdict == "quota":
+            return self._reason_of_quota(job)
+        counts = slots(self.world, job, self.free)
+        if fits(self.world, job, counts):
+            return WaitReason.BEHIND_OTHERS
+        scattered = self.jobs.modes[job] == TopologyMode.REQUIRED and sum(counts) >= self._size(job)
+        return WaitReason.TOPOLOGY_UNSATISFIED if scattered else WaitReason.INSUFFICIENT_CAPACITY
+
+    def _reason_of_quota(self, job: int) -> WaitReason:
+        firm = self.jobs.terms.preemptible[job] or self._firm_allows(job)
+        if not self._allows(self.used, job) or not firm:
+            return WaitReason.QUOTA_EXCEEDED
+        backs = self.held_back if self.jobs.terms.preemptible[job] else self.held_back | self.firm_held_back
+        held_back = self._home(job) in backs and bool(self._needs(job))
+        if self._allows(self.promised, job) and not held_back:
+            return WaitReason.QUOTA_EXCEEDED  # its owners' own jobs wait for it
+        kept = (self._tree(job), int(self.jobs.flavours[job])) in self.reserved_in
+        return WaitReason.BEHIND_OTHERS if kept else WaitReason.QUOTA_EXCEEDED
+
+    # Small things
+
+    def _pending(self) -> list[int]:
+        return [job for job in self.rows if self.jobs.states[job] == JobState.PENDING]
+
+    def _holds(self, job: int) -> bool:
+        return bool(self.jobs.states[job] == JobState.HOLDING)
+
+    def _size(self, job: int) -> int:
+        return int(self.jobs.workers[job])
+
+    def _placed(self, job: int) -> Counts:
+        nodes = self.jobs.runs.nodes_of(job).tolist()
+        return [nodes.count(node) for node in range(len(self.free))]
+
+    def _whole(self, job: int) -> list[int]:
+        return [amount * self._size(job) for amount in self.jobs.requests[job].tolist()]
+
+    def _count(self, use: Use, job: int, amounts: list[int]) -> None:
+        for resource, amount in enumerate(amounts):
+            key = (*self._home(job), resource)
+            use[key] = use.get(key, 0) + amount
+
+    def _count_firm(self, job: int) -> None:
+        self.served.add(job)
+        if not self.jobs.terms.preemptible[job]:
+            self._count(self.firm, job, self._whole(job))
+
+    def _take(self, free: Free, job: int, places: Counts) -> None:
+        for node, count in enumerate(places):
+            for resource, amount in asks(self.world, job).items():
+                free[node][resource] -= amount * count
+
+
+def _age(world: Snapshot, job: int) -> int:
+    return min(AGE_STEPS, int(max(0.0, world.now - float(world.jobs.submitted[job])) // AGE_STEP))
+
+
+class _Order:
+    """Priority, age, fair share from the root down, slack, first submit, uid. Running jobs have their place, too."""
+
+    def __init__(self, world: Snapshot) -> None:
+        self.world, self.jobs_ = world, world.jobs
+        self.left = list(range(len(world.jobs.uids)))
+        self.held: dict[int, dict[tuple[int, int], int]] = {}
+
+    def jobs(self) -> Iterator[tuple[int, Callable[[], None]]]:
+        """(pending job, to be called when it starts or has room reserved)."""
+        while any(self._waits(job) for job in self.left):
+            tops = [queue for queue in range(len(self.world.queues.names)) if self.world.queues.parents[queue] == NONE]
+            job = self._first(tops) if any(self._queued(job) for job in self.left) else min(self.left, key=self._rank)
+            self.left.remove(job)
+            if self._waits(job):
+                yield job, lambda job=job: self._charge(job)  # type: ignore[misc]
+            else:
+                self._charge(job)
+
+    def _waits(self, job: int) -> bool:
+        return bool(self.jobs_.states[job] == JobState.PENDING)
+
+    def _queued(self, job: int) -> bool:
+        return self._waits(job) and bool(self.jobs_.queues[job] != NONE)
+
+    def _rank(self, job: int) -> tuple[int, float, float, str]:
+        """Without shares."""
+        terms = self.jobs_.terms
+        takes = float(terms.estimate[job]) if terms.estimate[job] < FOREVER else 0.0
+        slack = max(0.0, float(terms.deadlines[job]) - self.world.now - takes)
+        hurries = terms.deadlines[job] > self.world.now and slack < SLACK_COUNTS
+        class_ = -(int(self.jobs_.priorities[job]) * (AGE_STEPS + 1) + _age(self.world, job))
+        return class_, slack if hurries else FOREVER, float(self.jobs_.submitted[job]), self.jobs_.uids[job]
+
+    def _first(self, branches: list[int]) -> int:
+        """The job whose turn it is below the branches. ~queue stands for the jobs of a queue that has others below."""
+        firsts = []
+        for branch in branches:
+            job = self._first_of(branch)
+            if job != NONE:
+                rank = self._rank(job)
+                firsts.append((rank[0], self._share(branch), rank[1:], job))
+        return min(firsts)[3] if firsts else NONE
+
+    def _first_of(self, branch: int) -> int:
+        children = [
+            q for q in range(len(self.world.queues.names)) if branch >= 0 and self.world.queues.parents[q] == branch
+        ]
+        if children:
+            return self._first([*children, ~branch])
+        queue = branch if branch >= 0 else ~branch
+        return min((job for job in self.left if self.jobs_.queues[job] == queue), key=self._rank, default=NONE)
+
+    def _share(self, branch: int) -> float:
+        held = max(self.held.get(branch, {}).values(), default=0)
+        if branch < 0:
+            return float(held)
+        queues = self.world.queues
+        return (float(queues.shares_used[branch]) * _WHOLE + held) / float(queues.weights[branch])
+
+    def _charge(self, job: int) -> None:
+        """Its part of the cluster counts for its queue and all above, as whole numbers of 2^-40."""
+        queue = int(self.jobs_.queues[job])
+        if queue == NONE:
+            return
+        for branch in (~queue, *oracle.way_up(self.world, queue)):
+            held = self.held.setdefault(branch, {})
+            for resource, counts in enumerate(counted(self.world.resources)):
+                flavour = int(self.jobs_.flavours[job])
+                total = self._total(flavour, resource)
+                if counts and total:
+                    amount = int(self.jobs_.requests[job, resource]) * int(self.jobs_.workers[job])
+                    part = round(amount * ((1.0 / total) * _WHOLE))
+                    held[flavour, resource] = held.get((flavour, resource), 0) + part
+
+    def _total(self, flavour: int, resource: int) -> int:
+        nodes = self.world.nodes
+        rows = [node for node in range(len(nodes.names)) if not flavour or nodes.flavours[node] == flavour]
+        return sum(int(nodes.allocatable[node, resource]) for node in rows)
+
+
+@dataclass
+class _Pool:
+    """What is left, and (moment, amount) of what comes back."""
+
+    left: int
+    back: list[tuple[float, int]]
+    clock: float = 0.0
+
+    def draw(self, need: int, lasts: float, floor: float, waits: float) -> float:
+        """When it gets what it needs, and gives it back `lasts` later; see `muster.scheduling.expected`."""
+        if need > self.left + sum(amount for _, amount in self.back):
+            return FOREVER
+        self.back.sort()
+        while self.left < need:
+            self.clock, amount = self.back.pop(0)
+            self.left += amount
+        self.left -= need
+        start = max(self.clock, floor)
+        if start <= waits and not self.clock:
+            start = self.back[0][0] if self.back else FOREVER
+        if start + lasts < FOREVER:
+            self.back.append((start + lasts, need))
+        return start
+
+
+class _Starts:
+    """Expected starts: reservations, and for the others each flavour as one pool, and each tree's quota as another."""
+
+    def __init__(self, made: Reference, waits: list[tuple[int, str]]) -> None:
+        self.made, self.world, self.jobs, self.now = made, made.world, made.jobs, made.now
+        self.waits = waits
+        self.units = [self._unit(flavour) for flavour in range(len(self.world.flavours))]
+
+    def all(self) -> dict[int, tuple[float, Basis]]:
+        found = {job: (FOREVER, Basis.UNKNOWN) for job, _ in self.waits}
+        able = [(job, verdict) for job, verdict in self.waits if verdict in ("quota", "room", "window")]
+        floors = {job: max(float(self.jobs.terms.opens[job]), self.now) for job, _ in able}
+        borrowers, own = dict[tuple[int, int], _Pool](), dict[tuple[int, int], _Pool]()
+        short = [job for job, verdict in able if verdict == "quota"]
+        for job in short:
+            tree = self.made._tree(job), int(self.jobs.flavours[job])
+            borrowers.setdefault(tree, self._quota_pool(tree, short))
+            floors[job] = borrowers[tree].draw(self._need(job), self._length(job), floors[job], self.now)
+        for job in short:
+            if not self.jobs.terms.preemptible[job]:
+                home = self.made._home(job)
+                own.setdefault(home, self._own_pool(job))
+                floors[job] = own[home].draw(self._need(job), self._length(job), floors[job], -FOREVER)
+        rooms = {flavour: self._room_pool(flavour) for flavour in range(len(self.world.flavours))}
+        for job, _ in sorted(able, key=lambda one: floors[one[0]]):
+            flavour = int(self.jobs.flavours[job])
+            start = rooms[flavour].draw(self._need(job), self._length(job), floors[job], self.now)
+            found[job] = (start, Basis.QUEUE if start < FOREVER else Basis.UNKNOWN)
+        for head in self.made.heads:
+            if head.start < FOREVER:
+                found[head.job] = (max(head.start, float(self.jobs.terms.opens[head.job])), head.basis)
+        return found
+
+    def _unit(self, flavour: int) -> int:
+        gpu = self.world.resources.index("nvidia.com/gpu")
+        asked = any(
+            self.jobs.flavours[job] == flavour and self.jobs.requests[job, gpu] for job in range(len(self.jobs.uids))
+        )
+        return gpu if flavour and asked else self.world.resources.index("cpu")
+
+    def _need(self, job: int) -> int:
+        return int(self.jobs.workers[job]) * int(self.jobs.requests[job, self.units[self.jobs.flavours[job]]])
+
+    def _length(self, job: int) -> float:
+        known = min(float(self.jobs.terms.estimate[job]), float(self.jobs.terms.limit[job]))
+        return known if known < FOREVER else self._typical(int(self.jobs.flavours[job]))
+
+    def _typical(self, flavour: int) -> float:
+        """The median length of the jobs of which it is known; of all flavours where this one has none."""
+        known = []
+        for job in range(len(self.jobs.uids)):
+            if self.jobs.states[job] == JobState.PENDING:
+                length = min(float(self.jobs.terms.estimate[job]), float(self.jobs.terms.limit[job]))
+            else:
+                length = self.made.likely_end(job) - float(self.jobs.runs.started[job])
+            if length < FOREVER:
+                known.append((int(self.jobs.flavours[job]), length))
+        mine = [length for of, length in known if of == flavour] or [length for _, length in known]
+        return median(mine) if mine else FOREVER
+
+    def _end(self, job: int) -> float:
+        end = self.made.likely_end(job)
+        if end == FOREVER and self.jobs.states[job] != JobState.PENDING:
+            return self.now + self._typical(int(self.jobs.flavours[job]))
+        return end
+
+    def _back(self, of: Callable[[int], bool]) -> list[tuple[float, int]]:
+        return [(self._end(job), self._need(job)) for job in self.made.runs if of(job) and self._end(job) < FOREVER]
+
+    def _room_pool(self, flavour: int) -> _Pool:
+        nodes = self.world.nodes
+        there = [
+            n for n in range(len(nodes.names)) if nodes.usable[n] and (not flavour or nodes.flavours[n] == flavour)
+        ]
+        left = sum(self.made.free[node][self.units[flavour]] for node in there)
+        return _Pool(left, self._back(lambda job: self.jobs.flavours[job] == flavour))
+
+    def _quota_pool(self, tree: tuple[int, int], short: list[int]) -> _Pool:
+        """As much as the queue that has most left, of those whose jobs wait."""
+        mine = [job for job in short if (self.made._tree(job), int(self.jobs.flavours[job])) == tree]
+        left = max(self._may_use(job) for job in mine)
+        return _Pool(left, self._back(lambda job: self._in_tree(job, tree)))
+
+    def _in_tree(self, job: int, tree: tuple[int, int]) -> bool:
+        return bool(self.jobs.queues[job] != NONE) and (self.made._tree(job), int(self.jobs.flavours[job])) == tree
+
+    def _may_use(self, job: int) -> int:
+        """The most that its queue may still use, found by trying."""
+        queue, flavour = self.made._home(job)
+        unit = self.units[flavour]
+        if not oracle.limited(self.world, queue, flavour, unit):
+            return 2**62
+        if (queue, flavour) in self.made.held_back:
+            return 0
+        amount = 0
+        while oracle.may_add(self.world, self.made.promised, queue, flavour, unit, amount + 1):
+            amount += 1
+        return amount
+
+    def _own_pool(self, job: int) -> _Pool:
+        queue, flavour = self.made._home(job)
+        unit = self.units[flavour]
+        left = 2**62
+        if oracle.limited(self.world, queue, flavour, unit):
+            left = max(0, self.made._own(job, unit) - self.made.firm.get((queue, flavour, unit), 0))
+        firm = self.jobs.terms.preemptible
+        return _Pool(left, self._back(lambda other: self.made._home(other) == (queue, flavour) and not firm[other]))

@@ -1,0 +1,164 @@
+"""The planner's plans are those of a naive reference, on a thousand small clusters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from muster.scheduling.planner import plan
+from muster.scheduling.snapshot import FOREVER, NONE, JobState, Snapshot
+
+from . import oracle
+from .cases import GPU, LEVELS, Job, Node, Queue, snapshot
+from .reference import Decided, Reference, Told
+
+pytestmark = pytest.mark.unit
+
+NOW = 1_000_000.0
+WORLDS, BATCH = 1_000, 100
+Draw = np.random.Generator
+
+
+@pytest.mark.parametrize("first", range(0, WORLDS, BATCH))
+def test_plans_are_those_of_a_naive_planner(first: int) -> None:
+    for seed in range(first, first + BATCH):
+        world = crowded(np.random.default_rng(seed))
+        assert decided(world) == Reference(world).plan(), f"seed {seed}"
+
+
+def decided(world: Snapshot) -> Decided:
+    """The planner's answer, in the reference's terms."""
+    made = plan(world)
+    assert (made.promises, made.evictions, made.replacements, made.broken) == ((), (), (), ())
+    nodes = range(len(world.nodes.names))
+    started = [(each.uid, [each.nodes.tolist().count(node) for node in nodes], each.yields) for each in made.admissions]
+    waiting = {each.uid: Told(each.reason, each.position, each.expected, each.basis) for each in made.waiting}
+    return Decided(started, waiting)
+
+
+def crowded(draw: Draw) -> Snapshot:
+    """A few nodes, nearly full, and more jobs than they hold; nobody may be asked to go."""
+    hosts = [
+        Node(
+            f"node-{index}",
+            block=["a", "a", "a", "b", None][draw.integers(0, 5)],
+            rack=["r0", "r0", "r1", "r1", None][draw.integers(0, 5)],
+            gpus=int(draw.choice([0, 2, 4, 4, 4])),
+            cores=int(draw.choice([4, 8, 16])),
+            pods=int(draw.choice([3, 9, 9])),
+            fixed_cores=int(draw.integers(0, 2)),
+            usable=bool(draw.random() < 0.95),
+        )
+        for index in range(draw.integers(2, 9))
+    ]
+    queues = _queues(draw)
+    names = [queue.name for queue in queues]
+    left = {host.name: [host.gpus, host.cores - host.fixed_cores, host.pods] for host in hosts}
+    order = sorted(hosts, key=lambda host: (host.block or "z", (host.rack or "z") if host.block else "z"))
+    jobs: list[Job] = []
+    for index in range(7):
+        job = _running(draw, f"run-{index}", names, left, [host.name for host in order])
+        if job is not None and not _exceeds_quota(snapshot(hosts, [*jobs, job], queues)):
+            jobs.append(job)
+    jobs += [_waiting(draw, f"job-{index}", names, list(left)) for index in range(draw.integers(2, 13))]
+    return _with_terms(draw, snapshot(hosts, jobs, queues))
+
+
+def _exceeds_quota(world: Snapshot) -> bool:
+    use = oracle.usage(world)
+    return any(
+        oracle.limited(world, queue, 1, GPU)
+        and oracle.draws_on(world, use, queue, 1, GPU) > oracle.may_draw(world, queue, 1, GPU)
+        for queue in range(len(world.queues.names))
+    )
+
+
+def _queues(draw: Draw) -> list[Queue]:
+    def limit() -> int | None:
+        return None if draw.random() < 0.3 else int(draw.choice([0, 2, 4, 6, 8]))
+
+    bound = draw.random() < 0.7
+    return [
+        Queue(
+            f"queue-{index}",
+            gpus=limit() if bound else None,
+            borrowing=limit() if draw.random() < 0.3 else None,
+            lending=limit() if draw.random() < 0.3 else None,
+            cohort=int(draw.choice([NONE, 0, 0])),
+            open=bool(draw.random() < 0.97),
+            parent=f"queue-{draw.integers(0, index)}" if index and draw.random() < 0.3 else None,
+            weight=float(draw.choice([1.0, 1.0, 3.0])),
+            used=float(draw.choice([0.0, 0.0, 0.2])),
+        )
+        for index in range(draw.integers(1, 5))
+    ]
+
+
+def _running(draw: Draw, uid: str, queues: list[str], left: dict[str, list[int]], order: list[str]) -> Job | None:
+    gpus, cores = int(draw.choice([0, 1, 2, 4])), int(draw.integers(1, 3))
+    on = []
+    for name in draw.choice(order, size=draw.integers(1, 5)).tolist():
+        if all(some >= ask for some, ask in zip(left[name], (gpus, cores, 1), strict=True)):
+            left[name] = [left[name][0] - gpus, left[name][1] - cores, left[name][2] - 1]
+            on.append(name)
+    if not on:
+        return None
+    on.sort(key=order.index)
+    queue, priority = draw.choice(queues), int(draw.integers(0, 2))
+    return Job(uid, len(on), gpus, cores, queue=queue, priority=priority, holding=True, on=tuple(on))
+
+
+def _waiting(draw: Draw, uid: str, queues: list[str], nodes: list[str]) -> Job:
+    level = LEVELS[draw.choice([0, 0, 1, 1, 1, 2])]
+    mode = draw.integers(0, 4)
+    return Job(
+        uid,
+        workers=int(draw.integers(1, 5)),
+        gpus=int(draw.choice([0, 1, 1, 2, 2, 4])),
+        cores=int(draw.choice([1, 1, 2, 3])),
+        queue=draw.choice(queues) if draw.random() < 0.99 else None,
+        priority=int(draw.integers(0, 3)),
+        required=level if mode == 1 else None,
+        preferred=level if mode == 2 else None,
+        only_on=tuple(nodes[: draw.integers(0, len(nodes))]) if draw.random() < 0.1 else None,
+    )
+
+
+def _with_terms(draw: Draw, world: Snapshot) -> Snapshot:
+    jobs, count = world.jobs, len(world.jobs.uids)
+    holding = jobs.states == JobState.HOLDING
+    free = world.nodes.free.copy()
+    for job in np.flatnonzero(holding).tolist():
+        np.subtract.at(free, jobs.runs.nodes_of(job), jobs.requests[job])
+
+    def maybe(chance: float, most: float) -> np.ndarray:
+        return np.where(draw.random(count) < chance, (1 + draw.integers(0, most, count)).astype(np.float64), FOREVER)
+
+    runs = replace(
+        jobs.runs,
+        started=np.where(holding, NOW - draw.integers(1, 5_000, count), 0.0),
+        saved=np.where(holding, NOW - 10.0, 0.0),
+        restart=np.full(count, 20.0),
+        grace=np.full(count, 30.0),
+        ends=np.where(holding, NOW + maybe(0.6, 3_000), FOREVER),
+        bound=np.where(holding, NOW + maybe(0.5, 9_000), FOREVER),
+        budget=np.zeros(count, dtype=np.int32),
+    )
+    terms = replace(
+        jobs.terms,
+        preemptible=draw.random(count) < 0.7,
+        opens=np.where(draw.random(count) < 0.1, NOW + 500.0, 0.0),
+        limit=maybe(0.4, 3_000),
+        estimate=maybe(0.5, 3_000),
+        deadlines=NOW + maybe(0.2, 90_000),
+        reclaims=np.zeros(count, dtype=np.bool_),
+    )
+    submitted = NOW - draw.choice([0.0, 10.0, 30_000.0, 100_000.0], count) - draw.integers(0, 3, count)
+    return replace(
+        world,
+        now=NOW,
+        nodes=replace(world.nodes, free=free),
+        jobs=replace(jobs, submitted=submitted, runs=runs, terms=terms),
+    )
