@@ -33,7 +33,7 @@ class Muster:
 
     def save(self, step: int) -> None:
         run = RunState(step=step, seed=0, world_size=self._gang.world_size, threads=1)
-        self._persistence.save(self._objects, run, LossRecord(1, 0, ()), finished=False, must=True)
+        self._persistence.save(self._objects, run, LossRecord(1, 0, ()), {}, finished=False, must=True)
 
     def durable(self) -> bool:
         return True
