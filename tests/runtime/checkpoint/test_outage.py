@@ -90,7 +90,7 @@ def persisting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Persist
 
 def save(made: Persistence, step: int) -> Saved | None:
     run = RunState(step=step, seed=1, world_size=1, threads=1)
-    return made.save([], run, LossRecord(1, 0, ()), finished=False, must=False)
+    return made.save([], run, LossRecord(1, 0, ()), {}, finished=False, must=False)
 
 
 def test_saves_may_be_missed_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
