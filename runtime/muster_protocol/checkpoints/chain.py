@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_protocol import manifest as manifests
-from muster_protocol.checkpoints.commit import read_latest
 from muster_protocol.checkpoints.store import Store
-from muster_protocol.errors import CorruptCheckpointError, StateError
+from muster_protocol.errors import CorruptCheckpointError
 from muster_protocol.manifest import Latest, Manifest
 
 _FOLDER: Final = re.compile(r"^step-(\d+)/(\d+)-(\d+)/")
@@ -89,21 +88,3 @@ def manifest_keys(store: Store) -> list[str]:
             step, epoch, attempt = folder
             keyed.append(((epoch, step, attempt), item.key))
     return [key for _, key in sorted(keyed, reverse=True)]
-
-
-def find_start(store: Store, step: int | None) -> Found:
-    """The checkpoint of another run to start from: at `step`, or its committed one. StateError when there is none."""
-    claim = read_latest(store)
-    if claim is None or not claim.latest.manifest:
-        raise StateError(f"checkpoint.from: {store.uri} has no committed checkpoint")
-    if step is None:
-        return read_manifest(store, claim.latest.manifest, claim.latest.sha256)
-    steps = []
-    for found in candidates(store, claim.latest):
-        if isinstance(found, Damaged):
-            continue
-        if found.manifest.step == step:
-            return found
-        steps.append(found.manifest.step)
-    have = ", ".join(str(known) for known in sorted(steps)) or "none that is whole"
-    raise StateError(f"checkpoint.from: {store.uri} has no committed checkpoint of step {step}; it has: {have}")

@@ -190,6 +190,18 @@ def choose(inventory: Inventory, step: int | None) -> Checkpoint:
     raise StateError(f"{inventory.uri} has no committed checkpoint of step {step}; it has: {have}")
 
 
+def find_start(store: Store, step: int | None) -> Found:
+    """The checkpoint of another run to start from: at `step`, or its committed one. StateError when there is none."""
+    found = read_latest(store)
+    if step is None and found is not None and found.latest.manifest:
+        return read_manifest(store, found.latest.manifest, found.latest.sha256)
+    try:
+        chosen = choose(take(store, unfinished=False), step)
+    except StateError as error:
+        raise StateError(f"checkpoint.from: {error}") from error
+    return read_manifest(store, chosen.key, chosen.sha256)
+
+
 def record_key(checkpoint: Checkpoint) -> str:
     """Key of the record that a checkpoint was committed. The key says it all, so that a listing tells of every one."""
     return f"{KEPT_PREFIX}{checkpoint.step:08d}-{checkpoint.epoch}-{checkpoint.attempt}-{checkpoint.sha256}"

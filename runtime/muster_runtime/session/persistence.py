@@ -12,8 +12,9 @@ from typing import Final
 import torch
 from torch import nn
 
-from muster_protocol.checkpoints.chain import Found, find_start
+from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.holds import held
+from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.losses import LossRecord, encode, metrics_key
 from muster_protocol.storage_errors import PASSING, Kind

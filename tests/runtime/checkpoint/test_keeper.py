@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from muster_protocol import manifest
-from muster_protocol.checkpoints.chain import Found, find_start, manifest_keys
+from muster_protocol.checkpoints.chain import Found, manifest_keys
 from muster_protocol.checkpoints.commit import claim_epoch
+from muster_protocol.checkpoints.holds import tag
+from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.retention import Retention
 from muster_protocol.checkpoints.store import Store
 from muster_runtime.checkpoint import keeper as keepers
@@ -216,6 +218,18 @@ def test_starting_from_another_run(store: Store) -> None:
     assert find_start(run.store, 5).manifest.step == 5
     with pytest.raises(StateError, match="has no committed checkpoint of step 7; it has: 5, 6"):
         find_start(run.store, 7)
+
+
+def test_a_start_from_what_only_its_tag_has_kept(store: Store) -> None:
+    run = Run(store, keep_last=3)
+    for step in range(1, 4):
+        run.save(step)
+    second = find_start(store, 2)
+    tag(store, second.key, second.sha256, "best-so-far", "a person")
+    for step in range(4, 9):
+        run.save(step)
+    assert [step for step in range(1, 9) if shard_keys(store, step)] == [2, 6, 7, 8]
+    assert find_start(store, 2) == second
 
 
 def uncommitted(store: Store, step: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gangs import run_gang
 
-from muster_protocol.checkpoints.chain import find_start
+from muster_protocol.checkpoints.inventory import find_start
 from muster_runtime.checkpoint.store import open_store
 
 
