@@ -50,13 +50,14 @@ class Starting:
         first = self._first_choice.get((queue, kind), 0)
         if job in self.short or (queue, kind) in self._no_quota:
             return Verdict(job, Fate.QUOTA, first)
-        fate, common = Fate.QUOTA, True
+        fate, common, none = Fate.QUOTA, True, True
         for choice in self._hopes[kind].choices:
             size, passing = self._largest_with_quota(job, kind, choice), False
             if size == 0:
                 size, passing = self._largest_in_passing(job, kind, choice), True
             if size == 0:
                 continue
+            none = False
             if fate is Fate.QUOTA and not passing:
                 fate, first = Fate.ROOM, choice
             if (kind, choice) in self._no_room:
@@ -65,7 +66,7 @@ class Starting:
             if admission is not None:
                 return admission
             common = common and (kind, choice) in self._no_room
-        if fate is Fate.QUOTA:
+        if none:  # what one has no room for in passing, one that takes less time may have
             self._no_quota.add((queue, kind))
         return Verdict(job, fate, first, common)
 
