@@ -22,7 +22,11 @@ _MANY = np.int64(2**31)
 """Slots of a worker that asks for nothing."""
 _Any = TypeVar("_Any", bound=np.generic)
 _LARGE: Final = 1024
-"""Nodes from which on it pays to leave out full ones, and to look once at nodes that are alike."""
+"""Nodes from which on it pays to leave out full ones."""
+_VARIED: Final = 16
+"""Different workers from which on it pays to find out which nodes are alike, and to look at one of each."""
+_SPARSE: Final = 0.25
+"""Part of the nodes with room up to which it pays to make a tree of these alone."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +122,9 @@ class Room:
     def __init__(self, snapshot: Snapshot, tree: Tree, workers: list[Worker]) -> None:
         nodes, order = snapshot.nodes, tree.order
         self._snapshot, self._tree, self._workers = snapshot, tree, workers
-        self.free: Int = np.ascontiguousarray(nodes.free[order].T)
+        self.free: Int = _by_resource(nodes.free, order)
         capacity = nodes.allocatable if nodes.fixed is None else nodes.allocatable - nodes.fixed
-        self.empty: Int = np.ascontiguousarray(capacity[order].T)
+        self.empty: Int = _by_resource(capacity, order)
         # Never less than what is free now, whatever the caller counted as fixed.
         np.maximum(self.empty, self.free, out=self.empty)
         self.open: Int = self.free.copy()
@@ -192,7 +196,13 @@ class Room:
         asked = tuple(resource for resource, _ in self._workers[worker].asks)
         site = self._sites.get(asked)
         if site is None:
-            places = np.flatnonzero((self.free[list(asked)] > 0).all(axis=0))
+            some = np.ones(self.free.shape[1], dtype=np.bool_)
+            for resource in asked:
+                some &= self.free[resource] > 0
+            places = np.flatnonzero(some)
+            if len(places) > _SPARSE * self.free.shape[1]:
+                self._sites[asked] = self._whole
+                return self._whole
             index_of = np.full(self.free.shape[1], NONE, dtype=np.int64)
             index_of[places] = np.arange(len(places))
             site = self._sites[asked] = Site(self._tree.among(places), places, index_of)
@@ -227,7 +237,7 @@ class Room:
 
     def _count_empty(self, worker: int) -> Slots:
         asks, mask = self._workers[worker], self.candidates(worker)
-        if self.empty.shape[1] < _LARGE:
+        if len(self._workers) < _VARIED:
             counts = count_slots(self.empty, asks, mask)
             return Slots(self._whole, counts, prefix_sums(counts))
         rows, row_of = self._alike_when_empty
@@ -295,6 +305,11 @@ class Room:
                 indexes, places = indexes[there], places[there]
             slots.counts[indexes] = self._count(self.open, worker, places)
         slots.prefix = prefix_sums(slots.counts)
+
+
+def _by_resource(table: Int, order: Int) -> Int:
+    """R x N from N x R, nodes in the order of `order`. Column by column it is six times as fast as by rows."""
+    return np.stack([table[order, resource] for resource in range(table.shape[1])])
 
 
 def count_slots(room: Int, worker: Worker, candidates: Mask) -> Int:
