@@ -22,7 +22,7 @@ pytestmark = pytest.mark.runtime
 
 _TRACEBACK = """Traceback (most recent call last):
   File "torch/distributed/checkpoint/state_dict_saver.py", line 3, in save
-muster_runtime.errors.{error}"""
+muster_protocol.errors.{error}"""
 
 
 def ended_by(error: str) -> exits.ExitFacts:
