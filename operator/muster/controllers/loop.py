@@ -323,6 +323,7 @@ class Loop:
     def _trouble(self, record: Record, error: Exception) -> None:
         record.errors += 1
         self.turn_errors += 1
+        record.retry_at = None  # what it asked for before may have rung unheard while its task was at work
         record.ask(asyncio.get_running_loop().time() + min(2.0 ** min(record.errors, 6), LONGEST_RETRY))
         known = isinstance(error, (ApiError, ApiUnreachable, Incomplete))
         log.warning(
