@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from muster.cli.tables import natural_width, plain_table
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.differences import Difference
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory
@@ -211,11 +211,7 @@ def print_pruning(report: Mapping[str, Any]) -> None:
 
 def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table as wide as it is: what reads it line by line is not to meet half a word."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
+    table = plain_table(titles, rows)
     console = Console(highlight=False, markup=False)
-    console.width = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+    console.width = natural_width(console, table)
     console.print(table)

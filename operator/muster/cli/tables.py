@@ -204,18 +204,19 @@ def _print(
     if not rows:
         console.print(none, highlight=False)
         return
-    table = _table(titles, rows)
-    if narrow is not None and console.is_terminal and _width(console, table) > console.width:
-        table = _table(titles, narrow)
-    console.width = _width(console, table)
+    table = plain_table(titles, rows)
+    if narrow is not None and console.is_terminal and natural_width(console, table) > console.width:
+        table = plain_table(titles, narrow)
+    console.width = natural_width(console, table)
     console.print(table)
 
 
-def _width(console: Console, table: Table) -> int:
+def natural_width(console: Console, table: Table) -> int:
+    """Columns that the table takes when nothing limits it."""
     return console.measure(table, options=console.options.update(max_width=10_000)).maximum
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
+def plain_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in titles:
         table.add_column(title, no_wrap=True)

@@ -23,7 +23,7 @@ from muster.scheduling.plan import Replacement
 from muster.scheduling.promises import moving, promised_nodes, reserved_by_rank
 from muster.scheduling.quota import Ledger
 from muster.scheduling.replacement import replace_workers
-from muster.scheduling.room import count_slots
+from muster.scheduling.room import by_resource, count_slots
 from muster.scheduling.snapshot import NONE, Index, Int, JobState, Mask, Snapshot
 from muster.scheduling.topology import Tree
 
@@ -135,7 +135,7 @@ def _mend(snapshot: Snapshot, tree: Tree, free: Int, row: int, strangers: Mask) 
         return None
     there = replace_workers(
         tree,
-        _slots(snapshot, tree, np.ascontiguousarray(free[tree.order].T), row, nodes, strangers),
+        _slots(snapshot, tree, by_resource(free, tree.order), row, nodes, strangers),
         _gang(snapshot, row, len(nodes)),
         _places(tree, nodes),
         np.flatnonzero(lost),

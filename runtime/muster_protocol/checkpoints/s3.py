@@ -50,21 +50,7 @@ class S3Store:
         """Made at first use, so that wrong settings are told as an error of the request."""
         with self._making:
             if self._made is None:
-                self._made = boto3.session.Session().client(
-                    "s3",
-                    endpoint_url=self._endpoint or None,
-                    region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
-                    config=botocore.config.Config(
-                        connect_timeout=10,
-                        read_timeout=60,
-                        retries={"mode": "standard", "max_attempts": 5},
-                        max_pool_connections=2 * THREADS,
-                        # The manifests' own checksums cover every byte; older servers refuse the newer headers.
-                        request_checksum_calculation="when_required",
-                        response_checksum_validation="when_required",
-                        s3={"addressing_style": "path"} if self._endpoint else {},
-                    ),
-                )
+                self._made = make_client(self._endpoint, 2 * THREADS)
             return self._made
 
     def place(self, key: str) -> dict[str, str]:
@@ -72,14 +58,14 @@ class S3Store:
 
     def get(self, key: str) -> Body | None:
         with self.explained(key):
-            found = self._fetch(key, {})
+            found = fetch(self.client, {}, **self.place(key))
         return None if found is None else Body(found[1], found[0])
 
     def read(self, key: str, offset: int, length: int) -> bytearray:
         if length == 0:
             return bytearray()
         with self.explained(key):
-            found = self._fetch(key, {"Range": f"bytes={offset}-{offset + length - 1}"})
+            found = fetch(self.client, {"Range": f"bytes={offset}-{offset + length - 1}"}, **self.place(key))
         if found is None or len(found[1]) != length:
             what = "does not exist" if found is None else "is too short"
             raise storage_error(Kind.NOT_FOUND.value, f"{self.uri}/{key} {what} (bytes {offset} to {offset + length})")
@@ -135,23 +121,6 @@ class S3Store:
 
     def _full(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key
-
-    def _fetch(self, key: str, asked: dict[str, str]) -> tuple[str, bytes] | None:
-        """ETag and content, or None when there is no such object or range."""
-
-        def whole() -> tuple[str, bytes]:
-            found = self.client.get_object(**self.place(key), **asked)
-            return found["ETag"], found["Body"].read()
-
-        try:
-            for _ in range(_BODY_TRIES - 1):
-                with contextlib.suppress(*_BROKEN_BODY):  # no concern of botocore's retries any more
-                    return whole()
-            return whole()
-        except botocore.exceptions.ClientError as error:
-            if kind_of(_code(error)) is Kind.NOT_FOUND or _code(error) == "InvalidRange":
-                return None
-            raise
 
     @contextlib.contextmanager
     def explained(self, key: str) -> Iterator[None]:
@@ -226,6 +195,43 @@ class S3Writer:
         if self._upload:
             with self._store.explained(self._key):
                 forget_upload(self._store.client, self._upload, **self._store.place(self._key))
+
+
+def make_client(endpoint: str, connections: int) -> Any:
+    """boto3's client, as tools and storage processes both use it. `endpoint` "": AWS's own."""
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=endpoint or None,
+        region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+        config=botocore.config.Config(
+            connect_timeout=10,
+            read_timeout=60,
+            retries={"mode": "standard", "max_attempts": 5},
+            max_pool_connections=connections,
+            # The manifests' own checksums cover every byte; older servers refuse the newer headers.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "path"} if endpoint else {},
+        ),
+    )
+
+
+def fetch(client: Any, asked: dict[str, str], **place: str) -> tuple[str, bytes] | None:
+    """ETag and content, or None when there is no such object or range."""
+
+    def whole() -> tuple[str, bytes]:
+        found = client.get_object(**place, **asked)
+        return found["ETag"], found["Body"].read()
+
+    try:
+        for _ in range(_BODY_TRIES - 1):
+            with contextlib.suppress(*_BROKEN_BODY):  # no concern of botocore's retries any more
+                return whole()
+        return whole()
+    except botocore.exceptions.ClientError as error:
+        if kind_of(_code(error)) is Kind.NOT_FOUND or _code(error) == "InvalidRange":
+            return None
+        raise
 
 
 def unfinished_uploads(client: Any, bucket: str, prefix: str) -> list[tuple[str, str, float]]:

@@ -21,7 +21,6 @@ An answer has `error: {kind, message}` when the request failed.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -34,11 +33,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-import boto3
-import botocore.config
 import botocore.exceptions
 
-from muster_protocol.checkpoints.s3 import forget_upload, unfinished_uploads
+from muster_protocol.checkpoints.s3 import fetch, forget_upload, make_client, unfinished_uploads
 from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 
@@ -46,12 +43,6 @@ PART_BYTES: Final = 16 << 20
 """Size of a multipart upload's parts; S3 asks for at least 5 MiB and at most 10,000 of them."""
 THREADS: Final = 6
 PARTS_IN_FLIGHT: Final = 4
-_BODY_TRIES: Final = 3
-_BROKEN_BODY: Final = (
-    botocore.exceptions.ResponseStreamingError,
-    botocore.exceptions.IncompleteReadError,
-    botocore.exceptions.ReadTimeoutError,
-)
 _S3_ERRORS: Final = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
 
 Answer = tuple[dict[str, Any], bytes]
@@ -150,20 +141,7 @@ class Server:
         """Made at first use, so that a missing credential is an answer and not a dead process."""
         with self._making:
             if self._client is None:
-                self._client = boto3.client(
-                    "s3",
-                    region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
-                    config=botocore.config.Config(
-                        connect_timeout=10,
-                        read_timeout=60,
-                        retries={"mode": "standard", "max_attempts": 5},
-                        max_pool_connections=2 * THREADS,
-                        # Our own SHA-256 covers every byte; older S3 servers refuse the newer checksum headers.
-                        request_checksum_calculation="when_required",
-                        response_checksum_validation="when_required",
-                        s3={"addressing_style": "path"} if self._endpoint else {},
-                    ),
-                )
+                self._client = make_client(self._endpoint, 2 * THREADS)
             return self._client
 
     def place(self, key: str) -> dict[str, str]:
@@ -211,19 +189,8 @@ class Server:
         asked = {}
         if "offset" in header:
             asked["Range"] = f"bytes={header['offset']}-{header['offset'] + header['length'] - 1}"
-        try:
-            for _ in range(_BODY_TRIES - 1):
-                with contextlib.suppress(*_BROKEN_BODY):  # no concern of botocore's retries any more
-                    return self._get_whole(header["key"], asked)
-            return self._get_whole(header["key"], asked)
-        except botocore.exceptions.ClientError as error:
-            if kind_of(_code(error)) is Kind.NOT_FOUND or _code(error) == "InvalidRange":
-                return {"absent": True}, b""
-            raise
-
-    def _get_whole(self, key: str, asked: dict[str, str]) -> Answer:
-        found = self.client.get_object(**self.place(key), **asked)
-        return {"etag": found["ETag"]}, found["Body"].read()
+        found = fetch(self.client, asked, **self.place(header["key"]))
+        return ({"absent": True}, b"") if found is None else ({"etag": found[0]}, found[1])
 
     def _put(self, header: dict[str, Any], payload: bytearray) -> Answer:
         condition: dict[str, str] = {}
