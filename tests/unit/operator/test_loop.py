@@ -144,3 +144,26 @@ async def test_a_new_operator_plans_when_it_knows_of_all_that_wait_what_they_ask
         answers.set()
         await place.until(lambda: place.placed("older"))
         assert not place.placed("younger")
+
+
+async def test_after_a_write_without_an_answer_a_turn_is_due_though_an_earlier_one_rang_meanwhile() -> None:
+    async with world() as place:
+        answer, moment = place.server.update_status, 0.0
+
+        async def late(path: str, body: Object) -> Object:
+            nonlocal moment
+            if body["status"].get("placement") and not moment:
+                (record,) = place.loop.records.values()
+                moment = record.retry_at = asyncio.get_running_loop().time() + 0.05
+                record.ring(record.uid, moment)
+                await place.until(lambda: place.loop.last_tick > moment)
+                raise ApiUnreachable("no answer")
+            return await answer(path, body)
+
+        place.server.update_status = late  # type: ignore[method-assign]
+        place.submit("job")
+        await place.until(lambda: any(record.errors for record in place.loop.records.values()))
+        (record,) = place.loop.records.values()
+        assert record.due_at is not None
+        assert record.due_at > moment
+        await place.until(lambda: place.placed("job"))
