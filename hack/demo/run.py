@@ -148,7 +148,7 @@ def _strike(kube: Kube, screen: Screen, document: Json, view: watch.JobView, obs
         if pod["metadata"]["labels"].get("muster.dev/index") == "1":
             killed = strike.kill(pod)
             if killed:
-                # What is committed from here on is committed by the next incarnation: a save needs every worker.
+                # A commit that was under way may still land; `_observe` notes it while the epoch is this one.
                 latest = _latest(kube, document)
                 observed.killed_at = view.step
                 if latest and latest.step is not None:

@@ -74,6 +74,9 @@ CHECKPOINT_KEEP_SECONDS: Final = "MUSTER_CHECKPOINT_KEEP_SECONDS"
 CHECKPOINT_KEEP_BEST: Final = "MUSTER_CHECKPOINT_KEEP_BEST"
 """`METRIC:min|max:COUNT`: so many checkpoints with the smallest or largest value of a metric are kept."""
 
+CHECKPOINT_BLOCKING: Final = "MUSTER_CHECKPOINT_BLOCKING"
+"""`1`: training waits until each checkpoint is committed. Unset or `0`: it goes on as soon as the state is copied."""
+
 CHECKPOINT_FROM: Final = "MUSTER_CHECKPOINT_FROM"
 """`uri` or `uri@step` of another run to warm-start from when this job has no checkpoint of its own."""
 

@@ -59,11 +59,11 @@ class Latest:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One object of a checkpoint: key below the uri, size in bytes, hex SHA-256."""
+    """One object of a checkpoint: key below the uri, size in bytes, CRC-32 (zlib's) as eight hex digits."""
 
     key: str
     size: int
-    sha256: str
+    crc32: str
 
 
 @dataclass(frozen=True)

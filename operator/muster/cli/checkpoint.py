@@ -24,7 +24,7 @@ from muster_protocol.checkpoints.holds import held, release, tag
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, take
 from muster_protocol.checkpoints.prune import carry_out
 from muster_protocol.checkpoints.retention import Retention, parse_best, plan
-from muster_protocol.checkpoints.store import Store
+from muster_protocol.checkpoints.store import Store, StreamingStore
 from muster_protocol.checkpoints.tensors import tensors_of
 from muster_protocol.checkpoints.verify import damage
 from muster_protocol.errors import MusterError
@@ -243,7 +243,7 @@ def cp(
         typer.echo(f"step {checkpoint.step} of {store.uri} is committed in {there.uri}: {tables.amount(size)}")
 
 
-def open_store(uri: CheckpointUri, endpoint: str | None) -> Store:
+def open_store(uri: CheckpointUri, endpoint: str | None) -> StreamingStore:
     if uri.scheme == "file":
         return FileStore(uri)
     from muster_protocol.checkpoints.s3 import S3Store
@@ -252,7 +252,7 @@ def open_store(uri: CheckpointUri, endpoint: str | None) -> Store:
 
 
 @contextlib.contextmanager
-def _opened(uri: str, endpoint: str | None) -> Iterator[Store]:
+def _opened(uri: str, endpoint: str | None) -> Iterator[StreamingStore]:
     store = open_store(parse_uri(uri), endpoint)
     try:
         yield store

@@ -10,7 +10,7 @@ from typing import Final
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.commit import claim_epoch, commit, read_latest
-from muster_protocol.checkpoints.store import ShardWriter, Store
+from muster_protocol.checkpoints.store import ShardWriter, Store, StreamingStore
 from muster_protocol.checkpoints.tensors import PIECE, Chunk, checked, read, tensors_of
 from muster_protocol.errors import StateError
 from muster_protocol.manifest import MANIFEST_NAME, ShardFile, step_prefix
@@ -18,7 +18,7 @@ from muster_protocol.manifest import MANIFEST_NAME, ShardFile, step_prefix
 OWNER: Final = "muster checkpoint cp"
 
 
-def copy(source: Store, found: Found, target: Store) -> int:
+def copy(source: Store, found: Found, target: StreamingStore) -> int:
     """The bytes that were copied; every chunk is checked on the way.
 
     StateError when the target has a run already. A copy that was cut is begun anew by the next.
@@ -60,7 +60,7 @@ def copy(source: Store, found: Found, target: Store) -> int:
     return sum(file.size for file in files)
 
 
-def _copy_file(source: Store, file: ShardFile, target: Store, key: str, chunks: list[Chunk]) -> ShardFile:
+def _copy_file(source: Store, file: ShardFile, target: StreamingStore, key: str, chunks: list[Chunk]) -> ShardFile:
     """Streams one object; its chunks are checked as they pass."""
     writer = target.writer(key)
     at = 0

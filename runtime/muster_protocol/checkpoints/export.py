@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from muster_protocol.checkpoints.chain import Found
-from muster_protocol.checkpoints.store import Store
+from muster_protocol.checkpoints.store import Store, StreamingStore
 from muster_protocol.checkpoints.tensors import Tensor, content, tensors_of
 from muster_protocol.errors import StateError
 
@@ -65,7 +65,9 @@ def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
     return chosen
 
 
-def export(source: Store, tensors: Mapping[str, Tensor], target: Store, *, shard_bytes: int = SHARD_BYTES) -> list[str]:
+def export(
+    source: Store, tensors: Mapping[str, Tensor], target: StreamingStore, *, shard_bytes: int = SHARD_BYTES
+) -> list[str]:
     """Writes the files, the index as the last, and returns their names. CorruptCheckpointError when a chunk differs."""
     groups = list(_groups(tensors, shard_bytes))
     names = ["model.safetensors"]
@@ -107,7 +109,7 @@ def _groups(tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterator[dict[st
     yield group
 
 
-def _write_file(source: Store, tensors: Mapping[str, Tensor], target: Store, name: str) -> None:
+def _write_file(source: Store, tensors: Mapping[str, Tensor], target: StreamingStore, name: str) -> None:
     # widest items first, so that every tensor is aligned to its own items
     ordered = dict(sorted(tensors.items(), key=lambda entry: -entry[1].item_bytes))
     writer = target.writer(name)

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import uuid
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -127,7 +128,7 @@ class FileWriter:
     def __init__(self, key: str, path: Path) -> None:
         self._key, self._path = key, path
         self._temporary = path.with_name(f"{_HIDDEN}{path.name}.{uuid.uuid4().hex}")
-        self._digest, self._size = hashlib.sha256(), 0
+        self._crc32, self._size = 0, 0
         self._file: IO[bytes] | None = None
         with _explained(path):
             self._file = self._open()
@@ -143,7 +144,7 @@ class FileWriter:
         assert self._file is not None
         with _explained(self._path):
             self._file.write(data)
-        self._digest.update(data)
+        self._crc32 = zlib.crc32(data, self._crc32)
         self._size += data.nbytes
 
     def close(self) -> ShardFile:
@@ -154,7 +155,7 @@ class FileWriter:
             self._file.close()
             self._temporary.replace(self._path)
             _sync_folder(self._path.parent)
-        return ShardFile(self._key, self._size, self._digest.hexdigest())
+        return ShardFile(self._key, self._size, f"{self._crc32:08x}")
 
     def abort(self) -> None:
         if self._file is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import boto3.session
 import botocore.config
@@ -31,6 +31,7 @@ _BROKEN_BODY: Final = (
     botocore.exceptions.ReadTimeoutError,
 )
 _S3_ERRORS: Final = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+T = TypeVar("T")
 _GONE: Final = frozenset({"NoSuchUpload", "NoSuchKey", "404"})
 
 
@@ -145,13 +146,13 @@ class S3Writer:
 
     def __init__(self, store: S3Store, key: str) -> None:
         self._store, self._key = store, key
-        self._pending, self._size, self._digest = bytearray(), 0, hashlib.sha256()
+        self._pending, self._size, self._crc32 = bytearray(), 0, 0
         self._upload = ""
         self._part_bytes = PART_BYTES
         self._parts: list[Future[dict[str, Any]]] = []
 
     def write(self, data: memoryview) -> None:
-        self._digest.update(data)
+        self._crc32 = zlib.crc32(data, self._crc32)
         self._size += data.nbytes
         self._pending += data
         while len(self._pending) >= self._part_bytes:
@@ -187,7 +188,7 @@ class S3Writer:
                 store.client.complete_multipart_upload(
                     **store.place(self._key), UploadId=self._upload, MultipartUpload={"Parts": parts}
                 )
-        return ShardFile(self._key, self._size, self._digest.hexdigest())
+        return ShardFile(self._key, self._size, f"{self._crc32:08x}")
 
     def abort(self) -> None:
         for part in self._parts:
@@ -218,16 +219,19 @@ def make_client(endpoint: str, connections: int) -> Any:
 
 def fetch(client: Any, asked: dict[str, str], **place: str) -> tuple[str, bytes] | None:
     """ETag and content, or None when there is no such object or range."""
+    return received(client, lambda found: (found["ETag"], found["Body"].read()), **place, **asked)
 
-    def whole() -> tuple[str, bytes]:
-        found = client.get_object(**place, **asked)
-        return found["ETag"], found["Body"].read()
 
+def received(client: Any, read: Callable[[dict[str, Any]], T], **asked: str) -> T | None:
+    """What `read` makes of GetObject's answer, or None when there is no such object or range.
+
+    A body that breaks off is no concern of botocore's retries any more: it is asked for and read anew.
+    """
     try:
         for _ in range(_BODY_TRIES - 1):
-            with contextlib.suppress(*_BROKEN_BODY):  # no concern of botocore's retries any more
-                return whole()
-        return whole()
+            with contextlib.suppress(*_BROKEN_BODY):
+                return read(client.get_object(**asked))
+        return read(client.get_object(**asked))
     except botocore.exceptions.ClientError as error:
         if kind_of(_code(error)) is Kind.NOT_FOUND or _code(error) == "InvalidRange":
             return None

@@ -69,9 +69,6 @@ class Store(Protocol):
         StorageError of kind PreconditionFailed when it has not; any other kind leaves it open whether it was written.
         """
 
-    def writer(self, key: str) -> ShardWriter:
-        """Starts a large object."""
-
     def objects(self, prefix: str) -> list[Item]:
         """Everything below `prefix`, sorted by key."""
 
@@ -86,3 +83,10 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Ends what the store holds open."""
+
+
+class StreamingStore(Store, Protocol):
+    """A store that takes objects of which nobody holds the whole."""
+
+    def writer(self, key: str) -> ShardWriter:
+        """Starts a large object."""

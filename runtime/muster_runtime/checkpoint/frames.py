@@ -12,8 +12,6 @@ import struct
 from typing import Any, Final
 
 _PREFIX: Final = struct.Struct("!IQ")
-FRAME_PAYLOAD: Final = 8 << 20
-"""Bytes of a stream's frames at most; bounds what either side buffers."""
 
 
 def send_frame(connection: socket.socket, header: dict[str, Any], payload: memoryview | bytes = b"") -> None:

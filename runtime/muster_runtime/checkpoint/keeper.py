@@ -1,6 +1,6 @@
 """Keeps a run's checkpoints: claims the epoch, restores, saves, commits, and deletes what is too old.
 
-All methods are collective: every rank calls them at the same step boundary.
+Unless they say otherwise, methods are collective: every rank calls them at the same step boundary.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as planned_load
-from torch.distributed.checkpoint.state_dict_saver import save as planned_save
 
 from muster_protocol.checkpoints import chain
 from muster_protocol.checkpoints.chain import Damaged, Found
-from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit
+from muster_protocol.checkpoints.commit import Claim, claim_epoch
 from muster_protocol.checkpoints.holds import held, tombstones
 from muster_protocol.checkpoints.inventory import Checkpoint, take
 from muster_protocol.checkpoints.prune import carry_out
@@ -27,8 +27,9 @@ from muster_protocol.checkpoints.retention import Retention, plan
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import Latest
 from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.saver import Heading, Saver, Written
+from muster_runtime.checkpoint.transfers import in_background, transfers
 from muster_runtime.checkpoint.tree import TensorTable
-from muster_runtime.checkpoint.writer import Heading, Writer, Written
 from muster_runtime.errors import CorruptCheckpointError, MusterError
 from muster_runtime.parallel.gang import Gang
 
@@ -38,11 +39,18 @@ Restore = Callable[[Found, Reader], TensorTable]
 
 @dataclass(frozen=True)
 class Saved:
-    """A committed save: bytes of all ranks' shards, bytes that this rank wrote, seconds that training stood still."""
+    """A committed save.
+
+    Attributes:
+        total_bytes: of all ranks' shards; `own_bytes` is what this rank wrote.
+        stall: seconds that training stood still on this rank.
+        seconds: from the copy to the commit, as this rank saw it at its boundaries.
+    """
 
     step: int
     total_bytes: int
     own_bytes: int
+    stall: float
     seconds: float
 
 
@@ -62,8 +70,11 @@ class Keeper:
         self._claim: Claim | None = None  # rank 0 alone
         self._parent: tuple[str, str] = ("", "")  # key and digest of the manifest that comes before
         self._milestone: tuple[str, str] = ("", "")  # of the newest that is kept for ever
-        self._known: dict[str, Checkpoint] = {}  # committed, by manifest; rank 0 alone
+        self._known: dict[str, Checkpoint] = {}  # committed, by manifest; rank 0's `_pruning` alone
         self._attempts: dict[int, int] = {}
+        self._transfers = transfers(store)
+        self._saver = Saver(store, self._transfers, gang)
+        self._pruning: Future[None] | None = None  # rank 0 alone
         self.uri = store.uri
         self.latest = Latest(epoch=0, owner="", nonce="")
 
@@ -129,17 +140,40 @@ class Keeper:
 
     def load(self, store: Store, found: Found, prepare: Restore) -> None:
         """Loads one checkpoint, of this or another run."""
-        reader = Reader(store, found.manifest)
-        table = prepare(found, reader)
-        with _plain_errors():
-            planned_load(
-                table,
-                storage_reader=reader,
-                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                process_group=self._gang.group,
-            )
+        moving = self._transfers if store is self._store else transfers(store)
+        try:
+            reader = Reader(moving, found.manifest)
+            table = prepare(found, reader)
+            with _plain_errors():
+                planned_load(
+                    table,
+                    storage_reader=reader,
+                    planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                    process_group=self._gang.group,
+                )
+        finally:
+            if moving is not self._transfers:
+                moving.close()
 
-    def save(
+    # ------------------------------------------------------------------ saving
+
+    @property
+    def in_flight(self) -> int | None:
+        """The step of the save that isn't over yet. The same on every rank."""
+        flight = self._saver.flight
+        return flight.heading.step if flight else None
+
+    @property
+    def busy(self) -> bool:
+        """This rank's word at a boundary: it has still to do for the save in flight. Local, as is `failed`."""
+        return self._saver.busy
+
+    @property
+    def failed(self) -> bool:
+        """This rank's word at a boundary: its part of the save in flight has failed."""
+        return self._saver.failed
+
+    def begin(
         self,
         table: TensorTable,
         *,
@@ -147,11 +181,13 @@ class Keeper:
         trees: dict[str, Any],
         run: dict[str, Any],
         metrics: dict[str, float] | None = None,
-        finished: bool,
-        before_commit: Callable[[], None],
-    ) -> Saved:
-        """Saves and commits. `before_commit` is called on rank 0 when all shards are in the store."""
-        began = time.monotonic()
+        finished: bool = False,
+        beside: tuple[tuple[str, bytes], ...] = (),
+    ) -> float:
+        """Stages the state and starts to write it; there must be no save in flight. Seconds that it took.
+
+        `beside` are small objects (key, content) that are written before the manifest.
+        """
         attempt = self._attempts.get(step, 0)
         self._attempts[step] = attempt + 1
         heading = Heading(
@@ -167,41 +203,54 @@ class Keeper:
             trees=trees,
             run=run,
             metrics=metrics or {},
+            finished=finished,
+            beside=beside,
         )
-        written: list[Written] = []
+        self._saver.begin(heading, table)
+        assert self._saver.flight is not None
+        return self._saver.flight.stall
 
-        def make_committed(manifest: Written) -> None:
-            before_commit()
-            assert self._claim is not None
-            self._claim = commit(
-                self._store,
-                self._claim,
-                step=step,
-                manifest_key=manifest.key,
-                sha256=manifest.sha256,
-                finished=finished,
-                parent=self._parent,
-            )
-            written.append(manifest)
+    def advance(self, *, busy: bool, failed: bool) -> Saved | None:
+        """The gang's word at a boundary: whether any rank is busy, or has failed. The save, if it is committed now.
 
-        writer = Writer(self._store, heading, self._gang.rank, make_committed)
-        with _plain_errors():
-            planned_save(
-                dict(table),
-                storage_writer=writer,
-                planner=DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                process_group=self._gang.group,
-            )
-        manifest = self._gang.on_leader(lambda: written[0])
-        self._follow(manifest.key, manifest.sha256, step)
+        What made the save fail is raised on every rank; it is given up then.
+        """
+        return self._landed(lambda: self._saver.advance(busy=busy, failed=failed, claim=self._claim))
+
+    def wait(self) -> Saved | None:
+        """Until the save in flight is committed and pruned after. None when there is none; raises as `advance` does."""
+        if self._pruning is not None:
+            self._pruning.result()
+        saved = self._landed(lambda: self._saver.wait(self._claim))
+        if self._pruning is not None:
+            self._pruning.result()
+        return saved
+
+    def _landed(self, progress: Callable[[], tuple[Written, Claim | None] | None]) -> Saved | None:
+        flight = self._saver.flight
+        done = progress()
+        if done is None:
+            return None
+        assert flight is not None
+        written, claim = done
         if self._gang.leads:
-            self._prune()
-        return Saved(step, manifest.shard_bytes, writer.bytes_written, time.monotonic() - began)
+            self._claim = claim
+        self._follow(written.key, written.sha256, flight.heading.step)
+        if self._gang.leads and not self._retention.keeps_all:
+            self._start_prune()
+        own = sum(landed.file.size for landed in flight.files.result())
+        return Saved(flight.heading.step, written.shard_bytes, own, flight.stall, time.monotonic() - flight.began)
+
+    def _start_prune(self) -> None:
+        """Never two at once: while one takes longer than the next save, that save's prune is left to the one after."""
+        if self._pruning is not None:
+            if not self._pruning.done():
+                return
+            self._pruning.result()
+        self._pruning = in_background(self._prune)
 
     def _prune(self) -> None:
-        """Deletes what retention doesn't keep. On rank 0."""
-        if self._retention.keeps_all:
-            return
+        """Deletes what retention doesn't keep. In a thread that mostly waits for the store, beside the training."""
         try:
             # what writers that died left behind changes when a gang starts, and not from save to save
             inventory = take(self._store, self._known, unfinished=not self._known)
@@ -211,6 +260,7 @@ class Keeper:
             self._warn(f"old checkpoints could not be deleted, will try again after the next save: {error}")
 
     def close(self) -> None:
+        self._transfers.close()
         self._store.close()
 
 

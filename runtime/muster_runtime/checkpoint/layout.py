@@ -3,12 +3,12 @@
 In a manifest's `planner`:
 
     {"tensors": {NAME: {"dtype": "float32", "shape": [4, 2],
-                        "chunks": [{"offsets": [0, 0], "sizes": [2, 2], "file": 0, "at": 0, "sha256": "..."}]}},
+                        "chunks": [{"offsets": [0, 0], "sizes": [2, 2], "file": 0, "at": 0, "crc32": "…"}]}},
      "trees":   {OBJECT: TREE},
      "run":     {...}}
 
 `file` is an index into the manifest's `files`, `at` the chunk's first byte there; its length follows from sizes and
-dtype. Chunks are raw bytes in C order, little-endian.
+dtype, and all of it lies in that file. Chunks are raw bytes in C order, little-endian.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from muster_protocol.manifest import Manifest
+from muster_runtime.checkpoint.sums import named
 from muster_runtime.errors import CorruptCheckpointError
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one chunk lies: key of its file, first byte, length in bytes, hex SHA-256 of those bytes."""
+    """Where one chunk lies: the file's number, its first byte there, and its length in bytes."""
 
-    key: str
+    file: int
     at: int
     length: int
-    sha256: str
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -55,9 +55,8 @@ def dtype_named(name: str) -> torch.dtype:
     return dtype
 
 
-def tensors_to_json(metadata: Metadata, places: dict[MetadataIndex, Place], files: list[str]) -> dict[str, Any]:
-    """The `tensors` of a manifest. `files` are the keys in the manifest's order."""
-    order = {key: i for i, key in enumerate(files)}
+def tensors_to_json(metadata: Metadata, places: dict[MetadataIndex, Place]) -> dict[str, Any]:
+    """The `tensors` of a manifest; `with_sums` completes them."""
     tensors: dict[str, Any] = {}
     for name, entry in metadata.state_dict_metadata.items():
         assert isinstance(entry, TensorStorageMetadata), name  # the session puts nothing else into the state
@@ -65,13 +64,7 @@ def tensors_to_json(metadata: Metadata, places: dict[MetadataIndex, Place], file
         for chunk in entry.chunks:
             place = places[MetadataIndex(name, chunk.offsets)]
             chunks.append(
-                {
-                    "offsets": list(chunk.offsets),
-                    "sizes": list(chunk.sizes),
-                    "file": order[place.key],
-                    "at": place.at,
-                    "sha256": place.sha256,
-                }
+                {"offsets": list(chunk.offsets), "sizes": list(chunk.sizes), "file": place.file, "at": place.at}
             )
         tensors[name] = {
             "dtype": dtype_name(entry.properties.dtype),
@@ -79,6 +72,18 @@ def tensors_to_json(metadata: Metadata, places: dict[MetadataIndex, Place], file
             "chunks": chunks,
         }
     return tensors
+
+
+def with_sums(tensors: dict[str, Any], sums: dict[tuple[int, int], str]) -> dict[str, Any]:
+    """The tensors with each chunk's CRC-32, by file and first byte. A chunk without bytes has a sum, too."""
+
+    def summed(chunk: dict[str, Any]) -> dict[str, Any]:
+        crc32 = sums[chunk["file"], chunk["at"]] if math.prod(chunk["sizes"]) else named(0)
+        return {**chunk, "crc32": crc32}
+
+    return {
+        name: {**tensor, "chunks": [summed(chunk) for chunk in tensor["chunks"]]} for name, tensor in tensors.items()
+    }
 
 
 def metadata_from_json(manifest: Manifest) -> tuple[Metadata, dict[MetadataIndex, Place]]:
@@ -92,11 +97,10 @@ def metadata_from_json(manifest: Manifest) -> tuple[Metadata, dict[MetadataIndex
             for item in raw["chunks"]:
                 offsets, sizes = torch.Size(item["offsets"]), torch.Size(item["sizes"])
                 chunks.append(ChunkStorageMetadata(offsets, sizes))
-                length = math.prod(sizes) * dtype.itemsize
-                file = manifest.files[item["file"]]
-                if item["at"] + length > file.size:
-                    raise CorruptCheckpointError(f"{name}: its chunk lies beyond the end of {file.key}")
-                places[MetadataIndex(name, offsets)] = Place(file.key, item["at"], length, item["sha256"])
+                place = Place(item["file"], item["at"], math.prod(sizes) * dtype.itemsize)
+                if place.at + place.length > manifest.files[place.file].size:
+                    raise CorruptCheckpointError(f"a chunk lies beyond the end of {manifest.files[place.file].key}")
+                places[MetadataIndex(name, offsets)] = place
             entries[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(raw["shape"]), chunks)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise CorruptCheckpointError(f"the manifest of step {manifest.step} is damaged: {error!r}") from error

@@ -1,42 +1,57 @@
-"""Reads a checkpoint back into tensors of any sharding. Every chunk that is used is checked against its SHA-256."""
+"""Reads a checkpoint back into tensors of any sharding. Every file that is used is checked against its CRC-32.
+
+Files come in whole, a few at once, into a window of the shared memory, and go from there into the tensors' own memory.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Future as Task
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from muster_protocol.checkpoints.store import Store
-from muster_protocol.manifest import Manifest
+from muster_protocol.manifest import Manifest, ShardFile
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_runtime.checkpoint.layout import Place, metadata_from_json
+from muster_runtime.checkpoint.transfers import Transfers
 from muster_runtime.errors import CorruptCheckpointError, StorageError
 
-_READS_AHEAD: Final = 4
-"""Chunks being fetched at once; bounds the memory beside the tensors themselves."""
+WINDOW: Final = 4
+"""Files on their way at once; their memory is all that a restore takes beside the tensors themselves."""
 _TRIES: Final = 4
 _PAUSE_SECONDS: Final = 1.0
-"""Before a chunk is asked for again; doubled each time."""
+"""Before a file is asked for again; doubled each time."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Bytes of one file: `target` (uint8) takes them from the file's byte `at`; then `finish` is called."""
+
+    target: torch.Tensor
+    at: int
+    finish: Callable[[], None]
+
+    def take(self, file: torch.Tensor) -> None:
+        self.target.copy_(file[self.at : self.at + self.target.numel()])
+        self.finish()
 
 
 class Reader(StorageReader):
     """One restore of one manifest."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, transfers: Transfers, manifest: Manifest) -> None:
         super().__init__()
-        self._store, self._manifest = store, manifest
+        self._transfers, self._manifest = transfers, manifest
         self.metadata, self._places = metadata_from_json(manifest)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -55,65 +70,73 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wanted: dict[MetadataIndex, list[ReadItem]] = defaultdict(list)
+        by_file: dict[int, list[_Wanted]] = defaultdict(list)
         for item in plan.items:
-            wanted[item.storage_index].append(item)
-        for index, content in self._fetch(list(wanted)):
-            if not content:
-                continue  # a rank's empty shard
-            saved = self._saved_tensor(index, content)
-            for item in wanted[index]:
-                part = narrow_tensor_by_index(saved, item.storage_offsets, item.lengths)
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(part)
-                planner.commit_tensor(item, target)
+            place = self._places[item.storage_index]
+            if place.length:
+                by_file[place.file].append(self._wanted(item, planner, place))
+        self._fetch(dict(sorted(by_file.items())))
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _fetch(self, indices: list[MetadataIndex]) -> Iterator[tuple[MetadataIndex, bytearray]]:
-        """Chunks in the order of `indices`, a few fetched ahead."""
-        with ThreadPoolExecutor(_READS_AHEAD, thread_name_prefix="muster-read") as pool:
-            ahead: list[tuple[MetadataIndex, Task[bytearray]]] = []
-            for index in indices:
-                ahead.append((index, pool.submit(read_chunk, self._store, self._places[index])))
-                if len(ahead) == _READS_AHEAD:
-                    first, task = ahead.pop(0)
-                    yield first, task.result()
-            for index, task in ahead:
-                yield index, task.result()
-
-    def _saved_tensor(self, index: MetadataIndex, content: bytearray) -> torch.Tensor:
-        entry = self.metadata.state_dict_metadata[index.fqn]
+    def _wanted(self, item: ReadItem, planner: LoadPlanner, place: Place) -> _Wanted:
+        entry = self.metadata.state_dict_metadata[item.storage_index.fqn]
         assert isinstance(entry, TensorStorageMetadata)
-        sizes = next(chunk.sizes for chunk in entry.chunks if chunk.offsets == index.offset)
-        return torch.frombuffer(content, dtype=entry.properties.dtype).view(sizes)
+        sizes = next(chunk.sizes for chunk in entry.chunks if chunk.offsets == item.storage_index.offset)
+        dtype = entry.properties.dtype
+        target = planner.resolve_tensor(item).detach()
+        rows_whole = item.lengths[1:] == sizes[1:] and not any(item.storage_offsets[1:])
+        if rows_whole and target.is_contiguous() and target.dtype == dtype and target.device.type == "cpu":
+            row = place.length // sizes[0] if sizes and sizes[0] else place.length
+            start = item.storage_offsets[0] * row if item.storage_offsets else 0
+            return _Wanted(_as_bytes(target), place.at + start, lambda: planner.commit_tensor(item, target))
+        whole = torch.empty(sizes, dtype=dtype)
+
+        def copy() -> None:
+            target.copy_(narrow_tensor_by_index(whole, item.storage_offsets, item.lengths))
+            planner.commit_tensor(item, target)
+
+        return _Wanted(_as_bytes(whole), place.at, copy)
+
+    def _fetch(self, by_file: dict[int, list[_Wanted]]) -> None:
+        files = self._manifest.files
+        slot = max((files[index].size for index in by_file), default=0)
+        memory = self._transfers.memory.reserve(WINDOW * slot)
+        under_way: list[tuple[int, int, Task[None]]] = []  # file, where it comes to lie
+
+        def land() -> int:
+            index, at, task = under_way.pop(0)
+            self._settle(files[index], at, task)
+            for wanted in by_file.pop(index):
+                wanted.take(memory[at : at + files[index].size])
+            return at
+
+        free = [number * slot for number in range(WINDOW)]
+        for index in list(by_file):
+            at = free.pop() if free else land()
+            under_way.append((index, at, self._transfers.fetch(files[index], at)))
+        while under_way:
+            land()
+
+    def _settle(self, file: ShardFile, at: int, task: Task[None]) -> None:
+        """The library repeats requests for a while; a large restore must outlive more than that."""
+        for attempt in range(_TRIES):
+            try:
+                return task.result()
+            except StorageError as error:
+                if error.kind == Kind.NOT_FOUND.value:
+                    raise CorruptCheckpointError(str(error)) from error
+                if Kind(error.kind) not in PASSING or attempt + 1 == _TRIES:
+                    raise
+            time.sleep(_PAUSE_SECONDS * 2**attempt)
+            task = self._transfers.fetch(file, at)
+        raise AssertionError("unreachable")
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False  # made with a store, never from an id
 
 
-def read_chunk(store: Store, place: Place) -> bytearray:
-    """The chunk's bytes. CorruptCheckpointError when they are missing or aren't the ones that were written."""
-    content = _read_patiently(store, place)
-    if hashlib.sha256(content).hexdigest() != place.sha256:
-        raise CorruptCheckpointError(
-            f"{store.uri}/{place.key}: bytes {place.at} to {place.at + place.length} are not those that were saved "
-            "(SHA-256 differs)"
-        )
-    return content
-
-
-def _read_patiently(store: Store, place: Place) -> bytearray:
-    """The library repeats requests, but not a body that breaks off half-way; a large restore must outlive that."""
-    for attempt in range(_TRIES):
-        try:
-            return store.read(place.key, place.at, place.length)
-        except StorageError as error:
-            if error.kind == Kind.NOT_FOUND.value:
-                raise CorruptCheckpointError(str(error)) from error
-            if Kind(error.kind) not in PASSING or attempt + 1 == _TRIES:
-                raise
-        time.sleep(_PAUSE_SECONDS * 2**attempt)
-    raise AssertionError("unreachable")
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)

@@ -7,134 +7,60 @@ Requests (header fields beside `id` and `op`):
 
     get     key [offset length]      -> etag, payload; absent: true when there is no object
     put     key [match | absent]     -> etag; payload is the content; match: If-Match; absent: If-None-Match: *
-    open    stream key               starts a stream; no answer
-    write   stream                   payload is the next bytes; no answer
-    shut    stream                   -> size, sha256; the object is visible now
-    abort   stream                   -> ok
     list    prefix                   -> items: [[key, size, modified], ...]
     unfinished                       -> items: [[key, upload, started], ...]
     forget  uploads: [[key, upload]] -> ok
     delete  keys                     -> ok
+    upload  files: [[key, start, length, chunks: [[at, length], ...]], ...]
+                                     -> sums: [[crc32, crc32 of each chunk], ...]; from the shared memory
+    fetch   key size crc32 at        -> wrong: "" or what is wrong with the object; it is in the shared memory at `at`
 
 An answer has `error: {kind, message}` when the request failed.
 """
 
 from __future__ import annotations
 
+import base64
 import functools
-import hashlib
+import mmap
 import os
 import signal
 import socket
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import botocore.exceptions
 
-from muster_protocol.checkpoints.s3 import fetch, forget_upload, make_client, unfinished_uploads
+from muster_protocol.checkpoints.s3 import fetch, forget_upload, make_client, received, unfinished_uploads
 from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
+from muster_runtime.checkpoint.sums import Span, named, sums
 
-PART_BYTES: Final = 16 << 20
-"""Size of a multipart upload's parts; S3 asks for at least 5 MiB and at most 10,000 of them."""
 THREADS: Final = 6
-PARTS_IN_FLIGHT: Final = 4
-_S3_ERRORS: Final = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+_TRANSFERS: Final = 4
+"""Pieces on their way at once, each with a connection and a copy of its own."""
+_NICENESS: Final = 5
+_READ_BYTES: Final = 1 << 20
 
 Answer = tuple[dict[str, Any], bytes]
 
 
-class Stream:
-    """One object that is being uploaded. Small ones go by a single PUT, large ones in parts."""
-
-    def __init__(self, server: Server, key: str) -> None:
-        self._server, self._key = server, key
-        self._pending, self._size, self._digest = bytearray(), 0, hashlib.sha256()
-        self._upload_id = ""
-        self._parts: list[Future[dict[str, Any]]] = []
-        self._part_bytes = PART_BYTES
-        self.failure: Exception | None = None
-
-    def write(self, data: bytearray) -> None:
-        if self.failure is not None:
-            return  # told at `shut`; until then the rank's bytes are thrown away
-        self._digest.update(data)
-        self._size += len(data)
-        self._pending += data
-        try:
-            while len(self._pending) >= self._part_bytes:
-                self._send_part(bytes(self._pending[: self._part_bytes]))
-                del self._pending[: self._part_bytes]
-        except _S3_ERRORS as error:
-            self.failure = error
-
-    def _send_part(self, part: bytes) -> None:
-        server = self._server
-        if not self._upload_id:
-            created = server.client.create_multipart_upload(**server.place(self._key))
-            self._upload_id = created["UploadId"]
-        number = len(self._parts) + 1
-        if number % 1000 == 0:
-            self._part_bytes *= 2  # stays far below 10,000 parts for an object of any size that S3 takes
-        server.slots.acquire()
-        self._parts.append(server.pool.submit(self._upload, number, part))
-
-    def _upload(self, number: int, part: bytes) -> dict[str, Any]:
-        server = self._server
-        try:
-            done = server.client.upload_part(
-                **server.place(self._key), UploadId=self._upload_id, PartNumber=number, Body=part
-            )
-        finally:
-            server.slots.release()
-        return {"PartNumber": number, "ETag": done["ETag"]}
-
-    def shut(self) -> Answer:
-        server = self._server
-        if self.failure is not None:
-            self.abort()
-            raise self.failure
-        if not self._upload_id:
-            server.client.put_object(**server.place(self._key), Body=bytes(self._pending))
-        else:
-            try:
-                if self._pending:
-                    self._send_part(bytes(self._pending))
-                parts = [part.result() for part in self._parts]
-                server.client.complete_multipart_upload(
-                    **server.place(self._key), UploadId=self._upload_id, MultipartUpload={"Parts": parts}
-                )
-            except _S3_ERRORS:
-                self.abort()
-                raise
-        return {"size": self._size, "sha256": self._digest.hexdigest()}, b""
-
-    def abort(self) -> None:
-        for part in self._parts:
-            part.exception()  # waits: S3 forgets an upload only when none of its parts is under way
-        if self._upload_id:
-            self._server.client.abort_multipart_upload(**self._server.place(self._key), UploadId=self._upload_id)
-
-    def give_up(self) -> Answer:
-        self.abort()
-        return {}, b""
-
-
 class Server:
-    def __init__(self, connection: socket.socket, bucket: str, prefix: str) -> None:
-        self._connection, self._bucket, self._prefix = connection, bucket, prefix
+    def __init__(self, connection: socket.socket, memory: int, bucket: str, prefix: str) -> None:
+        self._connection, self._memory, self._bucket, self._prefix = connection, memory, bucket, prefix
         self._sending = threading.Lock()
-        self._streams: dict[int, Stream] = {}
         self.pool = ThreadPoolExecutor(THREADS)
-        self._requests = ThreadPoolExecutor(THREADS)  # apart from `pool`: `shut` waits there for parts
-        self.slots = threading.BoundedSemaphore(PARTS_IN_FLIGHT)
+        self._requests = ThreadPoolExecutor(THREADS)  # apart from `pool`: `_delete` waits for it
+        self._transfers = ThreadPoolExecutor(_TRANSFERS)
         self._endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         self._client: Any = None
         self._making = threading.Lock()
+        self._mapped, self._mapping = memoryview(b""), threading.Lock()
 
     @property
     def client(self) -> Any:
@@ -154,20 +80,8 @@ class Server:
         """Answers until the rank closes its end."""
         while (frame := receive_frame(self._connection)) is not None:
             header, payload = frame
-            operation = header["op"]
-            if operation == "open":
-                self._streams[header["stream"]] = Stream(self, header["key"])
-            elif operation == "write":
-                self._streams[header["stream"]].write(payload)  # in order; blocks the rank when S3 is slower
-            elif operation in ("shut", "abort"):
-                stream = self._streams.pop(header["stream"])
-                self._answer_later(header, stream.shut if operation == "shut" else stream.give_up)
-            else:
-                handler = getattr(self, f"_{operation}")
-                self._answer_later(header, functools.partial(handler, header, payload))
-
-    def _answer_later(self, header: dict[str, Any], work: Callable[[], Answer]) -> None:
-        self._requests.submit(self._answer, header, work)
+            handler = getattr(self, f"_{header['op']}")
+            self._requests.submit(self._answer, header, functools.partial(handler, header, payload))
 
     def _answer(self, header: dict[str, Any], work: Callable[[], Answer]) -> None:
         try:
@@ -231,6 +145,51 @@ class Server:
         list(self.pool.map(lambda key: self.client.delete_object(**self.place(key)), header["keys"]))
         return {}, b""
 
+    def _upload(self, header: dict[str, Any], _payload: bytearray) -> Answer:
+        memory = self._shared()
+
+        def put(file: tuple[str, int, int, list[Span]]) -> tuple[str, list[str]]:
+            key, start, length, chunks = file
+            content = memory[start : start + length]
+            crc32, of_chunks = sums(content, chunks)
+            # The server checks the sum of what arrives, where it knows the header.
+            self.client.put_object(
+                **self.place(key),
+                Body=bytes(content),
+                ChecksumCRC32=base64.b64encode(crc32.to_bytes(4, "big")).decode(),
+            )
+            return named(crc32), [named(each) for each in of_chunks]
+
+        return {"sums": list(self._transfers.map(put, header["files"]))}, b""
+
+    def _shared(self) -> memoryview:
+        """The shared memory as large as the rank has made it by now."""
+        with self._mapping:
+            size = os.fstat(self._memory).st_size
+            if size != len(self._mapped):
+                self._mapped = memoryview(mmap.mmap(self._memory, size))
+            return self._mapped
+
+    def _fetch(self, header: dict[str, Any], _payload: bytearray) -> Answer:
+        return {"wrong": self._transfers.submit(self._fetch_piece, header).result()}, b""
+
+    def _fetch_piece(self, header: dict[str, Any]) -> str:
+        """Streams an object into the shared memory. What is wrong with it, or "" when nothing is."""
+        size, memory = header["size"], self._shared()
+
+        def read(found: dict[str, Any]) -> str:
+            at, crc32 = header["at"], 0
+            if found["ContentLength"] != size:
+                return f"is {found['ContentLength']} bytes, not {size}"
+            for piece in found["Body"].iter_chunks(_READ_BYTES):
+                crc32 = zlib.crc32(piece, crc32)
+                memory[at : at + len(piece)] = piece
+                at += len(piece)
+            return "" if named(crc32) == header["crc32"] else "is not what was saved (CRC-32 differs)"
+
+        wrong = received(self.client, read, **self.place(header["key"]))
+        return "does not exist" if wrong is None else wrong
+
 
 class _Changed(Exception):
     pass
@@ -251,12 +210,13 @@ def _end_with_parent(parent: int) -> None:
     os._exit(0)
 
 
-def main(descriptor: int, parent: int, bucket: str, prefix: str) -> None:
+def main(descriptor: int, memory: int, parent: int, bucket: str, prefix: str) -> None:
     # A stop signal goes to the whole process group; the rank still needs this process for its last save.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)  # training comes first
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     with socket.socket(fileno=descriptor) as connection:
-        Server(connection, bucket, prefix).serve()
+        Server(connection, memory, bucket, prefix).serve()
     sys.stdout.flush()
     os._exit(0)  # requests under way have nobody left to answer to

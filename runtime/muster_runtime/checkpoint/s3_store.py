@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import signal
@@ -10,26 +11,29 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from muster_protocol.checkpoints.store import Body, Item, Unfinished
 from muster_protocol.manifest import ShardFile
 from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import CheckpointUri
 from muster_runtime import vendored
-from muster_runtime.checkpoint.frames import FRAME_PAYLOAD, receive_frame, send_frame
-from muster_runtime.errors import StorageError, storage_error
+from muster_runtime.checkpoint.frames import receive_frame, send_frame
+from muster_runtime.checkpoint.memory import SharedMemory
+from muster_runtime.checkpoint.sums import Span
+from muster_runtime.errors import CorruptCheckpointError, MusterError, StorageError, storage_error
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 # The first entry of sys.path is the script's folder; ours go in its place, boto3's copy before everything.
 _BOOTSTRAP: Final = (
-    "import sys; sys.path[:1] = sys.argv[5:]; "
+    "import sys; sys.path[:1] = sys.argv[6:]; "
     "from muster_runtime.checkpoint.s3_process import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])"
+    "main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5])"
 )
 
 _HIDDEN: Final = frozenset({"PYTHONPATH", "PYTHONSAFEPATH", "PYTHONSTARTUP"})
@@ -39,12 +43,35 @@ _END_SECONDS: Final = 5.0
 """How long a process may take to end when its connection has."""
 
 Answer = tuple[dict[str, Any], bytearray]
+T = TypeVar("T")
 
 
 def import_folders() -> list[str]:
     """Where our process finds boto3 and this package, best first."""
     brought = vendored.folder()
     return [str(folder) for folder in (brought, _ROOT) if folder is not None]
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """An object to be written: where it lies in the shared memory, and where its chunks lie in it."""
+
+    key: str
+    start: int
+    length: int
+    chunks: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Landed:
+    """An object that was written, and the CRC-32 of each of its chunks by first byte, as eight hex digits."""
+
+    file: ShardFile
+    sums: dict[int, str]
+
+    @classmethod
+    def of(cls, what: Outgoing, file: ShardFile, sums: Iterable[str]) -> Landed:
+        return cls(file, {at: crc32 for (at, _), crc32 in zip(what.chunks, sums, strict=True)})
 
 
 class _Link:
@@ -54,15 +81,16 @@ class _Link:
     process that was killed.
     """
 
-    def __init__(self, uri: CheckpointUri, *, answered: bool) -> None:
+    def __init__(self, uri: CheckpointUri, memory: SharedMemory, *, answered: bool) -> None:
         self.answered, self.ended = answered, False
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), str(os.getpid()), uri.bucket, uri.prefix]
+        numbers = (theirs.fileno(), memory.descriptor, os.getpid())
+        command = [sys.executable, "-c", _BOOTSTRAP, *map(str, numbers), uri.bucket, uri.prefix]
         environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
         with theirs:
             self.process = subprocess.Popen(
                 [*command, *import_folders()],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), memory.descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                 env=environment,
@@ -118,15 +146,11 @@ class _Link:
             )
         return StorageError(Kind.OTHER.value, text)
 
-    def send(self, header: dict[str, Any], payload: memoryview | bytes = b"") -> None:
-        """Sends what has no answer. StorageError when the process is gone."""
-        try:
-            with self._sending:
-                send_frame(self._connection, header, payload)
-        except OSError as error:
-            raise self._gone() from error
-
     def ask(self, number: int, header: dict[str, Any], payload: memoryview | bytes = b"") -> Answer:
+        return self.request(number, header, payload).result()
+
+    def request(self, number: int, header: dict[str, Any], payload: memoryview | bytes = b"") -> Future[Answer]:
+        """The answer to come. StorageError when the process is gone already."""
         future: Future[Answer] = Future()
         try:
             with self._sending:
@@ -135,7 +159,7 @@ class _Link:
         except OSError as error:
             self._waiting.pop(number, None)
             raise self._gone() from error
-        return future.result()
+        return future
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # it may have ended before us
@@ -154,7 +178,8 @@ class S3Store:
         self._parsed = uri
         self._ids = itertools.count(1)
         self._starting = threading.Lock()
-        self._newest = _Link(uri, answered=False)
+        self.memory = SharedMemory()
+        self._newest = _Link(uri, self.memory, answered=False)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -164,7 +189,7 @@ class S3Store:
     def _link(self) -> _Link:
         with self._starting:
             if self._newest.ended:
-                self._newest = _Link(self._parsed, answered=self._newest.answered)
+                self._newest = _Link(self._parsed, self.memory, answered=self._newest.answered)
             return self._newest
 
     def _ask(self, header: dict[str, Any], payload: memoryview | bytes = b"") -> Answer:
@@ -191,9 +216,6 @@ class S3Store:
         header, _ = self._ask({"op": "put", "key": key, **condition}, content)
         return str(header["etag"])
 
-    def writer(self, key: str) -> S3Writer:
-        return S3Writer(self._link(), key, self._ids)
-
     def objects(self, prefix: str) -> list[Item]:
         header, _ = self._ask({"op": "list", "prefix": prefix})
         return [Item(*item) for item in header["items"]]
@@ -209,29 +231,43 @@ class S3Store:
         if keys:
             self._ask({"op": "delete", "keys": keys})
 
+    def upload(self, files: list[Outgoing]) -> Future[list[Landed]]:
+        """Writes each from `memory`."""
+
+        def landed(answer: Answer) -> list[Landed]:
+            answers = zip(files, answer[0]["sums"], strict=True)
+            return [Landed.of(file, ShardFile(file.key, file.length, crc32), sums) for file, (crc32, sums) in answers]
+
+        return self._later({"op": "upload", "files": [dataclasses.astuple(file) for file in files]}, landed)
+
+    def fetch(self, file: ShardFile, at: int) -> Future[None]:
+        """Reads a whole object to `memory`[at:]. CorruptCheckpointError when it isn't what was written."""
+
+        def check(answer: Answer) -> None:
+            if answer[0]["wrong"]:
+                raise CorruptCheckpointError(f"{self.uri}/{file.key} {answer[0]['wrong']}")
+
+        header = {"op": "fetch", "key": file.key, "size": file.size, "crc32": file.crc32, "at": at}
+        return self._later(header, check)
+
+    def _later(self, header: dict[str, Any], convert: Callable[[Answer], T]) -> Future[T]:
+        result: Future[T] = Future()
+
+        def settle(answered: Future[Answer]) -> None:
+            try:
+                result.set_result(convert(answered.result()))
+            except MusterError as error:
+                result.set_exception(error)
+
+        try:
+            self._link().request(next(self._ids), header).add_done_callback(settle)
+        except StorageError as error:
+            result.set_exception(error)
+        return result
+
     def close(self) -> None:
         self._newest.close()
-
-
-class S3Writer:
-    """A stream belongs to the process that it was opened in, and ends with it."""
-
-    def __init__(self, link: _Link, key: str, ids: Iterator[int]) -> None:
-        self._link, self._key, self._ids = link, key, ids
-        self._stream = next(ids)
-        link.send({"op": "open", "stream": self._stream, "key": key})
-
-    def write(self, data: memoryview) -> None:
-        flat = data.cast("B") if data.nbytes else data
-        for start in range(0, flat.nbytes, FRAME_PAYLOAD):
-            self._link.send({"op": "write", "stream": self._stream}, flat[start : start + FRAME_PAYLOAD])
-
-    def close(self) -> ShardFile:
-        header, _ = self._link.ask(next(self._ids), {"op": "shut", "stream": self._stream})
-        return ShardFile(self._key, header["size"], header["sha256"])
-
-    def abort(self) -> None:
-        self._link.ask(next(self._ids), {"op": "abort", "stream": self._stream})
+        self.memory.close()
 
 
 def _has_descriptor(file: Any) -> bool:

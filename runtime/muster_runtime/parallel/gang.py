@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,30 @@ class Gang:
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def share_out(self, value: T, work: Callable[[list[T]], list[U]]) -> U:
+        """Gives every rank its part of what `work` makes on rank 0 of all ranks' values. Collective.
+
+        What `work` raises is raised on every rank.
+        """
+        if self.group is None:
+            return work([value])[0]
+        values: list[Any] | None = [None] * self.world_size if self.leads else None
+        dist.gather_object(value, values, dst=0, group=self.group)
+        parts: list[Any] = []
+        error: Exception | None = None
+        if values is not None:
+            try:
+                parts = work(values)
+            except Exception as raised:  # noqa: BLE001 - raised again below, on every rank
+                error = raised
+        shared: list[Any] = [None]
+        wrapped = [(error, part) for part in parts or [None] * self.world_size] if self.leads else None
+        dist.scatter_object_list(shared, wrapped, src=0, group=self.group)
+        failure, part = shared[0]
+        if failure is not None:
+            raise failure
+        return part  # type: ignore[no-any-return]
 
     def on_leader(self, work: Callable[[], T]) -> T:
         """What `work` returns on rank 0, on every rank; what it raises is raised on every rank. Collective."""

@@ -1,8 +1,9 @@
 """What the ranks agree on between two steps, in one small all-reduce.
 
 The vector that is summed: votes to save, votes to stop, ranks at the loop's end, the step modulo a prime and that
-squared (equal on all ranks if and only if the sums are N times this rank's own), tokens, then a (sum, count) of losses
-for each step since the last time losses were read.
+squared (equal on all ranks if and only if the sums are N times this rank's own), tokens, ranks that are still writing
+the save in flight, ranks whose writing has failed, then a (sum, count) of losses for each step since the last time
+losses were read.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Votes:
     ends: bool
     tokens: float = 0.0
     losses: tuple[float | None, ...] = ()
+    writing: bool = False
+    write_failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Agreement:
     stop: bool
     tokens: float
     losses: tuple[float | None, ...]
+    writing: bool = False
+    write_failed: bool = False
 
 
 def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
@@ -49,6 +54,8 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
         step,
         step**2,
         votes.tokens,
+        float(votes.writing),
+        float(votes.write_failed),
     ]
     for loss in votes.losses:
         own += [0.0, 0.0] if loss is None else [loss, 1.0]
@@ -64,6 +71,6 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
             f"{where}: the ranks are at different steps ({told}). Every rank must take every step: look for a number "
             "of steps that depends on the rank, or a break or return that only some ranks reach"
         )
-    pairs = zip(total[6::2], total[7::2], strict=True)
+    pairs = zip(total[8::2], total[9::2], strict=True)
     means = tuple(value / reported if reported else None for value, reported in pairs)
-    return Agreement(total[0] > 0, total[1] > 0, total[5], means)
+    return Agreement(total[0] > 0, total[1] > 0, total[5], means, total[6] > 0, total[7] > 0)

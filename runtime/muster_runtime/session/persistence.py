@@ -60,8 +60,19 @@ class Restored:
 class Persistence:
     """One run's checkpoints as its session sees them. Everything here is collective."""
 
-    def __init__(self, settings: Settings, gang: Gang, device: torch.device, warn: Callable[[str], None]) -> None:
-        self._settings, self._gang, self._device, self._warn = settings, gang, device, warn
+    def __init__(
+        self,
+        settings: Settings,
+        gang: Gang,
+        device: torch.device,
+        *,
+        warn: Callable[[str], None],
+        landed: Callable[[Saved], None],
+        troubled: Callable[[str], None],
+    ) -> None:
+        """`landed` hears of each committed save, `troubled` why one was missed and what mends it."""
+        self._settings, self._gang, self._device = settings, gang, device
+        self._warn, self._landed, self._troubled = warn, landed, troubled
         self._store: Store = open_store(settings.checkpoint)
         self._keeper = Keeper(
             self._store,
@@ -74,8 +85,8 @@ class Persistence:
         self.uri = self._store.uri
         self._restored_step = 0
         self._missed = 0
-        self.trouble = ""
-        """Why the last save was missed, and what mends it."""
+        self.skipped = 0
+        """Saves left out because the one before was still being written."""
 
     @property
     def epoch(self) -> int:
@@ -112,7 +123,46 @@ class Persistence:
         restored = attempt.finish(found, finished=False)
         return None if models_only else restored
 
-    def save(
+    # ------------------------------------------------------------------ saving
+
+    def save(self, objects: list[Tracked], run: RunState, record: LossRecord, metrics: dict[str, float]) -> None:
+        """Copies the state away; it is written while training goes on, and committed at a later boundary.
+
+        Where a save is still in flight, this one is left out. Blocking where the settings say so.
+        """
+        if self._settings.blocking_saves:
+            self._save_now(objects, run, record, metrics, finished=False, tries=1)
+        elif self._keeper.in_flight is not None:
+            self.skipped += 1
+            self._warn(
+                f"the checkpoint of step {run.step} is left out: that of step {self._keeper.in_flight} is still being "
+                f"written ({self.skipped} left out so far). Storage is slower than the interval between checkpoints"
+            )
+        else:
+            self._begin(objects, run, record, metrics, finished=False)
+
+    def save_now(
+        self, objects: list[Tracked], run: RunState, record: LossRecord, metrics: dict[str, float], *, finished: bool
+    ) -> None:
+        """Saves and commits, after the save in flight. StorageError when that doesn't succeed."""
+        self._wait(must=False)
+        self._save_now(objects, run, record, metrics, finished=finished, tries=_TRIES_AT_THE_END)
+
+    def word(self) -> tuple[bool, bool]:
+        """For the vote at a boundary: whether this rank is still writing, and whether that has failed. Local."""
+        return self._keeper.busy, self._keeper.failed
+
+    def heard(self, *, writing: bool, failed: bool) -> None:
+        """The gang's word: whether any rank is still writing, or has failed."""
+        step = self._keeper.in_flight
+        if step is None:
+            return
+        try:
+            self._land(self._keeper.advance(busy=writing, failed=failed))
+        except StorageError as error:
+            self._miss(step, error, must=False)
+
+    def _save_now(
         self,
         objects: list[Tracked],
         run: RunState,
@@ -120,44 +170,58 @@ class Persistence:
         metrics: dict[str, float],
         *,
         finished: bool,
-        must: bool,
-    ) -> Saved | None:
-        """Saves and commits. None when the store did not answer and the save needn't be now (`must` is False).
+        tries: int,
+    ) -> None:
+        for attempt in range(tries):
+            self._begin(objects, run, record, metrics, finished=finished)
+            more = attempt + 1 < tries
+            if self._wait(must=tries > 1 and not more, more=more):
+                return
+            if more:
+                time.sleep(_PAUSE_SECONDS * 2**attempt)
 
-        StorageError when it must be now, or too many saves in a row were missed.
-        """
-        must = must or self._missed >= _MISSED_AT_MOST
+    def _begin(
+        self, objects: list[Tracked], run: RunState, record: LossRecord, metrics: dict[str, float], *, finished: bool
+    ) -> None:
         table, trees = capture(objects, self._gang)
         table[_rng_name(self._gang.rank)] = rng.capture(self._device)
-        content = encode(record)
+        losses = ((metrics_key(record.epoch, run.step), encode(record)),) if record.losses else ()
+        self._keeper.begin(
+            table,
+            step=run.step,
+            trees=trees,
+            run=dataclasses.asdict(run),
+            metrics=metrics,
+            finished=finished,
+            beside=losses,
+        )
 
-        def keep_losses() -> None:
-            if record.losses:
-                self._store.put(metrics_key(record.epoch, run.step), content)
+    def _wait(self, *, must: bool, more: bool = False) -> bool:
+        """Waits for the save in flight. Whether it succeeded. `more`: it is tried again when it doesn't."""
+        step = self._keeper.in_flight
+        if step is None:
+            return True
+        try:
+            self._land(self._keeper.wait())
+        except StorageError as error:
+            self._miss(step, error, must=must, more=more)
+            return False
+        return True
 
-        for attempt in range(_TRIES_AT_THE_END):
-            try:
-                saved = self._keeper.save(
-                    table,
-                    step=run.step,
-                    trees=trees,
-                    run=dataclasses.asdict(run),
-                    metrics=metrics,
-                    finished=finished,
-                    before_commit=keep_losses,
-                )
-                self._missed = 0
-                return saved
-            except StorageError as error:
-                if Kind(error.kind) not in PASSING or (must and attempt + 1 == _TRIES_AT_THE_END):
-                    raise
-                self.trouble = f"the checkpoint of step {run.step} was not saved: {error}"
-                self._warn(self.trouble)
-                if not must:
-                    self._missed += 1
-                    return None
-            time.sleep(_PAUSE_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
+    def _land(self, saved: Saved | None) -> None:
+        if saved is not None:
+            self._missed = 0
+            self._landed(saved)
+
+    def _miss(self, step: int, error: StorageError, *, must: bool, more: bool = False) -> None:
+        """A save that the store did not take. Raises `error` when it may not be missed."""
+        too_many = not more and self._missed >= _MISSED_AT_MOST
+        if Kind(error.kind) not in PASSING or must or too_many:
+            raise error
+        self._missed += not more
+        trouble = f"the checkpoint of step {step} was not saved: {error}"
+        self._warn(trouble)
+        self._troubled(trouble)
 
     def loss_record(self, losses: LossRecord) -> LossRecord:
         return dataclasses.replace(losses, epoch=self.epoch, restored=self._restored_step)

@@ -126,8 +126,9 @@ class Progress:
             values["loss"] = math.fsum(losses) / len(losses)
         return {name: value for name, value in values.items() if math.isfinite(value)}
 
-    def saved(self) -> None:
-        self._unsaved.clear()
+    def saved(self, step: int) -> None:
+        """The losses of the first `step` steps are kept."""
+        self._unsaved = {number: loss for number, loss in self._unsaved.items() if number >= step}
 
     def log(self, message: str) -> None:
         """One line on rank 0's stderr."""

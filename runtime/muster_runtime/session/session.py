@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from muster_protocol.exits import EXIT_PREEMPTED
+from muster_protocol.losses import LossRecord
 from muster_runtime import report as reports
+from muster_runtime.checkpoint.keeper import Saved
 from muster_runtime.control import ControlReader
 from muster_runtime.data.loader import Loader
 from muster_runtime.errors import UsageError, caller
@@ -263,13 +265,13 @@ class Session:
         due = self._is_due()  # also where the save waits, or its turn would pass unseen
         save, stop = votes and due, votes and self._stops_here()
         if self._agree(save=save, stop=stop, ends=False, soon=not votes):
-            self._save(finished=False, early=False, must=stop)
+            self._save()
 
     def _between_epochs(self) -> None:
         """The boundary after an epoch's whole body. No step is counted here."""
         save, stop = self._is_due(), self._stops_here()
         if self._agree(save=save, stop=stop, ends=False, soon=False, counts=False):
-            self._save(finished=False, early=False, must=stop)
+            self._save()
 
     def _is_due(self) -> bool:
         due = self._schedule.is_due(self.step, time.monotonic())
@@ -283,8 +285,12 @@ class Session:
         progress = self._progress
         read = progress.reads_now(self.step, soon)
         losses, tokens = progress.take_losses(self.step, read)
-        agreed = agree(Votes(self.step, save, stop, ends, tokens, losses), self._gang, self._loop)
+        writing, failed = self._persistence.word() if self._persistence else (False, False)
+        votes = Votes(self.step, save, stop, ends, tokens, losses, writing, failed)
+        agreed = agree(votes, self._gang, self._loop)
         progress.absorb(self.step, agreed, read)
+        if self._persistence is not None:
+            self._persistence.heard(writing=agreed.writing, failed=agreed.write_failed)
         if (agreed.save or agreed.stop) and not read:
             losses, _ = progress.take_losses(self.step, True)
             again = agree(Votes(self.step, False, False, ends, 0.0, losses), self._gang, self._loop)
@@ -320,7 +326,7 @@ class Session:
 
     def _stop(self) -> None:
         if self._persistence is not None:
-            self._save(finished=False, early=False, must=True)
+            self._save_now(finished=False, early=False)
             self.log(f"stopped after step {self.step}, as asked; the checkpoint is committed")
         else:
             self.log(f"stopped after step {self.step}, as asked; there is no checkpoint uri, so nothing was saved")
@@ -330,7 +336,7 @@ class Session:
     def _end(self, *, early: bool) -> None:
         self._agree(save=False, stop=False, ends=True, soon=True)
         self._progress.tell(self.step, last=True)
-        self._save(finished=True, early=early, must=True)
+        self._save_now(finished=True, early=early)
         self._leave_loop()
 
     def _leave_loop(self) -> None:
@@ -364,7 +370,14 @@ class Session:
     def _restore(self) -> None:
         if not self._settings.checkpoint:
             return
-        self._persistence = Persistence(self._settings, self._gang, self.device, self._progress.warn)
+        self._persistence = Persistence(
+            self._settings,
+            self._gang,
+            self.device,
+            warn=self._progress.warn,
+            landed=self._saved,
+            troubled=self._not_saved,
+        )
         began = time.monotonic()
         restored, source = self._persistence.restore(self._tracked), self._persistence.uri
         if restored is None and self._settings.start_from:
@@ -391,36 +404,57 @@ class Session:
                 "results may differ in their last bits. Set OMP_NUM_THREADS to fix the number"
             )
 
-    def _save(self, *, finished: bool, early: bool, must: bool) -> None:
-        if self._persistence is None:
-            return
-        run = RunState(
+    def _save(self) -> None:
+        """Begins a save; training goes on while it is written."""
+        if self._persistence is not None:
+            began = time.monotonic()
+            self._persistence.save(self._tracked, self._run_state(), self._losses(), self._progress.metrics())
+            self._progress.paused(time.monotonic() - began)
+            self._schedule.saved(time.monotonic())
+
+    def _save_now(self, *, finished: bool, early: bool) -> None:
+        """Saves, and waits until that is committed."""
+        if self._persistence is not None:
+            self._persistence.save_now(
+                self._tracked,
+                self._run_state(ended_early=early),
+                self._losses(),
+                self._progress.metrics(),
+                finished=finished,
+            )
+            if finished:
+                self.log("the run is finished")
+
+    def _run_state(self, *, ended_early: bool = False) -> RunState:
+        return RunState(
             step=self.step,
             seed=self._seed,
             world_size=self.world_size,
             threads=torch.get_num_threads(),
             strategy=self.strategy,
             total=self._total,
-            ended_early=early,
+            ended_early=ended_early,
         )
-        record = self._persistence.loss_record(self._progress.record(0, 0))
-        metrics = self._progress.metrics()
-        saved = self._persistence.save(self._tracked, run, record, metrics, finished=finished, must=must)
-        self._schedule.saved(time.monotonic())
-        if saved is None:
-            self._reporter.send(reports.StorageFailed(self.rank, self._persistence.trouble))
-            return
-        self._progress.saved()
-        self._progress.paused(saved.seconds)
+
+    def _losses(self) -> LossRecord:
+        assert self._persistence is not None
+        return self._persistence.loss_record(self._progress.record(0, 0))
+
+    def _saved(self, saved: Saved) -> None:
+        assert self._persistence is not None
+        self._progress.saved(saved.step)
         self.log(
-            f"checkpoint of step {self.step} committed: {saved.total_bytes / 1e6:.2f} MB in {saved.seconds:.2f} s"
-            + (", the run is finished" if finished else "")
+            f"checkpoint of step {saved.step} committed: {saved.total_bytes / 1e6:.2f} MB in {saved.seconds:.2f} s, "
+            f"training stood still for {saved.stall:.2f} s"
         )
         self._reporter.send(
             reports.CheckpointCommitted(
-                self.rank, self.step, self._persistence.uri, saved.seconds, saved.own_bytes, time.time()
+                self.rank, saved.step, self._persistence.uri, saved.seconds, saved.own_bytes, time.time()
             )
         )
+
+    def _not_saved(self, trouble: str) -> None:
+        self._reporter.send(reports.StorageFailed(self.rank, trouble))
 
     def signal_stop(self) -> None:
         """A signal asked this process to stop."""

@@ -31,6 +31,7 @@ class Settings:
     every_steps: int | None = None
     interval_seconds: float | None = None
     retention: Retention = field(default_factory=Retention)
+    blocking_saves: bool = False
     start_from: str = ""
     start_load: str = "all"
 
@@ -74,6 +75,7 @@ def read_settings(
         every_steps=steps or None,
         interval_seconds=float(interval) if interval else None,
         retention=_retention(environment),
+        blocking_saves=environment.get(env.CHECKPOINT_BLOCKING, "") not in ("", "0"),
         start_from=environment.get(env.CHECKPOINT_FROM, ""),
         start_load=start_load,
     )

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import struct
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,9 +48,6 @@ class MemoryStore:
         self.put(key, content)
         return hashlib.sha256(content).hexdigest()
 
-    def writer(self, key: str) -> MemoryWriter:
-        return MemoryWriter(self, key)
-
     def objects(self, prefix: str) -> list[Item]:
         now = time.time()
         found = sorted(self._objects.items())
@@ -66,21 +64,6 @@ class MemoryStore:
             self._objects.pop(key, None)
 
     def close(self) -> None:
-        pass
-
-
-class MemoryWriter:
-    def __init__(self, store: MemoryStore, key: str) -> None:
-        self._store, self._key, self._content = store, key, b""
-
-    def write(self, data: memoryview) -> None:
-        self._content += bytes(data)
-
-    def close(self) -> ShardFile:
-        self._store.put(self._key, self._content)
-        return ShardFile(self._key, len(self._content), hashlib.sha256(self._content).hexdigest())
-
-    def abort(self) -> None:
         pass
 
 
@@ -134,17 +117,15 @@ class MadeRun:
                 1000.0 * step + epoch + rank * per_rank * self.columns + i for i in range(per_rank * self.columns)
             ]
             content = struct.pack(f"<{len(values)}f", *values)
-            writer = self.store.writer(f"{prefix}rank-{rank:05d}.bin")
-            writer.write(memoryview(content))
-            files.append(writer.close())
-            digest = hashlib.sha256(content).hexdigest()
+            files.append(ShardFile(f"{prefix}rank-{rank:05d}.bin", len(content), f"{zlib.crc32(content):08x}"))
+            self.store.put(files[-1].key, content)
             chunks.append(
                 {
                     "offsets": [rank * per_rank, 0],
                     "sizes": [per_rank, self.columns],
                     "file": rank,
                     "at": 0,
-                    "sha256": digest,
+                    "crc32": files[-1].crc32,
                 }
             )
             weight += content

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 import torch
 
 from muster_protocol.losses import LossRecord
+from muster_protocol.manifest import Manifest, ShardFile
 from muster_runtime.checkpoint import reader
 from muster_runtime.checkpoint.keeper import Saved
-from muster_runtime.checkpoint.layout import Place
-from muster_runtime.checkpoint.reader import read_chunk
+from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.errors import StorageError, StorageRefusedError, storage_error
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import persistence
@@ -21,22 +22,23 @@ from muster_runtime.session.persistence import Persistence, RunState
 from muster_runtime.session.settings import read_settings
 
 CONTENT = b"some tensor's bytes"
-PLACE = Place("shard", 0, len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+FILE = ShardFile("shard", len(CONTENT), f"{zlib.crc32(CONTENT):08x}")
 
 
 class Breaking:
-    """A store whose first `times` reads fail by an error of `kind`."""
-
-    uri = "s3://models/x"
+    """Transfers whose first `times` fetches fail by an error of `kind`."""
 
     def __init__(self, kind: str, times: int) -> None:
-        self.kind, self.times, self.reads = kind, times, 0
+        self.kind, self.times, self.fetches = kind, times, 0
 
-    def read(self, key: str, offset: int, length: int) -> bytearray:
-        self.reads += 1
-        if self.reads <= self.times:
-            raise storage_error(self.kind, "it broke off")
-        return bytearray(CONTENT)
+    def fetch(self, file: ShardFile, at: int) -> Future[None]:
+        self.fetches += 1
+        future: Future[None] = Future()
+        if self.fetches <= self.times:
+            future.set_exception(storage_error(self.kind, "it broke off"))
+        else:
+            future.set_result(None)
+        return future
 
 
 @pytest.fixture(autouse=True)
@@ -44,71 +46,140 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_PAUSE_SECONDS", 0.0)
 
 
+def settle(transfers: Any) -> None:
+    made = Reader(transfers, Manifest(1, 1, 0, "", (FILE,), {"tensors": {}}, 1, 0.0))
+    made._settle(FILE, 0, transfers.fetch(FILE, 0))
+
+
 @pytest.mark.parametrize("kind", ["Network", "Busy", "Other"])
-def test_a_chunk_is_read_again_when_the_server_is_in_trouble(kind: str) -> None:
-    store: Any = Breaking(kind, 3)
-    assert read_chunk(store, PLACE) == CONTENT
-    assert store.reads == 4
+def test_a_file_is_read_again_when_the_server_is_in_trouble(kind: str) -> None:
+    transfers = Breaking(kind, 3)
+    settle(transfers)
+    assert transfers.fetches == 4
 
 
-def test_a_chunk_is_not_asked_for_for_ever() -> None:
-    store: Any = Breaking("Network", 100)
+def test_a_file_is_not_asked_for_for_ever() -> None:
+    transfers = Breaking("Network", 100)
     with pytest.raises(StorageError, match="it broke off"):
-        read_chunk(store, PLACE)
-    assert store.reads == 4
+        settle(transfers)
+    assert transfers.fetches == 4
 
 
 def test_what_is_denied_is_not_asked_for_again() -> None:
-    store: Any = Breaking("AccessDenied", 100)
+    transfers = Breaking("AccessDenied", 100)
     with pytest.raises(StorageRefusedError):
-        read_chunk(store, PLACE)
-    assert store.reads == 1
+        settle(transfers)
+    assert transfers.fetches == 1
 
 
-class AwayStore:
-    """What a session's saves meet while the server is away."""
-
-    uri = "s3://models/x"
+class AwayKeeper:
+    """What a session's saves meet while the server is away. Each is over at the boundary after the one it began at."""
 
     def __init__(self) -> None:
         self.away, self.saves = True, 0
+        self.in_flight: int | None = None
+        self.busy = self.failed = False
 
-    def save(self, *_: object, step: int, **__: object) -> Saved:
+    def begin(self, *_: object, step: int, **__: object) -> None:
+        assert self.in_flight is None
         self.saves += 1
+        self.in_flight = step
+
+    def wait(self) -> Saved | None:
+        return self.advance(busy=False, failed=False)
+
+    def advance(self, *, busy: bool, failed: bool) -> Saved | None:
+        step, self.in_flight = self.in_flight, None
         if self.away:
             raise StorageError("Network", "the server is away; check the network")
-        return Saved(step, 1, 1, 0.0)
+        return Saved(step or 0, 1, 1, 0.0, 0.0)
 
 
-def persisting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Persistence, AwayStore]:
-    monkeypatch.setattr(persistence, "_PAUSE_SECONDS", 0.0)
-    settings = read_settings({}, seed=1, strategy=None, checkpoint=f"file://{tmp_path}/run", every_steps=1)
-    made, away = Persistence(settings, Gang(), torch.device("cpu"), lambda _: None), AwayStore()
-    monkeypatch.setattr(made, "_keeper", away)
-    return made, away
+class Persisting:
+    """A session's persistence over an `AwayKeeper`, and what it told."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
+        monkeypatch.setattr(persistence, "_PAUSE_SECONDS", 0.0)
+        settings = read_settings(more, seed=1, strategy=None, checkpoint=f"file://{tmp_path}/run", every_steps=1)
+        self.troubles: list[str] = []
+        self.warnings: list[str] = []
+        self.landed: list[int] = []
+        self.made = Persistence(
+            settings,
+            Gang(),
+            torch.device("cpu"),
+            warn=self.warnings.append,
+            landed=lambda saved: self.landed.append(saved.step),
+            troubled=self.troubles.append,
+        )
+        self.keeper = AwayKeeper()
+        monkeypatch.setattr(self.made, "_keeper", self.keeper)
+
+    def save(self, step: int) -> None:
+        self.made.save([], run_at(step), LossRecord(1, 0, ()), {})
+
+    def save_now(self, step: int) -> None:
+        self.made.save_now([], run_at(step), LossRecord(1, 0, ()), {}, finished=True)
+
+    def boundary(self) -> None:
+        self.made.heard(writing=False, failed=False)
 
 
-def save(made: Persistence, step: int) -> Saved | None:
-    run = RunState(step=step, seed=1, world_size=1, threads=1)
-    return made.save([], run, LossRecord(1, 0, ()), {}, finished=False, must=False)
+def run_at(step: int) -> RunState:
+    return RunState(step=step, seed=1, world_size=1, threads=1)
 
 
 def test_saves_may_be_missed_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, away = persisting(tmp_path, monkeypatch)
+    run = Persisting(tmp_path, monkeypatch)
     for step in range(1, 6):
-        assert save(made, step) is None
-    assert made.trouble == "the checkpoint of step 5 was not saved: the server is away; check the network"
-    assert away.saves == 5
+        run.save(step)
+        run.boundary()
+    assert run.troubles[-1] == "the checkpoint of step 5 was not saved: the server is away; check the network"
+    assert run.landed == []
+    run.save(6)
     with pytest.raises(StorageError, match="the server is away"):
-        save(made, 6)
-    assert away.saves == 9, "the last one is tried again before the run is given up"
+        run.boundary()
 
 
 def test_a_save_that_succeeds_forgets_those_that_were_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, away = persisting(tmp_path, monkeypatch)
-    for step in range(1, 6):
-        assert save(made, step) is None
-    away.away = False
-    assert save(made, 6) is not None
-    away.away = True
-    assert save(made, 7) is None
+    run = Persisting(tmp_path, monkeypatch)
+    for step in range(1, 8):
+        run.keeper.away = step != 5
+        run.save(step)
+        run.boundary()
+    assert run.landed == [5]
+    assert len(run.troubles) == 6
+
+
+def test_a_save_while_one_is_in_flight_is_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Persisting(tmp_path, monkeypatch)
+    run.keeper.away = False
+    for step in (1, 2, 3):
+        run.save(step)
+    assert (run.keeper.saves, run.made.skipped) == (1, 2)
+    assert "step 3 is left out: that of step 1 is still being written" in run.warnings[-1]
+    run.boundary()
+    run.save(4)
+    run.boundary()
+    assert run.landed == [1, 4]
+
+
+def test_the_last_save_waits_for_the_one_in_flight_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Persisting(tmp_path, monkeypatch)
+    run.save(1)
+    with pytest.raises(StorageError, match="the server is away"):
+        run.save_now(2)
+    assert run.keeper.saves == 1 + 4
+    run.keeper.away = False
+    run.save(3)
+    run.save_now(4)
+    assert run.landed == [3, 4]
+
+
+def test_a_blocking_save_is_over_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Persisting(tmp_path, monkeypatch, MUSTER_CHECKPOINT_BLOCKING="1")
+    run.keeper.away = False
+    run.save(1)
+    assert run.landed == [1]

@@ -29,6 +29,8 @@ def run(server: S3Server, folder: Path, name: str, kill: str = "") -> list[int |
         "MUSTER_CHECKPOINT_URI": f"s3://models/runs/{name}",
         "MUSTER_CHECKPOINT_EVERY_STEPS": "3",
         **({"KILL": kill} if kill else {}),
+        # so that no save is left out for the one before, and the kill finds its step
+        **({"MUSTER_CHECKPOINT_BLOCKING": "1"} if ":before" in kill else {}),
     }
     result = run_gang("bits.py", folder, 4, environment, kill_peers=bool(kill))
     if not kill:

@@ -262,13 +262,14 @@ def test_a_hold_that_can_not_be_read_holds_everything(made: MadeRun) -> None:
 
 
 def test_orphans_and_uploads_of_a_gang_that_died_go_a_day_later(tmp_path: Path) -> None:
-    made = MadeRun(FileStore(CheckpointUri("file", "", str(tmp_path))))
+    store = FileStore(CheckpointUri("file", "", str(tmp_path)))
+    made = MadeRun(store)
     made.start()
     for step in STEPS:
         made.save(step)
     made.write(7)
     made.write(8, whole=False)
-    writer = made.store.writer("step-00000009/1-0/rank-00000.bin")
+    writer = store.writer("step-00000009/1-0/rank-00000.bin")
     writer.write(memoryview(b"half"))
     tomorrow = lambda: time.time() + 25 * 3600  # noqa: E731
     assert pruned(made.store, now=tomorrow).uploads == 0

@@ -41,7 +41,7 @@ def test_what_ranks_saved_is_listed_exported_and_verified(folder: Path, tmp_path
     shapes = {each["name"].removeprefix("model."): each["shape"] for each in shown["tensors"]}
     for name, tensor in safetensors.torch.load_file(tmp_path / "model.safetensors").items():
         assert list(tensor.shape) == shapes[name]
-    shard = next((folder / "run").glob("step-00000003/*/rank-00000.bin"))
+    shard = next((folder / "run").glob("step-00000003/*/rank-00000.0000.bin"))
     content = shard.read_bytes()
     shard.write_bytes(b"\xff" + content[1:])
     assert "1 of 2 checkpoints are whole" in muster("verify", uri, "--all", code=1)

@@ -24,6 +24,8 @@ def train(folder: Path, strategy: str, ranks: int = 4, kill: str = "", **more: s
         "MUSTER_CHECKPOINT_EVERY_STEPS": str(EVERY),
         "MUSTER_CHECKPOINT_KEEP_LAST": "2",
         **({"KILL": kill} if kill else {}),
+        # so that no save is left out for the one before, and the kill finds its step
+        **({"MUSTER_CHECKPOINT_BLOCKING": "1"} if ":before" in kill else {}),
         **more,
     }
     half = ranks // 2 if strategy == "hsdp" else ranks

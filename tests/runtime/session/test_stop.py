@@ -11,6 +11,9 @@ from muster_protocol import losses
 from muster_protocol.checkpoints.commit import read_latest
 from muster_runtime.checkpoint.store import open_store
 
+BLOCKING = {"MUSTER_CHECKPOINT_BLOCKING": "1"}
+"""Where a test counts on each checkpoint: none is left out for the one before."""
+
 SCRIPT = """
 import os, time
 from pathlib import Path
@@ -129,7 +132,7 @@ def test_a_laptop_needs_no_environment(tmp_path: Path) -> None:
 
 def test_time_makes_a_checkpoint_due(tmp_path: Path) -> None:
     path = script(tmp_path, STEPS + "    time.sleep(0.06)\n")
-    run_gang(path, tmp_path, 2, environment(tmp_path, MUSTER_CHECKPOINT_INTERVAL="0.1", TOTAL="9")).check()
+    run_gang(path, tmp_path, 2, environment(tmp_path, MUSTER_CHECKPOINT_INTERVAL="0.1", TOTAL="9", **BLOCKING)).check()
     steps = {item.key.split("/")[0] for item in open_store(f"file://{tmp_path}/run").objects("step-")}
     assert 3 <= len(steps) < 9
 
@@ -169,7 +172,7 @@ for step, (x,) in session.steps(12, loader):
 
 
 def test_no_save_falls_into_gradient_accumulation(tmp_path: Path) -> None:
-    more = {"MUSTER_CHECKPOINT_EVERY_STEPS": "4"}
+    more = {"MUSTER_CHECKPOINT_EVERY_STEPS": "4", **BLOCKING}
     run_gang(script(tmp_path, ACCUMULATE), tmp_path, 2, environment(tmp_path, **more)).check()
     steps = {item.key.split("/")[0] for item in open_store(f"file://{tmp_path}/run").objects("step-")}
     assert steps == {"step-00000006", "step-00000009", "step-00000012"}

@@ -35,8 +35,9 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int],
 def test_a_run_goes_on_with_another_gang(
     before: str, after: str, ranks: int, workers: str, tmp_path: Path, reference: dict[tuple[int, int], dict[str, Any]]
 ) -> None:
-    settings = {"STEPS": STEPS, "DROPOUT": "0", "WIDTH": "64", "WORKERS": workers}
-    first = train(tmp_path, before, kill=f"{CUT + 2}:step:1", **settings)
+    settings = {"STEPS": STEPS, "DROPOUT": "0", "WIDTH": "64", "WORKERS": workers, "PIECE": "4096"}
+    # a blocking save: the checkpoint of step CUT is committed when the gang dies
+    first = train(tmp_path, before, kill=f"{CUT + 2}:step:1", MUSTER_CHECKPOINT_BLOCKING="1", **settings)
     assert -9 in first.codes
     for file in tmp_path.glob("record-*.jsonl"):
         file.unlink()

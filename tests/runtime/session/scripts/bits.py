@@ -1,6 +1,7 @@
 """Trains a small network and writes each step's loss and samples with all their bits; may be told to die somewhere.
 
-Environment: FOLDER for the records, STEPS, DROPOUT, WIDTH, STRATEGY comes from Muster's own; KILL=step:place:rank.
+Environment: FOLDER for the records, STEPS, DROPOUT, WIDTH, PIECE (bytes of a file), KILL=step:place:rank.
+STRATEGY comes from Muster's own.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import muster_runtime as muster
-from muster_runtime.checkpoint import keeper, writer
+from muster_runtime.checkpoint import saver, transfers
 from muster_runtime.checkpoint.tree import local_part
 
 FOLDER = Path(os.environ["FOLDER"])
@@ -22,6 +23,8 @@ RANK = os.environ.get("RANK", "0")
 STEPS = int(os.environ.get("STEPS", "24"))
 DROPOUT = float(os.environ.get("DROPOUT", "0.1"))
 WIDTH = int(os.environ.get("WIDTH", "192"))
+# So that tensors this small are cut, too.
+transfers.SMALLEST_PIECE = transfers.LARGEST_PIECE = int(os.environ.get("PIECE", str(1 << 18)))
 KILL_STEP, KILL_PLACE, KILL_RANK = os.environ.get("KILL", "-1:nowhere:0").split(":")
 
 
@@ -70,17 +73,17 @@ def die(place, step):
 
 def die_in_a_save():
     """After the shards, and after the manifest: rank 0 does both."""
-    finish, commit = writer.Writer.finish, keeper.commit
+    put_together, commit = saver.Saver._commit, saver.commit
 
-    def finish_or_die(self, **what):
-        die("before-manifest", self._heading.step)
-        return finish(self, **what)
+    def put_together_or_die(self, heading, *more):
+        die("before-manifest", heading.step)
+        return put_together(self, heading, *more)
 
     def commit_or_die(*args, step, **more):
         die("before-latest", step)
         return commit(*args, step=step, **more)
 
-    writer.Writer.finish, keeper.commit = finish_or_die, commit_or_die
+    saver.Saver._commit, saver.commit = put_together_or_die, commit_or_die
 
 
 def main():

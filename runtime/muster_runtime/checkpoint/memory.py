@@ -1,0 +1,53 @@
+"""Memory that a rank and its storage process share: a save is staged in it, a restore passes through it.
+
+An anonymous file (memfd): it has no name that could collide or be left behind, and the kernel frees it with its last
+user. It only grows, and is used again for every save.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import torch
+
+
+class SharedMemory:
+    """`descriptor` is inherited by processes that are started with it in `pass_fds`; they map the same bytes."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("muster-checkpoint", os.MFD_CLOEXEC)
+        self.size = 0
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._pinned = False
+
+    def reserve(self, size: int, *, pinned: bool = False) -> torch.Tensor:
+        """The first `size` bytes or more, as a uint8 tensor. Tensors given before stay valid, but may go their own way.
+
+        `pinned` registers the memory with CUDA, so that copies from a device don't block.
+        """
+        if size > self.size:
+            self._unpin()
+            os.ftruncate(self.descriptor, size)
+            # Populated: the kernel's zeroing of fresh pages must not be paid for page by page while training waits.
+            mapped = mmap.mmap(self.descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
+            self.size = size
+        if pinned and self.size and not self._pinned:
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(runtime.cudaHostRegister(self._bytes.data_ptr(), self.size, 0))
+            self._pinned = True
+        return self._bytes
+
+    def _unpin(self) -> None:
+        if self._pinned:
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(runtime.cudaHostUnregister(self._bytes.data_ptr()))
+            self._pinned = False
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            self._unpin()
+            self._bytes = torch.empty(0, dtype=torch.uint8)
+            os.close(self.descriptor)
+            self.descriptor = -1

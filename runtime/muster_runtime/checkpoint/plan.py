@@ -1,0 +1,155 @@
+"""Who writes what, and where it lies: torch's planner, asked once for each structure of the state.
+
+The planner splits replicas (of DDP and HSDP) over the ranks that hold them, so that no byte is written twice. What is
+large is cut along its first dimension before, so that ranks' parts are even and no object is large; each piece is a
+chunk of its own, whole in one file. A plan holds as long as names, shapes, types and shardings stay the same; it
+belongs to one `Planner`, never to the class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+from muster_runtime.checkpoint.layout import Place, tensors_to_json
+from muster_runtime.checkpoint.sums import Span
+from muster_runtime.checkpoint.transfers import piece_bytes
+from muster_runtime.checkpoint.tree import TensorTable, local_part
+from muster_runtime.parallel.gang import Gang
+
+_ALIGNMENT: Final = 64
+"""Bytes; every type can be viewed there, and copies run at full speed."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One object: its first byte in the rank's memory, its length, and its chunks that have bytes."""
+
+    start: int
+    length: int
+    chunks: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part: its items, each with its first byte in the rank's memory, and the files that these make."""
+
+    items: tuple[tuple[WriteItem, int], ...]
+    files: tuple[File, ...]
+
+    @property
+    def length(self) -> int:
+        return self.files[-1].start + self.files[-1].length if self.files else 0
+
+
+class Planner:
+    """One run's plan. `tensors` is the manifest's but for the checksums, on rank 0."""
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+        self._structure: Hashable = None
+        self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._cuts: dict[MetadataIndex, tuple[WriteItem, int]] = {}
+        self.share = Share((), ())
+        self.tensors: dict[str, Any] = {}
+
+    def plan(self, table: TensorTable) -> bool:
+        """Makes the plan for `table` when the last one doesn't fit it any more; whether it did. Collective."""
+        structure = tuple(_kind(name, tensor) for name, tensor in table.items())
+        own = sum(local_part(tensor).nbytes for tensor in table.values())
+        self._planner.set_up_planner(dict(table), None, self._gang.leads)
+        changed, total = self._gang.sum([float(structure != self._structure), float(own)])
+        if not changed:
+            return False
+        # The same on every rank: replicas must be cut alike, to be known as replicas.
+        piece = piece_bytes(int(total) // self._gang.world_size)
+        local = self._planner.create_local_plan()
+        cuts = [(cut, item, row) for item in local.items for cut, row in cut_up(item, piece)]
+        self._cuts = {cut.index: (item, row) for cut, item, row in cuts}
+        local = dataclasses.replace(local, items=[cut for cut, _, _ in cuts])
+        share, self.tensors = self._gang.share_out(local, lambda plans: self._share_out(plans, piece))
+        self.share = _laid_out(share, piece)
+        self._structure = structure
+        return True
+
+    def _share_out(self, plans: list[SavePlan], piece: int) -> list[tuple[SavePlan, dict[str, Any]]]:
+        """On rank 0: what each rank writes, and for itself the manifest's tensors."""
+        shares, metadata = self._planner.create_global_plan(plans)
+        places: dict[MetadataIndex, Place] = {}
+        first = 0  # index of the rank's first file in the manifest
+        for plan in shares:
+            share = _laid_out(plan, piece)
+            number = 0
+            for item, at in share.items:
+                while number + 1 < len(share.files) and at >= share.files[number + 1].start:
+                    number += 1
+                places[item.index] = Place(first + number, at - share.files[number].start, _length(item))
+            first += len(share.files)
+        tensors = tensors_to_json(metadata, places)
+        return [(plan, tensors if rank == 0 else {}) for rank, plan in enumerate(shares)]
+
+    def resolve(self, item: WriteItem) -> torch.Tensor:
+        """What an item of the share names, in the table of the last `plan`."""
+        whole, row = self._cuts[item.index]
+        tensor = self._planner.resolve_data(whole)
+        assert isinstance(tensor, torch.Tensor), item.index  # the session puts nothing else into the state
+        sizes = _chunk(item).sizes
+        return tensor.detach().narrow(0, row, sizes[0]) if sizes else tensor.detach()
+
+
+def _kind(name: str, tensor: torch.Tensor) -> Hashable:
+    placements = tuple(map(str, getattr(tensor, "placements", ())))
+    return name, tensor.shape, tensor.dtype, placements, local_part(tensor).shape
+
+
+def cut_up(item: WriteItem, piece: int) -> Iterator[tuple[WriteItem, int]]:
+    """The item in chunks of at most `piece` bytes, or one row where that is more; each with its first row in it."""
+    data, chunk = item.tensor_data, _chunk(item)
+    assert data is not None
+    rows = chunk.sizes[0] if chunk.sizes else 1
+    step = max(1, piece * rows // max(1, _length(item)))
+    if step >= rows:
+        yield item, 0
+        return
+    for row in range(0, rows, step):
+        offsets = torch.Size((chunk.offsets[0] + row, *chunk.offsets[1:]))
+        sizes = torch.Size((min(step, rows - row), *chunk.sizes[1:]))
+        part = TensorWriteData(ChunkStorageMetadata(offsets, sizes), data.properties, data.size)
+        yield WriteItem(MetadataIndex(item.index.fqn, offsets), WriteItemType.SHARD, tensor_data=part), row
+
+
+def _laid_out(plan: SavePlan, piece: int) -> Share:
+    """The items one after the other; a file ends where the next item would make it larger than `piece`."""
+    items, files = [], []
+    start = at = 0
+    chunks: list[Span] = []
+    for item in plan.items:
+        length = _length(item)
+        if chunks and at + length - start > piece:
+            files.append(File(start, at - start, tuple(chunks)))
+            start, chunks = at, []
+        items.append((item, at))
+        if length:
+            chunks.append((at - start, length))
+        at += math.ceil(length / _ALIGNMENT) * _ALIGNMENT
+    if items:
+        files.append(File(start, at - start, tuple(chunks)))
+    return Share(tuple(items), tuple(files))
+
+
+def _chunk(item: WriteItem) -> ChunkStorageMetadata:
+    assert item.tensor_data is not None, item.index
+    return item.tensor_data.chunk
+
+
+def _length(item: WriteItem) -> int:
+    assert item.tensor_data is not None, item.index
+    return math.prod(_chunk(item).sizes) * item.tensor_data.properties.dtype.itemsize

@@ -1,0 +1,249 @@
+"""Saves beside the training: staged at one step boundary, written in the background, committed at a later one.
+
+At boundaries the ranks tell each other whether they are still writing (`Saver.busy`). The order: every rank's shards,
+then the manifest, then `LATEST`. Only the last makes the checkpoint committed.
+
+    idle -- begin --> writing -- nobody writes any more --> committing -- rank 0 is done --> idle
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.commit import Claim, commit
+from muster_protocol.checkpoints.store import Store
+from muster_protocol.manifest import MANIFEST_NAME, Manifest
+from muster_runtime.checkpoint.layout import with_sums
+from muster_runtime.checkpoint.plan import Planner
+from muster_runtime.checkpoint.s3_store import Landed, Outgoing
+from muster_runtime.checkpoint.transfers import Transfers, in_background
+from muster_runtime.checkpoint.tree import TensorTable
+from muster_runtime.parallel.gang import Gang
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What rank 0 knows about the checkpoint beside its tensors.
+
+    Attributes:
+        finished: the run has reached its end with it.
+        beside: small objects (key, content) that are written before the manifest.
+    """
+
+    step: int
+    epoch: int
+    attempt: int
+    world_size: int
+    job: str = ""
+    parent: str = ""
+    parent_sha256: str = ""
+    milestone: str = ""
+    milestone_sha256: str = ""
+    trees: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    finished: bool = False
+    beside: tuple[tuple[str, bytes], ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        return manifests.step_prefix(self.step, self.epoch, self.attempt)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A committed manifest: its key, the digest of its bytes, and the bytes of all shards."""
+
+    key: str
+    sha256: str
+    shard_bytes: int
+
+
+@dataclass
+class Flight:
+    """A save that isn't over yet. `stall` is how long training stood still for it, in seconds."""
+
+    heading: Heading
+    began: float
+    stall: float
+    files: Future[list[Landed]]
+    handed_over: bool = False
+    commit: Future[tuple[Written, Claim]] | None = None
+    committing: bool = False
+
+
+class Saver:
+    """One save at a time. Everything but `busy` and `failed` is collective."""
+
+    def __init__(self, store: Store, transfers: Transfers, gang: Gang) -> None:
+        self._store, self._transfers, self._gang = store, transfers, gang
+        self.planner = Planner(gang)
+        self._staged: torch.cuda.Event | None = None
+        self.flight: Flight | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank has still to do for the save in flight, as it says at a boundary."""
+        flight = self.flight
+        if flight is None:
+            return False
+        self._hand_over(wait=False)
+        if flight.committing:
+            return flight.commit is not None and not flight.commit.done()
+        return not flight.files.done()
+
+    @property
+    def failed(self) -> bool:
+        """Whether this rank's writing has ended badly."""
+        flight = self.flight
+        return flight is not None and flight.files.done() and flight.files.exception() is not None
+
+    def begin(self, heading: Heading, table: TensorTable) -> None:
+        """Copies the state away and starts to write it. Training may go on when this returns."""
+        assert self.flight is None
+        began = time.monotonic()
+        self.planner.plan(table)
+        self._stage()
+        self.flight = Flight(heading, began, 0.0, Future())
+        self._hand_over(wait=self._staged is None)
+        self.flight.stall = time.monotonic() - began
+
+    def _stage(self) -> None:
+        share = self.planner.share
+        on_device = any(self.planner.resolve(item).is_cuda for item, _ in share.items)
+        memory = self._transfers.memory.reserve(share.length, pinned=on_device)
+        with torch.no_grad():
+            for item, at in share.items:
+                source = self.planner.resolve(item)
+                length = source.numel() * source.element_size()
+                if length:
+                    target = memory[at : at + length].view(source.dtype).view(source.shape)
+                    # On the stream that computes: what it does later can't change what is copied.
+                    target.copy_(source, non_blocking=True)
+        self._staged = None
+        if on_device:
+            self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._staged.record()
+
+    def _hand_over(self, *, wait: bool) -> None:
+        """Starts the writing, as soon as the copies have left the device."""
+        flight, share = self.flight, self.planner.share
+        if flight is None or flight.handed_over:
+            return
+        if self._staged is not None:
+            if wait:
+                self._staged.synchronize()
+            elif not self._staged.query():  # type: ignore[no-untyped-call]
+                return
+        flight.handed_over = True
+        name = f"{flight.heading.prefix}rank-{self._gang.rank:05d}"
+        files = [
+            Outgoing(f"{name}.{number:04d}.bin", file.start, file.length, file.chunks)
+            for number, file in enumerate(share.files)
+        ]
+        if files:
+            _pass_on(self._transfers.upload(files), flight.files)
+        else:
+            flight.files.set_result([])
+
+    def advance(self, *, busy: bool, failed: bool, claim: Claim | None) -> tuple[Written, Claim | None] | None:
+        """The gang's word at a boundary: whether any rank is busy, or has failed. What was committed, if it was now.
+
+        Raises on every rank what made the save fail; it is given up then.
+
+        Args:
+            claim: what rank 0 holds.
+        """
+        flight = self.flight
+        if flight is None or busy:
+            return None
+        if not flight.committing:
+            if failed:
+                self.flight = None
+                self._raise_first(flight.files.exception())
+            landed = [each for of_rank in self._gang.gather(flight.files.result()) for each in of_rank]
+            if self._gang.leads:
+                assert claim is not None
+                flight.commit = in_background(lambda: self._commit(flight.heading, landed, claim))
+            flight.committing = True
+            return None
+        self.flight = None
+
+        def outcome() -> tuple[Written, Claim]:
+            assert flight.commit is not None
+            return flight.commit.result()
+
+        return self._gang.on_leader(outcome)
+
+    def wait(self, claim: Claim | None) -> tuple[Written, Claim | None] | None:
+        """Until the save in flight is over: what `advance` tells. None when there is none."""
+        while self.flight is not None:
+            self._hand_over(wait=True)
+            flight = self.flight
+            pending = flight.commit if flight.committing else flight.files
+            if pending is not None:
+                pending.exception()
+            failed = bool(self._gang.sum([float(self.failed)])[0])
+            done = self.advance(busy=False, failed=failed, claim=claim)
+            if done is not None:
+                return done
+        return None
+
+    def _raise_first(self, own: BaseException | None) -> None:
+        failures = [failure for failure in self._gang.gather(own) if failure is not None]
+        raise failures[0]
+
+    def _commit(self, heading: Heading, landed: list[Landed], claim: Claim) -> tuple[Written, Claim]:
+        """On rank 0, in a thread that mostly waits for the storage process."""
+        for key, content in heading.beside:
+            self._store.put(key, content)
+        files = tuple(each.file for each in landed)
+        sums = {(number, at): crc32 for number, each in enumerate(landed) for at, crc32 in each.sums.items()}
+        record = Manifest(
+            step=heading.step,
+            epoch=heading.epoch,
+            attempt=heading.attempt,
+            parent=heading.parent,
+            parent_sha256=heading.parent_sha256,
+            milestone=heading.milestone,
+            milestone_sha256=heading.milestone_sha256,
+            files=files,
+            planner={"tensors": with_sums(self.planner.tensors, sums), "trees": heading.trees, "run": heading.run},
+            world_size=heading.world_size,
+            created_at=time.time(),
+            job=heading.job,
+            metrics=heading.metrics,
+        )
+        content = manifests.encode(record)
+        written = Written(
+            heading.prefix + MANIFEST_NAME, hashlib.sha256(content).hexdigest(), sum(file.size for file in files)
+        )
+        self._store.put(written.key, content)
+        held = commit(
+            self._store,
+            claim,
+            step=heading.step,
+            manifest_key=written.key,
+            sha256=written.sha256,
+            finished=heading.finished,
+            parent=(heading.parent, heading.parent_sha256),
+        )
+        return written, held
+
+
+def _pass_on(source: Future[list[Landed]], target: Future[list[Landed]]) -> None:
+    def settle(done: Future[list[Landed]]) -> None:
+        error = done.exception()
+        if error is None:
+            target.set_result(done.result())
+        else:
+            target.set_exception(error)
+
+    source.add_done_callback(settle)

@@ -1,0 +1,119 @@
+"""Moving shards between shared memory and a store, beside the training.
+
+A rank's part of a checkpoint is cut into files; each is one object, written by a single PUT and checked by its CRC-32.
+Files rather than the parts of a multipart upload: nothing unfinished is ever left in the bucket, no server has to put
+parts together, and what is damaged is known by the file.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final, Protocol, TypeVar
+
+from muster_protocol.checkpoints.store import Store
+from muster_protocol.manifest import ShardFile
+from muster_runtime.checkpoint.layout import raw_bytes
+from muster_runtime.checkpoint.memory import SharedMemory
+from muster_runtime.checkpoint.s3_store import Landed, Outgoing, S3Store
+from muster_runtime.checkpoint.sums import named, sums
+from muster_runtime.errors import CorruptCheckpointError
+
+PIECES_WANTED: Final = 32
+"""Of a rank's bytes: enough for all connections to end at about the same time."""
+SMALLEST_PIECE: Final = 4 << 20
+LARGEST_PIECE: Final = 64 << 20
+"""Four of them are in the storage process's hands at once; they bound its memory."""
+
+T = TypeVar("T")
+
+
+class Transfers(Protocol):
+    """Both methods return at once; `memory` must not be changed, or resized, before the future is done."""
+
+    memory: SharedMemory
+
+    def upload(self, files: list[Outgoing]) -> Future[list[Landed]]:
+        """Writes each from `memory`. StorageError."""
+
+    def fetch(self, file: ShardFile, at: int) -> Future[None]:
+        """Reads a whole object to memory[at:]. StorageError, CorruptCheckpointError when it isn't what was written."""
+
+    def close(self) -> None: ...
+
+
+def piece_bytes(length: int) -> int:
+    """Size of the pieces for a rank that has `length` bytes: a power of two."""
+    wanted = max(SMALLEST_PIECE, min(LARGEST_PIECE, length // PIECES_WANTED))
+    return 1 << (wanted - 1).bit_length()
+
+
+def transfers(store: Store) -> Transfers:
+    """The transfers of an open store. They are closed apart from it."""
+    return S3Transfers(store) if isinstance(store, S3Store) else FileTransfers(store)
+
+
+def in_background(work: Callable[[], T]) -> Future[T]:
+    """Does `work` in a thread that doesn't keep the process from ending. For what waits more than it computes."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="muster-checkpoint").start()
+    return result
+
+
+class FileTransfers:
+    """To a folder: by threads, which let go of the interpreter while they write and sum."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.memory = store, SharedMemory()
+
+    def upload(self, files: list[Outgoing]) -> Future[list[Landed]]:
+        memory = raw_bytes(self.memory.reserve(max(file.start + file.length for file in files)))
+        return in_background(lambda: [self._write(file, memory) for file in files])
+
+    def _write(self, file: Outgoing, memory: memoryview) -> Landed:
+        content = memory[file.start : file.start + file.length]
+        whole, of_chunks = sums(content, list(file.chunks))
+        self._store.put(file.key, bytes(content))
+        return Landed.of(file, ShardFile(file.key, file.length, named(whole)), map(named, of_chunks))
+
+    def fetch(self, file: ShardFile, at: int) -> Future[None]:
+        target = raw_bytes(self.memory.reserve(at + file.size))[at:]
+        return in_background(lambda: self._read(file, target))
+
+    def _read(self, file: ShardFile, target: memoryview) -> None:
+        content = self._store.read(file.key, 0, file.size)
+        if named(zlib.crc32(content)) != file.crc32:
+            raise damaged(self._store, file)
+        target[: file.size] = content
+
+    def close(self) -> None:
+        self.memory.close()
+
+
+class S3Transfers:
+    """To S3: by the rank's storage process, which maps the same memory."""
+
+    def __init__(self, store: S3Store) -> None:
+        self._store, self.memory = store, store.memory
+
+    def upload(self, files: list[Outgoing]) -> Future[list[Landed]]:
+        return self._store.upload(files)
+
+    def fetch(self, file: ShardFile, at: int) -> Future[None]:
+        return self._store.fetch(file, at)
+
+    def close(self) -> None:
+        """The memory is the store's."""
+
+
+def damaged(store: Store, file: ShardFile) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{store.uri}/{file.key} is not what was saved (CRC-32 differs)")

@@ -1,0 +1,122 @@
+"""An HTTP proxy before the S3 server that counts requests and does something bad at one of them."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+Act = Callable[["Handler"], None]
+"""What is done with a request."""
+
+
+class Proxy(ThreadingHTTPServer):
+    """Forwards everything, but for the request number `at` (from 1, since `arm`), which `act` deals with.
+
+    Requests below another step's folder than `folder` don't count: those of a killed process may come late.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.target = urlsplit(endpoint).netloc
+        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        self._counting = threading.Lock()
+        self.arm(0, forward)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def arm(self, at: int, act: Act, folder: str = "") -> None:
+        with self._counting:
+            self.seen: list[str] = []
+            self._at, self._act, self._folder = at, act, folder
+
+    def act_for(self, request: str) -> Act:
+        with self._counting:
+            if "/step-" in request and self._folder not in request:
+                return forward
+            self.seen.append(request)
+            return self._act if len(self.seen) == self._at else forward
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that was killed leaves broken connections; that is what is tested."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+    body: bytes
+
+    def _any(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.act_for(f"{self.command} {self.path}")(self)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _any  # noqa: N815 - names that http.server looks up
+
+    def ask(self) -> tuple[http.client.HTTPResponse, bytes]:
+        """The server's answer to this request, as it came, host and signature included."""
+        connection = http.client.HTTPConnection(self.server.target)
+        connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            connection.putheader(name, value)
+        connection.endheaders(self.body)
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer, content
+
+    def answer(self, status: int, headers: list[tuple[str, str]], content: bytes, length: int | None = None) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content) if length is None else length))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def hang_up(self) -> None:
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def forward(handler: Handler) -> None:
+    answer, content = handler.ask()
+    length = int(answer.headers.get("Content-Length") or 0) if handler.command == "HEAD" else None
+    handler.answer(answer.status, answer.getheaders(), content, length)
+
+
+def error(status: int, code: str) -> Act:
+    """Answers so without asking the server."""
+
+    def act(handler: Handler) -> None:
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>made up</Message></Error>"
+        handler.answer(status, [("Content-Type", "application/xml")], body.encode())
+
+    return act
+
+
+def drop(handler: Handler) -> None:
+    """The request is lost."""
+    handler.hang_up()
+
+
+def drop_answer(handler: Handler) -> None:
+    """It is done, but nobody learns that."""
+    handler.ask()
+    handler.hang_up()
+
+
+def duplicate(handler: Handler) -> None:
+    """It arrives twice; the second answer is the one that comes back."""
+    handler.ask()
+    forward(handler)
+
+
+def truncate(handler: Handler) -> None:
+    """The answer breaks off."""
+    answer, content = handler.ask()
+    handler.answer(answer.status, answer.getheaders(), content[: len(content) // 2], len(content) + 1)
+    handler.hang_up()
