@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +14,11 @@ from hack.scheduling import GROUP
 
 from muster.api.trainingjob_status import parse_indexes
 from muster.cluster.errors import ApiError
+from muster.cluster.faults import EXIT_CODE
 
 from .conftest import ControlPlane
 from .gangs import Corner, condition, corner
+from .processes import Process
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -135,3 +140,84 @@ def _index(pod: Object) -> str:
 async def _nodes(place: Corner) -> list[Object]:
     found: list[Object] = (await place.api.get("/api/v1/nodes"))["items"]
     return [node for node in found if node["metadata"]["labels"].get("pool") == place.name]
+
+
+async def test_a_restart_that_is_cut_at_every_write_keeps_its_room_and_counts_once(
+    place: Corner, tmp_path: Path
+) -> None:
+    """The gang has all GPUs of its rack, and another job waits for them before, between and after all cuts."""
+    await submit(place, "high", 4, preemptible=False)  # the other rack
+    place.start()
+    await place.until_phase("high", "Running")
+    await _fail_beside_a_waiting_job(place, "reference")
+    log = tmp_path / "writes"
+    process = await Process.start(place, MUSTER_FAULT_LOG=str(log))
+    try:
+        await _assert_restarted_once(place, "reference")
+    finally:
+        await process.kill()
+    writes = await asyncio.to_thread(log.read_text)
+    await _clear(place, "reference")
+    kinds = Counter(line.split()[1] for line in writes.splitlines() if "/trainingjobs/" in line or "/pods" in line)
+    assert kinds["create-pods"] == 2, kinds
+    reached = 0
+    # A cut before a write finds what one after the write before it finds, so that only the latter are made.
+    for kind, number in ((kind, number) for kind, count in kinds.items() for number in range(1, count + 1)):
+        job = f"after-{kind.replace('/', '-')}-{number}"
+        place.start()
+        await _fail_beside_a_waiting_job(place, job)
+        cut = await _cut(place, job, f"after:{kind}:{number}")
+        assert cut or not kind.startswith("create-"), f"{job}: restarted without this write"
+        reached += cut
+        place.start()
+        await _assert_restarted_once(place, job)
+        await place.stop()
+        await _clear(place, job)
+    assert reached > kinds["create-pods"]  # the end that was seen is written down, too
+
+
+async def _fail_beside_a_waiting_job(place: Corner, name: str) -> None:
+    """A gang of two runs, another job waits for its room, and a worker has failed that no operator has seen yet."""
+    await submit(place, name, 2, restart={"backoff": "1s"})
+    await place.until_phase(name, "Running")
+    await submit(place, f"{name}-waits", 3, preemptible=False)
+    await place.until_job(f"{name}-waits", "waits", lambda job: job.get("status", {}).get("phase") == "Queued")
+    await place.stop()
+    await place.nodes.finish((await place.pods(name))[0], exit_code=1)
+
+
+async def _cut(place: Corner, name: str, fault: str) -> bool:
+    """Whether the process came to its fault point, rather than to a restarted gang without it."""
+    process = await Process.start(place, MUSTER_FAULT=fault)
+
+    async def over() -> bool:
+        status = (await place.job(name))["status"]
+        return process.ended or (status["phase"] == "Running" and status["placement"]["generation"] == 2)
+
+    try:
+        await place.until(f"{name} is cut or runs again", over)
+        assert not process.ended or await process.wait() == EXIT_CODE
+        return process.ended
+    finally:
+        await process.kill()
+
+
+async def _assert_restarted_once(place: Corner, name: str) -> None:
+    after = await until_runs_again(place, name, 2)
+    assert after["status"]["restarts"] == 1
+    waits = await place.job(f"{name}-waits")
+    assert waits["status"]["phase"] == "Queued"
+    assert "placement" not in waits["status"]
+    pods = [pod for pod in await place.pods(name) if "deletionTimestamp" not in pod["metadata"]]
+    assert sorted(_index(pod) for pod in pods if _generation(pod) == "2") == ["0", "1"]
+    assert {pod["spec"]["nodeName"] for pod in pods} == set(nodes_of(after).values())
+
+
+async def _clear(place: Corner, name: str) -> None:
+    for job in (f"{name}-waits", name):
+        await place.delete_job(job)
+
+    async def none() -> bool:
+        return not await place.pods(name)
+
+    await place.until(f"the pods of {name} are gone", none)

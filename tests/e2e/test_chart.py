@@ -61,5 +61,6 @@ def test_an_upgrade_goes_through_while_a_job_trains(world: World) -> None:
     history = json.loads(world.kube.helm("history", install.RELEASE, "-n", install.SYSTEM, "-o", "json"))
     assert history[-1]["status"] == "deployed"
     assert history[-1]["revision"] > 1
-    assert {pod["metadata"]["uid"] for pod in world.pods("over-the-upgrade")} <= before
+    after = {pod["metadata"]["uid"] for pod in world.pods("over-the-upgrade")}
+    assert after <= before, world.kube.describe(world.namespace, "over-the-upgrade")
     world.until_succeeded("over-the-upgrade")
