@@ -32,11 +32,15 @@ class Bystanders:
                 self.rows.update(group)
                 self._by_tree.setdefault(round_.used.circle(round_.queue_of[group[0]]), []).append(group[0])
         self._seen = len(round_.journal)
+        if not self.rows:
+            return
         trees = {round_.used.circle(queue) for queue in range(len(round_.snapshot.queues.names))}
         self._lowest = min((preempting.lowest(tree) for tree in trees), default=0)
 
     def concerned(self) -> bool:
         """Whether one of them may ask somebody since quota changed. To be asked after each change."""
+        if not self.rows:
+            return False
         journal = self._round.journal
         trees = {self._round.used.circle(queue) for queue, *_ in journal[self._seen :]}
         self._seen = len(journal)

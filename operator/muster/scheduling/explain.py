@@ -34,6 +34,11 @@ _REASONS: Final = {
 }
 """Of the fates that have one reason."""
 
+_ROOM: Final = Fate.ROOM
+_NO_ROOM: Final = frozenset((Fate.ROOM, Fate.TOO_LARGE, Fate.NODES_AWAY))
+_OF_NODES: Final = frozenset((*_NO_ROOM, Fate.NO_NODES))
+"""Of jobs that lack nodes, whatever their quota."""
+
 
 def explain(round_: Round, heads: Heads, verdicts: Sequence[Verdict], expected: Expected) -> Sequence[Waiting]:
     """Everyone who waits: those with a promise first, then by rank.
@@ -75,17 +80,25 @@ class Told(Sequence[Waiting]):
             return [self[each] for each in range(*index.indices(len(self)))]
         verdict = self._verdicts[index]
         why, blocker = self._words.why(verdict)
-        almost, changes = self._words.helps(verdict)
+        has_quota = self._words.has_quota(verdict)
+        almost, changes = self._words.helps(verdict, has_quota=has_quota)
         return Waiting(
             uid=self._words.uids[verdict.job],
+            reason=why.reason,
+            message=why.message,
             position=int(self.positions[index]),
+            resource=why.resource,
+            missing=why.missing,
+            level=why.level,
+            domain=why.domain,
+            placeable=why.placeable,
             blocker=blocker,
             expected=float(self.starts[index]),
             basis=BASES[int(self.bases[index])],
             almost=almost,
             changes=changes,
-            has_quota=self._words.has_quota(verdict),
-            **why._asdict(),
+            has_quota=has_quota,
+            holders=why.holders,
         )
 
     def __eq__(self, other: object) -> bool:
@@ -126,36 +139,36 @@ class Words:
     def why(self, verdict: Verdict) -> tuple[Why, str]:
         """The reason, and the uid of the job that is in the way, or ""."""
         job, fate = verdict.job, verdict.fate
+        kind = self._round.kinds.of[job]
+        if fate in _OF_NODES:
+            like = (kind, fate, verdict.choice)
+            if like not in self._by_kind:
+                self._by_kind[like] = self._placement(kind, fate, verdict.choice)
+            return self._by_kind[like]
+        if fate in (Fate.QUOTA, Fate.NEVER):
+            key = (self._round.queue_of[job], kind, verdict.choice)
+            if key not in self._by_quota:
+                self._by_quota[key] = self._quota(verdict)
+            return self._by_quota[key]
         if fate is Fate.CLOSED:
             return self._reasons.queue_closed(self._round.queue_of[job]), ""
         if fate is Fate.WINDOW:
             return self._reasons.window_closed(self._round.opens[job]), ""
         if fate is Fate.CLEARED:
             return self._cleared(job), ""
-        if fate is Fate.PROMISED:
-            nodes = self._round.snapshot.jobs.runs.nodes_of(job)
-            return self._reasons.promised(nodes, len(victims_of(self._round.snapshot, job))), ""
-        kind = self._round.kinds.of[job]
-        if fate in (Fate.QUOTA, Fate.NEVER):
-            key = (self._round.queue_of[job], kind, verdict.choice)
-            if key not in self._by_quota:
-                self._by_quota[key] = self._quota(verdict)
-            return self._by_quota[key]
-        like = (kind, fate, verdict.choice)
-        if like not in self._by_kind:
-            self._by_kind[like] = self._placement(kind, fate, verdict.choice)
-        return self._by_kind[like]
+        nodes = self._round.snapshot.jobs.runs.nodes_of(job)  # of a promise that an earlier plan made
+        return self._reasons.promised(nodes, len(victims_of(self._round.snapshot, job))), ""
 
-    def helps(self, verdict: Verdict) -> tuple[tuple[Almost, ...], tuple[str, ...]]:
+    def helps(self, verdict: Verdict, *, has_quota: bool) -> tuple[tuple[Almost, ...], tuple[str, ...]]:
         """Domains in which the job almost fits, and changes that would start it."""
-        if verdict.fate not in (Fate.ROOM, Fate.TOO_LARGE, Fate.NODES_AWAY):
+        if verdict.fate not in _NO_ROOM:
             return (), ()
         kind, spare = self._round.kinds.of[verdict.job], not self._open[verdict.job]
         key = (kind, verdict.choice, spare)
         if key not in self._helps:
             self._helps[key] = self._changes.of(kind, verdict.choice, spare=spare)
         almost, changes = self._helps[key]
-        return almost, changes if self.has_quota(verdict) else ()
+        return almost, changes if has_quota else ()
 
     @cached_property
     def _open(self) -> Mask:
@@ -163,9 +176,9 @@ class Words:
 
     def has_quota(self, verdict: Verdict) -> bool:
         """Whether the job lacks nothing but nodes."""
-        if verdict.fate is Fate.ROOM:
+        if verdict.fate is _ROOM:
             return True
-        if verdict.fate not in (Fate.NO_NODES, Fate.TOO_LARGE, Fate.NODES_AWAY):
+        if verdict.fate not in _OF_NODES:
             return False
         kinds, kind = self._round.kinds, self._round.kinds.of[verdict.job]
         need = kinds.need(kind, verdict.choice, kinds.kinds[kind].sizes[-1])

@@ -55,7 +55,7 @@ class Ordering:
     def __init__(self, snapshot: Snapshot, left_out: Collection[int] = ()) -> None:
         """`left_out`: rows of pending jobs that are not to be given out."""
         self._jobs = snapshot.jobs
-        self._ages = ages(snapshot)
+        self._oldest: list[bool] = (ages(snapshot) >= AGE_STEPS).tolist()
         self._run: tuple[int, int] | None = None
         self._used = 0
         self.passed: set[int] = set()
@@ -108,7 +108,7 @@ class Ordering:
 
     def oldest(self, job: int) -> bool:
         """Whether it has waited as long as counts."""
-        return int(self._ages[job]) >= AGE_STEPS
+        return self._oldest[job]
 
     def charged(self, job: int, workers: int | None = None, flavour: int | None = None) -> None:
         """The job that was given last starts, or has room reserved: its queue's share grows.

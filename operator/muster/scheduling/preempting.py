@@ -35,6 +35,8 @@ from muster.scheduling.victims import Victims, find_victims
 
 _NOBODY: Final = 2**31
 """Above every priority."""
+_NEVER, _ANY = int(Preempts.NEVER), int(Preempts.ANY)
+"""Read for every job that waits, and a name's value is faster than an enum's member."""
 
 
 class Preempting:
@@ -56,14 +58,14 @@ class Preempting:
             passed: running jobs that rank before it. Those of them that yield were let in before others, not before it.
         """
         round_, job = self._round, verdict.job
-        if not (round_.policy.preemption or round_.policy.backfill):
+        if not (round_.policy.preemption or round_.policy.backfill) or self._chances.nobody:
             return False
         if not self._left or self._looked_at >= round_.policy.candidates:
             return False
         if round_.promised.holds_back(round_.queue_of[job], round_.kind(job).choices[verdict.choice].flavour):
             return False  # whatever is freed is another's
-        alike = (round_.queue_of[job], round_.kinds.of[job], int(self._chances.priorities[job]))
-        work = float(self._chances.works[job])
+        alike = (round_.queue_of[job], round_.kinds.of[job], self._chances.priorities[job])
+        work = self._chances.works[job]
         if (alike in self._failed and work >= self._failed[alike]) or not self._may_ask(job, verdict.choice, passed):
             return False
         self._left -= 1
@@ -192,31 +194,44 @@ class _Chances:
     def __init__(self, round_: Round, snapshot: Snapshot) -> None:
         self._round = round_
         jobs = snapshot.jobs
+        queues = snapshot.queues
         self.standing = Standing(snapshot)
-        self.priorities, there = self.standing.priorities.astype(np.int64), self.standing.rows
+        there = self.standing.rows
+        priorities = self.standing.priorities.astype(np.int64)
+        self.priorities: list[int] = priorities.tolist()
         yielding = there[jobs.runs.yields[there]]
         self.yielders: list[int] = yielding.tolist()
-        self._yielding = int(self.priorities[yielding].min(initial=_NOBODY))
-        self._inside = np.full(len(snapshot.queues.names), _NOBODY, dtype=np.int64)
-        np.minimum.at(self._inside, jobs.queues[there], self.priorities[there])
+        self._yielding = int(priorities[yielding].min(initial=_NOBODY))
+        inside = np.full(len(queues.names), _NOBODY, dtype=np.int64)
+        np.minimum.at(inside, jobs.queues[there], priorities[there])
+        inside[queues.within == int(Preempts.NEVER)] = _NOBODY
+        self._inside: list[int] = inside.tolist()
+        self._reclaim: list[int] = queues.reclaim.tolist()
+        self._borrower: list[int] = queues.borrower.tolist()
         keys = jobs.queues[there].astype(np.int64) * len(snapshot.flavours) + jobs.flavours[there]
         groups, group_of = np.unique(keys, return_inverse=True)
         lowest = np.full(len(groups), _NOBODY, dtype=np.int64)
-        np.minimum.at(lowest, group_of, self.priorities[there])
+        np.minimum.at(lowest, group_of, priorities[there])
         self._groups: dict[int, list[tuple[int, int, int]]] = {}
         for group, least in zip(groups.tolist(), lowest.tolist(), strict=True):
             queue, flavour = divmod(group, len(snapshot.flavours))
             self._groups.setdefault(round_.used.circle(queue), []).append((queue, flavour, least))
-        self._longest = np.zeros(len(snapshot.queues.names))
-        self.works = np.where(by_length(snapshot), self.standing.works, 0.0)
-        if self.works.any():
-            np.maximum.at(self._longest, jobs.queues[there], self.standing.left)
+        shortest = by_length(snapshot)
+        self.works: list[float] = np.where(shortest, self.standing.works, 0.0).tolist()
+        longest = np.zeros(len(queues.names))
+        if shortest.any():
+            np.maximum.at(longest, jobs.queues[there], self.standing.left)
+        # Less than any work: where the shortest do not come first, or nobody of the queue may be asked, nobody is long.
+        longest[~queues.shortest | (queues.within == int(Preempts.NEVER))] = -1.0
+        self._longest: list[float] = longest.tolist()
+        self.nobody = not len(there) and not shortest.any()
+        self._asks: list[bool] = (jobs.terms.reclaims & round_.policy.preemption).tolist()
         self._borrowers: dict[tuple[int, tuple[int, ...]], tuple[int, _Around]] = {}
         self._lowest: dict[tuple[int, ...], tuple[int, int, list[tuple[int, int]]]] = {}
 
     def yielding(self, job: int) -> bool:
         """Whether anybody runs who yields to jobs of its priority."""
-        return self._yielding <= int(self.priorities[job])
+        return self._yielding <= self.priorities[job]
 
     def any(self, job: int, choice: int, *, loosely: bool) -> bool:
         """Whether there is anybody of lower priority, or who borrows, whom the job might ask.
@@ -224,34 +239,27 @@ class _Chances:
         Args:
             loosely: also where it may not borrow, or take back, that much.
         """
-        round_, queue, own = self._round, self._round.queue_of[job], int(self.priorities[job])
-        queues = round_.snapshot.queues
-        if queue == NONE:
+        round_, queue, own = self._round, self._round.queue_of[job], self.priorities[job]
+        if queue == NONE or not self._asks[job]:
             return False
-        if not round_.policy.preemption or not round_.snapshot.jobs.terms.reclaims[job]:
-            return False
-        if queues.within[queue] != Preempts.NEVER:
-            if self._inside[queue] < own:
-                return True
-            if queues.shortest[queue] and self._longest[queue] >= MUCH * self.works[job]:
-                return True
+        if self._inside[queue] < own or self._longest[queue] >= MUCH * self.works[job]:
+            return True
         need = round_.kinds.need(round_.kinds.of[job], choice, round_.kind(job).sizes[-1])
-        resources = tuple(resource for resource, _ in need)
+        resources = tuple([resource for resource, _ in need])
         circle = round_.used.circle(queue)
         if self._lowest_elsewhere(circle, resources) < own:
             return True
         if circle not in self._groups:
             return False
         flavour = round_.kind(job).choices[choice].flavour
-        around = self._of_circle(circle, resources)
+        around, reclaim = self._of_circle(circle, resources), self._reclaim[queue]
         if loosely:
-            of_any = queues.reclaim[queue] == Preempts.ANY and flavour in around.flavours
-            return bool(of_any) or around.borrowing < own
+            return around.borrowing < own or (reclaim == _ANY and flavour in around.flavours)
         if not round_.promised.within(queue, flavour, need):
-            return queues.borrower[queue] != Preempts.NEVER and around.borrowing < own
-        if queues.reclaim[queue] == Preempts.NEVER or flavour not in around.flavours:
+            return self._borrower[queue] != _NEVER and around.borrowing < own
+        if reclaim == _NEVER or flavour not in around.flavours:
             return False
-        return bool(queues.reclaim[queue] == Preempts.ANY) or around.borrowing < own
+        return reclaim == _ANY or around.borrowing < own
 
     def _lowest_elsewhere(self, circle: int, resources: tuple[int, ...]) -> int:
         """The lowest priority of all that are unlimited, and of those that borrow in other trees of queues."""

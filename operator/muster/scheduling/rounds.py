@@ -34,6 +34,9 @@ from muster.scheduling.topology import Tree
 class Fate(Enum):
     """What keeps a job waiting."""
 
+    # Members are compared by identity; Enum's own hash is of the name, and in Python.
+    __hash__ = object.__hash__
+
     NO_NODES = "no node suits"
     TOO_LARGE = "exceeds the cluster"
     NODES_AWAY = "exceeds the nodes that are usable now"

@@ -20,6 +20,9 @@ from muster.scheduling.rounds import Fate, Found, Round, Verdict
 from muster.scheduling.snapshot import NONE
 from muster.scheduling.topology import prefix_sums
 
+_ROOM, _QUOTA = Fate.ROOM, Fate.QUOTA
+"""Read for every job that waits: a name's value is faster than an enum's member."""
+
 
 class Starting:
     """Decides over the jobs of a round, one after the other. What is alike is looked at once.
@@ -49,8 +52,8 @@ class Starting:
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         first = self._first_choice.get((queue, kind), 0)
         if job in self.short or (queue, kind) in self._no_quota:
-            return Verdict(job, Fate.QUOTA, first)
-        fate, common, none = Fate.QUOTA, True, True
+            return Verdict(job, _QUOTA, first)
+        fate, common, none = _QUOTA, True, True
         for choice in self._hopes[kind].choices:
             size, passing = self._largest_with_quota(job, kind, choice), False
             if size == 0:
@@ -58,8 +61,8 @@ class Starting:
             if size == 0:
                 continue
             none = False
-            if fate is Fate.QUOTA and not passing:
-                fate, first = Fate.ROOM, choice
+            if fate is _QUOTA and not passing:
+                fate, first = _ROOM, choice
             if (kind, choice) in self._no_room:
                 continue
             admission = self._place(job, kind, choice, size, yields=passing)
@@ -135,6 +138,8 @@ class Starting:
         owners = self.owners if self._round.policy.preemption and it.preemptible else None
         for size in it.sizes:
             need = kinds.limited_need(kind, choice, size, limited)
+            if not need:
+                return size
             if any(amount > left.get((queue, flavour, resource), amount) for resource, amount in need):
                 continue
             short = self._round.shortage(job, choice, need, passing=passing)
