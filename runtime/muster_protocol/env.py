@@ -83,6 +83,10 @@ CHECKPOINT_FROM: Final = "MUSTER_CHECKPOINT_FROM"
 CHECKPOINT_FROM_LOAD: Final = "MUSTER_CHECKPOINT_FROM_LOAD"
 """`all` or `model`."""
 
+RESTARTS_IN_PLACE: Final = "MUSTER_RESTARTS_IN_PLACE"
+"""How many crashes of the script are answered by starting the gang's processes again in the pods that they have.
+Unset or 0: none."""
+
 MAX_RUNTIME: Final = "MUSTER_MAX_RUNTIME"
 """Seconds that the job may still run. At its end a checkpoint is saved and the run ends."""
 

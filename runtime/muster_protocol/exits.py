@@ -57,6 +57,7 @@ class ExitFacts:
         step: last step that the pod's ranks reported, or None.
         committed_step: step of the last committed checkpoint that the pod knows of, or None.
         incarnation: the incarnation of the processes that ended.
+        restarts: how often the gang's processes were started again in these pods.
     """
 
     cause: Cause
@@ -68,6 +69,7 @@ class ExitFacts:
     step: int | None = None
     committed_step: int | None = None
     incarnation: int = 0
+    restarts: int = 0
 
 
 def encode(facts: ExitFacts) -> str:
@@ -111,6 +113,7 @@ def _plausible(facts: ExitFacts) -> bool:
         (facts.step, 0, 2**63),
         (facts.committed_step, 0, 2**63),
         (facts.incarnation, 0, 2**63),
+        (facts.restarts, 0, 2**31),
         (facts.exit_code, -(2**31), 2**31),
         (facts.rank_exit_code, -(2**31), 2**31),
     )

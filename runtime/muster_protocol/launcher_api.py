@@ -16,6 +16,7 @@ Bodies are JSON objects, made and read by the dataclasses here.
     POST /v1/stop            Stop -> 202; relayed to the whole gang by the launcher that gets it
     POST /v1/heartbeat       Heartbeat -> GangState; every launcher calls index 0, by `heartbeat_seconds`
     POST /v1/ended           Ended -> GangState; a launcher tells index 0 that its ranks ended, and learns who was first
+    POST /v1/restart         Restart -> 202; index 0 tells the others to end their ranks and to join again
 
 Unknown fields are ignored on reading, so that either side may be one version ahead.
 """
@@ -35,6 +36,7 @@ JOIN_PATH: Final = "/v1/join"
 STOP_PATH: Final = "/v1/stop"
 HEARTBEAT_PATH: Final = "/v1/heartbeat"
 ENDED_PATH: Final = "/v1/ended"
+RESTART_PATH: Final = "/v1/restart"
 METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"
 RELAYED_HEADER: Final = "X-Muster-Relayed"
@@ -107,6 +109,9 @@ class Ended:
         cause: a value of `exits.Cause`.
         rank: global rank of the process that failed first there, or None.
         secondary: what failed looks like the consequence of another worker's end (a connection was lost).
+        crash: the script fell over (a signal or an exception), so starting it again in the same pod may help.
+        step: the last step that the worker's ranks reported, or None.
+        incarnation: of the processes that ended; 0 before any was started.
     """
 
     index: int
@@ -115,6 +120,17 @@ class Ended:
     message: str = ""
     rank: int | None = None
     secondary: bool = False
+    crash: bool = False
+    step: int | None = None
+    incarnation: int = 0
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The gang's ranks start again, in the pods that they have, as `incarnation`; `first` is the end that led to it."""
+
+    incarnation: int
+    first: Ended
 
 
 @dataclass(frozen=True)
@@ -133,10 +149,12 @@ class GangState:
     Attributes:
         stop: the gang was asked to stop; `grace_seconds` is what is left of the grace.
         ended: the failure that came first; every worker has to end.
+        restart: the newest incarnation, when there was more than one; a worker of an older one has to join again.
     """
 
     stop: Stop | None = None
     ended: Ended | None = None
+    restart: Restart | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +179,8 @@ class Status:
         resumed_from: the step that this incarnation restored, or None for a fresh start.
         storage_error: what the preflight or a save found wrong with the checkpoint's storage, or "".
         warnings: one sentence each, for people.
+        restarts: how often the gang's processes were started again in these pods.
+        restarted_after: the failure that led to the last of them, or "".
     """
 
     phase: Phase
@@ -178,9 +198,11 @@ class Status:
     resumed_from: int | None = None
     storage_error: str = ""
     warnings: tuple[str, ...] = field(default=())
+    restarts: int = 0
+    restarted_after: str = ""
 
 
-T = TypeVar("T", Member, Membership, Release, Stop, Ended, Heartbeat, GangState, Status)
+T = TypeVar("T", Member, Membership, Release, Stop, Ended, Restart, Heartbeat, GangState, Status)
 
 _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Membership", "members"): Member,
@@ -190,6 +212,8 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Stop", "reason"): StopReason,
     ("GangState", "stop"): Stop,
     ("GangState", "ended"): Ended,
+    ("GangState", "restart"): Restart,
+    ("Restart", "first"): Ended,
     ("Status", "warnings"): str,
 }
 

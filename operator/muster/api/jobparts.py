@@ -85,7 +85,8 @@ class Restart(Model):
 
     limit: Annotated[Count, Le(1000)] | None = None
     """Restarts after failures of the training script; then the job has failed. Left out: 3. Failures of nodes and
-    preemptions do not count."""
+    preemptions do not count. Crashes restart in the living pods first: at most 3 times in 10 minutes, and not where the
+    same exception comes at the same step again."""
     backoff: Duration | None = None
     """Wait before a restart; doubled with each one up to 5m. Left out: 10s."""
 

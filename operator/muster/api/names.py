@@ -286,6 +286,8 @@ class EventReason(str, Enum):
     """Workers of broken nodes, or spares, have another node; the note says which."""
     RESTARTING = "Restarting"
     """The gang starts again from its last committed checkpoint."""
+    RESTARTED_IN_PLACE = "RestartedInPlace"
+    """A rank crashed, and the gang's processes were started again in the pods that they have; the note says why."""
     PREEMPTING = "Preempting"
     """Room is kept for the job, and others are asked to leave it; the note says how many and what it costs."""
     PROMISE_BROKEN = "PromiseBroken"

@@ -324,7 +324,10 @@ class TrainingJobStatus(Model):
     restarts: Count | None = None
     """Restarts after a failure."""
     failures: Count | None = None
-    """Failures of the training script; `restart.limit` is compared with them."""
+    """Failures of the training script; `restart.limit` is compared with them. Those that were answered by a restart in
+    place are added when the pods end."""
+    restarts_in_place: Count | None = None
+    """How often the processes of the gang were started again in the pods that they had, after a crash."""
     preemptions: Count | None = None
     """How often the job gave its room to another."""
     preempted_at: Annotated[tuple[Timestamp, ...], Len(0, 32)] = ()

@@ -165,6 +165,7 @@ class Executor:
         indexes: Sequence[int],
         *,
         max_runtime: int | None = None,
+        restarts: int = 0,
     ) -> Outcome:
         """Make the Secret, the Service and the pods of `indexes`; those that exist are counted as made."""
         outcome = Outcome()
@@ -191,6 +192,7 @@ class Executor:
                     node=nodes[index],
                     workers=placement.workers,
                     max_runtime=max_runtime,
+                    restarts=restarts,
                 )
                 await self._make_pod(job, body, index, placement.attempt_of(index), nodes[index], outcome)
 

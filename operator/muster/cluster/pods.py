@@ -166,8 +166,10 @@ def pod(
     node: str,
     workers: int,
     max_runtime: int | None = None,
+    restarts: int = 0,
 ) -> Object:
-    """One worker's pod from the job's `template`. `max_runtime`: seconds that the job may still run."""
+    """One worker's pod from the job's `template`. `max_runtime`: seconds that the job may still run; `restarts`:
+    how many crashes its launchers may answer by themselves."""
     made = copy.deepcopy(template)
     labels = made["metadata"].setdefault("labels", {})
     labels |= {
@@ -191,6 +193,8 @@ def pod(
     }
     if max_runtime is not None:
         own[env.MAX_RUNTIME] = str(max(1, max_runtime))
+    if restarts:
+        own[env.RESTARTS_IN_PLACE] = str(restarts)
     trainer = container(body, TRAINER)
     trainer["env"] = [{"name": name, "value": value} for name, value in own.items()] + trainer.get("env", [])
     return made

@@ -149,8 +149,6 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
                 committed_at=datetime.fromtimestamp(committed.committed_at, timezone.utc),
             )
         )
-    if answer.incarnation != (job.status.incarnation or 0):
-        draft.set(incarnation=answer.incarnation)
     if answer.storage_error:
         draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, False, Reason.STORAGE_ERROR.value, answer.storage_error)
     elif not is_true(job.status, ConditionType.CHECKPOINT_STORAGE_READY) and job.spec.checkpoint is not None:

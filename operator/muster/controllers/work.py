@@ -24,6 +24,7 @@ from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
 from muster.cluster.views import PodView
 from muster.controllers.admission import Obstacle
+from muster.controllers.lifecycle.failure import remaining_restarts
 from muster.controllers.lifecycle.runtime import remaining_seconds
 from muster.controllers.lifecycle.turn import NO_FACTS, Decision, Made, Note, Refusal
 from muster.controllers.records import MADE_PATIENCE, Judgement, Record, Requests
@@ -142,6 +143,7 @@ class Worker:
             placement,
             indexes,
             max_runtime=remaining_seconds(record.spec, record.job.status),
+            restarts=remaining_restarts(record.spec, record.job.status),
         )
         now = asyncio.get_running_loop().time()
         for made in outcome.made:

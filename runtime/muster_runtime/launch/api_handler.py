@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from muster_protocol import launcher_api as api
-from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Membership, Release, Status, Stop
+from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Membership, Release, Restart, Status, Stop
 from muster_protocol.tokens import same_token
 from muster_runtime.launch.http_server import Request, Response
 from muster_runtime.launch.membership import Refused, Roll
@@ -58,6 +58,7 @@ class ApiHandler:
             ("POST", api.STOP_PATH): self._stop,
             ("POST", api.HEARTBEAT_PATH): self._heartbeat,
             ("POST", api.ENDED_PATH): self._ended,
+            ("POST", api.RESTART_PATH): self._restart,
         }
 
     async def __call__(self, request: Request) -> Response:
@@ -116,6 +117,10 @@ class ApiHandler:
             raise ValueError("grace_seconds has to be a number")
         if self._state.ask_stop(stop) and api.RELAYED_HEADER.lower() not in request.headers:
             self._gang.spread()
+        return Response(202)
+
+    async def _restart(self, request: Request) -> Response:
+        self._state.ask_restart(api.decode(Restart, request.body))
         return Response(202)
 
     async def _heartbeat(self, request: Request) -> Response:

@@ -58,6 +58,7 @@ class Config:
     termination_log: Path | None
     run_roots: tuple[Path, ...]
     heartbeat: float
+    restarts: int = 0
 
     @property
     def world_size(self) -> int:
@@ -122,6 +123,7 @@ def _pod(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
         termination_log=Path(environ.get(TERMINATION_LOG) or exits.TERMINATION_MESSAGE_PATH),
         run_roots=_run_roots(environ),
         heartbeat=_seconds(environ, HEARTBEAT, heartbeat_seconds(workers), zero=heartbeat_seconds(workers)),
+        restarts=_whole(environ, env.RESTARTS_IN_PLACE, minimum=0, default=0),
     )
 
 
@@ -148,6 +150,7 @@ def _laptop(environ: Mapping[str, str], command: tuple[str, ...], processes: int
         termination_log=Path(environ[TERMINATION_LOG]) if environ.get(TERMINATION_LOG) else None,
         run_roots=_run_roots(environ),
         heartbeat=heartbeat_seconds(1),
+        restarts=_whole(environ, env.RESTARTS_IN_PLACE, minimum=0, default=0),
     )
 
 

@@ -10,6 +10,7 @@ from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Release
+from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.http_client import Client, Unreachable
 from muster_runtime.launch.membership import Refused, Roll
@@ -17,6 +18,8 @@ from muster_runtime.launch.progress import Progress
 from muster_runtime.launch.state import Over, State
 from muster_runtime.launch.termination import say
 
+REJOIN_SECONDS: Final = 90.0
+"""How long joining again after a restart in place is tried: longer than index 0 waits there."""
 SILENCE_BEATS: Final = 10
 """Index 0 is given up after so many intervals without an answer."""
 TELL_SECONDS: Final = 10.0
@@ -54,7 +57,8 @@ class Follower:
 
     async def assemble(self, preflight: asyncio.Future[None] | None) -> Release:
         """Returns when index 0 lets the gang go. Raises Over."""
-        patience = _Patience(self._config.ready_timeout, self._state.clock)
+        limit = REJOIN_SECONDS if self._released else self._config.ready_timeout
+        patience = _Patience(limit, self._state.clock)
         while True:
             self._raise_if_over()
             status, body = await self._join_once(patience)
@@ -78,7 +82,7 @@ class Follower:
         )
         call.add_done_callback(lambda _: self._state.tell())
         while not call.done():  # a stop must not wait for the barrier
-            if self._state.stop is not None or self._state.foreign:
+            if self._state.stop is not None or self._state.foreign or self._state.lost or self._state.ending:
                 call.cancel()
                 return 0, b""
             await self._state.wait(1.0)
@@ -99,6 +103,10 @@ class Follower:
             raise Over(ExitFacts(Cause.PREEMPTED, exits.EXIT_PREEMPTED, message))
         if self._state.foreign:
             raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, self._state.foreign))
+        if self._state.lost:
+            raise Over(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, self._state.lost))
+        if self._state.ending:
+            raise Over(verdict.followed(self._state.first))
 
     # ---------------------------------------------------------------------------------------------------- while it runs
 
@@ -124,7 +132,7 @@ class Follower:
 
     async def finish(self, facts: ExitFacts) -> GangState:
         self._state.end_tasks()
-        return GangState(self._state.stop_left(), self._state.first)
+        return GangState(self._state.stop_left(), self._state.first, self._state.restart)
 
     async def _tell(self, path: str, body: bytes, *, timeout: float) -> bytes | None:
         until = self._state.clock() + TELL_SECONDS
@@ -204,7 +212,7 @@ class _Patience:
         if self._refused_at is not None and now - self._refused_at >= min(_REFUSED_SECONDS, self._limit):
             return self._why
         if self._why and now - self._heard_at >= self._limit:
-            return f"no place in the gang within readyTimeout ({self._limit:g} s): {self._why}"
+            return f"no place in the gang within {self._limit:g} s: {self._why}"
         return ""
 
     def pause(self) -> float:

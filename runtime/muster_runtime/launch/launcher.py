@@ -1,4 +1,4 @@
-"""One launcher from start to end: join, start the ranks, watch them, end with the gang."""
+"""One launcher from start to end: join, start the ranks, watch them, perhaps start them again, end with the gang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Member, Phase, Release, Status, Stop, StopReason
+from muster_protocol.launcher_api import Ended, GangState, Member, Phase, Release, Status, Stop, StopReason
 from muster_protocol.uris import parse_uri
 from muster_runtime import report
 from muster_runtime.control import ControlWriter
@@ -63,7 +63,8 @@ class Launcher:
         )
         self._stopping = Stopping(self._ranks, self._state)
         self._phase = Phase.JOINING
-        self._incarnation = 0
+        self._incarnation = self._restarts = 0
+        self._restarted_after = ""
         self._run_dir: Path | None = None
         self._reports: socket.socket | None = None
         self._oom_kills = termination.oom_kills()
@@ -109,8 +110,16 @@ class Launcher:
     async def _join_and_train(self) -> ExitFacts:
         try:
             release = await self._gang.assemble(self._preflight())
+            while True:
+                facts = await self._train(release)
+                if facts is not None:
+                    return facts
+                release = await self._rejoin()
         except Over as over:
             return over.facts
+
+    async def _train(self, release: Release) -> ExitFacts | None:
+        """Runs one incarnation of the ranks. None: the gang starts again. Raises Over."""
         try:
             self._start_ranks(release)
         except CommandError as error:
@@ -118,9 +127,33 @@ class Launcher:
         except OSError as error:
             message = f"no folder for the launcher and its ranks to meet in ({error}); make {env.MOUNT_PATH} writable"
             return await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message))
-        self._phase = Phase.RUNNING
-        self._gang.begin()
+        if self._phase is not Phase.RUNNING:
+            self._phase = Phase.RUNNING
+            self._gang.begin()
         return await self._watch()
+
+    async def _rejoin(self) -> Release:
+        """Ends this incarnation whole and waits for the next. Raises Over.
+
+        Nothing of it may live when another starts: both would write to the same memory and the same checkpoint.
+        """
+        restart = self._state.restart
+        assert restart is not None
+        self._restarted_after = restart.first.message
+        say(f"the gang starts again in place, as incarnation {restart.incarnation}: {self._restarted_after}")
+        await self._stopping.end(lambda: True)
+        if self._ranks.running:
+            message = f"rank {self._ranks.running[0].rank} outlives SIGKILL, so the gang can't start again in this pod"
+            raise Over(await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message)))
+        self._ranks.sweep()
+        await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
+        self._committed()
+        self._ranks.forget()
+        self._leave_run_dir()
+        termination.clear(self._config.termination_log)
+        self._progress.begin_anew()
+        self._restarts += 1
+        return await self._gang.assemble(None)
 
     def _preflight(self) -> asyncio.Future[None] | None:
         if not self._config.leads or not self._config.checkpoint_uri.startswith("s3://"):
@@ -143,7 +176,9 @@ class Launcher:
     def _start_ranks(self, release: Release) -> None:
         self._incarnation = release.incarnation
         self._run_dir = run_dir = _make_run_dir(self._config.run_roots, release.incarnation)
+        self._stopping = Stopping(self._ranks, self._state)
         self._stopping.control = ControlWriter(run_dir)
+        self._oom_kills = termination.oom_kills()
         self._reports = report.listen(run_dir)
         asyncio.get_running_loop().add_reader(self._reports.fileno(), self._hear)
         environments = [
@@ -155,16 +190,19 @@ class Launcher:
         ]
         self._ranks.start(self._config.command, environments, prefix=self._config.world_size > 1)
 
-    async def _watch(self) -> ExitFacts:
+    async def _watch(self) -> ExitFacts | None:
         state = self._state
         while True:
             failed = [rank for rank in self._ranks.all if rank.exit_code]
             if state.stop is not None:
                 return await self._stop()
+            if self._starts_again():
+                return None
             if failed:
                 return await self._fail(failed)
             if not self._ranks.running:
-                return await self._tell(ExitFacts(Cause.SUCCEEDED, exits.EXIT_OK, "all ranks ended well"))
+                facts = await self._tell(ExitFacts(Cause.SUCCEEDED, exits.EXIT_OK, "all ranks ended well"))
+                return None if self._starts_again() else facts
             if state.ending:
                 await self._stopping.end()
                 return await self._follow()
@@ -174,16 +212,22 @@ class Launcher:
             await state.wait(_LOOK_SECONDS)
             self._ranks.reap()
 
+    def _starts_again(self) -> bool:
+        return self._state.restart is not None and self._state.restart.incarnation > self._incarnation
+
     # ------------------------------------------------------------------------------------------------------------- ends
 
-    async def _fail(self, failed: list[Rank]) -> ExitFacts:
+    async def _fail(self, failed: list[Rank]) -> ExitFacts | None:
         own = await self._first_failure(failed)
         say(own.message)
         facts = ExitFacts(own.cause, own.launcher_exit_code, own.message, own.rank, own.exit_code, own.traceback)
         self._leave_word(facts)
-        telling = asyncio.ensure_future(self._gang.report(verdict.ended(self._config.index, facts, echo=own.echo)))
-        await self._stopping.end()
+        ended = verdict.ended(self._config.index, self._complete(facts), echo=own.echo, crash=own.crash)
+        telling = asyncio.ensure_future(self._report(ended))
+        await self._stopping.end(self._starts_again)
         gang = await telling
+        if self._starts_again():
+            return None
         if gang is not None and gang.stop is not None and gang.ended is None:  # a stop was on its way here
             return verdict.stopped(gang.stop, own, killed=(), committed_step=self._committed())
         return self._seen(verdict.failed(own, gang.ended if gang is not None else None, self._config.index))
@@ -226,13 +270,19 @@ class Launcher:
     async def _follow(self) -> ExitFacts:
         facts = verdict.followed(self._state.first)
         self._leave_word(facts)
-        gang = await self._gang.report(verdict.ended(self._config.index, facts))
+        gang = await self._report(verdict.ended(self._config.index, self._complete(facts)))
         return self._seen(verdict.followed(gang.ended if gang is not None and gang.ended else self._state.first))
 
     async def _tell(self, facts: ExitFacts) -> ExitFacts:
         self._leave_word(facts)
-        await self._gang.report(verdict.ended(self._config.index, facts))
+        await self._report(verdict.ended(self._config.index, self._complete(facts)))
         return facts
+
+    async def _report(self, ended: Ended) -> GangState | None:
+        gang = await self._gang.report(ended)
+        if gang is not None and gang.restart is not None:
+            self._state.ask_restart(gang.restart)
+        return gang
 
     async def _end_with_gang(self, facts: ExitFacts) -> ExitFacts:
         gang = await self._gang.finish(facts)
@@ -255,7 +305,13 @@ class Launcher:
         termination.write(self._config.termination_log, self._complete(facts))
 
     def _complete(self, facts: ExitFacts) -> ExitFacts:
-        return replace(facts, committed_step=self._committed(), step=self._progress.step, incarnation=self._incarnation)
+        return replace(
+            facts,
+            committed_step=self._committed(),
+            step=self._progress.step,
+            incarnation=self._incarnation,
+            restarts=self._restarts,
+        )
 
     def _committed(self) -> int | None:
         self._hear()  # a rank's last words may lie unread when its end is known already
@@ -319,6 +375,8 @@ class Launcher:
             resumed_from=progress.resumed_from,
             storage_error=progress.storage_error or next(iter(self._gang.storage_errors.values()), ""),
             warnings=tuple(progress.warnings),
+            restarts=self._restarts,
+            restarted_after=self._restarted_after,
         )
 
     def _metrics_text(self) -> tuple[bytes, str]:
@@ -326,8 +384,15 @@ class Launcher:
         return self._metrics.text()
 
     def _leave_run_dir(self) -> None:
+        if self._reports is not None:
+            asyncio.get_running_loop().remove_reader(self._reports.fileno())
+            self._reports.close()
+            self._reports = None
+        if self._stopping.control is not None:
+            self._stopping.control.close()
         if self._run_dir is not None:
             shutil.rmtree(self._run_dir, ignore_errors=True)
+            self._run_dir = None
 
 
 def _make_run_dir(roots: Sequence[Path], incarnation: int) -> Path:

@@ -1,5 +1,5 @@
-"""Index 0's part in the gang: it holds the barrier, hears the heartbeats, finds out who failed first, and passes
-stops and ends on to all others."""
+"""Index 0's part in the gang: it holds the barrier, hears the heartbeats, finds out who failed first, decides whether
+the gang starts again in its pods, and passes stops, restarts and ends on to all others."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import math
 import random
 import socket
 from collections.abc import Coroutine, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Release, Stop, StopReason
+from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Release, Restart, Stop, StopReason
+from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.http_client import Client, Unreachable
 from muster_runtime.launch.membership import Barrier, Refused, Roll
+from muster_runtime.launch.restarts import Refusal, Restarts
 from muster_runtime.launch.state import Over, State
 from muster_runtime.launch.termination import say
 
@@ -28,6 +31,8 @@ SILENCE_BEATS: Final = 10
 """A worker that sent no heartbeat for so many intervals is lost."""
 LINGER_SECONDS: Final = 12.0
 """After a failure: how long the others have to end and to ask what was first."""
+REJOIN_SECONDS: Final = 60.0
+"""How long the barrier of a restart waits: every pod lives, and its ranks are killed after a few seconds."""
 _BARRIER_PATIENCE: Final = 10.0
 """Between two calls a launcher counts as present for so long; it calls again at once."""
 _SAY_AGAIN_SECONDS: Final = 10.0
@@ -42,21 +47,30 @@ class Leader:
         self._client = client
         self._state = state
         self._roll = roll
-        self._barrier = Barrier(config.workers, patience=_BARRIER_PATIENCE)
         self._own = config.member
-        self._barrier.enter(self._own, state.clock())
-        self._release: Release | None = None
-        self._decided = asyncio.Event()
-        """The barrier is over, well or not."""
         self._over: Ended | None = None
         self._members: dict[int, Member] = {}
-        self._ended: dict[int, Ended] = {}
+        """Who was let go, once anybody was. A restart doesn't change it."""
         self._silence: dict[int, float] = {}
-        self._failures: list[Ended] = []
-        self._settled = False
+        self._restarts = Restarts(config.restarts)
+        self._not_before = 0.0
+        self._ports: set[int] = set()
+        self._open_barrier(1)
         self._interval = config.heartbeat
         self.storage_errors: dict[int, str] = {}
         """What other workers found wrong with the storage, by index."""
+
+    def _open_barrier(self, incarnation: int) -> None:
+        """For the processes that will be this incarnation."""
+        self._incarnation = incarnation
+        self._barrier = Barrier(self._config.workers, patience=_BARRIER_PATIENCE)
+        self._barrier.enter(self._own, self._state.clock())
+        self._release: Release | None = None
+        self._decided = asyncio.Event()
+        """The barrier is over, well or not."""
+        self._ended: dict[int, Ended] = {}
+        self._failures: list[Ended] = []
+        self._settled = False
 
     # ------------------------------------------------------------------------------------------------------ the barrier
 
@@ -76,21 +90,24 @@ class Leader:
 
     async def assemble(self, preflight: asyncio.Future[None] | None) -> Release:
         """Returns when every index is here and the storage is found well. Raises Over."""
-        state, deadline = self._state, self._state.clock() + self._config.ready_timeout
+        state, self._patience = self._state, REJOIN_SECONDS if self._members else self._config.ready_timeout
+        deadline = self._state.clock() + self._patience + max(0.0, self._not_before - state.clock())
         say_at = state.clock() + 1.0
         try:
             while True:
                 self._raise_if_over(preflight)
                 now = state.clock()
-                checked = preflight is None or preflight.done()
+                checked = (preflight is None or preflight.done()) and now >= self._not_before
                 if checked and self._barrier.may_be_full and not self._barrier.missing(now):
                     return self._let_go()
                 if now >= deadline:
                     raise Over(self._late(self._barrier.missing(now)))
                 if now >= say_at and (missing := self._barrier.missing(now)):
-                    say(f"waiting for index {_some(missing)} ({self.joined} of {self._config.workers} are here)")
+                    here = self._config.workers - len(missing)
+                    say(f"waiting for index {_some(missing)} ({here} of {self._config.workers} are here)")
                     say_at = now + _SAY_AGAIN_SECONDS
-                await state.wait(min(1.0, deadline - now))
+                until = min(deadline, self._not_before) if now < self._not_before else deadline
+                await state.wait(min(1.0, until - now))
         except Over as over:
             facts = over.facts
             self._over = Ended(0, facts.exit_code, facts.cause.value, facts.message)
@@ -103,11 +120,14 @@ class Leader:
             raise Over(ExitFacts(Cause.PREEMPTED, exits.EXIT_PREEMPTED, message))
         if self._state.foreign:
             raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, self._state.foreign))
+        if self._state.ending:
+            raise Over(verdict.followed(self._state.first))
         if preflight is not None and preflight.done():
             preflight.result()
 
     def _late(self, missing: list[int]) -> ExitFacts:
-        waited = f"within readyTimeout ({self._config.ready_timeout:g} s)"
+        limit = "the time of a restart in place" if self._members else "readyTimeout"
+        waited = f"within {limit} ({self._patience:g} s)"
         message = f"index {_some(missing)} did not join {waited}; see why those pods are not running"
         if not missing:
             message = f"the checkpoint's storage could not be checked {waited}"
@@ -115,7 +135,11 @@ class Leader:
 
     def _let_go(self) -> Release:
         self._members = self._barrier.present(self._state.clock())
-        self._release = Release(self._roll.incarnation(), self._config.address, _free_port(self._config.address))
+        self._incarnation = max(self._incarnation, self._roll.incarnation())
+        # Never a port of before: a rank of an older incarnation that still lives must not meet the new ones.
+        port = _free_port(self._config.address, self._ports)
+        self._ports.add(port)
+        self._release = Release(self._incarnation, self._config.address, port)
         self._silence = {index: 0.0 for index in self._members if index != 0}
         self._decided.set()
         return self._release
@@ -125,11 +149,11 @@ class Leader:
         refused = self._roll.check(member)
         if refused is None and member.index == 0 and member.pod_uid != self._own.pod_uid:
             refused = Refused(403, f"index 0 is pod {self._own.pod_uid}")
-        if refused is None and self._release is not None:
-            known = self._members[member.index]
-            if known.pod_uid == member.pod_uid:
-                return self._release
+        known = self._members.get(member.index)
+        if refused is None and known is not None and known.pod_uid != member.pod_uid:
             refused = Refused(409, f"the gang runs already, with pod {known.pod_uid} as index {member.index}")
+        if refused is None and self._release is not None:
+            return self._release
         if refused is None and self._over is None:
             refused = self._barrier.enter(member, self._state.clock())
             if refused is None:
@@ -170,6 +194,8 @@ class Leader:
 
     async def report(self, ended: Ended) -> GangState:
         """A worker's ranks ended (also index 0's own); returns what that means for the gang."""
+        if ended.incarnation and ended.incarnation < self._incarnation:
+            return self._gang()  # old news; the answer says that the gang starts again
         self._record(ended)
         until = self._state.clock() + SETTLE_SECONDS + 2 * PROBE_SECONDS + 1
         while self._failures and not self._settled and self._state.clock() < until:
@@ -183,11 +209,11 @@ class Leader:
         """
         stop = self._state.stop_left()
         if stop is not None and self._release is not None:
-            self._background(self._relay(stop))
+            self._background(self._relay(api.STOP_PATH, stop))
 
     async def finish(self, facts: ExitFacts) -> GangState:
         """Serves until the others have ended, so that nobody takes this end for a failure."""
-        if self._release is None:
+        if not self._members:
             until = self._state.clock() + (1.0 if self._config.workers > 1 else 0.0)  # held calls are answered at once
         elif facts.cause is Cause.SUCCEEDED:
             until = math.inf  # the others may have more to do; the watch ends the wait when they are lost
@@ -205,12 +231,12 @@ class Leader:
         return self._gang()
 
     def _unfinished(self) -> list[int]:
-        if self._release is None:
+        if not self._members:
             return [index for index in self._barrier.present(self._state.clock()) if index != 0]
         return [index for index in self._members if index not in self._ended and index != 0]
 
     def _gang(self) -> GangState:
-        return GangState(self._state.stop_left(), self._state.first)
+        return GangState(self._state.stop_left(), self._state.first, self._state.restart)
 
     # ------------------------------------------------------------------------------------------------- who failed first
 
@@ -236,9 +262,24 @@ class Leader:
         if first is None:
             lost = await self._probe(self._unfinished())
             first = self._cause() or lost or self._failures[0]
-        self._settled = True
-        self._state.end(first)
-        await self._relay(Stop(StopReason.PEER, 0.0))
+        try:
+            self._restart(first)
+        except Refusal as refusal:
+            self._settled = True
+            self._state.end(replace(first, message="; ".join(filter(None, (first.message, str(refusal))))))
+            await self._relay(api.STOP_PATH, Stop(StopReason.PEER, 0.0))
+        else:
+            await self._relay(api.RESTART_PATH, self._state.restart)
+
+    def _restart(self, first: Ended) -> None:
+        """Opens the barrier for the next incarnation of the gang. Refusal when it has to end instead."""
+        somebody_is_done = any(ended.cause == Cause.SUCCEEDED.value for ended in self._ended.values())
+        if self._state.stop is not None or self._state.ending or somebody_is_done:
+            raise Refusal("")
+        now = self._state.clock()
+        self._not_before = now + self._restarts.pause(first, now)
+        self._open_barrier(self._incarnation + 1)
+        self._state.ask_restart(Restart(self._incarnation, first))
 
     def _cause(self) -> Ended | None:
         return next((one for one in self._failures if not one.secondary), None)
@@ -286,8 +327,8 @@ class Leader:
 
     # ---------------------------------------------------------------------------------------------------- to the others
 
-    async def _relay(self, stop: Stop) -> None:
-        gate, body = asyncio.Semaphore(_RELAYS_AT_ONCE), api.encode(stop)
+    async def _relay(self, path: str, message: Stop | Restart | None) -> None:
+        gate, body = asyncio.Semaphore(_RELAYS_AT_ONCE), api.encode(message)
 
         async def tell(index: int) -> None:
             async with gate:
@@ -295,7 +336,7 @@ class Leader:
                     await self._client.call(
                         "POST",
                         self._members[index].address,
-                        api.STOP_PATH,
+                        path,
                         body,
                         timeout=3.0,
                         headers={api.RELAYED_HEADER: "1"},
@@ -312,10 +353,12 @@ def _some(indexes: list[int]) -> str:
     return shown if len(indexes) <= 8 else f"{shown} and {len(indexes) - 8} more"
 
 
-def _free_port(address: str) -> int:
-    """A port that nobody listens on. Below the range that the kernel takes outgoing connections from."""
+def _free_port(address: str, used: set[int]) -> int:
+    """A port that nobody listens on, none of `used`. Below those that the kernel takes for outgoing calls."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in random.SystemRandom().sample(range(15000, 29000), 200):
+        if port in used:
+            continue
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((address, port))

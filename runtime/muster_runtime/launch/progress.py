@@ -46,6 +46,11 @@ class Progress:
         elif isinstance(message, report.StorageFailed):
             self.storage_error = message.text
 
+    def begin_anew(self) -> None:
+        """The ranks were started again: what they report goes on from where they resume."""
+        self.last = self.step = self.resumed_from = None
+        self._steps.clear()
+
     def warn(self, text: str) -> None:
         if len(self.warnings) < _WARNINGS_KEPT:
             self.warnings.setdefault(text)

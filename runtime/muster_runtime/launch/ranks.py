@@ -122,6 +122,11 @@ class Ranks:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(rank.pid, number)
 
+    def forget(self) -> None:
+        """Makes room for the next `start`, when none runs any more."""
+        self._by_pid.clear()
+        self.all = []
+
     def drain(self) -> None:
         """The same for all ranks together."""
         until = time.monotonic() + _DRAIN_SECONDS
@@ -129,7 +134,7 @@ class Ranks:
             rank.drain(until)
 
     def sweep(self) -> None:
-        """Ends what ended ranks left behind in their process groups. Only for the launcher's own end."""
+        """Ends what ended ranks left behind in their process groups. For their end, before new ones are started."""
         for rank in self.all:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(rank.pid, signal.SIGKILL)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from muster_protocol.exits import ExitFacts
-from muster_protocol.launcher_api import Ended, GangState, Stop, StopReason
+from muster_protocol.launcher_api import Ended, GangState, Restart, Stop, StopReason
 
 
 class Over(Exception):
@@ -28,6 +28,7 @@ class State:
         stop_deadline: when the grace is over, on `clock`; asking again may only bring it nearer.
         ending: another worker failed; end the ranks.
         first: the failure that came first, once that is known.
+        restart: the newest incarnation that the gang was asked to go on as, or None.
         lost: why index 0 is given up, or "".
         foreign: why this pod does not belong to the gang any more, or "".
     """
@@ -38,6 +39,7 @@ class State:
         self.stop_deadline = 0.0
         self.ending = False
         self.first: Ended | None = None
+        self.restart: Restart | None = None
         self.lost = ""
         self.foreign = ""
         self._changed = asyncio.Event()
@@ -92,8 +94,15 @@ class State:
         self.tell()
         return True
 
+    def ask_restart(self, restart: Restart) -> None:
+        if self.restart is None or restart.incarnation > self.restart.incarnation:
+            self.restart = restart
+            self.tell()
+
     def adopt(self, gang: GangState) -> None:
         """What index 0 said."""
+        if gang.restart is not None:
+            self.ask_restart(gang.restart)
         if gang.ended is not None:
             self.end(gang.ended)
         if gang.stop is not None:

@@ -30,6 +30,13 @@ def write(path: Path | None, facts: ExitFacts) -> None:
         say(f"the termination message can't be written to {path}: {error.strerror or error}")
 
 
+def clear(path: Path | None) -> None:
+    """Takes back what was written: the pod goes on."""
+    if path is not None:
+        with contextlib.suppress(OSError):
+            path.write_text("")
+
+
 def say(text: str) -> None:
     """One line of the launcher's own on stderr. Never waits: whoever reads the log may be slow."""
     if _teller is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from muster_protocol import exits
@@ -17,7 +17,8 @@ from muster_runtime.launch import tracebacks
 class Failure:
     """The first failed rank of a pod. `echo`: it looks like the consequence of another rank's end.
 
-    `last_words` are its last lines on stderr, for a script that fails without a Python traceback.
+    `last_words` are its last lines on stderr, for a script that fails without a Python traceback. `crash`: it fell,
+    by a signal or an exception, rather than end itself by an exit code or for a reason that another start would meet.
     """
 
     rank: int
@@ -27,6 +28,7 @@ class Failure:
     traceback: str
     echo: bool
     last_words: str = ""
+    crash: bool = False
 
     @property
     def launcher_exit_code(self) -> int:
@@ -39,6 +41,9 @@ _STORAGE: Final = {
     "muster_protocol.errors.StaleEpochError": Cause.INFRASTRUCTURE,
 }
 """What the checkpoint's store did to a rank isn't the user's failure."""
+
+_OURS: Final = ("muster_protocol.errors.", "muster_runtime.errors.")
+"""Misuse, a state that doesn't fit, a store without a whole checkpoint: the next start would meet them, too."""
 
 _EXIT_CODES: Final = {Cause.STORAGE: exits.EXIT_CONFIG, Cause.INFRASTRUCTURE: exits.EXIT_INFRASTRUCTURE}
 
@@ -67,7 +72,8 @@ def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memo
     last_words = "" if traceback or exit_code < 0 else tracebacks.last_words(stderr)
     if last_words:
         message += f": {last_words.splitlines()[-1].strip()}"
-    return Failure(rank, exit_code, Cause.USER, message, traceback, echo, last_words)
+    crash = exit_code < 0 or (bool(traceback) and not what.startswith(_OURS))
+    return Failure(rank, exit_code, Cause.USER, message, traceback, echo, last_words, crash)
 
 
 def describe(exit_code: int) -> str:
@@ -118,7 +124,9 @@ def failed(own: Failure, first: Ended | None, index: int) -> ExitFacts:
         rank_exit_code=own.exit_code,
         traceback=own.traceback or own.last_words,
     )
-    if not own.echo or (first is not None and first.index == index):
+    if first is not None and first.index == index:
+        return replace(facts, message=first.message)  # index 0 may have added why it was not tried again
+    if not own.echo:
         return facts
     if first is None:
         told = f"{own.message}; it lost its peers, and index 0 does not answer"
@@ -132,9 +140,19 @@ def followed(first: Ended | None) -> ExitFacts:
     return ExitFacts(Cause.PEER, code, _after(first))
 
 
-def ended(index: int, facts: ExitFacts, *, echo: bool = False) -> Ended:
+def ended(index: int, facts: ExitFacts, *, echo: bool = False, crash: bool = False) -> Ended:
     """What index 0 is told of `facts`."""
-    return Ended(index, facts.exit_code, facts.cause.value, facts.message, facts.rank, echo)
+    return Ended(
+        index,
+        facts.exit_code,
+        facts.cause.value,
+        facts.message,
+        facts.rank,
+        secondary=echo,
+        crash=crash,
+        step=facts.step,
+        incarnation=facts.incarnation,
+    )
 
 
 def _after(first: Ended | None) -> str:

@@ -456,6 +456,11 @@ class Session:
     def _not_saved(self, trouble: str) -> None:
         self._reporter.send(reports.StorageFailed(self.rank, trouble))
 
+    def last_word(self) -> None:
+        """The process ends within the loop: its launcher learns the exact step, by which it knows a failure again."""
+        if self._loop:
+            self._progress.tell(self.step, last=True)
+
     def signal_stop(self) -> None:
         """A signal asked this process to stop."""
         self._signalled = True

@@ -94,6 +94,8 @@ def _listen(session: Session) -> None:
 
 
 def _leave(session: Session) -> None:
+    if not session.closed:
+        session.last_word()
     # After an error the peers may be gone, and leaving the group in order would wait for them.
     if session.closed and dist.is_initialized():
         with contextlib.suppress(RuntimeError):

@@ -151,6 +151,13 @@ def test_the_rest_of_max_runtime_goes_to_the_launcher() -> None:
     assert environment(pod)["MUSTER_MAX_RUNTIME"] == "77"
 
 
+def test_the_crashes_that_a_launcher_may_answer_go_to_it() -> None:
+    pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2, restarts=2)
+    assert environment(pod)["MUSTER_RESTARTS_IN_PLACE"] == "2"
+    pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2)
+    assert "MUSTER_RESTARTS_IN_PLACE" not in environment(pod)
+
+
 def test_checkpoint_fields_become_environment() -> None:
     checkpoint = {
         "uri": "s3://models/llama",

@@ -43,7 +43,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class End:
-    """One pod's end, or the gang's: `message` is one sentence for people."""
+    """One pod's end, or the gang's: `message` is one sentence for people, `restarts` how many crashes before were
+    answered by starting the processes again in their pods."""
 
     kind: Kind
     message: str
@@ -55,6 +56,7 @@ class End:
     traceback: str = ""
     step: int | None = None
     committed_step: int | None = None
+    restarts: int = 0
 
 
 COUNTED: Final = frozenset({Kind.USER, Kind.OUT_OF_MEMORY})
@@ -132,6 +134,7 @@ def _failed(pod: PodView) -> End:
             traceback=facts.traceback,
             step=facts.step,
             committed_step=facts.committed_step,
+            restarts=facts.restarts,
         )
     if pod.status_reason:
         return _from_status(pod)

@@ -4,7 +4,8 @@ Every recovery is a new generation of the whole gang, in the room that it has: t
 write that stops it, so nobody else gets them meanwhile, and it does not queue again. Where a node broke, the planner
 gives the workers there another one (`muster.scheduling.mending`); all others keep theirs, with image and caches.
 
-Failures of the script count against `restart.limit`; disruptions, lost nodes and the platform's own failures do not.
+Failures of the script count against `restart.limit`, those included that the launchers answered by themselves by
+starting the processes again in their pods; disruptions, lost nodes and the platform's own failures do not.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
+from muster.api.effective import EffectiveSpec
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.trainingjob_status import Failure, QueuePosition
+from muster.api.trainingjob_status import Failure, QueuePosition, TrainingJobStatus
 from muster.cluster.status import is_true
 from muster.controllers.lifecycle import causes, preemption
 from muster.controllers.lifecycle.causes import COUNTED, FATAL, End, Kind
@@ -67,7 +69,7 @@ def recover(turn: Turn) -> bool:
         turn.wake_in(PEER_PATIENCE - turn.s.peers_wait)
         return True
     _record(turn, cause)
-    failures = (turn.status.failures or 0) + (1 if cause.kind in COUNTED else 0)
+    failures = (turn.status.failures or 0) + cause.restarts + (1 if cause.kind in COUNTED else 0)
     turn.draft.set(failures=failures or None)
     if cause.kind is Kind.MAX_RUNTIME:
         fail(turn, cause, Reason.MAX_RUNTIME_EXCEEDED, "maxRuntime has passed")
@@ -79,6 +81,11 @@ def recover(turn: Turn) -> bool:
     else:
         _restart(turn, cause, failures)
     return True
+
+
+def remaining_restarts(spec: EffectiveSpec, status: TrainingJobStatus) -> int:
+    """Failures of the script that `restart.limit` still allows; the launchers answer crashes among them in place."""
+    return max(0, spec.restart_limit - (status.failures or 0))
 
 
 def ends(turn: Turn) -> Iterator[End]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from muster.api.names import ConditionType, Reason
+from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.trainingjob_status import QueuePosition
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import hindrance
 from muster.controllers.lifecycle.turn import Turn
 from muster_protocol.launcher_api import Phase as LauncherPhase
+from muster_protocol.launcher_api import Status as LauncherStatus
 
 BARRIER: Final = 5.0
 """Seconds that a gang whose pods are all ready may take to its barrier before PodsReady is told by itself. Most take
@@ -48,7 +49,20 @@ def follow(turn: Turn) -> bool:
         if not is_true(turn.status, ConditionType.RUNNING):
             told = "the workers join the barrier"
             turn.draft.condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_GANG.value, told)
+    elif turn.s.launcher is not None:
+        _tell_restarts(turn, turn.s.launcher)
     return False
+
+
+def _tell_restarts(turn: Turn, launcher: LauncherStatus) -> None:
+    """Say that the launchers have started the processes again in the pods that they have."""
+    fresh = min(launcher.restarts, launcher.incarnation - (turn.status.incarnation or 1))
+    if fresh <= 0:
+        return
+    count = (turn.status.restarts_in_place or 0) + fresh
+    turn.draft.set(incarnation=launcher.incarnation, restarts_in_place=count)
+    told = f"{launcher.restarted_after[:500]}; the gang's processes were started again in their pods"
+    turn.tell(EventReason.RESTARTED_IN_PLACE, f"{told} ({launcher.restarts} in this placement)", warning=True)
 
 
 def _tell_hindrance(turn: Turn) -> None:

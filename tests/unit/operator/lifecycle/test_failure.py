@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from muster.api.names import ConditionType, Reason
+from muster.api.effective import effective_spec
+from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.trainingjob_status import Victim
+from muster.controllers.lifecycle.failure import remaining_restarts
 from muster.controllers.lifecycle.turn import Claim
 from muster_protocol.exits import Cause
+from muster_protocol.launcher_api import Phase
 
 from .cases import Case, trainingjob
 
@@ -50,6 +55,29 @@ def test_a_failing_script_is_restarted_whole_with_growing_delay_and_then_given_u
     assert (failure.cause, failure.index, failure.rank, failure.exit_code) == ("user", 0, 0, 3)
     assert failure.traceback == "a\nb"
     assert case.job.status.restarts == 2
+
+
+def test_restarts_in_the_living_pods_are_told_and_count_against_the_limit() -> None:
+    case = Case(trainingjob(restart={"limit": 2}))
+    case.start()
+    assert remaining_restarts(effective_spec(case.job.spec), case.job.status) == 2
+    for restarts in (1, 2):
+        assert case.launcher is not None
+        crashed = f"rank {restarts} was ended by SIGKILL"
+        case.launcher = replace(
+            case.launcher, incarnation=restarts + 1, restarts=restarts, restarted_after=crashed, phase=Phase.RUNNING
+        )
+        case.settle()
+        assert case.phase == "Running"
+        assert (case.job.status.incarnation, case.job.status.restarts_in_place) == (restarts + 1, restarts)
+        notes = [note.message for note in case.notes if note.reason is EventReason.RESTARTED_IN_PLACE]
+        assert len(notes) == restarts
+        assert crashed in notes[-1]
+    case.end(1, Cause.USER, 1, message="ValueError: bad lr", restarts=2)
+    case.settle()
+    assert case.phase == "Failed"
+    assert case.job.status.failures == 3
+    assert remaining_restarts(effective_spec(case.job.spec), case.job.status) == 0
 
 
 def test_a_limit_of_0_gives_up_at_once() -> None:

@@ -1,0 +1,58 @@
+"""Whether a crash is answered by starting the gang's processes again in the pods that they have. Pure: time is given.
+
+That costs seconds and no pod, but mends only what isn't in the script, so it is tried a few times and not for ever.
+What a second start would meet again ends the gang at once, as a crash did before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from muster_protocol.launcher_api import Ended
+
+WINDOW_SECONDS: Final = 600.0
+MOST_IN_WINDOW: Final = 3
+_PAUSES: Final = (0.0, 5.0, 10.0)
+"""Seconds before the first, second and third start within a window: the first crash may be chance."""
+_EXCEPTION: Final = re.compile(r"exited with code \d+: (.+)", re.DOTALL)
+
+
+@dataclass
+class Restarts:
+    """Counts the restarts of one launcher's life. `limit` is how many of them the job allows."""
+
+    limit: int
+    count: int = 0
+    _recent: deque[float] = field(default_factory=deque)
+    _last: tuple[str, int | None] | None = None
+
+    def pause(self, first: Ended, now: float) -> float:
+        """Seconds to wait before the next start, after the failure `first`. Refusal when there is to be none."""
+        if not first.crash:
+            raise Refusal("")
+        if self.count >= self.limit:
+            raise Refusal(f"the gang was restarted in place {times(self.count)} before" if self.count else "")
+        exception = _EXCEPTION.search(first.message)
+        failure = (exception[1], first.step) if exception and not first.secondary else None
+        if failure is not None and failure == self._last:
+            at = f" at step {first.step}" if first.step is not None else ""
+            raise Refusal(f"the same exception came{at} before the restart in place, so the script has to be mended")
+        while self._recent and now - self._recent[0] > WINDOW_SECONDS:
+            self._recent.popleft()
+        if len(self._recent) >= MOST_IN_WINDOW:
+            raise Refusal(f"the gang was restarted in place {times(MOST_IN_WINDOW)} within {WINDOW_SECONDS:g} s")
+        self._last = failure
+        self._recent.append(now)
+        self.count += 1
+        return _PAUSES[len(self._recent) - 1]
+
+
+class Refusal(Exception):
+    """The gang has to end. One sentence without its end, or "" where there is nothing to add to the failure."""
+
+
+def times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

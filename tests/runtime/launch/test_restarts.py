@@ -1,0 +1,203 @@
+"""A crash starts the gang's processes again in the pods that they have, unless it would only happen again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster_protocol import launcher_api as api
+from muster_protocol.exits import EXIT_PREEMPTED, EXIT_USER, Cause
+from muster_runtime.launch.restarts import MOST_IN_WINDOW, WINDOW_SECONDS, Refusal, Restarts
+
+pytestmark = pytest.mark.runtime
+
+MakeGang = Callable[..., Any]
+ALLOWED = {"MUSTER_RESTARTS_IN_PLACE": "3"}
+
+# Each incarnation leaves its port and its ranks' marks; `end` lets all ranks end well.
+BEGIN = """
+incarnation = int(os.environ["MUSTER_INCARNATION"])
+here = Path(__file__).parent
+(here / f"port-{incarnation}").write_text(os.environ["MASTER_PORT"])
+mark(f"running-{incarnation}")
+def until_end():
+    while not (here / "end").exists(): time.sleep(0.01)
+"""
+
+
+def runs(gang: Any, incarnation: int, ranks: int) -> None:
+    found = f"{ranks} ranks of incarnation {incarnation} run"
+    gang.eventually(lambda: len(gang.marks(f"running-{incarnation}-")) == ranks, found)
+
+
+def pid_of(gang: Any, incarnation: int, rank: int) -> int:
+    return int((gang.folder / f"mark-running-{incarnation}-{rank}").read_text())
+
+
+def lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_killed_rank_starts_the_gang_again_in_the_same_pods(make_gang: MakeGang) -> None:
+    gang = make_gang(2, 2, **ALLOWED)
+    pods = gang.all(gang.script(BEGIN + "until_end()\n"))
+    runs(gang, 1, 4)
+    before = [pid_of(gang, 1, rank) for rank in range(4)]
+    os.kill(before[3], signal.SIGKILL)
+    runs(gang, 2, 4)
+    assert not [pid for pid in before if lives(pid)], "nothing of the first incarnation lives beside the second"
+    status = pods[0].status()
+    assert (status.incarnation, status.restarts, status.phase) == (2, 1, api.Phase.RUNNING)
+    assert status.restarted_after == "rank 3 was ended by SIGKILL"
+    assert all(pod.termination_log.read_text() == "" for pod in pods), "the word of an end is taken back"
+    (gang.folder / "end").touch()
+    for pod in pods:
+        facts = pod.end()
+        assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 2, 1)
+
+
+def test_three_restarts_leave_nothing_open_in_the_launchers(make_gang: MakeGang) -> None:
+    gang = make_gang(2, **ALLOWED)
+    pods = gang.all(gang.script(BEGIN + "until_end()\n"))
+    runs(gang, 1, 2)
+    open_files = [len(os.listdir(f"/proc/{pod.process.pid}/fd")) for pod in pods]
+    for incarnation in (1, 2, 3):
+        os.kill(pid_of(gang, incarnation, incarnation % 2), signal.SIGKILL)
+        runs(gang, incarnation + 1, 2)
+    for pod, before in zip(pods, open_files, strict=True):
+        gang.eventually(lambda: len(os.listdir(f"/proc/{pod.process.pid}/fd")) <= before, "no file stays open")  # noqa: B023
+        folders = [path for path in gang.folder.glob("run-*/*") if path.is_dir()]
+        assert len(folders) == len(pods), "one run folder a pod"
+    ports = {(gang.folder / f"port-{incarnation}").read_text() for incarnation in (1, 2, 3, 4)}
+    assert len(ports) == 4, "a rank of an older incarnation never meets the ranks of a newer one"
+    os.kill(pid_of(gang, 4, 1), signal.SIGKILL)
+    facts = pods[1].end()
+    assert (facts.cause, facts.exit_code, facts.restarts) == (Cause.USER, EXIT_USER, 3)
+    assert facts.message == "rank 1 was ended by SIGKILL; the gang was restarted in place 3 times before"
+
+
+def test_the_same_exception_again_ends_the_gang_with_its_traceback(make_gang: MakeGang) -> None:
+    gang = make_gang(2, **ALLOWED)
+    command = gang.script(BEGIN + "if RANK == 1: raise ValueError('a bad shape')\nuntil_end()\n")
+    leader, culprit = gang.all(command)
+    facts = culprit.end()
+    assert (facts.cause, facts.exit_code, facts.rank, facts.rank_exit_code) == (Cause.USER, EXIT_USER, 1, 1)
+    assert facts.message.startswith("rank 1 exited with code 1: ValueError: a bad shape; the same exception came")
+    assert facts.traceback.endswith("ValueError: a bad shape")
+    assert (facts.incarnation, facts.restarts) == (2, 1)
+    assert "a bad shape" in leader.end().message
+    assert not gang.marks("running-3-")
+
+
+def test_another_exception_is_tried_again(make_gang: MakeGang) -> None:
+    gang = make_gang(1, **ALLOWED)
+    pod = gang.pod(0, gang.script(BEGIN + "if incarnation < 3: raise ValueError(incarnation)\n"))
+    facts = pod.end()
+    assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 3, 2)
+
+
+@pytest.mark.parametrize("script", ["sys.exit(3)", "sys.exit(75)", "raise StaleEpochError('taken over')"])
+def test_an_end_that_means_an_end_is_one(make_gang: MakeGang, script: str) -> None:
+    gang = make_gang(1, **ALLOWED)
+    pod = gang.pod(0, gang.script(BEGIN + "from muster_protocol.errors import StaleEpochError\n" + script + "\n"))
+    assert pod.end().incarnation == 1
+
+
+def test_no_crash_is_answered_by_a_restart_where_a_rank_is_done(make_gang: MakeGang) -> None:
+    """The pod that ended well can't come back."""
+    gang = make_gang(2, **ALLOWED)
+    pods = gang.all(gang.script(BEGIN + "if RANK == 1: sys.exit(0)\nuntil_end()\nraise ValueError('late')\n"))
+    assert pods[1].end().cause is Cause.SUCCEEDED
+    (gang.folder / "end").touch()
+    facts = pods[0].end()
+    assert (facts.cause, facts.restarts) == (Cause.USER, 0)
+
+
+def test_a_stop_while_the_gang_starts_again_is_heard(make_gang: MakeGang) -> None:
+    gang = make_gang(2, **ALLOWED)
+    pods = gang.all(gang.script(BEGIN + "until_end()\n"))
+    for incarnation in (1, 2):
+        runs(gang, incarnation, 2)
+        os.kill(pid_of(gang, incarnation, 0), signal.SIGKILL)
+    gang.eventually(lambda: pods[1].status().restarts == 2, "the second restart's pause")
+    pods[1].signal(signal.SIGTERM)
+    assert [pod.end().exit_code for pod in pods] == [EXIT_PREEMPTED] * 2
+    assert not gang.marks("running-3-")
+
+
+def test_what_an_older_incarnation_says_ends_nobody(make_gang: MakeGang) -> None:
+    gang = make_gang(2, **ALLOWED)
+    pods = gang.all(gang.script(BEGIN + "until_end()\n"))
+    runs(gang, 1, 2)
+    os.kill(pid_of(gang, 1, 0), signal.SIGKILL)
+    runs(gang, 2, 2)
+    old = api.Ended(1, 1, Cause.USER.value, "old news", rank=1, crash=True, incarnation=1)
+    code, body = pods[0].ask("POST", api.ENDED_PATH, api.encode(old))
+    answer = api.decode(api.GangState, body)
+    assert code == 200
+    assert answer.ended is None
+    assert answer.restart is not None
+    assert answer.restart.incarnation == 2
+    with socket.socket() as late, pytest.raises(ConnectionRefusedError):  # where the first incarnation's ranks met
+        late.connect((pods[0].address, int((gang.folder / "port-1").read_text())))
+    (gang.folder / "end").touch()
+    assert [pod.end().cause for pod in pods] == [Cause.SUCCEEDED] * 2
+
+
+def test_a_pod_that_is_lost_while_the_gang_starts_again_ends_it(make_gang: MakeGang) -> None:
+    gang = make_gang(2, MUSTER_HEARTBEAT_SECONDS="0.2", **ALLOWED)
+    leader, lost = gang.all(gang.script(BEGIN + "until_end()\n"))
+    for incarnation in (1, 2):
+        runs(gang, incarnation, 2)
+        os.kill(pid_of(gang, incarnation, 0), signal.SIGKILL)
+    gang.eventually(lambda: lost.status().restarts == 2, "the second restart's pause")
+    lost.process.kill()
+    facts = leader.end()
+    assert facts.cause in (Cause.PEER, Cause.INFRASTRUCTURE)
+    assert "index 1 (pod uid-1-0) is lost" in facts.message
+
+
+def crash(
+    how: str = "was ended by SIGKILL", step: int | None = None, *, rank: int = 0, echo: bool = False
+) -> api.Ended:
+    return api.Ended(0, 1, Cause.USER.value, f"rank {rank} {how}", rank, secondary=echo, crash=True, step=step)
+
+
+BAD_VALUE = "exited with code 1: ValueError: x"
+
+
+def test_the_window_moves_on() -> None:
+    restarts = Restarts(100)
+    pauses = [restarts.pause(crash(), 10.0 * number) for number in range(MOST_IN_WINDOW)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == 0
+    with pytest.raises(Refusal, match="within 600 s"):
+        restarts.pause(crash(), WINDOW_SECONDS - 1)
+    assert restarts.pause(crash(), WINDOW_SECONDS + 1) > 0
+    assert restarts.count == MOST_IN_WINDOW + 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "again"),
+    [
+        (crash(BAD_VALUE, 7), crash(BAD_VALUE, 7, rank=1), False),
+        (crash(BAD_VALUE, 7), crash(BAD_VALUE, 8), True),
+        (crash(BAD_VALUE, 7), crash("exited with code 1: KeyError: x", 7), True),
+        (crash(step=7), crash(step=7), True),
+        (crash(BAD_VALUE, 7, echo=True), crash(BAD_VALUE, 7, echo=True), True),
+    ],
+)
+def test_the_same_exception_at_the_same_step_is_the_scripts(first: api.Ended, second: api.Ended, again: bool) -> None:
+    restarts = Restarts(100)
+    restarts.pause(first, 0.0)
+    if again:
+        restarts.pause(second, 1.0)
+    else:
+        with pytest.raises(Refusal, match="same exception came at step 7"):
+            restarts.pause(second, 1.0)
