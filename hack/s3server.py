@@ -27,12 +27,13 @@ class S3Server:
 
     access_key, secret_key = ACCESS_KEY, SECRET_KEY
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, certificate: tuple[Path, Path] | None = None) -> None:
+        """`certificate` and its private key, both PEM: the server speaks TLS."""
+        self.folder, self._certificate = folder, certificate
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port: int = probe.getsockname()[1]
-        self.endpoint = f"http://127.0.0.1:{self._port}"
+        self.endpoint = f"http{'s' if certificate else ''}://127.0.0.1:{self._port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -48,7 +49,10 @@ class S3Server:
     def start(self) -> None:
         """Returns when it listens; RuntimeError when it does not."""
         where = f"127.0.0.1:{self._port}"
-        command = [str(build.program("versitygw")), "--port", where, "--quiet", "posix", str(self.folder)]
+        command = [str(build.program("versitygw")), "--port", where, "--quiet"]
+        if self._certificate is not None:
+            command += ["--cert", str(self._certificate[0]), "--key", str(self._certificate[1])]
+        command += ["posix", str(self.folder)]
         keys = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
         self._process = subprocess.Popen(command, env={**os.environ, **keys}, stdout=subprocess.DEVNULL)
         until = time.monotonic() + _PATIENCE
@@ -70,11 +74,11 @@ class S3Server:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[S3Server]:
+def serving(folder: Path, certificate: tuple[Path, Path] | None = None) -> Iterator[S3Server]:
     """The server on an empty bucket below `folder`, which must exist."""
     build.ensure(["versitygw"], Progress())
     (folder / BUCKET).mkdir()
-    server = S3Server(folder)
+    server = S3Server(folder, certificate)
     server.start()
     try:
         yield server

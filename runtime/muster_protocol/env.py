@@ -93,6 +93,18 @@ MAX_RUNTIME: Final = "MUSTER_MAX_RUNTIME"
 S3_ENDPOINT: Final = "AWS_ENDPOINT_URL_S3"
 """Botocore's own variable; named here because the launcher's messages mention it."""
 
+S3_ENCRYPTION: Final = "MUSTER_S3_ENCRYPTION"
+"""`AES256` or `aws:kms`: what every object is written with. Unset: as the bucket wants it."""
+
+S3_KMS_KEY: Final = "MUSTER_S3_KMS_KEY"
+"""Id or ARN of the key for `aws:kms`. Unset: the account's own for S3."""
+
+S3_CA_FILE: Final = "MUSTER_S3_CA_FILE"
+"""File with the certificates that S3's own is checked by. Unset: botocore's, or AWS_CA_BUNDLE."""
+
+S3_ADDRESSING: Final = "MUSTER_S3_ADDRESSING"
+"""`path` or `virtual`: where the bucket's name stands. Unset: in the path where an endpoint is set."""
+
 RUN_DIR: Final = "MUSTER_RUN_DIR"
 """Set by the launcher for its ranks: the folder of the control word and the report socket."""
 

@@ -19,12 +19,23 @@ class Kind(str, Enum):
     PRECONDITION_FAILED = "PreconditionFailed"
     NO_CONDITIONS = "NoConditionalWrites"
     MISCONFIGURED = "Misconfigured"
+    CERTIFICATE = "Certificate"
+    ENCRYPTION = "Encryption"
     NETWORK = "Network"
     BUSY = "Busy"
     OTHER = "Other"
 
 
-LASTING: Final = frozenset({Kind.NO_SUCH_BUCKET, Kind.ACCESS_DENIED, Kind.NO_CONDITIONS, Kind.MISCONFIGURED})
+LASTING: Final = frozenset(
+    {
+        Kind.NO_SUCH_BUCKET,
+        Kind.ACCESS_DENIED,
+        Kind.NO_CONDITIONS,
+        Kind.MISCONFIGURED,
+        Kind.CERTIFICATE,
+        Kind.ENCRYPTION,
+    }
+)
 """Somebody has to mend these; trying again does not help."""
 
 PASSING: Final = frozenset({Kind.NETWORK, Kind.BUSY, Kind.OTHER})
@@ -56,6 +67,9 @@ _KINDS: Final = {
     "AuthorizationHeaderMalformed": Kind.MISCONFIGURED,
     "PermanentRedirect": Kind.MISCONFIGURED,
     "IllegalLocationConstraintException": Kind.MISCONFIGURED,
+    "CertificateVerifyFailed": Kind.CERTIFICATE,
+    "KMS": Kind.ENCRYPTION,
+    "EncryptionNotImplemented": Kind.ENCRYPTION,
     "EndpointConnectionError": Kind.NETWORK,
     "ConnectTimeoutError": Kind.NETWORK,
     "ReadTimeoutError": Kind.NETWORK,
@@ -102,15 +116,25 @@ def kind_of(code: str) -> Kind:
 
 @dataclass(frozen=True)
 class Hints:
-    """What somebody is to look at: where the uri was given, and where the credentials were."""
+    """What somebody is to look at: where the uri was given, and the other settings."""
 
     uri: str
     credentials: str
+    authority: str
+    encryption: str
 
 
-IN_A_JOB: Final = Hints("checkpoint.uri", "the keys in checkpoint.secretRef, or the pod's service account,")
+IN_A_JOB: Final = Hints(
+    "checkpoint.uri",
+    "the keys in checkpoint.secretRef, or the pod's service account,",
+    "checkpoint.caConfigMapRef",
+    "checkpoint.encryption",
+)
 BY_HAND: Final = Hints(
-    "the uri", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE, or the role of this machine)"
+    "the uri",
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE, or the role of this machine)",
+    "AWS_CA_BUNDLE",
+    "MUSTER_S3_ENCRYPTION and MUSTER_S3_KMS_KEY",
 )
 
 
@@ -139,6 +163,10 @@ def sentence(
         return f"the S3 server{at} can't be reached for {where}; check AWS_ENDPOINT_URL_S3 and the network{tail}"
     if kind is Kind.BUSY:
         return f"the S3 server{at} is too busy for {where}; raise its limits, or save less often{tail}"
+    if kind is Kind.CERTIFICATE:
+        return f"the certificate of the S3 server{at} isn't trusted; name its authority's in {hints.authority}{tail}"
+    if kind is Kind.ENCRYPTION:
+        return f"{where} can't be written encrypted{at}; check {hints.encryption} and the key's policy{tail}"
     if kind is Kind.MISCONFIGURED:
         return f"{where} can't be used{at} as it is set; correct {hints.uri}, AWS_ENDPOINT_URL_S3 and AWS_REGION{tail}"
     return f"S3 failed for {where}{at}{tail}"

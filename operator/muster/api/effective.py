@@ -23,7 +23,7 @@ from muster.api.podparts import (
     VolumeMount,
 )
 from muster.api.terms import AtWindowEnd, Window
-from muster.api.trainingjob import BestMode, Checkpoint, Load, Strategy, TrainingJobSpec, Workers
+from muster.api.trainingjob import BestMode, Checkpoint, EncryptionType, Load, Strategy, TrainingJobSpec, Workers
 from muster_protocol.checkpoints.retention import Best, Retention
 from muster_protocol.durations import format_duration, parse_duration
 
@@ -40,6 +40,7 @@ STEP: Final = 1
 FALLBACK_SECONDS: Final = 600
 PREEMPTIBLE: Final = True
 BUDGET_WINDOW_SECONDS: Final = 86400
+_ENCRYPTIONS: Final = {EncryptionType.SSE_S3: "AES256", EncryptionType.SSE_KMS: "aws:kms"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,10 @@ class EffectiveCheckpoint:
         every_steps: None: not by steps.
         secret: name of the Secret with credentials, or "".
         endpoint: URL, or "" for AWS's own.
+        addressing: "path", "virtual", or "" for the usual.
+        ca: ConfigMap and key of the certificates to trust, or None.
+        encryption: "AES256", "aws:kms", or "" for the bucket's.
+        kms_key: "" for the account's own.
         from_uri: `uri` or `uri@step` to warm-start from, or "".
     """
 
@@ -60,6 +65,10 @@ class EffectiveCheckpoint:
     retention: Retention
     secret: str
     endpoint: str
+    addressing: str
+    ca: tuple[str, str] | None
+    encryption: str
+    kms_key: str
     from_uri: str
     load: Load
 
@@ -245,6 +254,7 @@ def _checkpoint(checkpoint: Checkpoint | None) -> EffectiveCheckpoint | None:
     if checkpoint is None:
         return None
     by_time = CHECKPOINT_INTERVAL_SECONDS if checkpoint.every_steps is None else None
+    authority, encryption = checkpoint.ca_config_map_ref, checkpoint.encryption
     return EffectiveCheckpoint(
         uri=checkpoint.uri,
         interval=by_time if checkpoint.interval is None else parse_duration(checkpoint.interval),
@@ -252,6 +262,10 @@ def _checkpoint(checkpoint: Checkpoint | None) -> EffectiveCheckpoint | None:
         retention=_retention(checkpoint),
         secret=checkpoint.secret_ref.name if checkpoint.secret_ref else "",
         endpoint=checkpoint.endpoint or "",
+        addressing=checkpoint.addressing.value if checkpoint.addressing else "",
+        ca=(authority.name, authority.key or "ca.crt") if authority else None,
+        encryption=_ENCRYPTIONS[encryption.type] if encryption else "",
+        kms_key=(encryption.key_id if encryption else None) or "",
         from_uri=checkpoint.from_ or "",
         load=checkpoint.load or Load.ALL,
     )

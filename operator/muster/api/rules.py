@@ -232,6 +232,14 @@ CAPACITY_RULES: Final = (
     ),
 )
 
+ENCRYPTION_RULES: Final = (
+    Rule(
+        "!has(self.keyId) || self.type == 'SSE-KMS'",
+        "keyId names a key of a key server: say type: SSE-KMS, or leave keyId out",
+        field_path=".keyId",
+    ),
+)
+
 CHECKPOINT_RULES: Final = (
     Rule(
         "!has(self.load) || has(self.from)",

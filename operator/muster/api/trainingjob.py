@@ -33,7 +33,7 @@ from muster.api.podparts import (
     VolumeMount,
     WorkerResources,
 )
-from muster.api.rules import CHECKPOINT_RULES, JOB_RULES, SPEC_RULES, WORKERS_RULES
+from muster.api.rules import CHECKPOINT_RULES, ENCRYPTION_RULES, JOB_RULES, SPEC_RULES, WORKERS_RULES
 from muster.api.schema import Atomic, MapList, SchemaDefault
 from muster.api.terms import JobBudget, Window
 from muster.api.trainingjob_status import MAX_SPARES, TrainingJobStatus
@@ -53,6 +53,7 @@ Url = Annotated[
     Len(1, 512),
     matches(r"^https?://[^\s]+$", "write the URL of an S3 server, like https://s3.example.com"),
 ]
+ConfigKey = Annotated[str, Len(1, 253), matches(r"^[-._a-zA-Z0-9]+$", "use letters, digits, dashes and dots")]
 UriAtStep = Annotated[str, Len(1, 1060), matches(S3_URI_PATTERN, "write s3://BUCKET/PREFIX or s3://BUCKET/PREFIX@STEP")]
 
 
@@ -150,6 +151,40 @@ class Retention(Model):
     """Those with the best values of a metric are kept."""
 
 
+class EncryptionType(str, Enum):
+    """Who keeps the key that objects are encrypted with."""
+
+    SSE_S3 = "SSE-S3"
+    SSE_KMS = "SSE-KMS"
+
+
+class Encryption(Model):
+    """What the S3 server is asked to encrypt each object with."""
+
+    RULES = ENCRYPTION_RULES
+
+    type: EncryptionType
+    """SSE-S3: with a key of the server's. SSE-KMS: with a key of a key server."""
+    key_id: Annotated[str, Len(1, 2048), matches(r"^[^\s]+$", "a key's id has no spaces")] | None = None
+    """Id or ARN of the key. Left out, with SSE-KMS: the account's own key for S3."""
+
+
+class Addressing(str, Enum):
+    """Where requests name the bucket."""
+
+    PATH = "path"
+    VIRTUAL = "virtual"
+
+
+class KeyOfConfigMap(Model):
+    """A key of a ConfigMap in the job's namespace."""
+
+    name: ObjectName
+    """Name of the ConfigMap."""
+    key: ConfigKey | None = None
+    """The key. Left out: ca.crt."""
+
+
 class Checkpoint(Model):
     """Where the run saves its state, and how often."""
 
@@ -169,6 +204,13 @@ class Checkpoint(Model):
     their service account."""
     endpoint: Url | None = None
     """URL of the S3 server. Left out: AWS's own."""
+    addressing: Addressing | None = None
+    """path: `https://s3.example.com/BUCKET`; virtual: `https://BUCKET.s3.example.com`. Left out: path with `endpoint`,
+    and what AWS wants without."""
+    ca_config_map_ref: KeyOfConfigMap | None = None
+    """Certificates (PEM) that the S3 server's is checked by. Left out: the public authorities'."""
+    encryption: Encryption | None = None
+    """What objects are encrypted with. Left out: as the bucket's own setting wants it."""
     from_: UriAtStep | None = Field(None, alias="from")
     """Checkpoint of another run to start from, `s3://BUCKET/PREFIX` or `s3://BUCKET/PREFIX@STEP`. Only used while this
     job has no checkpoint of its own."""

@@ -27,6 +27,9 @@ _RUNTIME_USER: Final = 65532
 """`nobody`-like; the runtime's files are readable by all, so the trainer may be anyone."""
 _RUNTIME_SIZE: Final = "1Gi"
 _DNS_1035: Final = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
+_CA_VOLUME: Final = "muster-storage-ca"
+_CA_PATH: Final = "/etc/muster/storage-ca"
+_CA_FILE: Final = "ca.crt"
 _AWS_KEYS: Final = (
     ("AWS_ACCESS_KEY_ID", False),
     ("AWS_SECRET_ACCESS_KEY", False),
@@ -257,6 +260,11 @@ def _spec(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> Object:
             *(volume.to_raw() for volume in spec.volumes),
         ],
     }
+    authority = spec.checkpoint.ca if spec.checkpoint else None
+    if authority is not None:
+        name, key = authority
+        found = {"name": name, "items": [{"key": key, "path": _CA_FILE}]}
+        body["volumes"].append({"name": _CA_VOLUME, "configMap": found})
     if any(mount.mount_path.rstrip("/") == "/dev/shm" for mount in spec.volume_mounts):
         body["volumes"] = [volume for volume in body["volumes"] if volume["name"] != "shm"]
     if settings.priority_class:
@@ -314,9 +322,11 @@ def _like_trainer(spec: Object) -> None:
 def _trainer(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> Object:
     mounts = [mount.to_raw() for mount in spec.volume_mounts]
     taken = {mount["mountPath"].rstrip("/") for mount in mounts}
-    own = [{"name": RUNTIME_VOLUME, "mountPath": env.MOUNT_PATH, "readOnly": True}]
+    own: list[Object] = [{"name": RUNTIME_VOLUME, "mountPath": env.MOUNT_PATH, "readOnly": True}]
     if "/dev/shm" not in taken:
         own.append({"name": "shm", "mountPath": "/dev/shm"})
+    if spec.checkpoint is not None and spec.checkpoint.ca is not None:
+        own.append({"name": _CA_VOLUME, "mountPath": _CA_PATH, "readOnly": True})
     made: Object = {
         "name": TRAINER,
         "image": spec.image,
@@ -373,6 +383,10 @@ def _checkpoint(checkpoint: EffectiveCheckpoint) -> list[Object]:
         env.CHECKPOINT_KEEP_SECONDS: checkpoint.retention.every_seconds,
         env.CHECKPOINT_KEEP_BEST: checkpoint.retention.best,
         env.S3_ENDPOINT: checkpoint.endpoint,
+        env.S3_ADDRESSING: checkpoint.addressing,
+        env.S3_CA_FILE: f"{_CA_PATH}/{_CA_FILE}" if checkpoint.ca else None,
+        env.S3_ENCRYPTION: checkpoint.encryption,
+        env.S3_KMS_KEY: checkpoint.kms_key,
         env.CHECKPOINT_FROM: checkpoint.from_uri,
         env.CHECKPOINT_FROM_LOAD: checkpoint.load.value if checkpoint.from_uri else None,
     }

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-import boto3.session
-import botocore.config
 import botocore.exceptions
 
+from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, endpoint_in_environment, make_client
 from muster_protocol.checkpoints.store import Body, Item, Unfinished
 from muster_protocol.errors import storage_error
 from muster_protocol.manifest import ShardFile
@@ -30,7 +28,6 @@ _BROKEN_BODY: Final = (
     botocore.exceptions.IncompleteReadError,
     botocore.exceptions.ReadTimeoutError,
 )
-_S3_ERRORS: Final = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
 T = TypeVar("T")
 _GONE: Final = frozenset({"NoSuchUpload", "NoSuchKey", "404"})
 
@@ -41,7 +38,7 @@ class S3Store:
     def __init__(self, uri: CheckpointUri, endpoint: str = "") -> None:
         self.uri = str(uri)
         self._bucket, self._prefix = uri.bucket, uri.prefix
-        self._endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        self._endpoint = endpoint or endpoint_in_environment()
         self._making = threading.Lock()
         self._made: Any = None
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="muster-s3")
@@ -82,7 +79,7 @@ class S3Store:
             try:
                 return str(self.client.put_object(**self.place(key), Body=content, **condition)["ETag"])
             except botocore.exceptions.ClientError as error:
-                if kind_of(_code(error)) is not Kind.NOT_FOUND:
+                if kind_of(code_of(error)) is not Kind.NOT_FOUND:
                     raise
                 refused = error
         # If-Match on an object that is gone
@@ -128,8 +125,8 @@ class S3Store:
         """S3's errors as `StorageError`."""
         try:
             yield
-        except _S3_ERRORS as error:
-            kind = kind_of(_code(error))
+        except S3_ERRORS as error:
+            kind = kind_of(code_of(error))
             text = sentence(
                 kind,
                 bucket=self._bucket,
@@ -198,25 +195,6 @@ class S3Writer:
                 forget_upload(self._store.client, self._upload, **self._store.place(self._key))
 
 
-def make_client(endpoint: str, connections: int) -> Any:
-    """boto3's client, as tools and storage processes both use it. `endpoint` "": AWS's own."""
-    return boto3.session.Session().client(
-        "s3",
-        endpoint_url=endpoint or None,
-        region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
-        config=botocore.config.Config(
-            connect_timeout=10,
-            read_timeout=60,
-            retries={"mode": "standard", "max_attempts": 5},
-            max_pool_connections=connections,
-            # The manifests' own checksums cover every byte; older servers refuse the newer headers.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"addressing_style": "path"} if endpoint else {},
-        ),
-    )
-
-
 def fetch(client: Any, asked: dict[str, str], **place: str) -> tuple[str, bytes] | None:
     """ETag and content, or None when there is no such object or range."""
     return received(client, lambda found: (found["ETag"], found["Body"].read()), **place, **asked)
@@ -233,7 +211,7 @@ def received(client: Any, read: Callable[[dict[str, Any]], T], **asked: str) -> 
                 return read(client.get_object(**asked))
         return read(client.get_object(**asked))
     except botocore.exceptions.ClientError as error:
-        if kind_of(_code(error)) is Kind.NOT_FOUND or _code(error) == "InvalidRange":
+        if kind_of(code_of(error)) is Kind.NOT_FOUND or code_of(error) == "InvalidRange":
             return None
         raise
 
@@ -256,11 +234,5 @@ def forget_upload(client: Any, upload: str, **place: str) -> None:
     try:
         client.abort_multipart_upload(**place, UploadId=upload)
     except botocore.exceptions.ClientError as error:
-        if _code(error) not in _GONE:
+        if code_of(error) not in _GONE:
             raise
-
-
-def _code(error: Exception) -> str:
-    if isinstance(error, botocore.exceptions.ClientError):
-        return str(error.response.get("Error", {}).get("Code", ""))
-    return type(error).__name__

@@ -36,7 +36,8 @@ from typing import Any, Final
 
 import botocore.exceptions
 
-from muster_protocol.checkpoints.s3 import fetch, forget_upload, make_client, received, unfinished_uploads
+from muster_protocol.checkpoints.s3 import fetch, forget_upload, received, unfinished_uploads
+from muster_protocol.checkpoints.s3_client import code_of, endpoint_in_environment, make_client
 from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 from muster_runtime.checkpoint.sums import Span, named, sums
@@ -57,7 +58,7 @@ class Server:
         self.pool = ThreadPoolExecutor(THREADS)
         self._requests = ThreadPoolExecutor(THREADS)  # apart from `pool`: `_delete` waits for it
         self._transfers = ThreadPoolExecutor(_TRANSFERS)
-        self._endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        self._endpoint = endpoint_in_environment()
         self._client: Any = None
         self._making = threading.Lock()
         self._mapped, self._mapping = memoryview(b""), threading.Lock()
@@ -95,7 +96,7 @@ class Server:
         kind = kind_of(_code(error))
         key = header.get("key") or header.get("prefix") or ""
         text = sentence(
-            kind, bucket=self._bucket, key=self._full(key), endpoint=self._endpoint, detail=f"{error or error!r}"
+            kind, bucket=self._bucket, key=self._full(key), endpoint=self._endpoint, detail=str(error) or repr(error)
         )
         return {"kind": kind.value, "message": text}
 
@@ -196,11 +197,7 @@ class _Changed(Exception):
 
 
 def _code(error: Exception) -> str:
-    if isinstance(error, _Changed):
-        return "PreconditionFailed"
-    if isinstance(error, botocore.exceptions.ClientError):
-        return str(error.response.get("Error", {}).get("Code", ""))
-    return type(error).__name__
+    return "PreconditionFailed" if isinstance(error, _Changed) else code_of(error)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -4,14 +4,13 @@ so that a run doesn't train for an hour and then find that it can't save."""
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from muster_protocol import env, exits
+from muster_protocol import exits
 from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.storage_errors import LASTING, Kind, kind_of, sentence
 from muster_protocol.uris import CheckpointUri
@@ -106,38 +105,22 @@ class _Calls:
 
     def __init__(self, uri: CheckpointUri) -> None:
         vendored.use()
-        import boto3
-        from botocore.config import Config as BotoConfig
-        from botocore.exceptions import BotoCoreError, ClientError
+        from muster_protocol.checkpoints import s3_client
 
-        self._errors = (BotoCoreError, ClientError)
+        self._errors = s3_client.S3_ERRORS
+        self._code = s3_client.code_of
         self._bucket = uri.bucket
-        self._endpoint = os.environ.get(env.S3_ENDPOINT) or os.environ.get("AWS_ENDPOINT_URL", "")
+        self._endpoint = s3_client.endpoint_in_environment()
         try:
-            self._s3: Any = boto3.session.Session().client(
-                "s3",
-                region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
-                config=BotoConfig(
-                    connect_timeout=5,
-                    read_timeout=15,
-                    retries={"total_max_attempts": 2, "mode": "standard"},
-                    s3={"addressing_style": "path" if self._endpoint else "auto"},
-                    request_checksum_calculation="when_required",
-                    response_checksum_validation="when_required",
-                ),
-            )
+            self._s3: Any = s3_client.make_client(self._endpoint, 1, attempts=2, connect=5, read=15)
         except self._errors as error:
             raise self._trouble(error, "") from error
-        except ValueError as error:  # an endpoint that is no URL
-            kind = Kind.MISCONFIGURED
-            told = sentence(kind, bucket=self._bucket, endpoint=self._endpoint, detail=str(error))
-            raise Trouble(kind, told) from error
 
     def look_at_bucket(self) -> None:
         try:
             self._s3.head_bucket(Bucket=self._bucket)
         except self._errors as error:
-            code = _code(error)
+            code = self._code(error)
             if code in ("404", "NotFound"):
                 raise Trouble(
                     Kind.NO_SUCH_BUCKET, sentence(Kind.NO_SUCH_BUCKET, bucket=self._bucket, endpoint=self._endpoint)
@@ -150,7 +133,7 @@ class _Calls:
         try:
             answer = self._s3.put_object(Bucket=self._bucket, Key=key, Body=b"muster preflight\n", **condition)
         except self._errors as error:
-            if _code(error) == "NotImplemented":
+            if self._code(error) == "NotImplemented":
                 raise self.no_conditions() from error
             raise self._trouble(error, key) from error
         return str(answer["ETag"])
@@ -160,9 +143,9 @@ class _Calls:
         try:
             self._s3.put_object(Bucket=self._bucket, Key=key, Body=b"muster preflight\n", **condition)
         except self._errors as error:
-            if kind_of(_code(error)) is Kind.PRECONDITION_FAILED:
+            if kind_of(self._code(error)) is Kind.PRECONDITION_FAILED:
                 return True
-            if _code(error) == "NotImplemented":
+            if self._code(error) == "NotImplemented":
                 return False
             raise self._trouble(error, key) from error
         return False
@@ -182,12 +165,5 @@ class _Calls:
         )
 
     def _trouble(self, error: Exception, key: str) -> Trouble:
-        kind = kind_of(_code(error))
+        kind = kind_of(self._code(error))
         return Trouble(kind, sentence(kind, bucket=self._bucket, key=key, endpoint=self._endpoint, detail=str(error)))
-
-
-def _code(error: Exception) -> str:
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        return str(response.get("Error", {}).get("Code", ""))
-    return type(error).__name__

@@ -184,6 +184,28 @@ def test_checkpoint_fields_become_environment() -> None:
     assert found["AWS_SESSION_TOKEN"]["secretKeyRef"]["optional"] is True
 
 
+def test_how_the_storage_is_spoken_to_reaches_the_launcher() -> None:
+    checkpoint = {
+        "uri": "s3://models/llama",
+        "endpoint": "https://s3.example.com",
+        "addressing": "virtual",
+        "encryption": {"type": "SSE-KMS", "keyId": "arn:aws:kms:eu-1:1:key/2"},
+        "caConfigMapRef": {"name": "storage-ca", "key": "root.pem"},
+    }
+    pod = made(checkpoint=checkpoint)
+    found = environment(pod)
+    assert found["MUSTER_S3_ADDRESSING"] == "virtual"
+    assert found["MUSTER_S3_ENCRYPTION"] == "aws:kms"
+    assert found["MUSTER_S3_KMS_KEY"] == "arn:aws:kms:eu-1:1:key/2"
+    (volume,) = (volume for volume in pod["spec"]["volumes"] if "configMap" in volume)
+    assert volume["configMap"] == {"name": "storage-ca", "items": [{"key": "root.pem", "path": "ca.crt"}]}
+    mounts = pod["spec"]["containers"][0]["volumeMounts"]
+    (mount,) = (mount for mount in mounts if mount["name"] == volume["name"])
+    assert found["MUSTER_S3_CA_FILE"] == f"{mount['mountPath']}/ca.crt"
+    usual = environment(made(checkpoint={"uri": "s3://models/llama"}))
+    assert not [name for name in usual if name.startswith("MUSTER_S3_")]
+
+
 def test_the_users_word_wins_over_the_storages_environment() -> None:
     found = environment(
         made(checkpoint={"uri": "s3://b-1/x", "endpoint": "http://a"}, env=[{"name": "AWS_REGION", "value": "eu"}])

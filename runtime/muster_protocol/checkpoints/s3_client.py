@@ -1,0 +1,103 @@
+"""boto3's client as preflight, storage processes and tools all make it, and S3's errors by their codes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import boto3.session
+import botocore.config
+import botocore.exceptions
+
+from muster_protocol import env
+
+S3_ERRORS: Final = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
+ENCRYPTIONS: Final = ("AES256", "aws:kms")
+ADDRESSINGS: Final = ("path", "virtual")
+_WRITES: Final = ("PutObject", "CreateMultipartUpload")
+"""The requests that say how an object is kept."""
+
+
+def endpoint_in_environment() -> str:
+    """URL of the S3 server, or "" for AWS's own."""
+    return os.environ.get(env.S3_ENDPOINT) or os.environ.get("AWS_ENDPOINT_URL") or ""
+
+
+def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: float = 10, read: float = 60) -> Any:
+    """A client as the environment's MUSTER_S3_ variables want it.
+
+    Its retries wait by chance and share a budget, so that a server in trouble isn't asked ever more (botocore's mode
+    `standard`).
+
+    Args:
+        endpoint: "": AWS's own.
+        connections: to the server at once, at most.
+        attempts: of a request, in all.
+        connect: seconds until a connection stands.
+        read: seconds until the next byte comes.
+
+    Raises:
+        ParamValidationError: a variable holds what it may not, or `endpoint` is no URL.
+    """
+    encryption = _chosen(env.S3_ENCRYPTION, ENCRYPTIONS)
+    addressing: Any = _chosen(env.S3_ADDRESSING, ADDRESSINGS) or ("path" if endpoint else "auto")
+    authority = os.environ.get(env.S3_CA_FILE, "")
+    if authority and not os.access(authority, os.R_OK):
+        raise _wrong(f"{env.S3_CA_FILE} names {authority!r}, which can't be read")
+    config = botocore.config.Config(
+        connect_timeout=connect,
+        read_timeout=read,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        max_pool_connections=connections,
+        # The manifests' own checksums cover every byte; older servers refuse the newer headers.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        s3={"addressing_style": addressing},
+    )
+    try:
+        client = boto3.session.Session().client(
+            "s3",
+            endpoint_url=endpoint or None,
+            region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+            verify=authority or None,
+            config=config,
+        )
+    except ValueError as error:
+        raise _wrong(str(error)) from error
+    if encryption:
+        _encrypt(client, encryption, os.environ.get(env.S3_KMS_KEY, ""))
+    return client
+
+
+def _chosen(name: str, known: tuple[str, ...]) -> str:
+    value = os.environ.get(name, "")
+    if value and value not in known:
+        raise _wrong(f"{name}={value!r}: say {' or '.join(known)}")
+    return value
+
+
+def _wrong(what: str) -> botocore.exceptions.ParamValidationError:
+    return botocore.exceptions.ParamValidationError(report=what)
+
+
+def _encrypt(client: Any, encryption: str, key: str) -> None:
+    said = {"ServerSideEncryption": encryption, **({"SSEKMSKeyId": key} if key else {})}
+
+    def say(params: dict[str, Any], **_more: Any) -> None:
+        params.update(said)
+
+    for operation in _WRITES:
+        client.meta.events.register(f"provide-client-params.s3.{operation}", say)
+
+
+def code_of(error: Exception) -> str:
+    """S3's error code; for an error of the library its class or what is known of it, as in `storage_errors`."""
+    if isinstance(error, botocore.exceptions.ClientError):
+        found = error.response.get("Error", {})
+        code, message = str(found.get("Code", "")), str(found.get("Message", ""))
+        if code == "NotImplemented" and ("encrypt" in message.lower() or "KMS" in message):
+            return "EncryptionNotImplemented"  # MinIO without a key server
+        return "KMS" if code.startswith("KMS.") else code
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return "CertificateVerifyFailed"
+    return type(error).__name__
