@@ -30,7 +30,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int],
 
 @pytest.mark.parametrize(
     ("before", "after", "ranks", "workers"),
-    [("ddp", "ddp", 2, "0"), ("fsdp", "fsdp", 2, "2"), ("fsdp", "ddp", 1, "0"), ("ddp", "hsdp", 4, "0")],
+    [
+        ("ddp", "ddp", 2, "0"),
+        ("fsdp", "fsdp", 2, "2"),
+        ("fsdp", "ddp", 1, "0"),
+        ("ddp", "hsdp", 4, "0"),
+        ("hsdp", "none", 1, "0"),
+    ],
 )
 def test_a_run_goes_on_with_another_gang(
     before: str, after: str, ranks: int, workers: str, tmp_path: Path, reference: dict[tuple[int, int], dict[str, Any]]
