@@ -1,6 +1,7 @@
 """All waiting jobs at once, as the round begins, so that most of ten thousand jobs need no look of their own.
 
-What is used only grows while a plan is made. So a job that lacks quota in use as the round begins lacks it to its end.
+What is used only grows while a plan is made. So a job that lacks quota in use as the round begins lacks it to its end,
+and who lacks it later is found for all at once as well, now and then.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Outlook:
         self.obstacles: dict[int, Verdict] = {}
         self.short: set[int] = set()
         self.special: list[int] = []
+        self._used = round_.used
         if not len(rows):
             return
         kind_of: Int = kinds.numbers[rows]
@@ -53,11 +55,18 @@ class Outlook:
         never = np.zeros(len(rows), dtype=np.bool_)
         never[at] = ((round_.used.most_by_queue()[pairs] < needed) & (needed > 0)).any(axis=1)
         later = judged & ~never & (jobs.terms.opens[rows] > round_.snapshot.now)
-        short = at[((round_.used.left_by_queue()[pairs] < needed) & (needed > 0)).any(axis=1)]
-        self.short.update(rows[short[~never[short] & ~later[short]]].tolist())
+        able = np.flatnonzero(~never[at] & ~later[at])
+        self._rows, self._needed = rows[at[able]], needed[able]
+        self._pairs = pairs[0][able], pairs[1][able]
+        self.renew()
         self.special = rows[~closed & ~hopeless & ~plain].tolist()
         for mask, fate in ((closed, Fate.CLOSED), (never, Fate.NEVER), (later, Fate.WINDOW)):
             for job in rows[mask].tolist():
                 self.obstacles[job] = Verdict(job, fate)
         for job, number in zip(rows[hopeless].tolist(), kind_of[hopeless].tolist(), strict=True):
             self.obstacles[job] = Verdict(job, hopes[number].fate or Fate.TOO_LARGE)
+
+    def renew(self) -> None:
+        """Look again at who lacks quota in use. To be called when others have started since."""
+        short = (self._used.left_by_queue()[self._pairs] < self._needed).any(axis=1)
+        self.short.update(self._rows[short].tolist())

@@ -16,23 +16,21 @@ A queue whose quota does not name a resource adds nothing to the pot and sets no
 it names the resource either, its jobs are not limited at all, and draw on no pot.
 
 Only what grows is checked. Where quota was lowered under use, a job that asks for none of it may still start.
-The tables are flat lists of Python integers: none can overflow, single sums are faster than on arrays, and a copy of
-the use is one copy of a list.
+Tables of what queues have are flat lists of Python integers: none can overflow, and single sums are faster than on
+arrays. What they use stands in a dictionary, for of a thousand queues few use anything of most resources.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
-from functools import lru_cache
-from operator import gt
 from typing import NamedTuple
 
 import numpy as np
 
-from muster.scheduling.hierarchy import by_depth, path, roots
-from muster.scheduling.snapshot import NONE, UNLIMITED, Int, Jobs, JobState, Mask, Queues
+from muster.scheduling.hierarchy import path
+from muster.scheduling.limits import Allowed, Limits, allowed
+from muster.scheduling.snapshot import NONE, UNLIMITED, Int, Jobs, JobState, Queues
 
 Need = Sequence[tuple[int, int]]
 """(resource, amount) of a whole gang, amounts above zero."""
@@ -62,17 +60,15 @@ class Ledger:
     def __init__(self, queues: Queues, jobs: Jobs) -> None:
         flavours, resources = queues.nominal.shape[1:]
         self._flavours, self._resources = int(flavours), int(resources)
-        tables = (np.asarray(table, dtype=np.int64) for table in (queues.nominal, queues.borrowing, queues.lending))
-        parents = np.asarray(queues.parents, dtype=np.int32).tobytes()
-        standing = _standing(queues.nominal.shape, parents, *(table.tobytes() for table in tables))
-        self._standing = standing
-        self._parents, self._roots = standing.parents, standing.roots
-        self._nominal, self._has, self._own = standing.nominal, standing.has, standing.own
-        self._cap, self._most, self._free = standing.cap, standing.most, standing.free
-        self._limited = standing.limited
-        by_jobs = _by_jobs(queues, jobs, standing.limits)
-        self._by_jobs = _flat(by_jobs)
-        self._used = _flat(_use(queues, by_jobs, standing.ranks, standing.limits))
+        self._allowed = its = allowed(queues)
+        self._parents, self._roots, self._limited = its.parents, its.roots, its.limited
+        self._nominal, self._has, self._own, self._cap = its.nominal, its.has, its.own, its.cap
+        self._most, self._free = its.most, its.free
+        self._by_jobs: dict[int, int] = {}
+        self._used: dict[int, int] = {}
+        if (jobs.states == int(JobState.HOLDING)).any():
+            by_jobs = _by_jobs(queues, jobs, its.limits)
+            self._by_jobs, self._used = _some(by_jobs), _some(_use(queues, by_jobs, its))
         self._held_back: set[tuple[int, int]] = set()
 
     def copy(self) -> Ledger:
@@ -121,7 +117,7 @@ class Ledger:
         least, kept = _FREE, 0
         uses, owns, caps, parents = self._used, self._own, self._cap, self._parents
         while True:
-            used, own = uses[at], owns[at]
+            used, own = uses.get(at, 0), owns[at]
             if used < own:
                 kept += own - used
                 used = own
@@ -136,13 +132,14 @@ class Ledger:
 
     def left_by_queue(self) -> Int:
         """Q x V x R: `available` of every queue at once."""
-        limits, parents = self._standing.limits, np.array(self._parents, dtype=np.int64)
-        used = np.array(self._used, dtype=np.int64).reshape(limits.own.shape)
+        limits = self._allowed.limits
+        used = np.zeros(limits.own.shape, dtype=np.int64)
+        if self._used:
+            used.flat[list(self._used)] = list(self._used.values())
         left: Int = np.maximum(0, limits.cap - np.maximum(limits.own, used))
         own = np.maximum(0, limits.own - used)
-        for depth, rows in enumerate(self._standing.ranks):
-            above = np.minimum(left[rows], left[parents[rows]]) if depth else left[rows]
-            left[rows] = own[rows] + above
+        for depth, (rows, above) in enumerate(self._allowed.ranks):
+            left[rows] = own[rows] + (np.minimum(left[rows], left[above]) if depth else left[rows])
         for queue, flavour in self._held_back:
             left[queue, flavour] = 0
         left[limits.free] = UNLIMITED
@@ -150,14 +147,14 @@ class Ledger:
 
     def most_by_queue(self) -> Int:
         """Q x V x R: `most` of every queue at once."""
-        return self._standing.limits.most
+        return self._allowed.limits.most
 
     def available_own(self, queue: int, flavour: int, resource: int) -> int:
         """How much more jobs of the queue may use now without borrowing, from the queues below it neither."""
         at = self._at(queue, flavour, resource)
         if self._free[at]:
             return _FREE
-        return max(0, min(self.available(queue, flavour, resource), self._named(at) - self._by_jobs[at]))
+        return max(0, min(self.available(queue, flavour, resource), self._named(at) - self._by_jobs.get(at, 0)))
 
     def most(self, queue: int, flavour: int, resource: int) -> int:
         """How much the queue could use if nobody used anything."""
@@ -187,7 +184,7 @@ class Ledger:
 
     def used(self, queue: int, flavour: int, resource: int) -> int:
         """What counts against the queue's quota: by its own jobs, and drawn by the queues below it."""
-        return self._used[self._at(queue, flavour, resource)]
+        return self._used.get(self._at(queue, flavour, resource), 0)
 
     def nominal(self, queue: int, flavour: int, resource: int) -> int:
         """The queue's own nominal quota; UNLIMITED where it names none."""
@@ -199,7 +196,7 @@ class Ledger:
         at = self._at(queue, flavour, resource)
         if self._free[at]:
             return 0
-        return max(0, self._by_jobs[at] - self._named(at), self._used[at] - self._has[at])
+        return max(0, self._by_jobs.get(at, 0) - self._named(at), self._used.get(at, 0) - self._has[at])
 
     def borrows(self, queue: int, flavour: int, resources: Sequence[int]) -> bool:
         """Whether the queue's jobs have borrowed any of these resources: see `borrowed`."""
@@ -207,7 +204,9 @@ class Ledger:
         first = (queue * self._flavours + flavour) * self._resources
         for resource in resources:
             at = first + resource
-            if not self._free[at] and (self._by_jobs[at] > self._named(at) or self._used[at] > self._has[at]):
+            if at not in self._used or self._free[at]:
+                continue
+            if self._by_jobs.get(at, 0) > self._named(at) or self._used[at] > self._has[at]:
                 return True
         return False
 
@@ -216,18 +215,19 @@ class Ledger:
         first = (queue * self._flavours + flavour) * self._resources
         for resource, amount in need:
             at = first + resource
-            if not self._free[at] and self._by_jobs[at] + amount > self._named(at):
+            if not self._free[at] and self._by_jobs.get(at, 0) + amount > self._named(at):
                 return False
         return True
 
     def excess(self, queue: int, flavour: int, resource: int) -> int:
         """What the queue uses beyond nominal + borrowing limit, since a limit was lowered under use."""
         at = self._at(queue, flavour, resource)
-        return 0 if self._free[at] else max(0, self._used[at] - self._cap[at])
+        return 0 if self._free[at] else max(0, self._used.get(at, 0) - self._cap[at])
 
     def exceeded(self) -> bool:
         """Whether any queue may use more than nominal + borrowing limit."""
-        return any(map(gt, self._used, self._cap))
+        cap = self._cap
+        return any(used > cap[at] for at, used in self._used.items())
 
     def limiting(self, queue: int, flavour: int, resource: int) -> int:
         """The nearest queue on the way up, itself included, whose limit allows no more than `available`."""
@@ -235,8 +235,9 @@ class Ledger:
         kept = 0
         for row in path(self._parents, queue):
             at = self._at(row, flavour, resource)
-            kept += max(0, self._own[at] - self._used[at])
-            if kept + max(0, self._cap[at] - max(self._own[at], self._used[at])) <= left:
+            used = self._used.get(at, 0)
+            kept += max(0, self._own[at] - used)
+            if kept + max(0, self._cap[at] - max(self._own[at], used)) <= left:
                 return row
         return self._roots[queue]
 
@@ -295,7 +296,7 @@ class Ledger:
         for row in branch[:-1]:
             if row >= 0:
                 at = self._at(row, flavour, resource)
-                beyond = self._used[at] - self._own[at]
+                beyond = self._used.get(at, 0) - self._own[at]
                 amount = max(0, beyond + amount) - max(0, beyond)
         used, has = self._used_and_has(branch[-1], flavour, resource)
         return used + amount <= has
@@ -307,7 +308,9 @@ class Ledger:
     def _used_and_has(self, row: int, flavour: int, resource: int) -> tuple[int, int]:
         """Of a queue with those below it, or of the jobs of queue ~row alone."""
         at = self._at(row if row >= 0 else ~row, flavour, resource)
-        return (self._used[at], self._has[at]) if row >= 0 else (self._by_jobs[at], self._named(at))
+        if row >= 0:
+            return self._used.get(at, 0), self._has[at]
+        return self._by_jobs.get(at, 0), self._named(at)
 
     def _named(self, at: int) -> int:
         """The queue's own nominal; 0 where it names none."""
@@ -316,17 +319,21 @@ class Ledger:
     def add(self, queue: int, flavour: int, need: Need, sign: int) -> None:
         """`charge` with a sign of 1, `discharge` with -1."""
         resources, size = self._resources, self._flavours * self._resources
-        uses, owns, parents = self._used, self._own, self._parents
+        uses, by_jobs, owns, parents = self._used, self._by_jobs, self._own, self._parents
         for resource, amount in need:
             inner = flavour * resources + resource
             row, at = queue, queue * size + inner
             if self._free[at]:
                 continue
             change = sign * amount
-            self._by_jobs[at] += change
+            by_jobs[at] = by_jobs.get(at, 0) + change
             while change:
-                own, before = owns[at], uses[at]
-                after = uses[at] = before + change
+                own, before = owns[at], uses.get(at, 0)
+                after = before + change
+                if after:
+                    uses[at] = after
+                else:
+                    del uses[at]
                 change = (after - own if after > own else 0) - (before - own if before > own else 0)
                 row = parents[row]
                 if row == NONE:
@@ -337,92 +344,7 @@ class Ledger:
         return (queue * self._flavours + flavour) * self._resources + resource
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """Q x V x R each. `cap` is what a queue may use in all, `most` what it could if nobody else used anything."""
-
-    has: Int
-    own: Int
-    cap: Int
-    most: Int
-    free: Mask
-
-
-@dataclass(frozen=True)
-class _Standing:
-    """What a ledger knows of the queues alone. Shared by ledgers, so nobody may write into it.
-
-    Attributes:
-        ranks: rows of each depth, roots first.
-        nominal, has, own, cap, most, free: flat, as `_Limits` has them.
-        limited: by queue and flavour, the resources that are not free; equal sets are one object.
-    """
-
-    ranks: list[Int]
-    limits: _Limits
-    parents: list[int]
-    roots: list[int]
-    nominal: list[int]
-    has: list[int]
-    own: list[int]
-    cap: list[int]
-    most: list[int]
-    free: list[bool]
-    limited: list[frozenset[int]]
-
-
-@lru_cache(maxsize=2)
-def _standing(
-    shape: tuple[int, int, int], parents: bytes, nominal: bytes, borrowing: bytes, lending: bytes
-) -> _Standing:
-    """Kept from plan to plan, by content: quotas change far less often than their use."""
-    tables = (np.frombuffer(table, dtype=np.int64).reshape(shape) for table in (nominal, borrowing, lending))
-    queues = Queues.plain(("",) * shape[0], np.frombuffer(parents, dtype=np.int32), *tables)
-    ranks = by_depth(queues.parents)
-    limits = _limits(queues, ranks)
-    return _Standing(
-        ranks,
-        limits,
-        queues.parents.tolist(),
-        roots(queues.parents).tolist(),
-        _flat(queues.nominal),
-        _flat(limits.has),
-        _flat(limits.own),
-        _flat(limits.cap),
-        _flat(limits.most),
-        limits.free.ravel().tolist(),
-        _limited(limits.free),
-    )
-
-
-def _limited(free: Mask) -> list[frozenset[int]]:
-    patterns, of = np.unique(free.reshape(-1, free.shape[2]), axis=0, return_inverse=True)
-    sets = [frozenset(np.flatnonzero(~pattern).tolist()) for pattern in patterns]
-    return [sets[index] for index in of.ravel().tolist()]
-
-
-def _limits(queues: Queues, ranks: list[Int]) -> _Limits:
-    parents, named = queues.parents, queues.nominal < UNLIMITED
-    # This bound keeps sums over a tree from wrapping round; no cluster comes near it.
-    bound = UNLIMITED // (2 * max(1, len(queues.names)))
-    has = np.where(named, np.minimum(queues.nominal, bound), 0)
-    limited = named.copy()
-    for rows in ranks[1:]:
-        limited[rows] |= limited[parents[rows]]
-    for rows in reversed(ranks[1:]):
-        np.add.at(has, parents[rows], np.minimum(has, queues.lending)[rows])
-    root = (parents == NONE)[:, None, None]
-    own = np.where(root, has, np.maximum(0, has - queues.lending))
-    unbounded = queues.borrowing >= bound
-    cap = np.where(unbounded, UNLIMITED, has + np.where(unbounded, 0, queues.borrowing))
-    cap = np.where(root, has, cap)
-    most = has.copy()
-    for rows in ranks[1:]:
-        most[rows] = own[rows] + np.minimum(cap[rows] - own[rows], most[parents[rows]])
-    return _Limits(has, own, cap, np.where(limited, most, UNLIMITED), ~limited)
-
-
-def _by_jobs(queues: Queues, jobs: Jobs, limits: _Limits) -> Int:
+def _by_jobs(queues: Queues, jobs: Jobs, limits: Limits) -> Int:
     """Q x V x R, what jobs of each queue hold, where that is limited."""
     held = np.zeros_like(queues.nominal)
     rows = np.flatnonzero((jobs.states == JobState.HOLDING) & (jobs.queues != NONE))
@@ -431,14 +353,16 @@ def _by_jobs(queues: Queues, jobs: Jobs, limits: _Limits) -> Int:
     return held
 
 
-def _use(queues: Queues, by_jobs: Int, ranks: list[Int], limits: _Limits) -> Int:
+def _use(queues: Queues, by_jobs: Int, its: Allowed) -> Int:
     """Q x V x R, what counts against each queue: by its jobs, and drawn by the queues below it."""
     used = by_jobs.copy()
-    for depth in reversed(ranks[1:]):
-        np.add.at(used, queues.parents[depth], np.maximum(0, used - limits.own)[depth])
+    for rows, above in reversed(its.ranks[1:]):
+        np.add.at(used, above, np.maximum(0, used[rows] - its.limits.own[rows]))
     return used
 
 
-def _flat(table: Int) -> list[int]:
-    flat: list[int] = table.ravel().tolist()
-    return flat
+def _some(table: Int) -> dict[int, int]:
+    """What is not zero of a table, by its place in the flat one."""
+    flat = table.ravel()
+    at = np.flatnonzero(flat)
+    return dict(zip(at.tolist(), flat[at].tolist(), strict=True))

@@ -308,8 +308,11 @@ class Room:
 
 
 def by_resource(table: Int, order: Int) -> Int:
-    """R x N from N x R, nodes in the order of `order`. Column by column it is six times as fast as by rows."""
-    return np.stack([table[order, resource] for resource in range(table.shape[1])])
+    """R x N from N x R, nodes in the order of `order`. One resource after the other it is much faster than by rows."""
+    rows = np.array(table.T, order="C")
+    if (order[1:] > order[:-1]).all():  # they are in order already
+        return rows
+    return np.stack([row[order] for row in rows])
 
 
 def count_slots(room: Int, worker: Worker, candidates: Mask) -> Int:

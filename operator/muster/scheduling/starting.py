@@ -7,6 +7,7 @@ left waiting for room, every choice was tried.
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Final
 
 from muster.scheduling.gangs import Gang
 from muster.scheduling.heads import Heads
@@ -22,6 +23,9 @@ from muster.scheduling.topology import prefix_sums
 
 _ROOM, _QUOTA = Fate.ROOM, Fate.QUOTA
 """Read for every job that waits: a name's value is faster than an enum's member."""
+
+_MANY: Final = 64
+"""Admissions after which it pays to look at everybody's quota again."""
 
 
 class Starting:
@@ -39,6 +43,7 @@ class Starting:
         self.obstacles, self.short = self._outlook.obstacles, self._outlook.short
         self.owners = Owners(round_, self._wants)
         self._first_choice: dict[tuple[int, int], int] = {}
+        self._admitted = 0
         self._no_quota: set[tuple[int, int]] = set()
         self._left: dict[tuple[int, int, int], int] = {}
         self._left_in_passing: dict[tuple[int, int, int], int] = {}
@@ -198,6 +203,9 @@ class Starting:
         kind = round_.kinds.of[job]
         gang = round_.kinds.gang(kind, choice, found.size)
         round_.charge(job, choice, round_.kinds.need(kind, choice, found.size))
+        self._admitted += 1
+        if self._admitted % _MANY == 0:
+            self._outlook.renew()
         self._heads.started(job, gang, found.taken)
         round_.take(gang, found.taken)
         flavour = round_.kinds.kinds[kind].choices[choice].flavour
