@@ -1,4 +1,4 @@
-"""Kills a worker for real: SIGKILL to every process of its training container, from outside the cluster.
+"""Kills a worker, or one of its ranks, for real: SIGKILL to processes of its container, from outside the cluster.
 
 Nothing of Kubernetes is asked to do it and nothing in the pod can prepare for it, as when the kernel runs out of memory
 or a machine's owner pulls a plug.
@@ -40,3 +40,28 @@ def kill(pod: dict[str, Any]) -> list[int]:
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
     return killed
+
+
+def kill_rank(pod: dict[str, Any]) -> int | None:
+    """Kills one rank of the pod and leaves its launcher alone. Returns the pid, or None when no rank runs."""
+    ranks = [pid for container_id in container_ids(pod) for pid in processes(container_id) if _is_rank(pid)]
+    for pid in ranks:
+        if not _is_rank(_parent(pid)):  # a process that a rank started has its environment, too
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                return pid
+    return None
+
+
+def _is_rank(pid: int) -> bool:
+    try:
+        return b"\0RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
