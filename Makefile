@@ -79,7 +79,8 @@ bench-start: setup ## a gang of 512 pods beside a bare Indexed Job of 512, on si
 	@PYTHONPATH=. .venv/bin/python bench/start.py $(ARGS)
 
 .PHONY: bench-checkpoint
-bench-checkpoint: setup ## checkpoints to a real S3 server beside other ways: stall, speed, memory (ARGS="--megabytes 100 --repetitions 1")
+bench-checkpoint: ## checkpoints to a real S3 server beside other ways: stall, speed, memory (ARGS="--megabytes 100 --repetitions 1")
+	@bash hack/setup.sh --group bench
 	@PYTHONPATH=. .venv/bin/python bench/checkpoint.py $(ARGS)
 
 .PHONY: generate

@@ -8,6 +8,7 @@ target is missed or a restored tensor differs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -15,156 +16,143 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from report import Target, report
-from s3server import S3Server, s3_server, stored_bytes
+import torch
+from hack.s3server import BUCKET, S3Server, serving
 
-CONTENDERS: Final = ("muster", "torch.save", "put_object")
+from checkpoint_verdict import Figures, judge, table
+from report import report
+
+CONTENDERS: Final = ("muster", "torch.save", "dcp", "dcp-async", "s3torch", "s3torch4", "put_object")
+SAVES: Final = 3
+"""Of each gang: a first one, one with training waiting, one beside it."""
 GANG_SCRIPT: Final = Path(__file__).with_name("checkpoint_gang.py")
+_SERVER_NICENESS: Final = 10
+"""The server stands for machines elsewhere: it gives way to the training."""
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One gang: `fsdp` or `ddp` on so many ranks."""
+class Case:
+    """One gang: `fsdp` or `ddp` on so many ranks, with so much state over all of them."""
 
     strategy: str
     ranks: int
+    megabytes: float
 
     def __str__(self) -> str:
-        return f"{self.strategy}{self.ranks}"
+        return f"{self.strategy}{self.ranks}_{self.megabytes:g}mb"
 
 
-Figures = dict[str, float]
+Runs = dict[tuple[Case, str], list[Figures]]
+"""By case and contender, the figures of each repetition."""
 
 
-def run_gang(server: S3Server, shape: Shape, name: str, megabytes: float, prefix: str) -> Figures:
-    """Each figure of the worst rank; `cpu_s` and `peak` are sums over the ranks. RuntimeError when a rank fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = []
-    for rank in range(shape.ranks):
-        environment = {
-            **os.environ,
-            **server.environment,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(shape.ranks),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, str(GANG_SCRIPT), name, shape.strategy, str(megabytes), prefix]
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    outputs = [process.communicate()[0] for process in processes]
-    if any(process.returncode for process in processes):
-        raise RuntimeError(f"{name} on {shape}: a rank failed, see above")
-    ranks = [json.loads(output.splitlines()[-1]) for output in outputs]
-    figures = {key: max(rank[key] for rank in ranks) for key in ranks[0]}
-    figures["same"] = min(rank["same"] for rank in ranks)
-    for key in ("cpu_s", "restore_cpu_s", "save_peak_bytes", "restore_peak_bytes"):
-        figures[key] = sum(rank[key] for rank in ranks)
-    return figures
+@dataclass(frozen=True)
+class Bench:
+    server: S3Server
+    device: str
+
+    def run_gang(self, case: Case, name: str, prefix: str) -> Figures:
+        """Each figure of the worst rank; CPU and memory are sums over the ranks. RuntimeError when a rank fails."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        processes = []
+        for rank in range(case.ranks):
+            environment = {
+                **os.environ,
+                **self.server.environment(AWS_ENDPOINT_URL=self.server.endpoint, AWS_REGION="us-east-1"),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(case.ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                "PYTHONWARNINGS": "ignore",  # of torch, about its own planner
+            }
+            gang = [name, case.strategy, str(case.megabytes), prefix, self.device]
+            command = [sys.executable, str(GANG_SCRIPT), *gang]
+            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        outputs = [process.communicate()[0] for process in processes]
+        if any(process.returncode for process in processes):
+            raise RuntimeError(f"{name} on {case}: a rank failed, see above")
+        ranks = [json.loads(output.splitlines()[-1]) for output in outputs]
+        figures = {key: max(rank[key] for rank in ranks) for key in ranks[0]}
+        figures["same"] = min(rank["same"] for rank in ranks)
+        for key in ("cpu_s", "restore_cpu_s", "save_peak_bytes", "restore_peak_bytes"):
+            figures[key] = sum(rank[key] for rank in ranks)
+        return figures
+
+    def compare(self, cases: list[Case], names: list[str], repetitions: int) -> Runs:
+        found: Runs = defaultdict(list)
+        turns = itertools.product(cases, range(repetitions), names)
+        for case, repetition, name in turns:
+            prefix = f"{case}-{name}-{repetition}"
+            figures = self.run_gang(case, name, prefix)
+            subprocess.run(["rm", "-rf", str(self.server.folder / BUCKET / prefix)], check=True)
+            found[case, name].append(figures)
+            line = "  ".join(f"{key} {value:.3g}" for key, value in figures.items())
+            print(f"  {case} {name}: {line}", file=sys.stderr, flush=True)
+        return found
 
 
-def compare(server: S3Server, shape: Shape, names: list[str], megabytes: float, repetitions: int) -> dict[str, Figures]:
-    """By contender, the median of each figure."""
-    found: dict[str, list[Figures]] = defaultdict(list)
-    for repetition in range(repetitions):
-        for name in names:
-            prefix = f"{shape}-{name}-{repetition}"
-            figures = run_gang(server, shape, name, megabytes, prefix)
-            saves = 2 if name == "muster" else 1  # ours keeps both; the others overwrite the first
-            figures["stored"] = stored_bytes(server.folder / prefix) / saves / figures["state_bytes"]
-            subprocess.run(["rm", "-rf", str(server.folder / prefix)], check=True)
-            found[name].append(figures)
-            print(f"  {shape} {name}: {_line(figures)}", file=sys.stderr, flush=True)
-    return {name: {key: statistics.median(f[key] for f in runs) for key in runs[0]} for name, runs in found.items()}
+def received_bytes(log: Path) -> dict[str, int]:
+    """By first folder of the key, bytes of content that the server took, whether or not the request succeeded."""
+    received: dict[str, int] = defaultdict(int)
+    for line in log.read_text().splitlines():
+        fields = line.split()
+        if len(fields) > 14 and fields[7] in ("s3_PutObject", "s3_UploadPart"):
+            received[fields[8].split("/")[0]] += int(fields[13])
+    return received
 
 
-def _line(figures: Figures) -> str:
-    return "  ".join(f"{key} {value:.3g}" for key, value in figures.items())
+def medians(runs: Runs, received: dict[str, int]) -> dict[Case, dict[str, Figures]]:
+    found: dict[Case, dict[str, Figures]] = defaultdict(dict)
+    for (case, name), repetitions in runs.items():
+        sent = [received[f"{case}-{name}-{number}"] for number in range(len(repetitions))]
+        figures = {key: _median([each[key] for each in repetitions]) for key in repetitions[0]}
+        found[case][name] = {**figures, "sent": _median(sent) / SAVES / figures["state_bytes"]}
+    return found
 
 
-COLUMNS: Final = (
-    "stall s", "durable MB/s", "CPU s/GB", "step slower by", "memory × state", "stored × state",
-    "restore MB/s", "CPU s/GB", "memory × state",
-)  # fmt: skip
-
-
-def table(title: str, medians: dict[str, Figures]) -> None:
-    """Markdown, as the docs have it."""
-    print(f"\n{title}\n\n| | {' | '.join(COLUMNS)} |\n|{' --- |' * (len(COLUMNS) + 1)}")
-    for name, f in medians.items():
-        size = f["state_bytes"]
-        slower = "" if math.isnan(f["slowdown"]) else f"{100 * (f['slowdown'] - 1):.0f} %"
-        cells = [
-            f"{f['stall_s']:.3f}",
-            f"{size / 1e6 / f['durable_s']:.0f}",
-            f"{f['cpu_s'] / size * 1e9:.1f}",
-            slower,
-            f"{f['save_peak_bytes'] / size:.2f}",
-            f"{f['stored']:.3f}",
-            f"{size / 1e6 / f['restore_s']:.0f}",
-            f"{f['restore_cpu_s'] / size * 1e9:.1f}",
-            f"{f['restore_peak_bytes'] / size:.2f}",
-        ]
-        print(f"| {name} | {' | '.join(cells)} |")
+def _median(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.median(known) if known else math.nan
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=float, default=500.0, help="of state, over all ranks")
+    parser.add_argument("--megabytes", default="500", help="of state, over all ranks; FSDP gangs take each of several")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--fsdp", default="1,2,4", help="ranks of the FSDP gangs")
-    parser.add_argument("--ddp", default="4", help="ranks of the DDP gangs")
+    parser.add_argument("--ddp", default="4", help="ranks of the DDP gangs, at the first size only")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--folder", type=Path, help="where the server keeps its objects; default: the temporary folder")
     given = parser.parse_args()
-    names = given.contenders.split(",")
-    shapes = [Shape("fsdp", int(n)) for n in given.fsdp.split(",") if n]
-    shapes += [Shape("ddp", int(n)) for n in given.ddp.split(",") if n]
-    results: dict[Shape, dict[str, Figures]] = {}
-    with s3_server(given.folder) as server:
-        for shape in shapes:
-            results[shape] = compare(server, shape, names, given.megabytes, given.repetitions)
-    for shape, medians in results.items():
-        table(f"{shape.strategy.upper()}, {shape.ranks} ranks, {given.megabytes:g} MB", medians)
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print("bench-checkpoint --device cuda is skipped: torch sees no CUDA device here")
+        return 0
+    sizes = [float(size) for size in given.megabytes.split(",")]
+    cases = [Case("fsdp", int(n), size) for size in sizes for n in given.fsdp.split(",") if n]
+    cases += [Case("ddp", int(n), sizes[0]) for n in given.ddp.split(",") if n]
+    if given.device == "cuda":
+        cases = [case for case in cases if case.ranks <= torch.cuda.device_count()]
+    with tempfile.TemporaryDirectory(dir=given.folder, prefix="muster-bench-s3-") as folder:
+        log, objects = Path(folder) / "requests.log", Path(folder) / "objects"
+        objects.mkdir()
+        with serving(objects, log=log, niceness=_SERVER_NICENESS) as server:
+            runs = Bench(server, given.device).compare(cases, given.contenders.split(","), given.repetitions)
+        results = medians(runs, received_bytes(log))  # the server writes the end of its log when it stops
+    for case, by_name in results.items():
+        table(f"{case.strategy.upper()}, ranks: {case.ranks}, {case.megabytes:g} MB", by_name)
     print()
     return 0 if report("checkpoint", *judge(results)) else 1
-
-
-def judge(results: dict[Shape, dict[str, Figures]]) -> tuple[Figures, dict[str, Target], dict[str, str]]:
-    """Figures, targets and notes for the report. Ratios are turned so that smaller is better."""
-    figures: Figures = {}
-    targets: dict[str, Target] = {}
-    notes: dict[str, str] = {}
-
-    def put(name: str, value: float, at_most: float, note: str) -> None:
-        figures[name], targets[name], notes[name] = value, Target(at_most), note
-
-    for shape, by_name in results.items():
-        put(
-            f"{shape}_wrong",
-            sum(1 - f["same"] for name, f in by_name.items() if name != "put_object"),
-            0,
-            "contenders that restored another state",
-        )
-        ours = by_name.get("muster")
-        if ours is None:
-            continue
-        for name, f in by_name.items():
-            if name == "torch.save":
-                put(f"{shape}_stall_percent", 100 * ours["stall_s"] / f["stall_s"], 2, "of torch.save's stall")
-            if name == "put_object":
-                put(f"{shape}_durable_of_put", ours["durable_s"] / f["durable_s"], 1 / 0.95, "time, of plain puts'")
-        put(f"{shape}_save_memory", ours["save_peak_bytes"] / ours["state_bytes"], 1.2, "× state, over training")
-        put(f"{shape}_restore_memory", ours["restore_peak_bytes"] / ours["state_bytes"], 0.2, "× state")
-        put(f"{shape}_stored", ours["stored"], 1.01, "bytes in S3, × state")
-    return figures, targets, notes
 
 
 if __name__ == "__main__":

@@ -12,16 +12,16 @@ import boto3
 import botocore.config
 import torch
 from boto3.s3.transfer import TransferConfig
+from hack.s3server import BUCKET
 from torch import nn
 from torch.optim import Optimizer
 
 from muster_runtime.checkpoint.tree import local_part
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.parallel.wrap import unwrap
-from s3server import BUCKET
 
-_THREADS: Final = 4
-"""At once, over all ranks."""
+THREADS: Final = 4
+"""At once, on each rank, for every contender that takes a number of threads."""
 
 
 class Contender(Protocol):
@@ -29,6 +29,12 @@ class Contender(Protocol):
 
     def save(self, step: int) -> None:
         """Returns when training may go on."""
+
+    def save_now(self, step: int) -> None:
+        """Returns when the save is durable."""
+
+    def staged(self) -> None:
+        """Before the optimizer's step: returns when the parameters may change."""
 
     def durable(self) -> bool:
         """At a step boundary: whether the last save has reached S3 whole."""
@@ -45,13 +51,27 @@ def client() -> Any:
         config=botocore.config.Config(
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            max_pool_connections=2 * _THREADS,
-            s3={"addressing_style": "path"},
+            max_pool_connections=2 * THREADS,
+            s3={"addressing_style": "path", "payload_signing_enabled": False},  # no SHA-256 of what is sent
         ),
     )
 
 
-class TorchSave:
+class _Blocking:
+    def save(self, step: int) -> None:
+        raise NotImplementedError
+
+    def save_now(self, step: int) -> None:
+        self.save(step)
+
+    def staged(self) -> None:
+        """Saved when `save` returned."""
+
+    def durable(self) -> bool:
+        return True
+
+
+class TorchSave(_Blocking):
     """Blocking: every rank pickles what it alone holds (replicas: rank 0), then boto3's multipart upload."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
@@ -64,11 +84,8 @@ class TorchSave:
             body = io.BytesIO()
             torch.save(_local([self._model.state_dict(), self._optimizer.state_dict()]), body)
             body.seek(0)
-            self._client.upload_fileobj(body, BUCKET, self._key, Config=TransferConfig(max_concurrency=_THREADS))
+            self._client.upload_fileobj(body, BUCKET, self._key, Config=TransferConfig(max_concurrency=THREADS))
         self._gang.gather(step)
-
-    def durable(self) -> bool:
-        return True
 
     def restore(self) -> None:
         body = io.BytesIO()
@@ -76,6 +93,9 @@ class TorchSave:
         self._client.download_fileobj(BUCKET, key, body)
         body.seek(0)
         saved = _tensors(torch.load(body))
+        for parameter in self._model.parameters():
+            averages = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+            self._optimizer.state[parameter] = {"step": torch.zeros(()), **averages}
         for target, tensor in zip(
             _tensors([self._model.state_dict(), self._optimizer.state_dict()]), saved, strict=True
         ):
@@ -85,35 +105,31 @@ class TorchSave:
         self._client.close()
 
 
-class PlainPut:
+class PlainPut(_Blocking):
     """No checkpoint at all: the state's unique bytes by `put_object` from memory. What the server can take."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
         self._gang, self._client, self._prefix = gang, client(), f"{prefix}/rank-{gang.rank}"
         tensors = _tensors([unwrap(model).state_dict(), optimizer.state_dict()])
         sharded = any(local_part(t) is not t for t in tensors)
-        size = sum(local_part(t).numel() * t.element_size() for t in tensors)
-        self._threads = max(1, _THREADS // gang.world_size)
-        part = size // (1 if sharded else gang.world_size) // self._threads
-        self._parts = [os.urandom(1 << 20) * (part >> 20) for _ in range(self._threads)]
-        self._pool = ThreadPoolExecutor(self._threads)
+        size = sum(local_part(t).nbytes for t in tensors)
+        part = size // (1 if sharded else gang.world_size) // THREADS
+        self._parts = [os.urandom(1 << 20) * (part >> 20) for _ in range(THREADS)]
+        self._pool = ThreadPoolExecutor(THREADS)
 
     def save(self, step: int) -> None:
         def put(number: int) -> None:
             self._client.put_object(Bucket=BUCKET, Key=f"{self._prefix}-{number}", Body=self._parts[number])
 
-        list(self._pool.map(put, range(self._threads)))
+        list(self._pool.map(put, range(THREADS)))
         self._gang.gather(step)
-
-    def durable(self) -> bool:
-        return True
 
     def restore(self) -> None:
         def get(number: int) -> int:
             answer = self._client.get_object(Bucket=BUCKET, Key=f"{self._prefix}-{number}")
             return sum(len(piece) for piece in answer["Body"].iter_chunks(1 << 20))
 
-        list(self._pool.map(get, range(self._threads)))
+        list(self._pool.map(get, range(THREADS)))
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -141,6 +157,15 @@ Maker = Callable[[nn.Module, Optimizer, Gang, str], Contender]
 def makers(names: list[str]) -> dict[str, Maker]:
     """Constructors by name. KeyError for a name that is none of ours."""
     from checkpoint_muster import Muster
+    from checkpoint_rivals import Async, Connector, Connector4, Files
 
-    known: dict[str, Maker] = {"muster": Muster, "torch.save": TorchSave, "put_object": PlainPut}
+    known: dict[str, Maker] = {
+        "muster": Muster,
+        "torch.save": TorchSave,
+        "put_object": PlainPut,
+        "dcp": Files,
+        "dcp-async": Async,
+        "s3torch": Connector,
+        "s3torch4": Connector4,
+    }
     return {name: known[name] for name in names}

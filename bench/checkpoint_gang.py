@@ -1,18 +1,22 @@
-"""One rank of `bench/checkpoint.py`: trains, saves by one contender, trains on, restores, and prints what it measured.
+"""One rank of `bench/checkpoint.py`: trains, saves by one contender, restores, and prints what it measured.
 
-    python checkpoint_gang.py CONTENDER STRATEGY MEGABYTES PREFIX
+    python checkpoint_gang.py CONTENDER STRATEGY MEGABYTES PREFIX DEVICE
 
 The state is a stack of square layers under AdamW: 12 bytes a parameter, in fp32.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import hashlib
 import json
 import math
 import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +26,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from checkpoint_contenders import Contender, makers
+from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.tree import local_part
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.parallel.wrap import unwrap, wrap_model
@@ -36,15 +41,15 @@ STEPS_AT_MOST: Final = 400
 class Training:
     """The model, its optimizer and one step of them."""
 
-    def __init__(self, strategy: str, megabytes: float, gang: Gang) -> None:
+    def __init__(self, strategy: str, megabytes: float, gang: Gang, device: torch.device) -> None:
         torch.manual_seed(0)
         layers = math.ceil(megabytes * 1e6 / BYTES_PER_LAYER)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(layers)))
-        self._gang = gang
+        self._gang, self._device = gang, device
         self.model = wrap_model(
             model,
             strategy=strategy,
-            device=torch.device("cpu"),
+            device=device,
             world_size=gang.world_size,
             ranks_per_worker=gang.world_size,
             precision="fp32",
@@ -55,70 +60,83 @@ class Training:
         self.optimizer = AdamW(self.model.parameters(), lr=1e-4)
         self.state_bytes = layers * BYTES_PER_LAYER
 
-    def step(self) -> float:
+    def step(self, staged: Callable[[], None] = lambda: None) -> float:
         """Seconds that one step took on this rank, the exchange at its boundary included."""
         began = time.monotonic()
         self.optimizer.zero_grad()
-        self.model(torch.randn(BATCH, WIDTH)).square().mean().backward()
+        self.model(torch.randn(BATCH, WIDTH, device=self._device)).square().mean().backward()
+        staged()
         self.optimizer.step()
+        self.wait()
         self._gang.sum([0.0])
         return time.monotonic() - began
 
-    def digest(self) -> list[float]:
-        """One number a tensor; equal when the tensors are."""
-        states = [*unwrap(self.model).state_dict().values()]
-        states += [t for s in self.optimizer.state_dict()["state"].values() for t in s.values()]
-        return [float(local_part(t).double().sum()) for t in states]
+    def wait(self) -> None:
+        """For what the device has still to do."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
 
-    def spoil(self) -> None:
-        """So that a restore that does nothing is seen."""
+    def _tensors(self) -> list[torch.Tensor]:
+        states = [*unwrap(self.model).state_dict().values()]
+        states += [t for s in self.optimizer.state_dict()["state"].values() for _, t in sorted(s.items())]
+        return [local_part(t).detach().contiguous() for t in states]
+
+    def digest(self) -> list[str]:
+        """SHA-256 of each tensor's bytes; equal when the tensors are, bit for bit."""
+        return [hashlib.sha256(raw_bytes(tensor.cpu())).hexdigest() for tensor in self._tensors()]
+
+    def begin_anew(self) -> int:
+        """As after a restart: other parameters, no optimizer's state. Bytes that the latter had."""
+        of_optimizer = sum(local_part(t).nbytes for s in self.optimizer.state.values() for t in s.values())
+        self.optimizer.zero_grad()
+        self.optimizer.state.clear()
         with torch.no_grad():
             for parameter in self.model.parameters():
                 local_part(parameter).zero_()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # or freed memory would pass for what a restore needs
+        return of_optimizer if self._device.type == "cpu" else 0
 
 
 def measure(training: Training, contender: Contender, gang: Gang) -> dict[str, float]:
-    """Figures of this rank: a first save, then a measured one, then a restore. Seconds, bytes."""
-    training.step()
+    """Figures of this rank: saves with training waiting, a save beside it, a restore. Seconds, bytes."""
+    figures: dict[str, float] = {}
     _reset_peak()
-    before = _status("self")["VmRSS"]
-    first = time.monotonic()
-    contender.save(1)
-    while not contender.durable():
-        training.step()
-    figures = {"first_save_s": time.monotonic() - first}
-    quiet = [training.step() for _ in range(BASELINE_STEPS)]
-    base = statistics.median(quiet)
+    training.step()
+    quiet_peak = _peak() - sum(_unshared(pid) for pid in _children())
+    for name in ("first_save_s", "durable_s"):
+        gang.gather(0)
+        cpu, began = _cpu(), time.monotonic()
+        contender.save_now(1 + len(figures))
+        figures[name] = time.monotonic() - began
+        figures["cpu_s"] = _cpu() - cpu
 
-    cpu, began = _cpu(), time.monotonic()
-    contender.save(2)
-    figures["return_s"] = time.monotonic() - began
-    saved = training.digest() if figures else []
-    behind: list[float] = []
-    resumed = time.monotonic()
-    busy = True
-    while busy and len(behind) < STEPS_AT_MOST:
-        behind.append(training.step())
-        busy = not contender.durable()
-    done = time.monotonic()
-    # the digest above is the bench's own work
-    digesting = resumed - began - figures["return_s"]
-    figures["stall_s"] = max(0.0, figures["return_s"] + behind[0] - base)
-    figures["durable_s"] = done - began - digesting if len(behind) > 1 else figures["return_s"]
-    figures["cpu_s"] = _cpu() - cpu
+    base = statistics.median(training.step() for _ in range(BASELINE_STEPS))
     figures["step_s"] = base
-    figures["slowdown"] = statistics.median(behind[1:]) / base if len(behind) > 3 else math.nan
-    figures["save_peak_bytes"] = _peak() - before
+    saved = training.digest()
+    gang.gather(0)
+    began = time.monotonic()
+    contender.save(9)
+    training.wait()
+    figures["return_s"] = time.monotonic() - began
+    behind = [training.step(contender.staged)]
+    while not contender.durable() and len(behind) < STEPS_AT_MOST:
+        behind.append(training.step())
+    figures["beside_s"] = time.monotonic() - began
+    figures["stall_s"] = max(0.0, figures["return_s"] + behind[0] - base)
+    figures["slowdown"] = statistics.median(behind[1:]) / base if len(behind) > 2 else math.nan
+    figures["save_peak_bytes"] = _peak() - quiet_peak
 
-    training.spoil()
+    remade = training.begin_anew()
     gang.gather(0)
     _reset_peak()
     held, cpu, began = _resident(), _cpu(), time.monotonic()
     contender.restore()
+    training.wait()
     gang.gather(0)
     figures["restore_s"] = time.monotonic() - began
     figures["restore_cpu_s"] = _cpu() - cpu
-    figures["restore_peak_bytes"] = _peak() - held
+    figures["restore_peak_bytes"] = _peak() - held - remade
     figures["same"] = float(training.digest() == saved)
     return figures
 
@@ -145,8 +163,12 @@ def _peak() -> int:
 
 
 def _resident() -> int:
-    shared = [_status(pid) for pid in _children()]
-    return _status("self")["VmRSS"] + sum(status["VmRSS"] - status["RssShmem"] for status in shared)
+    return _status("self")["VmRSS"] + sum(_unshared(pid) for pid in _children())
+
+
+def _unshared(pid: str) -> int:
+    status = _status(pid)
+    return status["VmRSS"] - status["RssShmem"]
 
 
 def _cpu() -> float:
@@ -157,18 +179,22 @@ def _cpu() -> float:
     return total
 
 
-def main(name: str, strategy: str, megabytes: str, prefix: str) -> None:
+def main(name: str, strategy: str, megabytes: str, prefix: str, kind: str) -> None:
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo")
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
     gang = Gang(rank, world_size, dist.new_group(backend="gloo") if world_size > 1 else None)
-    training = Training(strategy, float(megabytes), gang)
+    training = Training(strategy, float(megabytes), gang, device)
     training.step()  # the optimizer's state comes into being
     contender = makers([name])[name](training.model, training.optimizer, gang, prefix)
     figures = measure(training, contender, gang)
     contender.close()
     print(json.dumps({**figures, "state_bytes": training.state_bytes}), flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # threads that async_save leaves behind keep an interpreter from ending
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
+import sys
 
-import torch
+from hack.s3server import BUCKET
 from torch import nn
 from torch.optim import Optimizer
 
@@ -13,14 +13,13 @@ from muster_runtime.parallel.gang import Gang
 from muster_runtime.session.persistence import Persistence, RunState
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Tracked
-from s3server import BUCKET
 
 
 class Muster:
     """What a session does at its boundaries."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
-        self._gang = gang
+        self._gang, self._device = gang, next(model.parameters()).device
         self._objects = [Tracked("model", model, "bench"), Tracked("optimizer", optimizer, "bench")]
         self._settings = Settings(
             rank=gang.rank, world_size=gang.world_size, checkpoint=f"s3://{BUCKET}/{prefix}", job_uid="bench"
@@ -33,16 +32,24 @@ class Muster:
         return Persistence(
             self._settings,
             self._gang,
-            torch.device("cpu"),
-            warn=warnings.warn,
+            self._device,
+            warn=_tell,
             landed=lambda saved: self._committed.add(saved.step),
-            troubled=warnings.warn,
+            troubled=_tell,
         )
 
     def save(self, step: int) -> None:
-        run = RunState(step=step, seed=0, world_size=self._gang.world_size, threads=1)
         self._saving = step
-        self._persistence.save(self._objects, run, LossRecord(1, 0, ()), {})
+        self._persistence.save(self._objects, self._run(step), LossRecord(1, 0, ()), {})
+
+    def save_now(self, step: int) -> None:
+        self._persistence.save_now(self._objects, self._run(step), LossRecord(1, 0, ()), {}, finished=False)
+
+    def _run(self, step: int) -> RunState:
+        return RunState(step=step, seed=0, world_size=self._gang.world_size, threads=1)
+
+    def staged(self) -> None:
+        """The copies are on the stream that computes: nothing to wait for."""
 
     def durable(self) -> bool:
         writing, failed = self._gang.sum([float(word) for word in self._persistence.word()])
@@ -54,3 +61,7 @@ class Muster:
 
     def close(self) -> None:
         self._persistence.close()
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -27,8 +27,8 @@ def report(bench: str, figures: Mapping[str, float], targets: Mapping[str, Targe
     print(f"{'figure':<{width}}  {'value':>12}  {'target':>10}  what")
     for name, value in figures.items():
         target = f"≤ {targets[name].at_most:g}" if name in targets else ""
-        missed = name in targets and value > targets[name].at_most
-        print(f"{name:<{width}}  {value:>12,.1f}  {target:>10}  {notes.get(name, '')}{'  MISSED' if missed else ''}")
+        verdict = "" if name not in targets else "  MISSED" if value > targets[name].at_most else "  met"
+        print(f"{name:<{width}}  {value:>12,.1f}  {target:>10}  {notes.get(name, '')}{verdict}")
     limits = {name: {"at_most": target.at_most} for name, target in targets.items()}
     print(json.dumps({"bench": bench, "figures": dict(figures), "targets": limits, "met": met}))
     return met

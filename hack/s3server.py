@@ -1,4 +1,4 @@
-"""A real S3 server for tests: versitygw on a free port of this machine, its objects in a folder."""
+"""A real S3 server for tests and benchmarks: versitygw on a free port of this machine, its objects in a folder."""
 
 from __future__ import annotations
 
@@ -27,9 +27,18 @@ class S3Server:
 
     access_key, secret_key = ACCESS_KEY, SECRET_KEY
 
-    def __init__(self, folder: Path, certificate: tuple[Path, Path] | None = None) -> None:
-        """`certificate` and its private key, both PEM: the server speaks TLS."""
-        self.folder, self._certificate = folder, certificate
+    def __init__(
+        self,
+        folder: Path,
+        certificate: tuple[Path, Path] | None = None,
+        *,
+        log: Path | None = None,
+        niceness: int = 0,
+    ) -> None:
+        """`certificate` and its private key, both PEM: the server speaks TLS. `log` gets a line of each request.
+        `niceness` above 0: it gives way to everything else on this machine.
+        """
+        self.folder, self._certificate, self._log, self._niceness = folder, certificate, log, niceness
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port: int = probe.getsockname()[1]
@@ -49,9 +58,11 @@ class S3Server:
     def start(self) -> None:
         """Returns when it listens; RuntimeError when it does not."""
         where = f"127.0.0.1:{self._port}"
-        command = [str(build.program("versitygw")), "--port", where, "--quiet"]
+        command = ["nice", "-n", str(self._niceness), str(build.program("versitygw")), "--port", where, "--quiet"]
         if self._certificate is not None:
             command += ["--cert", str(self._certificate[0]), "--key", str(self._certificate[1])]
+        if self._log is not None:
+            command += ["--access-log", str(self._log)]
         command += ["posix", str(self.folder)]
         keys = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
         self._process = subprocess.Popen(command, env={**os.environ, **keys}, stdout=subprocess.DEVNULL)
@@ -74,11 +85,13 @@ class S3Server:
 
 
 @contextmanager
-def serving(folder: Path, certificate: tuple[Path, Path] | None = None) -> Iterator[S3Server]:
+def serving(
+    folder: Path, certificate: tuple[Path, Path] | None = None, *, log: Path | None = None, niceness: int = 0
+) -> Iterator[S3Server]:
     """The server on an empty bucket below `folder`, which must exist."""
     build.ensure(["versitygw"], Progress())
     (folder / BUCKET).mkdir()
-    server = S3Server(folder, certificate)
+    server = S3Server(folder, certificate, log=log, niceness=niceness)
     server.start()
     try:
         yield server

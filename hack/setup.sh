@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Brings uv (when missing) and the locked Python environment in .venv. Safe to run again; quick when nothing changed.
+# Arguments go to `uv sync` (`--group bench`).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -40,7 +41,7 @@ else
 fi
 
 started=$SECONDS
-"$uv" sync --quiet --locked --python "$python"
+"$uv" sync --quiet --locked --python "$python" "$@"
 if ((SECONDS - started > 5)); then
     echo "muster: Python environment ready in .venv ($((SECONDS - started)) s)"
 fi
