@@ -57,6 +57,8 @@ class Bystanders:
 
 def _alike(round_: Round, starting: Starting) -> list[list[int]]:
     """Jobs that lack quota in use, those of one queue, kind and priority together, that with the least work first."""
+    if not starting.short:
+        return []
     jobs = round_.snapshot.jobs
     rows = np.array(list(starting.short), dtype=np.int64)
     if round_.policy.fairness:

@@ -34,6 +34,8 @@ def mend_promises(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Repla
     A lacking spare of a promise is not looked for: it is found when the gang runs.
     """
     rows = [*reserved_by_rank(snapshot), *moving(snapshot)]
+    if not rows:
+        return snapshot, ()
     broken = [row for row in rows if not _stands(snapshot, row, promised_nodes(snapshot, row)).all()]
     strangers = _overdrawn_by_strangers(snapshot, rows)
     if not broken and not strangers.any():

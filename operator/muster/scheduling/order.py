@@ -55,7 +55,8 @@ class Ordering:
     def __init__(self, snapshot: Snapshot, left_out: Collection[int] = ()) -> None:
         """`left_out`: rows of pending jobs that are not to be given out."""
         self._jobs = snapshot.jobs
-        self._oldest: list[bool] = (ages(snapshot) >= AGE_STEPS).tolist()
+        steps = ages(snapshot)
+        self._oldest: list[bool] = (steps >= AGE_STEPS).tolist()
         self._run: tuple[int, int] | None = None
         self._used = 0
         self.passed: set[int] = set()
@@ -67,7 +68,7 @@ class Ordering:
             self._alone = pending.tolist()  # nobody to be compared with
             return
         self._parts = parts(snapshot) * _WHOLE
-        self._lines = _Lines(snapshot, self._parts, np.flatnonzero(~out))
+        self._lines = _Lines(snapshot, self._parts, steps, np.flatnonzero(~out))
         self._tree = _Branches(snapshot, self._lines)
 
     def __iter__(self) -> Iterator[int]:
@@ -147,11 +148,11 @@ class _Lines:
         without_queue: rows of pending jobs whose queue does not exist, first in rank first.
     """
 
-    def __init__(self, snapshot: Snapshot, share_of: Seconds, counted: Int) -> None:
+    def __init__(self, snapshot: Snapshot, share_of: Seconds, steps: Int, counted: Int) -> None:
         jobs = snapshot.jobs
         ranks = np.empty(len(jobs.uids), dtype=np.int64)
         ranks[in_order((jobs.submitted, slacks(snapshot)), jobs.uids, counted)] = np.arange(len(counted))
-        classes = classes_of(snapshot)
+        classes = classes_of(snapshot, steps)
         keys = [key[counted] for key in (*_within(snapshot, ranks), classes, jobs.queues)]
         rows = counted[np.lexsort(keys)]
         first = int(np.searchsorted(jobs.queues[rows], 0))
@@ -212,6 +213,21 @@ def _only_siblings(parents: Index) -> bool:
     return int(roots.sum()) == 1 and bool((parents[~roots] == int(np.flatnonzero(roots)[0])).all())
 
 
+class _Branch:
+    """
+    Attributes:
+        row: see `_Branches`.
+        held: by flavour and resource, the part of the cluster that its jobs hold so far.
+        share: the largest of those; `used` what it has had, and `weighed` both by its weight.
+    """
+
+    __slots__ = ("held", "row", "share", "used", "weighed", "weight")
+
+    def __init__(self, row: int, used: float, weight: float, width: int) -> None:
+        self.row, self.used, self.weight = row, used, weight
+        self.held, self.share, self.weighed = [0] * width, 0, used / weight
+
+
 class _Branches:
     """The tree above the lines: at each branch a heap of what is below it, by the first job and the share of each.
 
@@ -228,18 +244,18 @@ class _Branches:
         self._ways = {line: _way(parents, line, count if line in inner else 0) for line in lines.at}
         self._line_of = {way[0]: line for line, way in self._ways.items()}
         branches = {branch for way in self._ways.values() for branch in way}
-        zeros = [0] * (len(snapshot.flavours) * self._width)
-        self._held = {branch: zeros.copy() for branch in branches}
-        self._share = dict.fromkeys(branches, 0)
-        used = (queues.shares_used * _WHOLE).tolist()
-        self._used = {branch: used[branch] if branch < count else 0.0 for branch in branches}
-        weights = queues.weights.tolist()
-        self._weights = {branch: weights[branch] if branch < count else 1.0 for branch in branches}
-        self._weighed = {branch: self._used[branch] / self._weights[branch] for branch in branches}
+        width = len(snapshot.flavours) * self._width
+        used, weights = (queues.shares_used * _WHOLE).tolist(), queues.weights.tolist()
         self._heaps: dict[int, list[_Key]] = {branch: [] for branch in (*branches, NONE)}
         self._top = self._heaps[NONE]
+        known = {
+            branch: _Branch(branch, used[branch], weights[branch], width)
+            if branch < count
+            else _Branch(branch, 0.0, 1.0, width)
+            for branch in branches
+        }
         self._steps = {
-            line: [(branch, self._heaps[above]) for branch, above in zip(way, (*way[1:], NONE), strict=True)]
+            line: [(known[branch], self._heaps[above]) for branch, above in zip(way, (*way[1:], NONE), strict=True)]
             for line, way in self._ways.items()
         }
         self._fill()
@@ -275,7 +291,7 @@ class _Branches:
 
     def renew(self, line: int) -> None:
         """Put the queue that was first where it belongs now, and all branches above it."""
-        lines, weighed = self._lines, self._weighed
+        lines = self._lines
         at = lines.at[line]
         some = at < lines.end[line]
         if some and at in lines.carried:
@@ -283,7 +299,7 @@ class _Branches:
         class_, rank = (lines.classes[at], lines.ranks[at]) if some else (0, 0)
         for branch, heap in self._steps[line]:
             if some:
-                heapreplace(heap, (class_, weighed[branch], rank, branch))
+                heapreplace(heap, (class_, branch.weighed, rank, branch.row))
                 class_, _, rank, _ = heap[0]
             else:
                 heappop(heap)
@@ -294,15 +310,17 @@ class _Branches:
     def charge(self, line: int, flavour: int, amounts: Sequence[int]) -> None:
         """Add parts of the cluster to the shares of the queue and all branches above it."""
         begin = flavour * self._width
-        for branch in self._ways[line]:
-            held, share = self._held[branch], self._share[branch]
-            for index, amount in enumerate(amounts, begin):
-                if amount:
-                    total = held[index] = held[index] + amount
-                    if total > share:
-                        share = total
-            self._share[branch] = share
-            self._weighed[branch] = (self._used[branch] + share) / self._weights[branch]
+        for branch, _ in self._steps[line]:
+            held = branch.held
+            share = before = branch.share
+            index = begin
+            for amount in amounts:
+                total = held[index] = held[index] + amount
+                if total > share:
+                    share = total
+                index += 1
+            if share > before:
+                branch.share, branch.weighed = share, (branch.used + share) / branch.weight
 
     def _charge_carried(self, line: int, at: int) -> None:
         for flavour, amounts in self._lines.carried.pop(at):
@@ -313,7 +331,7 @@ class _Branches:
         for line, at in self._lines.at.items():
             if at in self._lines.carried:
                 self._charge_carried(line, at)
-        above = {branch: heap for steps in self._steps.values() for branch, heap in steps}
+        above = {branch.row: (branch, heap) for steps in self._steps.values() for branch, heap in steps}
         depth = {branch: at for way in self._ways.values() for at, branch in enumerate(reversed(way))}
         for branch in sorted(above, key=lambda branch: (-depth[branch], branch)):
             of_jobs = self._line_of.get(branch)
@@ -324,7 +342,8 @@ class _Branches:
                 heap = self._heaps[branch]
                 heapify(heap)
                 found = (heap[0][0], heap[0][2])
-            above[branch].append((found[0], self._weighed[branch], found[1], branch))
+            known, heap = above[branch]
+            heap.append((found[0], known.weighed, found[1], branch))
         heapify(self._top)
 
 

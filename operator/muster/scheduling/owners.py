@@ -102,14 +102,22 @@ class Owners:
         """Look again at what the waiting jobs of a queue want within its nominal."""
         _charge(ledger, queue, claims.pop(queue, {}), -1)
         sums: dict[int, dict[int, int]] = {}
+        own: dict[int, list[int]] = {}
         served, promised = self._round.served, self._round.promised
         for row, flavour, need in self._wanted_in(queue):
             if row in served:
                 continue
-            so_far = sums.get(flavour)
-            whole = [(resource, amount + so_far.get(resource, 0)) for resource, amount in need] if so_far else need
-            if promised.within(queue, flavour, whole):
-                sums.setdefault(flavour, {}).update(whole)
+            left = own.get(flavour)
+            if left is None:
+                left = own[flavour] = promised.left_within(queue, flavour)
+            for resource, amount in need:
+                if amount > left[resource]:
+                    break
+            else:
+                so_far = sums.setdefault(flavour, {})
+                for resource, amount in need:
+                    left[resource] -= amount
+                    so_far[resource] = so_far.get(resource, 0) + amount
         if sums:
             claims[queue] = {flavour: tuple(each.items()) for flavour, each in sums.items()}
             _charge(ledger, queue, claims[queue], 1)

@@ -70,9 +70,9 @@ def pack(room: Int, need: int) -> Int:
     given = np.zeros(len(room), dtype=np.int64)
     if not need:
         return given
-    holds = np.flatnonzero(room >= need)
-    if holds.size:
-        given[holds[np.argmin(room[holds])]] = need
+    (holds,) = (room >= need).nonzero()
+    if len(holds):
+        given[holds[room[holds].argmin()]] = need
         return given
     return share_out(
         np.array([need], dtype=np.int64), room, np.zeros(1, dtype=np.int64), np.zeros(len(room), dtype=np.bool_)
@@ -81,7 +81,7 @@ def pack(room: Int, need: int) -> Int:
 
 def fill_broken_first(room: Int, whole: Mask, need: int) -> Int:
     """Use up what is in use already, and break into as few untouched (`whole`) ones as possible."""
-    some = np.flatnonzero(room != 0)
+    (some,) = (room != 0).nonzero()
     given = np.zeros(len(room), dtype=np.int64)
     given[some] = _fill(room[some], whole[some], need)
     return given

@@ -40,6 +40,8 @@ def fits(tree: Tree, prefix: Int, gang: Gang) -> bool:
         return gang.level != NONE and bool(holding(tree, prefix, gang, gang.level).any())
     if int(prefix[-1]) < gang.total:
         return False
+    if not gang.shape.slices and gang.shape.balanced == NONE:
+        return True
     return any(int(room.prefixes[0][-1]) >= room.needed for room in counted(tree, prefix, gang, NONE))
 
 
@@ -76,7 +78,7 @@ def _holding(tree: Tree, room: Counted, gang: Gang, level: int) -> Mask:
 def place(tree: Tree, slots: Int, prefix: Int, gang: Gang, *, whole: Mask, spared: Mask | None) -> Int | None:
     """How many workers, spares included, each place gets; None if no valid placement exists. See `locate`."""
     chosen = _choose(tree, slots, prefix, gang, whole, spared)
-    return None if chosen is None else chosen[0] + chosen[1]
+    return None if chosen is None else sum(chosen[1:], chosen[0])
 
 
 def locate(tree: Tree, slots: Int, prefix: Int, gang: Gang, *, whole: Mask, spared: Mask | None) -> Int | None:
@@ -91,8 +93,15 @@ def locate(tree: Tree, slots: Int, prefix: Int, gang: Gang, *, whole: Mask, spar
     chosen = _choose(tree, slots, prefix, gang, whole, spared)
     if chosen is None:
         return None
-    used = [(np.flatnonzero(taken != 0), taken) for taken in chosen]
-    return np.concatenate([np.repeat(places, taken[places]) for places, taken in used])
+    ranks = [_each(taken) for taken in chosen]
+    return np.concatenate(ranks) if len(ranks) > 1 else ranks[0]
+
+
+def _each(taken: Int) -> Int:
+    """The place of each of those that are taken, in tree order."""
+    places = (taken != 0).nonzero()[0]
+    each: Int = places.repeat(taken[places])
+    return each
 
 
 @dataclass(frozen=True)
@@ -107,8 +116,8 @@ class _Site:
 
 def _choose(
     tree: Tree, slots: Int, prefix: Int, gang: Gang, whole: Mask, spared: Mask | None
-) -> tuple[Int, Int] | None:
-    """How many of the gang's workers, and how many spares, each place gets."""
+) -> tuple[Int, ...] | None:
+    """How many of the gang's workers, and, if it has any, how many spares, each place gets."""
     pools = [(slots, prefix)]
     if spared is not None and spared.any():
         kept = np.where(spared, 0, slots)
@@ -152,7 +161,7 @@ def _tightest(tree: Tree, prefix: Int, level: int, fitting: Int) -> int:
     return int(fitting[0])
 
 
-def _settle(tree: Tree, slots: Int, site: _Site, gang: Gang) -> tuple[Int, Int]:
+def _settle(tree: Tree, slots: Int, site: _Site, gang: Gang) -> tuple[Int, ...]:
     """Pack the gang into a site that holds it, then its spares beside it."""
     room, spares = site.room, gang.shape.spares
     start, end = np.array([site.start]), np.array([site.end])
@@ -162,7 +171,7 @@ def _settle(tree: Tree, slots: Int, site: _Site, gang: Gang) -> tuple[Int, Int]:
         return _part(taken, spares)
     taken = _unfold(tree, room, spread(tree, room.prefixes[0], start, end, *_needed(room, site.level)))
     if not spares:
-        return taken, np.zeros_like(taken)
+        return (taken,)
     left = prefix_sums(slots - taken)
     return taken, spread(tree, left, start, end, np.array([spares]), site.level, tree.depth)
 
@@ -220,7 +229,7 @@ def _ranges(first: Int, last: Int) -> tuple[Int, Int]:
     return np.arange(int(lengths.sum())) + np.repeat(first - begins, lengths), begins
 
 
-def _anywhere(tree: Tree, pools: list[tuple[Int, Int]], gang: Gang, whole: Mask) -> tuple[Int, Int] | None:
+def _anywhere(tree: Tree, pools: list[tuple[Int, Int]], gang: Gang, whole: Mask) -> tuple[Int, ...] | None:
     """Where the gang as a whole may lie anywhere: what is in use already is used up first."""
     if not gang.shape.slices and gang.shape.balanced == NONE:
         if int(pools[-1][1][-1]) < gang.total:
@@ -233,7 +242,7 @@ def _anywhere(tree: Tree, pools: list[tuple[Int, Int]], gang: Gang, whole: Mask)
     return None
 
 
-def _scatter(tree: Tree, slots: Int, room: Counted, gang: Gang, whole: Mask) -> tuple[Int, Int]:
+def _scatter(tree: Tree, slots: Int, room: Counted, gang: Gang, whole: Mask) -> tuple[Int, ...]:
     """Slices anywhere: domains that are in use already first; spares likewise, on what is left."""
     level = room.grains[0].level
     units = np.diff(room.prefixes[0])
@@ -242,13 +251,15 @@ def _scatter(tree: Tree, slots: Int, room: Counted, gang: Gang, whole: Mask) -> 
     anchored = np.zeros(len(slots), dtype=np.bool_)
     anchored[starts] = untouched[ends] - untouched[starts] == ends - starts
     taken = _unfold(tree, room, fill_broken_first(units, anchored, room.needed))
-    spares = gang.shape.spares
-    left = slots - taken
-    return taken, fill_broken_first(left, whole & (taken == 0), spares) if spares else np.zeros_like(taken)
+    if not gang.shape.spares:
+        return (taken,)
+    return taken, fill_broken_first(slots - taken, whole & (taken == 0), gang.shape.spares)
 
 
 def _fill_pools(pools: list[Int], whole: Mask, size: int) -> Int:
     """Fill the first pool before the next is touched; each pool holds the ones before it."""
+    if len(pools) == 1:
+        return fill_broken_first(pools[0], whole, size)
     taken = np.zeros(len(whole), dtype=np.int64)
     for pool in pools:
         if not size:
@@ -260,10 +271,10 @@ def _fill_pools(pools: list[Int], whole: Mask, size: int) -> Int:
     return taken
 
 
-def _part(taken: Int, spares: int) -> tuple[Int, Int]:
+def _part(taken: Int, spares: int) -> tuple[Int, ...]:
     """The last workers in tree order are the spares."""
     if not spares:
-        return taken, np.zeros_like(taken)
+        return (taken,)
     behind = np.maximum(np.cumsum(taken) - (int(taken.sum()) - spares), 0)
     last = np.minimum(taken, behind)
     return taken - last, last

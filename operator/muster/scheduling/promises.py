@@ -88,7 +88,7 @@ def victims_of(snapshot: Snapshot, job: int) -> list[int]:
 def reserved_by_rank(snapshot: Snapshot) -> list[int]:
     """Rows of the jobs that wait for the room that is promised to them, first in rank first."""
     jobs = snapshot.jobs
-    rows = np.flatnonzero(jobs.states == JobState.RESERVED).tolist()
+    rows = (jobs.states == int(JobState.RESERVED)).nonzero()[0].tolist()
     return sorted(rows, key=lambda job: (-int(jobs.priorities[job]), float(jobs.submitted[job]), jobs.uids[job]))
 
 

@@ -219,6 +219,12 @@ class Ledger:
                 return False
         return True
 
+    def left_within(self, queue: int, flavour: int) -> list[int]:
+        """R, what the queue's jobs have left of its own nominal, whether or not that is free now."""
+        first, free, by_jobs = self._at(queue, flavour, 0), self._free, self._by_jobs
+        places = range(first, first + self._resources)
+        return [_FREE if free[at] else self._named(at) - by_jobs.get(at, 0) for at in places]
+
     def excess(self, queue: int, flavour: int, resource: int) -> int:
         """What the queue uses beyond nominal + borrowing limit, since a limit was lowered under use."""
         at = self._at(queue, flavour, resource)

@@ -75,9 +75,9 @@ def slacks(snapshot: Snapshot) -> Seconds:
     return np.where(hurries, slack, np.inf)
 
 
-def classes_of(snapshot: Snapshot) -> Int:
-    """J, the smaller the higher priority and, of equal ones, age."""
-    classes: Int = -(snapshot.jobs.priorities.astype(np.int64) * (AGE_STEPS + 1) + ages(snapshot))
+def classes_of(snapshot: Snapshot, steps: Int) -> Int:
+    """J, the smaller the higher priority and, of equal ones, age. `steps` is of `ages`."""
+    classes: Int = -(snapshot.jobs.priorities.astype(np.int64) * (AGE_STEPS + 1) + steps)
     return classes
 
 

@@ -6,6 +6,7 @@ on each node) are counted once a worker and afterwards only on the nodes that we
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -44,7 +45,7 @@ class Taken:
     @classmethod
     def of(cls, counts: Int) -> Taken:
         """From N, the workers of each place."""
-        places = np.flatnonzero(counts != 0)  # of a mask it is several times as fast
+        (places,) = (counts != 0).nonzero()  # of a mask it is several times as fast
         return cls(places, counts[places])
 
 
@@ -213,12 +214,7 @@ class Room:
         candidates = self.candidates(worker)
         if places is None:
             return count_slots(room, self._workers[worker], candidates)
-        counts = np.full(len(places), _MANY, dtype=np.int64)
-        for resource, amount in self._workers[worker].asks:
-            np.minimum(counts, room[resource, places] // amount, out=counts)
-        np.maximum(counts, 0, out=counts)
-        counts[~candidates[places]] = 0
-        return counts
+        return count_slots([row[places] for row in room], self._workers[worker], candidates[places])
 
     @cached_property
     def _alike_when_empty(self) -> tuple[Int, Int]:
@@ -254,8 +250,8 @@ class Room:
         places = taken.places
         for resource, amount in self._workers[worker].asks:
             used = taken.workers * amount
-            self.free[resource, places] -= used
-            self.open[resource, places] -= used
+            for row in (self.free[resource], self.open[resource]):
+                row[places] -= used
         self._touch(places)
 
     def keep(self, worker: int, where: Mask) -> Mask | None:
@@ -315,12 +311,14 @@ def by_resource(table: Int, order: Int) -> Int:
     return np.stack([row[order] for row in rows])
 
 
-def count_slots(room: Int, worker: Worker, candidates: Mask) -> Int:
+def count_slots(room: Int | Sequence[Int], worker: Worker, candidates: Mask) -> Int:
     """How many workers fit on each place of `room` (R x N); 0 where it is no candidate or a resource is overdrawn."""
-    slots = np.full(room.shape[1], _MANY, dtype=np.int64)
-    each = np.empty_like(slots)
+    slots: Int | None = None
     for resource, amount in worker.asks:
-        np.minimum(slots, np.floor_divide(room[resource], amount, out=each), out=slots)
+        each: Int = room[resource] // amount
+        slots = each if slots is None else np.minimum(slots, each, out=slots)
+    if slots is None:
+        return np.where(candidates, _MANY, 0)
     np.maximum(slots, 0, out=slots)
-    slots[~candidates] = 0
+    slots *= candidates
     return slots

@@ -328,6 +328,6 @@ def _firm_use(snapshot: Snapshot) -> Int:
     """Q x V x R, what jobs hold, or are promised, that cannot give it back."""
     jobs = snapshot.jobs
     firm = np.zeros_like(snapshot.queues.nominal)
-    rows = np.flatnonzero((jobs.states != JobState.PENDING) & ~jobs.terms.preemptible & (jobs.queues != NONE))
+    rows = np.flatnonzero((jobs.states != int(JobState.PENDING)) & ~jobs.terms.preemptible & (jobs.queues != NONE))
     np.add.at(firm, (jobs.queues[rows], jobs.flavours[rows]), jobs.held[rows])
     return firm

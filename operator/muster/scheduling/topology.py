@@ -160,5 +160,5 @@ def _freeze(layout: _Layout) -> None:
 def prefix_sums(counts: Int) -> Int:
     """Length N + 1, starting with 0."""
     prefix = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=prefix[1:])
+    counts.cumsum(out=prefix[1:])
     return prefix

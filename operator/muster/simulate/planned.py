@@ -34,6 +34,8 @@ from muster.simulate.shares import Usage, planner_queues
 from muster.simulate.workload import Workload
 from muster.simulate.world import State, World
 
+_ENOUGH: Final = np.iinfo(np.int32).max
+"""Preemptions that a job may have."""
 _NOWHERE: Final[Index] = np.empty(0, dtype=np.int32)
 
 
@@ -129,7 +131,8 @@ class Planned:
         count = len(rows)
         left = self._limits(world, rows)
         limit = left + np.where(world.epoch[rows] > 0, world.costs.restart, 0.0)
-        ran_before = world.epoch[rows] > np.isin(world.state[rows], (State.RUNNING, State.LEAVING))
+        holds = (world.state[rows] == int(State.RUNNING)) | (world.state[rows] == int(State.LEAVING))
+        ran_before = world.epoch[rows] > holds
         return Terms(
             preemptible=self._workload.trace.preemptible[rows],
             shapes=(PLAIN,) * count,
@@ -166,7 +169,7 @@ class Planned:
             grace=np.full(count, world.costs.grace),
             ends=bound,
             bound=bound,
-            budget=np.full(count, np.iinfo(np.int32).max, dtype=np.int32),
+            budget=np.full(count, _ENOUGH, dtype=np.int32),
             yields=yields,
             beneficiary=_beneficiaries(world, rows),
             promised_first=None if moves is None else moves[0],

@@ -164,7 +164,8 @@ class World:
     def jobs_in(self, *states: State) -> Int:
         """Jobs in these states, in order of submission."""
         present = np.fromiter(self.present, dtype=np.int64, count=len(self.present))
-        chosen: Int = present[np.isin(self.state[present], states)]
+        state = self.state[present]
+        chosen: Int = present[np.logical_or.reduce([state == int(each) for each in states])]
         return chosen
 
     def _safe(self, worked: float) -> float:
