@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from muster.scheduling.snapshot import FOREVER, NONE, Index
 
@@ -134,9 +135,8 @@ class Almost:
     lacking: int
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A job that stays in its queue, and what it lacks.
+class Waiting(NamedTuple):
+    """A job that stays in its queue, and what it lacks. A tuple: thousands are made in one plan.
 
     Attributes:
         position: place in the order of its queue, from 1.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -282,8 +281,8 @@ def test_a_message_names_who_is_in_the_way_and_the_largest_holders() -> None:
     names = {uid: f"research/{uid}" for uid in "abcdef"}
     waiting = Waiting("z", WaitReason.QUOTA_EXCEEDED, "nobody may be asked", 1, holders=tuple("abcde"))
     assert planning.blockers(waiting, names) == "nobody may be asked: research/a, research/b, research/c and 2 more"
-    assert planning.blockers(replace(waiting, holders=("f",)), names) == "nobody may be asked: research/f"
-    assert planning.blockers(replace(waiting, holders=("x",)), names) == "nobody may be asked", "an orphan has no name"
-    assert planning.blockers(replace(waiting, holders=(), blocker="b"), names) == (
+    assert planning.blockers(waiting._replace(holders=("f",)), names) == "nobody may be asked: research/f"
+    assert planning.blockers(waiting._replace(holders=("x",)), names) == "nobody may be asked", "an orphan has no name"
+    assert planning.blockers(waiting._replace(holders=(), blocker="b"), names) == (
         "nobody may be asked (kept for research/b)"
     )
