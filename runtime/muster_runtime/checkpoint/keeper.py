@@ -142,7 +142,7 @@ class Keeper:
         """Loads one checkpoint, of this or another run."""
         moving = self._transfers if store is self._store else transfers(store)
         try:
-            reader = Reader(moving, found.manifest)
+            reader = Reader(moving, found.manifest, self._gang)
             table = prepare(found, reader)
             with _plain_errors():
                 planned_load(

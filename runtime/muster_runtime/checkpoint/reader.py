@@ -1,6 +1,7 @@
 """Reads a checkpoint back into tensors of any sharding. Every file that is used is checked against its CRC-32.
 
 Files come in whole, a few at once, into a window of the shared memory, and go from there into the tensors' own memory.
+What several ranks of one node need, one of them fetches; the others read it in that one's window.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from torch.futures import Future
 from muster_protocol.manifest import Manifest, ShardFile
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_runtime.checkpoint.layout import Place, metadata_from_json
+from muster_runtime.checkpoint.node import gang_of, node, windows
 from muster_runtime.checkpoint.transfers import Transfers
 from muster_runtime.errors import CorruptCheckpointError, StorageError
+from muster_runtime.parallel.gang import Gang
 
 WINDOW: Final = 4
 """Files on their way at once; their memory is all that a restore takes beside the tensors themselves."""
@@ -49,9 +52,9 @@ class _Wanted:
 class Reader(StorageReader):
     """One restore of one manifest."""
 
-    def __init__(self, transfers: Transfers, manifest: Manifest) -> None:
+    def __init__(self, transfers: Transfers, manifest: Manifest, gang: Gang) -> None:
         super().__init__()
-        self._transfers, self._manifest = transfers, manifest
+        self._transfers, self._manifest, self._gang = transfers, manifest, gang
         self.metadata, self._places = metadata_from_json(manifest)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -75,7 +78,7 @@ class Reader(StorageReader):
             place = self._places[item.storage_index]
             if place.length:
                 by_file[place.file].append(self._wanted(item, planner, place))
-        self._fetch(dict(sorted(by_file.items())))
+        self._fetch_with_neighbours(dict(sorted(by_file.items())))
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -98,6 +101,65 @@ class Reader(StorageReader):
             planner.commit_tensor(item, target)
 
         return _Wanted(_as_bytes(whole), place.at, copy)
+
+    def _fetch_with_neighbours(self, by_file: dict[int, list[_Wanted]]) -> None:
+        """Collective. Alone where no other rank of this node needs one of the files."""
+        here = node()
+        everyone = enumerate(self._gang.gather((here, set(by_file))))
+        ranks = [(rank, files) for rank, (there, files) in everyone if there == here]
+        needed = set().union(*(files for _, files in ranks))
+        if len(needed) == sum(len(files) for _, files in ranks):
+            return self._fetch(by_file)
+        with gang_of([rank for rank, _ in ranks]) as neighbours:
+            slot = max(self._manifest.files[index].size for index in needed)
+            self._transfers.memory.reserve(WINDOW * slot)
+            seen = windows(self._transfers.memory, neighbours)
+            if seen is None:
+                return self._fetch(by_file)
+            return self._share(sorted(needed), by_file, neighbours, seen, slot)
+
+    def _share(
+        self,
+        needed: list[int],
+        by_file: dict[int, list[_Wanted]],
+        neighbours: Gang,
+        seen: list[torch.Tensor],
+        slot: int,
+    ) -> None:
+        """In batches, which use one half of the windows and the other in turn: while one is read, the next comes in."""
+        files, width = self._manifest.files, neighbours.world_size
+        deep = WINDOW // 2
+        batches = [needed[at : at + deep * width] for at in range(0, len(needed), deep * width)]
+
+        def place(number: int, position: int) -> int:
+            return (number % 2 * deep + position // width) * slot
+
+        def begin(number: int) -> list[tuple[int, int, Task[None]]]:
+            positions = range(neighbours.rank, len(batches[number]), width)
+            own = [(batches[number][position], place(number, position)) for position in positions]
+            return [(index, at, self._transfers.fetch(files[index], at)) for index, at in own]
+
+        under_way = begin(0)
+        for number, batch in enumerate(batches):
+            # From here on the batch is in the windows, and nobody reads the one before any more.
+            failures = [each for each in neighbours.gather(self._settle_all(under_way)) if each is not None]
+            if failures:
+                raise failures[0]
+            under_way = begin(number + 1) if number + 1 < len(batches) else []
+            for position, index in enumerate(batch):
+                at = place(number, position)
+                for wanted in by_file.pop(index, ()):
+                    wanted.take(seen[position % width][at : at + files[index].size])
+        neighbours.gather(None)  # nobody reads in this rank's memory any more
+
+    def _settle_all(self, under_way: list[tuple[int, int, Task[None]]]) -> Exception | None:
+        failure: Exception | None = None
+        for index, at, task in under_way:
+            try:
+                self._settle(self._manifest.files[index], at, task)
+            except (StorageError, CorruptCheckpointError) as error:
+                failure = failure or error
+        return failure
 
     def _fetch(self, by_file: dict[int, list[_Wanted]]) -> None:
         files = self._manifest.files

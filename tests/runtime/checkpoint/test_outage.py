@@ -47,7 +47,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settle(transfers: Any) -> None:
-    made = Reader(transfers, Manifest(1, 1, 0, "", (FILE,), {"tensors": {}}, 1, 0.0))
+    made = Reader(transfers, Manifest(1, 1, 0, "", (FILE,), {"tensors": {}}, 1, 0.0), Gang())
     made._settle(FILE, 0, transfers.fetch(FILE, 0))
 
 

@@ -1,0 +1,79 @@
+"""Ranks of one node fetch what they all need once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hack.s3server import serving
+
+pytestmark = pytest.mark.runtime
+RANKS: Final = 3
+SCRIPT: Final = """
+import os, sys
+import torch, torch.distributed as dist
+from muster_protocol.checkpoints.retention import Retention
+from muster_runtime.checkpoint import transfers
+from muster_runtime.checkpoint.keeper import Keeper
+from muster_runtime.checkpoint.store import open_store
+from muster_runtime.parallel.gang import Gang
+
+transfers.SMALLEST_PIECE = 1 << 14
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+gang = Gang(rank, dist.get_world_size(), dist.group.WORLD)
+torch.manual_seed(0)
+shared = {f"weight.{number}": torch.rand(100, 100) for number in range(20)}
+table = {**shared, f"own.{rank}": torch.full((100,), float(rank))}
+
+
+def opened():
+    store = open_store("s3://models/run")
+    keeper = Keeper(store, gang, owner="job", job="job", retention=Retention(), warn=print)
+    keeper.claim()
+    return keeper
+
+
+keeper = opened()
+keeper.begin(table, step=1, trees={}, run={})
+keeper.wait()
+keeper.close()
+found = {name: torch.empty_like(tensor) for name, tensor in table.items()}
+keeper = opened()
+assert keeper.restore(lambda *_: found) is not None
+keeper.close()
+assert all(found[name].equal(tensor) for name, tensor in table.items())
+dist.destroy_process_group()
+"""
+
+
+def run_gang(environment: dict[str, str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS)}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", SCRIPT], env={**os.environ, **environment, **where, "RANK": str(rank)})
+        for rank in range(RANKS)
+    ]
+    assert [rank.wait() for rank in ranks] == [0] * RANKS
+
+
+def test_what_all_ranks_need_comes_from_s3_once(tmp_path: Path) -> None:
+    log, objects = tmp_path / "requests.log", tmp_path / "objects"
+    objects.mkdir()
+    with serving(objects, log=log) as server:
+        run_gang(server.environment())
+        stored = {str(path.relative_to(objects / "models")) for path in objects.rglob("*.bin")}
+    requests = [line.split() for line in log.read_text().splitlines()[1:]]
+    assert len(stored) > 2 * RANKS
+    for kind in ("s3_PutObject", "s3_GetObject"):
+        assert Counter(each[8] for each in requests if each[7] == kind and each[8] in stored) == dict.fromkeys(
+            stored, 1
+        )
