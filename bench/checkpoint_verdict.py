@@ -30,7 +30,7 @@ def table(title: str, medians: Mapping[str, Figures]) -> None:
             f"{f['cpu_s'] / size * 1e9:.1f}",
             f"{100 * (f['slowdown'] - 1):.0f} %" if beside else "",
             f"{f['save_peak_bytes'] / size:.2f}",
-            f"{f['sent']:.3f}",
+            f"{f['sent']:.3f}" if f["sent"] else "",  # the server's log has no size of an upload's parts
             f"{size / 1e6 / f['restore_s']:.0f}",
             f"{f['restore_cpu_s'] / size * 1e9:.1f}",
             f"{f['restore_peak_bytes'] / size:.2f}" if name != "put_object" else "",
