@@ -17,7 +17,7 @@ from muster.scheduling.backfill import delays, guard
 from muster.scheduling.expected import Lacking, expected_starts
 from muster.scheduling.kinds import Kinds
 from muster.scheduling.quota import Ledger
-from muster.scheduling.room import Room
+from muster.scheduling.room import Room, Taken
 from muster.scheduling.snapshot import Jobs, JobState, Runs, Snapshot, TopologyMode
 from muster.scheduling.timeline import Timeline
 from muster.scheduling.topology import Tree
@@ -105,8 +105,8 @@ def main() -> int:
     timeline = Timeline(base, tree)
     reservation = timeline.reserve(room, gang, worker)
     watched = guard(timeline, tree, room, gang, worker, reservation)
-    newcomer, taken = workers[kinds.gang(kinds.of[int(waiting[1])]).worker], np.zeros(asked.nodes, dtype=np.int64)
-    taken[:4] = 1
+    newcomer = workers[kinds.gang(kinds.of[int(waiting[1])]).worker]
+    taken = Taken(np.arange(4, dtype=np.int64), np.ones(4, dtype=np.int64))
     short, pools = np.arange(len(waiting)) % 2 == 0, np.arange(len(base.queues.names))
     lacking = Lacking(waiting, short, pools, ledger.available, ledger.available)
     figures = {
