@@ -77,6 +77,12 @@ CHECKPOINT_KEEP_BEST: Final = "MUSTER_CHECKPOINT_KEEP_BEST"
 CHECKPOINT_BLOCKING: Final = "MUSTER_CHECKPOINT_BLOCKING"
 """`1`: training waits until each checkpoint is committed. Unset or `0`: it goes on as soon as the state is copied."""
 
+CHECKPOINT_MEMORY: Final = "MUSTER_CHECKPOINT_MEMORY"
+"""Whether the newest checkpoint also stays in memory: `off`, `local`, or `auto` (local where memory suffices)."""
+
+MEMORY_TIER: Final = "MUSTER_MEMORY_TIER"
+"""Set by the launcher for its ranks: descriptors of memory that outlives them (the data, two records, the claim)."""
+
 CHECKPOINT_FROM: Final = "MUSTER_CHECKPOINT_FROM"
 """`uri` or `uri@step` of another run to warm-start from when this job has no checkpoint of its own."""
 

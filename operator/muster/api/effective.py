@@ -56,6 +56,7 @@ class EffectiveCheckpoint:
         ca: ConfigMap and key of the certificates to trust, or None.
         encryption: "AES256", "aws:kms", or "" for the bucket's.
         kms_key: "" for the account's own.
+        memory: "off", "local", or "" for auto.
         from_uri: `uri` or `uri@step` to warm-start from, or "".
     """
 
@@ -69,6 +70,7 @@ class EffectiveCheckpoint:
     ca: tuple[str, str] | None
     encryption: str
     kms_key: str
+    memory: str
     from_uri: str
     load: Load
 
@@ -266,6 +268,7 @@ def _checkpoint(checkpoint: Checkpoint | None) -> EffectiveCheckpoint | None:
         ca=(authority.name, authority.key or "ca.crt") if authority else None,
         encryption=_ENCRYPTIONS[encryption.type] if encryption else "",
         kms_key=(encryption.key_id if encryption else None) or "",
+        memory=checkpoint.memory.value if checkpoint.memory else "",
         from_uri=checkpoint.from_ or "",
         load=checkpoint.load or Load.ALL,
     )

@@ -176,6 +176,14 @@ class Addressing(str, Enum):
     VIRTUAL = "virtual"
 
 
+class KeptInMemory(str, Enum):
+    """Where the newest checkpoint stays beside the store."""
+
+    AUTO = "auto"
+    OFF = "off"
+    LOCAL = "local"
+
+
 class KeyOfConfigMap(Model):
     """A key of a ConfigMap in the job's namespace."""
 
@@ -198,6 +206,10 @@ class Checkpoint(Model):
     """Steps between checkpoints."""
     retention: Retention | None = None
     """Which checkpoints are kept."""
+    memory: KeptInMemory | None = None
+    """local: the newest one also stays in the workers' own memory, so that a crash is mended without the store. That
+    takes two copies of a worker's part of the state, within its memory request and limit. auto: where there is room for
+    them. off: one copy, while it is written. Left out: auto."""
     secret_ref: NameRef | None = None
     """Secret in the job's namespace with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AWS_SESSION_TOKEN, AWS_REGION and
     AWS_ENDPOINT_URL_S3 may stand beside them. Left out: the pods get their credentials otherwise, for example from

@@ -384,6 +384,7 @@ def _checkpoint(checkpoint: EffectiveCheckpoint) -> list[Object]:
         env.CHECKPOINT_KEEP_BEST: checkpoint.retention.best,
         env.S3_ENDPOINT: checkpoint.endpoint,
         env.S3_ADDRESSING: checkpoint.addressing,
+        env.CHECKPOINT_MEMORY: checkpoint.memory,
         env.S3_CA_FILE: f"{_CA_PATH}/{_CA_FILE}" if checkpoint.ca else None,
         env.S3_ENCRYPTION: checkpoint.encryption,
         env.S3_KMS_KEY: checkpoint.kms_key,

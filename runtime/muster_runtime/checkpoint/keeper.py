@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -26,12 +26,19 @@ from muster_protocol.checkpoints.prune import carry_out
 from muster_protocol.checkpoints.retention import Retention, plan
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import Latest
+from muster_protocol.storage_errors import PASSING, Kind
+from muster_runtime.checkpoint.kept import Kept, KeptReader, newest
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.saver import Heading, Saver, Written
+from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.transfers import in_background, transfers
 from muster_runtime.checkpoint.tree import TensorTable
-from muster_runtime.errors import CorruptCheckpointError, MusterError
+from muster_runtime.errors import CorruptCheckpointError, MusterError, StorageError
 from muster_runtime.parallel.gang import Gang
+
+_ATTEMPTS: Final = 1000
+"""Of one step under one claim. A gang that goes on under the same epoch counts from the next thousand on, so that what
+an earlier incarnation has sent, and what comes late, lies below other names."""
 
 Restore = Callable[[Found, Reader], TensorTable]
 """Given a manifest, the tensors to read into. Called again for the next candidate when one is damaged."""
@@ -64,6 +71,7 @@ class Keeper:
         job: str,
         retention: Retention,
         warn: Callable[[str], None],
+        tier: Tier | None = None,
     ) -> None:
         self._store, self._gang, self._job, self._retention, self._warn = store, gang, job, retention, warn
         self._owner = owner
@@ -72,27 +80,61 @@ class Keeper:
         self._milestone: tuple[str, str] = ("", "")  # of the newest that is kept for ever
         self._known: dict[str, Checkpoint] = {}  # committed, by manifest; rank 0's `_pruning` alone
         self._attempts: dict[int, int] = {}
-        self._transfers = transfers(store)
-        self._saver = Saver(store, self._transfers, gang)
+        self._first_attempt = 0
+        self._tier = tier
+        self._transfers = transfers(store, tier.memory if tier else None)
+        self._saver = Saver(store, self._transfers, gang, tier)
         self._pruning: Future[None] | None = None  # rank 0 alone
         self.uri = store.uri
         self.latest = Latest(epoch=0, owner="", nonce="")
 
-    def claim(self) -> Latest:
-        """Takes the next epoch. What `LATEST` says then is what `restore` starts from."""
+    def kept(self) -> Kept | None:
+        """The newest step that the gang's memory holds whole, from before a restart in place."""
+        return newest(self._tier, self._gang) if self._tier else None
 
-        def take() -> Latest:
-            self._claim = claim_epoch(self._store, self._owner)
-            return self._claim.latest
+    def claim(self, kept: Kept | None = None) -> tuple[Latest, bool]:
+        """Takes the next epoch; what `LATEST` says then is what `restore` starts from. And whether `kept` is newer.
 
-        self.latest = self._gang.on_leader(take)
-        return self.latest
+        With `kept`, and the store away, the gang goes on under the epoch that it holds.
+        """
+
+        def take() -> tuple[Latest, bool, int]:
+            held, resumed = (self._tier.claim() if self._tier and kept else None) or (None, 0)
+            try:
+                self._claim, resumed = claim_epoch(self._store, self._owner), 0
+            except StorageError as error:
+                if held is None or Kind(error.kind) not in PASSING:
+                    raise
+                self._claim, resumed = held, resumed + 1
+                self._warn(f"{error}; the gang goes on under epoch {held.latest.epoch}, which it holds")
+            if self._tier:
+                self._tier.hold(self._claim, resumed)
+            latest = self._claim.latest
+            alone = held is not None and latest.epoch - held.latest.epoch <= 1  # nobody else's epoch lies in between
+            newer = kept is not None and kept.step >= (latest.step or 0) and not latest.finished
+            return latest, alone and newer, resumed
+
+        self.latest, newer, resumed = self._gang.on_leader(take)
+        self._first_attempt = resumed * _ATTEMPTS
+        return self.latest, newer
+
+    def restore_kept(self, kept: Kept, prepare: Restore) -> Found:
+        """Loads what the gang's memory holds. The next manifest's parent is the one that was committed last."""
+        assert self._tier is not None
+        self._load(KeptReader(self._transfers, self._gang, kept), kept.found, prepare)
+        self._tier.take_up(kept.slot, kept.part)
+        self._milestone = (kept.heading["milestone"][0], kept.heading["milestone"][1])
+        if self.latest.manifest:
+            self._follow(self.latest.manifest, self.latest.sha256, self.latest.step or 0)
+        return kept.found
 
     def restore(self, prepare: Restore) -> Found | None:
         """Loads the best whole checkpoint into what `prepare` gives; None when nothing was committed yet.
 
         CorruptCheckpointError when something was committed and none of it is whole.
         """
+        if self._tier:
+            self._tier.clear()  # what is read passes through that memory
         if not self.latest.manifest:
             return None
         with ExitStack() as stack:
@@ -142,18 +184,20 @@ class Keeper:
         """Loads one checkpoint, of this or another run."""
         moving = self._transfers if store is self._store else transfers(store)
         try:
-            reader = Reader(moving, found.manifest, self._gang)
-            table = prepare(found, reader)
-            with _plain_errors():
-                planned_load(
-                    table,
-                    storage_reader=reader,
-                    planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                    process_group=self._gang.group,
-                )
+            self._load(Reader(moving, found.manifest, self._gang), found, prepare)
         finally:
             if moving is not self._transfers:
                 moving.close()
+
+    def _load(self, reader: Reader, found: Found, prepare: Restore) -> None:
+        table = prepare(found, reader)
+        with _plain_errors():
+            planned_load(
+                table,
+                storage_reader=reader,
+                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                process_group=self._gang.group,
+            )
 
     # ------------------------------------------------------------------ saving
 
@@ -188,7 +232,7 @@ class Keeper:
 
         `beside` are small objects (key, content) that are written before the manifest.
         """
-        attempt = self._attempts.get(step, 0)
+        attempt = self._attempts.get(step, self._first_attempt)
         self._attempts[step] = attempt + 1
         heading = Heading(
             step=step,
@@ -235,6 +279,8 @@ class Keeper:
         written, claim = done
         if self._gang.leads:
             self._claim = claim
+            if self._tier and claim is not None:
+                self._tier.hold(claim, self._first_attempt // _ATTEMPTS)
         self._follow(written.key, written.sha256, flight.heading.step)
         if self._gang.leads and not self._retention.keeps_all:
             self._start_prune()

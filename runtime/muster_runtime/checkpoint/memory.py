@@ -15,8 +15,10 @@ import torch
 class SharedMemory:
     """`descriptor` is inherited by processes that are started with it in `pass_fds`; they map the same bytes."""
 
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("muster-checkpoint", os.MFD_CLOEXEC)
+    def __init__(self, descriptor: int | None = None) -> None:
+        """Of its own, or that of a descriptor, which becomes its own."""
+        made = os.memfd_create("muster-checkpoint", os.MFD_CLOEXEC) if descriptor is None else descriptor
+        self.descriptor = made
         self.size = 0
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._pinned = False
@@ -28,6 +30,7 @@ class SharedMemory:
         """
         if size > self.size:
             self._unpin()
+            size = max(size, os.fstat(self.descriptor).st_size)  # never less: it may hold an earlier incarnation's
             os.ftruncate(self.descriptor, size)
             # Populated: the kernel's zeroing of fresh pages must not be paid for page by page while training waits.
             mapped = mmap.mmap(self.descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)

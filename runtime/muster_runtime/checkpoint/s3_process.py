@@ -13,6 +13,7 @@ Requests (header fields beside `id` and `op`):
     delete  keys                     -> ok
     upload  files: [[key, start, length, chunks: [[at, length], ...]], ...]
                                      -> sums: [[crc32, crc32 of each chunk], ...]; from the shared memory
+    sum     files, as for upload     -> sums, as upload tells them; nothing is written
     fetch   key size crc32 at        -> wrong: "" or what is wrong with the object; it is in the shared memory at `at`
 
 An answer has `error: {kind, message}` when the request failed.
@@ -51,6 +52,8 @@ _READ_BYTES: Final = 1 << 18
 """Small enough for a processor's cache: what has come is summed while it is there."""
 
 Answer = tuple[dict[str, Any], bytes]
+Piece = tuple[str, int, int, list[Span]]
+"""Key, first byte and length in the shared memory, chunks."""
 
 
 class Server:
@@ -64,6 +67,7 @@ class Server:
         self._client: Any = None
         self._making = threading.Lock()
         self._mapped, self._mapping = memoryview(b""), threading.Lock()
+        self._summed: dict[str, tuple[int, list[int]]] = {}  # of the save that `sum` was last asked for
 
     @property
     def client(self) -> Any:
@@ -152,10 +156,10 @@ class Server:
     def _upload(self, header: dict[str, Any], _payload: bytearray) -> Answer:
         memory = self._shared()
 
-        def put(file: tuple[str, int, int, list[Span]]) -> tuple[str, list[str]]:
-            key, start, length, chunks = file
+        def put(file: Piece) -> tuple[str, list[str]]:
+            key, start, length, _ = file
             content = memory[start : start + length]
-            crc32, of_chunks = sums(content, chunks)
+            crc32, of_chunks = self._sums_of(file, memory)
             # The server checks the sum of what arrives, where it knows the header.
             self.client.put_object(
                 **self.place(key),
@@ -165,6 +169,18 @@ class Server:
             return named(crc32), [named(each) for each in of_chunks]
 
         return {"sums": list(self._transfers.map(put, header["files"]))}, b""
+
+    def _sum(self, header: dict[str, Any], _payload: bytearray) -> Answer:
+        """From the last to the first, since `upload` goes the other way: each piece is summed by who comes first."""
+        memory, self._summed = self._shared(), {}
+        found = [self._sums_of(file, memory) for file in reversed(header["files"])]
+        return {"sums": [(named(crc32), [named(each) for each in of_chunks]) for crc32, of_chunks in found[::-1]]}, b""
+
+    def _sums_of(self, file: Piece, memory: memoryview) -> tuple[int, list[int]]:
+        key, start, length, chunks = file
+        if key not in self._summed:
+            self._summed[key] = sums(memory[start : start + length], chunks)
+        return self._summed[key]
 
     def _shared(self) -> memoryview:
         """The shared memory as large as the rank has made it by now."""

@@ -173,12 +173,12 @@ class S3Store:
     When the process has ended, the request that notices fails, and the next one starts another.
     """
 
-    def __init__(self, uri: CheckpointUri) -> None:
+    def __init__(self, uri: CheckpointUri, memory: SharedMemory | None = None) -> None:
         self.uri = str(uri)
         self._parsed = uri
         self._ids = itertools.count(1)
         self._starting = threading.Lock()
-        self.memory = SharedMemory()
+        self.memory = memory or SharedMemory()
         self._newest = _Link(uri, self.memory, answered=False)
 
     @property
@@ -233,12 +233,18 @@ class S3Store:
 
     def upload(self, files: list[Outgoing]) -> Future[list[Landed]]:
         """Writes each from `memory`."""
+        return self._landed("upload", files)
 
+    def sum(self, files: list[Outgoing]) -> Future[list[Landed]]:
+        """What `upload` will tell, without the writing. Soon done, also while the store is away."""
+        return self._landed("sum", files)
+
+    def _landed(self, operation: str, files: list[Outgoing]) -> Future[list[Landed]]:
         def landed(answer: Answer) -> list[Landed]:
             answers = zip(files, answer[0]["sums"], strict=True)
             return [Landed.of(file, ShardFile(file.key, file.length, crc32), sums) for file, (crc32, sums) in answers]
 
-        return self._later({"op": "upload", "files": [dataclasses.astuple(file) for file in files]}, landed)
+        return self._later({"op": operation, "files": [dataclasses.astuple(file) for file in files]}, landed)
 
     def fetch(self, file: ShardFile, at: int) -> Future[None]:
         """Reads a whole object to `memory`[at:]. CorruptCheckpointError when it isn't what was written."""

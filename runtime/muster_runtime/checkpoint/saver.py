@@ -23,8 +23,10 @@ from muster_protocol.manifest import MANIFEST_NAME, Manifest
 from muster_runtime.checkpoint.layout import with_sums
 from muster_runtime.checkpoint.plan import Planner
 from muster_runtime.checkpoint.s3_store import Landed, Outgoing
+from muster_runtime.checkpoint.tier import Part, Tier
 from muster_runtime.checkpoint.transfers import Transfers, in_background
 from muster_runtime.checkpoint.tree import TensorTable
+from muster_runtime.errors import StorageError
 from muster_runtime.parallel.gang import Gang
 
 
@@ -56,6 +58,14 @@ class Heading:
     def prefix(self) -> str:
         return manifests.step_prefix(self.step, self.epoch, self.attempt)
 
+    def kept(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """What rank 0 keeps in memory of it, as JSON."""
+        return {
+            "planner": {"tensors": tensors, "trees": self.trees, "run": self.run},
+            "milestone": [self.milestone, self.milestone_sha256],
+            "beside": [[key, content.decode()] for key, content in self.beside],
+        }
+
 
 @dataclass(frozen=True)
 class Written:
@@ -74,6 +84,9 @@ class Flight:
     began: float
     stall: float
     files: Future[list[Landed]]
+    base: int = 0
+    sealed: Future[bool] = field(default_factory=Future)
+    """Whether this rank's part stays in memory."""
     handed_over: bool = False
     commit: Future[tuple[Written, Claim]] | None = None
     committing: bool = False
@@ -82,8 +95,8 @@ class Flight:
 class Saver:
     """One save at a time. Everything but `busy` and `failed` is collective."""
 
-    def __init__(self, store: Store, transfers: Transfers, gang: Gang) -> None:
-        self._store, self._transfers, self._gang = store, transfers, gang
+    def __init__(self, store: Store, transfers: Transfers, gang: Gang, tier: Tier | None = None) -> None:
+        self._store, self._transfers, self._gang, self._tier = store, transfers, gang, tier
         self.planner = Planner(gang)
         self._staged: torch.cuda.Event | None = None
         self.flight: Flight | None = None
@@ -97,7 +110,7 @@ class Saver:
         self._hand_over(wait=False)
         if flight.committing:
             return flight.commit is not None and not flight.commit.done()
-        return not flight.files.done()
+        return not (flight.files.done() and flight.sealed.done())
 
     @property
     def failed(self) -> bool:
@@ -109,16 +122,31 @@ class Saver:
         """Copies the state away and starts to write it. Training may go on when this returns."""
         assert self.flight is None
         began = time.monotonic()
-        self.planner.plan(table)
-        self._stage()
-        self.flight = Flight(heading, began, 0.0, Future())
+        planned_anew = self.planner.plan(table)
+        tier = self._tier if self._tier is not None and self._tier.enabled else None
+        if planned_anew and tier is not None:
+            tier = self._with_room(tier)
+        base = tier.open(self.planner.share.length) if tier is not None else 0
+        self._stage(base)
+        self.flight = Flight(heading, began, 0.0, Future(), base)
         self._hand_over(wait=self._staged is None)
         self.flight.stall = time.monotonic() - began
 
-    def _stage(self) -> None:
+    def _with_room(self, tier: Tier) -> Tier | None:
+        length = self.planner.share.length
+        if not self._gang.sum([float(not tier.fits(length))])[0]:
+            return tier
+        tier.stop()
+        tier.warn(
+            f"memory doesn't suffice for a second copy of the state ({length / 1e9:.2f} GB a rank), so none is kept "
+            "there and a crash restores from the store: raise the workers' memory request and limit by that much"
+        )
+        return None
+
+    def _stage(self, base: int) -> None:
         share = self.planner.share
         on_device = any(self.planner.resolve(item).is_cuda for item, _ in share.items)
-        memory = self._transfers.memory.reserve(share.length, pinned=on_device)
+        memory = self._transfers.memory.reserve(base + share.length, pinned=on_device)[base:]
         with torch.no_grad():
             for item, at in share.items:
                 source = self.planner.resolve(item)
@@ -145,13 +173,39 @@ class Saver:
         flight.handed_over = True
         name = f"{flight.heading.prefix}rank-{self._gang.rank:05d}"
         files = [
-            Outgoing(f"{name}.{number:04d}.bin", file.start, file.length, file.chunks)
+            Outgoing(f"{name}.{number:04d}.bin", flight.base + file.start, file.length, file.chunks)
             for number, file in enumerate(share.files)
         ]
+        if self._tier is not None and self._tier.enabled and not flight.heading.finished:
+            flight.sealed = in_background(lambda: self._seal(flight, files))
+        else:  # of a run's end, too: whoever resumed from memory there would never commit it
+            flight.sealed.set_result(False)
         if files:
             _pass_on(self._transfers.upload(files), flight.files)
         else:
             flight.files.set_result([])
+
+    def _seal(self, flight: Flight, files: list[Outgoing]) -> bool:
+        """In a thread that mostly waits for the storage process."""
+        assert self._tier is not None
+        try:
+            landed = self._transfers.sum(files).result() if files else []
+        except StorageError:  # its process has ended; the upload tells it
+            return False
+        heading, share = flight.heading, self.planner.share
+        self._tier.seal(
+            Part(
+                step=heading.step,
+                epoch=heading.epoch,
+                attempt=heading.attempt,
+                base=flight.base,
+                length=share.length,
+                files=tuple(landed),
+                starts=tuple(file.start for file in share.files),
+                heading=heading.kept(self.planner.tensors) if self._gang.leads else {},
+            )
+        )
+        return True
 
     def advance(self, *, busy: bool, failed: bool, claim: Claim | None) -> tuple[Written, Claim | None] | None:
         """The gang's word at a boundary: whether any rank is busy, or has failed. What was committed, if it was now.
@@ -165,10 +219,14 @@ class Saver:
         if flight is None or busy:
             return None
         if not flight.committing:
+            own = flight.files.exception()
+            reports = self._gang.gather((own, None if own else flight.files.result(), flight.sealed.result()))
+            if self._tier is not None and all(sealed for _, _, sealed in reports):
+                self._tier.keep()
             if failed:
                 self.flight = None
-                self._raise_first(flight.files.exception())
-            landed = [each for of_rank in self._gang.gather(flight.files.result()) for each in of_rank]
+                raise next(error for error, _, _ in reports if error is not None)
+            landed = [each for _, of_rank, _ in reports for each in of_rank or ()]
             if self._gang.leads:
                 assert claim is not None
                 flight.commit = in_background(lambda: self._commit(flight.heading, landed, claim))
@@ -190,15 +248,12 @@ class Saver:
             pending = flight.commit if flight.committing else flight.files
             if pending is not None:
                 pending.exception()
+            flight.sealed.exception()
             failed = bool(self._gang.sum([float(self.failed)])[0])
             done = self.advance(busy=False, failed=failed, claim=claim)
             if done is not None:
                 return done
         return None
-
-    def _raise_first(self, own: BaseException | None) -> None:
-        failures = [failure for failure in self._gang.gather(own) if failure is not None]
-        raise failures[0]
 
     def _commit(self, heading: Heading, landed: list[Landed], claim: Claim) -> tuple[Written, Claim]:
         """On rank 0, in a thread that mostly waits for the storage process."""

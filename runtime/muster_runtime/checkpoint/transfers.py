@@ -31,12 +31,15 @@ T = TypeVar("T")
 
 
 class Transfers(Protocol):
-    """Both methods return at once; `memory` must not be changed, or resized, before the future is done."""
+    """All methods return at once; `memory` must not be changed, or resized, before the future is done."""
 
     memory: SharedMemory
 
     def upload(self, files: list[Outgoing]) -> Future[list[Landed]]:
         """Writes each from `memory`. StorageError."""
+
+    def sum(self, files: list[Outgoing]) -> Future[list[Landed]]:
+        """What `upload` will tell, without the writing and long before it."""
 
     def fetch(self, file: ShardFile, at: int) -> Future[None]:
         """Reads a whole object to memory[at:]. StorageError, CorruptCheckpointError when it isn't what was written."""
@@ -50,9 +53,9 @@ def piece_bytes(length: int) -> int:
     return 1 << (wanted - 1).bit_length()
 
 
-def transfers(store: Store) -> Transfers:
-    """The transfers of an open store. They are closed apart from it."""
-    return S3Transfers(store) if isinstance(store, S3Store) else FileTransfers(store)
+def transfers(store: Store, memory: SharedMemory | None = None) -> Transfers:
+    """The transfers of an open store. They are closed apart from it. `memory`: what they use, if the store has none."""
+    return S3Transfers(store) if isinstance(store, S3Store) else FileTransfers(store, memory)
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
@@ -72,17 +75,26 @@ def in_background(work: Callable[[], T]) -> Future[T]:
 class FileTransfers:
     """To a folder: by threads, which let go of the interpreter while they write and sum."""
 
-    def __init__(self, store: Store) -> None:
-        self._store, self.memory = store, SharedMemory()
+    def __init__(self, store: Store, memory: SharedMemory | None = None) -> None:
+        self._store, self.memory = store, memory or SharedMemory()
 
     def upload(self, files: list[Outgoing]) -> Future[list[Landed]]:
-        memory = raw_bytes(self.memory.reserve(max(file.start + file.length for file in files)))
+        memory = self._memory_of(files)
         return in_background(lambda: [self._write(file, memory) for file in files])
 
+    def sum(self, files: list[Outgoing]) -> Future[list[Landed]]:
+        memory = self._memory_of(files)
+        return in_background(lambda: [self._summed(file, memory) for file in files])
+
+    def _memory_of(self, files: list[Outgoing]) -> memoryview:
+        return raw_bytes(self.memory.reserve(max(file.start + file.length for file in files)))
+
     def _write(self, file: Outgoing, memory: memoryview) -> Landed:
-        content = memory[file.start : file.start + file.length]
-        whole, of_chunks = sums(content, list(file.chunks))
-        self._store.put(file.key, bytes(content))
+        self._store.put(file.key, bytes(memory[file.start : file.start + file.length]))
+        return self._summed(file, memory)
+
+    def _summed(self, file: Outgoing, memory: memoryview) -> Landed:
+        whole, of_chunks = sums(memory[file.start : file.start + file.length], list(file.chunks))
         return Landed.of(file, ShardFile(file.key, file.length, named(whole)), map(named, of_chunks))
 
     def fetch(self, file: ShardFile, at: int) -> Future[None]:
@@ -107,6 +119,9 @@ class S3Transfers:
 
     def upload(self, files: list[Outgoing]) -> Future[list[Landed]]:
         return self._store.upload(files)
+
+    def sum(self, files: list[Outgoing]) -> Future[list[Landed]]:
+        return self._store.sum(files)
 
     def fetch(self, file: ShardFile, at: int) -> Future[None]:
         return self._store.fetch(file, at)

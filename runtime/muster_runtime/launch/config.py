@@ -59,6 +59,12 @@ class Config:
     run_roots: tuple[Path, ...]
     heartbeat: float
     restarts: int = 0
+    memory: str = "auto"
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether the ranks get memory that outlives them: only where somebody would come back to it."""
+        return self.restarts > 0 and self.memory != "off"
 
     @property
     def world_size(self) -> int:
@@ -124,6 +130,7 @@ def _pod(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
         run_roots=_run_roots(environ),
         heartbeat=_seconds(environ, HEARTBEAT, heartbeat_seconds(workers), zero=heartbeat_seconds(workers)),
         restarts=_whole(environ, env.RESTARTS_IN_PLACE, minimum=0, default=0),
+        memory=environ.get(env.CHECKPOINT_MEMORY) or "auto",
     )
 
 
@@ -151,6 +158,7 @@ def _laptop(environ: Mapping[str, str], command: tuple[str, ...], processes: int
         run_roots=_run_roots(environ),
         heartbeat=heartbeat_seconds(1),
         restarts=_whole(environ, env.RESTARTS_IN_PLACE, minimum=0, default=0),
+        memory=environ.get(env.CHECKPOINT_MEMORY) or "auto",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +20,17 @@ _LAUNCHER_ONLY: Final = (env.TOKEN, LIB, launch_config.BIND, launch_config.TERMI
 
 
 def for_rank(
-    base: Mapping[str, str], config: Config, release: Release, run_dir: Path, local_rank: int
+    base: Mapping[str, str],
+    config: Config,
+    release: Release,
+    run_dir: Path,
+    local_rank: int,
+    memory: Sequence[int] = (),
 ) -> dict[str, str]:
-    """The whole environment of one rank. The job's token stays with the launcher."""
+    """The whole environment of one rank. The job's token stays with the launcher.
+
+    `memory` are the descriptors of the rank's memory tier, none where there is no such tier.
+    """
     values = {name: value for name, value in base.items() if name not in _LAUNCHER_ONLY}
     values |= {
         "RANK": str(config.rank(local_rank)),
@@ -44,6 +52,9 @@ def for_rank(
         env.RUN_DIR: str(run_dir),
         env.INCARNATION: str(release.incarnation),
     }
+    values.pop(env.MEMORY_TIER, None)
+    if memory:
+        values[env.MEMORY_TIER] = ",".join(map(str, memory))
     if config.processes > 1:
         values.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     if base.get(LIB):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import socket
@@ -68,6 +69,7 @@ class Launcher:
         self._run_dir: Path | None = None
         self._reports: socket.socket | None = None
         self._oom_kills = termination.oom_kills()
+        self._memory = [memory_tier() if config.keeps_memory else () for _ in range(config.processes)]
 
     async def run(self) -> ExitFacts:
         """Runs the gang's part on this pod; always returns, with the termination message written."""
@@ -184,9 +186,10 @@ class Launcher:
         environments = [
             (
                 self._config.rank(local),
-                environment.for_rank(self._environ, self._config, release, run_dir, local),
+                environment.for_rank(self._environ, self._config, release, run_dir, local, memory),
+                memory,
             )
-            for local in range(self._config.processes)
+            for local, memory in enumerate(self._memory)
         ]
         self._ranks.start(self._config.command, environments, prefix=self._config.world_size > 1)
 
@@ -393,6 +396,11 @@ class Launcher:
         if self._run_dir is not None:
             shutil.rmtree(self._run_dir, ignore_errors=True)
             self._run_dir = None
+
+
+def memory_tier() -> tuple[int, ...]:
+    """Memory that outlives the rank that it is given to: files without a name, which are gone with this process."""
+    return tuple(os.memfd_create(f"muster-{name}", os.MFD_CLOEXEC) for name in ("data", "record", "record", "claim"))
 
 
 def _make_run_dir(roots: Sequence[Path], incarnation: int) -> Path:

@@ -63,12 +63,18 @@ class Ranks:
         self.all: list[Rank] = []
 
     def start(
-        self, command: Sequence[str], environments: Iterable[tuple[int, Mapping[str, str]]], prefix: bool
+        self,
+        command: Sequence[str],
+        environments: Iterable[tuple[int, Mapping[str, str], Sequence[int]]],
+        prefix: bool,
     ) -> None:
-        """Starts one process for each (rank, environment). Raises CommandError, with none of them left running."""
-        for rank, environment in environments:
+        """Starts one process for each (rank, environment, descriptors to inherit).
+
+        Raises CommandError, with none of them left running.
+        """
+        for rank, environment, descriptors in environments:
             try:
-                process = _spawn(command, environment)
+                process = _spawn(command, environment, descriptors)
             except OSError as error:
                 self.signal(signal.SIGKILL)
                 raise CommandError(_cannot_execute(command, environment, error)) from error
@@ -140,7 +146,9 @@ class Ranks:
                 os.killpg(rank.pid, signal.SIGKILL)
 
 
-def _spawn(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(
+    command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         list(command),
         env=dict(environment),
@@ -149,6 +157,7 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
         stderr=subprocess.PIPE,
         start_new_session=True,
         preexec_fn=_prepare,
+        pass_fds=descriptors,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,12 +17,13 @@ from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.holds import held
 from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.store import Store
-from muster_protocol.losses import LossRecord, encode, metrics_key
+from muster_protocol.losses import LossRecord, decode, encode, metrics_key
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_protocol.uris import parse_uri_at_step
 from muster_runtime.checkpoint.keeper import Keeper, Saved
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.store import open_store
+from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.errors import StateError, StorageError
 from muster_runtime.parallel.gang import Gang
@@ -50,11 +52,16 @@ class RunState:
 
 @dataclass(frozen=True)
 class Restored:
-    """`random` is this rank's saved random state, or None when it has to be derived anew."""
+    """`random` is this rank's saved random state, or None when it has to be derived anew.
+
+    `source` is where it came from when that isn't the store; `losses`, by step, are in no record of the store yet.
+    """
 
     run: RunState
     finished: bool
     random: torch.Tensor | None
+    source: str = ""
+    losses: tuple[tuple[int, float], ...] = ()
 
 
 class Persistence:
@@ -73,7 +80,8 @@ class Persistence:
         """`landed` hears of each committed save, `troubled` why one was missed and what mends it."""
         self._settings, self._gang, self._device = settings, gang, device
         self._warn, self._landed, self._troubled = warn, landed, troubled
-        self._store: Store = open_store(settings.checkpoint)
+        tier = Tier.inherited(os.environ, settings.identity, warn)
+        self._store: Store = open_store(settings.checkpoint, tier.memory if tier else None)
         self._keeper = Keeper(
             self._store,
             gang,
@@ -81,6 +89,7 @@ class Persistence:
             job=settings.job,
             retention=settings.retention,
             warn=warn,
+            tier=tier,
         )
         self.uri = self._store.uri
         self._restored_step = 0
@@ -94,9 +103,19 @@ class Persistence:
         return self._keeper.latest.epoch
 
     def restore(self, objects: list[Tracked]) -> Restored | None:
-        """Claims the run and restores its newest whole checkpoint. None when it has none yet."""
-        latest = self._keeper.claim()
+        """Claims the run and restores its newest whole checkpoint. None when it has none yet.
+
+        After a restart in place that is the one in the gang's memory, unless another gang ran in between.
+        """
+        kept = self._keeper.kept()
+        latest, newer = self._keeper.claim(kept)
         attempt = _Attempt(objects, self._gang, self._settings.world_size)
+        if kept is not None and newer:
+            restored = attempt.finish(self._keeper.restore_kept(kept, attempt.prepare), finished=False)
+            self._restored_step = restored.run.step
+            losses = [decode(content.encode()) for _, content in kept.heading["beside"]]
+            unsaved = tuple(loss for record in losses for loss in record.losses)
+            return dataclasses.replace(restored, source="the memory of its pods", losses=unsaved)
         found = self._keeper.restore(attempt.prepare)
         if found is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -125,6 +125,10 @@ class Progress:
         if losses:
             values["loss"] = math.fsum(losses) / len(losses)
         return {name: value for name, value in values.items() if math.isfinite(value)}
+
+    def recall(self, losses: Iterable[tuple[int, float]]) -> None:
+        """Losses of an incarnation before, which no committed save has."""
+        self._unsaved.update(losses)
 
     def saved(self, step: int) -> None:
         """The losses of the first `step` steps are kept."""

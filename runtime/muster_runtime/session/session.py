@@ -385,6 +385,7 @@ class Session:
             self.log(f"started from {source} ({self._settings.start_load})")
         if restored is not None:
             self._take_over(restored)
+            source = restored.source or source
             self.log(f"resumed after step {self.step} from {source} in {time.monotonic() - began:.2f} s")
             self._reporter.send(reports.Resumed(self.rank, self.step, source))
 
@@ -393,6 +394,7 @@ class Session:
         self.step = self.resumed_from = run.step
         self._seed, self._random = run.seed, restored.random
         self._no_more = restored.finished and run.ended_early
+        self._progress.recall(restored.losses)
         if self._random is None:
             self.log(
                 f"the checkpoint was written by {run.world_size} ranks, this gang has {self.world_size}: random states "

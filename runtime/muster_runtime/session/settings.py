@@ -35,6 +35,11 @@ class Settings:
     start_from: str = ""
     start_load: str = "all"
 
+    @property
+    def identity(self) -> str:
+        """Whose checkpoint in memory this rank may take for its own."""
+        return f"{self.job_uid} {self.checkpoint} {self.strategy} {self.rank}/{self.world_size}"
+
 
 def read_settings(
     environment: Mapping[str, str] = os.environ,

@@ -189,12 +189,14 @@ def test_how_the_storage_is_spoken_to_reaches_the_launcher() -> None:
         "uri": "s3://models/llama",
         "endpoint": "https://s3.example.com",
         "addressing": "virtual",
+        "memory": "local",
         "encryption": {"type": "SSE-KMS", "keyId": "arn:aws:kms:eu-1:1:key/2"},
         "caConfigMapRef": {"name": "storage-ca", "key": "root.pem"},
     }
     pod = made(checkpoint=checkpoint)
     found = environment(pod)
     assert found["MUSTER_S3_ADDRESSING"] == "virtual"
+    assert found["MUSTER_CHECKPOINT_MEMORY"] == "local"
     assert found["MUSTER_S3_ENCRYPTION"] == "aws:kms"
     assert found["MUSTER_S3_KMS_KEY"] == "arn:aws:kms:eu-1:1:key/2"
     (volume,) = (volume for volume in pod["spec"]["volumes"] if "configMap" in volume)

@@ -1,0 +1,162 @@
+"""Slots of the memory tier: what is kept isn't touched, what is torn isn't used."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from muster_protocol.checkpoints.commit import Claim
+from muster_protocol.manifest import Latest, ShardFile
+from muster_runtime.checkpoint.layout import raw_bytes
+from muster_runtime.checkpoint.memory import SharedMemory
+from muster_runtime.checkpoint.s3_store import Landed
+from muster_runtime.checkpoint.sums import named
+from muster_runtime.checkpoint.tier import Part, Tier, free_memory
+
+pytestmark = pytest.mark.runtime
+
+
+class Memory:
+    """What a launcher holds for one rank; each `rank` is another incarnation of it."""
+
+    def __init__(self) -> None:
+        self.descriptors = [os.memfd_create(f"test-{number}") for number in range(4)]
+        self.tiers: list[Tier] = []
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.descriptors[0]).st_size
+
+    def rank(self, identity: str = "me") -> Tier:
+        data, first, second, claim = map(os.dup, self.descriptors)
+        tier = Tier(SharedMemory(data), (first, second), claim, identity, sharers=None, warn=lambda _: None)
+        self.tiers.append(tier)
+        return tier
+
+    def close(self) -> None:
+        for tier in self.tiers:
+            tier.memory.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+@pytest.fixture
+def memory() -> Iterator[Memory]:
+    made = Memory()
+    yield made
+    made.close()
+
+
+def stage(tier: Tier, step: int, length: int = 1000, *, seal: bool = True, keep: bool = True) -> Part:
+    base = tier.open(length)
+    content = tier.memory.reserve(base + length)[base : base + length]
+    content.copy_(torch.full((length,), step, dtype=torch.uint8))
+    file = ShardFile(f"step-{step}/0.bin", length, named(zlib.crc32(raw_bytes(content))))
+    part = Part(step, 1, 0, base, length, (Landed(file, {0: file.crc32}),), (0,), {"planner": {"step": step}})
+    if seal:
+        tier.seal(part)
+    if seal and keep:
+        tier.keep()
+    return part
+
+
+def whole(tier: Tier) -> list[int]:
+    parts, _ = tier.parts()
+    return sorted(part.step for _, part in parts.values() if not tier.wrong_with(part))
+
+
+def test_the_next_incarnation_finds_what_was_sealed(memory: Memory) -> None:
+    first = memory.rank()
+    part = stage(first, 7)
+    parts, damaged = memory.rank().parts()
+    assert [found for _, found in parts.values()] == [part]
+    assert not damaged
+    assert whole(memory.rank()) == [7]
+    assert memory.rank("somebody else").parts() == ({}, [])
+
+
+def test_the_kept_step_stays_while_the_next_is_staged(memory: Memory) -> None:
+    tier = memory.rank()
+    for step in range(1, 6):
+        stage(tier, step)
+        stage(tier, 100 + step, seal=False)
+        assert whole(memory.rank()) == [step], "half a step doesn't count, and the one before is untouched"
+
+
+def test_a_step_that_not_all_ranks_have_does_not_take_the_place_of_the_kept_one(memory: Memory) -> None:
+    tier = memory.rank()
+    stage(tier, 1)
+    stage(tier, 2, keep=False)
+    assert whole(memory.rank()) == [1, 2], "the gang may take either"
+    stage(tier, 3, keep=False)
+    assert whole(memory.rank()) == [1, 3]
+
+
+def test_after_a_restart_the_step_that_was_restored_is_the_kept_one(memory: Memory) -> None:
+    stage(memory.rank(), 1)
+    tier = memory.rank()
+    ((slot, part),) = tier.parts()[0].values()
+    tier.take_up(slot, part)
+    stage(tier, 2, seal=False)
+    assert whole(memory.rank()) == [1]
+
+
+def test_two_slots_are_all_that_is_taken_and_small_changes_move_none(memory: Memory) -> None:
+    tier = memory.rank()
+    sizes = []
+    for step in range(1, 9):
+        stage(tier, step, 3_000_000 + 37 * step)
+        sizes.append(memory.size)
+    assert sizes[1:] == [sizes[1]] * 7
+    assert sizes[1] <= 2 * (3_000_000 + (2 << 20))
+    stage(tier, 9, 5_000_000)
+    stage(tier, 10, 5_000_000)
+    assert whole(memory.rank()) == [9, 10], "a state that grows finds room, too"
+
+
+@pytest.mark.parametrize("cut", [1, 10, 40])
+def test_half_a_record_is_told_and_not_used(memory: Memory, cut: int) -> None:
+    stage(memory.rank(), 1)
+    os.truncate(memory.descriptors[1], cut)
+    parts, damaged = memory.rank().parts()
+    assert parts == {}
+    assert len(damaged) == 1
+
+
+def test_a_byte_that_changed_is_found(memory: Memory) -> None:
+    stage(memory.rank(), 1)
+    os.pwrite(memory.descriptors[0], b"x", 500)
+    tier = memory.rank()
+    ((_, part),) = tier.parts()[0].values()
+    assert "CRC-32 differs" in tier.wrong_with(part)
+    os.truncate(memory.descriptors[0], 100)
+    assert tier.wrong_with(part) == "it is cut off"
+
+
+def test_the_claim_is_handed_on(memory: Memory) -> None:
+    assert memory.rank().claim() is None
+    claim = Claim(Latest(3, "uid", "nonce", step=10, manifest="m", sha256="s"), '"tag"')
+    memory.rank().hold(claim, 2)
+    assert memory.rank().claim() == (claim, 2)
+    os.truncate(memory.descriptors[3], 9)
+    assert memory.rank().claim() is None
+
+
+def test_free_memory_is_the_containers_and_the_machines(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 100 kB\nMemAvailable:   2000000 kB\n")
+    assert free_memory(tmp_path, meminfo) == 2_000_000 << 10
+    for name, text in {
+        "memory.max": "max",
+        "memory.current": "700",
+        "memory.stat": "anon 5\ninactive_file 50\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    assert free_memory(tmp_path, meminfo) == 2_000_000 << 10
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert free_memory(tmp_path, meminfo) == 350
