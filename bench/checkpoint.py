@@ -29,7 +29,7 @@ from hack.s3server import BUCKET, S3Server, serving
 from checkpoint_verdict import Figures, judge, table
 from report import report
 
-CONTENDERS: Final = ("muster", "torch.save", "dcp", "dcp-async", "s3torch", "s3torch4", "put_object")
+CONTENDERS: Final = ("muster", "muster-memory", "torch.save", "dcp", "dcp-async", "s3torch", "s3torch4", "put_object")
 SAVES: Final = 3
 """Of each gang: a first one, one with training waiting, one beside it."""
 GANG_SCRIPT: Final = Path(__file__).with_name("checkpoint_gang.py")

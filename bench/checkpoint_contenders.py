@@ -156,11 +156,12 @@ Maker = Callable[[nn.Module, Optimizer, Gang, str], Contender]
 
 def makers(names: list[str]) -> dict[str, Maker]:
     """Constructors by name. KeyError for a name that is none of ours."""
-    from checkpoint_muster import Muster
+    from checkpoint_muster import Muster, MusterMemory
     from checkpoint_rivals import Async, Connector, Connector4, Files
 
     known: dict[str, Maker] = {
         "muster": Muster,
+        "muster-memory": MusterMemory,
         "torch.save": TorchSave,
         "put_object": PlainPut,
         "dcp": Files,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from hack.s3server import BUCKET
 from torch import nn
 from torch.optim import Optimizer
 
+from muster_protocol import env
 from muster_protocol.losses import LossRecord
+from muster_runtime.launch.launcher import memory_tier
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session.persistence import Persistence, RunState
 from muster_runtime.session.settings import Settings
@@ -61,6 +64,19 @@ class Muster:
 
     def close(self) -> None:
         self._persistence.close()
+
+
+class MusterMemory(Muster):
+    """With the memory tier, as a launcher gives it: the restore is that of a crash, from memory."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
+        os.environ[env.MEMORY_TIER] = ",".join(map(str, memory_tier()))
+        super().__init__(model, optimizer, gang, prefix)
+
+    def restore(self) -> None:
+        restored = self._persistence.restore(self._objects)
+        assert restored is not None
+        assert restored.source, "it came from the store"
 
 
 def _tell(text: str) -> None:

@@ -57,8 +57,10 @@ def _figures(case: str, medians: Mapping[str, Figures]) -> Iterator[tuple[str, f
     ours = medians.get("muster")
     if ours is None:
         return
-    others = {name: f for name, f in medians.items() if name not in ("muster", "put_object")}
+    others = {name: f for name, f in medians.items() if name not in ("muster", "muster-memory", "put_object")}
     connector = [f for name, f in others.items() if name.startswith("s3torch")]
+    if "muster-memory" in medians:
+        yield "restore_from_memory", medians["muster-memory"]["restore_s"] / ours["restore_s"], 1 / 5, "of S3's time"
     if "torch.save" in others:
         yield "stall", ours["stall_s"] / others["torch.save"]["stall_s"], 1 / 50, "of torch.save's"
     if others:
