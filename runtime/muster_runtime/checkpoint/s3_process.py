@@ -62,7 +62,8 @@ class Server:
         self._sending = threading.Lock()
         self.pool = ThreadPoolExecutor(THREADS)
         self._requests = ThreadPoolExecutor(THREADS)  # apart from `pool`: `_delete` waits for it
-        self._transfers = ThreadPoolExecutor(_TRANSFERS)
+        self._uploads = ThreadPoolExecutor(_TRANSFERS, initializer=_give_way)
+        self._fetches = ThreadPoolExecutor(_TRANSFERS)
         self._endpoint = endpoint_in_environment()
         self._client: Any = None
         self._making = threading.Lock()
@@ -168,7 +169,7 @@ class Server:
             )
             return named(crc32), [named(each) for each in of_chunks]
 
-        return {"sums": list(self._transfers.map(put, header["files"]))}, b""
+        return {"sums": list(self._uploads.map(put, header["files"]))}, b""
 
     def _sum(self, header: dict[str, Any], _payload: bytearray) -> Answer:
         """From the last to the first, since `upload` goes the other way: each piece is summed by who comes first."""
@@ -191,7 +192,7 @@ class Server:
             return self._mapped
 
     def _fetch(self, header: dict[str, Any], _payload: bytearray) -> Answer:
-        return {"wrong": self._transfers.submit(self._fetch_piece, header).result()}, b""
+        return {"wrong": self._fetches.submit(self._fetch_piece, header).result()}, b""
 
     def _fetch_piece(self, header: dict[str, Any]) -> str:
         """Streams an object into the shared memory. What is wrong with it, or "" when nothing is."""
@@ -219,6 +220,11 @@ def _code(error: Exception) -> str:
     return "PreconditionFailed" if isinstance(error, _Changed) else code_of(error)
 
 
+def _give_way() -> None:
+    """This thread alone: training comes before a save, but waits for a restore."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
 def _end_with_parent(parent: int) -> None:
     # The socket's end tells it, too, but not while a process that the rank forked still holds a copy of it.
     while os.getppid() == parent:
@@ -230,7 +236,6 @@ def main(descriptor: int, memory: int, parent: int, bucket: str, prefix: str) ->
     # A stop signal goes to the whole process group; the rank still needs this process for its last save.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.nice(_NICENESS)  # training comes first
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     with socket.socket(fileno=descriptor) as connection:
         Server(connection, memory, bucket, prefix).serve()
