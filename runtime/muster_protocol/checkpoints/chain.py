@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.holds import tombstones
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.errors import CorruptCheckpointError
 from muster_protocol.manifest import Latest, Manifest
@@ -77,6 +78,15 @@ def candidates(store: Store, latest: Latest) -> Iterator[Found | Damaged]:
         yield found
         record = found.manifest
         links = [(record.parent, record.parent_sha256), (record.milestone, record.milestone_sha256)]
+
+
+def restorable(store: Store, latest: Latest) -> Iterator[Found | Damaged]:
+    """`candidates`, for whoever holds the whole run: what a prune was deleting before is damaged."""
+    for found in candidates(store, latest):
+        if isinstance(found, Found) and found.key != latest.manifest and tombstones(store, found.key):
+            yield Damaged(found.key, f"{store.uri}/{found.key} is being deleted by a prune")
+        else:
+            yield found
 
 
 def manifest_keys(store: Store) -> list[str]:

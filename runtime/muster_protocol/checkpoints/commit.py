@@ -50,9 +50,17 @@ def read_latest(store: Store) -> Claim | None:
 
 
 def claim_epoch(store: Store, owner: str) -> Claim:
-    """Takes the next epoch, keeping the committed checkpoint. Gangs that claimed before can't commit any more."""
+    """Takes the next epoch, keeping the committed checkpoint. Gangs that claimed before can't commit any more.
+
+    CorruptCheckpointError when `LATEST` can't be read, or is missing where it must have been.
+    """
     while True:
         found = read_latest(store)
+        if found is None and store.objects("step-") and (found := read_latest(store)) is None:
+            raise CorruptCheckpointError(
+                f"{store.uri}/{LATEST_KEY} is missing, though checkpoints lie there; the run was not begun anew. Put "
+                "back a version of it, or start the job with another checkpoint.uri"
+            )
         before = found.latest if found else Latest(epoch=0, owner="", nonce="")
         try:
             return _swap(store, found, dataclasses.replace(before, epoch=before.epoch + 1, owner=owner))

@@ -9,10 +9,10 @@ from typing import Final
 
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.chain import Found
-from muster_protocol.checkpoints.commit import claim_epoch, commit, read_latest
+from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit, read_latest
 from muster_protocol.checkpoints.store import ShardWriter, Store, StreamingStore
 from muster_protocol.checkpoints.tensors import PIECE, Chunk, checked, read, tensors_of
-from muster_protocol.errors import StateError
+from muster_protocol.errors import CorruptCheckpointError, StateError
 from muster_protocol.manifest import MANIFEST_NAME, ShardFile, step_prefix
 
 OWNER: Final = "muster checkpoint cp"
@@ -23,11 +23,7 @@ def copy(source: Store, found: Found, target: StreamingStore) -> int:
 
     StateError when the target has a run already. A copy that was cut is begun anew by the next.
     """
-    before = read_latest(target)
-    if before is not None and (before.latest.manifest or before.latest.owner != OWNER):
-        what = f"a checkpoint of step {before.latest.step}" if before.latest.manifest else "been claimed by a job"
-        raise StateError(f"{target.uri} has {what} already; copy to another prefix, or delete what is there first")
-    claim = claim_epoch(target, OWNER)
+    claim = claim_empty(target, OWNER)
     prefix = step_prefix(found.manifest.step, claim.latest.epoch, 0)
     chunks: dict[str, list[Chunk]] = defaultdict(list)
     for tensor in tensors_of(found.manifest).values():
@@ -60,8 +56,17 @@ def copy(source: Store, found: Found, target: StreamingStore) -> int:
     return sum(file.size for file in files)
 
 
+def claim_empty(target: Store, owner: str) -> Claim:
+    """Claims a prefix where no run is but what this very tool has left unfinished. StateError when there is one."""
+    before = read_latest(target)
+    if before is not None and (before.latest.manifest or before.latest.owner != owner):
+        what = f"a checkpoint of step {before.latest.step}" if before.latest.manifest else "been claimed by a job"
+        raise StateError(f"{target.uri} has {what} already; choose another prefix, or delete what is there first")
+    return claim_epoch(target, owner)
+
+
 def _copy_file(source: Store, file: ShardFile, target: StreamingStore, key: str, chunks: list[Chunk]) -> ShardFile:
-    """Streams one object; its chunks are checked as they pass."""
+    """Streams one object; its chunks and its own sum are checked as they pass."""
     writer = target.writer(key)
     at = 0
     try:
@@ -74,7 +79,10 @@ def _copy_file(source: Store, file: ShardFile, target: StreamingStore, key: str,
     except BaseException:
         writer.abort()
         raise
-    return dataclasses.replace(file, key=writer.close().key)
+    written = writer.close()
+    if written.crc32 != file.crc32:
+        raise CorruptCheckpointError(f"{source.uri}/{file.key} is not what was saved (CRC-32 differs)")
+    return written
 
 
 def _pass_on(source: Store, key: str, at: int, end: int, writer: ShardWriter) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.store import Store
-from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError
+from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError, StorageRefusedError
 from muster_protocol.manifest import HOLDS_PREFIX, TOMBSTONE, Hold
 
 HOLD_SECONDS: Final = 900.0
@@ -68,8 +68,8 @@ def held(
 ) -> Iterator[None]:
     """Holds one checkpoint ("": all of the run) while the block runs, by a thread that renews it.
 
-    CorruptCheckpointError when it is being deleted already. A store that may only be read is read without a hold, after
-    a warning.
+    CorruptCheckpointError when it is being deleted already, or gone. A store that may only be read is read without a
+    hold, after a warning.
     """
     hold_id = f"{int(time.time())}-{secrets.token_hex(4)}"
 
@@ -78,7 +78,7 @@ def held(
 
     try:
         renew()
-    except StorageError as error:
+    except StorageRefusedError as error:
         warn(f"reading without a hold, so a prune at the same time may delete what is read: {error}")
         yield
         return
@@ -138,6 +138,11 @@ def _refuse_if_doomed(store: Store, manifest_key: str) -> None:
     if tombstones(store, manifest_key):
         raise CorruptCheckpointError(
             f"{store.uri}/{manifest_key} is being deleted by a prune; choose another step (muster checkpoint ls)"
+        )
+    # In this order: a prune that was over before the first look has taken the manifest before its tombstone.
+    if not store.objects(manifest_key):
+        raise CorruptCheckpointError(
+            f"{store.uri}/{manifest_key} was deleted meanwhile; choose another step (muster checkpoint ls)"
         )
 
 

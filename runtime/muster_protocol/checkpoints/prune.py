@@ -1,6 +1,6 @@
 """Deletes what `retention` names, so that no crash and no race at any point loses anything that was to stay.
 
-For each checkpoint: a tombstone; then LATEST and the holds are read again, before each delete; then the manifest, then
+For each checkpoint: a tombstone; then the holds and LATEST are read again, before each delete; then the manifest, then
 the shards, its record, and the tombstone as the last. What is half deleted has a tombstone and no manifest: nobody can
 take it for a checkpoint, and the next prune ends what was begun.
 """
@@ -91,7 +91,11 @@ class _Deletion:
         return [item.key for item in self._store.objects(self._prefix)]
 
     def _needed(self) -> str:
-        """Why it has to stay after all, or ""."""
+        """Why it has to stay after all, or "".
+
+        Holds before LATEST: a gang that has fallen back on this lets go of its hold when LATEST leads to it.
+        """
+        holds = read_holds(self._store)
         claim = read_latest(self._store)
         epoch = claim.latest.epoch if claim else 0
         if claim is None or epoch != self._epoch:
@@ -102,7 +106,7 @@ class _Deletion:
         key = self._removal.manifest
         if key and key in (claim.latest.manifest, claim.latest.parent):
             return "LATEST names it now"
-        held = holders(read_holds(self._store), key, self._clock()) if key else []
+        held = holders(holds, key, self._clock()) if key else []
         if held:
             return f"held by {held[0].who}"
         if not self._store.objects(self._tombstone):

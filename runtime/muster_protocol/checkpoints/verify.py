@@ -8,15 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.checks import check_of
 from muster_protocol.checkpoints.store import Store
-from muster_protocol.checkpoints.tensors import Chunk, checked, tensors_of
+from muster_protocol.checkpoints.tensors import PIECE, Chunk, read, tensors_of
 from muster_protocol.errors import CorruptCheckpointError
+from muster_protocol.manifest import ShardFile
 
 THREADS: Final = 4
 
 
 def damage(store: Store, found: Found) -> Iterator[str]:
-    """One sentence for each object that is missing or of another size, and for each chunk that isn't what was saved."""
+    """One sentence for each object that is missing or of another size, and for each chunk or object that isn't what was
+    saved."""
     folder = found.key.rpartition("/")[0] + "/"
     there = {item.key: item.size for item in store.objects(folder)}
     try:
@@ -35,17 +38,39 @@ def damage(store: Store, found: Found) -> Iterator[str]:
     chunks: dict[str, list[tuple[str, Chunk]]] = defaultdict(list)
     for tensor in tensors.values():
         for chunk in tensor.chunks:
-            chunks[chunk.file.key].append((tensor.name, chunk))
-
-    def look(entry: tuple[str, Chunk]) -> str:
-        name, chunk = entry
-        try:
-            for _ in checked(store, chunk):
-                pass
-        except CorruptCheckpointError as error:
-            return f"{error}: {name}"
-        return ""
-
-    wanted = [entry for key in sorted(sound) for entry in sorted(chunks[key], key=lambda entry: entry[1].at)]
+            if chunk.length:
+                chunks[chunk.file.key].append((tensor.name, chunk))
+    files = [file for file in found.manifest.files if file.key in sound]
     with ThreadPoolExecutor(THREADS, thread_name_prefix="muster-verify") as pool:
-        yield from filter(None, pool.map(look, wanted))
+        for told in pool.map(lambda file: list(_of_file(store, file, chunks[file.key])), files):
+            yield from told
+
+
+def _of_file(store: Store, file: ShardFile, chunks: list[tuple[str, Chunk]]) -> Iterator[str]:
+    """Reads one object once, for the sums of its chunks and its own."""
+    whole, at, damaged = check_of(file.crc32), 0, False
+    where = f"{store.uri}/{file.key}"
+    try:
+        for name, chunk in sorted(chunks, key=lambda entry: entry[1].at):
+            for piece in _pieces(store, file.key, at, chunk.at):
+                whole.update(piece)
+            own, at = check_of(chunk.checksum), chunk.at + chunk.length
+            for piece in _pieces(store, file.key, chunk.at, at):
+                own.update(piece)
+                whole.update(piece)
+            if own.trouble():
+                damaged = True
+                span = f"bytes {chunk.at} to {at}"
+                yield f"{where}: {span} are not those that were saved ({own.trouble()}): {name}"
+        for piece in _pieces(store, file.key, at, file.size):
+            whole.update(piece)
+    except CorruptCheckpointError as error:
+        yield str(error)
+        return
+    if whole.trouble() and not damaged:
+        yield f"{where} is not what was saved ({whole.trouble()}), though its tensors are: a restore refuses it"
+
+
+def _pieces(store: Store, key: str, start: int, end: int) -> Iterator[bytearray]:
+    for at in range(start, end, PIECE):
+        yield read(store, key, at, min(PIECE, end - at))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as planned_load
 from muster_protocol.checkpoints import chain
 from muster_protocol.checkpoints.chain import Damaged, Found
 from muster_protocol.checkpoints.commit import Claim, claim_epoch
-from muster_protocol.checkpoints.holds import held, tombstones
+from muster_protocol.checkpoints.holds import held
 from muster_protocol.checkpoints.inventory import Checkpoint, take
 from muster_protocol.checkpoints.prune import carry_out
 from muster_protocol.checkpoints.retention import Retention, plan
@@ -85,6 +85,7 @@ class Keeper:
         self._transfers = transfers(store, tier.memory if tier else None)
         self._saver = Saver(store, self._transfers, gang, tier)
         self._pruning: Future[None] | None = None  # rank 0 alone
+        self._fallback = ExitStack()  # rank 0's hold on what it fell back on, until a commit makes it LATEST's parent
         self.uri = store.uri
         self.latest = Latest(epoch=0, owner="", nonce="")
 
@@ -137,13 +138,16 @@ class Keeper:
             self._tier.clear()  # what is read passes through that memory
         if not self.latest.manifest:
             return None
-        with ExitStack() as stack:
+        with ExitStack() as hold:
             if self._gang.leads:
-                stack.enter_context(held(self._store, "", f"a restore by {self._job or self._owner}", self._warn))
-            return self._restore(prepare)
+                hold.enter_context(held(self._store, "", f"a restore by {self._job or self._owner}", self._warn))
+            found = self._restore(prepare)
+            if found.key != self.latest.manifest:
+                self._fallback = hold.pop_all()
+            return found
 
     def _restore(self, prepare: Restore) -> Found:
-        tried = self._candidates() if self._gang.leads else iter(())
+        tried = chain.restorable(self._store, self.latest) if self._gang.leads else iter(())
         reasons: list[str] = []
         while True:
             found = self._gang.on_leader(lambda: next(tried, None))
@@ -166,13 +170,6 @@ class Keeper:
             if not self._retention.keeps_for_ever(found.manifest.step):
                 self._milestone = (found.manifest.milestone, found.manifest.milestone_sha256)
             return found
-
-    def _candidates(self) -> Iterator[Found | Damaged]:
-        for found in chain.candidates(self._store, self.latest):
-            if isinstance(found, Found) and found.key != self.latest.manifest and tombstones(self._store, found.key):
-                yield Damaged(found.key, f"{self.uri}/{found.key} is being deleted by a prune")
-            else:
-                yield found
 
     def _follow(self, key: str, sha256: str, step: int) -> None:
         """The next manifest's parent is this one."""
@@ -281,6 +278,7 @@ class Keeper:
             self._claim = claim
             if self._tier and claim is not None:
                 self._tier.hold(claim, self._first_attempt // _ATTEMPTS)
+        self._fallback.close()
         self._follow(written.key, written.sha256, flight.heading.step)
         if self._gang.leads and not self._retention.keeps_all:
             self._start_prune()
@@ -306,6 +304,7 @@ class Keeper:
             self._warn(f"old checkpoints could not be deleted, will try again after the next save: {error}")
 
     def close(self) -> None:
+        self._fallback.close()
         self._transfers.close()
         self._store.close()
 

@@ -8,10 +8,12 @@ import struct
 import time
 import zlib
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit, read_latest
 from muster_protocol.checkpoints.inventory import Link
 from muster_protocol.checkpoints.store import Body, Item, Store, Unfinished
@@ -27,6 +29,10 @@ class MemoryStore:
     def __init__(self, objects: dict[str, bytes] | None = None) -> None:
         self.uri = "file:///memory"
         self._objects = dict(objects or {})
+
+    @property
+    def everything(self) -> dict[str, bytes]:
+        return dict(self._objects)
 
     def copy(self) -> MemoryStore:
         return MemoryStore(self._objects)
@@ -163,6 +169,15 @@ def read_whole(store: Store, key: str) -> bytes | None:
     return b"".join(bytes(_shard(store, file)) for file in record.files)
 
 
+def is_whole(store: Store, found: Found) -> bool:
+    """Every shard is there, and what was saved."""
+    for file in found.manifest.files:
+        body = store.get(file.key)
+        if body is None or f"{zlib.crc32(body.content):08x}" != file.crc32:
+            return False
+    return True
+
+
 def _shard(store: Store, file: ShardFile) -> bytes:
     body = store.get(file.key)
     return b"" if body is None else body.content
@@ -171,6 +186,30 @@ def _shard(store: Store, file: ShardFile) -> bytes:
 def latest_key(store: Store) -> str:
     claim = read_latest(store)
     return claim.latest.manifest if claim else ""
+
+
+class Held:
+    """Transfers whose uploads wait until they are let go."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.memory = inner, inner.memory
+        self._waiting: list[tuple[Any, Future[Any]]] = []
+
+    def upload(self, *what: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._waiting.append((what, future))
+        return future
+
+    def let_go(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for what, future in waiting:
+            try:
+                future.set_result(self._inner.upload(*what).result())
+            except Exception as error:  # noqa: BLE001 - whoever waits for the upload gets it
+                future.set_exception(error)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 class Cut(BaseException):

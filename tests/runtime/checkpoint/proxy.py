@@ -98,6 +98,12 @@ def error(status: int, code: str) -> Act:
     return act
 
 
+def delay(handler: Handler) -> None:
+    """It takes its time; others overtake it."""
+    threading.Event().wait(0.2)
+    forward(handler)
+
+
 def drop(handler: Handler) -> None:
     """The request is lost."""
     handler.hang_up()

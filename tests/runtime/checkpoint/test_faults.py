@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +14,11 @@ import pytest
 import torch
 
 from muster_protocol.checkpoints import commit as commits
-from muster_protocol.checkpoints.chain import Found, read_manifest
+from muster_protocol.checkpoints.chain import Found, candidates, read_manifest
 from muster_protocol.checkpoints.commit import read_latest
-from muster_protocol.checkpoints.retention import Retention
+from muster_protocol.checkpoints.inventory import take
+from muster_protocol.checkpoints.prune import carry_out
+from muster_protocol.checkpoints.retention import Retention, plan
 from muster_protocol.errors import StorageError
 from muster_runtime.checkpoint import transfers
 from muster_runtime.checkpoint.keeper import Keeper
@@ -26,10 +29,13 @@ from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.parallel.gang import Gang
 
 sys.path.insert(0, str(Path(__file__).parent))
-from proxy import Act, Handler, Proxy, drop, drop_answer, duplicate, error, forward, truncate
+from proxy import Act, Handler, Proxy, delay, drop, drop_answer, duplicate, error, forward, truncate
 
 if TYPE_CHECKING:
     from conftest import S3Server
+
+ANCESTORS = 2
+THOROUGH = bool(os.environ.get("MUSTER_THOROUGH"))
 
 
 def state(step: int) -> TensorTable:
@@ -72,15 +78,19 @@ class Run:
         assert claim is not None
         found = read_manifest(self.store, claim.latest.manifest, claim.latest.sha256)
         assert found.manifest.step in ((step,) if committed else (before, step))
+        self.look(found)
+        return found.manifest.step
+
+    def look(self, found: Found) -> None:
+        """At every bit of it."""
         tables: list[TensorTable] = []
 
         def prepare(_: Found, reader: Reader) -> TensorTable:
-            tables.append({name: torch.zeros_like(tensor) for name, tensor in state(step).items()})
+            tables.append({name: torch.zeros_like(tensor) for name, tensor in state(0).items()})
             return tables[-1]
 
         self.keeper.load(self.store, found, prepare)
         assert all(tables[-1][name].equal(tensor) for name, tensor in state(found.manifest.step).items())
-        return found.manifest.step
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +140,7 @@ def test_the_writer_is_killed_at_every_request(run: Run, after: bool) -> None:
 
 
 BAD = {
+    "delay": delay,
     "500": error(500, "InternalError"),
     "503": error(503, "SlowDown"),
     "409": error(409, "ConditionalRequestConflict"),
@@ -146,3 +157,63 @@ def test_a_bad_network_at_every_request(run: Run, bad: str) -> None:
     assert len(outcomes) >= 5
     if bad != "409":  # nothing but LATEST's conditional write is answered so
         assert all(outcomes), "one bad answer is no reason to miss a save"
+
+
+def prune_at_every_request(run: Run, make: Callable[[], Act]) -> list[bool]:
+    """As `at_every_request`, with prunes of one checkpoint each. What stays is whole after each, bit by bit."""
+    for _ in range(ANCESTORS + 1):
+        assert run.save(0, forward)
+    prune(run)
+    outcomes: list[bool] = []
+    while True:
+        assert run.save(0, forward)
+        number = len(outcomes) + 1
+        run.proxy.arm(number, make())
+        try:
+            prune(run)
+            done = True
+        except StorageError as error:
+            print(f"request {number} of {run.proxy.seen}: {error}")  # shown when the test fails
+            done = False
+        seen = len(run.proxy.seen)
+        run.proxy.arm(0, forward)
+        claim = read_latest(run.store)
+        assert claim is not None
+        found = [each for each in candidates(run.store, claim.latest) if isinstance(each, Found)][: ANCESTORS + 1]
+        assert [each.manifest.step for each in found] == [run.step, run.step - 1, run.step - 2]
+        for each in found:
+            run.look(each)
+        prune(run)
+        left = take(run.store, unfinished=False)
+        assert len(left.committed) == ANCESTORS + 1
+        assert not [folder for folder in left.orphans if folder.tombstones], "the next prune ends what was cut"
+        if seen < number:
+            assert done
+            return outcomes
+        outcomes.append(done)
+
+
+@pytest.fixture(scope="module")
+def other(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """On a prefix of its own, where nothing lies that other tests have left."""
+    made = Run(run.proxy, f"s3://models/{tmp_path_factory.mktemp('prunes').name}")
+    yield made
+    made.store.close()
+
+
+def prune(run: Run) -> None:
+    now = time.time()
+    carry_out(run.store, plan(take(run.store, unfinished=False), Retention(last=1), now), lambda: now)
+
+
+def test_the_writer_is_killed_at_every_request_of_a_prune(other: Run) -> None:
+    """Before each; after each is before the next."""
+    assert len(prune_at_every_request(other, lambda: kill(other, after=False))) > 20
+
+
+@pytest.mark.parametrize("bad", BAD if THOROUGH else ("drop the answer", "503", "truncate"))
+def test_a_bad_network_at_every_request_of_a_prune(other: Run, bad: str) -> None:
+    outcomes = prune_at_every_request(other, lambda: BAD[bad])
+    assert len(outcomes) > 20
+    if bad != "409":
+        assert all(outcomes), "one bad answer is no reason to give up a prune"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import zlib
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made import Held
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
@@ -27,7 +27,7 @@ from muster_runtime.checkpoint import transfers
 from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.plan import Planner, cut_up
 from muster_runtime.checkpoint.reader import Reader
-from muster_runtime.checkpoint.s3_store import Landed, S3Store
+from muster_runtime.checkpoint.s3_store import S3Store
 from muster_runtime.checkpoint.sums import combined, sums
 from muster_runtime.checkpoint.transfers import piece_bytes
 from muster_runtime.checkpoint.tree import TensorTable
@@ -65,26 +65,6 @@ def restored(store: Store, like: TensorTable) -> TensorTable:
 
     assert keeper_of(store).restore(prepare) is not None
     return tables[-1]
-
-
-class Held:
-    """Transfers whose uploads wait until they are let go."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner, self.memory = inner, inner.memory
-        self._waiting: list[tuple[Any, Future[list[Landed]]]] = []
-
-    def upload(self, *what: Any) -> Future[list[Landed]]:
-        future: Future[list[Landed]] = Future()
-        self._waiting.append((what, future))
-        return future
-
-    def let_go(self) -> None:
-        for what, future in self._waiting:
-            future.set_result(self._inner.upload(*what).result())
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def test_what_training_does_after_the_copy_is_not_in_the_checkpoint(store: Store) -> None:
