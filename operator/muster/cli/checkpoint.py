@@ -21,6 +21,7 @@ from muster_protocol.checkpoints.differences import differences
 from muster_protocol.checkpoints.export import SHARD_BYTES, export, model_tensors
 from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.holds import held, release, tag
+from muster_protocol.checkpoints.importing import import_model
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, take
 from muster_protocol.checkpoints.prune import carry_out
 from muster_protocol.checkpoints.retention import Retention, parse_best, plan
@@ -221,6 +222,21 @@ def export_(
         typer.echo(f"step {checkpoint.step}: {len(tensors)} tensors, {tables.amount(size)}, in {there.uri}:")
         for file in files:
             typer.echo(f"  {file}")
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER|URI", help="A folder, or s3://BUCKET/PREFIX.")],
+    target: Annotated[str, typer.Argument(metavar="URI", help="Where no run is yet: s3://BUCKET/PREFIX.")],
+    name: Annotated[str, typer.Option("--object", help="As which tracked object.")] = "model",
+    endpoint: Endpoint = None,
+) -> None:
+    """Make a checkpoint of a model in the layout of Hugging Face's hub, as a new run that has it committed."""
+    where = folder if "://" in folder else Path(folder).absolute().as_uri()
+    with _explained(), _opened(where, endpoint) as store, _opened(target, endpoint) as there:
+        size = import_model(store, there, name)
+        typer.echo(f"{store.uri} is committed in {there.uri} as the object {name}: {tables.amount(size)}")
+        typer.echo(f"start a job from it by checkpoint: {{from: {there.uri!r}, load: model}}")
 
 
 @app.command()

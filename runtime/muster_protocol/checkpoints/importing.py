@@ -1,0 +1,162 @@
+"""A model in Hugging Face's layout made a checkpoint, as a run of its own that has it committed: `export`'s inverse.
+
+Streamed: one object of the new checkpoint, or one row of a tensor where that is larger, is held at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.commit import commit
+from muster_protocol.checkpoints.copy import claim_empty
+from muster_protocol.checkpoints.export import DTYPES, INDEX
+from muster_protocol.checkpoints.store import Store
+from muster_protocol.checkpoints.tensors import ITEM_BYTES
+from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError
+from muster_protocol.manifest import MANIFEST_NAME, Manifest, ShardFile, step_prefix
+
+OWNER: Final = "muster checkpoint import"
+OBJECT_BYTES: Final = 64 << 20
+"""As a rank writes them at most: a restore holds a few whole."""
+HEADER_BYTES: Final = 100_000_000
+"""A longer header is none, as safetensors has it."""
+_TYPES: Final = {theirs: ours for ours, theirs in DTYPES.items()}
+_RUN: Final = {"step": 0, "seed": 0, "world_size": 1, "threads": 1}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One tensor: its bytes begin at `at` of an object. `dtype` is torch's name of the type."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    at: int
+
+
+def read_model(store: Store) -> list[Source]:
+    """The tensors of a folder in Hugging Face's layout. StateError when it is none, CorruptCheckpointError."""
+    index = store.get(INDEX)
+    if index is None:
+        names = [item.key for item in store.objects("") if item.key == "model.safetensors"]
+    else:
+        weights = _json(store, INDEX, index.content).get("weight_map", {})
+        names = sorted(set(weights.values()))
+    if not names:
+        raise StateError(f"{store.uri} has neither model.safetensors nor {INDEX}; name the folder that has one")
+    found = [source for name in names for source in _read_file(store, name)]
+    if index is not None and {source.name for source in found} != weights.keys():
+        raise CorruptCheckpointError(f"{store.uri}/{INDEX} names other tensors than the files that it names have")
+    return found
+
+
+def _read_file(store: Store, name: str) -> Iterator[Source]:
+    length = int.from_bytes(_read(store, name, 0, 8), "little")
+    if not 2 <= length <= HEADER_BYTES:
+        raise CorruptCheckpointError(f"{store.uri}/{name} is no safetensors file: its header has {length:,} bytes")
+    header = _json(store, name, bytes(_read(store, name, 8, length)))
+    for key, entry in header.items():
+        if key == "__metadata__":
+            continue
+        try:
+            dtype, shape, (begin, end) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptCheckpointError(f"{store.uri}/{name}: the entry of {key} is damaged: {error!r}") from error
+        if dtype not in _TYPES:
+            raise StateError(f"{key} in {name} is of type {dtype}, which a checkpoint can't hold")
+        if end - begin != math.prod(shape) * ITEM_BYTES[_TYPES[dtype]]:
+            raise CorruptCheckpointError(f"{store.uri}/{name}: {key} has {end - begin:,} bytes, its shape wants others")
+        yield Source(key, _TYPES[dtype], shape, name, 8 + length + begin)
+
+
+def _json(store: Store, name: str, text: bytes) -> dict[str, Any]:
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{store.uri}/{name} can't be read: {error}") from error
+    if not isinstance(raw, dict):
+        raise CorruptCheckpointError(f"{store.uri}/{name} is no safetensors file")
+    return raw
+
+
+def _read(store: Store, name: str, at: int, length: int) -> bytearray:
+    try:
+        return store.read(name, at, length)
+    except StorageError as error:
+        if error.kind != "NotFound":
+            raise
+        raise CorruptCheckpointError(str(error)) from error
+
+
+def import_model(source: Store, target: Store, name: str = "model") -> int:
+    """Commits the model as the tracked object `name` at step 0 of a new run. Its bytes.
+
+    StateError when the target has a run already. An import that was cut is begun anew by the next.
+    """
+    sources = read_model(source)
+    claim = claim_empty(target, OWNER)
+    prefix = step_prefix(0, claim.latest.epoch, 0)
+    written = _Writer(target, prefix)
+    tensors = {f"{name}.{each.name}": written.tensor(source, each) for each in sources}
+    written.end_file()
+    trees = {name: {each.name: {"$tensor": f"{name}.{each.name}"} for each in sources}}
+    record = Manifest(
+        step=0,
+        epoch=claim.latest.epoch,
+        attempt=0,
+        parent="",
+        files=tuple(written.files),
+        planner={"tensors": tensors, "trees": trees, "run": _RUN},
+        world_size=1,
+        created_at=time.time(),
+    )
+    body = manifests.encode(record)
+    target.put(prefix + MANIFEST_NAME, body)
+    digest = hashlib.sha256(body).hexdigest()
+    commit(target, claim, step=0, manifest_key=prefix + MANIFEST_NAME, sha256=digest, finished=False)
+    return sum(file.size for file in written.files)
+
+
+class _Writer:
+    """Puts chunks of whole rows one after the other into objects of at most `OBJECT_BYTES`."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+        self.files: list[ShardFile] = []
+        self._pending = bytearray()
+
+    def tensor(self, source: Store, what: Source) -> dict[str, Any]:
+        """The tensor's entry in the manifest."""
+        rows = what.shape[0] if what.shape else 1
+        row = math.prod(what.shape[1:]) * ITEM_BYTES[what.dtype]
+        step = max(1, OBJECT_BYTES // max(1, row))
+        chunks = []
+        for first in range(0, rows, step) if rows * row else (0,):
+            count = min(step, rows - first)
+            data = _read(source, what.file, what.at + first * row, count * row)
+            sizes = [count, *what.shape[1:]] if what.shape else []
+            offsets = [first] + [0] * (len(sizes) - 1) if what.shape else []
+            chunks.append({"offsets": offsets, "sizes": sizes, **self._append(data)})
+        return {"dtype": what.dtype, "shape": list(what.shape), "chunks": chunks}
+
+    def _append(self, data: bytearray) -> dict[str, Any]:
+        if self._pending and len(self._pending) + len(data) > OBJECT_BYTES:
+            self.end_file()
+        place = {"file": len(self.files), "at": len(self._pending), "crc32": f"{zlib.crc32(data):08x}"}
+        self._pending += data
+        return place
+
+    def end_file(self) -> None:
+        key = f"{self._prefix}rank-00000.{len(self.files):04d}.bin"
+        content, self._pending = bytes(self._pending), bytearray()
+        self._store.put(key, content)
+        self.files.append(ShardFile(key, len(content), f"{zlib.crc32(content):08x}"))

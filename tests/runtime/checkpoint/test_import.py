@@ -1,0 +1,100 @@
+"""`muster checkpoint import`: the inverse of `export`, bit for bit, with little memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from typer.testing import CliRunner
+
+from muster.cli.app import app
+from muster_protocol.checkpoints import importing
+from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.file_store import FileStore
+from muster_protocol.checkpoints.inventory import find_start
+from muster_protocol.checkpoints.retention import Retention
+from muster_protocol.uris import parse_uri
+from muster_runtime.checkpoint.keeper import Keeper
+from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.tree import TensorTable
+from muster_runtime.parallel.gang import Gang
+
+MODEL = {
+    "embed.weight": torch.arange(5000.0).view(1000, 5),
+    "half": torch.arange(77, dtype=torch.bfloat16).view(7, 11),
+    "flags": torch.tensor([True, False, True]),
+    "scale": torch.tensor(0.25),
+    "none": torch.empty(0, 4),
+    "wide": torch.rand(2, 3000),
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "OBJECT_BYTES", 4096)
+
+
+def muster(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["checkpoint", *arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "hub"
+    made.mkdir()
+    safetensors.torch.save_file(MODEL, made / "model.safetensors")
+    return made
+
+
+def test_what_was_imported_is_restored_and_exported_bit_for_bit(folder: Path, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/run"
+    assert "load: model" in muster("import", str(folder), uri)
+    muster("verify", uri)
+    store = FileStore(parse_uri(uri))
+    found = find_start(store, None)
+    assert max(file.size for file in found.manifest.files) <= max(4096, 3000 * 4)
+    tables: list[TensorTable] = []
+
+    def prepare(_: Found, reader: Reader) -> TensorTable:
+        tables.append({f"model.{name}": torch.zeros_like(tensor) for name, tensor in MODEL.items()})
+        return tables[-1]
+
+    keeper = Keeper(store, Gang(), owner="job", job="job", retention=Retention(), warn=print)
+    keeper.load(store, found, prepare)
+    assert all(tables[-1][f"model.{name}"].equal(tensor) for name, tensor in MODEL.items())
+    muster("export", uri, str(tmp_path / "out"))
+    again = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
+    assert again.keys() == MODEL.keys()
+    assert all(again[name].equal(tensor) and again[name].dtype == tensor.dtype for name, tensor in MODEL.items())
+
+
+def test_a_model_in_several_files(folder: Path, tmp_path: Path) -> None:
+    first, second, third = (f"file://{tmp_path}/{name}" for name in ("one", "parts", "two"))
+    muster("import", str(folder), first)
+    muster("export", first, second, "--shard-size", "9000")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
+    muster("import", second, third)
+    assert "6 of 6 tensors are the same" in muster("diff", first, third, "--read")
+
+
+def test_what_is_no_model_is_told(folder: Path, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/run"
+    assert "has neither model.safetensors nor" in muster("import", str(tmp_path), uri, code=2)
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-9])
+    assert "ends before" in muster("import", str(folder), uri, code=2)
+    assert "has no checkpoints yet" in muster("ls", uri)
+    file.write_bytes(b"\xff" * 100)
+    assert "is no safetensors file" in muster("import", str(folder), uri, code=2)
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    assert "a has 4 bytes" in muster("import", str(folder), uri, code=2)
+    file.write_bytes(whole)
+    muster("import", str(folder), uri)
+    assert "has a checkpoint of step 0 already" in muster("import", str(folder), uri, code=2)
