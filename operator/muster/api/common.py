@@ -114,6 +114,16 @@ Duration = Annotated[
 ]
 """`90s`, `10m`, `1h30m`, `2d`. Read by `muster_protocol.durations.parse_duration`."""
 
+DurationOrAuto = Annotated[
+    str,
+    Len(1, 32),
+    Rule(
+        f"self == 'auto' || self.matches({cel_text(DURATION_PATTERN)})",
+        "write auto, or a duration as days, hours, minutes and seconds in this order, like 90s, 10m, 1h30m or 2d",
+    ),
+]
+"""A `Duration`, or `auto`."""
+
 Quantity = Annotated[
     str,
     BeforeValidator(str),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 from muster.api.common import Duration
 from muster.api.defaults import filled
@@ -30,6 +30,7 @@ from muster_protocol.durations import format_duration, parse_duration
 STRATEGY: Final = Strategy.DDP
 TOPOLOGY_MODE: Final = TopologyMode.PREFERRED
 CHECKPOINT_INTERVAL_SECONDS: Final = 600
+AUTO: Final = "auto"
 RETENTION_LAST: Final = 3
 RESTART_LIMIT: Final = 3
 RESTART_BACKOFF_SECONDS: Final = 10
@@ -48,7 +49,7 @@ class EffectiveCheckpoint:
     """Where and how often. Durations in seconds.
 
     Attributes:
-        interval: None: not by time.
+        interval: None: not by time. AUTO: by what a save costs and how often nodes fail.
         every_steps: None: not by steps.
         secret: name of the Secret with credentials, or "".
         endpoint: URL, or "" for AWS's own.
@@ -61,7 +62,7 @@ class EffectiveCheckpoint:
     """
 
     uri: str
-    interval: int | None
+    interval: int | Literal["auto"] | None
     every_steps: int | None
     retention: Retention
     secret: str
@@ -255,11 +256,15 @@ def _window(window: Window | None) -> EffectiveWindow | None:
 def _checkpoint(checkpoint: Checkpoint | None) -> EffectiveCheckpoint | None:
     if checkpoint is None:
         return None
-    by_time = CHECKPOINT_INTERVAL_SECONDS if checkpoint.every_steps is None else None
+    interval: int | Literal["auto"] | None
+    if checkpoint.interval is None:
+        interval = CHECKPOINT_INTERVAL_SECONDS if checkpoint.every_steps is None else None
+    else:
+        interval = AUTO if checkpoint.interval == AUTO else parse_duration(checkpoint.interval)
     authority, encryption = checkpoint.ca_config_map_ref, checkpoint.encryption
     return EffectiveCheckpoint(
         uri=checkpoint.uri,
-        interval=by_time if checkpoint.interval is None else parse_duration(checkpoint.interval),
+        interval=interval,
         every_steps=checkpoint.every_steps,
         retention=_retention(checkpoint),
         secret=checkpoint.secret_ref.name if checkpoint.secret_ref else "",

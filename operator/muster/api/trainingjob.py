@@ -11,6 +11,7 @@ from pydantic import Field
 from muster.api.common import (
     Count,
     Duration,
+    DurationOrAuto,
     Label63,
     Labels,
     Model,
@@ -200,8 +201,10 @@ class Checkpoint(Model):
 
     uri: S3Uri
     """`s3://BUCKET/PREFIX`. The bucket must exist; the prefix belongs to this job alone."""
-    interval: Duration | None = None
-    """Time between checkpoints, like 10m. Left out: 10m, or none by time when `everySteps` is set."""
+    interval: DurationOrAuto | None = None
+    """Time between checkpoints, like 10m, or auto: that at which saves and lost work cost the least together, by what a
+    save costs this run and how often nodes of its `capacity` fail. Left out: 10m, or none by time when `everySteps` is
+    set."""
     every_steps: Annotated[Step, Ge(1)] | None = None
     """Steps between checkpoints."""
     retention: Retention | None = None

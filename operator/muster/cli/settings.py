@@ -10,6 +10,7 @@ from typing import Final
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from muster.api.jobparts import CapacityKind
 from muster.api.names import GANG_PRIORITY_CLASS
 
 MIN_TOKEN_KEY: Final = 16
@@ -44,6 +45,9 @@ class Settings(BaseSettings):
     """Reach launchers through the API server's pod proxy. For an operator that can't reach pods by IP."""
     prices: dict[str, float] = Field(default_factory=dict)
     """Money for an hour of one GPU by flavour, as JSON: `{"H100/on-demand": 2.5}`."""
+    node_hours: dict[CapacityKind, float] = Field(default_factory=dict)
+    """Hours that one node runs between two failures, by kind of capacity, as JSON: `{"spot": 24}`. For checkpoints with
+    `interval: auto`."""
     provisioning_class: str = ""
     """Class of the ProvisioningRequests that ask an autoscaler for nodes; empty: it is not asked."""
     provisioning_parameters: dict[str, str] = Field(default_factory=dict)

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from muster.api import names
 from muster.api.common import API_VERSION
-from muster.api.effective import EffectiveCheckpoint, EffectiveSpec
+from muster.api.effective import AUTO, EffectiveCheckpoint, EffectiveSpec
+from muster.api.jobparts import CapacityKind
 from muster.cluster import overrides
 from muster.cluster.overrides import RUNTIME, RUNTIME_VOLUME, TRAINER
 from muster_protocol import env, exits
@@ -49,12 +50,14 @@ class PodSettings:
         priority_class: name of the pods' PriorityClass, "" for none.
         pull_policy: of the runtime image; "" leaves it to Kubernetes.
         token_tag: of the key that the launchers' tokens are derived from.
+        node_hours: hours that one node runs between two failures, by kind of capacity.
     """
 
     runtime_image: str
     priority_class: str = names.GANG_PRIORITY_CLASS
     pull_policy: str = ""
     token_tag: str = ""
+    node_hours: tuple[tuple[str, float], ...] = tuple(sorted(env.NODE_HOURS.items()))
 
 
 @dataclass(frozen=True)
@@ -370,7 +373,15 @@ def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> l
     own = {entry.name for entry in spec.env}
     if spec.checkpoint is not None:
         result += [entry for entry in _checkpoint(spec.checkpoint) if entry["name"] not in own]
+    if spec.checkpoint is not None and spec.checkpoint.interval == AUTO and env.CHECKPOINT_NODE_HOURS not in own:
+        result.append({"name": env.CHECKPOINT_NODE_HOURS, "value": f"{_node_hours(spec, settings):g}"})
     return result + [entry.to_raw() for entry in spec.env]
+
+
+def _node_hours(spec: EffectiveSpec, settings: PodSettings) -> float:
+    """Of the worst kind of capacity that the job names; on demand is what any job gets first."""
+    hours = dict(settings.node_hours)
+    return min(hours[kind] for kind in spec.capacity or (CapacityKind.ON_DEMAND.value,))
 
 
 def _checkpoint(checkpoint: EffectiveCheckpoint) -> list[Object]:

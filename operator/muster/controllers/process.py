@@ -33,6 +33,7 @@ from muster.controllers.lifecycle.turn import Note
 from muster.controllers.probes import Probes
 from muster.controllers.records import Record
 from muster.telemetry.metrics import Metrics
+from muster_protocol import env
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,7 @@ class Operator:
                 runtime_image=settings.runtime_image,
                 priority_class=settings.priority_class,
                 pull_policy=settings.runtime_pull_policy,
+                node_hours=node_hours(settings),
             ),
             token_key=token_key(settings),
             tell=tell,
@@ -260,6 +262,12 @@ def _end_at_once(why: str) -> None:
     """Without any clean-up: that could write, and the next leader counts on our silence."""
     log.critical("%s: ending at once", why)
     os._exit(EXIT_LEASE_LOST)
+
+
+def node_hours(settings: Settings) -> tuple[tuple[str, float], ...]:
+    """Of every kind of capacity: what the settings say, else what is supposed."""
+    said = {kind.value: hours for kind, hours in settings.node_hours.items()}
+    return tuple(sorted({**env.NODE_HOURS, **said}.items()))
 
 
 def asking(settings: Settings) -> Asking | None:

@@ -26,7 +26,7 @@ from muster_runtime.session import checks, rng
 from muster_runtime.session.boundary import Votes, agree
 from muster_runtime.session.persistence import Persistence, Restored, RunState
 from muster_runtime.session.progress import Progress
-from muster_runtime.session.schedule import Schedule
+from muster_runtime.session.schedule import AutoInterval, Schedule
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Tracked
 
@@ -47,8 +47,11 @@ class Session:
         self._reporter = reporter
         self._control = ControlReader()
         self._progress = Progress(self.rank, self.world_size, device, reporter)
-        interval = settings.interval_seconds if settings.rank == 0 else None  # one clock decides
-        self._schedule = Schedule(settings.every_steps, interval, time.monotonic())
+        self._schedule = Schedule(settings.every_steps, None, time.monotonic())
+        if settings.rank == 0:  # one clock decides
+            self._schedule.interval_seconds = settings.interval_seconds
+            if settings.between_failures is not None:
+                self._schedule.auto = AutoInterval(settings.between_failures)
         self._persistence: Persistence | None = None
         self._tracked: list[Tracked] = []
         self._wrapped: list[tuple[weakref.ref[nn.Module], str]] = []
@@ -445,9 +448,13 @@ class Session:
     def _saved(self, saved: Saved) -> None:
         assert self._persistence is not None
         self._progress.saved(saved.step)
+        following = ""
+        if (auto := self._schedule.auto) is not None:
+            auto.measured(saved.stall, saved.seconds)
+            following = f"; the next is due {auto.seconds:,.0f} s after this one began (interval auto)"
         self.log(
             f"checkpoint of step {saved.step} committed: {saved.total_bytes / 1e6:.2f} MB in {saved.seconds:.2f} s, "
-            f"training stood still for {saved.stall:.2f} s"
+            f"training stood still for {saved.stall:.2f} s{following}"
         )
         self._reporter.send(
             reports.CheckpointCommitted(

@@ -12,6 +12,7 @@ from muster_runtime.errors import UsageError
 
 STRATEGIES = ("none", "ddp", "fsdp", "hsdp")
 SEED = "MUSTER_SEED"
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Settings:
     checkpoint: str = ""
     every_steps: int | None = None
     interval_seconds: float | None = None
+    between_failures: float | None = None
+    """Seconds between failures of the whole gang; None: the interval isn't `auto`."""
     retention: Retention = field(default_factory=Retention)
     blocking_saves: bool = False
     start_from: str = ""
@@ -78,12 +81,19 @@ def read_settings(
         strategy=chosen,
         checkpoint=environment.get(env.CHECKPOINT_URI) or checkpoint or "",
         every_steps=steps or None,
-        interval_seconds=float(interval) if interval else None,
+        interval_seconds=float(interval) if interval and interval != AUTO else None,
+        between_failures=_between_failures(environment) if interval == AUTO else None,
         retention=_retention(environment),
         blocking_saves=environment.get(env.CHECKPOINT_BLOCKING, "") not in ("", "0"),
         start_from=environment.get(env.CHECKPOINT_FROM, ""),
         start_load=start_load,
     )
+
+
+def _between_failures(environment: Mapping[str, str]) -> float:
+    """The failure of any one worker's node ends the gang."""
+    hours = float(environment.get(env.CHECKPOINT_NODE_HOURS) or env.NODE_HOURS["on-demand"])
+    return hours * 3600 / max(1, _integer(environment, env.WORKERS, 1))
 
 
 def _retention(environment: Mapping[str, str]) -> Retention:

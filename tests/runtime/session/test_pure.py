@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from muster_protocol import losses
 from muster_protocol.losses import LossRecord
-from muster_runtime.session.schedule import Schedule
+from muster_runtime.session.schedule import FIRST_SECONDS, LONGEST_SECONDS, AutoInterval, Schedule
 from muster_runtime.session.settings import read_settings
 from muster_runtime.telemetry.peaks import peak_flops
 from muster_runtime.telemetry.throughput import Meter, model_flops_utilisation
@@ -28,6 +28,43 @@ def test_due_by_time_since_the_last_save() -> None:
     assert schedule.is_due(2, 110.0)
     schedule.saved(111.0)
     assert not schedule.is_due(3, 120.9)
+
+
+def test_the_automatic_interval_is_youngs() -> None:
+    auto = AutoInterval(between_failures=24 * 3600.0)
+    schedule = Schedule(None, None, 0.0, auto=auto)
+    assert not schedule.is_due(1, FIRST_SECONDS - 1)
+    assert schedule.is_due(1, FIRST_SECONDS)
+    schedule.saved(FIRST_SECONDS)
+    auto.measured(stall=2.0, durable=30.0)
+    assert auto.seconds == pytest.approx((2 * 2.0 * 24 * 3600) ** 0.5)  # 588 s
+    assert not schedule.is_due(2, FIRST_SECONDS + 587)
+    assert schedule.is_due(2, FIRST_SECONDS + 588)
+
+
+def test_the_automatic_interval_follows_what_saves_cost_now() -> None:
+    auto = AutoInterval(24 * 3600.0)
+    auto.measured(8.0, 30.0)  # the first one plans, and zeroes fresh memory
+    first = auto.seconds
+    for _ in range(20):
+        auto.measured(0.5, 3.0)
+    assert auto.seconds == pytest.approx(first / 4, rel=1e-3)
+
+
+@given(st.floats(0, 1e4), st.floats(0, 3000), st.floats(1, 1e10))
+def test_the_automatic_interval_has_bounds(stall: float, durable: float, between: float) -> None:
+    auto = AutoInterval(between)
+    auto.measured(stall, durable)
+    assert durable <= auto.seconds <= LONGEST_SECONDS
+    auto.measured(stall, 2 * LONGEST_SECONDS)
+    assert auto.seconds >= auto.durable, "never more often than a save takes to be durable"
+
+
+def test_any_node_of_the_gang_may_fail() -> None:
+    job = {"MUSTER_CHECKPOINT_INTERVAL": "auto", "MUSTER_CHECKPOINT_NODE_HOURS": "100", "MUSTER_WORKERS": "50"}
+    found = read_settings(job)
+    assert (found.between_failures, found.interval_seconds) == (2 * 3600.0, None)
+    assert read_settings({"MUSTER_CHECKPOINT_INTERVAL": "90"}).between_failures is None
 
 
 def test_rates_leave_saves_out() -> None:

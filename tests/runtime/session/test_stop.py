@@ -137,6 +137,14 @@ def test_time_makes_a_checkpoint_due(tmp_path: Path) -> None:
     assert 3 <= len(steps) < 9
 
 
+def test_an_automatic_interval_is_told_with_each_save(tmp_path: Path) -> None:
+    path = script(tmp_path, STEPS + "    time.sleep(0.06)\n")
+    auto = {"MUSTER_CHECKPOINT_INTERVAL": "auto", "MUSTER_CHECKPOINT_EVERY_STEPS": "2"}
+    result = run_gang(path, tmp_path, 2, environment(tmp_path, TOTAL="6", **auto, **BLOCKING)).check()
+    assert "after this one began (interval auto)" in result.outputs[0]
+    assert "interval auto" not in result.outputs[1]
+
+
 @pytest.mark.parametrize(("load", "begins"), [("all", 6), ("model", None)])
 def test_a_warm_start_counts_only_without_a_checkpoint_of_its_own(
     load: str, begins: int | None, tmp_path: Path

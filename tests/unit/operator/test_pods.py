@@ -158,6 +158,16 @@ def test_the_crashes_that_a_launcher_may_answer_go_to_it() -> None:
     assert "MUSTER_RESTARTS_IN_PLACE" not in environment(pod)
 
 
+def test_an_interval_of_its_own_choice_is_told_how_often_nodes_fail() -> None:
+    auto = {"uri": "s3://models/llama", "interval": "auto"}
+    found = environment(made(checkpoint=auto))
+    assert (found["MUSTER_CHECKPOINT_INTERVAL"], found["MUSTER_CHECKPOINT_NODE_HOURS"]) == ("auto", "3700")
+    spot = environment(made(checkpoint=auto, capacity={"order": ["on-demand", "spot"]}))
+    assert spot["MUSTER_CHECKPOINT_NODE_HOURS"] == "24"
+    own = environment(made(checkpoint=auto, env=[{"name": "MUSTER_CHECKPOINT_NODE_HOURS", "value": "7"}]))
+    assert own["MUSTER_CHECKPOINT_NODE_HOURS"] == "7"
+
+
 def test_checkpoint_fields_become_environment() -> None:
     checkpoint = {
         "uri": "s3://models/llama",
@@ -179,6 +189,7 @@ def test_checkpoint_fields_become_environment() -> None:
     assert found["MUSTER_CHECKPOINT_FROM"] == "s3://models/base@7"
     assert found["MUSTER_CHECKPOINT_FROM_LOAD"] == "model"
     assert found["AWS_ENDPOINT_URL_S3"] == "http://s3:7070"
+    assert "MUSTER_CHECKPOINT_NODE_HOURS" not in found
     key = {"name": "s3", "key": "AWS_ACCESS_KEY_ID", "optional": False}
     assert found["AWS_ACCESS_KEY_ID"] == {"secretKeyRef": key}
     assert found["AWS_SESSION_TOKEN"]["secretKeyRef"]["optional"] is True
