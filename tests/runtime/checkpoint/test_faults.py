@@ -160,14 +160,17 @@ def test_a_bad_network_at_every_request(run: Run, bad: str) -> None:
 
 
 def prune_at_every_request(run: Run, make: Callable[[], Act]) -> list[bool]:
-    """As `at_every_request`, with prunes of one checkpoint each. What stays is whole after each, bit by bit."""
+    """As `at_every_request`, with prunes of one checkpoint each. What stays is whole after each, bit by bit.
+
+    Every sixth request, or each with MUSTER_THOROUGH=1.
+    """
     for _ in range(ANCESTORS + 1):
         assert run.save(0, forward)
     prune(run)
     outcomes: list[bool] = []
     while True:
         assert run.save(0, forward)
-        number = len(outcomes) + 1
+        number = 1 + len(outcomes) * (1 if THOROUGH else 6)
         run.proxy.arm(number, make())
         try:
             prune(run)
@@ -208,12 +211,12 @@ def prune(run: Run) -> None:
 
 def test_the_writer_is_killed_at_every_request_of_a_prune(other: Run) -> None:
     """Before each; after each is before the next."""
-    assert len(prune_at_every_request(other, lambda: kill(other, after=False))) > 20
+    assert len(prune_at_every_request(other, lambda: kill(other, after=False))) >= 4
 
 
 @pytest.mark.parametrize("bad", BAD if THOROUGH else ("drop the answer", "503", "truncate"))
 def test_a_bad_network_at_every_request_of_a_prune(other: Run, bad: str) -> None:
     outcomes = prune_at_every_request(other, lambda: BAD[bad])
-    assert len(outcomes) > 20
+    assert len(outcomes) >= 4
     if bad != "409":
         assert all(outcomes), "one bad answer is no reason to give up a prune"

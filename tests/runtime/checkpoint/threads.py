@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ from made import Held
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.retention import Retention
 from muster_protocol.checkpoints.store import Store
-from muster_runtime.checkpoint.keeper import Keeper, Saved
+from muster_runtime.checkpoint.keeper import Keeper, Restore, Saved
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.parallel.gang import Gang
@@ -83,8 +84,10 @@ class Ranks:
         ]
         self.held = [Held(keeper._transfers) for keeper in self.keepers]
         for keeper, held in zip(self.keepers, self.held, strict=True):
+            keeper.load = functools.partial(_load_alone, keeper)  # type: ignore[method-assign]
             keeper._saver._transfers = held
-        self.epoch = self.all(lambda keeper: keeper.claim().epoch)[0]
+        self.all(Keeper.claim)
+        self.epoch = self.keepers[0].latest.epoch
 
     def all(self, work: Callable[[Keeper], T]) -> list[T]:
         """`work` on every rank at once."""
@@ -138,6 +141,11 @@ class Ranks:
     def close(self) -> None:
         for keeper in self.keepers:
             keeper.close()
+
+
+def _load_alone(keeper: Keeper, _: Store, found: Found, prepare: Restore) -> None:
+    """Threads have no process group, by which the ranks of a node would share what they fetch."""
+    keeper._load(Reader(keeper._transfers, found.manifest, Gang()), found, prepare)
 
 
 def state(step: int, epoch: int, rank: int) -> TensorTable:
