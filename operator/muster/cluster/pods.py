@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from muster.api import names
 from muster.api.common import API_VERSION
-from muster.api.effective import AUTO, EffectiveCheckpoint, EffectiveSpec
-from muster.api.jobparts import CapacityKind
-from muster.cluster import overrides
+from muster.api.effective import EffectiveSpec
+from muster.cluster import overrides, pod_storage
 from muster.cluster.overrides import RUNTIME, RUNTIME_VOLUME, TRAINER
 from muster_protocol import env, exits
 
@@ -28,17 +27,6 @@ _RUNTIME_USER: Final = 65532
 """`nobody`-like; the runtime's files are readable by all, so the trainer may be anyone."""
 _RUNTIME_SIZE: Final = "1Gi"
 _DNS_1035: Final = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
-_CA_VOLUME: Final = "muster-storage-ca"
-_CA_PATH: Final = "/etc/muster/storage-ca"
-_CA_FILE: Final = "ca.crt"
-_AWS_KEYS: Final = (
-    ("AWS_ACCESS_KEY_ID", False),
-    ("AWS_SECRET_ACCESS_KEY", False),
-    ("AWS_SESSION_TOKEN", True),
-    ("AWS_REGION", True),
-    (env.S3_ENDPOINT, True),
-)
-"""Keys of `checkpoint.secretRef`, and whether each may be left out."""
 
 
 @dataclass(frozen=True)
@@ -263,11 +251,8 @@ def _spec(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> Object:
             *(volume.to_raw() for volume in spec.volumes),
         ],
     }
-    authority = spec.checkpoint.ca if spec.checkpoint else None
-    if authority is not None:
-        name, key = authority
-        found = {"name": name, "items": [{"key": key, "path": _CA_FILE}]}
-        body["volumes"].append({"name": _CA_VOLUME, "configMap": found})
+    if spec.checkpoint is not None:
+        body["volumes"] += pod_storage.volumes(spec.checkpoint)
     if any(mount.mount_path.rstrip("/") == "/dev/shm" for mount in spec.volume_mounts):
         body["volumes"] = [volume for volume in body["volumes"] if volume["name"] != "shm"]
     if settings.priority_class:
@@ -328,8 +313,8 @@ def _trainer(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> Objec
     own: list[Object] = [{"name": RUNTIME_VOLUME, "mountPath": env.MOUNT_PATH, "readOnly": True}]
     if "/dev/shm" not in taken:
         own.append({"name": "shm", "mountPath": "/dev/shm"})
-    if spec.checkpoint is not None and spec.checkpoint.ca is not None:
-        own.append({"name": _CA_VOLUME, "mountPath": _CA_PATH, "readOnly": True})
+    if spec.checkpoint is not None:
+        own += pod_storage.mounts(spec.checkpoint)
     made: Object = {
         "name": TRAINER,
         "image": spec.image,
@@ -372,43 +357,6 @@ def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> l
     result.append({"name": env.TOKEN, "valueFrom": {"secretKeyRef": key}})
     own = {entry.name for entry in spec.env}
     if spec.checkpoint is not None:
-        result += [entry for entry in _checkpoint(spec.checkpoint) if entry["name"] not in own]
-    if spec.checkpoint is not None and spec.checkpoint.interval == AUTO and env.CHECKPOINT_NODE_HOURS not in own:
-        result.append({"name": env.CHECKPOINT_NODE_HOURS, "value": f"{_node_hours(spec, settings):g}"})
+        storage = pod_storage.environment(spec.checkpoint, spec.capacity, dict(settings.node_hours))
+        result += [entry for entry in storage if entry["name"] not in own]
     return result + [entry.to_raw() for entry in spec.env]
-
-
-def _node_hours(spec: EffectiveSpec, settings: PodSettings) -> float:
-    """Of the worst kind of capacity that the job names; on demand is what any job gets first."""
-    hours = dict(settings.node_hours)
-    return min(hours[kind] for kind in spec.capacity or (CapacityKind.ON_DEMAND.value,))
-
-
-def _checkpoint(checkpoint: EffectiveCheckpoint) -> list[Object]:
-    values = {
-        env.CHECKPOINT_URI: checkpoint.uri,
-        env.CHECKPOINT_INTERVAL: checkpoint.interval,
-        env.CHECKPOINT_EVERY_STEPS: checkpoint.every_steps,
-        env.CHECKPOINT_KEEP_LAST: checkpoint.retention.last,
-        env.CHECKPOINT_KEEP_EVERY: checkpoint.retention.every,
-        env.CHECKPOINT_KEEP_SECONDS: checkpoint.retention.every_seconds,
-        env.CHECKPOINT_KEEP_BEST: checkpoint.retention.best,
-        env.S3_ENDPOINT: checkpoint.endpoint,
-        env.S3_ADDRESSING: checkpoint.addressing,
-        env.CHECKPOINT_MEMORY: checkpoint.memory,
-        env.S3_CA_FILE: f"{_CA_PATH}/{_CA_FILE}" if checkpoint.ca else None,
-        env.S3_ENCRYPTION: checkpoint.encryption,
-        env.S3_KMS_KEY: checkpoint.kms_key,
-        env.CHECKPOINT_FROM: checkpoint.from_uri,
-        env.CHECKPOINT_FROM_LOAD: checkpoint.load.value if checkpoint.from_uri else None,
-    }
-    result: list[Object] = [
-        {"name": name, "value": str(value)} for name, value in values.items() if value not in (None, "")
-    ]
-    own = {entry["name"] for entry in result}
-    for name, optional in _AWS_KEYS if checkpoint.secret else ():
-        if name in own:
-            continue  # `checkpoint.endpoint` wins over the Secret's
-        reference = {"name": checkpoint.secret, "key": name, "optional": optional}
-        result.append({"name": name, "valueFrom": {"secretKeyRef": reference}})
-    return result
