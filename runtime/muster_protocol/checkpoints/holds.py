@@ -11,7 +11,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from muster_protocol import manifest as manifests
@@ -62,44 +62,58 @@ def key_of(hold_id: str) -> str:
     return f"{HOLDS_PREFIX}{hold_id}.json"
 
 
-@contextlib.contextmanager
-def held(
-    store: Store, manifest_key: str, who: str, warn: Callable[[str], None], *, seconds: float = HOLD_SECONDS
-) -> Iterator[None]:
+class held:  # noqa: N801 - used like a function: `with held(...)`
     """Holds one checkpoint ("": all of the run) while the block runs, by a thread that renews it.
 
     CorruptCheckpointError when it is being deleted already, or gone. A store that may only be read is read without a
     hold, after a warning.
+
+    No generator: one that was left behind would let go, by requests to the store, wherever the interpreter happens to
+    collect it.
     """
-    hold_id = f"{int(time.time())}-{secrets.token_hex(4)}"
 
-    def renew() -> None:
-        store.put(key_of(hold_id), manifests.encode(Hold(hold_id, who, time.time() + seconds, manifest_key)))
+    def __init__(
+        self, store: Store, manifest_key: str, who: str, warn: Callable[[str], None], *, seconds: float = HOLD_SECONDS
+    ) -> None:
+        self._store, self._manifest_key, self._who, self._warn, self._seconds = store, manifest_key, who, warn, seconds
+        self._id = f"{int(time.time())}-{secrets.token_hex(4)}"
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    try:
-        renew()
-    except StorageRefusedError as error:
-        warn(f"reading without a hold, so a prune at the same time may delete what is read: {error}")
-        yield
-        return
-    over = threading.Event()
+    def __enter__(self) -> None:
+        try:
+            self._renew()
+        except StorageRefusedError as error:
+            self._warn(f"reading without a hold, so a prune at the same time may delete what is read: {error}")
+            return
+        self._thread = threading.Thread(target=self._keep_renewing, name="muster-hold", daemon=True)
+        self._thread.start()
+        try:
+            if self._manifest_key:
+                _refuse_if_doomed(self._store, self._manifest_key)
+        except BaseException:
+            self._let_go()
+            raise
 
-    def keep_renewing() -> None:
-        while not over.wait(seconds / 3):
+    def __exit__(self, *_raised: object) -> None:
+        self._let_go()
+
+    def _renew(self) -> None:
+        hold = Hold(self._id, self._who, time.time() + self._seconds, self._manifest_key)
+        self._store.put(key_of(self._id), manifests.encode(hold))
+
+    def _keep_renewing(self) -> None:
+        while not self._over.wait(self._seconds / 3):
             with contextlib.suppress(StorageError):  # two more tries before it expires
-                renew()
+                self._renew()
 
-    thread = threading.Thread(target=keep_renewing, name="muster-hold", daemon=True)
-    thread.start()
-    try:
-        if manifest_key:
-            _refuse_if_doomed(store, manifest_key)
-        yield
-    finally:
-        over.set()
-        thread.join()
+    def _let_go(self) -> None:
+        if self._thread is None:
+            return
+        self._over.set()
+        self._thread.join()
         with contextlib.suppress(StorageError):  # it expires by itself
-            store.delete([key_of(hold_id)])
+            self._store.delete([key_of(self._id)])
 
 
 def tag(store: Store, manifest_key: str, sha256: str, name: str, who: str) -> Hold:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -240,6 +241,15 @@ def test_a_hold_is_renewed_and_removed(made: MadeRun) -> None:
             assert time.monotonic() < until, "never renewed"
         assert read_holds(made.store)[0].manifest == key
     assert read_holds(made.store) == []
+
+
+def test_a_hold_that_is_left_behind_does_nothing_when_it_is_collected(made: MadeRun) -> None:
+    """A killed gang's: it expires. Requests from within a collection would come in the middle of anything."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(held(made.store, "", "one that dies", print))
+    del stack
+    gc.collect()
+    assert [hold.who for hold in read_holds(made.store)] == ["one that dies"]
 
 
 def test_where_nothing_may_be_written_it_is_read_without_a_hold(tmp_path: Path) -> None:
