@@ -21,6 +21,7 @@ from rich.text import Text
 from muster.api.common import API_VERSION
 from muster.api.names import JOB_UID_LABEL, Phase
 from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError, ApiUnreachable
@@ -188,10 +189,8 @@ def render(scene: Scene) -> RenderableType:
     if status.checkpoint is not None:
         age = f", {_ago(status.checkpoint.committed_at, scene.now)}" if status.checkpoint.committed_at else ""
         head.add_row("Checkpoint", f"step {status.checkpoint.step}{age}  {status.checkpoint.uri or ''}")
-    if status.restarts:
-        failures = status.failures or 0
-        told = f"{_counted(failures, 'failure')} of the script, {status.restarts - failures} of nodes and pods"
-        head.add_row("Restarts", f"{status.restarts} ({told})")
+    if status.restarts or status.restarts_in_place:
+        head.add_row("Restarts", _restarts(status))
     if status.preemptions:
         lost = f", {status.lost_gpu_seconds} GPU-seconds of work lost" if status.lost_gpu_seconds else ""
         head.add_row("Preempted", f"{_counted(status.preemptions, 'time')}{lost}")
@@ -231,6 +230,13 @@ def _waiting(scene: Scene) -> Iterator[tuple[str, str]]:
         )
     if place.changes:
         yield "Would help", "\n".join(place.changes)
+
+
+def _restarts(status: TrainingJobStatus) -> str:
+    """Failures that the launchers answered in place are counted when the pods end, so the numbers needn't add up."""
+    ways = ((status.restarts, "with new pods"), (status.restarts_in_place, "in the pods that were there"))
+    told = ", ".join(f"{count} {how}" for count, how in ways if count)
+    return f"{told} ({_counted(status.failures or 0, 'failure')} of the script counted)"
 
 
 def _progress(scene: Scene) -> RenderableType:
