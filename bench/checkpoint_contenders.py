@@ -57,7 +57,7 @@ def client() -> Any:
     )
 
 
-class _Blocking:
+class Blocking:
     def save(self, step: int) -> None:
         raise NotImplementedError
 
@@ -71,7 +71,7 @@ class _Blocking:
         return True
 
 
-class TorchSave(_Blocking):
+class TorchSave(Blocking):
     """Blocking: every rank pickles what it alone holds (replicas: rank 0), then boto3's multipart upload."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
@@ -105,7 +105,7 @@ class TorchSave(_Blocking):
         self._client.close()
 
 
-class PlainPut(_Blocking):
+class PlainPut(Blocking):
     """No checkpoint at all: the state's unique bytes by `put_object` from memory. What the server can take."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:

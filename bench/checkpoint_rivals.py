@@ -27,14 +27,14 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
 from torch.optim import Optimizer
 
-from checkpoint_contenders import THREADS, client
+from checkpoint_contenders import THREADS, Blocking, client
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.parallel.wrap import unwrap
 
 _SETTINGS: Final = S3ClientConfig(force_path_style=True)
 
 
-class _Planned:
+class _Planned(Blocking):
     """What torch's recipes do around a save and a restore."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
@@ -52,18 +52,6 @@ class _Planned:
         set_state_dict(
             self._model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
-
-    def save(self, step: int) -> None:
-        raise NotImplementedError
-
-    def save_now(self, step: int) -> None:
-        self.save(step)
-
-    def staged(self) -> None:
-        """Staged when `save` returned."""
-
-    def durable(self) -> bool:
-        return True
 
     def close(self) -> None:
         """Nothing is open."""

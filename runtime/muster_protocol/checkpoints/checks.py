@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def named(crc32: int) -> str:
+    """As manifests have it: eight hex digits."""
+    return f"{crc32:08x}"
+
+
 class Check:
     """A checksum that is fed piece by piece."""
 
@@ -18,7 +23,7 @@ class Check:
 
     def trouble(self) -> str:
         """What differs, or "" when the bytes are those that were saved."""
-        return "" if f"{self._crc32:08x}" == self._wanted else "CRC-32 differs"
+        return "" if named(self._crc32) == self._wanted else "CRC-32 differs"
 
 
 def checksum_of(chunk: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.store import Body, Item, Unfinished
 from muster_protocol.errors import StorageError, storage_error
 from muster_protocol.manifest import ShardFile
@@ -155,7 +156,7 @@ class FileWriter:
             self._file.close()
             self._temporary.replace(self._path)
             _sync_folder(self._path.parent)
-        return ShardFile(self._key, self._size, f"{self._crc32:08x}")
+        return ShardFile(self._key, self._size, named(self._crc32))
 
     def abort(self) -> None:
         if self._file is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.commit import commit
 from muster_protocol.checkpoints.copy import claim_empty
 from muster_protocol.checkpoints.export import DTYPES, INDEX
@@ -151,7 +152,7 @@ class _Writer:
     def _append(self, data: bytearray) -> dict[str, Any]:
         if self._pending and len(self._pending) + len(data) > OBJECT_BYTES:
             self.end_file()
-        place = {"file": len(self.files), "at": len(self._pending), "crc32": f"{zlib.crc32(data):08x}"}
+        place = {"file": len(self.files), "at": len(self._pending), "crc32": named(zlib.crc32(data))}
         self._pending += data
         return place
 
@@ -159,4 +160,4 @@ class _Writer:
         key = f"{self._prefix}rank-00000.{len(self.files):04d}.bin"
         content, self._pending = bytes(self._pending), bytearray()
         self._store.put(key, content)
-        self.files.append(ShardFile(key, len(content), f"{zlib.crc32(content):08x}"))
+        self.files.append(ShardFile(key, len(content), named(zlib.crc32(content))))

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import botocore.exceptions
 
+from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, endpoint_in_environment, make_client
 from muster_protocol.checkpoints.store import Body, Item, Unfinished
 from muster_protocol.errors import storage_error
@@ -185,7 +186,7 @@ class S3Writer:
                 store.client.complete_multipart_upload(
                     **store.place(self._key), UploadId=self._upload, MultipartUpload={"Parts": parts}
                 )
-        return ShardFile(self._key, self._size, f"{self._crc32:08x}")
+        return ShardFile(self._key, self._size, named(self._crc32))
 
     def abort(self) -> None:
         for part in self._parts:

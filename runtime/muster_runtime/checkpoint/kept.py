@@ -59,14 +59,13 @@ def _kept(slot: int, part: Part, gang: Gang) -> Kept:
     heading = parts[0][1]
     landed = [each for files, _ in parts for each in files]
     owners = tuple(rank for rank, (files, _) in enumerate(parts) for _ in files)
-    sums = {(number, at): crc32 for number, each in enumerate(landed) for at, crc32 in each.sums.items()}
     manifest = Manifest(
         step=part.step,
         epoch=part.epoch,
         attempt=part.attempt,
         parent="",
         files=tuple(each.file for each in landed),
-        planner={**heading["planner"], "tensors": with_sums(heading["planner"]["tensors"], sums)},
+        planner={**heading["planner"], "tensors": with_sums(heading["planner"]["tensors"], landed)},
         world_size=gang.world_size,
         created_at=0.0,
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +28,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from muster_protocol.checkpoints.checks import named
 from muster_protocol.manifest import Manifest
-from muster_runtime.checkpoint.sums import named
+from muster_runtime.checkpoint.s3_store import Landed
 from muster_runtime.errors import CorruptCheckpointError
 
 
@@ -74,8 +76,9 @@ def tensors_to_json(metadata: Metadata, places: dict[MetadataIndex, Place]) -> d
     return tensors
 
 
-def with_sums(tensors: dict[str, Any], sums: dict[tuple[int, int], str]) -> dict[str, Any]:
-    """The tensors with each chunk's CRC-32, by file and first byte. A chunk without bytes has a sum, too."""
+def with_sums(tensors: dict[str, Any], files: Sequence[Landed]) -> dict[str, Any]:
+    """The tensors with each chunk's CRC-32, of the manifest's `files`. A chunk without bytes has a sum, too."""
+    sums = {(number, at): crc32 for number, each in enumerate(files) for at, crc32 in each.sums.items()}
 
     def summed(chunk: dict[str, Any]) -> dict[str, Any]:
         crc32 = sums[chunk["file"], chunk["at"]] if math.prod(chunk["sizes"]) else named(0)

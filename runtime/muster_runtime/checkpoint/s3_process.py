@@ -37,12 +37,13 @@ from typing import Any, Final
 
 import botocore.exceptions
 
+from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.s3 import fetch, forget_upload, received, unfinished_uploads
 from muster_protocol.checkpoints.s3_client import code_of, endpoint_in_environment, make_client
 from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.bodies import Content, send_unsigned
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
-from muster_runtime.checkpoint.sums import Span, named, sums
+from muster_runtime.checkpoint.sums import Span, sums
 
 THREADS: Final = 6
 _TRANSFERS: Final = 4

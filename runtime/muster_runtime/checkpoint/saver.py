@@ -260,7 +260,6 @@ class Saver:
         for key, content in heading.beside:
             self._store.put(key, content)
         files = tuple(each.file for each in landed)
-        sums = {(number, at): crc32 for number, each in enumerate(landed) for at, crc32 in each.sums.items()}
         record = Manifest(
             step=heading.step,
             epoch=heading.epoch,
@@ -270,7 +269,7 @@ class Saver:
             milestone=heading.milestone,
             milestone_sha256=heading.milestone_sha256,
             files=files,
-            planner={"tensors": with_sums(self.planner.tensors, sums), "trees": heading.trees, "run": heading.run},
+            planner={"tensors": with_sums(self.planner.tensors, landed), "trees": heading.trees, "run": heading.run},
             world_size=heading.world_size,
             created_at=time.time(),
             job=heading.job,

@@ -17,11 +17,6 @@ Span = tuple[int, int]
 """First byte and length."""
 
 
-def named(crc32: int) -> str:
-    """As manifests have it: eight hex digits."""
-    return f"{crc32:08x}"
-
-
 def sums(content: memoryview, chunks: list[Span]) -> tuple[int, list[int]]:
     """The CRC-32 of the whole `content`, and that of each chunk, which are in order and don't overlap."""
     whole, of_chunks, end = 0, [], 0

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster_protocol import env
+from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.commit import Claim
 from muster_protocol.manifest import Latest, ShardFile
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.s3_store import Landed
-from muster_runtime.checkpoint.sums import named
 
 _HEAD: Final = struct.Struct("<8sQI")  # what it is, length of the JSON behind it, its CRC-32
 _MAGIC: Final = b"MUSTER-1"

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, Protocol, TypeVar
 
+from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import ShardFile
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.s3_store import Landed, Outgoing, S3Store
-from muster_runtime.checkpoint.sums import named, sums
+from muster_runtime.checkpoint.sums import sums
 from muster_runtime.errors import CorruptCheckpointError
 
 PIECES_WANTED: Final = 32

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.commit import Claim
 from muster_protocol.manifest import Latest, ShardFile
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.s3_store import Landed
-from muster_runtime.checkpoint.sums import named
 from muster_runtime.checkpoint.tier import Part, Tier, free_memory
 
 pytestmark = pytest.mark.runtime

@@ -80,7 +80,10 @@ class Outage(Proxy):
 
 
 @pytest.fixture
-def proxy(s3_server: S3Server) -> Iterator[Outage]:
+def proxy(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
+    """Before the server, whose keys are in the environment."""
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
     made = Outage(s3_server.endpoint)
     yield made
     made.shutdown()
@@ -176,10 +179,8 @@ def calm(make_gang: MakeGang, server: S3Server, proxy: Outage, name: str, worker
 
 
 def test_a_killed_rank_resumes_from_memory_while_s3_answers_503(
-    make_gang: MakeGang, s3_server: S3Server, proxy: Outage, monkeypatch: pytest.MonkeyPatch
+    make_gang: MakeGang, s3_server: S3Server, proxy: Outage
 ) -> None:
-    for name, value in s3_server.environment().items():
-        monkeypatch.setenv(name, value)
     undisturbed = calm(make_gang, s3_server, proxy, "away", 2, 1)
     run = Run(make_gang, s3_server, proxy, "away", 2, 1)
     run.start(VICTIM="1")
@@ -199,11 +200,7 @@ def test_a_killed_rank_resumes_from_memory_while_s3_answers_503(
     assert len(run.curve()) == STEPS
 
 
-def test_three_restarts_leak_no_memory(
-    make_gang: MakeGang, s3_server: S3Server, proxy: Outage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in s3_server.environment().items():
-        monkeypatch.setenv(name, value)
+def test_three_restarts_leak_no_memory(make_gang: MakeGang, s3_server: S3Server, proxy: Outage) -> None:
     run = Run(make_gang, s3_server, proxy, "leaks", 1, 2)
     run.start(VICTIM="0", EVERY="5", KILL_AT="12,17,22", PATIENT="99")
     run.touch("away")  # but S3 stays
@@ -224,10 +221,8 @@ def test_three_restarts_leak_no_memory(
 
 @pytest.mark.parametrize("damage", ["byte", "record"])
 def test_a_torn_slot_is_refused_and_s3_taken(
-    make_gang: MakeGang, s3_server: S3Server, proxy: Outage, monkeypatch: pytest.MonkeyPatch, damage: str
+    make_gang: MakeGang, s3_server: S3Server, proxy: Outage, damage: str
 ) -> None:
-    for name, value in s3_server.environment().items():
-        monkeypatch.setenv(name, value)
     run = Run(make_gang, s3_server, proxy, f"torn-{damage}", 2, 1)
     run.start(VICTIM="1")
     run.to_the_crash()
@@ -250,11 +245,7 @@ def test_a_torn_slot_is_refused_and_s3_taken(
     assert (run.committed()["step"], run.committed()["epoch"]) == (STEPS, 2)
 
 
-def test_memory_off_means_the_store(
-    make_gang: MakeGang, s3_server: S3Server, proxy: Outage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in s3_server.environment().items():
-        monkeypatch.setenv(name, value)
+def test_memory_off_means_the_store(make_gang: MakeGang, s3_server: S3Server, proxy: Outage) -> None:
     run = Run(make_gang, s3_server, proxy, "off", 1, 1)
     run.start(VICTIM="0", MUSTER_CHECKPOINT_MEMORY="off")
     run.reach("at-18")
