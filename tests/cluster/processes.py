@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+
+from muster.cluster.faults import EXIT_CODE
 
 from .gangs import Corner
 
@@ -38,3 +41,19 @@ class Process:
         if not self.ended:
             self._process.kill()
         await self._process.wait()
+
+
+async def cut(place: Corner, fault: str, over: Callable[[], Awaitable[bool]], timeout: float = 120) -> bool:
+    """Runs the scheduling side with a fault point. Whether it came there, rather than to what `over` waits for."""
+    process = await Process.start(place, MUSTER_FAULT=fault)
+
+    async def ended() -> bool:
+        return process.ended or await over()
+
+    try:
+        await place.until(f"{fault}: is cut or over", ended, timeout)
+        reached = process.ended
+        assert not reached or await process.wait() == EXIT_CODE
+        return reached
+    finally:
+        await process.kill()

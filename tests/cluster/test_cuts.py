@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 
-from muster.cluster.faults import EXIT_CODE
-
 from .conftest import ControlPlane
 from .gangs import Corner, corner
-from .processes import Process
+from .processes import Process, cut
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -93,17 +91,11 @@ async def test_cut_before_and_after_every_write_the_gang_runs_in_the_end(place: 
 async def _cut(place: Corner, job: str, fault: str) -> bool:
     """Whether the process came to its fault point, rather than to a running gang without it."""
     made: dict[str, Any] = await place.submit(job, WORKERS)
-    process = await Process.start(place, MUSTER_FAULT=fault)
 
-    async def over() -> bool:
-        return process.ended or (await place.job(job)).get("status", {}).get("phase") == "Running"
+    async def runs() -> bool:
+        return bool((await place.job(job)).get("status", {}).get("phase") == "Running")
 
-    try:
-        await place.until(f"{job} is cut or runs", over, 120)
-        reached = process.ended
-        assert not reached or await process.wait() == EXIT_CODE
-    finally:
-        await process.kill()
+    reached = await cut(place, fault, runs)
     place.start()  # a new one, within the test's own process
     await assert_whole(place, job, made["metadata"]["uid"])
     await place.stop()

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 
 from muster.cluster.errors import ApiError
-from muster.cluster.faults import EXIT_CODE
 
 from .conftest import ControlPlane
 from .gangs import Corner, corner
-from .processes import Process
+from .processes import Process, cut
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
@@ -223,16 +222,11 @@ async def _cut(place: Corner, name: str, fault: str) -> None:
     low, high = f"low-{name}", f"high-{name}"
     await _low_runs(place, low)
     await submit(place, high, high=True)
-    process = await Process.start(place, MUSTER_FAULT=fault)
 
-    async def over() -> bool:
-        return process.ended or (await place.job(high)).get("status", {}).get("phase") == "Running"
+    async def runs() -> bool:
+        return bool((await place.job(high)).get("status", {}).get("phase") == "Running")
 
-    try:
-        await place.until(f"{fault}: is cut or runs", over, 120)
-        assert not process.ended or await process.wait() == EXIT_CODE
-    finally:
-        await process.kill()
+    await cut(place, fault, runs)
     place.start()
     await assert_handed_over(place, low, high)
     await place.stop()

@@ -14,11 +14,10 @@ from hack.scheduling import GROUP
 
 from muster.api.trainingjob_status import parse_indexes
 from muster.cluster.errors import ApiError
-from muster.cluster.faults import EXIT_CODE
 
 from .conftest import ControlPlane
-from .gangs import Corner, condition, corner
-from .processes import Process
+from .gangs import PATIENCE, Corner, condition, corner
+from .processes import Process, cut
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -166,9 +165,9 @@ async def test_a_restart_that_is_cut_at_every_write_keeps_its_room_and_counts_on
         job = f"after-{kind.replace('/', '-')}-{number}"
         place.start()
         await _fail_beside_a_waiting_job(place, job)
-        cut = await _cut(place, job, f"after:{kind}:{number}")
-        assert cut or not kind.startswith("create-"), f"{job}: restarted without this write"
-        reached += cut
+        came = await _cut(place, job, f"after:{kind}:{number}")
+        assert came or not kind.startswith("create-"), f"{job}: restarted without this write"
+        reached += came
         place.start()
         await _assert_restarted_once(place, job)
         await place.stop()
@@ -188,18 +187,12 @@ async def _fail_beside_a_waiting_job(place: Corner, name: str) -> None:
 
 async def _cut(place: Corner, name: str, fault: str) -> bool:
     """Whether the process came to its fault point, rather than to a restarted gang without it."""
-    process = await Process.start(place, MUSTER_FAULT=fault)
 
-    async def over() -> bool:
+    async def runs_again() -> bool:
         status = (await place.job(name))["status"]
-        return process.ended or (status["phase"] == "Running" and status["placement"]["generation"] == 2)
+        return bool(status["phase"] == "Running" and status["placement"]["generation"] == 2)
 
-    try:
-        await place.until(f"{name} is cut or runs again", over)
-        assert not process.ended or await process.wait() == EXIT_CODE
-        return process.ended
-    finally:
-        await process.kill()
+    return await cut(place, fault, runs_again, PATIENCE)
 
 
 async def _assert_restarted_once(place: Corner, name: str) -> None:
