@@ -101,6 +101,9 @@ RESTARTS_IN_PLACE: Final = "MUSTER_RESTARTS_IN_PLACE"
 """How many crashes of the script are answered by starting the gang's processes again in the pods that they have.
 Unset or 0: none."""
 
+REPLACE_SECONDS: Final = "MUSTER_REPLACE_SECONDS"
+"""How long launchers wait in their pods for the others that were lost to be replaced. Unset or 0: they end at once."""
+
 MAX_RUNTIME: Final = "MUSTER_MAX_RUNTIME"
 """Seconds that the job may still run. At its end a checkpoint is saved and the run ends."""
 

@@ -65,13 +65,21 @@ class StopReason(str, Enum):
 
 @dataclass(frozen=True)
 class Member:
-    """One worker of the gang: its index, its pod and where its launcher listens (an IP)."""
+    """One worker of the gang: its index, its pod and where its launcher listens (an IP).
+
+    Attributes:
+        attempt: counts the replacements of this index within the generation.
+        incarnation: of the processes that this launcher ran last; 0 before any.
+        node: the name of its node, or "" where that isn't known.
+    """
 
     index: int
     pod_uid: str
     address: str
     generation: int = 0
     attempt: int = 0
+    incarnation: int = 0
+    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,6 +189,8 @@ class Status:
         warnings: one sentence each, for people.
         restarts: how often the gang's processes were started again in these pods.
         restarted_after: the failure that led to the last of them, or "".
+        lost: the indexes whose pods were lost and that this launcher waits for, its phase being `joining`: of index 0
+            all that are lost; of the others index 0, where it is.
     """
 
     phase: Phase
@@ -200,6 +210,7 @@ class Status:
     warnings: tuple[str, ...] = field(default=())
     restarts: int = 0
     restarted_after: str = ""
+    lost: tuple[int, ...] = ()
 
 
 T = TypeVar("T", Member, Membership, Release, Stop, Ended, Restart, Heartbeat, GangState, Status)
@@ -215,6 +226,7 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("GangState", "restart"): Restart,
     ("Restart", "first"): Ended,
     ("Status", "warnings"): str,
+    ("Status", "lost"): int,
 }
 
 

@@ -35,7 +35,10 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True)
 class Config:
-    """Times are in seconds. `ready_timeout` and `max_runtime` are infinite when there is no limit."""
+    """Times are in seconds. `ready_timeout` and `max_runtime` are infinite when there is no limit.
+
+    `replace_seconds`: how long a lost pod of the gang is waited for; 0 where nobody would replace it.
+    """
 
     command: tuple[str, ...]
     job: str
@@ -60,6 +63,8 @@ class Config:
     heartbeat: float
     restarts: int = 0
     memory: str = "auto"
+    replace_seconds: float = 0.0
+    node: str = ""
 
     @property
     def keeps_memory(self) -> bool:
@@ -73,7 +78,7 @@ class Config:
     @property
     def member(self) -> Member:
         """This pod, as it joins."""
-        return Member(self.index, self.pod_uid, self.address, self.generation, self.attempt)
+        return Member(self.index, self.pod_uid, self.address, self.generation, self.attempt, node=self.node)
 
     @property
     def leads(self) -> bool:
@@ -131,6 +136,8 @@ def _pod(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
         heartbeat=_seconds(environ, HEARTBEAT, heartbeat_seconds(workers), zero=heartbeat_seconds(workers)),
         restarts=_whole(environ, env.RESTARTS_IN_PLACE, minimum=0, default=0),
         memory=environ.get(env.CHECKPOINT_MEMORY) or "auto",
+        replace_seconds=0.0 if alone else _seconds(environ, env.REPLACE_SECONDS, 0.0),
+        node=environ.get(env.NODE_NAME, ""),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Ended, GangState, Member, Phase, Release, Status, Stop, StopReason
+from muster_protocol.launcher_api import Ended, GangState, Phase, Release, Status, Stop, StopReason
 from muster_protocol.uris import parse_uri
 from muster_runtime import report
 from muster_runtime.control import ControlWriter
@@ -74,15 +74,9 @@ class Launcher:
     async def run(self) -> ExitFacts:
         """Runs the gang's part on this pod; always returns, with the termination message written."""
         self._listen_to_signals()
-        own = Member(
-            self._config.index,
-            self._config.pod_uid,
-            self._config.address,
-            self._config.generation,
-            self._config.attempt,
-        )
+        config = self._config
         handler = ApiHandler(
-            own, self._config.token, self._state, self._roll, self._gang, self._status, self._metrics_text
+            config.member, config.token, self._state, self._roll, self._gang, self._status, self._metrics_text
         )
         connections = 2 * self._config.workers + 256
         allow_open_files(connections)
