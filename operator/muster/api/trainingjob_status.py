@@ -328,6 +328,8 @@ class TrainingJobStatus(Model):
     place are added when the pods end."""
     restarts_in_place: Count | None = None
     """How often the processes of the gang were started again in the pods that they had, after a crash."""
+    breakdowns: Count | None = None
+    """How often the platform ended a run of the job: a node or a pod was lost, or taken away."""
     preemptions: Count | None = None
     """How often the job gave its room to another."""
     preempted_at: Annotated[tuple[Timestamp, ...], Len(0, 32)] = ()

@@ -43,7 +43,9 @@ def environment(
     values = {
         env.CHECKPOINT_URI: checkpoint.uri,
         env.CHECKPOINT_INTERVAL: checkpoint.interval,
-        env.CHECKPOINT_NODE_HOURS: _hours(capacity, node_hours) if checkpoint.interval == AUTO else None,
+        env.CHECKPOINT_NODE_HOURS: f"{node_hours[worst_kind(capacity, node_hours)]:.4g}"
+        if checkpoint.interval == AUTO
+        else None,
         env.CHECKPOINT_EVERY_STEPS: checkpoint.every_steps,
         env.CHECKPOINT_KEEP_LAST: checkpoint.retention.last,
         env.CHECKPOINT_KEEP_EVERY: checkpoint.retention.every,
@@ -70,6 +72,6 @@ def environment(
     return result
 
 
-def _hours(capacity: Sequence[str], node_hours: Mapping[str, float]) -> str:
-    """Of the worst kind that the job names; on demand is what any job gets first."""
-    return f"{min(node_hours[kind] for kind in capacity or (CapacityKind.ON_DEMAND.value,)):g}"
+def worst_kind(capacity: Sequence[str], node_hours: Mapping[str, float]) -> str:
+    """The kind that fails most often of those that the job names; on demand is what any job gets first."""
+    return min(capacity or (CapacityKind.ON_DEMAND.value,), key=lambda kind: node_hours[kind])

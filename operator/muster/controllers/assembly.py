@@ -35,6 +35,7 @@ from muster.controllers.loop import Loop
 from muster.controllers.progress import Progress
 from muster.controllers.provisioning import Provisioning
 from muster.controllers.records import Record
+from muster.controllers.reliability import Reliability
 from muster.controllers.work import Worker, utc_now
 
 Object = dict[str, Any]
@@ -59,6 +60,7 @@ class Scheduling:
     Attributes:
         informers: of other people's kinds, for health checks.
         loop: the scheduling loop; `loop.records` are the live jobs.
+        reliability: how often nodes fail, as the jobs show.
     """
 
     def __init__(
@@ -99,7 +101,14 @@ class Scheduling:
         self._direct = None if through_proxy else DirectTransport()
         launchers = Launchers(self._direct or ProxyTransport(api.proxy), token_key)
         settings = replace(settings, token_tag=token_tag(token_key))
-        self._worker = Worker(executor(api, token_key), settings, tell, asyncio.Semaphore(JOBS_AT_ONCE))
+        self.reliability = Reliability(settings.node_hours, lambda: self.loop.stays())
+        self._worker = Worker(
+            executor(api, token_key),
+            settings,
+            tell,
+            asyncio.Semaphore(JOBS_AT_ONCE),
+            node_hours=self.reliability.hours,
+        )
         self._progress = Progress(self.cache, launchers)
         self._listening = Listening(api, self.cache)
         self._provisioning = Provisioning(api, self.cache, asking, settings) if asking else None

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import time
-from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from muster.api.names import Phase
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Placement
 from muster.cluster.errors import ApiError, ApiUnreachable
@@ -28,7 +26,8 @@ from muster.controllers.lifecycle.reconcile import reconcile
 from muster.controllers.lifecycle.turn import TERMINAL, Decision, Situation
 from muster.controllers.plans import Plans
 from muster.controllers.progress import Progress
-from muster.controllers.records import ASK_AGAIN, MADE_PATIENCE, Record, deadline
+from muster.controllers.records import ASK_AGAIN, MADE_PATIENCE, Ended, Record, deadline
+from muster.controllers.reliability import Stay, stay_of
 from muster.controllers.roster import Roster
 from muster.controllers.work import Incomplete, Worker, utc_now
 
@@ -48,23 +47,6 @@ LONGEST_REST: Final = 0.25
 
 LONGEST_SLEEP: Final = 5.0
 """Seconds; the loop shows that it lives at least this often."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What is kept of a job that has ended and holds nothing.
-
-    Attributes:
-        version: resourceVersion of its end: what the watch shows of it later may be older.
-    """
-
-    version: int
-    queue: str
-    phase: Phase | None
-
-    @classmethod
-    def of(cls, job: TrainingJob) -> Ended:
-        return cls(int(job.metadata.resource_version or 0), sys.intern(job.spec.queue), job.status.phase)
 
 
 class Loop:
@@ -113,6 +95,14 @@ class Loop:
     def plan_seconds(self) -> float:
         """What the last plan took."""
         return self._plans.seconds
+
+    def stays(self) -> Iterator[Stay]:
+        """What the jobs that exist have seen of their nodes."""
+        now = utc_now()
+        for record in self.records.values():
+            yield stay_of(record.job, record.spec.capacity, now)
+        for ended in self.ended.values():
+            yield ended.stay
 
     async def run(self) -> None:
         """Tick for ever. An exception in one job's turn is that job's; one in planning is logged, and tried again."""
@@ -260,7 +250,7 @@ class Loop:
         if decision.status or decision.delete or decision.make or decision.delete_job:
             self.start(record, self._worker.carry_out(record, decision))
         elif finished(record.job.status) and not _holds(record, pods) and record.due_at is None:
-            self.ended[record.uid] = Ended.of(record.job)
+            self.ended[record.uid] = Ended.of(record, now)
             del self.records[record.uid]  # until the watch shows something new of it
 
     def _price(self, record: Record, placement: Placement) -> None:

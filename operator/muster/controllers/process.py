@@ -227,6 +227,8 @@ class Operator:
             metrics.watch_age.labels(informer.path).set(now - informer.last_event_at)
         metrics.plan_seconds.set(scheduling.loop.plan_seconds)
         metrics.turn_errors.set(scheduling.loop.turn_errors)
+        for kind, hours in scheduling.reliability.hours():
+            metrics.node_hours.labels(kind).set(hours)
         if self._events is not None:
             metrics.events_dropped.set(self._events.dropped)
         live = ((record.spec.queue, record.job.status.phase) for record in scheduling.loop.records.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,6 +14,7 @@ from muster.api.defaults import used
 from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.frozen import OF_PLACEMENT, OF_PROMISE, frozen_hash
 from muster.api.jobparts import JobDefaults
+from muster.api.names import Phase
 from muster.api.trainingjob import TrainingJob, TrainingJobSpec
 from muster.api.trainingjob_status import Placement, Promise
 from muster.cluster.eligibility import NodeFilter
@@ -25,6 +27,7 @@ from muster.controllers.asking import Capacity
 from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.turn import NO_FACTS, Facts, Made, Refusal
+from muster.controllers.reliability import Stay, stay_of
 from muster.scheduling.plan import Waiting
 from muster_protocol.launcher_api import Status as LauncherStatus
 
@@ -257,3 +260,23 @@ class Record:
 def deadline(moment: datetime | None, now: datetime, monotonic: float) -> float | None:
     """`moment` of the wall clock on the monotonic clock."""
     return None if moment is None else monotonic + max(0.0, (moment - now).total_seconds())
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is kept of a job that has ended and holds nothing.
+
+    Attributes:
+        version: resourceVersion of its end: what the watch shows of it later may be older.
+    """
+
+    version: int
+    queue: str
+    phase: Phase | None
+    stay: Stay
+
+    @classmethod
+    def of(cls, record: Record, now: datetime) -> Ended:
+        job, version = record.job, int(record.job.metadata.resource_version or 0)
+        stay = stay_of(job, record.spec.capacity, now)
+        return cls(version, sys.intern(job.spec.queue), job.status.phase, stay)

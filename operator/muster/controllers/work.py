@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Final
 
@@ -28,6 +28,7 @@ from muster.controllers.lifecycle.failure import remaining_restarts
 from muster.controllers.lifecycle.runtime import remaining_seconds
 from muster.controllers.lifecycle.turn import NO_FACTS, Decision, Made, Note, Refusal
 from muster.controllers.records import MADE_PATIENCE, Judgement, Record, Requests
+from muster.controllers.reliability import NodeHours
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Worker:
         rehearsals: when a pod was last taken, and as what, by namespace and what it is made from.
         rehearsing: of what pods are being rehearsed for the first time in a while: one is enough.
         pace: of status writes.
+        node_hours: hours between two failures of one worker, as this cluster shows; None: as `settings` suppose.
     """
 
     executor: Executor
@@ -76,6 +78,7 @@ class Worker:
     rehearsals: dict[tuple[str, str], tuple[float, Judgement]] = field(default_factory=dict)
     rehearsing: set[tuple[str, str]] = field(default_factory=set)
     pace: Pace = field(default_factory=Pace)
+    node_hours: Callable[[], NodeHours] | None = None
 
     async def carry_out(self, record: Record, decision: Decision) -> None:
         """Status first, then deletions, then new pods, then words."""
@@ -132,8 +135,10 @@ class Worker:
         placement = record.job.status.placement
         if placement is None:
             return
+        # What is observed is no part of the settings that `template_key` is made of: no rehearsal is about it.
+        settings = replace(self.settings, node_hours=self.node_hours()) if self.node_hours else self.settings
         try:
-            template = pods.template(record.identity, record.spec, self.settings)
+            template = pods.template(record.identity, record.spec, settings)
         except TemplateRefused as error:
             record.refusal = Refusal(placement.generation, str(error))
             return

@@ -46,6 +46,12 @@ class Metrics:
             ["path"],
             registry=self.registry,
         )
+        self.node_hours = Gauge(
+            "muster_worker_hours_between_failures",
+            "Hours that one worker trains between two failures of its node, by what is supposed and seen.",
+            ["capacity"],
+            registry=self.registry,
+        )
         self.events_dropped = Gauge(
             "muster_operator_events_dropped", "Events that were not written for want of time.", registry=self.registry
         )

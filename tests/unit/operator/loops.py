@@ -18,6 +18,7 @@ from muster.cluster.views import NamespaceView, NodeView, PodView
 from muster.controllers.cache import Cache
 from muster.controllers.loop import Loop
 from muster.controllers.progress import Progress
+from muster.controllers.reliability import NodeHours
 from muster.controllers.work import Worker
 
 Object = dict[str, Any]
@@ -145,7 +146,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(*, cpu: str = "4") -> AsyncIterator[World]:
+async def world(*, cpu: str = "4", node_hours: NodeHours = (("on-demand", 999.0),)) -> AsyncIterator[World]:
     pods, nodes, namespaces = Items(), Items(), Items()
     nodes.items["n"] = NodeView.from_raw(
         {
@@ -164,7 +165,13 @@ async def world(*, cpu: str = "4") -> AsyncIterator[World]:
     executor = Executor(server, b"k" * 16)  # type: ignore[arg-type]  # it has all that is called
     loop = Loop(
         cache,
-        Worker(executor, PodSettings("runtime"), lambda record, note: None, asyncio.Semaphore(32)),
+        Worker(
+            executor,
+            PodSettings("runtime"),
+            lambda record, note: None,
+            asyncio.Semaphore(32),
+            node_hours=lambda: node_hours,
+        ),
         Progress(cache, None),
     )
     task = asyncio.create_task(loop.run())

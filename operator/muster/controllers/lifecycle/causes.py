@@ -62,6 +62,9 @@ class End:
 COUNTED: Final = frozenset({Kind.USER, Kind.OUT_OF_MEMORY})
 """Kinds that count against `restart.limit`."""
 
+BROKEN: Final = frozenset({Kind.DISRUPTED, Kind.LOST, Kind.INFRASTRUCTURE, Kind.PEER})
+"""Kinds that the platform brought about, whatever the script does."""
+
 FATAL: Final = frozenset({Kind.CONFIG, Kind.STORAGE})
 """Kinds that fail the job at once."""
 

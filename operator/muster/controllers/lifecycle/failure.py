@@ -19,7 +19,7 @@ from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.trainingjob_status import Failure, QueuePosition, TrainingJobStatus
 from muster.cluster.status import is_true
 from muster.controllers.lifecycle import causes, preemption
-from muster.controllers.lifecycle.causes import COUNTED, FATAL, End, Kind
+from muster.controllers.lifecycle.causes import BROKEN, COUNTED, FATAL, End, Kind
 from muster.controllers.lifecycle.completion import finish_run
 from muster.controllers.lifecycle.turn import Turn
 
@@ -120,6 +120,8 @@ def fail(turn: Turn, cause: End, reason: Reason, remark: str) -> None:
 def _restart(turn: Turn, cause: End, failures: int) -> None:
     restarts = (turn.status.restarts or 0) + 1
     delay = _delay(turn, cause, failures, restarts)
+    if cause.kind in BROKEN:
+        turn.draft.set(breakdowns=(turn.status.breakdowns or 0) + 1)
     turn.draft.set(restarts=restarts, not_before=turn.s.now + timedelta(seconds=delay) if delay else None)
     checkpoint = turn.status.checkpoint
     origin = f"from step {checkpoint.step}" if checkpoint else "from its last committed checkpoint, if it has one"

@@ -39,6 +39,7 @@ def test_a_failing_script_is_restarted_whole_with_growing_delay_and_then_given_u
         assert case.phase == "Restarting"
         assert all(pod.terminating for pod in case.pods.values())
         assert case.job.status.failures == failures
+        assert case.job.status.breakdowns is None
         assert case.job.status.not_before is not None
         assert (case.job.status.not_before - case.now).total_seconds() == delay
         restart(case)
@@ -135,7 +136,7 @@ def test_disruptions_are_no_failure_of_the_script(fields: dict[str, object]) -> 
     case.settle()
     assert case.phase == "Restarting"
     assert case.job.status.failures is None
-    assert case.job.status.restarts == 1
+    assert case.job.status.restarts == case.job.status.breakdowns == 1
     assert case.job.status.failure is not None
     assert case.job.status.failure.cause == "infrastructure"
 
