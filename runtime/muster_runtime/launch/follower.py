@@ -13,6 +13,7 @@ from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Re
 from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.http_client import Client, Unreachable
+from muster_runtime.launch.liveness import Silence
 from muster_runtime.launch.membership import Refused, Roll
 from muster_runtime.launch.progress import Progress
 from muster_runtime.launch.state import Over, State
@@ -20,8 +21,6 @@ from muster_runtime.launch.termination import say
 
 REJOIN_SECONDS: Final = 90.0
 """How long joining again after a restart in place is tried: longer than index 0 waits there."""
-SILENCE_BEATS: Final = 10
-"""Index 0 is given up after so many intervals without an answer."""
 TELL_SECONDS: Final = 10.0
 """How long an end or a stop is tried to be told to index 0."""
 _REFUSED_SECONDS: Final = 60.0
@@ -154,14 +153,14 @@ class Follower:
 
     async def _beat(self) -> None:
         interval = self._config.heartbeat
-        silence, last = 0.0, self._state.clock()
+        silence = Silence(interval, self._state.clock())
         while True:
             why = await self._beat_once()
-            now = self._state.clock()
-            silence = 0.0 if not why else silence + min(now - last, 2 * interval)  # our own pause is not its silence
-            last = now
-            if silence > SILENCE_BEATS * interval:
-                self._state.give_up(f"index 0 gave no answer for {silence:.0f} s ({why}); its node or network failed")
+            lost = silence.pass_to(self._state.clock(), [0])
+            if not why:
+                silence.heard(0)
+            elif lost:
+                self._state.give_up(f"index 0 gave no answer for {lost[0]:.0f} s ({why}); its node or network failed")
                 return
             await asyncio.sleep(interval)
 

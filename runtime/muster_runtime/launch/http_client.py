@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from muster_protocol import launcher_api
 
 ANSWER_LIMIT: Final = 8 * 1024 * 1024
 CONNECT_TIMEOUT: Final = 5.0
+_RELAY_TIMEOUT: Final = 3.0
+_RELAYS_AT_ONCE: Final = 64
 
 
 class Unreachable(Exception):
@@ -41,6 +44,18 @@ class Client:
             raise Unreachable(f"{where} gave no answer within {timeout:g} s") from error
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
             raise Unreachable(f"{where}: {_reason(error)}") from error
+
+    async def tell_all(self, hosts: Iterable[str], path: str, body: bytes) -> None:
+        """The same POST to all; who can't be reached is left out. Marked as relayed, so that nobody sends it back."""
+        gate = asyncio.Semaphore(_RELAYS_AT_ONCE)
+
+        async def tell(host: str) -> None:
+            async with gate:
+                with contextlib.suppress(Unreachable):
+                    relayed = {launcher_api.RELAYED_HEADER: "1"}
+                    await self.call("POST", host, path, body, timeout=_RELAY_TIMEOUT, headers=relayed)
+
+        await asyncio.gather(*map(tell, hosts))
 
     async def _call(
         self, method: str, host: str, path: str, body: bytes, headers: Mapping[str, str]

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import socket
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from muster_protocol import env, exits
@@ -18,7 +14,6 @@ from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.launcher_api import Ended, GangState, Phase, Release, Status, Stop, StopReason
 from muster_protocol.uris import parse_uri
 from muster_runtime import report
-from muster_runtime.control import ControlWriter
 from muster_runtime.launch import environment, preflight, termination, verdict
 from muster_runtime.launch.api_handler import ApiHandler
 from muster_runtime.launch.config import Config
@@ -30,6 +25,7 @@ from muster_runtime.launch.membership import Roll
 from muster_runtime.launch.metrics import Metrics
 from muster_runtime.launch.progress import Progress
 from muster_runtime.launch.ranks import CommandError, Rank, Ranks, allow_open_files
+from muster_runtime.launch.run_folder import RunFolder
 from muster_runtime.launch.state import Over, State
 from muster_runtime.launch.stopping import Stopping
 from muster_runtime.launch.termination import say
@@ -39,9 +35,6 @@ ECHO_SECONDS: Final = 1.0
 """How long a failure that looks like an echo waits for another of this pod's ranks to be its cause."""
 _LOOK_SECONDS: Final = 1.0
 """Children are looked after at least this often, should a SIGCHLD have been missed."""
-_REPORTS_AT_ONCE: Final = 256
-"""More than a socket's buffer holds; calls and signals get their turn in between."""
-_SOCKET_PATH_LIMIT: Final = 100
 
 
 class Launcher:
@@ -66,8 +59,7 @@ class Launcher:
         self._phase = Phase.JOINING
         self._incarnation = self._restarts = 0
         self._restarted_after = ""
-        self._run_dir: Path | None = None
-        self._reports: socket.socket | None = None
+        self._folder: RunFolder | None = None
         self._oom_kills = termination.oom_kills()
         self._memory = [memory_tier() if config.keeps_memory else () for _ in range(config.processes)]
 
@@ -98,7 +90,7 @@ class Launcher:
         await server.close(patience=1.0)
         self._ranks.sweep()
         await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
-        self._leave_run_dir()
+        self._leave_folder()
         return facts
 
     # ------------------------------------------------------------------------------------------------------------ parts
@@ -145,7 +137,7 @@ class Launcher:
         await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
         self._committed()
         self._ranks.forget()
-        self._leave_run_dir()
+        self._leave_folder()
         termination.clear(self._config.termination_log)
         self._progress.begin_anew()
         self._restarts += 1
@@ -171,16 +163,14 @@ class Launcher:
 
     def _start_ranks(self, release: Release) -> None:
         self._incarnation = release.incarnation
-        self._run_dir = run_dir = _make_run_dir(self._config.run_roots, release.incarnation)
+        self._folder = folder = RunFolder(self._config.run_roots, release.incarnation, self._hear)
         self._stopping = Stopping(self._ranks, self._state)
-        self._stopping.control = ControlWriter(run_dir)
+        self._stopping.control = folder.control
         self._oom_kills = termination.oom_kills()
-        self._reports = report.listen(run_dir)
-        asyncio.get_running_loop().add_reader(self._reports.fileno(), self._hear)
         environments = [
             (
                 self._config.rank(local),
-                environment.for_rank(self._environ, self._config, release, run_dir, local, memory),
+                environment.for_rank(self._environ, self._config, release, folder.path, local, memory),
                 memory,
             )
             for local, memory in enumerate(self._memory)
@@ -332,16 +322,7 @@ class Launcher:
             self._gang.spread()
 
     def _hear(self) -> None:
-        for _ in range(_REPORTS_AT_ONCE):
-            try:
-                datagram = self._reports.recv(report.DATAGRAM_LIMIT) if self._reports is not None else b""
-            except BlockingIOError:
-                return
-            if not datagram:
-                return
-            message = report.decode(datagram)
-            if message is None:
-                continue
+        for message in self._folder.messages() if self._folder is not None else ():
             if isinstance(message, report.Hello):
                 rank = self._ranks.of_rank(message.rank)
                 if rank is not None:
@@ -380,34 +361,12 @@ class Launcher:
         self._metrics.processes(len(self._ranks.running), self._incarnation)
         return self._metrics.text()
 
-    def _leave_run_dir(self) -> None:
-        if self._reports is not None:
-            asyncio.get_running_loop().remove_reader(self._reports.fileno())
-            self._reports.close()
-            self._reports = None
-        if self._stopping.control is not None:
-            self._stopping.control.close()
-        if self._run_dir is not None:
-            shutil.rmtree(self._run_dir, ignore_errors=True)
-            self._run_dir = None
+    def _leave_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
 
 
 def memory_tier() -> tuple[int, ...]:
     """Memory that outlives the rank that it is given to: files without a name, which are gone with this process."""
     return tuple(os.memfd_create(f"muster-{name}", os.MFD_CLOEXEC) for name in ("data", "record", "record", "claim"))
-
-
-def _make_run_dir(roots: Sequence[Path], incarnation: int) -> Path:
-    """A new folder for one incarnation, below the first root that can be written. OSError when there is none."""
-    refused = []
-    for root in roots:
-        try:
-            folder = Path(tempfile.mkdtemp(prefix=f"muster-{incarnation}-", dir=root))
-        except OSError as error:
-            refused.append(f"{root}: {error.strerror or error}")
-            continue
-        if len(str(folder / report.SOCKET_NAME)) <= _SOCKET_PATH_LIMIT:
-            return folder
-        folder.rmdir()
-        refused.append(f"{root}: too long a path for a socket (over {_SOCKET_PATH_LIMIT} characters)")
-    raise OSError("; ".join(refused))

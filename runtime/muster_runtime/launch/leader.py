@@ -4,10 +4,7 @@ the gang starts again in its pods, and passes stops, restarts and ends on to all
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import random
-import socket
 from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, Final
@@ -18,17 +15,16 @@ from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Release, Restart, Stop, StopReason
 from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
-from muster_runtime.launch.http_client import Client, Unreachable
+from muster_runtime.launch.http_client import Client
+from muster_runtime.launch.liveness import PROBING_SECONDS, Silence, silent
 from muster_runtime.launch.membership import Barrier, Refused, Roll
+from muster_runtime.launch.ports import Ports
 from muster_runtime.launch.restarts import Refusal, Restarts
 from muster_runtime.launch.state import Over, State
 from muster_runtime.launch.termination import say
 
 SETTLE_SECONDS: Final = 2.0
 """How long a failure that looks like an echo waits for the one that caused it."""
-PROBE_SECONDS: Final = 2.0
-SILENCE_BEATS: Final = 10
-"""A worker that sent no heartbeat for so many intervals is lost."""
 LINGER_SECONDS: Final = 12.0
 """After a failure: how long the others have to end and to ask what was first."""
 REJOIN_SECONDS: Final = 60.0
@@ -36,7 +32,6 @@ REJOIN_SECONDS: Final = 60.0
 _BARRIER_PATIENCE: Final = 10.0
 """Between two calls a launcher counts as present for so long; it calls again at once."""
 _SAY_AGAIN_SECONDS: Final = 10.0
-_RELAYS_AT_ONCE: Final = 64
 _WELL: Final = frozenset({Cause.SUCCEEDED.value, Cause.PEER.value})
 _ASKED: Final = frozenset({Cause.PREEMPTED.value, Cause.MAX_RUNTIME.value})
 
@@ -51,12 +46,11 @@ class Leader:
         self._over: Ended | None = None
         self._members: dict[int, Member] = {}
         """Who was let go, once anybody was. A restart doesn't change it."""
-        self._silence: dict[int, float] = {}
+        self._silence = Silence(config.heartbeat, state.clock())
         self._restarts = Restarts(config.restarts)
         self._not_before = 0.0
-        self._ports: set[int] = set()
+        self._ports = Ports(config.address)
         self._open_barrier(1)
-        self._interval = config.heartbeat
         self.storage_errors: dict[int, str] = {}
         """What other workers found wrong with the storage, by index."""
 
@@ -136,11 +130,8 @@ class Leader:
     def _let_go(self) -> Release:
         self._members = self._barrier.present(self._state.clock())
         self._incarnation = max(self._incarnation, self._roll.incarnation())
-        # Never a port of before: a rank of an older incarnation that still lives must not meet the new ones.
-        port = _free_port(self._config.address, self._ports)
-        self._ports.add(port)
-        self._release = Release(self._incarnation, self._config.address, port)
-        self._silence = {index: 0.0 for index in self._members if index != 0}
+        self._release = Release(self._incarnation, self._config.address, self._ports.free())
+        self._silence = Silence(self._config.heartbeat, self._state.clock())
         self._decided.set()
         return self._release
 
@@ -186,7 +177,7 @@ class Leader:
         member = self._members.get(beat.index)
         if member is None or member.pod_uid != beat.pod_uid:
             return Refused(403, f"index {beat.index} of this gang is not pod {beat.pod_uid}")
-        self._silence[beat.index] = 0.0
+        self._silence.heard(beat.index)
         self.storage_errors.pop(beat.index, None)
         if beat.storage_error:
             self.storage_errors[beat.index] = beat.storage_error
@@ -197,7 +188,7 @@ class Leader:
         if ended.incarnation and ended.incarnation < self._incarnation:
             return self._gang()  # old news; the answer says that the gang starts again
         self._record(ended)
-        until = self._state.clock() + SETTLE_SECONDS + 2 * PROBE_SECONDS + 1
+        until = self._state.clock() + SETTLE_SECONDS + PROBING_SECONDS + 1
         while self._failures and not self._settled and self._state.clock() < until:
             await self._state.wait(until - self._state.clock())
         return self._gang()
@@ -285,23 +276,10 @@ class Leader:
         return next((one for one in self._failures if not one.secondary), None)
 
     async def _probe(self, indexes: Iterable[int]) -> Ended | None:
-        """The first of `indexes` whose launcher does not answer twice, as an end by infrastructure."""
-
-        async def answers(index: int) -> str:
-            for _ in range(2):
-                try:
-                    host = self._members[index].address
-                    await self._client.call("GET", host, api.HEALTH_PATH, timeout=PROBE_SECONDS)
-                except Unreachable as error:
-                    why = str(error)
-                else:
-                    return ""
-            return why
-
-        asked = list(indexes)
-        for index, why in zip(asked, await asyncio.gather(*map(answers, asked)), strict=True):
-            if why:
-                return self._ended.setdefault(index, self._lost(index, f"its launcher does not answer: {why}"))
+        """The first of `indexes` whose launcher does not answer, as an end by infrastructure."""
+        found = await silent(self._client, {index: self._members[index].address for index in indexes})
+        for index, why in found.items():
+            return self._ended.setdefault(index, self._lost(index, f"its launcher does not answer: {why}"))
         return None
 
     def _lost(self, index: int, why: str) -> Ended:
@@ -309,16 +287,10 @@ class Leader:
         return Ended(index, exits.EXIT_INFRASTRUCTURE, Cause.INFRASTRUCTURE.value, message)
 
     async def _watch(self) -> None:
-        last = self._state.clock()
         while True:
-            await asyncio.sleep(self._interval)
-            now = self._state.clock()
-            passed, last = min(now - last, 2 * self._interval), now  # our own pause is not their silence
-            for index in self._unfinished():
-                self._silence[index] += passed
-                if self._silence[index] > SILENCE_BEATS * self._interval:
-                    why = f"no heartbeat for {self._silence[index]:.0f} s; its node or network failed"
-                    self._record(self._lost(index, why))
+            await asyncio.sleep(self._config.heartbeat)
+            for index, seconds in self._silence.pass_to(self._state.clock(), self._unfinished()).items():
+                self._record(self._lost(index, f"no heartbeat for {seconds:.0f} s; its node or network failed"))
 
     async def _limit(self) -> None:
         await asyncio.sleep(self._config.max_runtime)
@@ -328,21 +300,9 @@ class Leader:
     # ---------------------------------------------------------------------------------------------------- to the others
 
     async def _relay(self, path: str, message: Stop | Restart | None) -> None:
-        gate, body = asyncio.Semaphore(_RELAYS_AT_ONCE), api.encode(message)
-
-        async def tell(index: int) -> None:
-            async with gate:
-                with contextlib.suppress(Unreachable):  # its next heartbeat hears it
-                    await self._client.call(
-                        "POST",
-                        self._members[index].address,
-                        path,
-                        body,
-                        timeout=3.0,
-                        headers={api.RELAYED_HEADER: "1"},
-                    )
-
-        await asyncio.gather(*(tell(index) for index in self._unfinished()))
+        """To all who have not ended; the next heartbeat tells those whom it doesn't reach."""
+        hosts = [self._members[index].address for index in self._unfinished()]
+        await self._client.tell_all(hosts, path, api.encode(message))
 
     def _background(self, work: Coroutine[Any, Any, object]) -> None:
         self._state.keep(asyncio.ensure_future(work))
@@ -351,22 +311,3 @@ class Leader:
 def _some(indexes: list[int]) -> str:
     shown = ", ".join(str(index) for index in indexes[:8])
     return shown if len(indexes) <= 8 else f"{shown} and {len(indexes) - 8} more"
-
-
-def _free_port(address: str, used: set[int]) -> int:
-    """A port that nobody listens on, none of `used`. Below those that the kernel takes for outgoing calls."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for port in random.SystemRandom().sample(range(15000, 29000), 200):
-        if port in used:
-            continue
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((address, port))
-            except OSError:
-                continue
-            return port
-    raise Over(
-        ExitFacts(
-            Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, f"no free port for the ranks' rendezvous on {address}"
-        )
-    )

@@ -1,0 +1,62 @@
+"""Where the launcher and one incarnation of ranks meet: a folder with the control word and the socket of reports."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from muster_runtime import report
+from muster_runtime.control import ControlWriter
+
+_REPORTS_AT_ONCE: Final = 256
+"""More than a socket's buffer holds; calls and signals get their turn in between."""
+_SOCKET_PATH_LIMIT: Final = 100
+
+
+class RunFolder:
+    """`heard` is called when there are `messages`. OSError when no folder can be made below any of `roots`."""
+
+    def __init__(self, roots: Sequence[Path], incarnation: int, heard: Callable[[], None]) -> None:
+        self.path = _make(roots, incarnation)
+        self.control = ControlWriter(self.path)
+        self._reports = report.listen(self.path)
+        asyncio.get_running_loop().add_reader(self._reports.fileno(), heard)
+
+    def messages(self) -> Iterator[report.Message]:
+        """What the ranks have reported since, without waiting for more."""
+        for _ in range(_REPORTS_AT_ONCE):
+            try:
+                datagram = self._reports.recv(report.DATAGRAM_LIMIT)
+            except BlockingIOError:
+                return
+            if not datagram:
+                return
+            message = report.decode(datagram)
+            if message is not None:
+                yield message
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._reports.fileno())
+        self._reports.close()
+        self.control.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _make(roots: Sequence[Path], incarnation: int) -> Path:
+    """A new folder, below the first root that can be written."""
+    refused = []
+    for root in roots:
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=f"muster-{incarnation}-", dir=root))
+        except OSError as error:
+            refused.append(f"{root}: {error.strerror or error}")
+            continue
+        if len(str(folder / report.SOCKET_NAME)) <= _SOCKET_PATH_LIMIT:
+            return folder
+        folder.rmdir()
+        refused.append(f"{root}: too long a path for a socket (over {_SOCKET_PATH_LIMIT} characters)")
+    raise OSError("; ".join(refused))
