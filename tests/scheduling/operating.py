@@ -112,6 +112,8 @@ class Operating:
     def carry_out(self, plan: Plan) -> None:
         """Promises first, then evictions, then starts, as the executor does."""
         names = sorted(self.nodes)
+        for replacement in plan.replacements:
+            self.jobs[replacement.uid].promised = self.promised_by(plan, replacement.uid)
         for uid in plan.broken:
             self.jobs[uid].promised = ()
         for promise in plan.promises:
@@ -123,6 +125,15 @@ class Operating:
             live = self.jobs[admission.uid]
             live.on, live.promised = tuple(names[node] for node in admission.nodes), ()
             live.yields, live.started = admission.yields, self.now
+
+    def promised_by(self, plan: Plan, uid: str) -> tuple[str, ...]:
+        """Nodes that a job was promised, with those that the plan gives some of its workers instead."""
+        names, nodes = sorted(self.nodes), list(self.jobs[uid].promised)
+        for replacement in plan.replacements:
+            if replacement.uid == uid:
+                for index, node in zip(replacement.indexes.tolist(), replacement.nodes.tolist(), strict=True):
+                    nodes[index] = names[node]
+        return tuple(nodes)
 
     def gone(self, uid: str) -> None:
         """The last pod of a job that was told to leave is gone. It waits again, or for its promised nodes."""
