@@ -127,9 +127,13 @@ class Scheduling(RuleBasedStateMachine):
         # 5. Who borrows gives nodes back to who owns the quota, also when both came between two plans: a job of high
         #    priority that borrows goes before one of a low priority that doesn't. Its owner's quota is kept for the
         #    latter (`owners.py`), but not the nodes, so it may start now and be asked to give them back at once.
-        if not any(
+        # 6. What comes back beyond what it was asked for is promised to the next who looks for room that others have,
+        #    and nobody looks before there is anybody to ask. No one is asked to go for that.
+        comes_back = not again.evictions and any(live.leaving for live in self.world.jobs.values())
+        owners = [
             each.reason is MoveReason.RECLAIMED or self._shrinks_for_owner(each, again) for each in again.evictions
-        ):
+        ]
+        if not comes_back and not any(owners):
             assert (again.promises, again.evictions) == ((), ()), "a plan applied to its own snapshot changes something"
 
     def _shrinks_for_owner(self, eviction: Eviction, made: Plan) -> bool:
