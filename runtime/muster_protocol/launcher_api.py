@@ -13,10 +13,11 @@ Bodies are JSON objects, made and read by the dataclasses here.
                              202 when it is not complete after JOIN_HOLD_SECONDS: ask again at once;
                              403 for a pod UID outside the membership, 409 for another generation;
                              410 with Ended when the gang ended before it was complete
-    POST /v1/stop            Stop -> 202; relayed to the whole gang by the launcher that gets it
+    POST /v1/stop            Stop -> 202; relayed to the whole gang by the launcher that gets it; 403 as for /v1/restart
     POST /v1/heartbeat       Heartbeat -> GangState; every launcher calls index 0, by `heartbeat_seconds`
     POST /v1/ended           Ended -> GangState; a launcher tells index 0 that its ranks ended, and learns who was first
-    POST /v1/restart         Restart -> 202; index 0 tells the others to end their ranks and to join again
+    POST /v1/restart         Restart -> 202; index 0 tells the others to end their ranks and to join again;
+                             403 for a pod that was replaced, or lost and not let in again: what it says means nothing
 
 Unknown fields are ignored on reading, so that either side may be one version ahead.
 """
@@ -41,6 +42,9 @@ METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"
 RELAYED_HEADER: Final = "X-Muster-Relayed"
 """Set by index 0 on a stop that it relays, so that it isn't sent back."""
+
+POD_HEADER: Final = "X-Muster-Pod"
+"""The pod UID of the launcher that calls. The operator's calls are without it."""
 
 JOIN_HOLD_SECONDS: Final = 20.0
 """How long index 0 keeps one call to the barrier open."""
@@ -69,7 +73,7 @@ class Member:
 
     Attributes:
         attempt: counts the replacements of this index within the generation.
-        incarnation: of the processes that this launcher ran last; 0 before any.
+        incarnation: of the processes that this launcher ran last, or was told not to run any more; 0 before any.
         node: the name of its node, or "" where that isn't known.
     """
 
@@ -93,12 +97,13 @@ class Membership:
 
 @dataclass(frozen=True)
 class Release:
-    """The barrier's answer: everyone is here, start your ranks."""
+    """The barrier's answer: everyone is here, start your ranks. `leader_uid` is the pod UID of index 0."""
 
     incarnation: int
     master_addr: str
     master_port: int
     members: tuple[Member, ...] = ()
+    leader_uid: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Restart:
-    """The gang's ranks start again, in the pods that they have, as `incarnation`; `first` is the end that led to it."""
+    """The gang's ranks start again, in the pods that they have, as `incarnation`; `first` is the end that led to it.
+
+    Where that was no crash, a pod was lost, and the gang starts when another stands in its place.
+    """
 
     incarnation: int
     first: Ended

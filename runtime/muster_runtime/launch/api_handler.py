@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from muster_protocol import launcher_api as api
 from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Membership, Release, Restart, Status, Stop
@@ -12,6 +12,9 @@ from muster_protocol.tokens import same_token
 from muster_runtime.launch.http_server import Request, Response
 from muster_runtime.launch.membership import Refused, Roll
 from muster_runtime.launch.state import State
+
+_FENCED: Final = frozenset({api.STOP_PATH, api.RESTART_PATH})
+"""What a pod may say only while it is of the gang: it would end the ranks of all."""
 
 
 class Gang(Protocol):
@@ -73,6 +76,9 @@ class ApiHandler:
         if route is None:
             known = {path for _, path in self._routes}
             return _text(405 if request.path in known else 404, f"no {request.method} {request.path} here")
+        caller = request.headers.get(api.POD_HEADER.lower(), "")
+        if request.path in _FENCED and caller and self._roll.excludes(caller):
+            return _text(403, f"pod {caller} is not of this gang any more")
         try:
             return await route(request)
         except (ValueError, TypeError) as error:  # TypeError: a field of the wrong type

@@ -69,7 +69,7 @@ class Config:
     @property
     def keeps_memory(self) -> bool:
         """Whether the ranks get memory that outlives them: only where somebody would come back to it."""
-        return self.restarts > 0 and self.memory != "off"
+        return (self.restarts > 0 or self.replace_seconds > 0) and self.memory != "off"
 
     @property
     def world_size(self) -> int:
@@ -83,6 +83,13 @@ class Config:
     @property
     def leads(self) -> bool:
         return self.index == 0
+
+    @property
+    def first_wait(self) -> tuple[float, str]:
+        """How long this launcher waits for the whole gang before its first ranks, and what that time is called."""
+        if self.attempt and self.replace_seconds:  # it stands in for a lost pod, and the others wait no longer
+            return self.replace_seconds, env.REPLACE_SECONDS
+        return self.ready_timeout, "readyTimeout"
 
     def rank(self, local_rank: int) -> int:
         return self.index * self.processes + local_rank

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Final
 
 from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Release
+from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Release, Restart
 from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.http_client import Client, Unreachable
@@ -38,50 +39,74 @@ class Follower:
         self._progress = progress
         self._own = config.member
         self._leader = config.leader_host
+        self._leader_uid = ""
+        """Of the pod at that address, where that is known."""
         self._released = False
+        self._incarnation = 0
+        self._silence = Silence(config.heartbeat, state.clock())
+        self._lost: Ended | None = None
+        self._lost_uid = ""
+        self._lost_until = 0.0
+        self._stop_told: asyncio.Future[None] | None = None
         self.storage_errors: dict[int, str] = {}
 
     @property
     def joined(self) -> int:
         return self._config.workers if self._released else 1
 
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Index 0, from its loss until it, or another in its place, has answered."""
+        return (0,) if self._lost is not None else ()
+
     def members(self) -> tuple[Member, ...]:
         return self._roll.held.members if self._roll.held is not None else ()
 
     def pushed(self) -> None:
-        """A newer membership was pushed; index 0 may have another address."""
+        """A newer membership was pushed; index 0 may be another pod, or have another address."""
+        if self._config.replace_seconds and self._released and self._replaced(self._leader_uid):
+            self._lose("was replaced")
         self._state.tell()
 
     # ------------------------------------------------------------------------------------------------------ the barrier
 
     async def assemble(self, preflight: asyncio.Future[None] | None) -> Release:
         """Returns when index 0 lets the gang go. Raises Over."""
-        limit = REJOIN_SECONDS if self._released else self._config.ready_timeout
-        patience = _Patience(limit, self._state.clock)
+        patience = _Patience(REJOIN_SECONDS if self._released else self._config.first_wait[0], self._state.clock)
         while True:
             self._raise_if_over()
+            if self._lost is not None and not self._replaced(self._lost_uid):
+                await self._state.wait(min(1.0, self._lost_until - self._state.clock()))
+                continue
             status, body = await self._join_once(patience)
+            if status in (200, 202):
+                self._found()
             if status == 200:
-                self._released = True
-                return api.decode(Release, body)
+                release = api.decode(Release, body)
+                self._released, self._incarnation = True, release.incarnation
+                self._leader_uid = release.leader_uid
+                return release
             if status == 410:
                 raise Over(_facts(api.decode(Ended, body)))
             why = patience.spent()
-            if why:
+            if why and self._lost is None:
                 raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, why))
             await self._state.wait(patience.pause())
 
     async def _join_once(self, patience: _Patience) -> tuple[int, bytes]:
-        named = self._roll.of(0)
+        named, state = self._roll.of(0), self._state
         self._leader = named.address if named is not None and named.address else self._config.leader_host
+        self._leader_uid = named.pod_uid if named is not None else self._leader_uid
+        told_to_end = max(self._incarnation, state.restart.incarnation - 1 if state.restart is not None else 0)
+        body = api.encode(replace(self._own, incarnation=told_to_end))
         call = asyncio.ensure_future(
-            self._client.call(
-                "POST", self._leader, api.JOIN_PATH, api.encode(self._own), timeout=api.JOIN_HOLD_SECONDS + 5
-            )
+            self._client.call("POST", self._leader, api.JOIN_PATH, body, timeout=api.JOIN_HOLD_SECONDS + 5)
         )
         call.add_done_callback(lambda _: self._state.tell())
-        while not call.done():  # a stop must not wait for the barrier
-            if self._state.stop is not None or self._state.foreign or self._state.lost or self._state.ending:
+        already_lost = self._lost
+        while not call.done():  # neither a stop nor another index 0 may wait for the barrier
+            over = state.stop is not None or state.foreign or state.lost or state.ending
+            if over or self._lost is not already_lost or self._replaced(self._leader_uid):
                 call.cancel()
                 return 0, b""
             await self._state.wait(1.0)
@@ -106,6 +131,33 @@ class Follower:
             raise Over(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, self._state.lost))
         if self._state.ending:
             raise Over(verdict.followed(self._state.first))
+        if self._lost is not None and self._state.clock() >= self._lost_until:
+            message = f"{self._lost.message}; no other pod took its place within {self._config.replace_seconds:g} s"
+            raise Over(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message))
+
+    def _replaced(self, pod_uid: str) -> bool:
+        """Whether the membership has another pod in the place of that index 0."""
+        named = self._roll.of(0)
+        return named is not None and pod_uid not in ("", named.pod_uid)
+
+    def _lose(self, why: str) -> None:
+        """Index 0 is lost: the ranks end and wait for another in its place. Where none would come, the pod ends."""
+        if not self._config.replace_seconds or not self._released:
+            self._state.give_up(f"index 0 {why}")
+        elif self._lost is None:
+            message = f"index 0 (pod {self._leader_uid}) is lost: it {why}"
+            self._lost = Ended(0, exits.EXIT_INFRASTRUCTURE, Cause.INFRASTRUCTURE.value, message)
+            self._lost_uid, self._lost_until = self._leader_uid, self._state.clock() + self._config.replace_seconds
+            self._state.ask_restart(Restart(self._incarnation + 1, self._lost))
+            self._state.tell()
+
+    def _found(self) -> None:
+        """Index 0 answers, the one that was lost or another."""
+        self._silence.heard(0)
+        if self._lost is not None:
+            say(f"index 0 answers at {self._leader}")
+            self._lost = None
+            self._state.tell()
 
     # ---------------------------------------------------------------------------------------------------- while it runs
 
@@ -121,22 +173,34 @@ class Follower:
     async def report(self, ended: Ended) -> GangState | None:
         """Tells index 0 that this pod's ranks ended; None when it can't be told."""
         body = await self._tell(api.ENDED_PATH, api.encode(ended), timeout=TELL_SECONDS)
+        if body is None and ended.crash and self._config.replace_seconds:
+            self._lose("could not be told that ranks ended")
         return api.decode(GangState, body) if body is not None else None
 
     def spread(self) -> None:
-        """Tells index 0 of the stop that was asked here; it passes it on to all."""
+        """Tells index 0 of the stop that was asked here; it passes it on to all. Without it, tells all."""
         stop = self._state.stop_left()
         if stop is not None:
-            self._background(self._tell(api.STOP_PATH, api.encode(stop), timeout=_CALL_SECONDS))
+            self._stop_told = asyncio.ensure_future(self._tell_stop(api.encode(stop)))
+            self._state.keep(self._stop_told)
+
+    async def _tell_stop(self, stop: bytes) -> None:
+        if self._lost is None:
+            await self._tell(api.STOP_PATH, stop, timeout=_CALL_SECONDS)
+        else:
+            others = [member.address for member in self.members() if member.index not in (0, self._own.index)]
+            await self._client.tell_all(others, api.STOP_PATH, stop)
 
     async def finish(self, facts: ExitFacts) -> GangState:
+        if self._stop_told is not None:
+            await asyncio.wait({self._stop_told}, timeout=_CALL_SECONDS)
         self._state.end_tasks()
         return GangState(self._state.stop_left(), self._state.first, self._state.restart)
 
     async def _tell(self, path: str, body: bytes, *, timeout: float) -> bytes | None:
         until = self._state.clock() + TELL_SECONDS
         pauses = iter(_BACKOFF)
-        while True:
+        while self._lost is None:
             try:
                 status, answer = await self._client.call("POST", self._leader, path, body, timeout=timeout)
             except Unreachable as error:
@@ -150,19 +214,17 @@ class Follower:
                 return answer
             say(f"index 0 answered {status} to {path}: {answer[:200].decode(errors='replace').strip()}")
             return None
+        return None
 
     async def _beat(self) -> None:
-        interval = self._config.heartbeat
-        silence = Silence(interval, self._state.clock())
-        while True:
+        while not self._state.lost:
             why = await self._beat_once()
-            lost = silence.pass_to(self._state.clock(), [0])
-            if not why:
-                silence.heard(0)
+            lost = self._silence.pass_to(self._state.clock(), [0])
+            if not why and not self._replaced(self._leader_uid):
+                self._found()
             elif lost:
-                self._state.give_up(f"index 0 gave no answer for {lost[0]:.0f} s ({why}); its node or network failed")
-                return
-            await asyncio.sleep(interval)
+                self._lose(f"gave no answer for {lost[0]:.0f} s ({why}); its node or network failed")
+            await asyncio.sleep(self._config.heartbeat)
 
     async def _beat_once(self) -> str:
         """ "" when index 0 answered, else why not."""
@@ -171,6 +233,8 @@ class Follower:
             status, body = await self._client.call(
                 "POST", self._leader, api.HEARTBEAT_PATH, api.encode(beat), timeout=_CALL_SECONDS
             )
+            if status == 403:
+                self._state.exclude(f"index 0 refuses this pod: {body[:300].decode(errors='replace').strip()}")
             if status != 200:
                 return f"it answered {status}: {body[:200].decode(errors='replace').strip()}"
             self._state.adopt(api.decode(GangState, body))

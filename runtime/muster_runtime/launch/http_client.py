@@ -20,11 +20,12 @@ class Unreachable(Exception):
 
 
 class Client:
-    """Calls to port `port` of other launchers with the job's token."""
+    """Calls to port `port` of other launchers with the job's token, from the pod `pod_uid`."""
 
-    def __init__(self, port: int, token: str) -> None:
+    def __init__(self, port: int, token: str, pod_uid: str) -> None:
         self.port = port
         self._token = token
+        self._pod_uid = pod_uid
 
     async def call(
         self,
@@ -66,6 +67,7 @@ class Client:
             lines = {
                 "Host": f"{host}:{self.port}",
                 launcher_api.TOKEN_HEADER: self._token,
+                launcher_api.POD_HEADER: self._pod_uid,
                 "Content-Type": "application/json",
                 "Content-Length": str(len(body)),
                 "Connection": "close",

@@ -85,6 +85,8 @@ class Server:
                 await self._serve(reader, writer)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
             pass  # the client went away or was too slow; there is nobody to tell
+        except asyncio.CancelledError:
+            pass  # by `close`; a handler that ends as cancelled is an error to asyncio before Python 3.12
         finally:
             self._connections.discard(task)
             writer.close()

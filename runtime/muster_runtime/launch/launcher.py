@@ -49,7 +49,7 @@ class Launcher:
         self._progress = Progress()
         self._metrics = Metrics(config)
         self._ranks = Ranks(self._state.tell)
-        self._client = Client(config.port, config.token)
+        self._client = Client(config.port, config.token, config.pod_uid)
         self._gang: Leader | Follower = (
             Leader(config, self._client, self._state, self._roll)
             if config.leads
@@ -108,6 +108,7 @@ class Launcher:
 
     async def _train(self, release: Release) -> ExitFacts | None:
         """Runs one incarnation of the ranks. None: the gang starts again. Raises Over."""
+        first_time = self._incarnation == 0
         try:
             self._start_ranks(release)
         except CommandError as error:
@@ -115,8 +116,8 @@ class Launcher:
         except OSError as error:
             message = f"no folder for the launcher and its ranks to meet in ({error}); make {env.MOUNT_PATH} writable"
             return await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message))
-        if self._phase is not Phase.RUNNING:
-            self._phase = Phase.RUNNING
+        self._phase = Phase.RUNNING
+        if first_time:
             self._gang.begin()
         return await self._watch()
 
@@ -127,8 +128,9 @@ class Launcher:
         """
         restart = self._state.restart
         assert restart is not None
-        self._restarted_after = restart.first.message
-        say(f"the gang starts again in place, as incarnation {restart.incarnation}: {self._restarted_after}")
+        say(f"the gang starts again in place, as incarnation {restart.incarnation}: {restart.first.message}")
+        if not restart.first.crash:
+            self._phase = Phase.JOINING
         await self._stopping.end(lambda: True)
         if self._ranks.running:
             message = f"rank {self._ranks.running[0].rank} outlives SIGKILL, so the gang can't start again in this pod"
@@ -140,11 +142,15 @@ class Launcher:
         self._leave_folder()
         termination.clear(self._config.termination_log)
         self._progress.begin_anew()
-        self._restarts += 1
+        if restart.first.crash:
+            self._restarts += 1
+            self._restarted_after = restart.first.message
         return await self._gang.assemble(None)
 
     def _preflight(self) -> asyncio.Future[None] | None:
         if not self._config.leads or not self._config.checkpoint_uri.startswith("s3://"):
+            return None
+        if self._config.attempt:  # the pod that was here before has seen to it, and memory may do without the store
             return None
         self._phase = Phase.PREFLIGHT
 
@@ -334,9 +340,11 @@ class Launcher:
 
     def _status(self) -> Status:
         last, progress = self._progress.last, self._progress
-        phase = self._phase
+        phase, lost = self._phase, self._gang.lost
         if phase is Phase.RUNNING and self._state.stop is not None:
             phase = Phase.STOPPING
+        elif phase is Phase.RUNNING and lost:
+            phase = Phase.JOINING  # soon: its ranks are being ended
         return Status(
             phase=phase,
             generation=self._config.generation,
@@ -355,6 +363,7 @@ class Launcher:
             warnings=tuple(progress.warnings),
             restarts=self._restarts,
             restarted_after=self._restarted_after,
+            lost=lost,
         )
 
     def _metrics_text(self) -> tuple[bytes, str]:

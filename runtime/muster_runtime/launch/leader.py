@@ -1,11 +1,12 @@
 """Index 0's part in the gang: it holds the barrier, hears the heartbeats, finds out who failed first, decides whether
-the gang starts again in its pods, and passes stops, restarts and ends on to all others."""
+the gang starts again in its pods, waits for others where pods were lost, and passes stops, restarts and ends on to all.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -45,7 +46,10 @@ class Leader:
         self._own = config.member
         self._over: Ended | None = None
         self._members: dict[int, Member] = {}
-        """Who was let go, once anybody was. A restart doesn't change it."""
+        """Who was let go, once anybody was, but for those that were lost since. A restart doesn't change it."""
+        self._lost: dict[int, Ended] = {}
+        """Why those indexes are waited for."""
+        self._deadline = 0.0
         self._silence = Silence(config.heartbeat, state.clock())
         self._restarts = Restarts(config.restarts)
         self._not_before = 0.0
@@ -72,20 +76,34 @@ class Leader:
     def joined(self) -> int:
         return len(self._members) if self._release else len(self._barrier.present(self._state.clock()))
 
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The indexes that are lost and have no new pod at the barrier yet."""
+        present = self._barrier.present(self._state.clock()) if self._lost else {}
+        return tuple(sorted(index for index in self._lost if index not in present))
+
     def members(self) -> tuple[Member, ...]:
         known = self._members if self._release else self._barrier.present(self._state.clock())
         return tuple(known[index] for index in sorted(known))
 
     def pushed(self) -> None:
-        """A newer membership was pushed."""
+        """A newer membership was pushed. Who has another's place is lost, whether it lives or not."""
+        if self._config.replace_seconds:
+            named = ((index, self._roll.of(index)) for index in self._members if index != 0)
+            taken = {index: one.pod_uid for index, one in named if one and not self._is_member(index, one.pod_uid)}
+            self._lose({index: f"pod {uid} takes its place" for index, uid in taken.items()})
         if self._release is None:
             self._barrier.keep(self._roll)
         self._state.tell()
 
     async def assemble(self, preflight: asyncio.Future[None] | None) -> Release:
         """Returns when every index is here and the storage is found well. Raises Over."""
-        state, self._patience = self._state, REJOIN_SECONDS if self._members else self._config.ready_timeout
-        deadline = self._state.clock() + self._patience + max(0.0, self._not_before - state.clock())
+        state = self._state
+        self._wait, self._wait_name = self._config.first_wait
+        if self._members:
+            self._wait, self._wait_name = REJOIN_SECONDS, "the time of a restart in place"
+        if not self._lost:
+            self._deadline = max(state.clock(), self._not_before) + self._wait
         say_at = state.clock() + 1.0
         try:
             while True:
@@ -94,13 +112,13 @@ class Leader:
                 checked = (preflight is None or preflight.done()) and now >= self._not_before
                 if checked and self._barrier.may_be_full and not self._barrier.missing(now):
                     return self._let_go()
-                if now >= deadline:
+                if now >= self._deadline:
                     raise Over(self._late(self._barrier.missing(now)))
                 if now >= say_at and (missing := self._barrier.missing(now)):
                     here = self._config.workers - len(missing)
                     say(f"waiting for index {_some(missing)} ({here} of {self._config.workers} are here)")
                     say_at = now + _SAY_AGAIN_SECONDS
-                until = min(deadline, self._not_before) if now < self._not_before else deadline
+                until = min(self._deadline, self._not_before) if now < self._not_before else self._deadline
                 await state.wait(min(1.0, until - now))
         except Over as over:
             facts = over.facts
@@ -120,8 +138,12 @@ class Leader:
             preflight.result()
 
     def _late(self, missing: list[int]) -> ExitFacts:
-        limit = "the time of a restart in place" if self._members else "readyTimeout"
-        waited = f"within {limit} ({self._patience:g} s)"
+        gone = [index for index in missing if index in self._lost]
+        if gone:
+            waited = f"no other pod took the place of index {_some(gone)} within {self._config.replace_seconds:g} s"
+            message = f"{self._lost[gone[0]].message}; {waited}"
+            return ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message)
+        waited = f"within {self._wait_name} ({self._wait:g} s)"
         message = f"index {_some(missing)} did not join {waited}; see why those pods are not running"
         if not missing:
             message = f"the checkpoint's storage could not be checked {waited}"
@@ -129,8 +151,13 @@ class Leader:
 
     def _let_go(self) -> Release:
         self._members = self._barrier.present(self._state.clock())
-        self._incarnation = max(self._incarnation, self._roll.incarnation())
-        self._release = Release(self._incarnation, self._config.address, self._ports.free())
+        for index in self._lost:
+            self._roll.take_back(self._members[index].pod_uid)  # it may be the one that was lost
+        self._lost.clear()
+        seen = max(member.incarnation for member in self._members.values())
+        self._incarnation = max(self._incarnation, seen + 1, self._roll.incarnation())
+        port = self._ports.free()
+        self._release = Release(self._incarnation, self._config.address, port, leader_uid=self._own.pod_uid)
         self._silence = Silence(self._config.heartbeat, self._state.clock())
         self._decided.set()
         return self._release
@@ -140,9 +167,11 @@ class Leader:
         refused = self._roll.check(member)
         if refused is None and member.index == 0 and member.pod_uid != self._own.pod_uid:
             refused = Refused(403, f"index 0 is pod {self._own.pod_uid}")
-        known = self._members.get(member.index)
-        if refused is None and known is not None and known.pod_uid != member.pod_uid:
-            refused = Refused(409, f"the gang runs already, with pod {known.pod_uid} as index {member.index}")
+        if refused is None and member.index in self._members and not self._is_member(member.index, member.pod_uid):
+            known = self._members[member.index].pod_uid
+            refused = Refused(409, f"the gang runs already, with pod {known} as index {member.index}")
+        if refused is None and self._release is not None and member.incarnation >= self._release.incarnation:
+            refused = self._come_back(member)
         if refused is None and self._release is not None:
             return self._release
         if refused is None and self._over is None:
@@ -174,9 +203,12 @@ class Leader:
             self._background(self._limit())
 
     def heartbeat(self, beat: Heartbeat) -> GangState | Refused:
-        member = self._members.get(beat.index)
-        if member is None or member.pod_uid != beat.pod_uid:
-            return Refused(403, f"index {beat.index} of this gang is not pod {beat.pod_uid}")
+        refused = self._roll.check_pod(beat.index, beat.pod_uid)
+        taken = self._release is not None or beat.index in self._members  # else it was lost, or this index 0 is new
+        if refused is None and taken and not self._is_member(beat.index, beat.pod_uid):
+            refused = Refused(403, f"index {beat.index} of this gang is not pod {beat.pod_uid}")
+        if refused is not None:
+            return refused
         self._silence.heard(beat.index)
         self.storage_errors.pop(beat.index, None)
         if beat.storage_error:
@@ -196,7 +228,7 @@ class Leader:
     def spread(self) -> None:
         """Passes the stop that was asked here on to all others; heartbeats carry it too, should a call fail.
 
-        Before the release there is nobody to call: those who wait at the barrier get it as their answer.
+        At the barrier `finish` does so: those who wait there get it as their answer.
         """
         stop = self._state.stop_left()
         if stop is not None and self._release is not None:
@@ -204,7 +236,9 @@ class Leader:
 
     async def finish(self, facts: ExitFacts) -> GangState:
         """Serves until the others have ended, so that nobody takes this end for a failure."""
-        if not self._members:
+        if self._release is None:
+            if self._members:  # who is not at the barrier yet ends by itself when it knows
+                await self._relay(api.STOP_PATH, self._state.stop_left() or Stop(StopReason.PEER, 0.0))
             until = self._state.clock() + (1.0 if self._config.workers > 1 else 0.0)  # held calls are answered at once
         elif facts.cause is Cause.SUCCEEDED:
             until = math.inf  # the others may have more to do; the watch ends the wait when they are lost
@@ -226,6 +260,9 @@ class Leader:
             return [index for index in self._barrier.present(self._state.clock()) if index != 0]
         return [index for index in self._members if index not in self._ended and index != 0]
 
+    def _is_member(self, index: int, pod_uid: str) -> bool:
+        return index in self._members and self._members[index].pod_uid == pod_uid
+
     def _gang(self) -> GangState:
         return GangState(self._state.stop_left(), self._state.first, self._state.restart)
 
@@ -246,51 +283,80 @@ class Leader:
         self._state.tell()
 
     async def _settle(self) -> None:
-        until = self._state.clock() + SETTLE_SECONDS
+        until, incarnation = self._state.clock() + SETTLE_SECONDS, self._incarnation
         while self._state.clock() < until and not self._cause() and self._unfinished():
             await self._state.wait(until - self._state.clock())
-        first = self._cause()
-        if first is None:
-            lost = await self._probe(self._unfinished())
-            first = self._cause() or lost or self._failures[0]
+        if self._cause() is None:
+            hosts = {index: self._members[index].address for index in self._unfinished()}
+            gone = await silent(self._client, hosts)
+            if self._cause() is None and self._incarnation == incarnation:
+                self._lose({index: f"its launcher does not answer: {why}" for index, why in gone.items()})
+        if self._incarnation != incarnation:
+            return  # pods were lost, and the gang waits for others
+        first = self._cause() or self._failures[0]
         try:
             self._restart(first)
         except Refusal as refusal:
             self._settled = True
             self._state.end(replace(first, message="; ".join(filter(None, (first.message, str(refusal))))))
             await self._relay(api.STOP_PATH, Stop(StopReason.PEER, 0.0))
-        else:
-            await self._relay(api.RESTART_PATH, self._state.restart)
 
     def _restart(self, first: Ended) -> None:
         """Opens the barrier for the next incarnation of the gang. Refusal when it has to end instead."""
-        somebody_is_done = any(ended.cause == Cause.SUCCEEDED.value for ended in self._ended.values())
-        if self._state.stop is not None or self._state.ending or somebody_is_done:
+        if not self._may_start_again():
             raise Refusal("")
         now = self._state.clock()
         self._not_before = now + self._restarts.pause(first, now)
-        self._open_barrier(self._incarnation + 1)
+        self._begin_anew(first)
+
+    def _may_start_again(self) -> bool:
+        somebody_is_done = any(ended.cause == Cause.SUCCEEDED.value for ended in self._ended.values())
+        return self._state.stop is None and not self._state.ending and not somebody_is_done
+
+    def _begin_anew(self, first: Ended) -> None:
+        if self._release is not None:
+            self._open_barrier(self._incarnation + 1)
         self._state.ask_restart(Restart(self._incarnation, first))
+        self._background(self._relay(api.RESTART_PATH, self._state.restart))
 
     def _cause(self) -> Ended | None:
         return next((one for one in self._failures if not one.secondary), None)
 
-    async def _probe(self, indexes: Iterable[int]) -> Ended | None:
-        """The first of `indexes` whose launcher does not answer, as an end by infrastructure."""
-        found = await silent(self._client, {index: self._members[index].address for index in indexes})
-        for index, why in found.items():
-            return self._ended.setdefault(index, self._lost(index, f"its launcher does not answer: {why}"))
+    # ---------------------------------------------------------------------------------------------------- who was lost
+
+    def _lose(self, why: Mapping[int, str]) -> None:
+        """These indexes' pods are lost: others are waited for in their places, or the gang ends."""
+        lost = {index: self._loss(index, reason) for index, reason in why.items()}
+        if not self._config.replace_seconds or not self._may_start_again():
+            for ended in lost.values():
+                self._record(ended)
+        elif lost:
+            for index in lost:
+                self._roll.give_up(self._members.pop(index).pod_uid)
+                self._barrier.forget(index)
+                self.storage_errors.pop(index, None)
+            self._lost |= lost
+            self._deadline = self._state.clock() + self._config.replace_seconds
+            self._begin_anew(next(iter(lost.values())))
+
+    def _come_back(self, member: Member) -> Refused | None:
+        """It has ended its ranks of this incarnation, because it did not hear index 0 for long."""
+        if not self._may_start_again():
+            return Refused(409, "the gang is ending")
+        message = f"index {member.index} did not hear index 0 for long, and is back"
+        self._begin_anew(Ended(member.index, exits.EXIT_INFRASTRUCTURE, Cause.INFRASTRUCTURE.value, message))
         return None
 
-    def _lost(self, index: int, why: str) -> Ended:
+    def _loss(self, index: int, why: str) -> Ended:
         message = f"index {index} (pod {self._members[index].pod_uid}) is lost: {why}"
         return Ended(index, exits.EXIT_INFRASTRUCTURE, Cause.INFRASTRUCTURE.value, message)
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._config.heartbeat)
-            for index, seconds in self._silence.pass_to(self._state.clock(), self._unfinished()).items():
-                self._record(self._lost(index, f"no heartbeat for {seconds:.0f} s; its node or network failed"))
+            lost = self._silence.pass_to(self._state.clock(), self._unfinished())
+            why = "no heartbeat for {:.0f} s; its node or network failed"
+            self._lose({index: why.format(seconds) for index, seconds in lost.items()})
 
     async def _limit(self) -> None:
         await asyncio.sleep(self._config.max_runtime)

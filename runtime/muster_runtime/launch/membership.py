@@ -22,6 +22,9 @@ class Roll:
         self._generation = generation
         self._workers = workers
         self.held: Membership | None = None
+        self._by_index: dict[int, Member] = {}
+        self._uids: frozenset[str] = frozenset()
+        self._given_up: set[str] = set()
 
     def push(self, pushed: Membership) -> Refused | None:
         """Takes a newer membership; the same again is no error."""
@@ -30,11 +33,22 @@ class Roll:
         if self.held is not None and pushed.incarnation < self.held.incarnation:
             return Refused(409, f"incarnation {pushed.incarnation} is older than {self.held.incarnation}")
         self.held = pushed
+        self._by_index = {member.index: member for member in pushed.members}
+        self._uids = frozenset(member.pod_uid for member in pushed.members)
         return None
 
     def of(self, index: int) -> Member | None:
-        members = self.held.members if self.held is not None else ()
-        return next((member for member in members if member.index == index), None)
+        return self._by_index.get(index)
+
+    def give_up(self, pod_uid: str) -> None:
+        """The pod is lost, so what it says from now on is not for this gang; until it is taken back."""
+        self._given_up.add(pod_uid)
+
+    def take_back(self, pod_uid: str) -> None:
+        self._given_up.discard(pod_uid)
+
+    def excludes(self, pod_uid: str) -> bool:
+        return pod_uid in self._given_up or (bool(self._uids) and pod_uid not in self._uids)
 
     def incarnation(self) -> int:
         return max(1, self.held.incarnation) if self.held is not None else 1
@@ -45,9 +59,12 @@ class Roll:
             return Refused(409, f"index 0 is of generation {self._generation}, you are of {member.generation}")
         if not 0 <= member.index < self._workers:
             return Refused(400, f"index {member.index} is not one of 0 to {self._workers - 1}")
-        named = self.of(member.index)
-        if named is not None and named.pod_uid != member.pod_uid:
-            return Refused(403, f"index {member.index} belongs to pod {named.pod_uid}, not to {member.pod_uid}")
+        return self.check_pod(member.index, member.pod_uid)
+
+    def check_pod(self, index: int, pod_uid: str) -> Refused | None:
+        named = self.of(index)
+        if named is not None and named.pod_uid != pod_uid:
+            return Refused(403, f"index {index} belongs to pod {named.pod_uid}, not to {pod_uid}")
         return None
 
 
@@ -88,6 +105,10 @@ class Barrier:
         place.seen = now
         if hung_up and place.waiting == 0:
             del self._places[member.index]
+
+    def forget(self, index: int) -> None:
+        """Its pod is lost."""
+        self._places.pop(index, None)
 
     def keep(self, admitted: Roll) -> None:
         """Forgets whom the newest membership doesn't name."""

@@ -172,16 +172,17 @@ import os, signal, sys, time
 from pathlib import Path
 RANK = int(os.environ["RANK"])
 def mark(name):
-    Path({folder!r}, f"mark-{{name}}-{{RANK}}").write_text(str(os.getpid()))
+    written = Path({folder!r}, f".{{name}}-{{RANK}}")
+    written.write_text(str(os.getpid()))
+    written.rename(written.with_name(f"mark-{{name}}-{{RANK}}"))  # whole as soon as it is seen
 """
 
 
-@pytest.fixture
-def make_gang(tmp_path: Path) -> Iterator[Callable[..., Gang]]:
+def _gangs(below: Path) -> Iterator[Callable[..., Gang]]:
     gangs: list[Gang] = []
 
     def make(workers: int, processes: int = 1, **environment: str) -> Gang:
-        folder = tmp_path / f"g{len(gangs)}"
+        folder = below / f"g{len(gangs)}"
         folder.mkdir()
         gangs.append(Gang(folder, workers, processes, environment))
         return gangs[-1]
@@ -189,6 +190,17 @@ def make_gang(tmp_path: Path) -> Iterator[Callable[..., Gang]]:
     yield make
     for gang in gangs:
         gang.close()
+
+
+@pytest.fixture
+def make_gang(tmp_path: Path) -> Iterator[Callable[..., Gang]]:
+    yield from _gangs(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def make_shared_gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Gang]]:
+    """For what several tests of a module look at."""
+    yield from _gangs(tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture(scope="session")
