@@ -19,6 +19,7 @@ from muster_runtime import report
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import rng
+from muster_runtime.session.run import Run
 from muster_runtime.session.session import Session
 from muster_runtime.session.settings import Settings, read_settings
 
@@ -48,9 +49,9 @@ def start(
     rng.seed_all(settings.seed)
     session = Session(settings, gang, device)
     _started.append((session, where))
-    _listen(session)
+    _listen(session.run)
     report.Reporter().send(report.Hello(settings.rank, os.getpid()))
-    atexit.register(_leave, session)
+    atexit.register(_leave, session.run)
     return session
 
 
@@ -83,20 +84,20 @@ def _join(settings: Settings, device: torch.device) -> Gang:
     return Gang(settings.rank, settings.world_size, group)
 
 
-def _listen(session: Session) -> None:
+def _listen(run: Run) -> None:
     def before_step(optimizer: Optimizer, *_: Any) -> None:
-        session.optimizer_steps(optimizer)
+        run.optimizer_steps(optimizer)
 
     register_optimizer_step_pre_hook(before_step)
     on_main = threading.current_thread() is threading.main_thread()
     if on_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a handler of the script's own stays
-        signal.signal(signal.SIGTERM, lambda *_: session.signal_stop())
+        signal.signal(signal.SIGTERM, lambda *_: run.signal_stop())
 
 
-def _leave(session: Session) -> None:
-    if not session.closed:
-        session.last_word()
+def _leave(run: Run) -> None:
+    if not run.closed:
+        run.last_word()
     # After an error the peers may be gone, and leaving the group in order would wait for them.
-    if session.closed and dist.is_initialized():
+    if run.closed and dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

@@ -46,7 +46,7 @@ model = session.wrap(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.2)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 session.track(model=model, optimizer=optimizer, loader=loader)
 losses = (here / f"losses-{RANK}").open("a")
-keeper = lambda: session._persistence._keeper
+keeper = lambda: session.run.saves.persistence._keeper
 for step, (x, y) in session.steps(30, loader):
     if step == session.resumed_from:
         mark(f"resumed-{incarnation}-at-{step}")

@@ -1,0 +1,221 @@
+"""The run under a session's loop: its step, and what all ranks do together between two steps."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from muster_protocol.exits import EXIT_PREEMPTED
+from muster_runtime import report as reports
+from muster_runtime.control import ControlReader
+from muster_runtime.data.loader import Loader
+from muster_runtime.errors import UsageError, caller
+from muster_runtime.parallel.gang import Gang
+from muster_runtime.session import checks
+from muster_runtime.session.boundary import Votes, agree
+from muster_runtime.session.persistence import RunState
+from muster_runtime.session.progress import Progress
+from muster_runtime.session.saves import Saves
+from muster_runtime.session.settings import Settings
+from muster_runtime.session.tracking import Tracked
+
+
+class Run:
+    """One per session. The loops open and close its steps; at each close the ranks agree on saving and stopping."""
+
+    def __init__(self, settings: Settings, gang: Gang, device: torch.device) -> None:
+        self._gang, self._strategy = gang, settings.strategy
+        reporter = reports.Reporter()
+        self._control = ControlReader()
+        self.progress = Progress(settings.rank, settings.world_size, device, reporter)
+        self.saves = Saves(settings, gang, device, self.progress, reporter)
+        self.seed = settings.seed
+        self.step = 0
+        """Steps done since the run began."""
+        self.resumed_from: int | None = None
+        self.tracked: list[Tracked] = []
+        self.wrapped: list[tuple[weakref.ref[nn.Module], str]] = []
+        self.loop = ""
+        """file:line of the loop that runs now."""
+        self.began = False
+        self.ended_early = False
+        """The checkpoint is of a script that ended its loop before the total: nothing is left to do."""
+        self.driver: Loader | None = None
+        """The loader whose batches are the loop's steps."""
+        self._by_epochs = False
+        self._total: int | None = None
+        self._step_open = False
+        self._optimizer_stepped = False
+        self._forwards: dict[tuple[int, int], int] = {}  # by optimizer and model, at the optimizer's last step
+        self._signalled = False
+        self.closed = False
+
+    def should_stop(self) -> bool:
+        return self._signalled or self._control.stop_requested()
+
+    def signal_stop(self) -> None:
+        """A signal asked this process to stop."""
+        self._signalled = True
+
+    # ------------------------------------------------------------------ the loop's ends
+
+    def begin(self, where: str, total: int, driver: Loader | None, *, by_epochs: bool) -> None:
+        """A loop begins at `where`; the first one restores."""
+        self.loop, self.driver, self._by_epochs = where, driver, by_epochs
+        self._total = self.progress.total_steps = total
+        self.closed = False
+        checks.refuse_untracked(self.tracked, self.wrapped, where)
+        checks.refuse_undriven(self.tracked, driver, total, where)
+        if not self.began:
+            self.began = True
+            self._count_flops()
+            restored = self.saves.restore(self.tracked)
+            if restored is not None:
+                run = restored.run
+                self.step = self.resumed_from = run.step
+                self.seed = run.seed
+                self.ended_early = restored.finished and run.ended_early
+        self.progress.begin(self.step)
+        self.saves.count_from_now()
+
+    def _count_flops(self) -> None:
+        if self.progress.flops_per_token is None:
+            models = [t.thing for t in self.tracked if isinstance(t.thing, nn.Module)]
+            # Forward 2, backward 4 FLOPs a parameter and token (Kaplan et al. 2020); the largest model counts
+            self.progress.flops_per_token = max(
+                (6.0 * sum(p.numel() for p in model.parameters()) for model in models), default=None
+            )
+
+    def end(self, *, early: bool) -> None:
+        """Every rank is done: the last checkpoint is saved and marked finished."""
+        self._agree(save=False, stop=False, ends=True, soon=True)
+        self.progress.tell(self.step, last=True)
+        if self.saves.save_now(self.tracked, self._state(ended_early=early), finished=True):
+            self.progress.log("the run is finished")
+        self.leave_loop()
+
+    def leave_loop(self) -> None:
+        self.loop = ""
+        self.closed = True
+
+    def last_word(self) -> None:
+        """The process ends within the loop: its launcher learns the exact step, by which it knows a failure again."""
+        if self.loop:
+            self.progress.tell(self.step, last=True)
+
+    # ------------------------------------------------------------------ one step
+
+    def loader_steps(self) -> bool:
+        """Whether each batch of the tracked loader is a step, for its iterator."""
+        return self._by_epochs and bool(self.loop)
+
+    def before_first_batch(self) -> None:
+        """Random states count from here."""
+        self.saves.resume_random(self.seed, self.step)
+
+    def opens_step(self) -> None:
+        self._step_open, self._optimizer_stepped = True, False
+
+    def closes_step(self) -> None:
+        # After an epoch's last batch its body has more to do, which a resume could not: votes wait for its end.
+        at_end = self._by_epochs and self.driver is not None and self.driver.position + 1 >= len(self.driver)
+        self.close_step(votes=not at_end)
+
+    def close_step(self, *, votes: bool) -> None:
+        """The boundary: counts the step, agrees with the other ranks, saves and stops when that is due.
+
+        `votes` is False where a save or a stop has to wait, the same on every rank.
+        """
+        if not self._step_open:
+            return
+        self._step_open = False
+        self.step += 1
+        if self.driver is not None:
+            self.driver.position += 1
+        due = self._is_due()  # also where the save waits, or its turn would pass unseen
+        save, stop = votes and due, votes and self._stops_here()
+        if self._agree(save=save, stop=stop, ends=False, soon=not votes):
+            self.saves.save(self.tracked, self._state())
+
+    def between_epochs(self) -> None:
+        """The boundary after an epoch's whole body. No step is counted here."""
+        save, stop = self._is_due(), self._stops_here()
+        if self._agree(save=save, stop=stop, ends=False, soon=False, counts=False):
+            self.saves.save(self.tracked, self._state())
+
+    def optimizer_steps(self, optimizer: Optimizer) -> None:
+        """Called before any optimizer's step."""
+        tracked = any(one.thing is optimizer for one in self.tracked)
+        if not self._step_open:
+            self._optimizer_stepped |= tracked  # of the gradients that were left at an epoch's end
+            return
+        if not tracked:
+            raise UsageError(
+                f"{caller()}: this {type(optimizer).__name__} isn't tracked, so a resume would lose its state; "
+                "add it to session.track(...)"
+            )
+        checks.refuse_bypassed(optimizer, self.tracked, self._forwards)
+        self._optimizer_stepped = True
+
+    # ------------------------------------------------------------------ what the ranks agree on
+
+    def _is_due(self) -> bool:
+        return self.saves.is_due(self.step) and self._between_updates()
+
+    def _stops_here(self) -> bool:
+        return self.should_stop() and self._between_updates()
+
+    def _between_updates(self) -> bool:
+        """False in the middle of gradient accumulation: gradients are in no checkpoint, so a save waits."""
+        optimizers = [tracked.thing for tracked in self.tracked if isinstance(tracked.thing, Optimizer)]
+        if self._optimizer_stepped or not optimizers:
+            return True
+        return not any(p.grad is not None for o in optimizers for group in o.param_groups for p in group["params"])
+
+    def _agree(self, *, save: bool, stop: bool, ends: bool, soon: bool, counts: bool = True) -> bool:
+        """Whether to save now. Leaves the process when the gang stops. `counts`: one more step is done."""
+        progress = self.progress
+        read = progress.reads_now(self.step, soon)
+        losses, tokens = progress.take_losses(self.step, read)
+        writing, failed = self.saves.word()
+        votes = Votes(self.step, save, stop, ends, tokens, losses, writing, failed)
+        agreed = agree(votes, self._gang, self.loop)
+        progress.absorb(self.step, agreed, read)
+        self.saves.heard(writing=agreed.writing, failed=agreed.write_failed)
+        if (agreed.save or agreed.stop) and not read:
+            losses, _ = progress.take_losses(self.step, True)
+            again = agree(Votes(self.step, False, False, ends, 0.0, losses), self._gang, self.loop)
+            progress.absorb(self.step, again, True)
+        if not ends:
+            if counts:
+                progress.count(agreed.tokens)
+            progress.tell(self.step, last=agreed.stop)
+        if agreed.stop:
+            self._stop()
+        return agreed.save
+
+    def _stop(self) -> None:
+        if self.saves.save_now(self.tracked, self._state(), finished=False):
+            self.progress.log(f"stopped after step {self.step}, as asked; the checkpoint is committed")
+        else:
+            self.progress.log(
+                f"stopped after step {self.step}, as asked; there is no checkpoint uri, so nothing was saved"
+            )
+        self.closed = True
+        self.saves.close()
+        sys.exit(EXIT_PREEMPTED)
+
+    def _state(self, *, ended_early: bool = False) -> RunState:
+        return RunState(
+            step=self.step,
+            seed=self.seed,
+            world_size=self._gang.world_size,
+            threads=torch.get_num_threads(),
+            strategy=self._strategy,
+            total=self._total,
+            ended_early=ended_early,
+        )

@@ -1,0 +1,151 @@
+"""A run's checkpoints: when one is due, what is told of each, and what a restore brings back."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from muster_protocol.losses import LossRecord
+from muster_runtime import report as reports
+from muster_runtime.checkpoint.keeper import Saved
+from muster_runtime.parallel.gang import Gang
+from muster_runtime.session import rng
+from muster_runtime.session.persistence import Persistence, Restored, RunState
+from muster_runtime.session.progress import Progress
+from muster_runtime.session.schedule import AutoInterval, Schedule
+from muster_runtime.session.settings import Settings
+from muster_runtime.session.tracking import Tracked
+
+
+class Saves:
+    """Everything here but `is_due`, `word` and `resume_random` is collective. Without a uri nothing is saved."""
+
+    def __init__(
+        self, settings: Settings, gang: Gang, device: torch.device, progress: Progress, reporter: reports.Reporter
+    ) -> None:
+        self._settings, self._gang, self._device = settings, gang, device
+        self._progress, self._reporter = progress, reporter
+        self._schedule = Schedule(settings.every_steps, None, time.monotonic())
+        if gang.leads:  # one clock decides
+            self._schedule.interval_seconds = settings.interval_seconds
+            if settings.between_failures is not None:
+                self._schedule.auto = AutoInterval(settings.between_failures)
+        self.persistence: Persistence | None = None
+        """None before the loop begins, and for a run without a uri."""
+        self._random: torch.Tensor | None = None
+        self._random_due = False
+
+    # ------------------------------------------------------------------ restoring
+
+    def restore(self, tracked: list[Tracked]) -> Restored | None:
+        """Claims the run and restores its newest checkpoint, or that of the run which it starts from."""
+        self._random_due = True
+        if not self._settings.checkpoint:
+            return None
+        self.persistence = persistence = Persistence(
+            self._settings,
+            self._gang,
+            self._device,
+            warn=self._progress.warn,
+            landed=self._landed,
+            troubled=self._troubled,
+        )
+        began = time.monotonic()
+        restored, source = persistence.restore(tracked), persistence.uri
+        if restored is None and self._settings.start_from:
+            restored, source = persistence.start_from(tracked), self._settings.start_from
+            self._progress.log(f"started from {source} ({self._settings.start_load})")
+        if restored is not None:
+            self._take_over(restored)
+            step, source = restored.run.step, restored.source or source
+            self._progress.log(f"resumed after step {step} from {source} in {time.monotonic() - began:.2f} s")
+            self._reporter.send(reports.Resumed(self._gang.rank, step, source))
+        return restored
+
+    def _take_over(self, restored: Restored) -> None:
+        run, self._random = restored.run, restored.random
+        self._progress.recall(restored.losses)
+        if self._random is None:
+            self._progress.log(
+                f"the checkpoint was written by {run.world_size} ranks, this gang has {self._gang.world_size}: random "
+                "states are derived anew from (seed, step, rank)"
+            )
+        elif run.threads != torch.get_num_threads():
+            self._progress.warn(
+                f"this rank has {torch.get_num_threads()} threads, the checkpoint was written with {run.threads}: "
+                "results may differ in their last bits. Set OMP_NUM_THREADS to fix the number"
+            )
+
+    def resume_random(self, seed: int, step: int) -> None:
+        """Before the first batch: what the script drew since the restore is forgotten."""
+        if not self._random_due:
+            return
+        self._random_due = False
+        if self._random is not None:
+            rng.restore(self._random, self._device)
+        else:
+            rng.derive(seed, step, self._gang.rank)
+        self._random = None
+
+    # ------------------------------------------------------------------ saving
+
+    def count_from_now(self) -> None:
+        """The time until the next save begins to run."""
+        self._schedule.last_save = time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        return self._schedule.is_due(step, time.monotonic()) and self.persistence is not None
+
+    def word(self) -> tuple[bool, bool]:
+        """For the vote at a boundary: whether this rank is still writing, and whether that has failed."""
+        return self.persistence.word() if self.persistence is not None else (False, False)
+
+    def heard(self, *, writing: bool, failed: bool) -> None:
+        """The gang's word about the save in flight."""
+        if self.persistence is not None:
+            self.persistence.heard(writing=writing, failed=failed)
+
+    def save(self, tracked: list[Tracked], run: RunState) -> None:
+        """Begins a save; training goes on while it is written."""
+        if self.persistence is not None:
+            began = time.monotonic()
+            self.persistence.save(tracked, run, self._losses(self.persistence), self._progress.metrics())
+            self._progress.paused(time.monotonic() - began)
+            self._schedule.saved(time.monotonic())
+
+    def save_now(self, tracked: list[Tracked], run: RunState, *, finished: bool) -> bool:
+        """Saves, and waits until that is committed. False for a run without checkpoints."""
+        if self.persistence is None:
+            return False
+        losses = self._losses(self.persistence)
+        self.persistence.save_now(tracked, run, losses, self._progress.metrics(), finished=finished)
+        return True
+
+    def _losses(self, persistence: Persistence) -> LossRecord:
+        return persistence.loss_record(self._progress.record(0, 0))
+
+    def _landed(self, saved: Saved) -> None:
+        assert self.persistence is not None
+        self._progress.saved(saved.step)
+        following = ""
+        if (auto := self._schedule.auto) is not None:
+            auto.measured(saved.stall, saved.seconds)
+            following = f"; the next is due {auto.seconds:,.0f} s after this one began (interval auto)"
+        self._progress.log(
+            f"checkpoint of step {saved.step} committed: {saved.total_bytes / 1e6:.2f} MB in {saved.seconds:.2f} s, "
+            f"training stood still for {saved.stall:.2f} s{following}"
+        )
+        self._reporter.send(
+            reports.CheckpointCommitted(
+                self._gang.rank, saved.step, self.persistence.uri, saved.seconds, saved.own_bytes, time.time()
+            )
+        )
+
+    def _troubled(self, trouble: str) -> None:
+        self._reporter.send(reports.StorageFailed(self._gang.rank, trouble))
+
+    def close(self) -> None:
+        if self.persistence is not None:
+            self.persistence.close()
+            self.persistence = None
