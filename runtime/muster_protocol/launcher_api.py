@@ -194,6 +194,7 @@ class Status:
         steps_per_second: over the last minute.
         resumed_from: the step that this incarnation restored, or None for a fresh start.
         storage_error: what the preflight or a save found wrong with the checkpoint's storage, or "".
+        fixed_size: why the run can't go on with another number of ranks, or "" when it can.
         warnings: one sentence each, for people.
         restarts: how often the gang's processes were started again in these pods.
         restarted_after: the failure that led to the last of them, or "".
@@ -215,6 +216,7 @@ class Status:
     checkpoint: Checkpoint | None = None
     resumed_from: int | None = None
     storage_error: str = ""
+    fixed_size: str = ""
     warnings: tuple[str, ...] = field(default=())
     restarts: int = 0
     restarted_after: str = ""

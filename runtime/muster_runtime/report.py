@@ -74,6 +74,14 @@ class Warned:
 
 
 @dataclass(frozen=True)
+class FixedSize:
+    """Why the run can't go on with another number of ranks."""
+
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
 class StorageFailed:
     """A save or a restore met an error of the storage."""
 
@@ -81,9 +89,9 @@ class StorageFailed:
     text: str
 
 
-Message = Hello | Progress | CheckpointCommitted | Resumed | Warned | StorageFailed
+Message = Hello | Progress | CheckpointCommitted | Resumed | Warned | FixedSize | StorageFailed
 KINDS: Final[dict[str, Any]] = {
-    kind.__name__: kind for kind in (Hello, Progress, CheckpointCommitted, Resumed, Warned, StorageFailed)
+    kind.__name__: kind for kind in (Hello, Progress, CheckpointCommitted, Resumed, Warned, FixedSize, StorageFailed)
 }
 
 

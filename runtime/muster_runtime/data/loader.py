@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
-from muster_runtime.data.order import BatchPlan, equal_parts, mix
+from muster_runtime.data.order import BatchPlan, Microbatch, equal_part, mix
 from muster_runtime.data.seeded import (
     Draw,
+    Request,
     SeededCollate,
     SeededDataset,
     WorkerInit,
     kept_generators,
-    sample_seed,
     seed_generators,
 )
 from muster_runtime.errors import UsageError, caller
@@ -57,17 +57,23 @@ class Loader:
             assert source.batch_size is not None
             sampled: Any = source.sampler
             try:
-                self._plan = BatchPlan(len(sampled), source.batch_size, bool(source.drop_last), parts)
+                self._plan = BatchPlan(len(sampled), source.batch_size, bool(source.drop_last))
+                self._refuse(self._plan)
             except ValueError as error:
                 raise ValueError(f"{error} ({where})") from None
         self._batches = RankBatches(self)
         self._loader = self._rebuild()
 
+    def _refuse(self, plan: BatchPlan) -> None:
+        """ValueError for batches that this loader can't share."""
+        plan.refuse_unequal(self._parts)
+
     def _rebuild(self) -> DataLoader[Any]:
         source = self._source
+        batches: Any = self._batches  # requests in place of lists of indices
         return DataLoader(
             SeededDataset(source.dataset),
-            batch_sampler=self._batches,
+            batch_sampler=batches,
             num_workers=source.num_workers,
             collate_fn=SeededCollate(source.collate_fn),
             pin_memory=source.pin_memory,
@@ -125,26 +131,35 @@ class Loader:
     def batches(self, epoch: int, start: int) -> Iterator[Any]:
         """This rank's batches of `epoch` from number `start` on."""
         self._batches.epoch, self._batches.start = epoch, start
-        for batch in self._loader:
+        for _, batch in self._loader:
             yield to_device(batch, self._device)
 
-    def shares(self, epoch: int, start: int) -> Iterator[list[Draw]]:
+    def requests(self, epoch: int, start: int) -> Iterator[Request]:
         """What this rank reads in `epoch` from batch `start` on."""
         own = _own_batches(self._source)
         if own is None:
             assert self._plan is not None
             ids = self._order(epoch)
             for number in range(start, len(self._plan)):
-                yield [self._draw(epoch, at, ids[at]) for at in self._plan.share(number, self._rank)]
+                places = self._plan.places(number)
+                batch = ids[places.start : places.stop]
+                # each sample once an epoch: what is drawn for it then doesn't even depend on the order
+                marks = batch if isinstance(ids, (range, _Permutation)) else places
+                yield from self._ask(epoch, batch, marks)
             return
         for number, batch in enumerate(self._sampled(own, epoch)):
             if number >= start:
-                part = equal_parts(batch, self._parts, self._rank)
-                first = self._rank * len(part)
-                yield [self._draw(epoch, (number << 32) + first + i, index) for i, index in enumerate(part)]
+                yield from self._ask(epoch, batch, range(number << 32, (number << 32) + len(batch)))
 
-    def _draw(self, epoch: int, position: int, index: Any) -> Draw:
-        return Draw(index, sample_seed(self._seed, epoch, position))
+    def _ask(self, epoch: int, batch: Sequence[Any], marks: Sequence[Any]) -> Iterator[Request]:
+        """`batch` has the samples of a global batch, `marks` what their draws are seeded by."""
+        for one in self._microbatches(len(batch)):
+            draws = [Draw(batch[place], mix(self._seed, epoch, marks[place])) for place in one.places]
+            yield Request(draws, one)
+
+    def _microbatches(self, size: int) -> Iterator[Microbatch]:
+        """This rank's part of a global batch of `size` samples."""
+        yield equal_part(size, self._parts, self._rank)
 
     def _order(self, epoch: int) -> Sequence[Any]:
         sampler: Any = self._source.sampler
@@ -168,28 +183,37 @@ class Loader:
             return list(sampler)
 
     def state_dict(self) -> dict[str, int]:
-        """One position for the whole gang."""
-        return {"seed": self._seed, "epoch": self.epoch, "position": self.position, "batches": len(self)}
+        """One cursor for the whole gang: `offset` counts the samples of the epoch that the training has had.
+
+        Batches, where a sampler of the user's makes them.
+        """
+        samples, batch = self._sizes()
+        offset = min(self.position * batch, samples)
+        return {"seed": self._seed, "epoch": self.epoch, "offset": offset, "samples": samples, "global_batch": batch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """ValueError when the data or the batch has changed in a way that makes the position meaningless."""
-        if state["batches"] != len(self):
+        """ValueError when the data or the batch has changed in a way that makes the cursor meaningless."""
+        samples, batch = self._sizes()
+        if (state["samples"], state["global_batch"]) != (samples, batch):
             raise ValueError(
-                f"the checkpoint's epochs have {state['batches']} batches, this loader's have {len(self)} "
-                f"({self.where}); the dataset or batch_size has changed since"
+                f"the checkpoint counts in {state['samples']} samples an epoch and batches of {state['global_batch']}, "
+                f"this loader has {samples} and {batch} ({self.where}); the dataset or batch_size has changed since"
             )
-        self._seed, self.epoch, self.position = state["seed"], state["epoch"], state["position"]
+        self._seed, self.epoch, self.position = state["seed"], state["epoch"], -(-state["offset"] // batch)
+
+    def _sizes(self) -> tuple[int, int]:
+        return (self._plan.samples, self._plan.batch) if self._plan is not None else (len(self), 1)
 
 
 class RankBatches:
-    """The batch sampler that the inner DataLoader iterates, anew each epoch."""
+    """The batch sampler that the inner DataLoader iterates, anew each epoch: one request a microbatch."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self.epoch = self.start = 0
 
-    def __iter__(self) -> Iterator[list[Draw]]:
-        return self._loader.shares(self.epoch, self.start)
+    def __iter__(self) -> Iterator[Request]:
+        return self._loader.requests(self.epoch, self.start)
 
     def __len__(self) -> int:
         return len(self._loader) - self.start
@@ -205,7 +229,7 @@ class _Permutation(Sequence[int]):
         return len(self._order)
 
     def __getitem__(self, at: Any) -> Any:
-        return int(self._order[at])
+        return _Permutation(self._order[at]) if isinstance(at, slice) else int(self._order[at])
 
 
 def refuse_unsplittable(source: DataLoader[Any], where: str) -> None:

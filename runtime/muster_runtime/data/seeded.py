@@ -1,7 +1,7 @@
 """Random choices inside a dataset (crops, noise), made the same whichever worker or rank reads the sample.
 
-Python's, NumPy's and torch's generators are seeded for each sample by (seed, epoch, position) while it is read, and for
-each rank's part of a batch while it is collated, and put back afterwards, so that the training's own random numbers
+Python's, NumPy's and torch's generators are seeded for each sample by (seed, epoch, sample) while it is read, and for
+each microbatch while it is collated, and put back afterwards, so that the training's own random numbers
 don't depend on how many workers there are.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from muster_runtime.data.order import mix
+from muster_runtime.data.order import Microbatch, mix
 
 
 class Draw(NamedTuple):
@@ -26,26 +26,34 @@ class Draw(NamedTuple):
     seed: int
 
 
+class Request(NamedTuple):
+    """What a worker is asked for: the samples of one microbatch."""
+
+    draws: list[Draw]
+    microbatch: Microbatch
+
+
 class Fetched(NamedTuple):
-    """The samples of one rank's part of a batch, and what seeds the random choices made while collating them."""
+    """The samples of one microbatch, and what seeds the random choices made while collating them."""
 
     samples: list[Any]
     seed: int
+    microbatch: Microbatch
 
 
 class SeededDataset(Dataset[Any]):
-    """The user's dataset, asked by `Draw`s. What it gives goes through `SeededCollate`."""
+    """The user's dataset, asked by `Request`s. What it gives goes through `SeededCollate`."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __getitems__(self, draws: list[Draw]) -> Fetched:
+    def __getitems__(self, request: Request) -> Fetched:
         with kept_generators():
             samples = []
-            for draw in draws:
+            for draw in request.draws:
                 seed_generators(draw.seed)
                 samples.append(self._read(draw.index))
-            return Fetched(samples, mix(draws[0].seed, "collate"))
+            return Fetched(samples, mix(request.draws[0].seed, "collate"), request.microbatch)
 
     def _read(self, index: Any) -> Any:
         # One at a time also where the dataset can give many: a sample's draws must not depend on the ones beside it.
@@ -60,10 +68,10 @@ class SeededCollate:
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
 
-    def __call__(self, fetched: Any) -> Any:
+    def __call__(self, fetched: Any) -> tuple[Microbatch, Any]:
         with kept_generators():
             seed_generators(fetched.seed)
-            return self._collate(fetched.samples)
+            return fetched.microbatch, self._collate(fetched.samples)
 
 
 class WorkerInit:
@@ -79,10 +87,6 @@ class WorkerInit:
         object.__setattr__(info, "dataset", info.dataset.dataset)  # torch refuses a plain assignment
         if self._init is not None:
             self._init(worker)
-
-
-def sample_seed(seed: int, epoch: int, position: int) -> int:
-    return mix(seed, epoch, position)
 
 
 def seed_generators(seed: int) -> None:

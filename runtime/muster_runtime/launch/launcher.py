@@ -360,6 +360,7 @@ class Launcher:
             checkpoint=progress.checkpoint,
             resumed_from=progress.resumed_from,
             storage_error=progress.storage_error or next(iter(self._gang.storage_errors.values()), ""),
+            fixed_size=progress.fixed_size,
             warnings=tuple(progress.warnings),
             restarts=self._restarts,
             restarted_after=self._restarted_after,

@@ -28,6 +28,7 @@ class Progress:
     checkpoint: Checkpoint | None = None
     resumed_from: int | None = None
     storage_error: str = ""
+    fixed_size: str = ""
     warnings: dict[str, None] = field(default_factory=dict)
     _steps: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -43,12 +44,15 @@ class Progress:
             self.resumed_from = message.step
         elif isinstance(message, report.Warned):
             self.warn(message.text)
+        elif isinstance(message, report.FixedSize):
+            self.fixed_size = message.text
         elif isinstance(message, report.StorageFailed):
             self.storage_error = message.text
 
     def begin_anew(self) -> None:
         """The ranks were started again: what they report goes on from where they resume."""
         self.last = self.step = self.resumed_from = None
+        self.fixed_size = ""
         self._steps.clear()
 
     def warn(self, text: str) -> None:

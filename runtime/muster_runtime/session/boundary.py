@@ -2,7 +2,7 @@
 
 The vector that is summed: votes to save, votes to stop, ranks at the loop's end, the step modulo a prime and that
 squared (equal on all ranks if and only if the sums are N times this rank's own), tokens, ranks that are still writing
-the save in flight, ranks whose writing has failed, then a (sum, count) of losses for each step since the last time
+the save in flight, ranks whose writing has failed, then a (sum, weight) of losses for each step since the last time
 losses were read.
 """
 
@@ -18,6 +18,10 @@ _STEPS_APART: Final = 4093
 """The square of a long run's step, summed over many ranks, is too large for a double; ranks are never so far apart."""
 
 
+Loss = tuple[float, float]
+"""A rank's losses in one step: their sum, each times its weight, and the sum of the weights."""
+
+
 @dataclass(frozen=True)
 class Votes:
     """One rank's word. `losses` has one entry for each step read now; None where this rank reported none."""
@@ -27,14 +31,14 @@ class Votes:
     stop: bool
     ends: bool
     tokens: float = 0.0
-    losses: tuple[float | None, ...] = ()
+    losses: tuple[Loss | None, ...] = ()
     writing: bool = False
     write_failed: bool = False
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The gang's word: any vote counts. `losses` are means over the ranks that reported one."""
+    """The gang's word: any vote counts. `losses` are weighed means over the ranks that reported one."""
 
     save: bool
     stop: bool
@@ -58,7 +62,7 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
         float(votes.write_failed),
     ]
     for loss in votes.losses:
-        own += [0.0, 0.0] if loss is None else [loss, 1.0]
+        own += loss or (0.0, 0.0)
     total = gang.sum(own)
     count = gang.world_size
     together = total[2] in (0.0, float(count)) and total[3] == count * own[3] and total[4] == count * own[4]
@@ -72,5 +76,5 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
             "of steps that depends on the rank, or a break or return that only some ranks reach"
         )
     pairs = zip(total[8::2], total[9::2], strict=True)
-    means = tuple(value / reported if reported else None for value, reported in pairs)
+    means = tuple(value / weight if weight else None for value, weight in pairs)
     return Agreement(total[0] > 0, total[1] > 0, total[5], means, total[6] > 0, total[7] > 0)

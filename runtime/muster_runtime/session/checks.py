@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from muster_runtime.data.foreign import is_foreign
 from muster_runtime.data.loader import Loader
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.ddp import DataParallel
@@ -36,7 +37,7 @@ def refuse_untrackable(name: str, thing: Any, tracked: Sequence[Tracked], where:
             f"{where}: {name!r} is in DistributedDataParallel twice: session.wrap made it data-parallel at "
             f"{wrapped_at(thing)}; remove the other line"
         )
-    if isinstance(thing, DataLoader):
+    if isinstance(thing, DataLoader) and not is_foreign(thing):
         raise UsageError(f"{where}: {name!r} is a plain DataLoader; write {name} = session.wrap({name}) above")
     if not isinstance(thing, Stateful):
         raise UsageError(

@@ -25,6 +25,7 @@ from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.tree import TensorTable
+from muster_runtime.data.foreign import fixed_size, is_foreign
 from muster_runtime.errors import StateError, StorageError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import rng
@@ -258,8 +259,12 @@ class _Attempt:
         self._random: torch.Tensor | None = None
 
     def prepare(self, found: Found, reader: Reader) -> TensorTable:
-        trees = found.manifest.planner.get("trees", {})
-        self._restoration = Restoration(self._objects, trees, reader)
+        trees, ranks = found.manifest.planner.get("trees", {}), found.manifest.world_size
+        for tracked in self._objects:
+            if is_foreign(tracked.thing) and ranks != self._world_size:
+                told = fixed_size(tracked.name, tracked.thing, tracked.where)
+                raise StateError(f"{told}. The checkpoint is of {ranks} ranks, this gang has {self._world_size}")
+        self._restoration = Restoration(self._objects, trees, reader, self._gang.rank)
         table = dict(self._restoration.table)
         name = _rng_name(self._gang.rank)
         entry = reader.metadata.state_dict_metadata.get(name)

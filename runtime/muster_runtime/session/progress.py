@@ -13,7 +13,7 @@ import torch
 
 from muster_protocol.losses import LossRecord
 from muster_runtime import report
-from muster_runtime.session.boundary import Agreement
+from muster_runtime.session.boundary import Agreement, Loss
 from muster_runtime.telemetry.peaks import peak_flops
 from muster_runtime.telemetry.throughput import Meter, model_flops_utilisation
 
@@ -34,7 +34,7 @@ class Progress:
     latest_loss: float | None = None
     reported: dict[str, Any] = field(default_factory=dict)
     """What the script last said of each metric but the loss, on this rank."""
-    _pending: dict[int, Any] = field(default_factory=dict)
+    _pending: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     _read_to: int = 0
     _tokens: float = 0.0
     _unsaved: dict[int, float] = field(default_factory=dict)  # by the step's number, from 0
@@ -55,13 +55,17 @@ class Progress:
         """This rank's word about `step` (counted from 1)."""
         self.reported.update(metrics)
         if loss is not None:
-            self._pending[step] = loss.detach() if isinstance(loss, torch.Tensor) else float(loss)
+            self.note_loss(step, loss.detach() if isinstance(loss, torch.Tensor) else float(loss), 1)
         self._tokens += tokens or 0
+
+    def note_loss(self, step: int, total: Any, weight: Any) -> None:
+        """`total` sums up this rank's losses in `step`, each times its weight; `weight` sums up the weights."""
+        self._pending[step] = (total, weight)
 
     def reads_now(self, step: int, soon: bool) -> bool:
         return soon or step - self._read_to >= self.read_every
 
-    def take_losses(self, step: int, read: bool) -> tuple[tuple[float | None, ...], float]:
+    def take_losses(self, step: int, read: bool) -> tuple[tuple[Loss | None, ...], float]:
         """This rank's losses since the last reading, padded to a fixed length, and its tokens of this step."""
         tokens, self._tokens = self._tokens, 0.0
         if not read:
@@ -139,6 +143,12 @@ class Progress:
         if self.rank == 0:
             print(f"muster: {message}", file=sys.stderr, flush=True)
 
+    def fixed_size(self, why: str) -> None:
+        """The run can't go on with another number of ranks."""
+        self.log(why)
+        if self.rank == 0:
+            self.reporter.send(report.FixedSize(self.rank, why))
+
     def warn(self, message: str) -> None:
         """One line on rank 0's stderr, and a warning in the job's status."""
         self.log(f"WARNING: {message}")
@@ -146,8 +156,8 @@ class Progress:
             self.reporter.send(report.Warned(self.rank, message))
 
 
-def _number(loss: Any) -> float | None:
-    return None if loss is None else float(loss)
+def _number(pending: tuple[Any, Any] | None) -> Loss | None:
+    return None if pending is None else (float(pending[0]), float(pending[1]))
 
 
 def _line(

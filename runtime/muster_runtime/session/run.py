@@ -12,11 +12,14 @@ from torch.optim import Optimizer
 from muster_protocol.exits import EXIT_PREEMPTED
 from muster_runtime import report as reports
 from muster_runtime.control import ControlReader
+from muster_runtime.data.elastic import ElasticLoader
+from muster_runtime.data.foreign import fixed_size, is_foreign
 from muster_runtime.data.loader import Loader
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import checks
 from muster_runtime.session.boundary import Votes, agree
+from muster_runtime.session.gradients import Gradients
 from muster_runtime.session.persistence import RunState
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.saves import Saves
@@ -38,6 +41,7 @@ class Run:
         """Steps done since the run began."""
         self.resumed_from: int | None = None
         self.tracked: list[Tracked] = []
+        self.gradients = Gradients(settings.world_size, device, self.tracked, self.progress.warn)
         self.wrapped: list[tuple[weakref.ref[nn.Module], str]] = []
         self.loop = ""
         """file:line of the loop that runs now."""
@@ -73,6 +77,9 @@ class Run:
         if not self.began:
             self.began = True
             self._count_flops()
+            for one in self.tracked:
+                if is_foreign(one.thing):
+                    self.progress.fixed_size(fixed_size(one.name, one.thing, one.where))
             restored = self.saves.restore(self.tracked)
             if restored is not None:
                 run = restored.run
@@ -119,6 +126,7 @@ class Run:
 
     def opens_step(self) -> None:
         self._step_open, self._optimizer_stepped = True, False
+        self.gradients.open_step()
 
     def closes_step(self) -> None:
         # After an epoch's last batch its body has more to do, which a resume could not: votes wait for its end.
@@ -134,6 +142,8 @@ class Run:
             return
         self._step_open = False
         self.step += 1
+        if (loss := self.gradients.loss()) is not None:
+            self.progress.note_loss(self.step, *loss)
         if self.driver is not None:
             self.driver.position += 1
         due = self._is_due()  # also where the save waits, or its turn would pass unseen
@@ -159,6 +169,8 @@ class Run:
                 "add it to session.track(...)"
             )
         checks.refuse_bypassed(optimizer, self.tracked, self._forwards)
+        if isinstance(self.driver, ElasticLoader):
+            self.gradients.refuse_incomplete(self.driver, optimizer)
         self._optimizer_stepped = True
 
     # ------------------------------------------------------------------ what the ranks agree on

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, Sampler
 
+from muster_runtime.data.elastic import ElasticLoader
+from muster_runtime.data.foreign import endless, is_foreign
 from muster_runtime.data.loader import Loader
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang
@@ -55,6 +57,11 @@ class Session:
         return loader.epoch if loader else 0
 
     @property
+    def samples(self) -> int:
+        """Samples in the microbatch at hand that count: 0 where it stands in for a share of none."""
+        return self.run.gradients.samples
+
+    @property
     def flops_per_token(self) -> float | None:
         return self.run.progress.flops_per_token
 
@@ -95,6 +102,11 @@ class Session:
     ) -> Any:
         """A model made data-parallel, or a DataLoader split over the ranks, as the job says."""
         where = caller()
+        if is_foreign(thing):
+            raise UsageError(
+                f"{where}: a {type(thing).__name__} keeps its own place, so don't wrap it: give it each rank's part of "
+                "the data, track it and write session.steps(TOTAL, loader); or use session.loader"
+            )
         if isinstance(thing, DataLoader):
             return Loader(
                 thing, rank=self.rank, parts=self.world_size, seed=self.run.seed, device=self.device, where=where
@@ -114,6 +126,45 @@ class Session:
         )
         self.run.wrapped.append((weakref.ref(unwrap(wrapped)), where))
         return wrapped
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        *,
+        global_batch: int,
+        microbatch: int | None = None,
+        shuffle: bool = False,
+        sampler: Sampler[Any] | None = None,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> ElasticLoader:
+        """Batches of `global_batch` samples over all ranks, for any number of them.
+
+        Each rank goes through its part in microbatches of at most `microbatch` samples. `options` are DataLoader's:
+        num_workers, collate_fn, pin_memory, ...
+        """
+        where = caller()
+        if refused := {"batch_size", "batch_sampler", "generator"} & options.keys():
+            raise UsageError(f"{where}: session.loader takes no {', '.join(sorted(refused))}; see docs/session.md")
+        source: DataLoader[Any] = DataLoader(
+            dataset, global_batch, shuffle=shuffle, sampler=sampler, drop_last=drop_last, **options
+        )
+        loader = ElasticLoader(
+            source,
+            microbatch=microbatch,
+            listener=self.run.gradients,
+            rank=self.rank,
+            parts=self.world_size,
+            seed=self.run.seed,
+            device=self.device,
+            where=where,
+        )
+        if loader.last_batch:
+            self.log(
+                f"the last of each epoch's {len(loader)} batches has {loader.last_batch} samples, the others have "
+                f"{global_batch} ({where}); drop_last=True leaves it out"
+            )
+        return loader
 
     def track(self, **objects: Any) -> None:
         """Names what a checkpoint holds."""
@@ -135,12 +186,12 @@ class Session:
     def steps(self, total: int) -> Iterator[int]: ...
 
     @overload
-    def steps(self, total: int, loader: Loader) -> Iterator[tuple[int, Any]]: ...
+    def steps(self, total: int, loader: Loader | Iterable[Any]) -> Iterator[tuple[int, Any]]: ...
 
-    def steps(self, total: int, loader: Loader | None = None) -> Iterator[Any]:
+    def steps(self, total: int, loader: Any = None) -> Iterator[Any]:
         """The numbers of the steps still to do, from 0, with the loader's batches beside them when one is given."""
         where = caller()
-        if isinstance(loader, DataLoader):
+        if isinstance(loader, DataLoader) and not is_foreign(loader):
             raise UsageError(f"{where}: the loader is a plain DataLoader; write loader = session.wrap(loader) above")
         if loader is not None and all(tracked.thing is not loader for tracked in self.run.tracked):
             raise UsageError(
@@ -149,18 +200,20 @@ class Session:
             )
         return self._steps(total, loader, where)
 
-    def _steps(self, total: int, loader: Loader | None, where: str) -> Iterator[Any]:
+    def _steps(self, total: int, loader: Any, where: str) -> Iterator[Any]:
         run = self.run
-        run.begin(where, total, loader, by_epochs=False)
+        run.begin(where, total, loader if isinstance(loader, Loader) else None, by_epochs=False)
         if run.ended_early or run.step >= total:
             run.leave_loop()
             return
-        batches = loader.endless() if loader else None
+        batches = None
+        if loader is not None:
+            batches = loader.endless() if isinstance(loader, Loader) else endless(loader, self.device, where)
         while run.step < total:
-            batch = next(batches) if batches else None
+            batch = next(batches) if batches is not None else None
             run.before_first_batch()
             run.opens_step()
-            yield (run.step, batch) if loader else run.step
+            yield (run.step, batch) if batches is not None else run.step
             run.close_step(votes=run.step + 1 < total)
         run.end(early=False)
 
@@ -203,6 +256,21 @@ class Session:
         self.run.close_step(votes=False)
         self.run.end(early=True)
 
+    def backward(
+        self,
+        loss: torch.Tensor,
+        weight: float | torch.Tensor | None = None,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        """Backward pass of one microbatch of `session.loader`: in the end the gradients are the global batch's.
+
+        `loss` is a mean over the microbatch: over its samples, or over `weight` tokens (or anything else to count by).
+        """
+        self.run.gradients.backward(loss, weight, scaler.scale if scaler is not None else None)
+
     def report(self, *, loss: torch.Tensor | float | None = None, tokens: int | None = None, **metrics: float) -> None:
         """What this step did on this rank. Rank 0's last word of each metric is kept with the checkpoint."""
+        if loss is not None:
+            self.run.gradients.refuse_second_loss()
         self.run.progress.note(self.step + 1, loss, tokens, metrics)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.tree import TensorTable, join, split
+from muster_runtime.data.foreign import is_foreign, pack, unpack
 from muster_runtime.errors import StateError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.parallel.wrap import unwrap
@@ -59,6 +60,10 @@ def capture(objects: list[Tracked], gang: Gang) -> tuple[TensorTable, dict[str, 
             share_buffers(tracked.thing, gang)
     try:
         for tracked in objects:
+            if is_foreign(tracked.thing):
+                table[_name_by_rank(tracked, gang.rank)] = pack(tracked.name, tracked.state())
+                trees[tracked.name] = {"by": "rank"}
+                continue
             trees[tracked.name], tensors = split(tracked.name, tracked.state(), ties_of(tracked))
             table.update(_own_share(tracked, tensors, gang))
     except StateError as error:
@@ -66,6 +71,10 @@ def capture(objects: list[Tracked], gang: Gang) -> tuple[TensorTable, dict[str, 
     digests = {name: hashlib.sha256(json.dumps(tree).encode()).hexdigest() for name, tree in trees.items()}
     _agree(gang.gather((failure, digests)))
     return table, trees
+
+
+def _name_by_rank(tracked: Tracked, rank: int) -> str:
+    return f"muster.rank.{rank:05d}.{tracked.name}"  # by rank, or the planner would keep one of them
 
 
 def _own_share(tracked: Tracked, tensors: TensorTable, gang: Gang) -> TensorTable:
@@ -123,7 +132,7 @@ class Restoration:
     So a damaged checkpoint leaves optimizers and the rest untouched.
     """
 
-    def __init__(self, objects: list[Tracked], trees: dict[str, Any], reader: Reader) -> None:
+    def __init__(self, objects: list[Tracked], trees: dict[str, Any], reader: Reader, rank: int) -> None:
         self._reader = reader
         self.table: TensorTable = {}
         self._states: list[tuple[Tracked, Any]] = []
@@ -135,7 +144,11 @@ class Restoration:
                 f"the checkpoint has no {names}, which {missing[0].where} tracks; it has: {', '.join(trees)}. "
                 "Track what the run tracked before, under the same names, or start with another checkpoint.uri"
             )
+        self._by_rank: list[tuple[Tracked, torch.Tensor]] = []
         for tracked in objects:
+            if is_foreign(tracked.thing):
+                self._by_rank.append((tracked, self._fresh(_name_by_rank(tracked, rank), None, None)))
+                continue
             lookup = self._lookup_for(tracked)
             self._states.append((tracked, join(trees[tracked.name], lookup, tracked.name)))
 
@@ -193,7 +206,8 @@ class Restoration:
         with torch.no_grad():
             for target, name in self._copies:
                 target.copy_(self.table[name])
-        for tracked, state in sorted(self._states, key=lambda pair: not isinstance(pair[0].thing, nn.Module)):
+        states = self._states + [(tracked, unpack(tracked.name, packed)) for tracked, packed in self._by_rank]
+        for tracked, state in sorted(states, key=lambda pair: not isinstance(pair[0].thing, nn.Module)):
             thing = unwrap(tracked.thing) if isinstance(tracked.thing, nn.Module) else tracked.thing
             try:
                 thing.load_state_dict(state)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from muster_runtime.data.loader import Loader, to_device
-from muster_runtime.data.order import BatchPlan
+from muster_runtime.data.order import BatchPlan, equal_part, microbatches
 
 CPU = torch.device("cpu")
 
@@ -43,19 +43,47 @@ def noisy(workers: int = 0, **more: Any) -> DataLoader[Any]:
     return DataLoader(Noisy(), batch_size=12, shuffle=True, num_workers=workers, **more)
 
 
-@given(st.integers(1, 300), st.integers(1, 40), st.booleans(), st.integers(1, 8))
+GANGS = given(st.integers(1, 300), st.integers(1, 40), st.booleans(), st.integers(1, 8))
+
+
+@GANGS
 @settings(max_examples=300, deadline=None)
-def test_parts_cover_each_batch_in_order(samples: int, batch: int, drop_last: bool, parts: int) -> None:
+def test_equal_parts_cover_each_batch_in_order(samples: int, batch: int, drop_last: bool, parts: int) -> None:
     try:
-        plan = BatchPlan(samples, batch, drop_last, parts)
+        plan = BatchPlan(samples, batch, drop_last)
+        plan.refuse_unequal(parts)
     except ValueError:
         rest = samples % batch
         assert batch % parts or (rest % parts and not drop_last) or (samples < batch and drop_last)
         return
-    seen = [at for number in range(len(plan)) for part in range(parts) for at in plan.share(number, part)]
-    assert seen == list(range(samples - (samples % batch if drop_last else 0)))
+    assert plan.is_equal(parts, None)
+    seen = []
     for number in range(len(plan)):
-        assert len({len(plan.share(number, part)) for part in range(parts)}) == 1
+        places = plan.places(number)
+        shares = [equal_part(len(places), parts, part) for part in range(parts)]
+        assert len({share.samples for share in shares}) == 1
+        seen += [places[at] for share in shares for at in share.places]
+    assert seen == list(range(samples - (samples % batch if drop_last else 0)))
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.none() | st.integers(1, 9))
+@settings(max_examples=300, deadline=None)
+def test_microbatches_cover_a_batch_in_order(size: int, parts: int, most: int | None) -> None:
+    shares = [list(microbatches(size, parts, part, most)) for part in range(parts)]
+    assert [at for share in shares for one in share for at in one.places if one.samples] == list(range(size))
+    assert len({len(share) for share in shares}) == 1, "as many passes on every rank"
+    for share in shares:
+        assert [one.number for one in share] == list(range(share[0].of))
+        assert [one.is_last for one in share] == [False] * (len(share) - 1) + [True]
+        for one in share:
+            assert one.total == size
+            assert 1 <= len(one.places) <= (most or size), "never without a sample to pass"
+            assert one.samples in (len(one.places), 0)
+    counts = [sum(one.samples for one in share) for share in shares]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] - counts[-1] <= 1
+    plan = BatchPlan(3 * size, size, False)
+    assert plan.is_equal(parts, most) == (len(set(counts)) == len(shares[0]) == 1)
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])

@@ -268,6 +268,7 @@ def test_junk_on_the_report_socket_is_ignored(junk: bytes) -> None:
         report.CheckpointCommitted(0, 5, "s3://b/x", 1.5, 10, 1e9),
         report.Resumed(0, 5, "s3://b/x"),
         report.Warned(0, "w"),
+        report.FixedSize(0, "f"),
         report.StorageFailed(0, "s"),
     ],
 )

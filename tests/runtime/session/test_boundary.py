@@ -25,7 +25,7 @@ class Ranks(Gang):
 
 
 def votes(step: int) -> Votes:
-    return Votes(step, save=True, stop=False, ends=False, tokens=2.0, losses=(1.5, None))
+    return Votes(step, save=True, stop=False, ends=False, tokens=2.0, losses=((3.0, 2.0), None))
 
 
 @pytest.mark.parametrize("step", [0, 1, 4093, 9_999_991, 123_456_789, 2**52 - 1])

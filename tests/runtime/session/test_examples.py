@@ -72,3 +72,15 @@ def test_the_configured_script_takes_its_arguments_and_resumes(tmp_path: Path) -
     again = run_gang(OUTSIDE / "configured.py", tmp_path, 2, environment, arguments=("--set", "steps=30")).check()
     assert "resumed after step 20" in again.outputs[0]
     assert "step 30/30" in again.outputs[0]
+
+
+def test_the_elastic_example_trains_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
+    losses = []
+    for ranks in (1, 3):
+        result = run_gang(
+            EXAMPLES / "elastic" / "train.py", tmp_path, ranks, arguments=("--steps", "12"), distributed=ranks > 1
+        ).check()
+        line = next(line for line in result.outputs[0].splitlines() if "step 12/12" in line)
+        losses.append(float(line.split("loss ")[1].split()[0]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] < 4.5, "from 5.5 for a guess"

@@ -1,0 +1,57 @@
+"""Loaders of other libraries (torchdata's StatefulDataLoader): each rank has a place of its own to restore."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from muster_runtime.checkpoint.tree import join, split
+from muster_runtime.data.loader import to_device
+from muster_runtime.errors import UsageError
+
+
+def is_foreign(thing: Any) -> bool:
+    """Whether `thing` is a loader that has a state of its own: a DataLoader with one, or anything of torchdata's."""
+    loads = isinstance(thing, DataLoader) or type(thing).__module__.partition(".")[0] == "torchdata"
+    return loads and callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+def fixed_size(name: str, thing: Any, where: str) -> str:
+    """For people: why a run with `thing` can't change its size."""
+    return (
+        f"{name!r}, tracked at {where}, is a {type(thing).__name__}, whose place is each rank's own: the run can go on "
+        "with the same number of ranks only. session.loader goes on with any"
+    )
+
+
+def endless(loader: Iterable[Any], device: torch.device, where: str) -> Iterator[Any]:
+    """Batches of a foreign loader from where it stands, pass after pass."""
+    empty = 0
+    while empty < 2:  # one pass is empty after a resume at an epoch's end
+        empty += 1
+        for batch in loader:
+            empty = 0
+            yield to_device(batch, device)
+    raise UsageError(f"{where}: the loader has no batches on this rank")
+
+
+def pack(name: str, state: Any) -> torch.Tensor:
+    """One rank's state as bytes (uint8 tensor). StateError names the key of a value that can't be stored."""
+    tree, tensors = split(name, state)
+    plain = {path: [str(t.dtype).removeprefix("torch."), t.tolist()] for path, t in tensors.items()}
+    return torch.frombuffer(bytearray(json.dumps({"tree": tree, "tensors": plain}).encode()), dtype=torch.uint8)
+
+
+def unpack(name: str, packed: torch.Tensor) -> Any:
+    """What `pack` was given."""
+    content = json.loads(bytes(packed.tolist()))
+
+    def lookup(_: str, tensor: str) -> torch.Tensor:
+        dtype, values = content["tensors"][tensor]
+        return torch.tensor(values, dtype=getattr(torch, dtype))
+
+    return join(content["tree"], lookup, name)

@@ -1,0 +1,62 @@
+"""Loaders of other libraries: each rank's own place, restored on as many ranks, refused on others, and told."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from gangs import Result, run_gang
+
+from muster_runtime import report
+from muster_runtime.control import ControlWriter
+
+
+def train(folder: Path, ranks: int = 2, **more: str) -> Result:
+    folder.mkdir(exist_ok=True)
+    uri = {"FOLDER": str(folder), "MUSTER_CHECKPOINT_URI": f"file://{folder}/run"}
+    return run_gang("foreign.py", folder, ranks, {**uri, **more})
+
+
+def records(folder: Path) -> list[str]:
+    return [(folder / f"record-{rank}.jsonl").read_text() for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "stop"), [("0", "5"), ("2", "3")]
+)  # within the second epoch, and at the first's end
+def test_a_stateful_dataloader_goes_on_in_its_place(workers: str, stop: str, tmp_path: Path) -> None:
+    train(tmp_path / "whole", WORKERS=workers).check()
+    assert train(tmp_path / "cut", WORKERS=workers, STOP=stop).codes == [75, 75]
+    train(tmp_path / "cut", WORKERS=workers).check()
+    assert records(tmp_path / "cut") == records(tmp_path / "whole")
+    assert [len(text.splitlines()) for text in records(tmp_path / "cut")] == [10, 10]
+
+
+def test_another_number_of_ranks_is_refused_and_said_before(tmp_path: Path) -> None:
+    ControlWriter(tmp_path)
+    heard = []
+    with report.listen(tmp_path) as launcher:
+        assert train(tmp_path, STOP="2", MUSTER_RUN_DIR=str(tmp_path)).codes == [75, 75]
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                heard.append(report.decode(launcher.recv(report.DATAGRAM_LIMIT)))
+    (told,) = [message for message in heard if isinstance(message, report.FixedSize)]
+    assert told.rank == 0
+    assert "'loader', tracked at" in told.text
+    assert "is a StatefulDataLoader, whose place is each rank's own" in told.text
+    result = train(tmp_path, ranks=3)
+    for rank in range(3):
+        assert result.codes[rank] == 1, result.output
+        assert "StateError: 'loader', tracked at" in result.outputs[rank]
+        assert "The checkpoint is of 2 ranks, this gang has 3" in result.outputs[rank]
+
+
+def test_wrapping_one_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import muster_runtime as muster\nfrom torchdata.stateful_dataloader import StatefulDataLoader\n"
+        "muster.start().wrap(StatefulDataLoader([1, 2]))\n"
+    )
+    result = run_gang(script, tmp_path, 1, distributed=False)
+    assert "script.py:3: a StatefulDataLoader keeps its own place, so don't wrap it" in result.output
