@@ -302,6 +302,15 @@ class Failure(Model):
     """When it was seen."""
 
 
+class FixedSize(Model):
+    """Why an elastic job keeps its size."""
+
+    workers: Count
+    """Workers that it runs with."""
+    message: Annotated[str, Len(1, 1024)]
+    """What the training says."""
+
+
 class TrainingJobStatus(Model):
     """What the operator tells of the job. `conditions` are for programs, the rest for people."""
 
@@ -350,6 +359,8 @@ class TrainingJobStatus(Model):
     """The last committed checkpoint."""
     progress: Progress | None = None
     """How far the training is."""
+    fixed_size: FixedSize | None = None
+    """Set while the training can go on with as many workers only; then the job is never resized."""
     queue: QueuePosition | None = None
     """Why the job waits; gone while it runs."""
     failure: Failure | None = None

@@ -52,7 +52,8 @@ class Inputs:
         # They speak of a run that would start now, and change all the time while one is under way.
         times = terms.NO_BOUNDS if record.placement else terms.bounds(record.spec, record.job.status, now, start)
         length = terms.length(record.spec, record.job.status)
-        key = (judgement, record.spec, choices, priority, levels, avoided, since, record.promise, times, start, length)
+        told = (record.promise, record.job.status.fixed_size)
+        key = (judgement, record.spec, choices, priority, levels, avoided, since, told, times, start, length)
         if record.planned is None or record.planned[0] != key:
             requests, node_filter = self._demands(record)
             made = planning.pending_input(

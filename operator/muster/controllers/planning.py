@@ -125,11 +125,14 @@ def pending_input(
     mode, level = mode_and_level(spec, levels)
     avoid, since = frozenset(avoided), submitted(job)
     filters = [_filter(node_filter, spec, choice, avoid) for choice in choices]
-    elastic = spec.min_replicas < spec.max_replicas
+    elastic, workers = spec.min_replicas < spec.max_replicas, spec.replicas
+    fixed = job.status.fixed_size
+    if elastic and fixed is not None and spec.min_replicas <= fixed.workers <= spec.max_replicas:
+        elastic, workers = False, fixed.workers
     return JobInput(
         uid=job.metadata.uid,
         queue=spec.queue,
-        workers=spec.replicas,
+        workers=workers,
         request=request,
         node_filter=filters[0],
         flavour=choices[0].flavour,

@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.api.names import ConditionType, Reason
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import CommittedCheckpoint, TrainingJobStatus
+from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, TrainingJobStatus
 from muster.api.trainingjob_status import Progress as ProgressStatus
 from muster.cluster.launchers import Launcher, LauncherError, Launchers, due
 from muster.cluster.status import Draft, is_true
@@ -140,6 +140,10 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
     old = job.status.progress
     if answer.step is not None and (old is None or old.step != answer.step or old.loss != answer.loss):
         draft.set(progress=_progress(answer, now))
+    placement = job.status.placement
+    if placement is not None and answer.step is not None:
+        why = answer.fixed_size[:1024]
+        draft.set(fixed_size=FixedSize(workers=placement.workers, message=why) if why else None)
     committed = answer.checkpoint
     if committed is not None and (job.status.checkpoint is None or job.status.checkpoint.step != committed.step):
         draft.set(

@@ -37,6 +37,7 @@ class Progress:
     _pending: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     _read_to: int = 0
     _tokens: float = 0.0
+    _fixed_size: str = ""
     _unsaved: dict[int, float] = field(default_factory=dict)  # by the step's number, from 0
     _sent_at: float = 0.0
     _printed_at: float = 0.0
@@ -90,6 +91,8 @@ class Progress:
         now = time.monotonic()
         if not last and self._sent_at and now - self._sent_at < SEND_SECONDS:
             return
+        if self._fixed_size and self.rank == 0:
+            self.reporter.send(report.FixedSize(self.rank, self._fixed_size))
         rates = self._meter.read(now)
         self._sent_at = now
         step_seconds = rates.step_seconds if rates else None
@@ -143,11 +146,10 @@ class Progress:
         if self.rank == 0:
             print(f"muster: {message}", file=sys.stderr, flush=True)
 
-    def fixed_size(self, why: str) -> None:
-        """The run can't go on with another number of ranks."""
+    def fix_size(self, why: str) -> None:
+        """The run can't go on with another number of ranks. Said again with each report: one may be dropped."""
         self.log(why)
-        if self.rank == 0:
-            self.reporter.send(report.FixedSize(self.rank, why))
+        self._fixed_size = why
 
     def warn(self, message: str) -> None:
         """One line on rank 0's stderr, and a warning in the job's status."""

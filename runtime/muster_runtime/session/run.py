@@ -79,7 +79,7 @@ class Run:
             self._count_flops()
             for one in self.tracked:
                 if is_foreign(one.thing):
-                    self.progress.fixed_size(fixed_size(one.name, one.thing, one.where))
+                    self.progress.fix_size(fixed_size(one.name, one.thing, one.where))
             restored = self.saves.restore(self.tracked)
             if restored is not None:
                 run = restored.run

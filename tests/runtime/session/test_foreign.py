@@ -41,8 +41,10 @@ def test_another_number_of_ranks_is_refused_and_said_before(tmp_path: Path) -> N
         with contextlib.suppress(BlockingIOError):
             while True:
                 heard.append(report.decode(launcher.recv(report.DATAGRAM_LIMIT)))
-    (told,) = [message for message in heard if isinstance(message, report.FixedSize)]
+    told = next(message for message in heard if isinstance(message, report.FixedSize))
     assert told.rank == 0
+    kinds = [type(message) for message in heard]
+    assert kinds.index(report.FixedSize) < kinds.index(report.Progress), "before the first step is known"
     assert "'loader', tracked at" in told.text
     assert "is a StatefulDataLoader, whose place is each rank's own" in told.text
     result = train(tmp_path, ranks=3)

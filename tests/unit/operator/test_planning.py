@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,6 +14,7 @@ from muster.api.common import find_condition
 from muster.api.effective import effective_spec
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import FixedSize, Placement
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.snapshot import LevelInput, build
@@ -20,8 +22,11 @@ from muster.cluster.views import NamespaceView, NodeView
 from muster.controllers import planning
 from muster.controllers.admission import World, obstacle, products
 from muster.controllers.books import topology_status
+from muster.controllers.progress import progressed
 from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.snapshot import TopologyMode
+from muster_protocol.launcher_api import Phase as LauncherPhase
+from muster_protocol.launcher_api import Status as LauncherStatus
 
 pytestmark = pytest.mark.unit
 
@@ -275,6 +280,29 @@ def test_an_elastic_gang_brings_its_sizes_and_may_start_small() -> None:
     )
     assert (found.workers, found.sizes, found.partial) == (6, (2, 10, 2), True)
     assert not found.terms.preemptible
+
+
+def test_an_elastic_gang_whose_training_fixes_its_size_keeps_it() -> None:
+    job = trainingjob(workers={"replicas": 6, "min": 2, "max": 10, "step": 2})
+    placed = Placement.of(1, ["n"] * 4, placed_at=NOW)
+    job = job.model_copy(update={"status": job.status.model_copy(update={"placement": placed})})
+    said = LauncherStatus(LauncherPhase.RUNNING, 1, 1, 0, step=3, fixed_size="'loader' is a StatefulDataLoader")
+    status = progressed(job, said, NOW)
+    assert status is not None
+    assert status.fixed_size == FixedSize(workers=4, message="'loader' is a StatefulDataLoader")
+    fixed = job.model_copy(update={"status": status.model_copy(update={"placement": None})})
+    spec = effective_spec(job.spec)
+    choices = planning.choose_flavours(spec, planning.flavour_counts(MIXED))
+    found = planning.pending_input(
+        fixed, spec, request={}, node_filter=NodeFilter(), choices=choices, priority=0, levels=RACKS
+    )
+    assert (found.workers, found.sizes) == (4, None)
+    running = job.model_copy(update={"status": status})
+    starting = progressed(running, replace(said, step=None, fixed_size=""), NOW)
+    assert (starting or status).fixed_size == status.fixed_size, "nothing is known before the first step"
+    other = progressed(running, replace(said, fixed_size=""), NOW)
+    assert other is not None
+    assert other.fixed_size is None, "the script has changed since"
 
 
 def test_a_message_names_who_is_in_the_way_and_the_largest_holders() -> None:
