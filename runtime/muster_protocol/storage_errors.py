@@ -51,6 +51,7 @@ _KINDS: Final = {
     "403": Kind.ACCESS_DENIED,
     "ExpiredToken": Kind.ACCESS_DENIED,
     "InvalidAccessKeyId": Kind.ACCESS_DENIED,
+    "XAdminUserNotFound": Kind.ACCESS_DENIED,  # versitygw's, for keys that nobody has
     "InvalidToken": Kind.ACCESS_DENIED,
     "SignatureDoesNotMatch": Kind.ACCESS_DENIED,
     "NoCredentialsError": Kind.ACCESS_DENIED,

@@ -258,7 +258,7 @@ class TrainingJobSpec(Model):
     """Whether the job may be asked to save, stop and queue again, for a job of higher priority or a queue that takes
     back what it has lent. One that may not be asked never borrows quota. Left out: true."""
     disruption_budget: DisruptionBudget | None = None
-    """How often that may happen. Left out: as often as need be."""
+    """How often the job may be preempted. Left out: as often as need be."""
     priority_class_name: ObjectName | None = None
     """PriorityClass whose value orders the queue: higher first, then older first. 0 when left out."""
     checkpoint: Checkpoint | None = None

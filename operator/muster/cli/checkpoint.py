@@ -24,7 +24,7 @@ from muster_protocol.checkpoints.holds import held, release, tag
 from muster_protocol.checkpoints.importing import import_model
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, take
 from muster_protocol.checkpoints.prune import carry_out
-from muster_protocol.checkpoints.retention import Retention, parse_best, plan
+from muster_protocol.checkpoints.retention import Retention, parse_best, plan, unknown_metric
 from muster_protocol.checkpoints.store import Store, StreamingStore
 from muster_protocol.checkpoints.tensors import tensors_of
 from muster_protocol.checkpoints.verify import damage
@@ -191,7 +191,10 @@ def prune(
     with _explained():
         rules = Retention(last, every, every_hours * 3600 if every_hours else None, parse_best(best) if best else None)
         with _opened(uri, endpoint) as store:
-            planned = plan(take(store), rules, time.time())
+            inventory = take(store)
+            if rules.best and (wrong := unknown_metric(inventory, rules.best)):
+                _fail(wrong)
+            planned = plan(inventory, rules, time.time())
             outcome = carry_out(store, planned, time.time) if yes else None
         report = tables.pruning(planned, outcome, price)
         if output is Output.JSON:

@@ -179,6 +179,15 @@ def protected(inventory: Inventory) -> dict[str, str]:
     return found
 
 
+def unknown_metric(inventory: Inventory, rule: Best) -> str:
+    """Why no checkpoint can be the best by this rule, or "": a misspelled metric would let all of them go."""
+    known = sorted({name for checkpoint in inventory.committed for name in checkpoint.metrics})
+    if not inventory.committed or rule.metric in known:
+        return ""
+    there = f"they have {', '.join(known)}" if known else "they have none: the script gives session.report() no loss"
+    return f"no checkpoint of {inventory.uri} has a metric {rule.metric!r}; {there}"
+
+
 def best(inventory: Inventory, rule: Best) -> list[Checkpoint]:
     """The best first; those without the metric, or where it isn't a number, are none of them."""
     sign = 1 if rule.mode == "min" else -1

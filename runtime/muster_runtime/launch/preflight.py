@@ -122,12 +122,20 @@ class _Calls:
         except self._errors as error:
             code = self._code(error)
             if code in ("404", "NotFound"):
-                raise Trouble(
-                    Kind.NO_SUCH_BUCKET, sentence(Kind.NO_SUCH_BUCKET, bucket=self._bucket, endpoint=self._endpoint)
-                ) from error
+                raise self._not_found() from error
             if kind_of(code) is not Kind.ACCESS_DENIED or code not in ("403", "AccessDenied", "Forbidden"):
                 raise self._trouble(error, "") from error
             # a policy may forbid to look at the bucket and still allow its objects
+
+    def _not_found(self) -> Trouble:
+        """A HEAD's answer has no code, and some servers answer unknown keys by 404 too; a list's tells which it is."""
+        try:
+            self._s3.list_objects_v2(Bucket=self._bucket, MaxKeys=1)
+        except self._errors as error:
+            if kind_of(self._code(error)) is Kind.ACCESS_DENIED:
+                return self._trouble(error, "")
+        told = sentence(Kind.NO_SUCH_BUCKET, bucket=self._bucket, endpoint=self._endpoint)
+        return Trouble(Kind.NO_SUCH_BUCKET, told)
 
     def put(self, key: str, **condition: str) -> str:
         try:

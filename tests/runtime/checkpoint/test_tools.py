@@ -106,6 +106,9 @@ def test_prune_says_what_would_go_and_does_it_with_yes(made: MadeRun, uri: str) 
     assert "freed" in muster("prune", uri, *rules, "--yes")
     assert [row["step"] for row in json.loads(muster("ls", uri, "-o", "json"))] == [6, 5, 4, 2, 1]
     assert "contradict" in muster("prune", uri, "--yes", "--dry-run", code=2)
+    misspelled = muster("prune", uri, "--best", "lose", "--yes", code=2)
+    assert "has a metric 'lose'; they have loss" in misspelled
+    assert len(json.loads(muster("ls", uri, "-o", "json"))) == 5
 
 
 def test_a_copy_is_a_run_of_its_own(made: MadeRun, uri: str, tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ def test_wrong_keys_are_told_as_denied_access(as_user: Any, monkeypatch: pytest.
     with pytest.raises(Trouble) as caught:
         check(parse_uri("s3://models/x"))
     assert caught.value.kind is Kind.ACCESS_DENIED
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")  # whom this server answers by 404, as it does a missing bucket
+    with pytest.raises(Trouble) as caught:
+        check(parse_uri("s3://models/x"))
+    assert caught.value.kind is Kind.ACCESS_DENIED
     assert "checkpoint.secretRef" in caught.value.sentence
 
 
