@@ -20,9 +20,12 @@ from muster.cluster.provisioning import Asking
 from muster.controllers.assembly import Scheduling
 from muster.controllers.lifecycle.turn import Note
 from muster.controllers.records import Record
+from muster.controllers.situations import Patience
 
 GROUP = "/apis/muster.dev/v1alpha1"
 TOKEN_KEY = b"only for tests, never elsewhere!"
+HURRIED = Patience(launcher=0.5)
+"""For gangs without launchers: they run half a second after their pods."""
 log = logging.getLogger("hack.scheduling")
 
 
@@ -34,19 +37,19 @@ def tell(record: Record, note: Note) -> None:
 async def schedule(
     api: Api,
     *,
-    patience: float = 0.5,
+    patience: Patience = HURRIED,
     priority_class: str = "",
     watch_delay: float = EVENT_DELAY,
     asking: Asking | None = None,
 ) -> None:
-    """Everything that plans and makes gangs, until cancelled. A gang with a silent launcher runs after `patience` s;
-    what others do to pods and nodes is seen `watch_delay` s late."""
+    """Everything that plans and makes gangs, until cancelled. What others do to pods and nodes is seen `watch_delay` s
+    late."""
     scheduling = Scheduling(
         api,
         settings=PodSettings("localhost/muster/runtime:test", priority_class),
         token_key=TOKEN_KEY,
         tell=tell,
-        launcher_patience=patience,
+        patience=patience,
         event_delay=watch_delay,
         asking=asking,
     )

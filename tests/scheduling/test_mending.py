@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from muster.scheduling.mending import mend_promises
+from muster.scheduling.mending import mend_gangs, mend_promises
 from muster.scheduling.plan import Plan
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import NONE, JobState, Shape, Snapshot, TopologyMode
@@ -149,6 +149,49 @@ def test_spare_on_a_broken_node_moves_within_the_rack_and_without_a_stop() -> No
     assert not decided.evictions
 
 
+def with_lost(world: Snapshot, **lost: tuple[int, ...]) -> Snapshot:
+    """The gangs of these uids wait for new pods of these workers."""
+    rows = {world.jobs.uids.index(uid): np.array(indexes, dtype=np.int64) for uid, indexes in lost.items()}
+    return replace(world, jobs=replace(world.jobs, runs=replace(world.jobs.runs, lost=rows)))
+
+
+ON = ("rack-0-host-0", "rack-0-host-1", "rack-0-host-2")
+
+
+def test_lost_worker_of_a_running_gang_leaves_a_broken_node_and_nobody_gets_its_new_one() -> None:
+    nodes = full([*rack(0, 4), *rack(1, 1)], *ON)
+    nodes[1] = replace(nodes[1], usable=False)
+    others = [Job(f"other-{number}") for number in range(2)]
+    world = with_lost(snapshot(nodes, [running(*ON, spares=0), *others]), gang=(1,))
+    decided = plan(world)
+    assert moved(world, decided, "gang") == {1: "rack-0-host-3"}
+    assert [world.nodes.names[each.nodes[0]] for each in decided.admissions] == ["rack-1-host-0"]
+    assert not decided.evictions
+
+
+def test_lost_worker_whose_node_stands_and_workers_that_live_on_broken_nodes_stay() -> None:
+    nodes = full(rack(0, 4), *ON)
+    nodes[1] = replace(nodes[1], usable=False)
+    world = with_lost(snapshot(nodes, [running(*ON, spares=0)]), gang=(2,))
+    assert not plan(world).replacements
+
+
+def test_lost_worker_takes_the_place_of_a_spare_which_goes_elsewhere() -> None:
+    nodes = full([node for node in rack(0, 4) if node.name != "rack-0-host-1"], *ON)
+    world = with_spares(with_lost(snapshot(nodes, [running(*ON, spares=1)]), gang=(1,)), gang=1)
+    assert moved(world, plan(world), "gang") == {1: "rack-0-host-2", 2: "rack-0-host-3"}
+
+
+def test_lost_worker_gets_no_room_that_is_promised_to_others() -> None:
+    nodes = full(rack(0, 4), *ON)
+    nodes[1] = replace(nodes[1], usable=False)
+    other = replace(GANG, uid="other", workers=1, on=("rack-0-host-3",))
+    world = with_lost(snapshot(nodes, [running(*ON, spares=0), other]), gang=(1,))
+    decided = plan(world)
+    assert not decided.replacements
+    assert [each.uid for each in decided.admissions] == ["other"]
+
+
 @st.composite
 def breakdowns(draw: st.DrawFn) -> Snapshot:
     """Promised gangs in racks, some of whose nodes break; others use what is left."""
@@ -232,3 +275,32 @@ def test_promise_alone_breaks_only_if_those_that_stand_leave_no_valid_placement(
     event(f"possible: {possible}")
     decided = plan(world)
     assert ("job-0" in decided.broken) != possible or world.jobs.uids[0] != "job-0"
+
+
+@thorough
+@given(breakdowns())
+def test_lost_workers_of_running_gangs_move_alone_into_room_that_nobody_has(world: Snapshot) -> None:
+    jobs, free = world.jobs, world.nodes.free.copy()
+    gangs = [jobs.runs.nodes_of(row) for row in range(len(jobs.uids))]
+    stood = [[node != NONE and bool(world.nodes.usable[node]) for node in nodes] for nodes in gangs]
+    for row, nodes in enumerate(gangs):
+        np.subtract.at(free, nodes[nodes != NONE], jobs.requests[row])
+    lost = {row: np.flatnonzero(~np.array(stands)) for row, stands in enumerate(stood) if not all(stands)}
+    states = np.full(len(jobs.uids), JobState.HOLDING, dtype=np.int32)
+    jobs = replace(jobs, states=states, runs=replace(jobs.runs, lost=lost))
+    world = replace(world, jobs=jobs, nodes=replace(world.nodes, free=free))
+    after, replacements = mend_gangs(world, Tree(world.nodes.domains, world.levels))
+    event(f"replacements: {len(replacements)}")
+    moved = {each.uid: each.indexes.tolist() for each in replacements}
+    for row, uid in enumerate(jobs.uids):
+        before, now = gangs[row], after.jobs.runs.nodes_of(row)
+        if uid not in moved:
+            assert now.tolist() == before.tolist()
+            continue
+        assert moved[uid] == lost[row].tolist()
+        assert all(now[index] == before[index] for index, stands in enumerate(stood[row]) if stands)
+        assert world.nodes.usable[now].all()
+        if jobs.modes[row] == TopologyMode.REQUIRED:
+            assert len(set(world.nodes.domains[now, RACK].tolist())) == 1
+    assert (after.nodes.free[world.nodes.usable] >= np.minimum(world.nodes.free, 0)[world.nodes.usable]).all()
+    assert mend_gangs(after, Tree(world.nodes.domains, world.levels))[1] == ()

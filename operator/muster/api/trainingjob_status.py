@@ -85,6 +85,15 @@ class Attempt(Model):
     """Number of its pod: 1 for the first replacement. Indexes that are not listed are at 0."""
 
 
+class Replacing(Model):
+    """Workers of a running gang that were lost and are made anew alone, while the others wait in their pods."""
+
+    indexes: Indexes
+    """Their indexes in the gang, like `0-3,7`."""
+    since: Timestamp
+    """When the first of them was seen lost. The whole gang starts again when it has not come together soon after."""
+
+
 class Placement(Model):
     """Where the gang runs, or is about to. Written before its pods are made; gone when the last of them is."""
 
@@ -100,6 +109,10 @@ class Placement(Model):
     """Where room is kept for `workers.spares`, with indexes that follow those of the workers."""
     attempts: Annotated[tuple[Attempt, ...], Len(0, MAX_WORKERS)] = ()
     """Indexes whose pods were replaced."""
+    incarnation: Annotated[int, Ge(1), Int64()] | None = None
+    """Counts who belonged to the gang, from 1: every round of replacements makes it one more. Absent for 1."""
+    replacing: Replacing | None = None
+    """Set while lost workers are replaced."""
     domain: Annotated[str, Len(0, 512)] = ""
     """The narrowest domain that holds the whole gang, for people: `rack rack-3`."""
     placed_at: Timestamp | None = None
@@ -143,6 +156,11 @@ class Placement(Model):
     def held(self) -> int:
         """Workers whose room it holds, spares included."""
         return self.workers + len(spares_by_index(self.spares))
+
+    @property
+    def replaced(self) -> tuple[int, ...]:
+        """Indexes of the workers that are being replaced."""
+        return parse_indexes(self.replacing.indexes) if self.replacing is not None else ()
 
     def attempt_of(self, index: int) -> int:
         """Number of the pod of `index` within this placement, from 0."""
@@ -339,6 +357,8 @@ class TrainingJobStatus(Model):
     """How often the processes of the gang were started again in the pods that they had, after a crash."""
     breakdowns: Count | None = None
     """How often the platform ended a run of the job: a node or a pod was lost, or taken away."""
+    replacements: Count | None = None
+    """Workers that were lost and replaced alone, while the others of the gang waited in their pods."""
     preemptions: Count | None = None
     """How often the job gave its room to another."""
     preempted_at: Annotated[tuple[Timestamp, ...], Len(0, 32)] = ()

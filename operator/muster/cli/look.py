@@ -166,6 +166,8 @@ def one_line(job: TrainingJob) -> str:
         parts.append(f"checkpoint at step {status.checkpoint.step}")
     if status.restarts:
         parts.append(_counted(status.restarts, "restart"))
+    if status.placement is not None and status.placement.replacing is not None:
+        parts.append(f"worker {status.placement.replacing.indexes} is lost and made anew")
     if status.queue is not None and status.queue.message:
         parts.append(f"{status.queue.reason}: {status.queue.message}")
     return ", ".join(parts)
@@ -191,6 +193,8 @@ def render(scene: Scene) -> RenderableType:
         head.add_row("Checkpoint", f"step {status.checkpoint.step}{age}  {status.checkpoint.uri or ''}")
     if status.restarts or status.restarts_in_place:
         head.add_row("Restarts", _restarts(status))
+    for title, told in _replacements(scene):
+        head.add_row(title, told)
     if status.preemptions:
         lost = f", {status.lost_gpu_seconds} GPU-seconds of work lost" if status.lost_gpu_seconds else ""
         head.add_row("Preempted", f"{_counted(status.preemptions, 'time')}{lost}")
@@ -237,6 +241,17 @@ def _restarts(status: TrainingJobStatus) -> str:
     ways = ((status.restarts, "with new pods"), (status.restarts_in_place, "in the pods that were there"))
     told = ", ".join(f"{count} {how}" for count, how in ways if count)
     return f"{told} ({_counted(status.failures or 0, 'failure')} of the script counted)"
+
+
+def _replacements(scene: Scene) -> Iterator[tuple[str, str]]:
+    """Workers that are replaced now in the living gang, and those that were."""
+    status = scene.job.status
+    replacing = status.placement.replacing if status.placement is not None else None
+    if replacing is not None:
+        told = f"worker {replacing.indexes}, lost {_ago(replacing.since, scene.now)}; the others wait in their pods"
+        yield "Replacing", told
+    if status.replacements:
+        yield "Replaced", f"{_counted(status.replacements, 'lost worker')}, while the others kept their pods"
 
 
 def _progress(scene: Scene) -> RenderableType:

@@ -191,6 +191,7 @@ class Executor:
                     attempt=placement.attempt_of(index),
                     node=nodes[index],
                     workers=placement.workers,
+                    leader=placement.attempt_of(0),
                     max_runtime=max_runtime,
                     restarts=restarts,
                 )

@@ -110,6 +110,9 @@ class JobInput:
         placed: node name by index while a placement stands, else empty. Behind the `workers` are the spares, "" for one
             that is lacking.
         generation: of that placement.
+        attempts: (index, attempt) of the workers whose present pod is not the first of the placement.
+        lost: indexes of workers of a running gang whose pods are to be made anew; they get another node where theirs is
+            broken.
         holding: the job has a placement, or pods that are not gone.
         reserving: placed indices without a pod still hold room (False once the placement is being taken down).
         promised: node name by index, where room is promised to the job, spares behind; it is RESERVED unless it is
@@ -130,6 +133,8 @@ class JobInput:
     level: str = ""
     placed: tuple[str, ...] = ()
     generation: int = 0
+    attempts: tuple[tuple[int, int], ...] = ()
+    lost: tuple[int, ...] = ()
     holding: bool = False
     reserving: bool = True
     promised: tuple[str, ...] = ()
@@ -264,7 +269,8 @@ def _runs(jobs: Sequence[JobInput], row: Mapping[str, int]) -> Runs:
             runs.budget[index] = run.budget
     first, placed = _rows([job.placed if job.holding else job.promised for job in jobs], row)
     promised_first, promised = _rows([job.promised if job.holding else () for job in jobs], row)
-    return replace(runs, first=first, placed=placed, promised_first=promised_first, promised=promised)
+    lost = {index: np.array(job.lost, dtype=np.int64) for index, job in enumerate(jobs) if job.lost}
+    return replace(runs, first=first, placed=placed, promised_first=promised_first, promised=promised, lost=lost)
 
 
 def _rows(lists: Sequence[Sequence[str]], row: Mapping[str, int]) -> tuple[Int, Index]:

@@ -7,7 +7,7 @@ launcher answers is untrusted input: it is parsed into the protocol's dataclasse
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -136,17 +136,17 @@ class Launchers:
         except ValueError as error:
             raise LauncherError(f"pod {launcher.namespace}/{launcher.pod} sent a malformed status: {error}") from error
 
-    async def push_membership(self, launchers: Iterable[Launcher], membership: Membership) -> list[LauncherError]:
-        """Tell every launcher who belongs to the gang; the errors of those that could not be told."""
+    async def push_membership(self, launchers: Sequence[Launcher], membership: Membership) -> dict[str, LauncherError]:
+        """Tell every launcher who belongs to the gang; the errors of those that could not be told, by pod."""
         body = launcher_api.encode(membership)
         results = await asyncio.gather(
             *(self._request(one, "PUT", launcher_api.MEMBERSHIP_PATH, body) for one in launchers),
             return_exceptions=True,
         )
-        errors: list[LauncherError] = []
-        for result in results:
+        errors = dict[str, LauncherError]()
+        for launcher, result in zip(launchers, results, strict=True):
             if isinstance(result, LauncherError):
-                errors.append(result)
+                errors[launcher.pod] = result
             elif isinstance(result, BaseException):
                 raise result
         return errors

@@ -26,6 +26,8 @@ LAUNCHER: Final = f"{env.MOUNT_PATH}/bin/muster-launch"
 _RUNTIME_USER: Final = 65532
 """`nobody`-like; the runtime's files are readable by all, so the trainer may be anyone."""
 _RUNTIME_SIZE: Final = "1Gi"
+REPLACE_SECONDS: Final = 120
+"""How long the launchers of a gang wait in their pods for a lost one to be replaced: longer than the operator tries."""
 _DNS_1035: Final = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
 
 
@@ -159,11 +161,12 @@ def pod(
     attempt: int,
     node: str,
     workers: int,
+    leader: int = 0,
     max_runtime: int | None = None,
     restarts: int = 0,
 ) -> Object:
-    """One worker's pod from the job's `template`. `max_runtime`: seconds that the job may still run; `restarts`:
-    how many crashes its launchers may answer by themselves."""
+    """One worker's pod from the job's `template`. `leader`: attempt of index 0; `max_runtime`: seconds that the job may
+    still run; `restarts`: how many crashes its launchers may answer by themselves."""
     made = copy.deepcopy(template)
     labels = made["metadata"].setdefault("labels", {})
     labels |= {
@@ -183,8 +186,10 @@ def pod(
         env.INDEX: str(index),
         env.ATTEMPT: str(attempt),
         env.WORKERS: str(workers),
-        env.LEADER_HOST: leader_host(job, generation),
+        env.LEADER_HOST: leader_host(job, generation, leader),
     }
+    if workers > 1:
+        own[env.REPLACE_SECONDS] = str(REPLACE_SECONDS)
     if max_runtime is not None:
         own[env.MAX_RUNTIME] = str(max(1, max_runtime))
     if restarts:

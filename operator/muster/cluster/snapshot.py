@@ -172,11 +172,15 @@ def _used(
     held = np.zeros((len(jobs), len(column)), dtype=np.int64)
     job_row = {job.uid: index for index, job in enumerate(jobs)}
     vectors: dict[tuple[tuple[str, int], ...], Int] = {}
+    attempts = {job.uid: dict(job.attempts) for job in jobs if job.attempts}
     made: dict[str, set[int]] = {}
     seen: set[str] = set()
     for pod in pods:
         job = job_row.get(pod.owner_uid) if pod.owner_uid else None
-        if job is not None and pod.generation == jobs[job].generation and pod.phase != FAILED:
+        present = job is not None and pod.generation == jobs[job].generation
+        # One that another has replaced holds its room until it is gone, but its index holds its share of quota once.
+        replaced = present and pod.attempt < attempts.get(pod.owner_uid, {}).get(pod.index, 0)
+        if present and not replaced and pod.phase != FAILED:
             made.setdefault(pod.owner_uid, set()).add(pod.index)
         if pod.phase in TERMINAL or pod.uid in seen:
             continue
@@ -188,7 +192,7 @@ def _used(
             used[row[pod.node]] += amounts
             if pod.fixed:
                 fixed[row[pod.node]] += amounts
-        if job is not None:
+        if job is not None and not replaced:
             held[job] += amounts
     for index, job_input in enumerate(jobs):
         if job_input.placed and job_input.reserving:

@@ -43,6 +43,7 @@ class PodView:
         node: the node it is bound to or, before that, the one node that its affinity allows; "" without either.
         bound: kube-scheduler has bound it.
         terminating: deletion was asked for; the pod holds its room until it is gone.
+        forced: it was deleted without any grace: it is gone in a moment, and its launcher has no time for a word.
         owner_uid: UID of the controlling owner, or "".
         fixed: of a DaemonSet, or a static one of its node's: it never makes room.
         job: name of its TrainingJob by label, or "".
@@ -66,6 +67,7 @@ class PodView:
     bound: bool
     phase: str
     terminating: bool
+    forced: bool
     owner_uid: str
     fixed: bool
     job: str
@@ -112,6 +114,7 @@ class PodView:
             bound=bool(node),
             phase=sys.intern(status.get("phase") or "Pending"),
             terminating=metadata.get("deletionTimestamp") is not None,
+            forced=metadata.get("deletionGracePeriodSeconds") == 0,
             owner_uid=_owner(metadata),
             fixed=_fixed(metadata),
             job=sys.intern(labels.get(names.JOB_LABEL) or ""),

@@ -36,6 +36,7 @@ from muster.controllers.progress import Progress
 from muster.controllers.provisioning import Provisioning
 from muster.controllers.records import Record
 from muster.controllers.reliability import Reliability
+from muster.controllers.situations import PATIENCE, Patience
 from muster.controllers.work import Worker, utc_now
 
 Object = dict[str, Any]
@@ -71,7 +72,7 @@ class Scheduling:
         token_key: bytes,
         tell: Tell,
         through_proxy: bool = False,
-        launcher_patience: float = 60.0,
+        patience: Patience = PATIENCE,
         event_delay: float = EVENT_DELAY,
         watch_seconds: int = 60,
         prices: Mapping[str, float] | None = None,
@@ -113,7 +114,7 @@ class Scheduling:
         self._listening = Listening(api, self.cache)
         self._provisioning = Provisioning(api, self.cache, asking, settings) if asking else None
         self.cache.grows = asking is not None
-        self.loop = Loop(self.cache, self._worker, self._progress, launcher_patience=launcher_patience, prices=prices)
+        self.loop = Loop(self.cache, self._worker, self._progress, patience=patience, prices=prices)
 
     @property
     def informers(self) -> tuple[Informer[Any], ...]:

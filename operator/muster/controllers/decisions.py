@@ -11,12 +11,15 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import datetime
 
+import numpy as np
+
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason
-from muster.api.trainingjob_status import NodeWorkers, Promise, Stop, Victim, nodes_with_workers
+from muster.api.trainingjob_status import NodeWorkers, Placement, Promise, Stop, Victim, nodes_with_workers
 from muster.cluster.status import Draft, finished
 from muster.controllers import planning, replacing
 from muster.controllers.claims import Claims
+from muster.controllers.inputs import unmade
 from muster.controllers.lifecycle import preemption
 from muster.controllers.lifecycle.turn import Decision, Note, write_stop
 from muster.controllers.queues import ceilings, priority_remark
@@ -169,12 +172,20 @@ class Decisions:
         self._start(record, self._worker.carry_out(record, decision))
 
     def _replace(self, snapshot: Snapshot, replacement: Replacement, now: datetime) -> None:
-        """Write down the new nodes of a promise, or of a running gang's spares."""
+        """Write down the new nodes of a promise, or of a running gang's lost workers and spares."""
         record = self._records[replacement.uid]
+        moves, placement = dict(_moves(snapshot, replacement)), record.job.status.placement
+        domain = None
+        if placement is not None and record.promise is None:
+            moved = {index for index in moves if index < placement.workers}
+            if not moved <= set(unmade(record, ())):
+                record.stand = ()  # one of them has its pod by now: plan anew
+                return
+            domain = _domain(snapshot, placement, moves) if moved else None
         if record.task is not None:
             record.stand = ()  # plan anew after its next turn
             return
-        found = replacing.replaced(record.job, dict(_moves(snapshot, replacement)), record.spec.spares, now)
+        found = replacing.replaced(record.job, moves, record.spec.spares, now, domain=domain)
         if found is None:
             return
         record.plannable = False
@@ -223,6 +234,13 @@ def _moves(snapshot: Snapshot, replacement: Replacement) -> Iterator[tuple[int, 
     """(index, node) of those that get another node; "" for a spare that has none any more."""
     for index, node in zip(replacement.indexes.tolist(), replacement.nodes.tolist(), strict=True):
         yield index, "" if node == NONE else snapshot.nodes.names[node]
+
+
+def _domain(snapshot: Snapshot, placement: Placement, moves: Mapping[int, str]) -> str:
+    """The narrowest domain of a placement in which some workers have other nodes."""
+    number = {name: index for index, name in enumerate(snapshot.nodes.names)}
+    nodes = [moves.get(index, node) for index, node in enumerate(placement.node_of_index())]
+    return planning.domain_of(snapshot, np.array([number.get(node, NONE) for node in nodes], dtype=np.int32))
 
 
 def _names(snapshot: Snapshot, nodes: Index) -> list[str]:

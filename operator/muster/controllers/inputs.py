@@ -9,7 +9,7 @@ from datetime import datetime
 
 from muster.api.trainingjob_status import Placement, TrainingJobStatus, spares_by_index
 from muster.cluster import pods as pod_objects
-from muster.cluster.eligibility import NodeFilter, filter_of_pod
+from muster.cluster.eligibility import Matcher, NodeFilter, filter_of_pod
 from muster.cluster.gpus import flavour_of
 from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
 from muster.cluster.overrides import TemplateRefused
@@ -124,6 +124,8 @@ class Inputs:
             placed=placed,
             promised=promised,
             generation=generation,
+            attempts=tuple((item.index, item.attempt) for item in placement.attempts) if placement else (),
+            lost=unmade(record, self._cache.pods_of(record.uid)),
             holding=True,
             reserving=bool(record.made) or (status.stop is None and not finished(status) and not record.deleted),
             run=replace(
@@ -132,6 +134,14 @@ class Inputs:
                 beneficiary=record.uid if promised else beneficiary,
             ),
         )
+
+    def suits(self, record: Record, name: str, now: datetime) -> bool:
+        """Whether a pod of the job could be bound to that node now, if there is room."""
+        node = self._cache.node(name)
+        if node is None or not node.ready or node.unschedulable:
+            return False
+        avoided = any(item.node == name and item.until > now for item in record.job.status.avoided)
+        return not avoided and Matcher(self._demands(record)[1]).allows(node)
 
     def orphans(self, records: Mapping[str, Record]) -> Iterable[JobInput]:
         """Pods of jobs that nobody knows: deleted while no operator ran, or unreadable. They hold their queue's quota
@@ -166,6 +176,22 @@ class Inputs:
             return (), NodeFilter()  # its pods, if there are any, tell
         view = PodView.from_raw({"apiVersion": "v1", "kind": "Pod", **template})
         return view.requests, filter_of_pod(template["spec"])
+
+
+def unmade(record: Record, pods: Iterable[PodView]) -> tuple[int, ...]:
+    """Workers of a running gang that are replaced and have no new pod yet, so that they may get another node.
+
+    None while it isn't known what became of a request for one.
+    """
+    placement, identity = record.placement, record.identity
+    if placement is None or record.errors or record.job.status.stop is not None:
+        return ()
+    there = {pod.name for pod in pods} | set(record.made)
+    names = {
+        index: pod_objects.pod_name(identity.name, placement.generation, index, placement.attempt_of(index))
+        for index in placement.replaced
+    }
+    return tuple(index for index, name in names.items() if name not in there)
 
 
 def run_of(record: Record, now: datetime) -> RunInput:

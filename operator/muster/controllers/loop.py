@@ -23,12 +23,13 @@ from muster.controllers.alarms import Alarms
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.lifecycle.reconcile import reconcile
-from muster.controllers.lifecycle.turn import TERMINAL, Decision, Situation
+from muster.controllers.lifecycle.turn import TERMINAL, Decision
 from muster.controllers.plans import Plans
 from muster.controllers.progress import Progress
 from muster.controllers.records import ASK_AGAIN, MADE_PATIENCE, Ended, Record, deadline
 from muster.controllers.reliability import Stay, stay_of
 from muster.controllers.roster import Roster
+from muster.controllers.situations import PATIENCE, Patience, Situations
 from muster.controllers.work import Incomplete, Worker, utc_now
 
 log = logging.getLogger(__name__)
@@ -63,14 +64,12 @@ class Loop:
         worker: Worker,
         progress: Progress,
         *,
-        launcher_patience: float = 60.0,
+        patience: Patience = PATIENCE,
         prices: Mapping[str, float] | None = None,
     ) -> None:
         """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`."""
         self._cache = cache
         self._worker = worker
-        self._progress = progress
-        self._patience = launcher_patience
         self._prices = prices or {}
         self._must_plan = True
         self.records: dict[str, Record] = {}
@@ -90,6 +89,7 @@ class Loop:
             trouble=self._trouble,
             prices=self._prices,
         )
+        self._situations = Situations(cache, progress, self._claims, self._plans.inputs, patience)
 
     @property
     def plan_seconds(self) -> float:
@@ -216,29 +216,7 @@ class Loop:
         placement = record.job.status.placement
         if self._prices and placement is not None:
             self._price(record, placement)
-        situation = Situation(
-            job=record.job,
-            spec=record.spec,
-            now=now,
-            pods=pods,
-            unshown=tuple(record.made.values()),
-            shown=frozenset(record.shown),
-            lost_nodes=self._cache.lost_nodes(pod.node for pod in pods),
-            refusal=record.refusal,
-            launcher=self._progress.launcher_of(record),
-            silent_for=self._progress.silent_for(record, monotonic),
-            whole_for=_whole_for(record, pods, monotonic),
-            peers_wait=_peers_wait(record, pods, monotonic),
-            launcher_patience=self._patience,
-            claim=self._claims.written(record.uid, _claimed(record)),
-            facts=record.facts,
-            placement_hash=record.placement_hash if placement else "",
-            promise_hash=record.promise_hash if placement or record.job.status.promise else "",
-            heard=record.heard,
-            capacity=record.capacity,
-            price=record.price if placement else 0.0,
-        )
-        decision = reconcile(situation)
+        decision = reconcile(self._situations.of(record, pods, now, monotonic))
         record.plannable = decision.plannable
         record.wake_at = deadline(decision.wake_at, now, monotonic)
         if record.wake_at is not None:
@@ -278,7 +256,8 @@ class Loop:
         placed = status.placement.generation if status.placement else 0
         judged = record.judgement if record.plannable else None
         avoided = tuple(item.node for item in status.avoided)
-        ending = (status.stop is None, status.promise is None, finished(status))
+        replacing = status.placement is not None and (status.placement.attempts, status.placement.replacing)
+        ending = (status.stop is None, status.promise is None, finished(status), replacing)
         stand = (record.plannable, placed, ending, record.spec, judged, avoided)
         if stand != record.stand:
             record.stand = stand
@@ -334,14 +313,6 @@ def _due(record: Record | None, now: float) -> bool:
     return record is not None and record.due_at is not None and record.due_at <= now
 
 
-def _claimed(record: Record) -> int:
-    """The generation whose room others may have been promised: the placement's, or the last one's that is kept."""
-    status = record.job.status
-    if status.placement is not None:
-        return status.placement.generation
-    return (status.placements or 0) if status.promise is not None else 0
-
-
 def _holds(record: Record, pods: tuple[PodView, ...]) -> bool:
     """Whether the job's placement or promise stands, or a pod of it lives."""
     return bool(record.placement or record.promise or record.made or any(pod.phase not in TERMINAL for pod in pods))
@@ -355,28 +326,3 @@ def _unasked(record: Record, decision: Decision, now: float) -> Decision:
         record.ask(now + ASK_AGAIN)
     record.asked |= dict.fromkeys((uid for _, uid in fresh), now) | ({record.uid: now} if delete_job else {})
     return replace(decision, delete=fresh, delete_job=delete_job)
-
-
-def _peers_wait(record: Record, pods: tuple[PodView, ...], monotonic: float) -> float:
-    """Seconds since the first pod of the placement was seen ended; 0.0 before."""
-    placement = record.job.status.placement
-    ended = placement is not None and any(
-        pod.phase in TERMINAL for pod in pods if pod.generation == placement.generation
-    )
-    if not ended:
-        record.peers_since = None
-        return 0.0
-    record.peers_since = record.peers_since or monotonic
-    return monotonic - record.peers_since
-
-
-def _whole_for(record: Record, pods: tuple[PodView, ...], monotonic: float) -> float:
-    """Seconds since all pods of the placement were seen ready; 0.0 before."""
-    placement = record.job.status.placement
-    ready = (pod.ready for pod in pods if placement and pod.generation == placement.generation)
-    if placement is None or sum(ready) < placement.workers:
-        record.whole_at = None
-        return 0.0
-    if record.whole_at is None:
-        record.whole_at = monotonic
-    return monotonic - record.whole_at

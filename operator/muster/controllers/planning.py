@@ -266,10 +266,6 @@ def admitted(
     """The status with `placement` in it, as it is written before any pod is made, with `remark` behind its sentence and
     what the queue's template has filled in."""
     draft = Draft(job, now)
-    used = [item.node for item in placement.nodes]
-    shown = ", ".join(used[:_NODES_SHOWN]) + (
-        f" and {len(used) - _NODES_SHOWN} more" if len(used) > _NODES_SHOWN else ""
-    )
     draft.set(
         placement=placement,
         placements=placement.generation,
@@ -279,18 +275,31 @@ def admitted(
         not_before=None,
         replicas=placement.workers,
         ready=0,
-        nodes=shown[:1024],
+        incarnation=None,
+        nodes=nodes_in_short(placement),
         defaults=defaults,
     )
-    where = f" in {placement.domain}" if placement.domain else ""
-    kept = ", ".join(spares_by_index(placement.spares).values())
-    spares = f"; room for {counted(placement.held - placement.workers, 'spare')} is kept on {kept}" if kept else ""
-    message = f"{counted(placement.workers, 'worker')} on {counted(len(used), 'node')}{where}: {shown}{spares}{remark}"
-    draft.condition(ConditionType.ADMITTED, True, Reason.ADMITTED.value, message)
+    draft.condition(ConditionType.ADMITTED, True, Reason.ADMITTED.value, f"{where(placement)}{remark}")
     not_needed(draft, "the job has its nodes")
     draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, "pods are being made")
     draft.condition(ConditionType.RUNNING, False, Reason.PODS_STARTING.value, "pods are being made")
     return draft.done()
+
+
+def where(placement: Placement) -> str:
+    """One sentence: how many workers are on which nodes."""
+    within = f" in {placement.domain}" if placement.domain else ""
+    kept = ", ".join(spares_by_index(placement.spares).values())
+    spares = f"; room for {counted(placement.held - placement.workers, 'spare')} is kept on {kept}" if kept else ""
+    workers, nodes = counted(placement.workers, "worker"), counted(len(placement.nodes), "node")
+    return f"{workers} on {nodes}{within}: {nodes_in_short(placement)}{spares}"
+
+
+def nodes_in_short(placement: Placement) -> str:
+    """The first nodes of a placement."""
+    used = [item.node for item in placement.nodes]
+    more = f" and {len(used) - _NODES_SHOWN} more" if len(used) > _NODES_SHOWN else ""
+    return f"{', '.join(used[:_NODES_SHOWN])}{more}"[:1024]
 
 
 def counted(number: int, what: str) -> str:

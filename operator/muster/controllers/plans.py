@@ -73,6 +73,7 @@ class Plans:
     """Plans over the loop's records.
 
     Attributes:
+        inputs: what is made of records for the planner.
         books: status of queues and of the Topology.
         seconds: what the last plan took, snapshot not included.
         round_seconds: what the last round took, all in.
@@ -104,7 +105,7 @@ class Plans:
         self._prices = prices or {}
         self._budgets = Budgets()
         self._spent: dict[str, Spent] = {}
-        self._inputs = Inputs(cache, worker.settings, claims)
+        self.inputs = Inputs(cache, worker.settings, claims)
         self._decisions = Decisions(worker, records, claims, start)
         self.books = Books(cache, worker.executor)
         self._budget = float(WORDS_PER_SECOND)
@@ -203,7 +204,7 @@ class Plans:
         )
         changed = looked != self._looked
         self._looked = looked
-        return self._inputs.look(world, planning.flavour_counts(self._cache.nodes())) or changed
+        return self.inputs.look(world, planning.flavour_counts(self._cache.nodes())) or changed
 
     def _everybody(self, world: admission.World, now: datetime) -> tuple[list[JobInput], list[list[str]]]:
         """Inputs of all jobs that the planner may have now."""
@@ -233,7 +234,7 @@ class Plans:
         return self._roster.first(count, look)
 
     def _pending(self, record: Record, world: admission.World, now: datetime) -> JobInput | None:
-        return self._inputs.pending(record, world, now) if self._candidate(record, world) else None
+        return self.inputs.pending(record, world, now) if self._candidate(record, world) else None
 
     def _candidate(self, record: Record, world: admission.World) -> bool:
         """Whether the planner may have the job now; tells why not, and has its pod rehearsed first."""
@@ -287,12 +288,12 @@ class Plans:
         jobs = {job.uid: job for job in waiting}
         for uid in list(self._roster.holders):
             record = self._records.get(uid)
-            standing = self._inputs.standing(record, world, now) if record is not None else None
+            standing = self.inputs.standing(record, world, now) if record is not None else None
             if standing is None:
                 self._roster.holders.discard(uid)
             else:
                 jobs.setdefault(uid, standing)
-        orphans = self._inputs.orphans(self._records)
+        orphans = self.inputs.orphans(self._records)
         return build(
             nodes=self._cache.nodes(),
             pods=self._cache.pods(),

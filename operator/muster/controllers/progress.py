@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.api.names import ConditionType, Reason
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, TrainingJobStatus
+from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, Placement, TrainingJobStatus
 from muster.api.trainingjob_status import Progress as ProgressStatus
 from muster.cluster.launchers import Launcher, LauncherError, Launchers, due
 from muster.cluster.status import Draft, is_true
@@ -34,6 +34,9 @@ ROUND: Final = 1.0
 
 JOINING_POLL: Final = 2.0
 """Seconds between two questions to a gang that has not passed its barrier yet."""
+
+ASKED_ABOUT_LEADER: Final = 3
+"""Launchers that are asked about a leader that doesn't answer, until one does."""
 
 Write = Callable[[Record, TrainingJobStatus], None]
 """Hands a status to the loop, which writes it as the job's task."""
@@ -59,8 +62,8 @@ class Progress:
         """Seconds since the gang became whole without an answer from its leader."""
         if self.launcher_of(record) is not None:
             return 0.0
-        pods = _gang(record, self._cache.pods_of(record.uid))
-        if not pods or not all(pod.ready for pod in pods.values()):
+        pods, placement = _gang(record, self._cache.pods_of(record.uid)), record.job.status.placement
+        if placement is None or sum(pod.ready for pod in pods.values()) < placement.workers:
             record.whole_since = None
             return 0.0
         record.whole_since = record.whole_since or now
@@ -81,22 +84,28 @@ class Progress:
         gangs = {uid: record for uid, record in records.items() if _live(record)}
         for uid in [uid for uid in self._asked if uid not in gangs]:
             del self._asked[uid]
-        joining = [uid for uid, record in gangs.items() if not is_true(record.job.status, ConditionType.RUNNING)]
-        soon = [uid for uid in joining if now - self._asked.get(uid, float("-inf")) >= JOINING_POLL]
-        for uid in {*soon, *due(self._asked, [uid for uid in gangs if uid not in set(joining)], now, since)}:
+        urgent = {uid for uid, record in gangs.items() if record.doubtful or not _runs(record)}
+        soon = [
+            uid for uid in urgent if gangs[uid].doubtful or now - self._asked.get(uid, float("-inf")) >= JOINING_POLL
+        ]
+        for uid in {*soon, *due(self._asked, [uid for uid in gangs if uid not in urgent], now, since)}:
             if uid not in self._busy:
                 self._asked[uid] = now
                 self._busy[uid] = asyncio.create_task(self._visit(gangs[uid], write))
 
     async def _visit(self, record: Record, write: Write) -> None:
         try:
-            pods = _gang(record, self._cache.pods_of(record.uid))
-            placement = record.job.status.placement
-            if placement is None or 0 not in pods or not pods[0].ip or pods[0].phase in TERMINAL:
+            pods, placement = _gang(record, self._cache.pods_of(record.uid)), record.job.status.placement
+            if placement is None:
                 return
-            if record.pushed_generation != placement.generation and len(pods) == placement.workers:
-                await self._push(record, placement.generation, pods)
-            await self._ask(record, placement.generation, pods[0], write)
+            told = await self._push(record, placement, pods)
+            living = {index: pod for index, pod in pods.items() if pod.ip and pod.phase not in TERMINAL}
+            if 0 in living:
+                try:
+                    await self._ask(record, placement.generation, living[0], told, write)
+                except LauncherError as error:
+                    log.debug("%s", error)
+                    await self._ask_about_leader(record, placement.generation, living)
         except LauncherError as error:
             log.debug("%s", error)
         except Exception:
@@ -104,34 +113,74 @@ class Progress:
         finally:
             self._busy.pop(record.uid, None)
 
-    async def _push(self, record: Record, generation: int, pods: Mapping[int, PodView]) -> None:
+    async def _push(self, record: Record, placement: Placement, pods: Mapping[int, PodView]) -> int:
+        """Tell the launchers who belongs to the gang, each until it has answered. Returns the incarnation of the
+        membership that all of them have now, 0 for none."""
         assert self._launchers is not None
-        if not all(pod.ip for pod in pods.values()):
-            return
-        membership = Membership(
-            generation,
-            1,
-            tuple(Member(index, pod.uid, pod.ip, generation, pod.attempt) for index, pod in sorted(pods.items())),
-        )
-        errors = await self._launchers.push_membership([_launcher(pods[index], record) for index in pods], membership)
-        if errors:
-            log.debug("membership of %s: %d of %d: %s", record.identity.name, len(errors), len(pods), errors[0])
-        else:
-            record.pushed_generation = generation
+        if len(pods) < placement.workers or not all(pod.ip for pod in pods.values()):
+            return 0
+        membership = _membership(placement, pods)
+        if record.membership != membership:
+            record.membership, record.members_told = membership, set()
+        untold = {pod.name: pod for pod in pods.values() if pod.uid not in record.members_told}
+        if untold:
+            errors = await self._launchers.push_membership(
+                [_launcher(pod, record) for pod in untold.values()], membership
+            )
+            if record.membership != membership:
+                return 0
+            record.members_told |= {pod.uid for name, pod in untold.items() if name not in errors}
+            for error in list(errors.values())[:1]:
+                log.debug("membership of %s: %d of %d: %s", record.identity.name, len(errors), len(pods), error)
+        return 0 if len(record.members_told) < placement.workers else membership.incarnation
 
-    async def _ask(self, record: Record, generation: int, leader: PodView, write: Write) -> None:
+    async def _ask(self, record: Record, generation: int, leader: PodView, told: int, write: Write) -> None:
+        """Ask index 0 how the gang does; `told` is the incarnation of the membership that all launchers have."""
         assert self._launchers is not None
         answer = await self._launchers.status(_launcher(leader, record))
         if answer.generation != generation:
             return
         before = self.launcher_of(record)
+        news = before is None or record.doubtful or _stand(before) != _stand(answer)
         record.launcher, record.launcher_generation = answer, generation
-        if before is None or (before.phase, before.incarnation) != (answer.phase, answer.incarnation):
+        record.launcher_at, record.launcher_told = time.monotonic(), told
+        record.missed = {index: record.missed.get(index, record.launcher_at) for index in answer.lost}
+        if news:
             self._cache.mark(record.uid)
         if is_true(record.job.status, ConditionType.RUNNING) and record.task is None and _live(record):
             status = progressed(record.job, answer, datetime.now(timezone.utc))
             if status is not None:
                 write(record, status)
+
+    async def _ask_about_leader(self, record: Record, generation: int, living: Mapping[int, PodView]) -> None:
+        """The leader does not answer the operator: ask some others whether they miss it, too."""
+        assert self._launchers is not None
+        if not _runs(record):
+            return
+        for index in sorted(living)[1 : 1 + ASKED_ABOUT_LEADER]:
+            try:
+                answer = await self._launchers.status(_launcher(living[index], record))
+            except LauncherError as error:
+                log.debug("%s", error)
+                continue
+            if answer.generation == generation:
+                record.missed = {0: record.missed.get(0, time.monotonic())} if 0 in answer.lost else {}
+                if record.missed:
+                    self._cache.mark(record.uid)
+                return
+
+
+def _stand(answer: LauncherStatus) -> tuple[object, ...]:
+    """What of an answer a job's turn may depend on."""
+    return answer.phase, answer.incarnation, answer.lost
+
+
+def _membership(placement: Placement, pods: Mapping[int, PodView]) -> Membership:
+    members = (
+        Member(index, pod.uid, pod.ip, placement.generation, pod.attempt, node=pod.node)
+        for index, pod in sorted(pods.items())
+    )
+    return Membership(placement.generation, placement.incarnation or 1, tuple(members))
 
 
 def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> TrainingJobStatus | None:
@@ -180,17 +229,20 @@ def _live(record: Record) -> bool:
     return status.placement is not None and status.stop is None and status.finished_at is None and not record.deleted
 
 
+def _runs(record: Record) -> bool:
+    return is_true(record.job.status, ConditionType.RUNNING)
+
+
 def _gang(record: Record, pods: Iterable[PodView]) -> dict[int, PodView]:
     """Pods of the present placement by index, each index's present attempt."""
     placement = record.job.status.placement
     if placement is None:
         return {}
-    found = {
+    return {
         pod.index: pod
         for pod in pods
         if pod.generation == placement.generation and pod.attempt == placement.attempt_of(pod.index)
     }
-    return found if len(found) == placement.workers else {}
 
 
 def _launcher(pod: PodView, record: Record) -> Launcher:

@@ -29,6 +29,7 @@ from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.turn import NO_FACTS, Facts, Made, Refusal
 from muster.controllers.reliability import Stay, stay_of
 from muster.scheduling.plan import Waiting
+from muster_protocol.launcher_api import Membership
 from muster_protocol.launcher_api import Status as LauncherStatus
 
 Requests = tuple[tuple[str, int], ...]
@@ -116,6 +117,11 @@ class Record:
         heard: what an Event says of a pod of the gang that is being created for long.
         capacity: what became of the request for more nodes; None where none is made.
         price: money for an hour of one GPU of the placement; 0 while that is not known.
+        launcher: the last answer of the launcher of index 0, given in the placement `launcher_generation` at
+            `launcher_at` (monotonic), when all launchers had the membership of incarnation `launcher_told` (0: none).
+        membership: the last one that was pushed, and the UIDs of the pods that have it (`members_told`).
+        missed: since when (monotonic) launchers have said that they miss those of these indexes.
+        doubtful: a worker is lost or may be: the launchers are asked more often.
         ring: told the UID and the moment of each turn that is asked for.
     """
 
@@ -151,9 +157,14 @@ class Record:
     ring: Callable[[str, float], None] = lambda uid, moment: None
     launcher: LauncherStatus | None = None
     launcher_generation: int = 0
+    launcher_at: float = float("-inf")
+    launcher_told: int = 0
     whole_since: float | None = None
     peers_since: float | None = None
-    pushed_generation: int = 0
+    membership: Membership | None = None
+    members_told: set[str] = field(default_factory=set)
+    missed: dict[int, float] = field(default_factory=dict)
+    doubtful: bool = False
     deleted: bool = False
     planned: tuple[tuple[object, ...], JobInput] | None = None
     steady: tuple[object, ...] | None = None
@@ -254,6 +265,7 @@ class Record:
             self.shown.clear()
             self.facts = NO_FACTS
             self.launcher, self.whole_since, self.peers_since = None, None, None
+            self.launcher_at, self.launcher_told, self.missed = float("-inf"), 0, {}
             self.refusal = None
 
 

@@ -1,4 +1,5 @@
-"""What a replacement means for a job's status: other nodes for some workers of its promise, or for its spares. Pure."""
+"""What a replacement means for a job's status: other nodes for some workers of its promise, or for its spares and lost
+workers while it runs. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from muster.api.names import EventReason
+from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Placement, Promise, TrainingJobStatus, nodes_with_workers, spares_by_index
 from muster.cluster.status import Draft
 from muster.controllers.lifecycle.turn import Note
+from muster.controllers.planning import nodes_in_short, where
 
 _SHOWN: Final = 8
 """Workers that are told one by one."""
@@ -25,13 +27,16 @@ class Replaced:
     note: Note
 
 
-def replaced(job: TrainingJob, moves: Mapping[int, str], spares: int, now: datetime) -> Replaced | None:
+def replaced(
+    job: TrainingJob, moves: Mapping[int, str], spares: int, now: datetime, *, domain: str | None = None
+) -> Replaced | None:
     """The status with the new nodes in it.
 
     Args:
         moves: node by index; "" for a spare that has none any more. Indexes count the spares that are there, or are
             asked for in a running gang, behind the workers.
         spares: how many the job asks for.
+        domain: of the placement, where workers of it have moved.
 
     Returns:
         None when the job has neither a promise nor a placement any more.
@@ -42,8 +47,14 @@ def replaced(job: TrainingJob, moves: Mapping[int, str], spares: int, now: datet
         draft.set(promise=promise)
         told = _told(moves, promise.workers, dict(enumerate(status.promise.places())))
     elif status.placement is not None and status.stop is None:
-        draft.set(placement=_placement(status.placement, moves, spares))
-        told = _told(moves, status.placement.workers, spares_by_index(status.placement.spares))
+        before = dict(enumerate(status.placement.node_of_index())) | spares_by_index(status.placement.spares)
+        after = _placement(status.placement, moves, spares)
+        if domain is not None:
+            after = after.model_copy(update={"domain": domain})
+            draft.set(nodes=nodes_in_short(after))
+            draft.condition(ConditionType.ADMITTED, True, Reason.ADMITTED.value, where(after))
+        draft.set(placement=after)
+        told = _told(moves, status.placement.workers, before)
     else:
         return None
     return Replaced(draft.done(), Note(EventReason.WORKER_REPLACED, told))
@@ -61,11 +72,12 @@ def _promise(promise: Promise, moves: Mapping[int, str]) -> Promise:
 
 
 def _placement(placement: Placement, moves: Mapping[int, str], spares: int) -> Placement:
+    nodes = [moves.get(index, node) for index, node in enumerate(placement.node_of_index())]
     before = spares_by_index(placement.spares)
     wanted = range(placement.workers, placement.workers + spares)
     after = [moves.get(index, before.get(index, "")) for index in wanted]
     kept = nodes_with_workers([node for node in after if node], placement.workers)
-    return placement.model_copy(update={"spares": kept})
+    return placement.model_copy(update={"nodes": nodes_with_workers(nodes), "spares": kept})
 
 
 def _told(moves: Mapping[int, str], workers: int, before: Mapping[int, str]) -> str:

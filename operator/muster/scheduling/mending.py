@@ -6,6 +6,8 @@
   so is left as it is: `muster.scheduling.promises` breaks it, and the gang is placed anew as a whole. Room that
   strangers have taken, while nobody leaves it, is like a broken node; only those wait for it for whom others were asked
   to go, since some of these may not be gone yet.
+* **Gangs that run.** A worker that was lost goes back to its node while the others wait in their pods; where the node
+  is broken it gets another place in the same way, but not in room that is promised to others.
 * **Spares.** A spare of a running gang whose node is broken moves, and one that is lacking is found again. That takes
   only room that is kept for nobody, and quota as any start does.
 """
@@ -56,6 +58,29 @@ def mend_promises(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Repla
         elif snapshot.jobs.runs.beneficiary[row] == row and _at(strangers, before).any():
             mended[row] = np.where(_at(strangers, before), np.int32(NONE), before)  # what is not there is broken
     return _with_promises(snapshot, mended) if mended else snapshot, tuple(replacements)
+
+
+def mend_gangs(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Replacement, ...]]:
+    """Give lost workers of gangs that run another node where theirs is broken. Returns the snapshot with the new nodes.
+
+    A gang for which there is no such place is left as it is.
+    """
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    waiting = [row for row in runs.lost if jobs.states[row] == JobState.HOLDING and not runs.leaving[row]]
+    if not waiting:
+        return snapshot, ()
+    free = snapshot.nodes.free.copy()
+    for row in [*reserved_by_rank(snapshot), *moving(snapshot)]:
+        _take(snapshot, free, row, promised_nodes(snapshot, row))
+    replacements = []
+    for row in by_rank(snapshot, np.array(waiting, dtype=np.int64)).tolist():
+        found = _mend_gang(snapshot, tree, free, row)
+        if found is not None:
+            _take(snapshot, free, row, snapshot.jobs.runs.nodes_of(row)[found.indexes], back=True)
+            _take(snapshot, free, row, found.nodes)
+            snapshot = _with_workers(snapshot, row, found)
+            replacements.append(found)
+    return snapshot, tuple(replacements)
 
 
 def mend_spares(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger) -> tuple[Replacement, ...]:
@@ -143,6 +168,39 @@ def _mend(snapshot: Snapshot, tree: Tree, free: Int, row: int, strangers: Mask) 
         np.flatnonzero(lost),
     )
     return None if there is None else _replacement(snapshot, tree, row, there.indexes, there.places)
+
+
+def _mend_gang(snapshot: Snapshot, tree: Tree, free: Int, row: int) -> Replacement | None:
+    nodes, size = snapshot.jobs.runs.nodes_of(row), int(snapshot.jobs.workers[row])
+    stands, lost = _stands(snapshot, row, nodes), snapshot.jobs.runs.lost[row]
+    broken = lost[~stands[lost]]
+    gone = np.flatnonzero(nodes[:size] == NONE)
+    if not broken.size or not np.isin(gone, broken).all():
+        return None  # of one whose node is gone while its pod isn't: it will be lost as well, or its node comes back
+    there = replace_workers(
+        tree,
+        _slots(snapshot, tree, by_resource(free, tree.order), row, nodes),
+        _gang(snapshot, row, len(nodes)),
+        _places(tree, nodes),
+        np.concatenate([broken, size + np.flatnonzero(~stands[size:])]),
+    )
+    if there is None:
+        return None
+    had = nodes[there.indexes] != NONE  # spares that are lacking are found when the gang runs, and charged then
+    told = had | (there.indexes < size)
+    return _replacement(snapshot, tree, row, there.indexes[told], there.places[told])
+
+
+def _with_workers(snapshot: Snapshot, row: int, found: Replacement) -> Snapshot:
+    """The snapshot in which these workers of a gang that runs have their new nodes."""
+    free, runs = snapshot.nodes.free.copy(), snapshot.jobs.runs
+    nodes = runs.nodes_of(row).copy()
+    _take(snapshot, free, row, nodes[found.indexes], back=True)
+    _take(snapshot, free, row, found.nodes)
+    nodes[found.indexes] = found.nodes
+    first, placed = _joined(runs.first, runs.placed, {row: nodes})
+    runs = replace(runs, first=first, placed=placed)
+    return replace(snapshot, nodes=replace(snapshot.nodes, free=free), jobs=replace(snapshot.jobs, runs=runs))
 
 
 def _gang(snapshot: Snapshot, row: int, total: int) -> Gang:

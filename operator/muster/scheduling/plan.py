@@ -115,7 +115,8 @@ class Promise:
 
 @dataclass(frozen=True)
 class Replacement:
-    """New nodes for some workers of a promise, or for spares of a gang that runs: worker `indexes[i]` on `nodes[i]`.
+    """New nodes for some workers of a promise, or for lost workers and for spares of a gang that runs: worker
+    `indexes[i]` on `nodes[i]`.
 
     Indexes count the spares behind the workers. A spare that gave its place to a worker, or lost it, and gets no other
     has the node NONE.

@@ -20,7 +20,7 @@ import numpy as np
 from muster.scheduling.demand import places_by_node
 from muster.scheduling.gangs import Gang
 from muster.scheduling.kinds import Kind, Kinds
-from muster.scheduling.mending import mend_promises
+from muster.scheduling.mending import mend_gangs, mend_promises
 from muster.scheduling.placement import fits, locate
 from muster.scheduling.plan import Admission, Eviction, Promise, Replacement
 from muster.scheduling.policy import Policy
@@ -94,6 +94,7 @@ class Round:
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self.tree = Tree(snapshot.nodes.domains, snapshot.levels)
+        snapshot, replaced = mend_gangs(snapshot, self.tree)
         snapshot, mended = mend_promises(snapshot, self.tree)
         jobs = snapshot.jobs
         self.snapshot, self.policy = snapshot, policy
@@ -110,7 +111,7 @@ class Round:
         self.admissions: list[Admission] = list(self.kept.admissions)
         self.promises: list[Promise] = []
         self.evictions: list[Eviction] = []
-        self.replacements: list[Replacement] = list(mended)
+        self.replacements: list[Replacement] = [*replaced, *mended]
         self.reserved_quota: list[tuple[int, int]] = []
         self._firm = _firm_use(snapshot)
         self._firm_held_back: set[tuple[int, int]] = set()

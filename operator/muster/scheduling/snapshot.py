@@ -10,7 +10,8 @@ everything else in pieces. `pods` (a node's room for pods) is a resource like an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
@@ -279,6 +280,8 @@ class Runs:
             being moved or resized, or starts again, on its promised nodes; so also where it is RESERVED.
         promised_first, promised: like `first` and `placed`, for HOLDING jobs that are being moved or resized: nodes
             that they start on again. None: nobody is.
+        lost: by row of a HOLDING job, the workers that are made anew while the others of the gang wait for them: they
+            get another node where theirs is broken.
     """
 
     first: Int
@@ -295,6 +298,7 @@ class Runs:
     beneficiary: Index
     promised_first: Int | None = None
     promised: Index | None = None
+    lost: Mapping[int, Int] = field(default_factory=dict)
 
     @classmethod
     def none(cls, count: int) -> Runs:

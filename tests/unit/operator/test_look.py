@@ -156,3 +156,14 @@ def test_a_guess_that_has_passed_is_not_told() -> None:
         assert "Starts" not in shown(Scene(job(phase="Queued", queue={**place, "basis": basis}), (), (), NOW))
     promised = job(phase="Queued", queue={**place, "basis": "promised"})
     assert "now: room is being cleared for it" in shown(Scene(promised, (), (), NOW))
+
+
+def test_a_lost_worker_that_is_made_anew_is_told_and_those_of_before_are_counted() -> None:
+    placement = {"generation": 1, "workers": 2, "nodes": [{"node": "a", "indexes": "0-1"}]}
+    replacing = {"indexes": "1", "since": "2026-01-02T03:03:53Z"}
+    running = job(phase="Running", placement={**placement, "replacing": replacing}, replacements=2)
+    text = shown(Scene(running, (), (), NOW))
+    assert "worker 1, lost 12s ago; the others wait in their pods" in text
+    assert "2 lost workers, while the others kept their pods" in text
+    assert one_line(running) == "research/train, Running, worker 1 is lost and made anew"
+    assert one_line(job(phase="Running", placement=placement)) == "research/train, Running"

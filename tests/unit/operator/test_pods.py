@@ -151,6 +151,15 @@ def test_the_rest_of_max_runtime_goes_to_the_launcher() -> None:
     assert environment(pod)["MUSTER_MAX_RUNTIME"] == "77"
 
 
+def test_pods_of_a_gang_wait_for_lost_ones_and_know_the_present_leader() -> None:
+    pod = pods.pod(JOB, template(), generation=1, index=1, attempt=2, node="n", workers=2, leader=3)
+    assert environment(pod)["MUSTER_REPLACE_SECONDS"] == "120"
+    assert environment(pod)["MUSTER_LEADER_HOST"] == "g1-0-3.llama.research.svc"
+    assert pod["spec"]["hostname"] == "g1-1-2"
+    alone = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=1)
+    assert "MUSTER_REPLACE_SECONDS" not in environment(alone)
+
+
 def test_the_crashes_that_a_launcher_may_answer_go_to_it() -> None:
     pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2, restarts=2)
     assert environment(pod)["MUSTER_RESTARTS_IN_PLACE"] == "2"

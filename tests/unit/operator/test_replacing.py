@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from muster.api.common import find_condition
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Placement, Promise, nodes_with_workers
 from muster.controllers.replacing import replaced
@@ -54,3 +55,20 @@ def test_spare_of_a_running_gang_is_found_again_and_its_gpus_are_told() -> None:
 
 def test_job_that_holds_nothing_any_more_is_left_alone() -> None:
     assert replaced(job(), {0: "a"}, 1, START) is None
+
+
+def test_lost_worker_of_a_running_gang_gets_its_node_and_all_that_is_told_of_it_follows() -> None:
+    placed = Placement.of(4, ["a", "b", "c"], spares=["d"], attempts={1: 1}, domain="rack r")
+    found = replaced(job(placement=placed), {1: "d", 3: ""}, 1, START, domain="block b")
+    assert found is not None
+    placement = found.status.placement
+    assert placement is not None
+    assert (placement.node_of_index(), placement.spares, placement.domain) == (("a", "d", "c"), (), "block b")
+    assert placement.attempts == placed.attempts
+    assert found.status.nodes == "a, d, c"
+    told = find_condition(found.status.conditions, "Admitted")
+    assert told is not None
+    assert told.message == "3 workers on 3 nodes in block b: a, d, c"
+    assert found.note.message == (
+        "worker 1 goes to node d in place of b, spare 0 has no room now; the others keep their nodes"
+    )

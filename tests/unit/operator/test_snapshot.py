@@ -49,7 +49,7 @@ def pod(name: str, *, bound: str = "", pinned: str = "", owner: str = "", **fiel
     labels = {}
     if "index" in fields:
         labels = {"muster.dev/job": "j", "muster.dev/generation": str(fields.get("generation", 1))}
-        labels |= {"muster.dev/index": str(fields["index"]), "muster.dev/attempt": "0"}
+        labels |= {"muster.dev/index": str(fields["index"]), "muster.dev/attempt": str(fields.get("attempt", 0))}
     metadata: dict[str, Any] = {"name": name, "namespace": "ns", "uid": fields.get("uid", name), "labels": labels}
     if owner:
         metadata["ownerReferences"] = [{"kind": "TrainingJob", "uid": owner, "controller": True}]
@@ -156,6 +156,21 @@ def test_an_ended_worker_of_a_living_gang_frees_its_node_but_not_its_quota() -> 
     pods = [pod("p0", bound="a", owner="j", index=0, phase="Succeeded"), pod("p1", bound="b", owner="j", index=1)]
     shot = snapshot([node("a"), node("b")], pods, [placed])
     assert (free(shot, "a"), free(shot, "b")) == (8, 7)
+    assert held(shot, "j") == 2
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("old", ["gone", "Running", "Failed"])
+def test_a_replaced_worker_holds_its_new_room_at_any_moment_and_its_quota_once(old: str, made: bool) -> None:
+    """Index 1 moves from a to b. Its old pod takes room on its node until it is over."""
+    pods = [pod("j-g1-0-0", bound="a", owner="j", index=0)]
+    if old != "gone":
+        pods.append(pod("j-g1-1-0", bound="a", owner="j", index=1, phase=old, terminating=True))
+    if made:
+        pods.append(pod("j-g1-1-1", pinned="b", owner="j", index=1, attempt=1, phase="Pending"))
+    placed = job(placed=("a", "b"), generation=1, holding=True, attempts=((1, 1),))
+    shot = snapshot(nodes=[node("a"), node("b")], pods=pods, jobs=[placed])
+    assert (free(shot, "a"), free(shot, "b")) == (6 if old == "Running" else 7, 7)
     assert held(shot, "j") == 2
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -43,8 +43,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class End:
-    """One pod's end, or the gang's: `message` is one sentence for people, `restarts` how many crashes before were
-    answered by starting the processes again in their pods."""
+    """One pod's end, or the gang's.
+
+    Attributes:
+        message: one sentence for people.
+        restarts: how many crashes before were answered by starting the processes again in their pods.
+        abrupt: the pod is over, its launcher has left no word, and it isn't the script's doing: the others of the gang
+            may wait for a new one.
+    """
 
     kind: Kind
     message: str
@@ -57,6 +63,7 @@ class End:
     step: int | None = None
     committed_step: int | None = None
     restarts: int = 0
+    abrupt: bool = False
 
 
 COUNTED: Final = frozenset({Kind.USER, Kind.OUT_OF_MEMORY})
@@ -67,6 +74,9 @@ BROKEN: Final = frozenset({Kind.DISRUPTED, Kind.LOST, Kind.INFRASTRUCTURE, Kind.
 
 FATAL: Final = frozenset({Kind.CONFIG, Kind.STORAGE})
 """Kinds that fail the job at once."""
+
+_NOBODYS: Final = frozenset({Kind.DISRUPTED, Kind.LOST, Kind.INFRASTRUCTURE})
+"""Kinds for which neither the script nor the job's author can do anything."""
 
 _FROM_LAUNCHER: Final = {
     exits.Cause.SUCCEEDED: Kind.SUCCEEDED,
@@ -99,12 +109,22 @@ def end_of(pod: PodView, *, lost_nodes: frozenset[str] = frozenset()) -> End | N
 
     `lost_nodes` are names of nodes that are gone or unreachable.
     """
+    end = _end_of(pod, lost_nodes)
+    over = pod.phase == "Failed" or pod.forced or pod.node in lost_nodes
+    if end is None or not over or end.kind not in _NOBODYS or exits.decode(pod.termination_message) is not None:
+        return end
+    return replace(end, abrupt=True)
+
+
+def _end_of(pod: PodView, lost_nodes: frozenset[str]) -> End | None:
     if pod.phase == "Succeeded" and not pod.disruption_target:
         return _at(pod, Kind.SUCCEEDED, "the launcher ended with exit code 0")
     if pod.disruption_target:
         return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node} is disrupted: {pod.disruption_target}")
     if pod.phase == "Failed":
         return _failed(pod)
+    if pod.forced:
+        return _at(pod, Kind.LOST, f"pod {pod.name} on node {pod.node or '(none)'} was deleted by force")
     if pod.terminating:
         return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node or '(none)'} was deleted by somebody else")
     if pod.node and pod.node in lost_nodes:
@@ -114,7 +134,14 @@ def end_of(pod: PodView, *, lost_nodes: frozenset[str] = frozenset()) -> End | N
 
 def gone(index: int, name: str) -> End:
     """A pod that is no longer in the cluster and left no record."""
-    return End(Kind.LOST, f"pod {name} is gone without a record of its end", index=index, pod=name)
+    message = f"pod {name} is gone without a record of its end"
+    return End(Kind.LOST, message, index=index, pod=name, abrupt=True)
+
+
+def missed(pod: PodView) -> End:
+    """A pod that looks alive, and whose launcher its gang hears no more."""
+    message = f"the gang no longer hears the launcher of pod {pod.name}"
+    return replace(_at(pod, Kind.LOST, message), abrupt=True)
 
 
 def first_cause(ends: Iterable[End]) -> End | None:

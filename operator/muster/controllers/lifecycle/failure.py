@@ -1,8 +1,9 @@
 """A worker of the gang ended badly: restart the whole gang from its last checkpoint, or give the job up.
 
-Every recovery is a new generation of the whole gang, in the room that it has: the nodes are promised to it in the same
-write that stops it, so nobody else gets them meanwhile, and it does not queue again. Where a node broke, the planner
-gives the workers there another one (`muster.scheduling.mending`); all others keep theirs, with image and caches.
+Losses that `replacement` mends in the living gang do not come here. Every recovery is a new generation of the whole
+gang, in the room that it has: the nodes are promised to it in the same write that stops it, so nobody else gets them
+meanwhile, and it does not queue again. Where a node broke, the planner gives the workers there another one
+(`muster.scheduling.mending`); all others keep theirs, with image and caches.
 
 Failures of the script count against `restart.limit`, those included that the launchers answered by themselves by
 starting the processes again in their pods; disruptions, lost nodes and the platform's own failures do not.
@@ -18,16 +19,20 @@ from muster.api.effective import EffectiveSpec
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.trainingjob_status import Failure, QueuePosition, TrainingJobStatus
 from muster.cluster.status import is_true
+from muster.cluster.views import PodView
 from muster.controllers.lifecycle import causes, preemption
 from muster.controllers.lifecycle.causes import BROKEN, COUNTED, FATAL, End, Kind
 from muster.controllers.lifecycle.completion import finish_run
-from muster.controllers.lifecycle.turn import Turn
+from muster.controllers.lifecycle.turn import TERMINAL, Turn
 
 PEER_PATIENCE: Final = 15.0
 """Seconds to wait for the pod that its peers followed, before they are believed to be the cause themselves."""
 
 FREE_DISRUPTIONS: Final = 3
 """Disruptions and lost nodes after which a gang that hardly trained waits before its next start."""
+
+ANSWER_HOLDS: Final = 15.0
+"""Seconds for which the leader's word that the others live is believed; it is asked more often than that."""
 
 SETTLED: Final = 300.0
 """Seconds of training after which a disruption counts as a new one."""
@@ -58,17 +63,19 @@ _FAILED_REASON: Final = {
 
 def recover(turn: Turn) -> bool:
     """Find the first cause among the gang's ends and act on it."""
-    if turn.status.placement is None:
+    placement = turn.status.placement
+    if placement is None:
         return False
     cause = causes.first_cause(ends(turn))
     if cause is None or cause.kind is Kind.SUCCEEDED:
         return False
     if cause.kind is Kind.REJECTED and not is_true(turn.status, ConditionType.RUNNING):
         return False  # the placement was wrong: `withdraw` takes it back
-    if cause.kind is Kind.PEER and _somebody_lives(turn) and turn.s.peers_wait < PEER_PATIENCE:
+    followed = placement.replacing is None  # else one that was lost, and is known to be
+    if cause.kind is Kind.PEER and followed and _somebody_lives(turn) and turn.s.peers_wait < PEER_PATIENCE:
         turn.wake_in(PEER_PATIENCE - turn.s.peers_wait)
         return True
-    _record(turn, cause)
+    record(turn, cause)
     failures = (turn.status.failures or 0) + cause.restarts + (1 if cause.kind in COUNTED else 0)
     turn.draft.set(failures=failures or None)
     if cause.kind is Kind.MAX_RUNTIME:
@@ -79,7 +86,7 @@ def recover(turn: Turn) -> bool:
         tried = f"restart.limit {turn.s.spec.restart_limit} is used up" if turn.s.spec.restart_limit else ""
         fail(turn, cause, _FAILED_REASON[cause.kind], tried)
     else:
-        _restart(turn, cause, failures)
+        restart(turn, cause, failures)
     return True
 
 
@@ -92,32 +99,49 @@ def ends(turn: Turn) -> Iterator[End]:
     """Every end within the present placement that we did not ask for."""
     placement = turn.status.placement
     assert placement is not None
-    pods = turn.by_index()
+    pods, replaced = turn.by_index(), frozenset(placement.replaced)
     begun = is_true(turn.status, ConditionType.PODS_READY) or is_true(turn.status, ConditionType.RUNNING)
     for index in range(placement.workers):
         pod = pods.get(index)
         if pod is not None:
+            if _lives_on(turn, pod):
+                continue
             end = causes.end_of(pod, lost_nodes=turn.s.lost_nodes)
+            if end is None and index in turn.s.missed and index not in replaced:
+                end = causes.missed(pod)
             if end is not None:
                 yield end
-        elif begun or turn.name_of(index) in turn.s.shown:
+        elif (begun and index not in replaced) or turn.name_of(index) in turn.s.shown:
             yield causes.gone(index, turn.name_of(index))
+
+
+def _lives_on(turn: Turn, pod: PodView) -> bool:
+    """Whether a pod whose node does not answer trains all the same, as its gang's leader has said a moment ago: what is
+    broken then is the kubelet, and what the API server shows of its pods is old."""
+    if pod.node not in turn.s.lost_nodes or pod.phase in TERMINAL or turn.s.launcher is None:
+        return False
+    left = ANSWER_HOLDS - turn.s.answered_ago
+    if left <= 0 or pod.index in turn.s.launcher.lost or not is_true(turn.status, ConditionType.RUNNING):
+        return False
+    turn.wake_in(left)
+    return True
 
 
 def fail(turn: Turn, cause: End, reason: Reason, remark: str) -> None:
     """The job has failed for good; its living pods are removed, the ended ones stay for their logs."""
-    message = _sentence(cause) if not remark else f"{remark}; {_sentence(cause)}"
+    message = sentence(cause) if not remark else f"{remark}; {sentence(cause)}"
     finish_run(turn, reason)
     turn.draft.set(queue=QueuePosition(reason=reason.value, message=message))  # what `kubectl get` shows
     turn.draft.condition(ConditionType.FAILED, True, reason.value, message)
     if cause.kind is Kind.STORAGE:
         turn.draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, False, Reason.STORAGE_ERROR.value, cause.message)
     turn.tell(EventReason.FAILED, message, warning=True)
-    turn.remove(pod for pod in turn.s.pods if pod.phase not in ("Succeeded", "Failed"))
+    turn.remove(pod for pod in turn.s.pods if pod.phase not in TERMINAL)
     turn.remove_unshown()
 
 
-def _restart(turn: Turn, cause: End, failures: int) -> None:
+def restart(turn: Turn, cause: End, failures: int) -> None:
+    """Stop the whole gang; it starts again from its last checkpoint."""
     restarts = (turn.status.restarts or 0) + 1
     delay = _delay(turn, cause, failures, restarts)
     if cause.kind in BROKEN:
@@ -127,7 +151,7 @@ def _restart(turn: Turn, cause: End, failures: int) -> None:
     origin = f"from step {checkpoint.step}" if checkpoint else "from its last committed checkpoint, if it has one"
     limit = turn.s.spec.restart_limit
     count = f" (restart {failures} of at most {limit} after failures)" if cause.kind in COUNTED else ""
-    message = f"{_sentence(cause)}{count}"
+    message = f"{sentence(cause)}{count}"
     turn.tell(EventReason.WORKER_FAILED, message, warning=True)
     turn.tell(EventReason.RESTARTING, f"{f'after {delay} s ' if delay else ''}the gang starts again {origin}")
     if delay <= LONGEST_KEPT and _may_stay(turn):
@@ -154,7 +178,8 @@ def _delay(turn: Turn, cause: End, failures: int, restarts: int) -> int:
     return turn.s.spec.restart_delay(restarts - FREE_DISRUPTIONS)
 
 
-def _record(turn: Turn, cause: End) -> None:
+def record(turn: Turn, cause: End) -> None:
+    """Keep the cause in `status.failure`."""
     turn.draft.set(
         failure=Failure(
             cause=_LAUNCHER_WORD.get(cause.kind, "infrastructure"),
@@ -169,7 +194,8 @@ def _record(turn: Turn, cause: End) -> None:
     )
 
 
-def _sentence(cause: End) -> str:
+def sentence(cause: End) -> str:
+    """Who ended, where, and why."""
     who = f"rank {cause.rank}, worker {cause.index}" if cause.rank is not None else f"worker {cause.index}"
     where = f" on node {cause.node}" if cause.node else ""
     last = cause.traceback.strip().splitlines()[-1] if cause.traceback.strip() else ""
@@ -178,4 +204,4 @@ def _sentence(cause: End) -> str:
 
 
 def _somebody_lives(turn: Turn) -> bool:
-    return any(pod.phase not in ("Succeeded", "Failed") for pod in turn.gang)
+    return any(pod.phase not in TERMINAL for pod in turn.by_index().values())

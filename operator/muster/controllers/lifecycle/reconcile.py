@@ -12,6 +12,7 @@ from muster.controllers.lifecycle.failure import recover
 from muster.controllers.lifecycle.limits import keep_terms
 from muster.controllers.lifecycle.preemption import drop_promise, give_way, hand_over
 from muster.controllers.lifecycle.renewal import renew
+from muster.controllers.lifecycle.replacement import replace_lost
 from muster.controllers.lifecycle.runtime import limit_runtime
 from muster.controllers.lifecycle.start import follow, make_pods
 from muster.controllers.lifecycle.stopping import clean_finished, continue_stop, remove_strays
@@ -36,6 +37,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     wait,
     learn,
     complete,
+    replace_lost,
     recover,
     give_way,
     withdraw,

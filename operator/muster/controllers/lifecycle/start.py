@@ -18,14 +18,17 @@ less, and then PodsReady and Running are one write."""
 
 
 def make_pods(turn: Turn) -> bool:
-    """Ask for the pods of the placement that do not exist yet. Not once the gang was whole: then a pod is lost."""
+    """Ask for the pods of the placement that do not exist yet: of all workers or, once the gang was whole, of those
+    that are replaced. One whose node can't have it waits until the planner has given it another."""
     placement = turn.status.placement
     if placement is None or is_true(turn.status, ConditionType.PODS_READY):
         return False
-    present = {pod.index for pod in turn.gang} | {
-        made.index for made in turn.s.unshown if made.generation == placement.generation
-    }
-    turn.make = tuple(index for index in range(placement.workers) if index not in present)
+    present = {pod.name for pod in turn.gang} | {made.name for made in turn.s.unshown}
+    missing = [index for index in range(placement.workers) if turn.name_of(index) not in present]
+    if is_true(turn.status, ConditionType.RUNNING):
+        nodes, replaced = placement.node_of_index(), frozenset(placement.replaced)
+        missing = [index for index in missing if index in replaced and nodes[index] not in turn.s.unfit_nodes]
+    turn.make = tuple(missing)
     return False
 
 
@@ -49,14 +52,17 @@ def follow(turn: Turn) -> bool:
         if not is_true(turn.status, ConditionType.RUNNING):
             told = "the workers join the barrier"
             turn.draft.condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_GANG.value, told)
-    elif turn.s.launcher is not None:
+    elif turn.s.launcher is not None and placement.replacing is None and not turn.s.launcher.lost:
         _tell_restarts(turn, turn.s.launcher)
     return False
 
 
 def _tell_restarts(turn: Turn, launcher: LauncherStatus) -> None:
     """Say that the launchers have started the processes again in the pods that they have."""
-    fresh = min(launcher.restarts, launcher.incarnation - (turn.status.incarnation or 1))
+    known = turn.status.incarnation
+    fresh = min(launcher.restarts, launcher.incarnation - (known or 1))
+    if known is None and fresh <= 0:
+        turn.draft.set(incarnation=launcher.incarnation)  # it was silent when the gang began to train
     if fresh <= 0:
         return
     count = (turn.status.restarts_in_place or 0) + fresh

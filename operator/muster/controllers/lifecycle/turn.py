@@ -22,6 +22,10 @@ from muster_protocol.launcher_api import Status as LauncherStatus
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 
 
+REPLACE_LIMIT: Final = 90.0
+"""Seconds in which a gang has to come together again once a worker was lost; then it starts again whole. The others
+wait for longer in their pods (`muster.cluster.pods.REPLACE_SECONDS`)."""
+
 _FARTHEST: Final = 30 * 86400.0
 """Seconds; a turn too many is harmless, and a moment beyond the calendar's end is an error."""
 
@@ -88,12 +92,17 @@ class Situation:
         unshown: pods made by us that it doesn't show yet.
         shown: names of pods that it has shown at some time.
         lost_nodes: names of nodes that are gone or unreachable.
+        unfit_nodes: names of the placement's nodes on which no pod of the gang can be made now.
         refusal: why a pod of the present placement could not be made, or None.
         launcher: the last answer of the gang's launcher in this placement, or None.
+        answered_ago: seconds since it was given.
+        missed: indexes whose launchers the gang has missed for a while, as the others say.
+        told: the `placement.incarnation` whose members all launchers knew by then; 0 for none.
         silent_for: seconds that all pods have run without an answer from the launcher; 0.0 while it answers.
         whole_for: seconds since all pods of the placement were seen ready; 0.0 before.
         peers_wait: seconds since the first pod ended that names another pod as the cause.
         launcher_patience: seconds after which a gang whose launcher doesn't answer counts as running.
+        replace_limit: seconds in which a gang has to come together again once a worker was lost.
         claim: the written promise of another job that counts on this one's room, or None.
         facts: what ended launchers have told.
         placement_hash, promise_hash: of the spec's fields that a placement and a promise stand for; see
@@ -110,12 +119,17 @@ class Situation:
     unshown: tuple[Made, ...] = ()
     shown: frozenset[str] = frozenset()
     lost_nodes: frozenset[str] = frozenset()
+    unfit_nodes: frozenset[str] = frozenset()
     refusal: Refusal | None = None
     launcher: LauncherStatus | None = None
+    answered_ago: float = float("inf")
+    missed: frozenset[int] = frozenset()
+    told: int = 0
     silent_for: float = 0.0
     whole_for: float = 0.0
     peers_wait: float = 0.0
     launcher_patience: float = 60.0
+    replace_limit: float = REPLACE_LIMIT
     claim: Claim | None = None
     facts: Facts = NO_FACTS
     placement_hash: str = ""

@@ -31,7 +31,7 @@ LAST_DELAY: Final = 300
 
 
 @dataclass(frozen=True)
-class _Obstacle:
+class Obstacle:
     """Why the gang can't start; `node` is set when another node may do better."""
 
     reason: Reason
@@ -51,7 +51,7 @@ def withdraw(turn: Turn) -> bool:
     until = turn.s.now + timedelta(seconds=delay)
     turn.draft.set(withdrawals=count)
     if obstacle.node:
-        _avoid(turn, obstacle, until.replace(microsecond=0))
+        avoid(turn, obstacle.node, obstacle.message, delay)
         told = f"{obstacle.message}; node {obstacle.node} is avoided for {delay} s"
     else:
         turn.draft.set(not_before=until)
@@ -61,26 +61,27 @@ def withdraw(turn: Turn) -> bool:
     return True
 
 
-def _obstacles(turn: Turn) -> Iterator[_Obstacle]:
+def _obstacles(turn: Turn) -> Iterator[Obstacle]:
     refusal, placement = turn.s.refusal, turn.status.placement
     assert placement is not None
     if refusal is not None and refusal.generation == placement.generation:
-        yield _Obstacle(Reason.POD_REFUSED, refusal.message)
+        yield Obstacle(Reason.POD_REFUSED, refusal.message)
     for pod in sorted(turn.gang, key=lambda pod: pod.index):
-        yield from _of_pod(turn, pod)
+        yield from of_pod(turn, pod)
     waited = turn.since(placement.placed_at)
     if waited < turn.s.spec.ready_timeout:
         turn.wake_in(turn.s.spec.ready_timeout - waited)
     elif not is_true(turn.status, ConditionType.PODS_READY):
         ready = sum(pod.ready for pod in turn.gang)
         message = f"{ready} of {placement.workers} pods were ready after readyTimeout ({turn.s.spec.ready_timeout} s)"
-        yield _Obstacle(Reason.READY_TIMEOUT, f"{message}{_first_unready(turn)}")
+        yield Obstacle(Reason.READY_TIMEOUT, f"{message}{_first_unready(turn)}")
 
 
-def _of_pod(turn: Turn, pod: PodView) -> Iterator[_Obstacle]:
+def of_pod(turn: Turn, pod: PodView) -> Iterator[Obstacle]:
+    """What keeps one pod from starting for longer than it may."""
     end = end_of(pod)
     if end is not None and end.kind is Kind.REJECTED:
-        yield _Obstacle(Reason.POD_UNSCHEDULABLE, end.message, pod.node)
+        yield Obstacle(Reason.POD_UNSCHEDULABLE, end.message, pod.node)
         return
     if pod.phase in TERMINAL or pod.terminating:
         return
@@ -88,7 +89,7 @@ def _of_pod(turn: Turn, pod: PodView) -> Iterator[_Obstacle]:
         waited = turn.since(pod.unschedulable_since)
         if waited >= UNSCHEDULABLE_PATIENCE:
             message = f"kube-scheduler can't place pod {pod.name} on node {pod.node}: {pod.unschedulable}"
-            yield _Obstacle(Reason.POD_UNSCHEDULABLE, message, pod.node)
+            yield Obstacle(Reason.POD_UNSCHEDULABLE, message, pod.node)
         turn.wake_in(max(0.2, UNSCHEDULABLE_PATIENCE - waited))
     age = turn.since(pod.created)
     for found in hindrance.of_pod(pod):
@@ -96,13 +97,14 @@ def _of_pod(turn: Turn, pod: PodView) -> Iterator[_Obstacle]:
             turn.wake_in(IMAGE_PATIENCE - age)
         else:
             image = found.reason in hindrance.IMAGE
-            yield _Obstacle(Reason.IMAGE_PULL_FAILED if image else Reason.POD_REFUSED, found.message)
+            yield Obstacle(Reason.IMAGE_PULL_FAILED if image else Reason.POD_REFUSED, found.message)
 
 
-def _avoid(turn: Turn, obstacle: _Obstacle, until: object) -> None:
-    others = [item for item in turn.status.avoided if item.node != obstacle.node and item.until > turn.s.now]
-    avoided = AvoidedNode(node=obstacle.node, reason=obstacle.message, until=until)
-    turn.draft.set(avoided=(*others[-63:], avoided))
+def avoid(turn: Turn, node: str, reason: str, seconds: float) -> None:
+    """Keep the gang away from a node for a while."""
+    until = (turn.s.now + timedelta(seconds=seconds)).replace(microsecond=0)
+    others = [item for item in turn.status.avoided if item.node != node and item.until > turn.s.now]
+    turn.draft.set(avoided=(*others[-63:], AvoidedNode(node=node, reason=reason, until=until)))
 
 
 def _first_unready(turn: Turn) -> str:

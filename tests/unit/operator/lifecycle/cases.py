@@ -50,13 +50,15 @@ def trainingjob(**spec: Any) -> TrainingJob:
     )
 
 
-def pod_view(name: str, owner: str, *, node: str, generation: int, index: int, created: datetime) -> PodView:
+def pod_view(
+    name: str, owner: str, *, node: str, generation: int, index: int, created: datetime, attempt: int = 0
+) -> PodView:
     """A pod as its POST leaves it."""
     labels = {
         names.JOB_LABEL: "llama",
         names.GENERATION_LABEL: str(generation),
         names.INDEX_LABEL: str(index),
-        names.ATTEMPT_LABEL: "0",
+        names.ATTEMPT_LABEL: str(attempt),
     }
     reference = {"kind": "TrainingJob", "uid": owner, "controller": True, "apiVersion": "muster.dev/v1alpha1"}
     limits = {"nvidia.com/gpu": "1"}
@@ -81,7 +83,11 @@ def pod_view(name: str, owner: str, *, node: str, generation: int, index: int, c
 
 @dataclass
 class Case:
-    """The job and everything around it. `turn` lets the lifecycle decide once and carries the decision out."""
+    """The job and everything around it. `turn` lets the lifecycle decide once and carries the decision out.
+
+    Attributes:
+        mute: the gang's launchers never answer, so that nothing can be done but to restart it whole.
+    """
 
     job: TrainingJob
     now: datetime = START
@@ -89,8 +95,12 @@ class Case:
     shown: set[str] = field(default_factory=set)
     unshown: tuple[Made, ...] = ()
     lost_nodes: frozenset[str] = frozenset()
+    unfit_nodes: frozenset[str] = frozenset()
     refusal: Refusal | None = None
     launcher: Status | None = None
+    answered_ago: float = float("inf")
+    told: int = 0
+    missed: frozenset[int] = frozenset()
     silent_for: float = 0.0
     whole_for: float = 0.0
     peers_wait: float = 0.0
@@ -101,6 +111,7 @@ class Case:
     notes: list[Note] = field(default_factory=list)
     writes: int = 0
     deleted_job: bool = False
+    mute: bool = False
 
     def decide(self) -> Decision:
         return reconcile(self.situation())
@@ -114,8 +125,12 @@ class Case:
             unshown=self.unshown,
             shown=frozenset(self.shown),
             lost_nodes=self.lost_nodes,
+            unfit_nodes=self.unfit_nodes | self.lost_nodes,
             refusal=self.refusal,
             launcher=self.launcher,
+            answered_ago=self.answered_ago,
+            told=self.told,
+            missed=self.missed,
             silent_for=self.silent_for,
             whole_for=self.whole_for,
             peers_wait=self.peers_wait,
@@ -192,14 +207,20 @@ class Case:
     def train(self) -> None:
         placement = self.job.status.placement
         assert placement is not None
-        self.launcher = Status(Phase.RUNNING, placement.generation, 1, 0)
+        if self.mute:
+            self.silent_for = 60.0
+        else:
+            self.launcher = Status(Phase.RUNNING, placement.generation, 1, 0)
 
     def gang(self) -> Iterable[PodView]:
         placement = self.job.status.placement
         return [pod for pod in self.pods.values() if placement and pod.generation == placement.generation]
 
     def worker(self, index: int) -> PodView:
-        return next(pod for pod in self.gang() if pod.index == index)
+        """The pod of the index's present attempt."""
+        placement = self.job.status.placement
+        assert placement is not None
+        return next(pod for pod in self.gang() if pod.index == index and pod.attempt == placement.attempt_of(index))
 
     def change(self, name: str, **fields: Any) -> None:
         self.pods[name] = replace(self.pods[name], **fields)
@@ -249,7 +270,8 @@ class Case:
     def _make(self, index: int) -> None:
         placement = self.job.status.placement
         assert placement is not None
-        name = pod_name("llama", placement.generation, index, 0)
+        attempt = placement.attempt_of(index)
+        name = pod_name("llama", placement.generation, index, attempt)
         assert name not in self.pods, f"pod {name} is made twice"
         self.pods[name] = pod_view(
             name,
@@ -257,6 +279,7 @@ class Case:
             node=placement.node_of_index()[index],
             generation=placement.generation,
             index=index,
+            attempt=attempt,
             created=self.now,
         )
         self.shown.add(name)

@@ -130,7 +130,7 @@ def test_a_failed_job_holds_its_placement_until_its_living_pods_are_gone() -> No
     ],
 )
 def test_disruptions_are_no_failure_of_the_script(fields: dict[str, object]) -> None:
-    case = Case(trainingjob(restart={"limit": 0}))
+    case = Case(trainingjob(restart={"limit": 0}), mute=True)
     case.start()
     case.change(case.worker(0).name, **fields)
     case.settle()
@@ -142,7 +142,7 @@ def test_disruptions_are_no_failure_of_the_script(fields: dict[str, object]) -> 
 
 
 def test_a_pod_gone_without_a_record_is_the_infrastructures_doing() -> None:
-    case = Case(trainingjob(restart={"limit": 0}))
+    case = Case(trainingjob(restart={"limit": 0}), mute=True)
     case.start()
     case.vanish(case.worker(1).name)
     case.settle()
@@ -152,7 +152,7 @@ def test_a_pod_gone_without_a_record_is_the_infrastructures_doing() -> None:
 
 
 def test_a_lost_node_restarts_the_gang_elsewhere_without_waiting_for_the_dead_pod() -> None:
-    case = Case(trainingjob())
+    case = Case(trainingjob(), mute=True)
     case.start("n0", "n1")
     case.lost_nodes = frozenset({"n1"})
     case.settle()
@@ -279,7 +279,7 @@ def test_one_that_ended_well_does_not_hide_one_that_failed() -> None:
 
 
 def test_the_platforms_first_failure_costs_no_wait_and_later_ones_do() -> None:
-    case = Case(trainingjob(restart={"backoff": "10s"}))
+    case = Case(trainingjob(restart={"backoff": "10s"}), mute=True)
     case.start()
     for delay in (0, 10, 20):
         case.change(case.worker(0).name, phase="Failed", exit_code=137, exit_reason="Error")
@@ -301,7 +301,7 @@ def test_a_pod_that_kubelet_rejects_after_the_gang_ran_restarts_the_gang() -> No
 
 
 def test_disruptions_that_meet_the_gang_again_and_again_are_slowed_down() -> None:
-    case = Case(trainingjob(restart={"backoff": "10s"}))
+    case = Case(trainingjob(restart={"backoff": "10s"}), mute=True)
     case.start()
     for delay in (0, 0, 0, 10, 20):
         case.change(case.worker(0).name, phase="Failed", status_reason="Evicted", status_message="too much disk")
@@ -312,7 +312,7 @@ def test_disruptions_that_meet_the_gang_again_and_again_are_slowed_down() -> Non
 
 
 def test_the_room_is_kept_for_the_restart_in_the_write_that_stops_the_gang() -> None:
-    case = Case(trainingjob(workers={"replicas": 2, "gpusPerWorker": 1, "spares": 1}))
+    case = Case(trainingjob(workers={"replicas": 2, "gpusPerWorker": 1, "spares": 1}), mute=True)
     case.settle()
     case.place("n0", "n1", "n2")
     case.start_placed()
@@ -326,13 +326,13 @@ def test_the_room_is_kept_for_the_restart_in_the_write_that_stops_the_gang() -> 
 
 
 def test_long_back_off_or_a_claim_of_another_leaves_the_room_to_others() -> None:
-    case = Case(trainingjob(restart={"backoff": "2m"}))
+    case = Case(trainingjob(restart={"backoff": "2m"}), mute=True)
     case.start()
     case.end(0, Cause.USER, 1)
     status = case.decide().status
     assert status is not None
     assert status.promise is None
-    case = Case(trainingjob())
+    case = Case(trainingjob(), mute=True)
     case.start()
     claim = Claim("uid-of-high", "ns/high", Victim(uid=case.job.metadata.uid, generation=1, reason="Preempted"))
     case.lost_nodes = frozenset({"n1"})
@@ -345,7 +345,7 @@ def test_long_back_off_or_a_claim_of_another_leaves_the_room_to_others() -> None
 
 
 def test_kept_room_is_given_up_when_the_job_may_not_start() -> None:
-    case = Case(trainingjob(budget={"gpuHours": 1}))
+    case = Case(trainingjob(budget={"gpuHours": 1}), mute=True)
     case.start()
     case.later(1700)
     case.lost_nodes = frozenset({"n1"})
