@@ -31,7 +31,7 @@ class Stay:
     Attributes:
         capacity: the kinds that it names; empty: any, on demand first.
         seconds: that its workers trained, all together.
-        breakdowns: how often the platform ended a run of it.
+        breakdowns: how often the platform ended a run of it, or one worker of it that was replaced alone.
     """
 
     capacity: tuple[str, ...]
@@ -44,7 +44,8 @@ def stay_of(job: TrainingJob, capacity: tuple[str, ...], now: datetime) -> Stay:
     status = job.status
     present = (now - status.running_since).total_seconds() if status.running_since else 0.0
     workers = status.placement.workers if status.placement else status.replicas or job.spec.workers.replicas
-    return Stay(capacity, workers * ((status.runtime_seconds or 0) + max(0.0, present)), status.breakdowns or 0)
+    breakdowns = (status.breakdowns or 0) + (status.replacements or 0)
+    return Stay(capacity, workers * ((status.runtime_seconds or 0) + max(0.0, present)), breakdowns)
 
 
 def observed(supposed: Mapping[str, float], stays: Iterable[Stay]) -> dict[str, float]:

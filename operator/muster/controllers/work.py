@@ -140,6 +140,8 @@ class Worker:
         try:
             template = pods.template(record.identity, record.spec, settings)
         except TemplateRefused as error:
+            if placement.replacing is not None:
+                raise Incomplete(str(error)) from error
             record.refusal = Refusal(placement.generation, str(error))
             return
         outcome = await self.executor.make(
@@ -155,6 +157,8 @@ class Worker:
             if made.name not in record.shown:
                 record.made[made.name] = Made(made.name, made.uid, placement.generation, made.index, now)
                 record.ask(now + MADE_PATIENCE)
+        if outcome.refused and placement.replacing is not None:
+            raise Incomplete(outcome.refused)  # a quota may count the lost pod still; the time for it is limited
         if outcome.refused:
             record.refusal = Refusal(placement.generation, outcome.refused)
             self.forget(record)
