@@ -229,9 +229,10 @@ class Follower:
     async def _beat_once(self) -> str:
         """ "" when index 0 answered, else why not."""
         beat = Heartbeat(self._config.index, self._config.pod_uid, self._progress.storage_error)
+        patience = min(_CALL_SECONDS, max(1.0, self._config.heartbeat))  # `Silence` counts two intervals a beat at most
         try:
             status, body = await self._client.call(
-                "POST", self._leader, api.HEARTBEAT_PATH, api.encode(beat), timeout=_CALL_SECONDS
+                "POST", self._leader, api.HEARTBEAT_PATH, api.encode(beat), timeout=patience
             )
             if status == 403:
                 self._state.exclude(f"index 0 refuses this pod: {body[:300].decode(errors='replace').strip()}")
