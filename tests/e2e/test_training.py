@@ -131,14 +131,22 @@ def assert_as_undisturbed(world: World, name: str, reference: str) -> None:
     assert found == expected
 
 
-def test_a_killed_worker_costs_only_the_steps_since_the_last_checkpoint(world: World) -> None:
+def test_a_killed_worker_is_replaced_alone_and_costs_only_the_steps_since_the_last_checkpoint(world: World) -> None:
     world.apply(short_gpt(world, "killed"))
     until_committed(world, "killed", EVERY)
+    pods = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in world.pods("killed")}
+    lost = worker(world, "killed", 1)["metadata"]["name"]
     assert strike.kill(worker(world, "killed", 1)), "no process was found in the worker's container"
     before = latest(world, "killed")
     resumed = until_resumed(world, "killed", before.epoch)
     assert resumed in (before.step, (before.step or 0) + EVERY), "a commit that was on its way may have landed"
+    after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in world.pods("killed")}
+    kept = pods.keys() - {lost}
+    assert {name: after.get(name) for name in kept} == {name: pods[name] for name in kept}
+    assert after.keys() - pods.keys() == {"killed-g1-1-1"}
     job = world.until_succeeded("killed")
+    assert job["status"]["replacements"] == 1
+    assert not {"restarts", "failures"} & job["status"].keys()
     assert job["status"]["checkpoint"]["step"] == STEPS
     assert_as_undisturbed(world, "killed", "undisturbed")
 

@@ -19,6 +19,8 @@ def complete(turn: Turn) -> bool:
     finish_run(turn, Reason.COMPLETED)
     message = f"all {placement.workers} workers ended with exit code 0"
     turn.draft.condition(ConditionType.SUCCEEDED, True, Reason.COMPLETED.value, message)
+    if placement.replaced:  # it had come together again, and ended before anybody saw that
+        turn.draft.set(replacements=(turn.status.replacements or 0) + len(placement.replaced))
     turn.draft.set(placement=None, replicas=0, ready=0, failure=None)
     return True
 

@@ -128,6 +128,17 @@ def test_several_are_replaced_at_once_and_one_that_is_lost_meanwhile_too() -> No
     assert case.job.status.replacements == 3
 
 
+def test_gang_that_ends_well_before_it_is_seen_together_again_has_its_replacement_counted() -> None:
+    case = running(workers=2)
+    kill(case, 1)
+    case.settle()
+    for index in range(2):
+        case.end(index, Cause.SUCCEEDED, 0)
+    case.settle()
+    assert case.phase == "Succeeded"
+    assert case.job.status.replacements == 1
+
+
 def test_new_pod_that_is_lost_as_well_gets_the_next_attempt() -> None:
     case = running()
     kill(case, 2)
