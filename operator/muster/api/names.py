@@ -105,7 +105,8 @@ class ConditionType(str, Enum):
     PODS_READY = "PodsReady"
     """True while every pod of the placement runs and its launcher has answered."""
     RUNNING = "Running"
-    """True while the gang has passed its barrier and the ranks train."""
+    """True while the gang has passed its barrier and the ranks train, also while a crash or a loss is mended in the
+    living gang."""
     CHECKPOINT_STORAGE_READY = "CheckpointStorageReady"
     """False when the launchers cannot use `checkpoint.uri`; the message is the storage's. Unknown before that."""
     SUSPENDED = "Suspended"
@@ -203,7 +204,7 @@ class Reason(str, Enum):
     NO_PODS = "NoPods"
     """The job holds no pods."""
     POD_LOST = "PodLost"
-    """A pod of the placement ended, or its node died."""
+    """A worker was lost and is made anew; the others wait in their pods."""
 
     # CheckpointStorageReady
     STORAGE_READY = "StorageReady"
@@ -283,7 +284,7 @@ class EventReason(str, Enum):
     WORKER_FAILED = "WorkerFailed"
     """A worker ended; the note has index, rank, exit code and cause."""
     WORKER_REPLACED = "WorkerReplaced"
-    """Workers of broken nodes, or spares, have another node; the note says which."""
+    """Lost workers were replaced alone, or workers of broken nodes, or spares, got another node; the note tells."""
     RESTARTING = "Restarting"
     """The gang starts again from its last committed checkpoint."""
     RESTARTED_IN_PLACE = "RestartedInPlace"
