@@ -4,6 +4,10 @@ Loads, seeds and the shape of the traces are those of `muster.simulate.synthetic
 policies get the same traces, limits, faults and costs, and decide at the same moments. Every run is told in the table
 and in the JSON; `--quick` runs a tenth of the jobs and two seeds, `--plots DIR` also draws the first seed of each load.
 Exit code 1 if a target is missed.
+
+All of it takes hours. With `--json FILE` each run is written down as it ends, and those that stand there are not made
+again: a benchmark that was cut goes on where it stopped, and loads, seeds and policies can be run piece by piece. The
+file knows nothing of the code: begin a new one when the planner has changed.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -39,29 +43,24 @@ AVERAGED += ("utilisation", "useful", "lost", "fragmentation", "makespan", "seco
 
 
 @dataclass(frozen=True)
-class Task:
+class Run:
+    """One policy on one trace."""
+
     load: float
     seed: int
     jobs: int
-    policies: tuple[str, ...]
-    plots: Path | None
+    policy: str
 
 
-def run(task: Task) -> list[Figures]:
-    """All policies on one trace."""
+def run(it: Run) -> tuple[Run, Figures]:
+    return it, measure(simulated(it))
+
+
+def simulated(it: Run) -> Outcome:
     cluster = _cluster()
-    trace = make(Recipe(jobs=task.jobs, gpus=int(cluster.gpus.sum()), load=task.load, seed=task.seed))
+    trace = make(Recipe(jobs=it.jobs, gpus=int(cluster.gpus.sum()), load=it.load, seed=it.seed))
     workload = assemble(cluster, trace)
-    outcomes: list[Outcome] = []
-    rows = []
-    for name in task.policies:
-        outcome = simulate(workload, policy_named(name, workload), seed=task.seed, interval=INTERVAL)
-        rows.append(measure(outcome))
-        if task.plots is not None:
-            outcomes.append(outcome)
-    if task.plots is not None:
-        draw(outcomes, task.plots / f"load-{task.load:g}")
-    return rows
+    return simulate(workload, policy_named(it.policy, workload), seed=it.seed, interval=INTERVAL)
 
 
 def _cluster() -> Cluster:
@@ -143,15 +142,36 @@ def mean(label: str, rows: Sequence[Figures]) -> Figures:
     return Figures(policy=label, **(means | counts))
 
 
-def write(path: Path, tasks: Iterable[Task], results: Mapping[float, Sequence[Sequence[Figures]]]) -> None:
-    """The figures of every run up to now, so that a run that is cut leaves what it has."""
-    done = (rows for runs in results.values() for rows in runs)
-    every = [
-        {"load": task.load, "seed": task.seed, **row.as_dict()}
-        for task, rows in zip(tasks, done, strict=False)
-        for row in rows
-    ]
-    path.write_text(json.dumps(every, indent=1), encoding="utf-8")
+def read(path: Path) -> dict[Run, Figures]:
+    """The runs that are written down."""
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    done = {}
+    for row in rows:
+        load, seed = row.pop("load"), row.pop("seed")
+        done[Run(load, seed, row["jobs"], row["policy"])] = Figures(**row)
+    return done
+
+
+def write(path: Path, done: Mapping[Run, Figures]) -> None:
+    """Write all runs down; a reader finds what was there before, or all of it."""
+    every = [{"load": it.load, "seed": it.seed, **row.as_dict()} for it, row in done.items()]
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(every, indent=1), encoding="utf-8")
+    new.replace(path)
+
+
+def make_all(runs: Sequence[Run], path: Path | None, processes: int) -> dict[Run, Figures]:
+    """The figures of all runs: those that are written down in the file, and those that are not are made."""
+    done = read(path) if path is not None else {}
+    lacking = [it for it in runs if it not in done]
+    with ProcessPoolExecutor(processes) as pool:
+        for made in as_completed([pool.submit(run, it) for it in lacking]):
+            it, row = made.result()
+            done[it] = row
+            print(f"load {it.load:g}, seed {it.seed}, {it.policy}: {row.seconds:.0f} s", file=sys.stderr, flush=True)
+            if path is not None:
+                write(path, done)
+    return done
 
 
 def main() -> int:
@@ -161,27 +181,27 @@ def main() -> int:
     parser.add_argument("--loads", type=float, nargs="*", default=list(LOADS))
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
     parser.add_argument("--quick", action="store_true", help="8,000 jobs and two seeds")
-    parser.add_argument("--json", type=Path, help="file for the figures of every run")
-    parser.add_argument("--plots", type=Path, help="folder for plots of the first seed of each load")
+    parser.add_argument("--json", type=Path, help="file for the figures of every run; those in it are not made again")
+    parser.add_argument("--plots", type=Path, help="folder for plots of each load's first seed, run anew for them")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1) // 2))
     options = parser.parse_args()
     if options.quick:
         options.jobs, options.seeds = JOBS // 10, list(SEEDS[:2])
     if not {"easy", "muster"} <= set(options.policies):
         parser.error("--policies must name easy and muster: the targets compare these two")
-    first = options.seeds[0]
-    tasks = [
-        Task(load, seed, options.jobs, tuple(options.policies), options.plots if seed == first else None)
+    runs = [
+        [[Run(load, seed, options.jobs, policy) for policy in options.policies] for seed in options.seeds]
         for load in options.loads
-        for seed in options.seeds
     ]
-    results: dict[float, list[list[Figures]]] = {load: [] for load in options.loads}
-    with ProcessPoolExecutor(options.processes) as pool:
-        for task, rows in zip(tasks, pool.map(run, tasks), strict=True):
-            results[task.load].append(rows)
-            print(f"load {task.load:g}, seed {task.seed}: done", file=sys.stderr, flush=True)
-            if options.json is not None:
-                write(options.json, tasks, results)
+    every = [it for of_load in runs for of_seed in of_load for it in of_seed]
+    done = make_all(every, options.json, options.processes)
+    results = {
+        load: [[done[it] for it in of_seed] for of_seed in of_load]
+        for load, of_load in zip(options.loads, runs, strict=True)
+    }
+    if options.plots is not None:
+        for first, *_ in runs:
+            draw([simulated(it) for it in first], options.plots / f"load-{first[0].load:g}")
     show(options.seeds, results)
     told = figures(results)
     return 0 if report("simulate", told, targets(options.loads), notes(told)) else 1
