@@ -6,7 +6,7 @@ world as jobs come and go. So a snapshot costs a few dozen array operations, wha
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,7 @@ from muster.scheduling.snapshot import (
     Int,
     Jobs,
     JobState,
+    Mask,
     Nodes,
     Runs,
     Seconds,
@@ -29,7 +30,7 @@ from muster.scheduling.snapshot import (
     Snapshot,
     Terms,
 )
-from muster.simulate.cluster import GPU, RESOURCES, QueueShare
+from muster.simulate.cluster import GPU, RESOURCES, Costs, QueueShare
 from muster.simulate.shares import Usage, planner_queues
 from muster.simulate.workload import Workload
 from muster.simulate.world import State, World
@@ -37,6 +38,32 @@ from muster.simulate.world import State, World
 _ENOUGH: Final = np.iinfo(np.int32).max
 """Preemptions that a job may have."""
 _NOWHERE: Final[Index] = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class _Alike:
+    """Columns in which all jobs are alike, as long as the trace: each snapshot has the first part of them."""
+
+    zeros: Seconds
+    never: Seconds
+    yes: Mask
+    restart: Seconds
+    grace: Seconds
+    enough: Index
+
+    @classmethod
+    def of(cls, count: int, costs: Costs) -> _Alike:
+        columns = cls(
+            zeros=np.zeros(count),
+            never=np.full(count, FOREVER),
+            yes=np.ones(count, dtype=np.bool_),
+            restart=np.full(count, costs.restart),
+            grace=np.full(count, costs.grace),
+            enough=np.full(count, _ENOUGH, dtype=np.int32),
+        )
+        for column in vars(columns).values():
+            column.flags.writeable = False  # all snapshots share them
+        return columns
 
 
 class Planned:
@@ -56,7 +83,9 @@ class Planned:
         row = {share.name: index for index, share in enumerate(shares)}
         self._queue = np.array([row[queue] for queue in trace.queues], dtype=np.int32)[trace.queue]
         self._usage = Usage(cluster, self._queues.parents)
+        self._cell: Int = self._queue.astype(np.int64) * len(cluster.flavours) + workload.flavour
         self._whole = workload.requests * workload.workers[:, None]
+        self._alike = _Alike.of(len(trace), cluster.file.costs)
         self._nodes = Nodes(
             names=cluster.names,
             free=cluster.allocatable,
@@ -87,8 +116,9 @@ class Planned:
         held = np.zeros((count, len(RESOURCES)), dtype=np.int64)
         held[:placed] = self._whole[rows[:placed]]
         workers, flavours = work.workers[rows], work.flavour[rows]
+        left = trace.limit[rows] - (trace.duration[rows] - world.left[rows])
         jobs = Jobs(
-            uids=tuple([work.uids[row] for row in rows.tolist()]),
+            uids=tuple(map(work.uids.__getitem__, rows.tolist())),
             states=states,
             queues=self._queue[rows],
             flavours=flavours,
@@ -101,8 +131,8 @@ class Planned:
             levels=work.level[rows],
             held=held,
             sizes=Sizes.fixed(workers),
-            terms=self._terms(world, rows),
-            runs=self._runs(world, rows, holding, reserved, now),
+            terms=self._terms(world, rows, left, holding),
+            runs=self._runs(world, rows, left, holding, reserved, now),
         )
         return Snapshot(
             resources=RESOURCES,
@@ -117,42 +147,37 @@ class Planned:
 
     def _used(self, rows: Int) -> Int:
         """Q x V, GPUs in use."""
-        used = np.zeros((len(self._queues.names), len(self._workload.cluster.flavours)), dtype=np.int64)
-        np.add.at(used, (self._queue[rows], self._workload.flavour[rows]), self._whole[rows, GPU])
-        return used
+        shape = (len(self._queues.names), len(self._workload.cluster.flavours))
+        used = np.bincount(self._cell[rows], self._whole[rows, GPU], shape[0] * shape[1])
+        return used.astype(np.int64).reshape(shape)
 
-    def _limits(self, world: World, rows: Int) -> Seconds:
-        """Seconds of work that each may still do."""
-        trace = self._workload.trace
-        limits: Seconds = trace.limit[rows] - (trace.duration[rows] - world.left[rows])
-        return limits
-
-    def _terms(self, world: World, rows: Int) -> Terms:
-        count = len(rows)
-        left = self._limits(world, rows)
-        limit = left + np.where(world.epoch[rows] > 0, world.costs.restart, 0.0)
-        holds = (world.state[rows] == int(State.RUNNING)) | (world.state[rows] == int(State.LEAVING))
-        ran_before = world.epoch[rows] > holds
+    def _terms(self, world: World, rows: Int, left: Seconds, holding: int) -> Terms:
+        """`left`: seconds of work that each may still do. The first `holding` rows have nodes."""
+        count, alike, restart = len(rows), self._alike, world.costs.restart
+        ran = world.epoch[rows]
+        ran_before = ran > 0
+        limit = left + np.where(ran_before, restart, 0.0)
+        ran_before[:holding] = ran[:holding] > 1
         return Terms(
             preemptible=self._workload.trace.preemptible[rows],
             shapes=(PLAIN,) * count,
             alternatives=((),) * count,
-            opens=np.zeros(count),
+            opens=alike.zeros[:count],
             limit=limit,
             estimate=limit,
-            length=left + np.where(ran_before, world.costs.restart, 0.0),
-            deadlines=np.full(count, FOREVER),
-            reclaims=np.ones(count, dtype=np.bool_),
+            length=left + np.where(ran_before, restart, 0.0),
+            deadlines=alike.never[:count],
+            reclaims=alike.yes[:count],
         )
 
-    def _runs(self, world: World, rows: Int, holding: int, reserved: int, now: float) -> Runs:
-        count, running, placed = len(rows), rows[:holding], rows[: holding + reserved]
+    def _runs(self, world: World, rows: Int, left: Seconds, holding: int, reserved: int, now: float) -> Runs:
+        count, placed, running, alike = len(rows), holding + reserved, rows[:holding], self._alike
         first = np.zeros(count + 1, dtype=np.int64)
-        np.cumsum(self._workload.workers[placed], out=first[1 : len(placed) + 1])
-        first[len(placed) + 1 :] = first[len(placed)]
-        nodes = [*world.placed.values(), *(world.promised[job] for job in rows[holding : len(placed)].tolist())]
-        bound = np.full(count, FOREVER)
-        bound[:holding] = world.working[running] + self._limits(world, running)
+        np.cumsum(self._workload.workers[rows[:placed]], out=first[1 : placed + 1])
+        first[placed + 1 :] = first[placed]
+        nodes = [*world.placed.values(), *(world.promised[job] for job in rows[holding:placed].tolist())]
+        bound = alike.never[:count].copy()
+        bound[:holding] = world.working[running] + left[:holding]
         started, saved = np.zeros(count), np.zeros(count)
         started[:holding] = world.started[running]
         saved[:holding] = world.safe_until(running, now)
@@ -161,15 +186,15 @@ class Planned:
         moves = self._moves(world, rows, holding)
         return Runs(
             first=first,
-            placed=np.concatenate(nodes) if nodes else np.empty(0, dtype=np.int32),
-            leaving=world.state[rows] == State.LEAVING,
+            placed=np.concatenate(nodes) if nodes else _NOWHERE,
+            leaving=world.state[rows] == int(State.LEAVING),
             started=started,
             saved=saved,
-            restart=np.full(count, world.costs.restart),
-            grace=np.full(count, world.costs.grace),
+            restart=alike.restart[:count],
+            grace=alike.grace[:count],
             ends=bound,
             bound=bound,
-            budget=np.full(count, _ENOUGH, dtype=np.int32),
+            budget=alike.enough[:count],
             yields=yields,
             beneficiary=_beneficiaries(world, rows),
             promised_first=None if moves is None else moves[0],
@@ -198,9 +223,10 @@ def _rows(world: World) -> tuple[Int, int, int]:
 
 def _beneficiaries(world: World, rows: Int) -> Index:
     """Row of the job for which each is leaving."""
+    asked = world.beneficiary[rows]
     beneficiary = np.full(len(rows), NONE, dtype=np.int32)
-    leaving = np.flatnonzero(world.beneficiary[rows] != NONE)
+    leaving = np.flatnonzero(asked != NONE)
     if leaving.size:
         row = dict(zip(rows.tolist(), range(len(rows)), strict=True))
-        beneficiary[leaving] = [row.get(job, NONE) for job in world.beneficiary[rows[leaving]].tolist()]
+        beneficiary[leaving] = [row.get(job, NONE) for job in asked[leaving].tolist()]
     return beneficiary

@@ -162,10 +162,13 @@ class World:
         return saved
 
     def jobs_in(self, *states: State) -> Int:
-        """Jobs in these states, in order of submission."""
+        """Jobs in these states, at least one, in order of submission."""
         present = np.fromiter(self.present, dtype=np.int64, count=len(self.present))
         state = self.state[present]
-        chosen: Int = present[np.logical_or.reduce([state == int(each) for each in states])]
+        there = state == int(states[0])
+        for other in states[1:]:
+            there |= state == int(other)
+        chosen: Int = present[there]
         return chosen
 
     def _safe(self, worked: float) -> float:
