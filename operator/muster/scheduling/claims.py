@@ -36,8 +36,8 @@ from typing import Final
 import numpy as np
 
 from muster.scheduling.quota import Ledger, Need
-from muster.scheduling.ranks import AGE_STEPS, ages, works
-from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, JobState, Mask, Preempts, Seconds, Snapshot
+from muster.scheduling.ranks import AGE_STEPS, ages, once, works
+from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, Mask, Preempts, Seconds, Snapshot
 
 _NO_RIGHT: Final = np.int32(0)
 
@@ -64,6 +64,7 @@ class Standing:
         rows: S, of `movable`.
         priorities, works: J, see `effective_priorities` and `ranks.works`.
         left: S, see `outlasting`.
+        groups, group_of: (queue, flavour) of those who are in one queue and flavour; S, the group of each.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -77,8 +78,9 @@ class Standing:
         self._yields: Mask = runs.yields[self.rows]
         keys = self._queues.astype(np.int64) * len(snapshot.flavours) + jobs.flavours[self.rows]
         groups, group_of = np.unique(keys, return_inverse=True)
-        self._group_of: Int = group_of.astype(np.int64)
-        self._groups = [divmod(group, len(snapshot.flavours)) for group in groups.tolist()]
+        self.group_of: Int = group_of.astype(np.int64)
+        self.groups = [divmod(group, len(snapshot.flavours)) for group in groups.tolist()]
+        self._unlimited: dict[tuple[int, ...], list[bool]] = {}
 
     def rights(self, ledger: Ledger, job: int, flavour: int, need: Need) -> Index:
         """J, of `Right`: by what right `job` may ask each other job for room.
@@ -113,13 +115,19 @@ class Standing:
         policies = self._snapshot.queues
         reclaim, borrower = int(policies.reclaim[queue]), int(policies.borrower[queue])
         within, circle = ledger.within(queue, flavour, need), ledger.circle(queue)
-        resources = [resource for resource, _ in need]
-        for_lower = np.zeros(len(self._groups), dtype=np.int32)
-        for_any = np.zeros(len(self._groups), dtype=np.int32)
-        for index, (other, kind) in enumerate(self._groups):
+        resources = tuple([resource for resource, _ in need])
+        unlimited = self._unlimited.get(resources)
+        if unlimited is None:
+            unlimited = self._unlimited[resources] = [
+                not any(ledger.most(other, kind, resource) < UNLIMITED for resource in resources)
+                for other, kind in self.groups
+            ]
+        for_lower = np.zeros(len(self.groups), dtype=np.int32)
+        for_any = np.zeros(len(self.groups), dtype=np.int32)
+        for index, (other, kind) in enumerate(self.groups):
             if other == queue:
                 continue
-            if not any(ledger.most(other, kind, resource) < UNLIMITED for resource in resources):
+            if unlimited[index]:
                 for_lower[index] = Right.PRIORITY
             elif not ledger.borrows(other, kind, resources):
                 continue
@@ -131,19 +139,21 @@ class Standing:
                     for_any[index] = Right.RECLAIM if reclaim == Preempts.ANY else Right.NONE
             elif borrower != Preempts.NEVER:
                 for_lower[index] = Right.SURPLUS
-        found: Index = np.where(lower, for_lower[self._group_of], for_any[self._group_of])
+        found: Index = np.where(lower, for_lower[self.group_of], for_any[self.group_of])
         found[(found == Right.PRIORITY) & ~self._kept] = Right.NONE
         return found
 
 
+@once
 def movable(snapshot: Snapshot) -> Mask:
     """J, jobs with a placement that may be ended: standing, preemptible, not ending already, of a known queue."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
-    standing: Mask = (jobs.states == JobState.HOLDING) & ~runs.leaving & (np.diff(runs.first) > 0)
+    standing: Mask = jobs.holding & ~runs.leaving & (np.diff(runs.first) > 0)
     standing &= jobs.terms.preemptible & (jobs.queues != NONE)
     return standing
 
 
+@once
 def outlasting(snapshot: Snapshot) -> Seconds:
     """J, accelerator-seconds that a running job has left to do, as far as shorter ones may ask it for room; else 0.
 
@@ -159,6 +169,7 @@ def outlasting(snapshot: Snapshot) -> Seconds:
     return left
 
 
+@once
 def effective_priorities(snapshot: Snapshot) -> Index:
     """J, priorities as far as the jobs' queues allow."""
     jobs = snapshot.jobs

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from muster.scheduling.claims import held_by
 from muster.scheduling.gangs import Gang, Worker
-from muster.scheduling.grainwise import Measure, measure_of, unit_of_places
+from muster.scheduling.grainwise import Measure, measure_of
 from muster.scheduling.quota import Ledger, Need
 from muster.scheduling.room import Room
-from muster.scheduling.snapshot import NONE, Int, JobState, Mask, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, Int, Mask, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree
 
 Returned = tuple[tuple[int, int, Need], ...]
@@ -46,25 +47,18 @@ def coming_back(snapshot: Snapshot, tree: Tree) -> Coming:
     The quota of those that leave for the job they were asked for is that job's already (`muster.scheduling.promises`).
     """
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
-    rows = np.flatnonzero(runs.leaving & (jobs.states == JobState.HOLDING) & (np.diff(runs.first) > 0))
+    rows = np.flatnonzero(runs.leaving & jobs.holding & (np.diff(runs.first) > 0))
     room = np.zeros((len(snapshot.resources), len(tree.order)), dtype=np.int64)
-    place_of = places_by_node(tree)
+    place_of = tree.place_of
     quota = []
     for row, need in zip(rows.tolist(), held_by(snapshot, rows), strict=True):
         nodes = runs.nodes_of(row)
         np.add.at(room.T, place_of[nodes[nodes != NONE]], jobs.requests[row])
         beneficiary = int(runs.beneficiary[row])
-        settled = beneficiary != NONE and (beneficiary == row or jobs.states[beneficiary] == JobState.RESERVED)
+        settled = beneficiary != NONE and (beneficiary == row or jobs.reserved[beneficiary])
         if not settled and jobs.queues[row] != NONE:
             quota.append((int(jobs.queues[row]), int(jobs.flavours[row]), tuple(need)))
     return Coming(room, tuple(quota), frozenset())
-
-
-def places_by_node(tree: Tree) -> Int:
-    """N, the place in tree order of each node."""
-    place_of = np.empty(len(tree.order), dtype=np.int64)
-    place_of[tree.order] = np.arange(len(tree.order))
-    return place_of
 
 
 @dataclass(frozen=True)
@@ -80,9 +74,7 @@ class Demand:
         eligible: N, places where its workers may run.
         starts, ends: places of the domains that may hold the gang; one, the whole cluster, unless a level is required.
         domain_of: N, the domain of each place, or NONE.
-        wanted_in: N, by node: the same, and NONE for nodes that the gang cannot use.
         base: len(asks) x N, what the gang finds there: open room, and what comes back anyway.
-        place_of: N, place of each node.
         measure: how the gang is counted, over all places.
     """
 
@@ -101,16 +93,26 @@ class Demand:
     starts: Int
     ends: Int
     domain_of: Int
-    wanted_in: Int
     base: Int
-    place_of: Int
     measure: Measure
 
-    @property
+    @cached_property
     def queue(self) -> int:
         return int(self.snapshot.jobs.queues[self.job])
 
     @property
+    def place_of(self) -> Int:
+        """N, the place of each node."""
+        return self.tree.place_of
+
+    @cached_property
+    def wanted_in(self) -> Int:
+        """N, by node: its domain, and NONE for nodes that the gang cannot use."""
+        wanted = np.full(len(self.tree.order), NONE, dtype=np.int64)
+        wanted[self.tree.order] = np.where(self.eligible, self.domain_of, NONE)
+        return wanted
+
+    @cached_property
     def asked(self) -> Int:
         """Indices of the resources that are asked for."""
         return np.array([resource for resource, _ in self.asks], dtype=np.int64)
@@ -152,12 +154,9 @@ def demand(
     if measure is None or (gang.mode == TopologyMode.REQUIRED and gang.level == NONE):
         return None
     asks, count = workers[gang.worker].asks, len(tree.order)
-    starts, ends = np.zeros(1, dtype=np.int64), np.full(1, count, dtype=np.int64)
+    starts, ends, domain_of = np.zeros(1, np.int64), np.full(1, count, np.int64), np.zeros(count, np.int64)
     if gang.mode == TopologyMode.REQUIRED:
-        starts, ends = tree.starts[gang.level], tree.ends[gang.level]
-    eligible, domain_of = room.candidates(gang.worker), unit_of_places(starts, ends, count)
-    wanted_in = np.full(count, NONE, dtype=np.int64)
-    wanted_in[tree.order] = np.where(eligible, domain_of, NONE)
+        starts, ends, domain_of = tree.starts[gang.level], tree.ends[gang.level], tree.domain_of[gang.level]
     asked = [resource for resource, _ in asks]
     jobs = snapshot.jobs
     return Demand(
@@ -172,12 +171,10 @@ def demand(
         borrowing=bool(jobs.terms.preemptible[job]),
         asks=asks,
         divisors=np.array([amount for _, amount in asks], dtype=np.int64)[:, None],
-        eligible=eligible,
+        eligible=room.candidates(gang.worker),
         starts=starts,
         ends=ends,
         domain_of=domain_of,
-        wanted_in=wanted_in,
         base=room.open[asked] + coming.room[asked],
-        place_of=places_by_node(tree),
         measure=measure,
     )

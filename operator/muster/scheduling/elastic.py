@@ -150,8 +150,6 @@ def _sites(snapshot: Snapshot, tree: Tree, row: int, slots: Int) -> list[tuple[G
 
 def _join(tree: Tree, nodes: Index, places: Int, size: int, slice_: int) -> Index:
     """Old and new workers in tree order, in whole slices; spares behind."""
-    place_of = np.empty(len(tree.order), dtype=np.int64)
-    place_of[tree.order] = np.arange(len(tree.order))
-    slices = np.concatenate([place_of[nodes[:size]], places]).reshape(-1, slice_)
+    slices = np.concatenate([tree.place_of[nodes[:size]], places]).reshape(-1, slice_)
     every = slices[np.argsort(slices[:, 0], kind="stable")].ravel()
     return np.concatenate([tree.order[every], nodes[size:]]).astype(np.int32)

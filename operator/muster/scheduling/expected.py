@@ -23,7 +23,7 @@ import numpy as np
 from muster.scheduling.gangs import is_accelerator
 from muster.scheduling.plan import Basis
 from muster.scheduling.room import Room
-from muster.scheduling.snapshot import FOREVER, NONE, Index, Int, JobState, Mask, Seconds, Snapshot
+from muster.scheduling.snapshot import FOREVER, NONE, Index, Int, Mask, Seconds, Snapshot
 from muster.scheduling.timeline import Reservation, Timeline
 from muster.scheduling.topology import Tree
 
@@ -211,7 +211,7 @@ def _pools(left: list[float], pool: Int, ends: Seconds, amounts: Int) -> _Pools:
 def _holding(snapshot: Snapshot, timeline: Timeline) -> Int:
     """J x R, what each job holds, those included that this plan admits."""
     jobs, held = snapshot.jobs, snapshot.jobs.held
-    fresh = np.flatnonzero((jobs.states == JobState.PENDING) & np.isfinite(timeline.likely))
+    fresh = np.flatnonzero(jobs.pending & np.isfinite(timeline.likely))
     if fresh.size:
         held = held.copy()
         held[fresh] = jobs.requests[fresh] * jobs.workers[fresh, None]
@@ -236,8 +236,8 @@ def _typical(snapshot: Snapshot, timeline: Timeline) -> Seconds:
     """V, the median length of the jobs of which it is known; of all flavours where a flavour has none."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
     ahead = np.minimum(jobs.terms.estimate, jobs.terms.limit)
-    length = np.where(jobs.states == JobState.PENDING, ahead, timeline.likely - runs.started)
-    known = np.isfinite(length) & ~((jobs.states == JobState.HOLDING) & (runs.leaving | (runs.started <= 0)))
+    length = np.where(jobs.pending, ahead, timeline.likely - runs.started)
+    known = np.isfinite(length) & ~(jobs.holding & (runs.leaving | (runs.started <= 0)))
     overall = float(np.median(length[known])) if known.any() else FOREVER
     typical = np.full(len(snapshot.flavours), overall)
     for flavour in np.unique(jobs.flavours[known]).tolist():
@@ -248,7 +248,7 @@ def _typical(snapshot: Snapshot, timeline: Timeline) -> Seconds:
 def _known_or_typical(snapshot: Snapshot, timeline: Timeline, typical: Seconds) -> Seconds:
     """J, when each job that holds room is expected to give it back; FOREVER for the others."""
     jobs = snapshot.jobs
-    silent = (jobs.states != JobState.PENDING) & ~np.isfinite(timeline.likely)
+    silent = ~jobs.pending & ~np.isfinite(timeline.likely)
     return np.where(silent, snapshot.now + typical[jobs.flavours], timeline.likely)
 
 
@@ -256,7 +256,7 @@ def promised_starts(snapshot: Snapshot) -> Expected:
     """Of RESERVED jobs alone: they start when the last of their victims is gone."""
     runs, count = snapshot.jobs.runs, len(snapshot.jobs.uids)
     starts, bases = np.full(count, FOREVER), np.full(count, _UNKNOWN, dtype=np.int32)
-    reserved = snapshot.jobs.states == JobState.RESERVED
+    reserved = snapshot.jobs.reserved
     starts[reserved], bases[reserved] = snapshot.now, _PROMISED
     going = np.flatnonzero(runs.leaving & (runs.beneficiary != NONE))
     going = going[reserved[runs.beneficiary[going]]]

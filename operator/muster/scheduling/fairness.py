@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from muster.scheduling.hierarchy import by_depth
-from muster.scheduling.snapshot import NONE, JobState, Mask, Seconds, Snapshot
+from muster.scheduling.snapshot import NONE, Mask, Seconds, Snapshot
 
 HALF_LIFE: Final = 7 * 86_400.0
 """Seconds after which past use counts half, where a queue does not say otherwise: a week."""
@@ -45,7 +45,7 @@ def dominant_shares(snapshot: Snapshot) -> Seconds:
     """Q, the dominant share that each queue and those below it hold now, from 0 to 1."""
     jobs, queues = snapshot.jobs, snapshot.queues
     held = np.zeros((len(queues.names), len(snapshot.flavours), len(snapshot.resources)))
-    rows = np.flatnonzero((jobs.states == JobState.HOLDING) & (jobs.queues != NONE))
+    rows = np.flatnonzero(jobs.holding & (jobs.queues != NONE))
     np.add.at(held, (jobs.queues[rows], jobs.flavours[rows]), jobs.held[rows].astype(np.float64))
     for depth in reversed(by_depth(queues.parents)[1:]):
         np.add.at(held, queues.parents[depth], held[depth])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +16,11 @@ from muster.scheduling.placement import fits
 from muster.scheduling.quota import Need
 from muster.scheduling.snapshot import UNLIMITED, Int, Mask
 from muster.scheduling.topology import prefix_sums
+
+_FEW: Final = 4
+"""Places up to which it is faster to count one by one than by arrays."""
+_MANY: Final = 2**62
+_RECLAIM: Final = int(Right.RECLAIM)
 
 Home = tuple[int, int]
 """(queue, flavour) whose quota comes back."""
@@ -48,6 +54,8 @@ class Ground:
             if demand.ledger.most(demand.queue, demand.flavour, resource) < UNLIMITED
         ]
         self.eligible = demand.eligible[self.start : self.end]
+        self._rights: list[int] = offers.rights.tolist()
+        self._asked: list[int] = demand.divisors[:, 0].tolist()
         self._needs: dict[int, Need] = {}
         self._extra: list[tuple[Int, Int, Home, Need]] = []
         self.free = demand.base[:, self.start : self.end].copy()
@@ -144,8 +152,8 @@ class Ground:
 
     def may_take(self, offer: int) -> bool:
         """Whether the right to the offer holds when those taken are taken before it."""
-        right, demand = int(self.offers.rights[offer]), self.demand
-        if not self._quota or right < Right.RECLAIM:
+        right, demand = self._rights[offer], self.demand
+        if not self._quota or right < _RECLAIM:
             return True
         claim = (demand.queue, demand.flavour, demand.need)
         return still_right(self._ledger, right, claim, self.offers.homes[offer], self._need(offer))
@@ -155,7 +163,7 @@ class Ground:
         if not self._quota:
             return True
         offers = self.offers
-        bound = [offer for offer in self.taken if offers.rights[offer] >= Right.RECLAIM]
+        bound = [offer for offer in self.taken if self._rights[offer] >= _RECLAIM]
         for offer in bound:
             self._ledger.charge(*offers.homes[offer], self._need(offer))
         allowed = True
@@ -188,15 +196,31 @@ class Ground:
         return short is not None
 
     def _move(self, columns: Int, amounts: Int, sign: int) -> None:
-        if len(columns):
+        if len(columns) <= _FEW:
+            for column, given in zip(columns.tolist(), (sign * amounts).T.tolist(), strict=True):
+                self._move_one(column, given)
+        else:
             free = self.free[:, columns] + amounts if sign > 0 else self.free[:, columns] - amounts
             self.free[:, columns] = free
             slots = self._count(free)
             self.total += int(slots.sum()) - int(self.slots[columns].sum())
             self.slots[columns] = slots
 
+    def _move_one(self, column: int, given: list[int]) -> None:
+        free, slots = self.free, self.slots
+        least = _MANY
+        for row, (amount, asked) in enumerate(zip(given, self._asked, strict=True)):
+            there = free.item(row, column) + amount
+            free[row, column] = there
+            least = min(least, there // asked)
+        least = max(least, 0)
+        self.total += least - slots.item(column)
+        slots[column] = least
+
     def _move_all(self, offers: Sequence[int], sign: int) -> None:
-        if not offers:
+        if len(offers) <= 1:
+            for offer in offers:
+                self._move(*self.part(offer), sign)
             return
         parts = [self.part(offer) for offer in offers]
         columns = np.concatenate([columns for columns, _ in parts])

@@ -56,6 +56,7 @@ class Heads:
         self._started: list[tuple[int, Taken]] = []
         self._count: dict[int, int] = {}
         self._ahead: Int | None = None
+        self._worth: tuple[int, frozenset[int]] = (0, frozenset())
         self._proven: dict[tuple[int, int, int, tuple[bool, ...]], tuple[int, bool]] = {}
         self.all: list[Head] = []
 
@@ -106,11 +107,11 @@ class Heads:
         if not round_.policy.backfill:
             return None
         preemptible = round_.kind(job).preemptible
-        if preemptible and not self._worthwhile(slice(job, job + 1))[0]:
+        if preemptible and job not in self._worth_letting_in:
             return None
-        until = FOREVER if preemptible else self.timeline.until(job)
         # A head that has a reserved start is not delayed by who is sure to be gone by then.
-        watched = tuple(each.reservation.start == FOREVER or until > each.reservation.start for each in self.all)
+        until = FOREVER if preemptible else self.timeline.until(job)
+        watched = tuple([each.reservation.start == FOREVER or until > each.reservation.start for each in self.all])
         found = round_.find(kind, choice, size, spare=False)
         assert found is not None, "a gang that fits was not placed"
         harmless = self._harmless(kind, choice, found, watched)
@@ -153,17 +154,25 @@ class Heads:
             return np.ones(len(jobs.uids), dtype=np.bool_)
         is_open = np.zeros(len(jobs.uids), dtype=np.bool_)
         if self._round.policy.backfill:
-            is_open = jobs.terms.preemptible & self._worthwhile(slice(None))
+            is_open = jobs.terms.preemptible & self._worthwhile()
         is_open[self.all[0].job] = True
         return is_open
 
-    def _worthwhile(self, rows: slice) -> Mask:
+    @property
+    def _worth_letting_in(self) -> frozenset[int]:
+        """Rows of `_worthwhile`: looked at once for all, until there is one more head."""
+        if self._worth[0] != len(self.all):
+            self._worth = (len(self.all), frozenset(np.flatnonzero(self._worthwhile()).tolist()))
+        return self._worth[1]
+
+    def _worthwhile(self) -> Mask:
+        """J, jobs that would get enough done before a head starts."""
         jobs, now = self._round.snapshot.jobs, self._round.snapshot.now
         first = min((each.reservation for each in self.all), key=lambda each: each.start)
-        estimate = jobs.terms.estimate[rows]
+        estimate = jobs.terms.estimate
         if first.start == FOREVER:
             return np.ones(len(estimate), dtype=np.bool_)
-        return worthwhile(first, now, estimate, jobs.runs.restart[rows], jobs.runs.grace[rows])
+        return worthwhile(first, now, estimate, jobs.runs.restart, jobs.runs.grace)
 
     def _where(self, gang: Gang) -> Mask:
         """Places that the gang could ever use: with a required level only in domains that hold it when empty."""

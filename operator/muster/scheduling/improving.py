@@ -27,7 +27,7 @@ from muster.scheduling.moves import Move
 from muster.scheduling.plan import Eviction, Promise
 from muster.scheduling.promotion import promote
 from muster.scheduling.rounds import Fate, Round, Verdict
-from muster.scheduling.snapshot import FOREVER, NONE, JobState, Snapshot, TopologyMode
+from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, Snapshot, TopologyMode
 
 
 def improve(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -36,7 +36,7 @@ def improve(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> list[Ve
         moved_for = _defragment(round_, heads.all[0])
         if moved_for != NONE:
             return [each._replace(fate=Fate.CLEARED) if each.job == moved_for else each for each in verdicts]
-    if not (round_.policy.promotion or round_.policy.elastic) or not _anybody_runs(round_.snapshot):
+    if not _anybody_may_change(round_):
         return list(verdicts)
     open_ = np.minimum(round_.room.open, round_.spare.open).copy()
     round_.replacements += mend_spares(round_.after_evictions(), round_.tree, open_, round_.promised)
@@ -48,13 +48,18 @@ def improve(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> list[Ve
     return list(verdicts)
 
 
-def _anybody_runs(snapshot: Snapshot) -> bool:
-    return bool((snapshot.jobs.states == JobState.HOLDING).any())
+def _anybody_may_change(round_: Round) -> bool:
+    """Whether any running job has spares, or could be moved or resized."""
+    policy, jobs = round_.policy, round_.snapshot.jobs
+    if not (policy.promotion or policy.elastic) or not jobs.holding.any():
+        return False
+    plain = jobs.terms.shapes.count(PLAIN) == len(jobs.uids)
+    return not plain or any(jobs.terms.alternatives) or _anybody_may_grow(round_.snapshot)
 
 
 def _anybody_may_grow(snapshot: Snapshot) -> bool:
     sizes = snapshot.jobs.sizes
-    return bool(((sizes.least < sizes.most) & (snapshot.jobs.states == JobState.HOLDING)).any())
+    return bool(((sizes.least < sizes.most) & snapshot.jobs.holding).any())
 
 
 def _defragment(round_: Round, head: Head) -> int:

@@ -7,7 +7,7 @@ A `Kind` is everything of a job but who it is: its queue, its rank and its own m
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class Kinds:
         self._limited_needs: dict[tuple[int, int, int, frozenset[int]], Need] = {}
         self._least_needs: dict[int, tuple[Int, Int]] = {}
         self._likes: dict[tuple[int, int], int] = {}
-        self._like_index: dict[Gang, int] = {}
+        self._like_index: dict[tuple[int, TopologyMode, int, Shape], int] = {}
         keys = _keys(snapshot, rows, self._others)
         number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
         first = dict(zip(reversed(keys), reversed(rows.tolist()), strict=True))
@@ -92,8 +92,9 @@ class Kinds:
         key = (kind, choice)
         like = self._likes.get(key)
         if like is None:
-            gang = replace(self.gang(kind, choice), size=0)
-            like = self._likes[key] = self._like_index.setdefault(gang, len(self._like_index))
+            gang = self.gang(kind, choice)
+            alike = (gang.worker, gang.mode, gang.level, gang.shape)
+            like = self._likes[key] = self._like_index.setdefault(alike, len(self._like_index))
         return like
 
     def need(self, kind: int, choice: int = 0, size: int = 0) -> Need:

@@ -27,7 +27,7 @@ def give_up(snapshot: Snapshot, ledger: Ledger, gone: frozenset[int]) -> tuple[t
         ledger: with all promises, not counting what is ending already; what comes back here is discharged.
         gone: rows whose end was decided in this plan.
     """
-    may = movable(snapshot)
+    may = movable(snapshot).copy()
     may[list(gone)] = False
     evicted = _drain(snapshot, ledger, may)
     may[[each.row for each in evicted]] = False

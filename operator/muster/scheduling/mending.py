@@ -18,15 +18,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from muster.scheduling.demand import places_by_node
 from muster.scheduling.gangs import Gang
 from muster.scheduling.moves import by_rank, gang_of, need_of, take_room, worker_of
 from muster.scheduling.plan import Replacement
-from muster.scheduling.promises import moving, promised_nodes, reserved_by_rank
+from muster.scheduling.promises import moving, promised_nodes, reserved_by_rank, suited
 from muster.scheduling.quota import Ledger
 from muster.scheduling.replacement import replace_workers
 from muster.scheduling.room import by_resource, count_slots
-from muster.scheduling.snapshot import NONE, Index, Int, JobState, Mask, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot
 from muster.scheduling.topology import Tree
 
 
@@ -104,7 +103,10 @@ def mend_spares(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger) -> tu
 
 def _stands(snapshot: Snapshot, row: int, nodes: Index) -> Mask:
     """Which of a job's nodes are there, usable, and suit it."""
-    return _at(_suitable(snapshot, row), nodes)
+    found: Mask = nodes != NONE
+    there = nodes[found]
+    found[found] = snapshot.nodes.usable[there] & suited(snapshot, row, there)
+    return found
 
 
 def _at(mask: Mask, nodes: Index) -> Mask:
@@ -117,7 +119,7 @@ def _at(mask: Mask, nodes: Index) -> Mask:
 def _places(tree: Tree, nodes: Index) -> Int:
     """Places of these nodes in tree order; NONE for those that are gone."""
     places = nodes.astype(np.int64)
-    places[nodes != NONE] = places_by_node(tree)[nodes[nodes != NONE]]
+    places[nodes != NONE] = tree.place_of[nodes[nodes != NONE]]
     return places
 
 
@@ -137,7 +139,7 @@ def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int]) -> Mask:
     """N, nodes on which somebody unknown has taken what is promised: nobody there is leaving, and it is not enough."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
     overdrawn = np.zeros(len(snapshot.nodes.names), dtype=np.bool_)
-    reserved = [row for row in rows if jobs.states[row] == JobState.RESERVED]
+    reserved = [row for row in rows if jobs.reserved[row]]
     if not reserved:
         return overdrawn
     free = snapshot.nodes.free.copy()
@@ -147,7 +149,7 @@ def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int]) -> Mask:
         nodes, asked = promised_nodes(snapshot, row), jobs.requests[row] > 0
         nodes = nodes[nodes != NONE]
         overdrawn[nodes] |= (free[nodes][:, asked] < 0).any(axis=1)
-    for row in np.flatnonzero(runs.leaving & (jobs.states == JobState.HOLDING)).tolist():
+    for row in np.flatnonzero(runs.leaving & jobs.holding).tolist():
         nodes = runs.nodes_of(row)
         overdrawn[nodes[nodes != NONE]] = False
     return overdrawn
@@ -156,7 +158,7 @@ def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int]) -> Mask:
 def _mend(snapshot: Snapshot, tree: Tree, free: Int, row: int, strangers: Mask) -> Replacement | None:
     nodes = promised_nodes(snapshot, row)
     lost = ~_stands(snapshot, row, nodes)
-    if snapshot.jobs.states[row] == JobState.RESERVED:
+    if snapshot.jobs.reserved[row]:
         lost |= _at(strangers, nodes)
     if not len(nodes) or not lost.any():
         return None
@@ -230,7 +232,7 @@ def _replacement(snapshot: Snapshot, tree: Tree, row: int, indexes: Int, places:
 def _with_promises(snapshot: Snapshot, mended: dict[int, Index]) -> Snapshot:
     """The snapshot in which these jobs have these nodes promised."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
-    reserved = {row: nodes for row, nodes in mended.items() if jobs.states[row] == JobState.RESERVED}
+    reserved = {row: nodes for row, nodes in mended.items() if jobs.reserved[row]}
     held = jobs.held.copy()
     for row, nodes in reserved.items():
         held[row] = jobs.requests[row] * len(nodes)
@@ -253,7 +255,7 @@ def _may_get(snapshot: Snapshot, row: int) -> bool:
     """Whether a gang runs that has room for its spares to ask for."""
     jobs, queues = snapshot.jobs, snapshot.queues
     queue = int(jobs.queues[row])
-    if jobs.states[row] != JobState.HOLDING or jobs.runs.leaving[row] or queue == NONE:
+    if not jobs.holding[row] or jobs.runs.leaving[row] or queue == NONE:
         return False
     whole = len(jobs.runs.nodes_of(row)) == int(jobs.workers[row]) + jobs.terms.shapes[row].spares
     return whole and bool(queues.open[queue]) and not bool(queues.drain[queue])

@@ -31,7 +31,7 @@ import numpy as np
 
 from muster.scheduling.fairness import parts
 from muster.scheduling.ranks import AGE_STEPS, ages, by_length, classes_of, in_order, slacks, works
-from muster.scheduling.snapshot import NONE, Index, Int, Jobs, JobState, Mask, Seconds, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Jobs, Mask, Seconds, Snapshot
 
 _WHOLE: Final = 2.0**40
 """Shares are added up as whole numbers of this, so that a sum is the same in whatever order it was made."""
@@ -62,13 +62,13 @@ class Ordering:
         self.passed: set[int] = set()
         out: Mask = np.zeros(len(snapshot.jobs.uids), dtype=np.bool_)
         out[list(left_out)] = True
-        pending = np.flatnonzero((snapshot.jobs.states == JobState.PENDING) & ~out)
+        pending = np.flatnonzero(snapshot.jobs.pending & ~out)
         self._alone: list[int] | None = None
         if len(pending) <= 1 and not snapshot.jobs.runs.yields.any():
             self._alone = pending.tolist()  # nobody to be compared with
             return
         self._parts = parts(snapshot) * _WHOLE
-        self._lines = _Lines(snapshot, self._parts, steps, np.flatnonzero(~out))
+        self._lines = _Lines(snapshot, self._parts, steps, _counted(snapshot, out))
         self._tree = _Branches(snapshot, self._lines)
 
     def __iter__(self) -> Iterator[int]:
@@ -157,8 +157,8 @@ class _Lines:
         rows = counted[np.lexsort(keys)]
         first = int(np.searchsorted(jobs.queues[rows], 0))
         stray, rows = rows[:first], rows[first:]
-        self.without_queue: list[int] = stray[jobs.states[stray] == JobState.PENDING].tolist()
-        pending = jobs.states[rows] == JobState.PENDING
+        self.without_queue: list[int] = stray[jobs.pending[stray]].tolist()
+        pending = jobs.pending[rows]
         # Those that rank behind every pending job change nothing.
         last = classes[rows][pending].max(initial=np.iinfo(np.int64).min)
         rows, pending = rows[classes[rows] <= last], pending[classes[rows] <= last]
@@ -202,6 +202,18 @@ class _Lines:
         np.add.at(sums, index, amounts[between])
         for key, sum_ in zip(keys.tolist(), sums.tolist(), strict=True):
             self.carried.setdefault(key // count, []).append((key % count, sum_))
+
+
+def _counted(snapshot: Snapshot, out: Mask) -> Int:
+    """Rows that have a say in the order: where queues are compared with their siblings alone, those of a queue in which
+    nobody waits or yields have none."""
+    jobs, queues = snapshot.jobs, snapshot.queues
+    counted = ~out
+    if _only_siblings(queues.parents):
+        lively = np.zeros(len(queues.names) + 1, dtype=np.bool_)  # the last is of those without a queue
+        lively[jobs.queues[(jobs.pending | jobs.runs.yields) & counted]] = True
+        counted &= lively[jobs.queues]
+    return counted.nonzero()[0]
 
 
 def _only_siblings(parents: Index) -> bool:

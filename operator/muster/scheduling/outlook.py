@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
+from muster.scheduling.quota import Need
 from muster.scheduling.rounds import Fate, Round, Verdict
 from muster.scheduling.snapshot import NONE, Int, Mask
+
+_FEW: Final = 32
+"""Jobs up to which it is faster to look at each than at what all queues have left."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,12 @@ class Outlook:
         able = np.flatnonzero(~never[at] & ~later[at])
         self._rows, self._needed = rows[at[able]], needed[able]
         self._pairs = pairs[0][able], pairs[1][able]
+        self._few: list[tuple[int, int, int, Need]] | None = None
+        if len(able) <= _FEW:
+            of = [(row, kinds.of[row]) for row in self._rows.tolist()]
+            needs = [kinds.need(kind, 0, kinds.kinds[kind].sizes[-1]) for _, kind in of]
+            columns = ((row for row, _ in of), *(column.tolist() for column in self._pairs), needs)
+            self._few = list(zip(*columns, strict=True))
         self.renew()
         self.special = rows[~closed & ~hopeless & ~plain].tolist()
         for mask, fate in ((closed, Fate.CLOSED), (never, Fate.NEVER), (later, Fate.WINDOW)):
@@ -68,5 +79,9 @@ class Outlook:
 
     def renew(self) -> None:
         """Look again at who lacks quota in use. To be called when others have started since."""
+        if self._few is not None:
+            shortage = self._used.shortage
+            self.short.update(row for row, queue, flavour, need in self._few if shortage(queue, flavour, need))
+            return
         short = (self._used.left_by_queue()[self._pairs] < self._needed).any(axis=1)
         self.short.update(self._rows[short].tolist())

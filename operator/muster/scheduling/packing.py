@@ -81,8 +81,12 @@ def pack(room: Int, need: int) -> Int:
 
 def fill_broken_first(room: Int, whole: Mask, need: int) -> Int:
     """Use up what is in use already, and break into as few untouched (`whole`) ones as possible."""
-    (some,) = (room != 0).nonzero()
     given = np.zeros(len(room), dtype=np.int64)
+    if need == 1:
+        score = np.where(room > 0, np.minimum(room, _LARGE) + whole * (2 * _LARGE), 4 * _LARGE)
+        given[score.argmin()] = 1
+        return given
+    (some,) = (room != 0).nonzero()
     given[some] = _fill(room[some], whole[some], need)
     return given
 

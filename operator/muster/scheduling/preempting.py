@@ -24,13 +24,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from muster.scheduling.claims import MUCH, Standing
-from muster.scheduling.demand import Coming, coming_back, places_by_node
+from muster.scheduling.demand import Coming, coming_back
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, MoveReason, Promise
 from muster.scheduling.ranks import by_length
 from muster.scheduling.room import Room, Taken
 from muster.scheduling.rounds import Fate, Round, Verdict
-from muster.scheduling.snapshot import NONE, UNLIMITED, Preempts, Snapshot
+from muster.scheduling.snapshot import NONE, UNLIMITED, Mask, Preempts, Snapshot
 from muster.scheduling.victims import Victims, find_victims
 
 _NOBODY: Final = 2**31
@@ -49,6 +49,7 @@ class Preempting:
         self._looked_at = 0
         self._leavers = bool(self._snapshot.jobs.runs.leaving.any())
         self._coming: Coming | None = None
+        self._kept_at: tuple[tuple[int, int], Mask] | None = None  # by node, as of so many touches
         self._failed: dict[tuple[int, int, int], float] = {}  # the least work for which a search was in vain
 
     def clear(self, verdict: Verdict, passed: Set[int]) -> bool:
@@ -147,9 +148,12 @@ class Preempting:
         room, spare = self._round.room, self._round.spare
         if spare is room:
             return False
+        seen = (room.touches, spare.touches)
+        if self._kept_at is None or self._kept_at[0] != seen:
+            kept: Mask = np.any(spare.open < room.open, axis=0)
+            self._kept_at = (seen, kept[self._round.tree.place_of])
         nodes = self._round.snapshot.jobs.runs.nodes_of(row)
-        places = places_by_node(self._round.tree)[nodes[nodes != NONE]]
-        return bool((spare.open[:, places] < room.open[:, places]).any())
+        return bool(self._kept_at[1][nodes[nodes != NONE]].any())
 
     def _open_to_all(self) -> Room:
         """The room with what is kept for jobs ahead taken off what is free, but not off what victims give back."""
@@ -208,13 +212,10 @@ class _Chances:
         self._inside: list[int] = inside.tolist()
         self._reclaim: list[int] = queues.reclaim.tolist()
         self._borrower: list[int] = queues.borrower.tolist()
-        keys = jobs.queues[there].astype(np.int64) * len(snapshot.flavours) + jobs.flavours[there]
-        groups, group_of = np.unique(keys, return_inverse=True)
-        lowest = np.full(len(groups), _NOBODY, dtype=np.int64)
-        np.minimum.at(lowest, group_of, priorities[there])
+        lowest = np.full(len(self.standing.groups), _NOBODY, dtype=np.int64)
+        np.minimum.at(lowest, self.standing.group_of, priorities[there])
         self._groups: dict[int, list[tuple[int, int, int]]] = {}
-        for group, least in zip(groups.tolist(), lowest.tolist(), strict=True):
-            queue, flavour = divmod(group, len(snapshot.flavours))
+        for (queue, flavour), least in zip(self.standing.groups, lowest.tolist(), strict=True):
             self._groups.setdefault(round_.used.circle(queue), []).append((queue, flavour, least))
         shortest = by_length(snapshot)
         self.works: list[float] = np.where(shortest, self.standing.works, 0.0).tolist()

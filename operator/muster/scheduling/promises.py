@@ -23,7 +23,7 @@ import numpy as np
 
 from muster.scheduling.plan import Admission
 from muster.scheduling.quota import Ledger, Need
-from muster.scheduling.snapshot import NONE, Index, Int, JobState, Mask, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def victims_of(snapshot: Snapshot, job: int) -> list[int]:
 def reserved_by_rank(snapshot: Snapshot) -> list[int]:
     """Rows of the jobs that wait for the room that is promised to them, first in rank first."""
     jobs = snapshot.jobs
-    rows = (jobs.states == int(JobState.RESERVED)).nonzero()[0].tolist()
+    rows = jobs.reserved.nonzero()[0].tolist()
     return sorted(rows, key=lambda job: (-int(jobs.priorities[job]), float(jobs.submitted[job]), jobs.uids[job]))
 
 
@@ -99,13 +99,13 @@ def moving(snapshot: Snapshot) -> list[int]:
         return []
     own = runs.beneficiary == np.arange(len(jobs.uids))
     there = np.diff(runs.promised_first) > 0
-    return [int(row) for row in np.flatnonzero(own & runs.leaving & there & (jobs.states == JobState.HOLDING))]
+    return [int(row) for row in np.flatnonzero(own & runs.leaving & there & jobs.holding)]
 
 
 def promised_nodes(snapshot: Snapshot, job: int) -> Index:
     """Nodes that are promised to a job which waits, is moved or is resized, by rank."""
     runs = snapshot.jobs.runs
-    return runs.nodes_of(job) if snapshot.jobs.states[job] == JobState.RESERVED else runs.promised_to(job)
+    return runs.nodes_of(job) if snapshot.jobs.reserved[job] else runs.promised_to(job)
 
 
 def _holding(snapshot: Snapshot, job: int) -> tuple[int, int, Need]:
@@ -118,7 +118,7 @@ def _holding(snapshot: Snapshot, job: int) -> tuple[int, int, Need]:
 def _count_off_leavers(snapshot: Snapshot, promised: Ledger) -> None:
     """What those hold who are ending is for others already; a job that moves has what it moves to."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
-    for job in np.flatnonzero(runs.leaving & (jobs.states == JobState.HOLDING) & (jobs.queues != NONE)).tolist():
+    for job in np.flatnonzero(runs.leaving & jobs.holding & (jobs.queues != NONE)).tolist():
         queue, flavour, need = _holding(snapshot, job)
         promised.discharge(queue, flavour, need)
         size = len(runs.promised_to(job)) if int(runs.beneficiary[job]) == job else 0
@@ -135,18 +135,25 @@ def _flavour_there(snapshot: Snapshot, job: int) -> int:
 
 
 def _is_broken(snapshot: Snapshot, job: int, promised: Ledger) -> bool:
-    nodes, jobs = snapshot.jobs.runs.nodes_of(job), snapshot.jobs
+    nodes = snapshot.jobs.runs.nodes_of(job)
     queue, flavour, need = _holding(snapshot, job)
     if queue == NONE or not snapshot.queues.open[queue] or not len(nodes) or (nodes == NONE).any():
         return True
-    filters = {int(jobs.filters[job]), *(other.filter for other in jobs.terms.alternatives[job])}
-    suits: Mask = np.logical_or.reduce(snapshot.eligible[sorted(filters)], axis=0)
-    if not (snapshot.nodes.usable[nodes] & suits[nodes]).all():
+    if not (snapshot.nodes.usable[nodes] & suited(snapshot, job, nodes)).all():
         return True
     promised.discharge(queue, flavour, need)
     short = promised.shortage(queue, flavour, need)
     promised.charge(queue, flavour, need)
     return short is not None
+
+
+def suited(snapshot: Snapshot, job: int, nodes: Index) -> Mask:
+    """Which of these nodes pass one of the job's filters. All of them must be there."""
+    jobs = snapshot.jobs
+    suits: Mask = snapshot.eligible[int(jobs.filters[job]), nodes]
+    for other in jobs.terms.alternatives[job]:
+        suits = suits | snapshot.eligible[other.filter, nodes]
+    return suits
 
 
 def _take(snapshot: Snapshot, free: Int, job: int, nodes: Index) -> None:

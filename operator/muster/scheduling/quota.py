@@ -30,7 +30,7 @@ import numpy as np
 
 from muster.scheduling.hierarchy import path
 from muster.scheduling.limits import Allowed, Limits, allowed
-from muster.scheduling.snapshot import NONE, UNLIMITED, Int, Jobs, JobState, Queues
+from muster.scheduling.snapshot import NONE, UNLIMITED, Int, Jobs, Queues
 
 Need = Sequence[tuple[int, int]]
 """(resource, amount) of a whole gang, amounts above zero."""
@@ -66,7 +66,7 @@ class Ledger:
         self._most, self._free = its.most, its.free
         self._by_jobs: dict[int, int] = {}
         self._used: dict[int, int] = {}
-        if (jobs.states == int(JobState.HOLDING)).any():
+        if jobs.holding.any():
             by_jobs = _by_jobs(queues, jobs, its.limits)
             self._by_jobs, self._used = _some(by_jobs), _some(_use(queues, by_jobs, its))
         self._held_back: set[tuple[int, int]] = set()
@@ -353,7 +353,7 @@ class Ledger:
 def _by_jobs(queues: Queues, jobs: Jobs, limits: Limits) -> Int:
     """Q x V x R, what jobs of each queue hold, where that is limited."""
     held = np.zeros_like(queues.nominal)
-    rows = np.flatnonzero((jobs.states == JobState.HOLDING) & (jobs.queues != NONE))
+    rows = np.flatnonzero(jobs.holding & (jobs.queues != NONE))
     np.add.at(held, (jobs.queues[rows], jobs.flavours[rows]), jobs.held[rows])
     held[limits.free] = 0
     return held

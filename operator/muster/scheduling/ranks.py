@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from muster.scheduling.gangs import is_accelerator
-from muster.scheduling.snapshot import NONE, Index, Int, Jobs, JobState, Mask, Seconds, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Jobs, Mask, Seconds, Snapshot
 
 AGE_STEP: Final = 6 * 3600.0
 """Seconds of waiting that make a job one step older."""
@@ -19,9 +21,29 @@ SLACK_COUNTS: Final = 86_400.0
 """Seconds: a deadline that is further off than this hurries nobody."""
 
 
+_Column = TypeVar("_Column", bound=npt.NDArray[Any])
+
+
+def once(function: Callable[[Snapshot], _Column]) -> Callable[[Snapshot], _Column]:
+    """What is worked out from a snapshot alone is kept with it, as long as it is: nobody changes either of them."""
+    name = f"_{function.__name__}"
+
+    @wraps(function)
+    def kept(snapshot: Snapshot) -> _Column:
+        known = snapshot.__dict__
+        if name not in known:
+            column = function(snapshot)
+            column.flags.writeable = False
+            known[name] = column
+        found: _Column = known[name]
+        return found
+
+    return kept
+
+
 def pending_by_rank(jobs: Jobs) -> Int:
     """Indices of the pending jobs by priority, first submit and uid alone, first in rank first."""
-    pending = np.flatnonzero(jobs.states == JobState.PENDING).astype(np.int64)
+    pending = np.flatnonzero(jobs.pending).astype(np.int64)
     return in_order((jobs.submitted, -jobs.priorities.astype(np.int64)), jobs.uids, pending)
 
 
@@ -34,6 +56,7 @@ def positions(queues: Index) -> Int:
     return places
 
 
+@once
 def ages(snapshot: Snapshot) -> Int:
     """J, steps of age that each job has, from 0 to AGE_STEPS."""
     waited = np.maximum(0.0, snapshot.now - snapshot.jobs.submitted)
@@ -44,6 +67,7 @@ def ages(snapshot: Snapshot) -> Int:
     return steps
 
 
+@once
 def by_length(snapshot: Snapshot) -> Mask:
     """J, jobs of queues in which the shortest come first."""
     jobs = snapshot.jobs
@@ -51,6 +75,7 @@ def by_length(snapshot: Snapshot) -> Mask:
     return chosen
 
 
+@once
 def works(snapshot: Snapshot) -> Seconds:
     """J, accelerator-seconds that each job was expected to need when it was placed, or would now; infinite: unknown.
 
@@ -63,6 +88,7 @@ def works(snapshot: Snapshot) -> Seconds:
     return seconds
 
 
+@once
 def slacks(snapshot: Snapshot) -> Seconds:
     """J, seconds that each job can wait and still meet its deadline; infinite where that hurries nobody.
 

@@ -17,7 +17,7 @@ from muster.scheduling.placement import placeable
 from muster.scheduling.plan import WaitReason
 from muster.scheduling.quota import Ledger, Need, Shortage
 from muster.scheduling.room import Room, count_slots
-from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, JobState, Mask, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, Mask, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
 
 _BORROWING: Final = "borrowing included"
@@ -208,7 +208,7 @@ class Reasons:
         if key not in self._known_holders:
             jobs = self._snapshot.jobs
             held = jobs.held[:, resource]
-            holds = (jobs.states != JobState.PENDING) & (jobs.queues == queue) & (jobs.flavours == flavour) & (held > 0)
+            holds = ~jobs.pending & (jobs.queues == queue) & (jobs.flavours == flavour) & (held > 0)
             rows = np.flatnonzero(holds & ~jobs.terms.preemptible if firm else holds)
             rows = rows[np.argsort(-held[rows], kind="stable")]
             self._known_holders[key] = tuple(jobs.uids[row] for row in rows.tolist()), int(held[rows].sum())

@@ -19,9 +19,11 @@ from muster.scheduling.gangs import Worker, is_accelerator
 from muster.scheduling.snapshot import NONE, Int, Mask, Snapshot
 from muster.scheduling.topology import Tree, prefix_sums
 
-_MANY = np.int64(2**31)
+_MANY: Final = 2**31
 """Slots of a worker that asks for nothing."""
 _Any = TypeVar("_Any", bound=np.generic)
+_FEW: Final = 8
+"""Places up to which it is faster to count slots one by one than by arrays."""
 _LARGE: Final = 1024
 """Nodes from which on it pays to leave out full ones."""
 _VARIED: Final = 16
@@ -120,10 +122,12 @@ class Room:
         usable: N.
     """
 
-    def __init__(self, snapshot: Snapshot, tree: Tree, workers: list[Worker]) -> None:
+    def __init__(self, snapshot: Snapshot, tree: Tree, workers: list[Worker], free: Int | None = None) -> None:
+        """`free`: N x R, by node; the snapshot's if None."""
         nodes, order = snapshot.nodes, tree.order
         self._snapshot, self._tree, self._workers = snapshot, tree, workers
-        self.free: Int = by_resource(nodes.free, order)
+        self._at_first = nodes.free if free is None else free
+        self.free: Int = by_resource(self._at_first, order)
         capacity = nodes.allocatable if nodes.fixed is None else nodes.allocatable - nodes.fixed
         self.empty: Int = by_resource(capacity, order)
         # Never less than what is free now, whatever the caller counted as fixed.
@@ -141,6 +145,11 @@ class Room:
         self._kept: dict[int, Mask] = {}
         self._candidates: dict[int, Mask] = {}
 
+    @property
+    def touches(self) -> int:
+        """Grows whenever anything is taken or kept."""
+        return self._touches
+
     def twin(self) -> Room:
         """An independent room in the same state."""
         other = copy(self)
@@ -157,10 +166,10 @@ class Room:
 
     @cached_property
     def spared(self) -> Mask:
-        """N, nodes with free accelerators in the snapshot, which workers without any leave alone if they can."""
+        """N, nodes with free accelerators at first, which workers without any leave alone if they can."""
         nodes, order = self._snapshot.nodes, self._tree.order
         accelerators = [index for index, name in enumerate(self._snapshot.resources) if is_accelerator(name)]
-        spared: Mask = ((nodes.free[:, accelerators] > 0).any(axis=1) & (nodes.flavours != NONE))[order]
+        spared: Mask = ((self._at_first[:, accelerators] > 0).any(axis=1) & (nodes.flavours != NONE))[order]
         return spared
 
     def candidates(self, worker: int) -> Mask:
@@ -216,6 +225,13 @@ class Room:
             return count_slots(room, self._workers[worker], candidates)
         return count_slots([row[places] for row in room], self._workers[worker], candidates[places])
 
+    def _count_at(self, worker: int, place: int) -> int:
+        """Slots in what is open on one place."""
+        if not self.candidates(worker)[place]:
+            return 0
+        open_, asks = self.open, self._workers[worker].asks
+        return max(0, min([open_.item(resource, place) // amount for resource, amount in asks], default=_MANY))
+
     @cached_property
     def _alike_when_empty(self) -> tuple[Int, Int]:
         """(R x C, the different nodes when they are empty; N, which of these each place is)."""
@@ -248,10 +264,11 @@ class Room:
     def take(self, worker: int, taken: Taken) -> None:
         """Carry out an admission."""
         places = taken.places
+        where, workers = (places, taken.workers) if len(places) != 1 else (int(places[0]), int(taken.workers[0]))
         for resource, amount in self._workers[worker].asks:
-            used = taken.workers * amount
+            used = workers * amount
             for row in (self.free[resource], self.open[resource]):
-                row[places] -= used
+                row[where] -= used
         self._touch(places)
 
     def keep(self, worker: int, where: Mask) -> Mask | None:
@@ -293,6 +310,11 @@ class Room:
         slots.seen = self._touches
         if len(places) > len(slots.counts) // 2:
             slots.counts = self._count(self.open, worker, site.places)
+        elif len(places) <= _FEW:
+            for place in places.tolist():
+                index = place if site.index_of is None else int(site.index_of[place])
+                if index != NONE:
+                    slots.counts[index] = self._count_at(worker, place)
         else:
             indexes = places
             if site.index_of is not None:
@@ -318,7 +340,7 @@ def count_slots(room: Int | Sequence[Int], worker: Worker, candidates: Mask) -> 
         each: Int = room[resource] // amount
         slots = each if slots is None else np.minimum(slots, each, out=slots)
     if slots is None:
-        return np.where(candidates, _MANY, 0)
+        return np.where(candidates, np.int64(_MANY), 0)
     np.maximum(slots, 0, out=slots)
     slots *= candidates
     return slots

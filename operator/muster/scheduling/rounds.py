@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from muster.scheduling.demand import places_by_node
 from muster.scheduling.gangs import Gang
 from muster.scheduling.kinds import Kind, Kinds
 from muster.scheduling.mending import mend_gangs, mend_promises
@@ -27,7 +27,7 @@ from muster.scheduling.policy import Policy
 from muster.scheduling.promises import Kept, keep_promises
 from muster.scheduling.quota import Ledger, Need, Shortage
 from muster.scheduling.room import Room, Taken
-from muster.scheduling.snapshot import NONE, Index, Int, JobState, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Snapshot
 from muster.scheduling.topology import Tree
 
 
@@ -98,13 +98,12 @@ class Round:
         snapshot, mended = mend_promises(snapshot, self.tree)
         jobs = snapshot.jobs
         self.snapshot, self.policy = snapshot, policy
-        self.waiting: Int = np.flatnonzero(jobs.states == JobState.PENDING).astype(np.int64)
+        self.waiting: Int = np.flatnonzero(jobs.pending).astype(np.int64)
         self.kinds = Kinds(snapshot, self.waiting, elastic=policy.elastic)
         self.used = Ledger(snapshot.queues, jobs)
         self.promised = self.used.copy()
         self.kept: Kept = keep_promises(snapshot, self.used, self.promised)
-        free = replace(snapshot, nodes=replace(snapshot.nodes, free=self.kept.free))
-        self.room = Room(free, self.tree, self.kinds.workers)
+        self.room = Room(snapshot, self.tree, self.kinds.workers, self.kept.free)
         self._spare: Room | None = None
         self.queue_of: list[int] = jobs.queues.tolist()
         self.opens: list[float] = jobs.terms.opens.tolist()
@@ -113,7 +112,6 @@ class Round:
         self.evictions: list[Eviction] = []
         self.replacements: list[Replacement] = [*replaced, *mended]
         self.reserved_quota: list[tuple[int, int]] = []
-        self._firm = _firm_use(snapshot)
         self._firm_held_back: set[tuple[int, int]] = set()
         self.served: set[int] = set()
         self.touched: dict[int, int] = {}
@@ -123,6 +121,12 @@ class Round:
         self._too_many: dict[tuple[bool, int], int] = {}
         self._fitted: dict[tuple[bool, int], tuple[int, int]] = {}
         self._found: dict[tuple[bool, int, int, int], tuple[int, Found]] = {}
+
+    @cached_property
+    def _firm(self) -> Int:
+        """Q x V x R, what jobs hold, are promised or were given that cannot give it back. Made when the first of them
+        asks."""
+        return _firm_use(self.snapshot)
 
     @property
     def spare(self) -> Room:
@@ -290,7 +294,7 @@ class Round:
             spared=None if self.kinds.workers[gang.worker].accelerated else site.cut(room.spared),
         )
         assert indexes is not None, "a gang that fits was not placed"
-        used = Taken.of(np.bincount(indexes))
+        used = Taken.of(np.bincount(indexes)) if len(indexes) > 1 else Taken(indexes, np.ones(1, dtype=np.int64))
         found = Found(size, site.whole(indexes), Taken(site.whole(used.places), used.workers))
         self._found[key] = (self._version, found)
         return found
@@ -305,7 +309,7 @@ class Round:
     def keep_nodes(self, job: int, nodes: Index) -> None:
         """A running job starts again on these nodes: their room, and its quota there, is nobody else's."""
         worker = self.kinds.worker(job, int(self.snapshot.jobs.filters[job]))
-        places = places_by_node(self.tree)[nodes[nodes != NONE]]
+        places = self.tree.place_of[nodes[nodes != NONE]]
         taken = Taken(*np.unique(places, return_counts=True))
         self.room.take(worker, taken)
         if self._spare is not None:
@@ -329,6 +333,6 @@ def _firm_use(snapshot: Snapshot) -> Int:
     """Q x V x R, what jobs hold, or are promised, that cannot give it back."""
     jobs = snapshot.jobs
     firm = np.zeros_like(snapshot.queues.nominal)
-    rows = np.flatnonzero((jobs.states != int(JobState.PENDING)) & ~jobs.terms.preemptible & (jobs.queues != NONE))
+    rows = np.flatnonzero(~jobs.pending & ~jobs.terms.preemptible & (jobs.queues != NONE))
     np.add.at(firm, (jobs.queues[rows], jobs.flavours[rows]), jobs.held[rows])
     return firm

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -364,6 +365,26 @@ class Jobs:
     sizes: Sizes
     terms: Terms
     runs: Runs
+
+    @cached_property
+    def pending(self) -> Mask:
+        """J, those that wait."""
+        return self._in(JobState.PENDING)
+
+    @cached_property
+    def holding(self) -> Mask:
+        """J, those that have a placement."""
+        return self._in(JobState.HOLDING)
+
+    @cached_property
+    def reserved(self) -> Mask:
+        """J, those whose room is promised."""
+        return self._in(JobState.RESERVED)
+
+    def _in(self, state: JobState) -> Mask:
+        there: Mask = self.states == int(state)  # with a member of an enum it takes several times as long
+        there.flags.writeable = False
+        return there
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.placement import fits, place
 from muster.scheduling.plan import Basis
 from muster.scheduling.room import Room, Taken, count_slots
-from muster.scheduling.snapshot import FOREVER, NONE, Int, JobState, Seconds, Snapshot
+from muster.scheduling.snapshot import FOREVER, NONE, Int, Mask, Seconds, Snapshot
 from muster.scheduling.topology import Tree, prefix_sums
 
 
@@ -84,8 +84,6 @@ class Timeline:
         self.now, self._tree, self.requests = snapshot.now, tree, jobs.requests
         self._limit, self._estimate, self._grace = jobs.terms.limit, jobs.terms.estimate, runs.grace
         self.sure, self.likely = _ends(snapshot)
-        self._place_of: Int = np.empty(len(tree.order), dtype=np.int64)
-        self._place_of[tree.order] = np.arange(len(tree.order))
         self._blocks = [self._holds_now(snapshot)]
         self._holds: _Holds | None = None
         self._curves: dict[str, _Curve] = {}
@@ -156,29 +154,43 @@ class Timeline:
             return self.now, slots
         resources = [resource for resource, _ in worker.asks]
         asks = Worker(tuple((row, amount) for row, (_, amount) in enumerate(worker.asks)), 0, worker.accelerated)
+        given = curve.holds.workers * self.requests[curve.holds.jobs].T[resources]
         # Invariant: the gang does not fit in `base`, the room after `low` moments; it fits after `high` moments.
         base, low, high, best = free[resources], 0, len(curve.moments) + 1, None
-        probe = len(curve.moments)
-        while probe > low:
-            grown = self._grown(curve, base, resources, low, probe)
+        probe, stride = max(1, self._soonest(curve, base, given, mask, asks, gang.total)), 1
+        while low < probe < high:
+            grown = self._grown(curve, base, given, low, probe)
             slots = count_slots(grown, asks, mask)
             if fits(self._tree, prefix_sums(slots), gang):
                 high, best = probe, slots
-            elif probe == len(curve.moments):
-                return FOREVER, None
             else:
                 base, low = grown, probe
-            probe = (low + high) // 2
+            if best is not None:
+                probe = (low + high) // 2
+            elif low < len(curve.moments):
+                probe, stride = min(low + stride, len(curve.moments)), stride * 2
         return (float(curve.moments[high - 1]), best) if best is not None else (FOREVER, None)
 
-    def _grown(self, curve: _Curve, base: Int, resources: list[int], low: int, high: int) -> Int:
+    @staticmethod
+    def _soonest(curve: _Curve, base: Int, given: Int, mask: Mask, asks: Worker, workers: int) -> int:
+        """How many moments it takes at least, if nothing were lost to fragments: often as many as it takes."""
+        soonest = 0
+        suits = mask[curve.holds.places]
+        for row, amount in asks.asks:
+            lacking = workers * amount - int(np.maximum(base[row], 0)[mask].sum())
+            if lacking > 0:
+                entries = int(np.searchsorted(np.cumsum(given[row] * suits), lacking)) + 1
+                soonest = max(soonest, int(np.searchsorted(curve.until, entries)) + 1)
+        return soonest
+
+    @staticmethod
+    def _grown(curve: _Curve, base: Int, given: Int, low: int, high: int) -> Int:
         """Room with what comes back from moment `low` up to and without moment `high`."""
         first = int(curve.until[low - 1]) if low else 0
         part = slice(first, int(curve.until[high - 1]))
-        grown = base.copy()
-        places, workers, jobs = curve.holds.places[part], curve.holds.workers[part], curve.holds.jobs[part]
-        for row, resource in enumerate(resources):
-            np.add.at(grown[row], places, workers * self.requests[jobs, resource])
+        grown, places = base.copy(), curve.holds.places[part]
+        for row, amounts in zip(grown, given, strict=True):
+            np.add.at(row, places, amounts[part])
         return grown
 
     def _curve(self, which: str) -> _Curve:
@@ -191,7 +203,7 @@ class Timeline:
         owner = np.repeat(np.arange(len(jobs.uids)), np.diff(runs.first))
         nodes = runs.placed.astype(np.int64)
         known = nodes != NONE
-        owner, places = owner[known], self._place_of[nodes[known]]
+        owner, places = owner[known], self._tree.place_of[nodes[known]]
         if not len(owner):
             return _Holds(owner, places, np.ones(0, dtype=np.int64))
         # Neighbouring workers of a job are mostly on one node: one row for them.
@@ -205,7 +217,7 @@ def _ends(snapshot: Snapshot) -> tuple[Seconds, Seconds]:
     # Whoever is told to end, by its limit or by the planner, is gone one grace later.
     sure = np.where(runs.leaving, now, np.maximum(runs.bound, now)) + runs.grace
     likely = np.minimum(np.where(runs.leaving, sure, np.maximum(runs.ends, now)), sure)
-    reserved = np.flatnonzero(jobs.states == JobState.RESERVED)
+    reserved = np.flatnonzero(jobs.reserved)
     if reserved.size:
         # They start when their victims are gone, one grace from now, and run from then on.
         start = np.full(len(jobs.uids), now)
@@ -214,7 +226,7 @@ def _ends(snapshot: Snapshot) -> tuple[Seconds, Seconds]:
         start = (start + runs.restart)[reserved]
         sure[reserved] = start + jobs.terms.limit[reserved] + runs.grace[reserved]
         likely[reserved] = np.minimum(start + jobs.terms.estimate[reserved], sure[reserved])
-    pending = jobs.states == JobState.PENDING
+    pending = jobs.pending
     return np.where(pending, FOREVER, sure), np.where(pending, FOREVER, likely)
 
 

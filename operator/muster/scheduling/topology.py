@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -31,6 +31,14 @@ class _Layout:
     ends: tuple[Int, ...]
     labels: tuple[Int, ...]
     domain_of: tuple[Int, ...]
+
+    @cached_property
+    def place_of(self) -> Int:
+        """N, the place of each node."""
+        place_of = np.empty(len(self.order), dtype=np.int64)
+        place_of[self.order] = np.arange(len(self.order))
+        place_of.flags.writeable = False
+        return place_of
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,11 @@ class Tree:
         self.stretches = layout.stretches
         self.starts, self.ends = layout.starts, layout.ends
         self._labels, self.domain_of = layout.labels, layout.domain_of
+
+    @property
+    def place_of(self) -> Int:
+        """N, the place of each of the snapshot's nodes. Not for trees of some places alone."""
+        return self._layout.place_of
 
     def among(self, places: Int) -> Tree:
         """The tree of some places alone, in their order; domains without any of them are not in it."""

@@ -107,7 +107,7 @@ class World:
             raise SimulationError(
                 f"the policy started {self.workload.uids[job]} with a part of its gang: this is a bug"
             )
-        np.subtract.at(self.free, nodes, self.workload.requests[job])
+        self._give(job, nodes, -1)
         if (self.free[nodes] < 0).any() or not self.usable[nodes].all():
             raise SimulationError(f"the policy placed {self.workload.uids[job]} where there is no room: this is a bug")
         self.promised.pop(job, None)
@@ -180,7 +180,7 @@ class World:
 
     def _stop(self, job: int, now: float, kept: float) -> None:
         nodes = self.placed.pop(job)
-        np.add.at(self.free, nodes, self.workload.requests[job])
+        self._give(job, nodes, 1)
         for node in nodes.tolist():
             self.on_node[node].discard(job)
         self.runs.job.append(job)
@@ -189,6 +189,14 @@ class World:
         self.runs.working.append(float(self.working[job]))
         self.runs.kept.append(kept)
         self.runs.gpus.append(len(nodes) * int(self.workload.each[job]))
+
+    def _give(self, job: int, nodes: Index, sign: int) -> None:
+        """Room of the job's workers comes back to these nodes, or with a sign of -1 is taken."""
+        request = sign * self.workload.requests[job]
+        if len(nodes) == 1:
+            self.free[nodes[0]] += request
+        else:
+            np.add.at(self.free, nodes, request)
 
     def _wait_again(self, job: int, now: float, kept: float) -> None:
         self.left[job] -= kept
