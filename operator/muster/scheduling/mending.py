@@ -65,7 +65,7 @@ def mend_gangs(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Replacem
     A gang for which there is no such place is left as it is.
     """
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
-    waiting = [row for row in runs.lost if jobs.states[row] == JobState.HOLDING and not runs.leaving[row]]
+    waiting = [row for row in runs.lost if jobs.holding[row] and not runs.leaving[row]]
     if not waiting:
         return snapshot, ()
     free = snapshot.nodes.free.copy()
