@@ -70,6 +70,7 @@ class Bench:
                 **self.server.environment(AWS_ENDPOINT_URL=self.server.endpoint, AWS_REGION="us-east-1"),
                 "RANK": str(rank),
                 "WORLD_SIZE": str(case.ranks),
+                "LOCAL_WORLD_SIZE": str(case.ranks),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",

@@ -102,7 +102,8 @@ def measure(training: Training, contender: Contender, gang: Gang) -> dict[str, f
     """Figures of this rank: saves with training waiting, a save beside it, a restore. Seconds, bytes."""
     figures: dict[str, float] = {}
     _reset_peak()
-    training.step()
+    for _ in range(BASELINE_STEPS):  # malloc's own hold on memory grows over the first few
+        training.step()
     quiet_peak = _peak() - sum(_unshared(pid) for pid in _children())
     for name in ("first_save_s", "durable_s"):
         gang.gather(0)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any, Final
 
 from botocore.config import Config
+from botocore.exceptions import IncompleteReadError, ResponseStreamingError
 
 _PIECE: Final = 1 << 20
 """Bytes that one call to the socket takes, whatever the HTTP library asks for: it means to save memory, and 128 KiB at
 a time cost the interpreter more than they save. A connection's time-out counts for each."""
+_READ_BYTES: Final = 1 << 19
+"""Small enough for a processor's cache: what has come is summed while it is there."""
 
 
 class Content(io.RawIOBase):
@@ -48,3 +52,24 @@ def send_unsigned(client: Any) -> None:
             context["client_config"] = unsigned
 
     client.meta.events.register("before-call.s3.PutObject", choose)
+
+
+def pieces_into(memory: memoryview, body: Any) -> Iterator[memoryview]:
+    """Fills `memory` with a GetObject's body, and yields each piece when it has come.
+
+    urllib3's `readinto` reads into memory of its own and copies that; the http.client response below it doesn't.
+    """
+    answer = body._raw_stream
+    at = 0
+    try:
+        while at < len(memory) and (length := answer._fp.readinto(memory[at : at + _READ_BYTES])):
+            yield memory[at : at + length]
+            at += length
+    except OSError as error:
+        answer.close()
+        raise ResponseStreamingError(error=error) from error
+    if at < len(memory):
+        answer.close()
+        raise IncompleteReadError(actual_bytes=at, expected_bytes=len(memory))
+    answer._fp.close()  # which an empty body leaves open
+    answer.release_conn()  # for the next request

@@ -75,7 +75,8 @@ class Keeper:
     ) -> None:
         self._store, self._gang, self._job, self._retention, self._warn = store, gang, job, retention, warn
         self._owner = owner
-        self._claim: Claim | None = None  # rank 0 alone
+        self._claim: Claim | None = None  # rank 0 alone, as is the next
+        self._claiming: Future[Claim] | None = None
         self._parent: tuple[str, str] = ("", "")  # key and digest of the manifest that comes before
         self._milestone: tuple[str, str] = ("", "")  # of the newest that is kept for ever
         self._known: dict[str, Checkpoint] = {}  # committed, by manifest; rank 0's `_pruning` alone
@@ -90,8 +91,15 @@ class Keeper:
         self.latest = Latest(epoch=0, owner="", nonce="")
 
     def kept(self) -> Kept | None:
-        """The newest step that the gang's memory holds whole, from before a restart in place."""
-        return newest(self._tier, self._gang) if self._tier else None
+        """The newest step that the gang's memory holds whole, from before a restart in place.
+
+        Rank 0 asks the store for the claim meanwhile: memory is read through, and the storage process starts.
+        """
+        if self._tier is None:
+            return None
+        if self._gang.leads:
+            self._claiming = in_background(self._next_epoch)
+        return newest(self._tier, self._gang)
 
     def claim(self, kept: Kept | None = None) -> tuple[Latest, bool]:
         """Takes the next epoch; what `LATEST` says then is what `restore` starts from. And whether `kept` is newer.
@@ -102,7 +110,8 @@ class Keeper:
         def take() -> tuple[Latest, bool, int]:
             held, resumed = (self._tier.claim() if self._tier and kept else None) or (None, 0)
             try:
-                self._claim, resumed = claim_epoch(self._store, self._owner), 0
+                claiming, self._claiming = self._claiming, None
+                self._claim, resumed = claiming.result() if claiming else self._next_epoch(), 0
             except StorageError as error:
                 if held is None or Kind(error.kind) not in PASSING:
                     raise
@@ -118,6 +127,9 @@ class Keeper:
         self.latest, newer, resumed = self._gang.on_leader(take)
         self._first_attempt = resumed * _ATTEMPTS
         return self.latest, newer
+
+    def _next_epoch(self) -> Claim:
+        return claim_epoch(self._store, self._owner)
 
     def restore_kept(self, kept: Kept, prepare: Restore) -> Found:
         """Loads what the gang's memory holds. The next manifest's parent is the one that was committed last."""

@@ -17,6 +17,7 @@ from muster_protocol.manifest import Manifest
 from muster_runtime.checkpoint.layout import with_sums
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.s3_store import Landed
+from muster_runtime.checkpoint.spread import copy
 from muster_runtime.checkpoint.tier import Part, Tier
 from muster_runtime.checkpoint.transfers import Transfers
 from muster_runtime.parallel.gang import Gang
@@ -83,6 +84,7 @@ class KeptReader(Reader):
         kept, gang = self._kept, self._gang
         wanted = [set(numbers) for numbers in gang.gather(sorted(by_file))]
         memory = self._transfers.memory.reserve(kept.part.base + kept.part.length)
+        own = []
         starts = iter(kept.part.starts)
         for number, (file, owner) in enumerate(zip(kept.found.manifest.files, kept.owners, strict=True)):
             takers = [rank for rank in range(gang.world_size) if rank != owner and number in wanted[rank]]
@@ -96,7 +98,13 @@ class KeptReader(Reader):
                 _share(content, owner, takers, gang)
             for item in by_file.get(number, ()):
                 assert content is not None
-                item.take(content)
+                if owner == gang.rank:
+                    own.append((item, content))
+                else:  # at once: what came from another rank takes memory
+                    item.take(content)
+        copy((item.target, item.source(content)) for item, content in own)
+        for item, _ in own:
+            item.finish()
 
 
 def _share(content: torch.Tensor | None, owner: int, takers: list[int], gang: Gang) -> None:

@@ -32,9 +32,9 @@ class SharedMemory:
             self._unpin()
             size = max(size, os.fstat(self.descriptor).st_size)  # never less: it may hold an earlier incarnation's
             os.ftruncate(self.descriptor, size)
-            # Populated: the kernel's zeroing of fresh pages must not be paid for page by page while training waits.
-            mapped = mmap.mmap(self.descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)
+            # Not populated: that takes as long as the first copy into it does, and would count its pages twice while
+            # what was mapped before is still in somebody's hands.
+            self._bytes = torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.uint8)
             self.size = size
         if pinned and self.size and not self._pinned:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]

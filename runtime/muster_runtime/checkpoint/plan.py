@@ -57,24 +57,26 @@ class Planner:
         self._gang = gang
         self._structure: Hashable = None
         self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._cuts: dict[MetadataIndex, tuple[WriteItem, int]] = {}
+        self._rows: dict[MetadataIndex, int] = {}  # of each item of the share, its first in this rank's part
+        self._parts: TensorTable = {}
         self.share = Share((), ())
         self.tensors: dict[str, Any] = {}
 
     def plan(self, table: TensorTable) -> bool:
         """Makes the plan for `table` when the last one doesn't fit it any more; whether it did. Collective."""
-        structure = tuple(_kind(name, tensor) for name, tensor in table.items())
-        own = sum(local_part(tensor).nbytes for tensor in table.values())
-        self._planner.set_up_planner(dict(table), None, self._gang.leads)
+        self._parts = {name: local_part(tensor).detach() for name, tensor in table.items()}
+        structure = tuple(_kind(name, tensor, self._parts[name]) for name, tensor in table.items())
+        own = sum(part.nbytes for part in self._parts.values())
         changed, total = self._gang.sum([float(structure != self._structure), float(own)])
         if not changed:
             return False
         # The same on every rank: replicas must be cut alike, to be known as replicas.
         piece = piece_bytes(int(total) // self._gang.world_size)
+        self._planner.set_up_planner(dict(table), None, self._gang.leads)
         local = self._planner.create_local_plan()
-        cuts = [(cut, item, row) for item in local.items for cut, row in cut_up(item, piece)]
-        self._cuts = {cut.index: (item, row) for cut, item, row in cuts}
-        local = dataclasses.replace(local, items=[cut for cut, _, _ in cuts])
+        cuts = [cut for item in local.items for cut in cut_up(item, piece)]
+        self._rows = {cut.index: row for cut, row in cuts}
+        local = dataclasses.replace(local, items=[cut for cut, _ in cuts])
         share, self.tensors = self._gang.share_out(local, lambda plans: self._share_out(plans, piece))
         self.share = _laid_out(share, piece)
         self._structure = structure
@@ -98,16 +100,12 @@ class Planner:
 
     def resolve(self, item: WriteItem) -> torch.Tensor:
         """What an item of the share names, in the table of the last `plan`."""
-        whole, row = self._cuts[item.index]
-        tensor = self._planner.resolve_data(whole)
-        assert isinstance(tensor, torch.Tensor), item.index  # the session puts nothing else into the state
-        sizes = _chunk(item).sizes
-        return tensor.detach().narrow(0, row, sizes[0]) if sizes else tensor.detach()
+        part, sizes = self._parts[item.index.fqn], _chunk(item).sizes
+        return part.narrow(0, self._rows[item.index], sizes[0]) if sizes else part
 
 
-def _kind(name: str, tensor: torch.Tensor) -> Hashable:
-    placements = tuple(map(str, getattr(tensor, "placements", ())))
-    return name, tensor.shape, tensor.dtype, placements, local_part(tensor).shape
+def _kind(name: str, tensor: torch.Tensor, part: torch.Tensor) -> Hashable:
+    return name, tensor.shape, tensor.dtype, tuple(getattr(tensor, "placements", ())), part.shape
 
 
 def cut_up(item: WriteItem, piece: int) -> Iterator[tuple[WriteItem, int]]:

@@ -45,8 +45,11 @@ class _Wanted:
     finish: Callable[[], None]
 
     def take(self, file: torch.Tensor) -> None:
-        self.target.copy_(file[self.at : self.at + self.target.numel()])
+        self.target.copy_(self.source(file))
         self.finish()
+
+    def source(self, file: torch.Tensor) -> torch.Tensor:
+        return file[self.at : self.at + self.target.numel()]
 
 
 class Reader(StorageReader):

@@ -41,7 +41,7 @@ from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.s3 import fetch, forget_upload, received, unfinished_uploads
 from muster_protocol.checkpoints.s3_client import code_of, endpoint_in_environment, make_client
 from muster_protocol.storage_errors import Kind, kind_of, sentence
-from muster_runtime.checkpoint.bodies import Content, send_unsigned
+from muster_runtime.checkpoint.bodies import Content, pieces_into, send_unsigned
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 from muster_runtime.checkpoint.sums import Span, sums
 
@@ -49,9 +49,6 @@ THREADS: Final = 6
 _TRANSFERS: Final = 4
 """Pieces on their way at once, each with a connection of its own."""
 _NICENESS: Final = 10
-_READ_BYTES: Final = 1 << 18
-"""Small enough for a processor's cache: what has come is summed while it is there."""
-
 Answer = tuple[dict[str, Any], bytes]
 Piece = tuple[str, int, int, list[Span]]
 """Key, first byte and length in the shared memory, chunks."""
@@ -200,13 +197,11 @@ class Server:
         size, memory = header["size"], self._shared()
 
         def read(found: dict[str, Any]) -> str:
-            at, crc32 = header["at"], 0
             if found["ContentLength"] != size:
                 return f"is {found['ContentLength']} bytes, not {size}"
-            end = at + size
-            while at < end and (length := found["Body"].readinto(memory[at : min(end, at + _READ_BYTES)])):
-                crc32 = zlib.crc32(memory[at : at + length], crc32)
-                at += length
+            crc32, content = 0, memory[header["at"] : header["at"] + size]
+            for piece in pieces_into(content, found["Body"]):
+                crc32 = zlib.crc32(piece, crc32)
             return "" if named(crc32) == header["crc32"] else "is not what was saved (CRC-32 differs)"
 
         wrong = received(self.client, read, **self.place(header["key"]))

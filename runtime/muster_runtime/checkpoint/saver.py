@@ -23,6 +23,7 @@ from muster_protocol.manifest import MANIFEST_NAME, Manifest
 from muster_runtime.checkpoint.layout import with_sums
 from muster_runtime.checkpoint.plan import Planner
 from muster_runtime.checkpoint.s3_store import Landed, Outgoing
+from muster_runtime.checkpoint.spread import copy
 from muster_runtime.checkpoint.tier import Part, Tier
 from muster_runtime.checkpoint.transfers import Transfers, in_background
 from muster_runtime.checkpoint.tree import TensorTable
@@ -145,20 +146,22 @@ class Saver:
 
     def _stage(self, base: int) -> None:
         share = self.planner.share
-        on_device = any(self.planner.resolve(item).is_cuda for item, _ in share.items)
+        sources = [(self.planner.resolve(item), at) for item, at in share.items]
+        on_device = any(source.is_cuda for source, _ in sources)
         memory = self._transfers.memory.reserve(base + share.length, pinned=on_device)[base:]
-        with torch.no_grad():
-            for item, at in share.items:
-                source = self.planner.resolve(item)
-                length = source.numel() * source.element_size()
-                if length:
-                    target = memory[at : at + length].view(source.dtype).view(source.shape)
-                    # On the stream that computes: what it does later can't change what is copied.
-                    target.copy_(source, non_blocking=True)
+        moves = [
+            (memory[at : at + source.nbytes].view(source.dtype).view(source.shape), source)
+            for source, at in sources
+            if source.nbytes
+        ]
         self._staged = None
-        if on_device:
-            self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._staged.record()
+        if not on_device:
+            copy(moves)
+            return
+        for target, source in moves:  # on the stream that computes: what it does later can't change what is copied
+            target.copy_(source, non_blocking=True)
+        self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._staged.record()
 
     def _hand_over(self, *, wait: bool) -> None:
         """Starts the writing, as soon as the copies have left the device."""

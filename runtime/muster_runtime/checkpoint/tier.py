@@ -25,6 +25,7 @@ from muster_protocol.manifest import Latest, ShardFile
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.s3_store import Landed
+from muster_runtime.checkpoint.spread import spread
 
 _HEAD: Final = struct.Struct("<8sQI")  # what it is, length of the JSON behind it, its CRC-32
 _MAGIC: Final = b"MUSTER-1"
@@ -113,7 +114,7 @@ class Tier:
         if kept[0] < capacity:
             base = kept[0] + kept[1]
         self._regions[self._open] = (base, capacity)
-        self.memory.reserve(base + capacity)  # in whole slots: to grow means to map, and to pin, everything anew
+        self.memory.reserve(max(base, capacity) + capacity)  # of both slots: to grow means to map, and pin, all anew
         return base
 
     def seal(self, part: Part) -> None:
@@ -154,11 +155,13 @@ class Tier:
         if part.base + part.length > os.fstat(self.memory.descriptor).st_size:
             return "it is cut off"
         memory = raw_bytes(self.memory.reserve(part.base + part.length))
-        for landed, start in zip(part.files, part.starts, strict=True):
-            at = part.base + start
-            if named(zlib.crc32(memory[at : at + landed.file.size])) != landed.file.crc32:
-                return f"{landed.file.key} is not what was staged (CRC-32 differs)"
-        return ""
+
+        def wrong(found: tuple[Landed, int]) -> str:
+            file, at = found[0].file, part.base + found[1]
+            whole = named(zlib.crc32(memory[at : at + file.size])) == file.crc32
+            return "" if whole else f"{file.key} is not what was staged (CRC-32 differs)"
+
+        return next(filter(None, spread(wrong, zip(part.files, part.starts, strict=True))), "")
 
     def take_up(self, slot: int, part: Part) -> None:
         """`part` was restored from: its slot is the kept one."""

@@ -68,7 +68,7 @@ def _enter(path: str, tensor: torch.Tensor, table: TensorTable, ties: Mapping[st
         raise StateError(f"{path} is a {tensor.layout} tensor; a checkpoint holds dense tensors only")
     if path in ties:
         return ties[path]
-    table[path] = tensor.detach()
+    table[path] = tensor.detach() if tensor.requires_grad else tensor
     return path
 
 
