@@ -298,6 +298,11 @@ class QueuePosition(Model):
     changes: Annotated[tuple[ShortMessage, ...], Len(0, 8)] = ()
     """What would let it start now, the smallest change first."""
 
+    @property
+    def why(self) -> str:
+        """`reason: message`, or what there is of both."""
+        return ": ".join(part for part in (self.reason, self.message) if part)
+
 
 class Failure(Model):
     """The first cause of the last failure."""

@@ -50,6 +50,8 @@ BASES: Final = {
     "queue": ", roughly: by the jobs ahead and how fast room comes back",
 }
 """How sure an expected start is."""
+ABOVE: Final = "as above"
+"""In place of an Event's message that the row Why has already."""
 NO_KINDS: Final = (
     "this cluster does not know Muster's kinds: install the chart, or apply the CRDs (muster crds | kubectl apply -f -)"
 )
@@ -169,7 +171,7 @@ def one_line(job: TrainingJob) -> str:
     if status.placement is not None and status.placement.replacing is not None:
         parts.append(f"worker {status.placement.replacing.indexes} is lost and made anew")
     if status.queue is not None and status.queue.message:
-        parts.append(f"{status.queue.reason}: {status.queue.message}")
+        parts.append(status.queue.why)
     return ", ".join(parts)
 
 
@@ -181,7 +183,11 @@ def render(scene: Scene) -> RenderableType:
     head.add_column(style="bold", no_wrap=True)
     head.add_column()
     head.add_row("Phase", Text(phase.value if phase else "not seen yet: does the operator run?", STYLES.get(phase, "")))  # type: ignore[arg-type]
-    head.add_row("Queue", _queue(scene))
+    place = status.queue
+    head.add_row("Queue", job.spec.queue + (f", position {place.position}" if place and place.position else ""))
+    why = place.why if place is not None else ""
+    if why:
+        head.add_row("Why", Text(why, "yellow"))
     if status.defaults is not None:
         head.add_row("Defaults", f"from the queue: {', '.join(status.defaults.to_raw())}")
     for title, told in _waiting(scene):
@@ -199,22 +205,16 @@ def render(scene: Scene) -> RenderableType:
         lost = f", {status.lost_gpu_seconds} GPU-seconds of work lost" if status.lost_gpu_seconds else ""
         head.add_row("Preempted", f"{_counted(status.preemptions, 'time')}{lost}")
     if status.failure is not None and phase is not Phase.SUCCEEDED:
-        head.add_row("Last failure", Text(f"{status.failure.message}\n{status.failure.traceback}".strip(), "red"))
+        told = "" if status.failure.message in why else status.failure.message
+        failed = f"{told}\n{status.failure.traceback}".strip()
+        if failed:
+            head.add_row("Last failure", Text(failed, "red"))
     parts: list[RenderableType] = [Text(scene.trouble, "bold red"), head] if scene.trouble else [head]
     if scene.pods:
         parts += [Text(), _workers(scene)]
     if scene.events:
         parts += [Text(), _events(scene)]
     return Panel(Group(*parts), title=f"{job.metadata.namespace}/{job.metadata.name}", title_align="left")
-
-
-def _queue(scene: Scene) -> Text:
-    status = scene.job.status
-    text = Text(scene.job.spec.queue)
-    if status.queue is not None and status.queue.reason:
-        place = f", position {status.queue.position}" if status.queue.position else ""
-        text.append(f"{place}: {status.queue.reason}: {status.queue.message}", "yellow")
-    return text
 
 
 def _waiting(scene: Scene) -> Iterator[tuple[str, str]]:
@@ -316,10 +316,14 @@ def _events(scene: Scene) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("SEEN", "EVENT", "MESSAGE"):
         table.add_column(title)
+    place = scene.job.status.queue
     for event in scene.events:
+        told = event.get("message", "")
+        if place is not None and told and told == place.message:
+            told = ABOVE
         style = "yellow" if event.get("type") == "Warning" else ""
         seen = _ago(parse_time(_event_time(event)), scene.now)
-        table.add_row(seen, Text(event.get("reason", ""), style), event.get("message", ""))
+        table.add_row(seen, Text(event.get("reason", ""), style), Text(told))
     return table
 
 

@@ -79,9 +79,9 @@ def job_row(job: TrainingJob, *, brief: bool = False) -> tuple[Cell, ...]:
     step = ""
     if progress is not None:
         step = f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
-    why = status.queue.reason if status.queue is not None else ""
-    if why and status.queue is not None and not brief:
-        why = f"{why}: {status.queue.message}"
+    why = ""
+    if status.queue is not None:
+        why = status.queue.reason if brief else status.queue.why
     return (
         job.metadata.namespace,
         job.metadata.name,

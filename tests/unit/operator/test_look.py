@@ -54,7 +54,9 @@ def test_a_waiting_job_says_what_it_waits_for() -> None:
     waiting = job(phase="Queued", queue={"position": 3, "reason": "QuotaExceeded", "message": "8 GPUs are missing"})
     text = shown(Scene(waiting, (), (), NOW))
     assert "research/train" in text
-    assert "vision, position 3: QuotaExceeded: 8 GPUs are missing" in text
+    rows = [line.strip("│ \n") for line in text.splitlines()]
+    assert "Queue  vision, position 3" in rows
+    assert "Why    QuotaExceeded: 8 GPUs are missing" in rows
     assert one_line(waiting) == "research/train, Queued, QuotaExceeded: 8 GPUs are missing"
 
 
@@ -111,6 +113,24 @@ def test_a_failed_job_shows_its_failure() -> None:
     text = shown(Scene(failed, (), (), NOW))
     assert "rank 3: ValueError" in text
     assert "Traceback…" in text
+
+
+def test_the_cause_of_a_failure_is_told_once() -> None:
+    cause = "the bucket s3://nope does not exist; make it"
+    told = f"worker 0 on node-1: {cause}"
+    failed = job(
+        phase="Failed",
+        queue={"reason": "StorageError", "message": told},
+        failure={"message": cause, "cause": "storage", "traceback": "Traceback…"},
+    )
+    event = {"reason": "Failed", "message": told, "type": "Warning", "lastTimestamp": "2026-01-02T03:04:00Z"}
+    text = shown(Scene(failed, (), (event,), NOW))
+    assert text.count(cause) == 1
+    assert "Queue         vision" in text
+    assert "Last failure  Traceback…" in text
+    assert "5s ago  Failed  as above" in text
+    silent = failed.status.model_copy(update={"failure": failed.status.failure.model_copy(update={"traceback": ""})})  # type: ignore[union-attr]
+    assert "Last failure" not in shown(Scene(failed.model_copy(update={"status": silent}), (), (event,), NOW))
 
 
 def test_a_job_that_no_operator_has_seen_says_so() -> None:
