@@ -122,6 +122,8 @@ class Placement(Model):
     spec: SpecHash = ""
     """Hash of the fields of the spec that keep their value while the placement stands. When they change nevertheless,
     the gang is stopped and starts again with the new ones."""
+    restarts: Count | None = None
+    """How often the gang's processes were started again in its pods. `status.failures` has them when it ends."""
     yields: bool = False
     """The gang was let in before its turn, and gives way as soon as the job that waited could start."""
 
@@ -357,7 +359,7 @@ class TrainingJobStatus(Model):
     """Restarts after a failure."""
     failures: Count | None = None
     """Failures of the training script; `restart.limit` is compared with them. Those that were answered by a restart in
-    place are added when the pods end."""
+    place stand in `placement.restarts` until the placement ends."""
     restarts_in_place: Count | None = None
     """How often the processes of the gang were started again in the pods that they had, after a crash."""
     breakdowns: Count | None = None
@@ -414,6 +416,12 @@ class TrainingJobStatus(Model):
     """GPU time and money of placements that have ended; `budget` counts them and the present placement."""
     finished_at: Timestamp | None = None
     """When the job ended."""
+
+    @property
+    def restarts_used(self) -> int:
+        """Failures of the training script so far, of `restart.limit`."""
+        here = self.placement.restarts if self.placement is not None else None
+        return (self.failures or 0) + (here or 0)
 
     def to_raw(self) -> dict[str, Any]:
         """Without what is empty or as it is when nothing is said: each byte is read and written many times."""

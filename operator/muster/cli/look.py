@@ -19,9 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.api.common import API_VERSION
+from muster.api.defaults import filled
+from muster.api.effective import RESTART_LIMIT
 from muster.api.names import JOB_UID_LABEL, Phase
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError, ApiUnreachable
@@ -198,7 +199,7 @@ def render(scene: Scene) -> RenderableType:
         age = f", {_ago(status.checkpoint.committed_at, scene.now)}" if status.checkpoint.committed_at else ""
         head.add_row("Checkpoint", f"step {status.checkpoint.step}{age}  {status.checkpoint.uri or ''}")
     if status.restarts or status.restarts_in_place:
-        head.add_row("Restarts", _restarts(status))
+        head.add_row("Restarts", _restarts(job))
     for title, told in _replacements(scene):
         head.add_row(title, told)
     if status.preemptions:
@@ -236,11 +237,13 @@ def _waiting(scene: Scene) -> Iterator[tuple[str, str]]:
         yield "Would help", "\n".join(place.changes)
 
 
-def _restarts(status: TrainingJobStatus) -> str:
-    """Failures that the launchers answered in place are counted when the pods end, so the numbers needn't add up."""
+def _restarts(job: TrainingJob) -> str:
+    """What is used of `restart.limit`, which counts failures of the script alone; then all restarts."""
+    status, restart = job.status, filled(job.spec, job.status.defaults).restart
+    limit = RESTART_LIMIT if restart is None or restart.limit is None else restart.limit
     ways = ((status.restarts, "with new pods"), (status.restarts_in_place, "in the pods that were there"))
     told = ", ".join(f"{count} {how}" for count, how in ways if count)
-    return f"{told} ({_counted(status.failures or 0, 'failure')} of the script counted)"
+    return f"{status.restarts_used} of at most {limit} used by failures of the script; {told}"
 
 
 def _replacements(scene: Scene) -> Iterator[tuple[str, str]]:

@@ -145,9 +145,10 @@ def test_numbers_are_told_as_people_read_them() -> None:
     running = job(phase="Running", restarts=1, progress={"step": 3, "loss": "3.1415926535897931"})
     assert one_line(running) == "research/train, Running, step 3, loss 3.14159, 1 restart"
     text = shown(Scene(job(phase="Running", restarts=3, failures=1), (), (), NOW))
-    assert "3 with new pods (1 failure of the script counted)" in text
-    text = shown(Scene(job(phase="Running", restarts=1, restartsInPlace=2, failures=3), (), (), NOW))
-    assert "1 with new pods, 2 in the pods that were there" in text
+    assert "1 of at most 3 used by failures of the script; 3 with new pods" in text
+    here = {"generation": 2, "workers": 2, "restarts": 1}
+    text = shown(Scene(job(phase="Running", restarts=1, restartsInPlace=2, failures=2, placement=here), (), (), NOW))
+    assert "3 of at most 3 used by failures of the script; 1 with new pods, 2 in the pods that were there" in text
     assert "Preempted" not in text
     text = shown(Scene(job(phase="Queued", preemptions=1, lostGpuSeconds=540), (), (), NOW))
     assert "Preempted  1 time, 540 GPU-seconds of work lost" in text

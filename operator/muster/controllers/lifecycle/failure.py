@@ -76,8 +76,9 @@ def recover(turn: Turn) -> bool:
         turn.wake_in(PEER_PATIENCE - turn.s.peers_wait)
         return True
     record(turn, cause)
-    failures = (turn.status.failures or 0) + cause.restarts + (1 if cause.kind in COUNTED else 0)
-    turn.draft.set(failures=failures or None)
+    answered = max(cause.restarts, placement.restarts or 0)  # a pod that is lost leaves no word of them
+    failures = (turn.status.failures or 0) + answered + (1 if cause.kind in COUNTED else 0)
+    turn.draft.set(failures=failures or None, placement=placement.model_copy(update={"restarts": None}))
     if cause.kind is Kind.MAX_RUNTIME:
         fail(turn, cause, Reason.MAX_RUNTIME_EXCEEDED, "maxRuntime has passed")
     elif cause.kind in FATAL:

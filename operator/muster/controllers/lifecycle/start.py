@@ -59,14 +59,15 @@ def follow(turn: Turn) -> bool:
 
 def _tell_restarts(turn: Turn, launcher: LauncherStatus) -> None:
     """Say that the launchers have started the processes again in the pods that they have."""
-    known = turn.status.incarnation
+    known, placement = turn.status.incarnation, turn.status.placement
     fresh = min(launcher.restarts, launcher.incarnation - (known or 1))
     if known is None and fresh <= 0:
         turn.draft.set(incarnation=launcher.incarnation)  # it was silent when the gang began to train
-    if fresh <= 0:
+    if fresh <= 0 or placement is None:
         return
     count = (turn.status.restarts_in_place or 0) + fresh
-    turn.draft.set(incarnation=launcher.incarnation, restarts_in_place=count)
+    here = placement.model_copy(update={"restarts": max(launcher.restarts, placement.restarts or 0)})
+    turn.draft.set(incarnation=launcher.incarnation, restarts_in_place=count, placement=here)
     told = f"{launcher.restarted_after[:500]}; the gang's processes were started again in their pods"
     turn.tell(EventReason.RESTARTED_IN_PLACE, f"{told} ({launcher.restarts} in this placement)", warning=True)
 

@@ -74,11 +74,33 @@ def test_restarts_in_the_living_pods_are_told_and_count_against_the_limit() -> N
         notes = [note.message for note in case.notes if note.reason is EventReason.RESTARTED_IN_PLACE]
         assert len(notes) == restarts
         assert crashed in notes[-1]
+        assert (case.job.status.failures, case.job.status.restarts_used) == (None, restarts)
     case.end(1, Cause.USER, 1, message="ValueError: bad lr", restarts=2)
     case.settle()
     assert case.phase == "Failed"
     assert case.job.status.failures == 3
     assert remaining_restarts(effective_spec(case.job.spec), case.job.status) == 0
+
+
+@pytest.mark.parametrize("end", ["a worker is lost", "the gang is asked to stop"])
+def test_restarts_in_the_living_pods_count_once_also_when_pods_end_without_a_word(end: str) -> None:
+    case = Case(trainingjob(restart={"limit": 2}))
+    case.start()
+    assert case.launcher is not None
+    case.launcher = replace(case.launcher, incarnation=2, restarts=1, restarted_after="x", phase=Phase.RUNNING)
+    case.settle()
+    if end == "a worker is lost":
+        case.vanish(case.worker(0).name)
+    else:
+        case.edit(suspend=True)
+    case.settle()
+    assert case.job.status.restarts_used == 1
+    case.edit(suspend=True)
+    case.settle()
+    case.vanish()
+    case.settle()
+    assert case.job.status.placement is None
+    assert (case.job.status.failures, case.job.status.restarts_used) == (1, 1)
 
 
 def test_a_limit_of_0_gives_up_at_once() -> None:
