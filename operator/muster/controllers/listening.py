@@ -1,13 +1,15 @@
 """Hears what kubelet says in Events alone: volumes that do not mount, sandboxes that can't be made.
 
-Such a pod stands in ContainerCreating and its status says nothing more. So for a gang that hangs there the Events of
-one pod are asked for, now and then; all others cost nothing.
+Such a pod stands in ContainerCreating and its status says nothing more; or kubelet's words come and go with its tries,
+as those of a Secret that is not there do. So for a gang that hangs there the Events of one pod are asked for, now and
+then; all others cost nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -18,7 +20,7 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
 from muster.controllers.cache import Cache
-from muster.controllers.lifecycle.hindrance import KUBELET, Heard
+from muster.controllers.lifecycle.hindrance import CONTAINER, KUBELET, Heard
 from muster.controllers.records import Record
 from muster.controllers.work import utc_now
 
@@ -36,6 +38,11 @@ FORBIDDEN: Final = 600.0
 """Seconds until it is tried again without the right to list Events."""
 
 _CREATING: Final = frozenset({"ContainerCreating", "PodInitializing"})
+_NO_CONTAINER: Final = "CreateContainerConfigError"
+"""Kubelet's word in the status for what its Events call Failed."""
+_CONFIG: Final = re.compile(
+    r"Error: .*(secret|configmap).*(not found|couldn't find key)|Error: couldn't find key", re.I
+)
 _LONGEST: Final = 400
 """Characters of kubelet's message that are passed on."""
 
@@ -73,7 +80,7 @@ class Listening:
             self._asked[uid] = now
             pod = hanging[uid]
             path = f"/api/v1/namespaces/{pod.namespace}/events"
-            found = await self._api.list(path, fieldSelector=f"involvedObject.uid={pod.uid},type=Warning")
+            found = await self._api.list(path, fieldSelector=f"involvedObject.uid={pod.uid}")
             if uid in records:
                 self._tell(records[uid], newest(pod, found))
 
@@ -92,20 +99,34 @@ class Listening:
 
 
 def hangs(pod: PodView, now: datetime | None = None) -> bool:
-    """Whether kubelet has had the pod for a while, and its status gives no reason why it does not run."""
+    """Whether kubelet has had the pod for a while, and its status gives no reason why it does not run, or one that goes
+    away between two tries."""
     if not pod.bound or pod.phase != "Pending" or pod.terminating or pod.created is None:
         return False
+    if any(item.reason in CONTAINER for item in pod.waiting):
+        return True
     age = ((now or utc_now()) - pod.created).total_seconds()
     return age >= PATIENCE and all(item.reason in _CREATING for item in pod.waiting)
 
 
 def newest(pod: PodView, events: Iterable[Mapping[str, Any]]) -> Heard | None:
-    """The last trouble that kubelet told of a pod, or None."""
-    told = [event for event in events if event.get("reason") in KUBELET]
+    """The last trouble that kubelet told of a pod, or None: also when it has started a container since."""
+    known = list(events)
+    told = [(event, reason) for event in known if (reason := _trouble(event))]
     if not told:
         return None
-    last = max(told, key=_moment)
-    return Heard(pod.name, str(last["reason"]), str(last.get("message") or "")[:_LONGEST])
+    last, reason = max(told, key=lambda item: _moment(item[0]))
+    if any(event.get("reason") == "Started" and _moment(event) > _moment(last) for event in known):
+        return None
+    return Heard(pod.name, reason, str(last.get("message") or "").removeprefix("Error: ")[:_LONGEST])
+
+
+def _trouble(event: Mapping[str, Any]) -> str:
+    """The word for it, or "" where the Event tells of none that we know."""
+    reason = str(event.get("reason") or "")
+    if reason == "Failed" and _CONFIG.match(str(event.get("message") or "")):
+        return _NO_CONTAINER
+    return reason if reason in KUBELET else ""
 
 
 def _moment(event: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from .lifecycle.cases import START, Case, trainingjob
 pytestmark = pytest.mark.unit
 
 MESSAGE = 'MountVolume.SetUp failed for volume "data": secret "s3" not found'
+MEND = "; make it, or correct what names it (checkpoint.secretRef, envFrom, env, volumes)"
 
 
 def starting() -> Case:
@@ -34,6 +35,8 @@ def test_a_pod_hangs_when_kubelet_has_it_for_long_and_its_status_says_nothing() 
     assert not hangs(pod, START + timedelta(seconds=19))
     assert not hangs(replace(pod, bound=False), START + timedelta(hours=1))
     assert not hangs(replace(pod, terminating=True), START + timedelta(hours=1))
+    case.wait(0, "CreateContainerConfigError", 'secret "s3" not found')
+    assert hangs(replace(case.worker(0), bound=True), START)
     case.wait(0, "ImagePullBackOff")
     assert not hangs(replace(case.worker(0), bound=True), START + timedelta(hours=1))
 
@@ -49,12 +52,37 @@ def test_the_newest_trouble_of_kubelet_is_told() -> None:
     assert newest(pod, events[2:]) is None
 
 
+def test_a_secret_that_is_missed_is_told_while_kubelet_tries_again_and_until_a_container_starts() -> None:
+    case = starting()
+    pod = case.worker(0)
+    failed = {"reason": "Failed", "message": 'Error: secret "s3" not found', "lastTimestamp": "2026-03-01T12:01:00Z"}
+    pulled = {"reason": "Pulled", "message": "already present", "lastTimestamp": "2026-03-01T12:01:05Z"}
+    started = {"reason": "Started", "message": "Started container", "lastTimestamp": "2026-03-01T12:01:30Z"}
+    image = {"reason": "Failed", "message": "Error: ImagePullBackOff", "lastTimestamp": "2026-03-01T12:02:00Z"}
+    heard = Heard(pod.name, "CreateContainerConfigError", 'secret "s3" not found')
+    assert newest(pod, [failed, pulled]) == heard
+    assert newest(pod, [failed, pulled, started]) is None
+    assert newest(pod, [image]) is None
+
+    case.heard = heard
+    case.wait(0, "CreateContainerConfigError", 'secret "s3" not found')
+    case.settle()
+    assert case.message(ConditionType.PODS_READY).endswith(f'secret "s3" not found{MEND}')
+    writes = case.writes
+    case.wait(0, "PodInitializing")
+    case.settle()
+    assert case.reason(ConditionType.PODS_READY) == "CreateContainerConfigError"
+    assert case.job.status.queue is not None
+    assert "make it" in case.job.status.queue.message
+    assert case.writes == writes
+
+
 def test_the_job_says_it_once_and_takes_it_back() -> None:
     case = starting()
     pod = case.worker(1)
     case.heard = Heard(pod.name, "FailedMount", MESSAGE)
     case.settle()
-    told = f"pod {pod.name} on node n1 can't start: FailedMount: {MESSAGE}"
+    told = f"pod {pod.name} on node n1 can't start: FailedMount: {MESSAGE}{MEND}"
     assert case.reason(ConditionType.PODS_READY) == "FailedMount"
     assert case.message(ConditionType.PODS_READY) == told
     assert case.job.status.queue is not None

@@ -47,9 +47,14 @@ def first(pods: Iterable[PodView], heard: Heard | None = None) -> Hindrance | No
 
 
 def _of_event(pod: PodView, heard: Heard) -> Hindrance:
-    return Hindrance(
-        pod, heard.reason, f"pod {pod.name} on node {pod.node} can't start: {heard.reason}: {heard.message}"
-    )
+    told = f"{heard.reason}: {heard.message}"
+    return Hindrance(pod, heard.reason, f"pod {pod.name} on node {pod.node} can't start: {told}{_mend(told)}")
+
+
+def _mend(told: str) -> str:
+    """What to do about a Secret or ConfigMap that kubelet misses."""
+    missed = "not found" in told and any(f'{kind} "' in told for kind in ("secret", "configmap"))
+    return "; make it, or correct what names it (checkpoint.secretRef, envFrom, env, volumes)" if missed else ""
 
 
 def of_pod(pod: PodView) -> Iterable[Hindrance]:
@@ -63,7 +68,9 @@ def of_pod(pod: PodView) -> Iterable[Hindrance]:
             what = f"{where} can't get the image of container {waiting.container}: {told}"
             yield Hindrance(pod, waiting.reason, f"{what}; check spec.image and imagePullSecrets")
         elif waiting.reason in CONTAINER:
-            yield Hindrance(pod, waiting.reason, f"{where} can't start container {waiting.container}: {told}")
+            yield Hindrance(
+                pod, waiting.reason, f"{where} can't start container {waiting.container}: {told}{_mend(told)}"
+            )
 
 
 def known(reason: str) -> bool:
