@@ -113,11 +113,18 @@ class FileStore:
     def close(self) -> None:
         pass
 
+    def _make_root(self) -> None:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"{self._root}: the folder can't be made ({error.strerror}); correct the uri, or its parent's owner"
+            raise storage_error(Kind.ACCESS_DENIED.value, why) from error
+
     @contextlib.contextmanager
     def _locked(self, key: str) -> Iterator[None]:
         path = self._root / f"{_HIDDEN}{key.replace('/', '-')}{_LOCK}"
         with _explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_root()
             with path.open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel drops it when the process dies
                 yield

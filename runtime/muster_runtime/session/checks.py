@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -11,9 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from muster_runtime.checkpoint.tree import split
 from muster_runtime.data.foreign import is_foreign
 from muster_runtime.data.loader import Loader
-from muster_runtime.errors import UsageError, caller
+from muster_runtime.errors import StateError, UsageError, caller
 from muster_runtime.parallel.ddp import DataParallel
 from muster_runtime.parallel.wrap import unwrap, wrapped_at
 from muster_runtime.session.tracking import Stateful, Tracked
@@ -43,6 +44,25 @@ def refuse_untrackable(name: str, thing: Any, tracked: Sequence[Tracked], where:
         raise UsageError(
             f"{where}: {name!r} is a {type(thing).__name__} without state_dict() and load_state_dict(); add them"
         )
+
+
+def refuse_unstorable(tracked: Sequence[Tracked]) -> None:
+    """StateError when an object of the script's own has a state that no checkpoint can hold: its first save would fail,
+    perhaps an hour from now. Models and optimizers hold tensors and numbers."""
+    for t in tracked:
+        if isinstance(t.thing, (nn.Module, Optimizer)) or is_foreign(t.thing):
+            continue
+        try:
+            split(t.name, t.state())
+        except StateError as error:
+            raise StateError(f"{t.where}: {error}") from None
+
+
+def refuse_unreportable(values: Mapping[str, Any]) -> None:
+    """UsageError when a metric isn't a number."""
+    for name, value in values.items():
+        if value is not None and not hasattr(value, "__float__"):
+            raise UsageError(f"{caller()}: session.report({name}={value!r}): a metric is a number, or a tensor of one")
 
 
 def refuse_untracked(tracked: Sequence[Tracked], wrapped: Sequence[Wrapped], loop: str) -> None:

@@ -86,8 +86,8 @@ class Progress:
         """One more step is done, of `tokens` tokens over the whole gang."""
         self._meter.add(tokens)
 
-    def tell(self, step: int, *, last: bool = False) -> None:
-        """Sends and prints where the run stands, at most so often."""
+    def tell(self, step: int, *, last: bool = False, quiet: bool = False) -> None:
+        """Sends and prints where the run stands, at most so often; or, `quiet`, sends it only."""
         now = time.monotonic()
         if not last and self._sent_at and now - self._sent_at < SEND_SECONDS:
             return
@@ -109,7 +109,7 @@ class Progress:
                 mfu=model_flops_utilisation(tokens_per_second, self.flops_per_token, self._peak(), self.world_size),
             )
         )
-        if last or now - self._printed_at >= PRINT_SECONDS:
+        if not quiet and (last or now - self._printed_at >= PRINT_SECONDS):
             self._printed_at = now
             self.log(_line(step, self.total_steps, loss, step_seconds, tokens_per_second))
 

@@ -76,6 +76,8 @@ class Run:
         checks.refuse_undriven(self.tracked, driver, total, where)
         if not self.began:
             self.began = True
+            if self.saves.wanted:
+                checks.refuse_unstorable(self.tracked)
             self._count_flops()
             for one in self.tracked:
                 if is_foreign(one.thing):
@@ -112,7 +114,7 @@ class Run:
     def last_word(self) -> None:
         """The process ends within the loop: its launcher learns the exact step, by which it knows a failure again."""
         if self.loop:
-            self.progress.tell(self.step, last=True)
+            self.progress.tell(self.step, last=True, quiet=True)
 
     # ------------------------------------------------------------------ one step
 

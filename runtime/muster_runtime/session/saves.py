@@ -36,6 +36,11 @@ class Saves:
         self._random: torch.Tensor | None = None
         self._random_due = False
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a uri to save to."""
+        return bool(self._settings.checkpoint)
+
     # ------------------------------------------------------------------ restoring
 
     def restore(self, tracked: list[Tracked]) -> Restored | None:

@@ -271,6 +271,7 @@ class Session:
 
     def report(self, *, loss: torch.Tensor | float | None = None, tokens: int | None = None, **metrics: float) -> None:
         """What this step did on this rank. Rank 0's last word of each metric is kept with the checkpoint."""
+        checks.refuse_unreportable({"loss": loss, "tokens": tokens, **metrics})
         if loss is not None:
             self.run.gradients.refuse_second_loss()
         self.run.progress.note(self.step + 1, loss, tokens, metrics)

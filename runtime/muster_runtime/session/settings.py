@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from muster_protocol import env
 from muster_protocol.checkpoints.retention import Retention, parse_best
+from muster_protocol.uris import parse_uri
 from muster_runtime.errors import UsageError
 
 STRATEGIES = ("none", "ddp", "fsdp", "hsdp")
@@ -67,8 +68,15 @@ def read_settings(
     start_load = environment.get(env.CHECKPOINT_FROM_LOAD) or "all"
     if start_load not in ("all", "model"):
         raise UsageError(f"{env.CHECKPOINT_FROM_LOAD} is {start_load!r}; it is all or model")
-    steps = _integer(environment, env.CHECKPOINT_EVERY_STEPS, every_steps or 0)
-    interval = environment.get(env.CHECKPOINT_INTERVAL)
+    if every_steps is not None and every_steps < 1:
+        raise UsageError(f"checkpoint_every_steps is {every_steps}; it is 1 or more, or left out")
+    uri = environment.get(env.CHECKPOINT_URI) or checkpoint or ""
+    try:
+        if uri:
+            parse_uri(uri)
+        interval = _interval(environment)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     return Settings(
         rank=_integer(environment, "RANK", 0) if distributed else 0,
         local_rank=_integer(environment, "LOCAL_RANK", 0) if distributed else 0,
@@ -79,15 +87,25 @@ def read_settings(
         job_uid=environment.get(env.JOB_UID, "") or environment.get(env.JOB, ""),
         seed=_integer(environment, SEED, seed or 0),
         strategy=chosen,
-        checkpoint=environment.get(env.CHECKPOINT_URI) or checkpoint or "",
-        every_steps=steps or None,
-        interval_seconds=float(interval) if interval and interval != AUTO else None,
-        between_failures=_between_failures(environment) if interval == AUTO else None,
+        checkpoint=uri,
+        every_steps=_integer(environment, env.CHECKPOINT_EVERY_STEPS, every_steps or 0) or None,
+        interval_seconds=interval,
+        between_failures=_between_failures(environment) if environment.get(env.CHECKPOINT_INTERVAL) == AUTO else None,
         retention=_retention(environment),
         blocking_saves=environment.get(env.CHECKPOINT_BLOCKING, "") not in ("", "0"),
         start_from=environment.get(env.CHECKPOINT_FROM, ""),
         start_load=start_load,
     )
+
+
+def _interval(environment: Mapping[str, str]) -> float | None:
+    text = environment.get(env.CHECKPOINT_INTERVAL)
+    if not text or text == AUTO:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{env.CHECKPOINT_INTERVAL} is {text!r}; it is a number of seconds, or {AUTO}") from None
 
 
 def _between_failures(environment: Mapping[str, str]) -> float:

@@ -19,6 +19,7 @@ from muster_runtime import report
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import rng
+from muster_runtime.session.mistakes import tell_shortly
 from muster_runtime.session.run import Run
 from muster_runtime.session.session import Session
 from muster_runtime.session.settings import Settings, read_settings
@@ -40,9 +41,13 @@ def start(
     where = caller()
     if _started:
         raise UsageError(f"{where}: the session was started at {_started[0][1]} already; use that one")
-    settings = read_settings(
-        os.environ, seed=seed, strategy=strategy, checkpoint=checkpoint, every_steps=checkpoint_every_steps
-    )
+    tell_shortly()
+    try:
+        settings = read_settings(
+            os.environ, seed=seed, strategy=strategy, checkpoint=checkpoint, every_steps=checkpoint_every_steps
+        )
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
     device = _device(settings)
     _pin(settings, device)
     gang = _join(settings, device)

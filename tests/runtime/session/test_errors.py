@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,8 +154,13 @@ CASES = {
         FINE + "class Meter:\n    def state_dict(self): return {'seen': {1, 2}}\n"
         "    def load_state_dict(self, state): pass\n"
         "session.track(model=model, optimizer=optimizer, loader=loader, meter=Meter())  # here\n"
-        "for step, (x,) in session.steps(3, loader):\n    update(model, optimizer, x)\n",
-        r"StateError: rank 0: meter.seen is a builtins.set, .*tracked at .*script.py:{here}",
+        "for step, (x,) in session.steps(3, loader):\n    raise SystemExit('a step was begun')\n",
+        r"StateError: .*script.py:{here}: meter.seen is a builtins.set, which a checkpoint can't hold",
+    ),
+    "a metric that is no number": (
+        FINE + "session.track(model=model, optimizer=optimizer)\n"
+        "for step in session.steps(3):\n    session.report(loss='high')  # here\n",
+        r"UsageError: .*script.py:{here}: session.report\(loss='high'\): a metric is a number",
     ),
     "ranks that take different numbers of steps": (
         FINE + "session.track(model=model, optimizer=optimizer)\n"
@@ -246,3 +253,27 @@ def test_bad_settings_are_told(name: str, value: str, pattern: str, tmp_path: Pa
     path = tmp_path / "script.py"
     path.write_text(HEAD + TRAIN)
     assert pattern in last_line(run_gang(path, tmp_path, 2, {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("argument", "pattern"),
+    [
+        ("checkpoint='/tmp/ck'", "'/tmp/ck' is not a checkpoint uri; write s3://BUCKET/PREFIX"),
+        ("checkpoint='s3:/models/x'", "'s3:/models/x' is not a checkpoint uri"),
+        ("checkpoint_every_steps=0", "checkpoint_every_steps is 0; it is 1 or more"),
+        ("strategy='zero3'", "the strategy 'zero3' is not one of none, ddp, fsdp, hsdp"),
+        ("checkpoint='file:///proc/nope'", "/proc/nope: the folder can't be made"),
+    ],
+)
+def test_a_wrong_argument_of_start_is_told_in_the_scripts_own_lines(
+    argument: str, pattern: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(HEAD.replace("muster.start()", f"muster.start({argument})") + TRAIN)
+    ended = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ended.returncode == 1
+    told = ended.stderr.rstrip().splitlines()
+    assert pattern in told[-1], "nothing is said after the sentence that matters"
+    frames = [line for line in told if line.startswith("  File ")]
+    assert frames
+    assert all("script.py" in line for line in frames), frames
