@@ -10,7 +10,7 @@ from typing import Any, Final
 import typer
 from rich.console import Console
 
-from muster.cli.tables import natural_width, plain_table
+from muster.cli.tables import plain_table, print_table
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.differences import Difference
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory
@@ -29,6 +29,11 @@ def amount(size: float) -> str:
         if size >= scale:
             return f"{size / scale:,.2f} {unit}"
     return f"{size:.0f} B"
+
+
+def counted(number: int, what: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def moment(seconds: float) -> str:
@@ -133,9 +138,10 @@ def print_facts(found: Row) -> None:
     files, tensors = found["files"], found["tensors"]
     lines = {
         "step": found["step"],
-        "saved": f"{found['saved']} by {found['worldSize']} ranks" + (f" of {found['job']}" if found["job"] else ""),
+        "saved": f"{found['saved']} by {counted(found['worldSize'], 'rank')}"
+        + (f" of {found['job']}" if found["job"] else ""),
         "epoch": f"{found['epoch']}, attempt {found['attempt']}",
-        "size": f"{amount(found['bytes'])} in {len(files)} files, {len(tensors)} tensors",
+        "size": f"{amount(found['bytes'])} in {counted(len(files), 'file')}, {counted(len(tensors), 'tensor')}",
         "kept by": ", ".join(found["keptBy"]) or "nothing but its job's retention",
         "metrics": ", ".join(f"{name} {value:.6g}" for name, value in found["metrics"].items()) or "none",
         "objects": ", ".join(found["objects"]),
@@ -161,7 +167,8 @@ def print_verified(results: Sequence[Row]) -> None:
         for trouble in result["troubles"]:
             typer.echo(f"  {trouble}")
     whole = sum(not result["troubles"] for result in results)
-    typer.echo(f"{whole} of {len(results)} checkpoints are whole")
+    verb = "is" if len(results) == 1 else "are"
+    typer.echo(f"{whole} of {counted(len(results), 'checkpoint')} {verb} whole")
 
 
 def print_differences(found: Sequence[Difference]) -> None:
@@ -212,6 +219,4 @@ def print_pruning(report: Mapping[str, Any]) -> None:
 def _print(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table as wide as it is: what reads it line by line is not to meet half a word."""
     table = plain_table(titles, rows)
-    console = Console(highlight=False, markup=False)
-    console.width = natural_width(console, table)
-    console.print(table)
+    print_table(Console(highlight=False, markup=False), table)

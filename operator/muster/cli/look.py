@@ -81,7 +81,7 @@ async def status(name: str, namespace: str | None, *, watch: bool, kubeconfig: s
     api = await connect(kubeconfig, context)
     try:
         scene = await look(api, name, namespace or api.credentials.namespace)
-        console = Console()
+        console = Console(markup=False)  # messages have brackets of their own
         if not watch:
             console.print(render(scene))
         elif sys.stdout.isatty():

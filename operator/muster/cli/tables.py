@@ -200,15 +200,26 @@ def _print(
 ) -> None:
     """A table, a line for each row, as wide as it is: what reads it line by line is not to meet half a word. `narrow`
     is shown instead where the terminal is too narrow for `rows`."""
-    console = Console()
+    console = Console(markup=False)
     if not rows:
         console.print(none, highlight=False)
         return
     table = plain_table(titles, rows)
     if narrow is not None and console.is_terminal and natural_width(console, table) > console.width:
         table = plain_table(titles, narrow)
+    print_table(console, table)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """As wide as it is. Without a terminal no line ends in spaces: the longest cell pads none of the others."""
     console.width = natural_width(console, table)
-    console.print(table)
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        console.print(line.rstrip(), highlight=False, soft_wrap=True)
 
 
 def natural_width(console: Console, table: Table) -> int:

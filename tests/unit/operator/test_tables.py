@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from muster.api.trainingqueue import TrainingQueue
 from muster.cli.look import NotThere
-from muster.cli.tables import below, queue_rows
+from muster.cli.tables import below, plain_table, print_table, queue_rows
 
 pytestmark = pytest.mark.unit
 
@@ -69,6 +70,14 @@ def test_a_circle_of_parents_ends() -> None:
     circle = [queue("a", 8, parent="b"), queue("b", 8, parent="a")]
     assert {row[-1] for row in queue_rows(circle)} == {"H100 on-demand: 0 of 16 nvidia.com/gpu"}
     assert below("a", circle) == {"a", "b"}
+
+
+def test_where_no_terminal_reads_no_line_ends_in_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [("a", ""), ("b", "a long sentence [with brackets]" * 10)]
+    print_table(Console(markup=False), plain_table(("NAME", "WHY"), rows))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["NAME  WHY", "a"]
+    assert lines[2] == f"b     {'a long sentence [with brackets]' * 10}"
 
 
 def test_the_queues_below_one_are_found_and_a_wrong_name_is_answered_with_those_there_are() -> None:
