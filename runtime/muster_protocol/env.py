@@ -86,10 +86,15 @@ CHECKPOINT_BLOCKING: Final = "MUSTER_CHECKPOINT_BLOCKING"
 """`1`: training waits until each checkpoint is committed. Unset or `0`: it goes on as soon as the state is copied."""
 
 CHECKPOINT_MEMORY: Final = "MUSTER_CHECKPOINT_MEMORY"
-"""Whether the newest checkpoint also stays in memory: `off`, `local`, or `auto` (local where memory suffices)."""
+"""Whether the newest checkpoint also stays in memory: `off`, `local`, `peer` (and a copy in another pod's), or `auto`
+(peer where the gang lies on two nodes or more, and memory suffices; local where it suffices for that)."""
 
 MEMORY_TIER: Final = "MUSTER_MEMORY_TIER"
 """Set by the launcher for its ranks: descriptors of memory that outlives them (the data, two records, the claim)."""
+
+MEMORY_PEER: Final = "MUSTER_MEMORY_PEER"
+"""Set by the launcher for its ranks: bytes that a rank's share of another pod's copy takes already; or, where memory is
+copied to no other pod, why."""
 
 CHECKPOINT_FROM: Final = "MUSTER_CHECKPOINT_FROM"
 """`uri` or `uri@step` of another run to warm-start from when this job has no checkpoint of its own."""

@@ -18,6 +18,8 @@ Bodies are JSON objects, made and read by the dataclasses here.
     POST /v1/ended           Ended -> GangState; a launcher tells index 0 that its ranks ended, and learns who was first
     POST /v1/restart         Restart -> 202; index 0 tells the others to end their ranks and to join again;
                              403 for a pod that was replaced, or lost and not let in again: what it says means nothing
+    POST /v1/copy            Copy -> 204 when it is here already, else 101: its bytes follow on the same connection
+    POST /v1/copy/fetch      Copy -> 101, and its bytes follow; 404 when it isn't here
 
 Unknown fields are ignored on reading, so that either side may be one version ahead.
 """
@@ -38,6 +40,8 @@ STOP_PATH: Final = "/v1/stop"
 HEARTBEAT_PATH: Final = "/v1/heartbeat"
 ENDED_PATH: Final = "/v1/ended"
 RESTART_PATH: Final = "/v1/restart"
+COPY_PATH: Final = "/v1/copy"
+FETCH_PATH: Final = "/v1/copy/fetch"
 METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"
 RELAYED_HEADER: Final = "X-Muster-Relayed"
@@ -75,6 +79,8 @@ class Member:
         attempt: counts the replacements of this index within the generation.
         incarnation: of the processes that this launcher ran last, or was told not to run any more; 0 before any.
         node: the name of its node, or "" where that isn't known.
+        copy: the index whose ranks' memory this launcher has a whole copy of, and that copy's epoch, step and attempt;
+            empty where it has none.
     """
 
     index: int
@@ -84,6 +90,7 @@ class Member:
     attempt: int = 0
     incarnation: int = 0
     node: str = ""
+    copy: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,13 +104,55 @@ class Membership:
 
 @dataclass(frozen=True)
 class Release:
-    """The barrier's answer: everyone is here, start your ranks. `leader_uid` is the pod UID of index 0."""
+    """The barrier's answer: everyone is here, start your ranks.
+
+    Attributes:
+        leader_uid: the pod UID of index 0.
+        keeper: whose launcher this pod sends a copy of its ranks' memory to, or None.
+        holder: whose launcher has the newest copy of this index's memory, or None.
+    """
 
     incarnation: int
     master_addr: str
     master_port: int
-    members: tuple[Member, ...] = ()
     leader_uid: str = ""
+    keeper: Member | None = None
+    holder: Member | None = None
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One pod's memory at one step, offered to the launcher that keeps it.
+
+    Attributes:
+        incarnation: of the processes whose memory it is.
+        order: epoch, step and attempt.
+        size: bytes of all of its ranks' parts.
+        claim: index 0's: the gang's claim on `LATEST`, as JSON; newer than the copy when the copy is known already.
+    """
+
+    index: int
+    pod_uid: str
+    incarnation: int
+    order: tuple[int, ...]
+    size: int
+    claim: str = ""
+
+
+class Kept(str, Enum):
+    """Where the newest checkpoint stays beside the store."""
+
+    OFF = "off"
+    LOCAL = "local"
+    PEER = "peer"
+
+
+@dataclass(frozen=True)
+class MemoryTier:
+    """What became of `checkpoint.memory` in this run. `why`: one sentence where that isn't all that could be, or ""."""
+
+    kept: Kept
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -200,6 +249,8 @@ class Status:
         restarted_after: the failure that led to the last of them, or "".
         lost: the indexes whose pods were lost and that this launcher waits for, its phase being `joining`: of index 0
             all that are lost; of the others index 0, where it is.
+        memory_tier: None until it is known, at the first save.
+        copy: what it has of another's memory, as a `Member` tells it.
     """
 
     phase: Phase
@@ -221,9 +272,11 @@ class Status:
     restarts: int = 0
     restarted_after: str = ""
     lost: tuple[int, ...] = ()
+    memory_tier: MemoryTier | None = None
+    copy: tuple[int, ...] = ()
 
 
-T = TypeVar("T", Member, Membership, Release, Stop, Ended, Restart, Heartbeat, GangState, Status)
+T = TypeVar("T", Member, Membership, Release, Copy, Stop, Ended, Restart, Heartbeat, GangState, Status)
 
 _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Membership", "members"): Member,
@@ -237,6 +290,13 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Restart", "first"): Ended,
     ("Status", "warnings"): str,
     ("Status", "lost"): int,
+    ("Status", "memory_tier"): MemoryTier,
+    ("Status", "copy"): int,
+    ("MemoryTier", "kept"): Kept,
+    ("Member", "copy"): int,
+    ("Release", "keeper"): Member,
+    ("Release", "holder"): Member,
+    ("Copy", "order"): int,
 }
 
 

@@ -89,14 +89,24 @@ class StorageFailed:
     text: str
 
 
-Message = Hello | Progress | CheckpointCommitted | Resumed | Warned | FixedSize | StorageFailed
+@dataclass(frozen=True)
+class KeptInMemory:
+    """Where the newest checkpoint stays beside the store (`launcher_api.Kept`), and why there."""
+
+    rank: int
+    kept: str
+    why: str
+
+
+Message = Hello | Progress | CheckpointCommitted | Resumed | Warned | FixedSize | StorageFailed | KeptInMemory
 KINDS: Final[dict[str, Any]] = {
-    kind.__name__: kind for kind in (Hello, Progress, CheckpointCommitted, Resumed, Warned, FixedSize, StorageFailed)
+    kind.__name__: kind
+    for kind in (Hello, Progress, CheckpointCommitted, Resumed, Warned, FixedSize, StorageFailed, KeptInMemory)
 }
 
 
 _WHOLE: Final = frozenset({"rank", "pid", "step", "total_steps", "bytes"})
-_TEXT: Final = frozenset({"uri", "text"})
+_TEXT: Final = frozenset({"uri", "text", "kept", "why"})
 _OPTIONAL: Final = frozenset({"total_steps", "loss", "step_seconds", "tokens_per_second", "samples_per_second", "mfu"})
 
 

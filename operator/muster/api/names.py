@@ -109,6 +109,9 @@ class ConditionType(str, Enum):
     living gang."""
     CHECKPOINT_STORAGE_READY = "CheckpointStorageReady"
     """False when the launchers cannot use `checkpoint.uri`; the message is the storage's. Unknown before that."""
+    CHECKPOINT_IN_MEMORY = "CheckpointInMemory"
+    """Whether the newest checkpoint also stays in the workers' memory, and where; the message tells what is lacking to
+    more. From the first save on."""
     SUSPENDED = "Suspended"
     """True when `spec.suspend` is true and the last pod is gone."""
     DEADLINE_REACHABLE = "DeadlineReachable"
@@ -213,6 +216,14 @@ class Reason(str, Enum):
     """The bucket does not exist, denies access or does not answer; the message has the storage's words."""
     NOT_CHECKED = "NotChecked"
     """No launcher has tried the storage yet."""
+
+    # CheckpointInMemory
+    KEPT_LOCALLY = "KeptLocally"
+    """In each worker's own memory: a crash of a rank is mended from there, a lost worker from the store."""
+    KEPT_BY_PEERS = "KeptByPeers"
+    """Also in another worker's memory: a lost worker is mended from there."""
+    NOT_KEPT = "NotKept"
+    """Every restart restores from the store: memory doesn't suffice, or it wasn't wanted."""
 
     # DeadlineReachable
     IN_TIME = "InTime"

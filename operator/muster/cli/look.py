@@ -18,10 +18,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from muster.api.common import API_VERSION
+from muster.api.common import API_VERSION, find_condition
 from muster.api.defaults import filled
 from muster.api.effective import RESTART_LIMIT
-from muster.api.names import JOB_UID_LABEL, Phase
+from muster.api.names import JOB_UID_LABEL, ConditionType, Phase, Reason
 from muster.api.trainingjob import TrainingJob
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
@@ -53,6 +53,11 @@ BASES: Final = {
 """How sure an expected start is."""
 ABOVE: Final = "as above"
 """In place of an Event's message that the row Why has already."""
+IN_MEMORY: Final = {
+    Reason.KEPT_BY_PEERS.value: "also in memory, with a copy in another worker's",
+    Reason.KEPT_LOCALLY.value: "also in each worker's own memory",
+    Reason.NOT_KEPT.value: "not kept in memory",
+}
 NO_KINDS: Final = (
     "this cluster does not know Muster's kinds: install the chart, or apply the CRDs (muster crds | kubectl apply -f -)"
 )
@@ -198,6 +203,10 @@ def render(scene: Scene) -> RenderableType:
     if status.checkpoint is not None:
         age = f", {_ago(status.checkpoint.committed_at, scene.now)}" if status.checkpoint.committed_at else ""
         head.add_row("Checkpoint", f"step {status.checkpoint.step}{age}  {status.checkpoint.uri or ''}")
+    kept = find_condition(status.conditions, ConditionType.CHECKPOINT_IN_MEMORY.value)
+    if kept is not None and phase not in FINAL:
+        told = f"{IN_MEMORY.get(kept.reason, kept.reason)}{': ' if kept.message else ''}{kept.message}"
+        head.add_row("Memory tier", Text(told, "yellow" if kept.status == "False" and kept.message else ""))
     if status.restarts or status.restarts_in_place:
         head.add_row("Restarts", _restarts(job))
     for title, told in _replacements(scene):

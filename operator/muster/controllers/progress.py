@@ -24,7 +24,7 @@ from muster.controllers.cache import Cache
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.records import Record
 from muster_protocol.env import DEFAULT_PORT
-from muster_protocol.launcher_api import Member, Membership
+from muster_protocol.launcher_api import Kept, Member, Membership
 from muster_protocol.launcher_api import Status as LauncherStatus
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ JOINING_POLL: Final = 2.0
 
 ASKED_ABOUT_LEADER: Final = 3
 """Launchers that are asked about a leader that doesn't answer, until one does."""
+
+_KEPT: Final = {Kept.OFF: Reason.NOT_KEPT, Kept.LOCAL: Reason.KEPT_LOCALLY, Kept.PEER: Reason.KEPT_BY_PEERS}
 
 Write = Callable[[Record, TrainingJobStatus], None]
 """Hands a status to the loop, which writes it as the job's task."""
@@ -207,6 +209,11 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
     elif not is_true(job.status, ConditionType.CHECKPOINT_STORAGE_READY) and job.spec.checkpoint is not None:
         told = f"{job.spec.checkpoint.uri} can be read and written"
         draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, True, Reason.STORAGE_READY.value, told)
+    if answer.memory_tier is not None and job.spec.checkpoint is not None:
+        kept = answer.memory_tier.kept
+        draft.condition(
+            ConditionType.CHECKPOINT_IN_MEMORY, kept is not Kept.OFF, _KEPT[kept].value, answer.memory_tier.why
+        )
     status = draft.done()
     return None if status == job.status else status
 

@@ -37,8 +37,8 @@ from muster_runtime.errors import CorruptCheckpointError, MusterError, StorageEr
 from muster_runtime.parallel.gang import Gang
 
 _ATTEMPTS: Final = 1000
-"""Of one step under one claim. A gang that goes on under the same epoch counts from the next thousand on, so that what
-an earlier incarnation has sent, and what comes late, lies below other names."""
+"""Of one step under one claim. A gang that goes on under the same epoch counts from its incarnation's thousand on, so
+that what an earlier one has sent, and what comes late, lies below other names."""
 
 Restore = Callable[[Found, Reader], TensorTable]
 """Given a manifest, the tensors to read into. Called again for the next candidate when one is damaged."""
@@ -108,24 +108,23 @@ class Keeper:
         """
 
         def take() -> tuple[Latest, bool, int]:
-            held, resumed = (self._tier.claim() if self._tier and kept else None) or (None, 0)
+            held, first = self._tier.claim() if self._tier and kept else None, 0
             try:
                 claiming, self._claiming = self._claiming, None
-                self._claim, resumed = claiming.result() if claiming else self._next_epoch(), 0
+                self._claim = claiming.result() if claiming else self._next_epoch()
             except StorageError as error:
-                if held is None or Kind(error.kind) not in PASSING:
+                if held is None or self._tier is None or Kind(error.kind) not in PASSING:
                     raise
-                self._claim, resumed = held, resumed + 1
+                self._claim, first = held, self._tier.incarnation * _ATTEMPTS
                 self._warn(f"{error}; the gang goes on under epoch {held.latest.epoch}, which it holds")
             if self._tier:
-                self._tier.hold(self._claim, resumed)
+                self._tier.hold(self._claim)
             latest = self._claim.latest
             alone = held is not None and latest.epoch - held.latest.epoch <= 1  # nobody else's epoch lies in between
             newer = kept is not None and kept.step >= (latest.step or 0) and not latest.finished
-            return latest, alone and newer, resumed
+            return latest, alone and newer, first
 
-        self.latest, newer, resumed = self._gang.on_leader(take)
-        self._first_attempt = resumed * _ATTEMPTS
+        self.latest, newer, self._first_attempt = self._gang.on_leader(take)
         return self.latest, newer
 
     def _next_epoch(self) -> Claim:
@@ -135,6 +134,7 @@ class Keeper:
         """Loads what the gang's memory holds. The next manifest's parent is the one that was committed last."""
         assert self._tier is not None
         self._load(KeptReader(self._transfers, self._gang, kept), kept.found, prepare)
+        self._saver.make_room(kept.part.length)
         self._tier.take_up(kept.slot, kept.part)
         self._milestone = (kept.heading["milestone"][0], kept.heading["milestone"][1])
         if self.latest.manifest:
@@ -218,13 +218,18 @@ class Keeper:
 
     @property
     def busy(self) -> bool:
-        """This rank's word at a boundary: it has still to do for the save in flight. Local, as is `failed`."""
+        """This rank's word at a boundary: it has still to do for the save in flight. Local, as are the next two."""
         return self._saver.busy
 
     @property
     def failed(self) -> bool:
         """This rank's word at a boundary: its part of the save in flight has failed."""
         return self._saver.failed
+
+    @property
+    def unsealed(self) -> bool:
+        """This rank's word at a boundary: its part of the save in flight isn't in memory whole."""
+        return self._saver.unsealed
 
     def begin(
         self,
@@ -263,12 +268,13 @@ class Keeper:
         assert self._saver.flight is not None
         return self._saver.flight.stall
 
-    def advance(self, *, busy: bool, failed: bool) -> Saved | None:
-        """The gang's word at a boundary: whether any rank is busy, or has failed. The save, if it is committed now.
+    def advance(self, *, busy: bool, failed: bool, unsealed: bool) -> Saved | None:
+        """The gang's word at a boundary: whether any rank is busy, has failed, or hasn't its part in memory. The save,
+        if it is committed now.
 
         What made the save fail is raised on every rank; it is given up then.
         """
-        return self._landed(lambda: self._saver.advance(busy=busy, failed=failed, claim=self._claim))
+        return self._landed(lambda: self._saver.advance(busy=busy, failed=failed, unsealed=unsealed, claim=self._claim))
 
     def wait(self) -> Saved | None:
         """Until the save in flight is committed and pruned after. None when there is none; raises as `advance` does."""
@@ -289,7 +295,7 @@ class Keeper:
         if self._gang.leads:
             self._claim = claim
             if self._tier and claim is not None:
-                self._tier.hold(claim, self._first_attempt // _ATTEMPTS)
+                self._tier.hold(claim)
         self._fallback.close()
         self._follow(written.key, written.sha256, flight.heading.step)
         if self._gang.leads and not self._retention.keeps_all:

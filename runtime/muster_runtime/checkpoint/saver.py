@@ -88,6 +88,8 @@ class Flight:
     base: int = 0
     sealed: Future[bool] = field(default_factory=Future)
     """Whether this rank's part stays in memory."""
+    kept: bool = False
+    """Whether all ranks' parts do."""
     handed_over: bool = False
     commit: Future[tuple[Written, Claim]] | None = None
     committing: bool = False
@@ -114,6 +116,12 @@ class Saver:
         return not (flight.files.done() and flight.sealed.done())
 
     @property
+    def unsealed(self) -> bool:
+        """Whether this rank's part of the save in flight isn't in memory whole."""
+        flight = self.flight
+        return flight is not None and not (flight.sealed.done() and flight.sealed.result())
+
+    @property
     def failed(self) -> bool:
         """Whether this rank's writing has ended badly."""
         flight = self.flight
@@ -126,23 +134,19 @@ class Saver:
         planned_anew = self.planner.plan(table)
         tier = self._tier if self._tier is not None and self._tier.enabled else None
         if planned_anew and tier is not None:
-            tier = self._with_room(tier)
+            self.make_room(self.planner.share.length)
+            tier = tier if tier.enabled else None
         base = tier.open(self.planner.share.length) if tier is not None else 0
         self._stage(base)
         self.flight = Flight(heading, began, 0.0, Future(), base)
         self._hand_over(wait=self._staged is None)
         self.flight.stall = time.monotonic() - began
 
-    def _with_room(self, tier: Tier) -> Tier | None:
-        length = self.planner.share.length
-        if not self._gang.sum([float(not tier.fits(length))])[0]:
-            return tier
-        tier.stop()
-        tier.warn(
-            f"memory doesn't suffice for a second copy of the state ({length / 1e9:.2f} GB a rank), so none is kept "
-            "there and a crash restores from the store: raise the workers' memory request and limit by that much"
-        )
-        return None
+    def make_room(self, length: int) -> None:
+        """The gang finds out what there is memory for, where this rank's part of the state has `length` bytes."""
+        assert self._tier is not None
+        lacking = self._gang.sum([float(not enough) for enough in self._tier.room(length)])
+        self._tier.settle(length, local=not lacking[0], peer=not lacking[1])
 
     def _stage(self, base: int) -> None:
         share = self.planner.share
@@ -210,8 +214,11 @@ class Saver:
         )
         return True
 
-    def advance(self, *, busy: bool, failed: bool, claim: Claim | None) -> tuple[Written, Claim | None] | None:
-        """The gang's word at a boundary: whether any rank is busy, or has failed. What was committed, if it was now.
+    def advance(
+        self, *, busy: bool, failed: bool, unsealed: bool, claim: Claim | None
+    ) -> tuple[Written, Claim | None] | None:
+        """The gang's word at a boundary: whether any rank is busy, has failed, or hasn't its part in memory. What was
+        committed, if it was now.
 
         Raises on every rank what made the save fail; it is given up then.
 
@@ -219,17 +226,20 @@ class Saver:
             claim: what rank 0 holds.
         """
         flight = self.flight
-        if flight is None or busy:
+        if flight is None:
+            return None
+        if self._tier is not None and not unsealed and not flight.kept:
+            flight.kept = True
+            self._tier.keep()
+        if busy:
             return None
         if not flight.committing:
             own = flight.files.exception()
-            reports = self._gang.gather((own, None if own else flight.files.result(), flight.sealed.result()))
-            if self._tier is not None and all(sealed for _, _, sealed in reports):
-                self._tier.keep()
+            reports = self._gang.gather((own, None if own else flight.files.result()))
             if failed:
                 self.flight = None
-                raise next(error for error, _, _ in reports if error is not None)
-            landed = [each for _, of_rank, _ in reports for each in of_rank or ()]
+                raise next(error for error, _ in reports if error is not None)
+            landed = [each for _, of_rank in reports for each in of_rank or ()]
             if self._gang.leads:
                 assert claim is not None
                 flight.commit = in_background(lambda: self._commit(flight.heading, landed, claim))
@@ -252,8 +262,8 @@ class Saver:
             if pending is not None:
                 pending.exception()
             flight.sealed.exception()
-            failed = bool(self._gang.sum([float(self.failed)])[0])
-            done = self.advance(busy=False, failed=failed, claim=claim)
+            failed, unsealed = map(bool, self._gang.sum([float(self.failed), float(self.unsealed)]))
+            done = self.advance(busy=False, failed=failed, unsealed=unsealed, claim=claim)
             if done is not None:
                 return done
         return None

@@ -7,8 +7,20 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from muster_protocol import launcher_api as api
-from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Membership, Release, Restart, Status, Stop
+from muster_protocol.launcher_api import (
+    Copy,
+    Ended,
+    GangState,
+    Heartbeat,
+    Member,
+    Membership,
+    Release,
+    Restart,
+    Status,
+    Stop,
+)
 from muster_protocol.tokens import same_token
+from muster_runtime.launch.copies import Copies, Stream
 from muster_runtime.launch.http_server import Request, Response
 from muster_runtime.launch.membership import Refused, Roll
 from muster_runtime.launch.state import State
@@ -45,6 +57,7 @@ class ApiHandler:
         gang: Gang,
         status: Callable[[], Status],
         metrics: Callable[[], tuple[bytes, str]],
+        copies: Copies,
     ) -> None:
         self._own = own
         self._token = token
@@ -53,6 +66,7 @@ class ApiHandler:
         self._gang = gang
         self._status = status
         self._metrics = metrics
+        self._copies = copies
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", api.STATUS_PATH): self._get_status,
             ("GET", api.MEMBERSHIP_PATH): self._get_membership,
@@ -62,6 +76,8 @@ class ApiHandler:
             ("POST", api.HEARTBEAT_PATH): self._heartbeat,
             ("POST", api.ENDED_PATH): self._ended,
             ("POST", api.RESTART_PATH): self._restart,
+            ("POST", api.COPY_PATH): self._copy,
+            ("POST", api.FETCH_PATH): self._fetch,
         }
 
     async def __call__(self, request: Request) -> Response:
@@ -129,6 +145,12 @@ class ApiHandler:
         self._state.ask_restart(api.decode(Restart, request.body))
         return Response(202)
 
+    async def _copy(self, request: Request) -> Response:
+        return _stream(self._copies.offered(api.decode(Copy, request.body)))
+
+    async def _fetch(self, request: Request) -> Response:
+        return _stream(self._copies.wanted(api.decode(Copy, request.body)))
+
     async def _heartbeat(self, request: Request) -> Response:
         answer = self._gang.heartbeat(api.decode(Heartbeat, request.body))
         return _text(answer.status, answer.text) if isinstance(answer, Refused) else _json(200, answer)
@@ -142,6 +164,12 @@ class ApiHandler:
 
 def _json(status: int, message: object) -> Response:
     return Response(status, api.encode(message))
+
+
+def _stream(answer: Stream | Refused | None) -> Response:
+    if isinstance(answer, Refused):
+        return _text(answer.status, answer.text)
+    return Response(204) if answer is None else Response(101, takes_over=answer)
 
 
 def _text(status: int, text: str) -> Response:

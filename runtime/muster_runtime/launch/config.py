@@ -69,7 +69,12 @@ class Config:
     @property
     def keeps_memory(self) -> bool:
         """Whether the ranks get memory that outlives them: only where somebody would come back to it."""
-        return (self.restarts > 0 or self.replace_seconds > 0) and self.memory != "off"
+        return self.memory != "off" and (self.restarts > 0 or self.replace_seconds > 0)
+
+    @property
+    def copies_memory(self) -> bool:
+        """Whether other pods may keep a copy of that memory: only where a lost pod is made anew, and joins again."""
+        return self.memory in ("auto", "peer") and self.replace_seconds > 0
 
     @property
     def world_size(self) -> int:

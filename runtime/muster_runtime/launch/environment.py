@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from muster_runtime.launch.config import Config
 LIB: Final = "MUSTER_LIB"
 """Set by `muster-launch`: the folder with nothing but muster_runtime and muster_protocol. Unset: installed by pip."""
 
-_LAUNCHER_ONLY: Final = (env.TOKEN, LIB, launch_config.BIND, launch_config.TERMINATION_LOG)
+_LAUNCHER_ONLY: Final = (env.TOKEN, LIB, launch_config.BIND, launch_config.TERMINATION_LOG, env.MEMORY_TIER)
 
 
 def for_rank(
@@ -25,11 +25,11 @@ def for_rank(
     release: Release,
     run_dir: Path,
     local_rank: int,
-    memory: Sequence[int] = (),
+    memory: Mapping[str, str],
 ) -> dict[str, str]:
     """The whole environment of one rank. The job's token stays with the launcher.
 
-    `memory` are the descriptors of the rank's memory tier, none where there is no such tier.
+    `memory` is what it says of the rank's memory tier.
     """
     values = {name: value for name, value in base.items() if name not in _LAUNCHER_ONLY}
     values |= {
@@ -51,10 +51,8 @@ def for_rank(
         "PYTHONUNBUFFERED": "1",
         env.RUN_DIR: str(run_dir),
         env.INCARNATION: str(release.incarnation),
+        **memory,
     }
-    values.pop(env.MEMORY_TIER, None)
-    if memory:
-        values[env.MEMORY_TIER] = ",".join(map(str, memory))
     if config.processes > 1:
         values.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     if base.get(LIB):

@@ -42,6 +42,8 @@ class Follower:
         self._leader_uid = ""
         """Of the pod at that address, where that is known."""
         self._released = False
+        self.copy: tuple[int, ...] = ()
+        """What this launcher holds of another's memory, as a `Member` tells it."""
         self._incarnation = 0
         self._silence = Silence(config.heartbeat, state.clock())
         self._lost: Ended | None = None
@@ -98,7 +100,7 @@ class Follower:
         self._leader = named.address if named is not None and named.address else self._config.leader_host
         self._leader_uid = named.pod_uid if named is not None else self._leader_uid
         told_to_end = max(self._incarnation, state.restart.incarnation - 1 if state.restart is not None else 0)
-        body = api.encode(replace(self._own, incarnation=told_to_end))
+        body = api.encode(replace(self._own, incarnation=told_to_end, copy=self.copy))
         call = asyncio.ensure_future(
             self._client.call("POST", self._leader, api.JOIN_PATH, body, timeout=api.JOIN_HOLD_SECONDS + 5)
         )

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import sys
+import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,10 +39,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
+    """`takes_over`, of a 101: called with the connection, which is blocking and its own then, in a new thread."""
+
     status: int
     body: bytes = b""
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
+    takes_over: Callable[[socket.socket], None] | None = None
 
 
 class BadRequest(Exception):
@@ -106,7 +112,10 @@ class Server:
             response = Response(500, b"internal error, see the launcher's log\n", "text/plain")
         finally:
             watcher.cancel()
-        await _answer(writer, response)
+        if response.takes_over is None:
+            await _answer(writer, response)
+        else:
+            await _hand_over(writer, response.takes_over)
 
 
 async def _read(reader: asyncio.StreamReader, gone: asyncio.Event) -> Request:
@@ -140,6 +149,18 @@ async def _watch(reader: asyncio.StreamReader, gone: asyncio.Event) -> None:
         while await reader.read(1024):
             pass
     gone.set()
+
+
+async def _hand_over(writer: asyncio.StreamWriter, takes_over: Callable[[socket.socket], None]) -> None:
+    """Switches protocols. The client says nothing more before it has the answer."""
+    transport = writer.transport
+    transport.pause_reading()  # type: ignore[attr-defined]
+    transport.set_write_buffer_limits(0)
+    writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: muster-copy\r\n\r\n")
+    await asyncio.wait_for(writer.drain(), READ_TIMEOUT)
+    connection = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+    connection.setblocking(True)
+    threading.Thread(target=takes_over, args=(connection,), daemon=True, name="muster-copy").start()
 
 
 async def _answer(writer: asyncio.StreamWriter, response: Response) -> None:

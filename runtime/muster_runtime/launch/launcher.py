@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,12 +10,13 @@ from typing import Final
 
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Ended, GangState, Phase, Release, Status, Stop, StopReason
+from muster_protocol.launcher_api import Ended, GangState, Kept, MemoryTier, Phase, Release, Status, Stop, StopReason
 from muster_protocol.uris import parse_uri
 from muster_runtime import report
 from muster_runtime.launch import environment, preflight, termination, verdict
 from muster_runtime.launch.api_handler import ApiHandler
 from muster_runtime.launch.config import Config
+from muster_runtime.launch.copies import Copies
 from muster_runtime.launch.follower import Follower
 from muster_runtime.launch.http_client import Client
 from muster_runtime.launch.http_server import Server
@@ -61,14 +61,21 @@ class Launcher:
         self._restarted_after = ""
         self._folder: RunFolder | None = None
         self._oom_kills = termination.oom_kills()
-        self._memory = [memory_tier() if config.keeps_memory else () for _ in range(config.processes)]
+        self._copies = Copies(config, self._roll, self._state)
 
     async def run(self) -> ExitFacts:
         """Runs the gang's part on this pod; always returns, with the termination message written."""
         self._listen_to_signals()
         config = self._config
         handler = ApiHandler(
-            config.member, config.token, self._state, self._roll, self._gang, self._status, self._metrics_text
+            config.member,
+            config.token,
+            self._state,
+            self._roll,
+            self._gang,
+            self._status,
+            self._metrics_text,
+            self._copies,
         )
         connections = 2 * self._config.workers + 256
         allow_open_files(connections)
@@ -86,6 +93,7 @@ class Launcher:
         say(f"index {self._config.index} of {self._config.workers}, job {self._config.job}, API on port {port}")
         facts = self._complete(await self._join_and_train())
         self._leave_word(facts)
+        self._copies.end()
         facts = await self._end_with_gang(facts)
         await server.close(patience=1.0)
         self._ranks.sweep()
@@ -102,12 +110,15 @@ class Launcher:
                 facts = await self._train(release)
                 if facts is not None:
                     return facts
+                self._copies.end()
+                self._gang.copy = self._copies.holding
                 release = await self._rejoin()
         except Over as over:
             return over.facts
 
     async def _train(self, release: Release) -> ExitFacts | None:
         """Runs one incarnation of the ranks. None: the gang starts again. Raises Over."""
+        await self._copies.begin(release)
         first_time = self._incarnation == 0
         try:
             self._start_ranks(release)
@@ -176,10 +187,12 @@ class Launcher:
         environments = [
             (
                 self._config.rank(local),
-                environment.for_rank(self._environ, self._config, release, folder.path, local, memory),
-                memory,
+                environment.for_rank(
+                    self._environ, self._config, release, folder.path, local, self._copies.environment(local)
+                ),
+                self._copies.descriptors(local),
             )
-            for local, memory in enumerate(self._memory)
+            for local in range(self._config.processes)
         ]
         self._ranks.start(self._config.command, environments, prefix=self._config.world_size > 1)
 
@@ -204,6 +217,7 @@ class Launcher:
                 return ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, state.lost or state.foreign)
             await state.wait(_LOOK_SECONDS)
             self._ranks.reap()
+            self._copies.look()
 
     def _starts_again(self) -> bool:
         return self._state.restart is not None and self._state.restart.incarnation > self._incarnation
@@ -364,8 +378,16 @@ class Launcher:
             warnings=tuple(progress.warnings),
             restarts=self._restarts,
             restarted_after=self._restarted_after,
+            memory_tier=self._memory_tier(),
+            copy=self._copies.holding,
             lost=lost,
         )
+
+    def _memory_tier(self) -> MemoryTier | None:
+        if self._config.keeps_memory:
+            return self._progress.memory_tier
+        chosen = self._config.memory == Kept.OFF.value
+        return MemoryTier(Kept.OFF, "" if chosen else "this job allows no restarts")
 
     def _metrics_text(self) -> tuple[bytes, str]:
         self._metrics.processes(len(self._ranks.running), self._incarnation)
@@ -375,8 +397,3 @@ class Launcher:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
-
-
-def memory_tier() -> tuple[int, ...]:
-    """Memory that outlives the rank that it is given to: files without a name, which are gone with this process."""
-    return tuple(os.memfd_create(f"muster-{name}", os.MFD_CLOEXEC) for name in ("data", "record", "record", "claim"))

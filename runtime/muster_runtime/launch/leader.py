@@ -13,12 +13,13 @@ from typing import Any, Final
 from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Release, Restart, Stop, StopReason
+from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Kept, Member, Release, Restart, Stop, StopReason
 from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.http_client import Client
 from muster_runtime.launch.liveness import PROBING_SECONDS, Silence, silent
 from muster_runtime.launch.membership import Barrier, Refused, Roll
+from muster_runtime.launch.partners import Partners
 from muster_runtime.launch.ports import Ports
 from muster_runtime.launch.restarts import Refusal, Restarts
 from muster_runtime.launch.state import Over, State
@@ -54,6 +55,9 @@ class Leader:
         self._restarts = Restarts(config.restarts)
         self._not_before = 0.0
         self._ports = Ports(config.address)
+        self.copy: tuple[int, ...] = ()
+        """What this launcher holds of another's memory, as a `Member` tells it."""
+        self._partners = Partners()
         self._open_barrier(1)
         self.storage_errors: dict[int, str] = {}
         """What other workers found wrong with the storage, by index."""
@@ -111,7 +115,8 @@ class Leader:
                 now = state.clock()
                 checked = (preflight is None or preflight.done()) and now >= self._not_before
                 if checked and self._barrier.may_be_full and not self._barrier.missing(now):
-                    return self._let_go()
+                    release = self._let_go()
+                    return self._partners.release(release, 0)
                 if now >= self._deadline:
                     raise Over(self._late(self._barrier.missing(now)))
                 if now >= say_at and (missing := self._barrier.missing(now)):
@@ -150,7 +155,9 @@ class Leader:
         return ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, message)
 
     def _let_go(self) -> Release:
-        self._members = self._barrier.present(self._state.clock())
+        self._members = {**self._barrier.present(self._state.clock()), 0: replace(self._own, copy=self.copy)}
+        if self._config.copies_memory:
+            self._partners = Partners.of(self._members, one_node=self._config.memory == Kept.PEER.value)
         for index in self._lost:
             self._roll.take_back(self._members[index].pod_uid)  # it may be the one that was lost
         self._lost.clear()
@@ -173,7 +180,7 @@ class Leader:
         if refused is None and self._release is not None and member.incarnation >= self._release.incarnation:
             refused = self._come_back(member)
         if refused is None and self._release is not None:
-            return self._release
+            return self._partners.release(self._release, member.index)
         if refused is None and self._over is None:
             refused = self._barrier.enter(member, self._state.clock())
             if refused is None:
@@ -192,7 +199,7 @@ class Leader:
             self._barrier.leave(member, self._state.clock(), hung_up=gone.is_set())
         if self._release is not None and self._members[member.index].pod_uid != member.pod_uid:
             return None  # replaced by a newer attempt while it waited; its next call is refused
-        return self._release or self._over
+        return self._partners.release(self._release, member.index) if self._release is not None else self._over
 
     # ---------------------------------------------------------------------------------------------------- while it runs
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster_protocol.launcher_api import Checkpoint
+from muster_protocol.launcher_api import Checkpoint, Kept, MemoryTier
 from muster_runtime import report
 
 _RATE_WINDOW_SECONDS: Final = 60.0
@@ -29,6 +29,7 @@ class Progress:
     resumed_from: int | None = None
     storage_error: str = ""
     fixed_size: str = ""
+    memory_tier: MemoryTier | None = None
     warnings: dict[str, None] = field(default_factory=dict)
     _steps: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -48,6 +49,8 @@ class Progress:
             self.fixed_size = message.text
         elif isinstance(message, report.StorageFailed):
             self.storage_error = message.text
+        elif isinstance(message, report.KeptInMemory) and message.kept in {kept.value for kept in Kept}:
+            self.memory_tier = MemoryTier(Kept(message.kept), message.why[:500])
 
     def begin_anew(self) -> None:
         """The ranks were started again: what they report goes on from where they resume."""

@@ -2,8 +2,8 @@
 
 The vector that is summed: votes to save, votes to stop, ranks at the loop's end, the step modulo a prime and that
 squared (equal on all ranks if and only if the sums are N times this rank's own), tokens, ranks that are still writing
-the save in flight, ranks whose writing has failed, then a (sum, weight) of losses for each step since the last time
-losses were read.
+the save in flight, ranks whose writing has failed, ranks whose part of it isn't in memory whole, then a (sum, weight)
+of losses for each step since the last time losses were read.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Votes:
     losses: tuple[Loss | None, ...] = ()
     writing: bool = False
     write_failed: bool = False
+    unsealed: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Agreement:
     losses: tuple[float | None, ...]
     writing: bool = False
     write_failed: bool = False
+    unsealed: bool = False
 
 
 def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
@@ -60,6 +62,7 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
         votes.tokens,
         float(votes.writing),
         float(votes.write_failed),
+        float(votes.unsealed),
     ]
     for loss in votes.losses:
         own += loss or (0.0, 0.0)
@@ -75,6 +78,6 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
             f"{where}: the ranks are at different steps ({told}). Every rank must take every step: look for a number "
             "of steps that depends on the rank, or a break or return that only some ranks reach"
         )
-    pairs = zip(total[8::2], total[9::2], strict=True)
+    pairs = zip(total[9::2], total[10::2], strict=True)
     means = tuple(value / weight if weight else None for value, weight in pairs)
-    return Agreement(total[0] > 0, total[1] > 0, total[5], means, total[6] > 0, total[7] > 0)
+    return Agreement(total[0] > 0, total[1] > 0, total[5], means, total[6] > 0, total[7] > 0, total[8] > 0)

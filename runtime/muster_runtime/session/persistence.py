@@ -17,6 +17,7 @@ from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.holds import held
 from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.store import Store
+from muster_protocol.launcher_api import MemoryTier
 from muster_protocol.losses import LossRecord, decode, encode, metrics_key
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_protocol.uris import parse_uri_at_step
@@ -77,11 +78,13 @@ class Persistence:
         warn: Callable[[str], None],
         landed: Callable[[Saved], None],
         troubled: Callable[[str], None],
+        settled: Callable[[MemoryTier], None],
     ) -> None:
-        """`landed` hears of each committed save, `troubled` why one was missed and what mends it."""
+        """`landed` hears of each committed save, `troubled` why one was missed and what mends it, `settled` what stays
+        in memory."""
         self._settings, self._gang, self._device = settings, gang, device
         self._warn, self._landed, self._troubled = warn, landed, troubled
-        tier = Tier.inherited(os.environ, settings.identity, warn)
+        tier = Tier.inherited(os.environ, settings.identity, warn, settled)
         self._store: Store = open_store(settings.checkpoint, tier.memory if tier else None)
         self._keeper = Keeper(
             self._store,
@@ -168,17 +171,18 @@ class Persistence:
         self._wait(must=False)
         self._save_now(objects, run, record, metrics, finished=finished, tries=_TRIES_AT_THE_END)
 
-    def word(self) -> tuple[bool, bool]:
-        """For the vote at a boundary: whether this rank is still writing, and whether that has failed. Local."""
-        return self._keeper.busy, self._keeper.failed
+    def word(self) -> tuple[bool, bool, bool]:
+        """For the vote at a boundary: whether this rank is still writing, whether that has failed, and whether its part
+        isn't in memory whole. Local."""
+        return self._keeper.busy, self._keeper.failed, self._keeper.unsealed
 
-    def heard(self, *, writing: bool, failed: bool) -> None:
-        """The gang's word: whether any rank is still writing, or has failed."""
+    def heard(self, *, writing: bool, failed: bool, unsealed: bool) -> None:
+        """The gang's word: whether any of these is true of any rank."""
         step = self._keeper.in_flight
         if step is None:
             return
         try:
-            self._land(self._keeper.advance(busy=writing, failed=failed))
+            self._land(self._keeper.advance(busy=writing, failed=failed, unsealed=unsealed))
         except StorageError as error:
             self._miss(step, error, must=False)
 

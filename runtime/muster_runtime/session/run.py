@@ -195,11 +195,10 @@ class Run:
         progress = self.progress
         read = progress.reads_now(self.step, soon)
         losses, tokens = progress.take_losses(self.step, read)
-        writing, failed = self.saves.word()
-        votes = Votes(self.step, save, stop, ends, tokens, losses, writing, failed)
+        votes = Votes(self.step, save, stop, ends, tokens, losses, *self.saves.word())
         agreed = agree(votes, self._gang, self.loop)
         progress.absorb(self.step, agreed, read)
-        self.saves.heard(writing=agreed.writing, failed=agreed.write_failed)
+        self.saves.heard(writing=agreed.writing, failed=agreed.write_failed, unsealed=agreed.unsealed)
         if (agreed.save or agreed.stop) and not read:
             losses, _ = progress.take_losses(self.step, True)
             again = agree(Votes(self.step, False, False, ends, 0.0, losses), self._gang, self.loop)

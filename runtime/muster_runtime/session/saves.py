@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from muster_protocol.launcher_api import MemoryTier
 from muster_protocol.losses import LossRecord
 from muster_runtime import report as reports
 from muster_runtime.checkpoint.keeper import Saved
@@ -55,6 +56,7 @@ class Saves:
             warn=self._progress.warn,
             landed=self._landed,
             troubled=self._troubled,
+            settled=self._settled,
         )
         began = time.monotonic()
         restored, source = persistence.restore(tracked), persistence.uri
@@ -102,14 +104,15 @@ class Saves:
     def is_due(self, step: int) -> bool:
         return self._schedule.is_due(step, time.monotonic()) and self.persistence is not None
 
-    def word(self) -> tuple[bool, bool]:
-        """For the vote at a boundary: whether this rank is still writing, and whether that has failed."""
-        return self.persistence.word() if self.persistence is not None else (False, False)
+    def word(self) -> tuple[bool, bool, bool]:
+        """For the vote at a boundary: whether this rank is still writing, whether that has failed, and whether its part
+        isn't in memory whole."""
+        return self.persistence.word() if self.persistence is not None else (False, False, False)
 
-    def heard(self, *, writing: bool, failed: bool) -> None:
+    def heard(self, *, writing: bool, failed: bool, unsealed: bool) -> None:
         """The gang's word about the save in flight."""
         if self.persistence is not None:
-            self.persistence.heard(writing=writing, failed=failed)
+            self.persistence.heard(writing=writing, failed=failed, unsealed=unsealed)
 
     def save(self, tracked: list[Tracked], run: RunState) -> None:
         """Begins a save; training goes on while it is written."""
@@ -149,6 +152,9 @@ class Saves:
 
     def _troubled(self, trouble: str) -> None:
         self._reporter.send(reports.StorageFailed(self._gang.rank, trouble))
+
+    def _settled(self, tier: MemoryTier) -> None:
+        self._reporter.send(reports.KeptInMemory(self._gang.rank, tier.kept.value, tier.why))
 
     def close(self) -> None:
         if self.persistence is not None:

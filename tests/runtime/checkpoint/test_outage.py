@@ -86,9 +86,9 @@ class AwayKeeper:
         self.in_flight = step
 
     def wait(self) -> Saved | None:
-        return self.advance(busy=False, failed=False)
+        return self.advance(busy=False, failed=False, unsealed=True)
 
-    def advance(self, *, busy: bool, failed: bool) -> Saved | None:
+    def advance(self, *, busy: bool, failed: bool, unsealed: bool) -> Saved | None:
         step, self.in_flight = self.in_flight, None
         if self.away:
             raise StorageError("Network", "the server is away; check the network")
@@ -111,6 +111,7 @@ class Persisting:
             warn=self.warnings.append,
             landed=lambda saved: self.landed.append(saved.step),
             troubled=self.troubles.append,
+            settled=lambda _: None,
         )
         self.keeper = AwayKeeper()
         monkeypatch.setattr(self.made, "_keeper", self.keeper)
@@ -122,7 +123,7 @@ class Persisting:
         self.made.save_now([], run_at(step), LossRecord(1, 0, ()), {}, finished=True)
 
     def boundary(self) -> None:
-        self.made.heard(writing=False, failed=False)
+        self.made.heard(writing=False, failed=False, unsealed=True)
 
 
 def run_at(step: int) -> RunState:

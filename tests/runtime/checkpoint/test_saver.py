@@ -51,7 +51,7 @@ def begin(keeper: Keeper, table: TensorTable, step: int) -> None:
 def land(keeper: Keeper) -> int:
     """Boundaries until the save in flight is committed."""
     while True:
-        saved = keeper.advance(busy=keeper.busy, failed=keeper.failed)
+        saved = keeper.advance(busy=keeper.busy, failed=keeper.failed, unsealed=keeper.unsealed)
         if saved is not None:
             return saved.step
 
@@ -77,7 +77,7 @@ def test_what_training_does_after_the_copy_is_not_in_the_checkpoint(store: Store
     for tensor in table.values():
         tensor.zero_()
     assert keeper.busy
-    assert keeper.advance(busy=True, failed=False) is None
+    assert keeper.advance(busy=True, failed=False, unsealed=True) is None
     held.let_go()
     assert land(keeper) == 1
     after = restored(store, table)

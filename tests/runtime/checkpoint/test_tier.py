@@ -15,8 +15,9 @@ from muster_protocol.checkpoints.commit import Claim
 from muster_protocol.manifest import Latest, ShardFile
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
+from muster_runtime.checkpoint.records import free_memory
 from muster_runtime.checkpoint.s3_store import Landed
-from muster_runtime.checkpoint.tier import Part, Tier, free_memory
+from muster_runtime.checkpoint.tier import Part, Tier
 
 pytestmark = pytest.mark.runtime
 
@@ -141,8 +142,8 @@ def test_a_byte_that_changed_is_found(memory: Memory) -> None:
 def test_the_claim_is_handed_on(memory: Memory) -> None:
     assert memory.rank().claim() is None
     claim = Claim(Latest(3, "uid", "nonce", step=10, manifest="m", sha256="s"), '"tag"')
-    memory.rank().hold(claim, 2)
-    assert memory.rank().claim() == (claim, 2)
+    memory.rank().hold(claim)
+    assert memory.rank().claim() == claim
     os.truncate(memory.descriptors[3], 9)
     assert memory.rank().claim() is None
 

@@ -129,7 +129,7 @@ class Ranks:
         def meet(keeper: Keeper) -> Saved | None:
             gang = keeper._gang
             busy, failed = (any(gang.gather(word)) for word in (keeper.busy, keeper.failed))
-            return keeper.advance(busy=busy, failed=failed)
+            return keeper.advance(busy=busy, failed=failed, unsealed=True)
 
         saved = self.all(meet)[0]
         flight = self.keepers[0]._saver.flight

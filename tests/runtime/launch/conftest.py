@@ -18,6 +18,9 @@ from hack.s3server import S3Server, serving
 
 from muster_protocol import env, exits, launcher_api
 
+sys.path.insert(0, str(Path(__file__).parent))
+from memory_runs import Outage
+
 TOKEN = "t" * 64
 PORT = 29400
 
@@ -207,3 +210,14 @@ def make_shared_gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with serving(tmp_path_factory.mktemp("s3")) as server:
         yield server
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
+    """Before the server, whose keys are in the environment."""
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    made = Outage(s3_server.endpoint)
+    yield made
+    made.shutdown()
+    made.server_close()

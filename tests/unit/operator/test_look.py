@@ -11,6 +11,9 @@ from rich.console import Console
 from muster.api.trainingjob import TrainingJob
 from muster.cli.look import Scene, one_line, render
 from muster.cluster.views import PodView
+from muster.controllers.progress import progressed
+from muster_protocol.launcher_api import Kept, MemoryTier, Status
+from muster_protocol.launcher_api import Phase as LauncherPhase
 
 pytestmark = pytest.mark.unit
 
@@ -21,7 +24,13 @@ def job(**status: Any) -> TrainingJob:
     return TrainingJob.from_raw(
         {
             "metadata": {"name": "train", "namespace": "research", "uid": "u"},
-            "spec": {"image": "i", "command": ["c"], "workers": {"replicas": 2}, "queue": "vision"},
+            "spec": {
+                "image": "i",
+                "command": ["c"],
+                "workers": {"replicas": 2},
+                "queue": "vision",
+                "checkpoint": {"uri": "s3://models/train"},
+            },
             "status": status,
         }
     )
@@ -188,3 +197,21 @@ def test_a_lost_worker_that_is_made_anew_is_told_and_those_of_before_are_counted
     assert "2 lost workers, while the others kept their pods" in text
     assert one_line(running) == "research/train, Running, worker 1 is lost and made anew"
     assert one_line(job(phase="Running", placement=placement)) == "research/train, Running"
+
+
+@pytest.mark.parametrize(
+    ("kept", "why", "told"),
+    [
+        (Kept.PEER, "", "Memory tier also in memory, with a copy in another worker's"),
+        (Kept.LOCAL, "all its workers lie on one node", "also in each worker's own memory: all its workers lie on one"),
+        (Kept.OFF, "memory doesn't suffice", "not kept in memory: memory doesn't suffice"),
+    ],
+)
+def test_it_is_told_where_the_newest_checkpoint_stays_in_memory(kept: Kept, why: str, told: str) -> None:
+    running = job(phase="Running")
+    answer = Status(LauncherPhase.RUNNING, 1, 1, 0, memory_tier=MemoryTier(kept, why))
+    status = progressed(running, answer, NOW)
+    assert status is not None
+    assert progressed(running.model_copy(update={"status": status}), answer, NOW) is None
+    text = shown(Scene(running.model_copy(update={"status": status}), (), (), NOW))
+    assert told in " ".join(text.replace("│", " ").split())

@@ -1,0 +1,344 @@
+"""This pod's part in keeping each other's memory: it sends a copy of its ranks' newest step to another launcher, keeps
+that of a third, and fetches its own back when it is new.
+
+A copy is one step of all ranks of a pod. It counts when all of it is here and its checksums are right; while the next
+one comes in over it, there is none. Only what the gang has agreed on in this incarnation is sent, so nothing takes a
+copy's place before those who need it have fetched it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from muster_protocol import env
+from muster_protocol import launcher_api as api
+from muster_protocol.launcher_api import Copy, Kept, Member, Release
+from muster_runtime.checkpoint import records
+from muster_runtime.checkpoint.frames import receive_frame, send_frame
+from muster_runtime.checkpoint.records import Order
+from muster_runtime.launch import copy_stream
+from muster_runtime.launch.config import Config
+from muster_runtime.launch.copy_stream import CopyError, Piece
+from muster_runtime.launch.membership import Refused, Roll
+from muster_runtime.launch.state import State
+from muster_runtime.launch.termination import say
+
+_AGAIN_SECONDS: Final = 5.0
+"""After a copy that was not taken."""
+
+Stream = Callable[[socket.socket], None]
+"""What becomes of the connection, in a thread of its own."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Descriptors of one rank's memory tier, which outlives the rank."""
+
+    data: int
+    slots: tuple[int, int]
+    claim: int
+
+    @classmethod
+    def make(cls) -> RankMemory:
+        """Files without a name, which are gone with this process."""
+        data, first, second, claim = (
+            os.memfd_create(f"muster-{name}", os.MFD_CLOEXEC) for name in ("data", "record", "record", "claim")
+        )
+        return cls(data, (first, second), claim)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return self.data, *self.slots, self.claim
+
+    @property
+    def empty(self) -> bool:
+        return not any(os.fstat(slot).st_size for slot in self.slots)
+
+
+@dataclass(frozen=True)
+class _Held:
+    copy: Copy
+    pieces: tuple[Piece, ...]
+
+
+class Copies:
+    """Lives in the event loop's thread, but for the streams. Without memory of its own it does nothing."""
+
+    def __init__(self, config: Config, roll: Roll, state: State) -> None:
+        self._config, self._roll, self._state = config, roll, state
+        self._memory = [RankMemory.make() for _ in range(config.processes)] if config.keeps_memory else []
+        self._room = os.memfd_create("muster-copy", os.MFD_CLOEXEC) if config.copies_memory else -1
+        self._lock = threading.Lock()
+        self._held: _Held | None = None
+        self._open, self._turn = False, 0
+        self._connections: set[socket.socket] = set()
+        self._incarnation = 0
+        self._keeper: Member | None = None
+        self._sending = False
+        self._sent: object = None
+        self._not_before = 0.0
+        self._said = ""
+
+    def descriptors(self, local_rank: int) -> tuple[int, ...]:
+        """For the rank to inherit."""
+        return self._memory[local_rank].descriptors if self._memory else ()
+
+    def environment(self, local_rank: int) -> dict[str, str]:
+        """What the rank's environment says of its memory tier in this incarnation."""
+        if not self._memory:
+            return {}
+        return {env.MEMORY_TIER: ",".join(map(str, self.descriptors(local_rank))), env.MEMORY_PEER: self._peer()}
+
+    def _peer(self) -> str:
+        if self._config.memory == Kept.LOCAL.value:
+            return ""
+        if not self._config.copies_memory:
+            return "lost workers of this job are not replaced alone"
+        if self._keeper is None:
+            return "all its workers lie on one node"
+        return str(self._taken() // self._config.processes)
+
+    def _taken(self) -> int:
+        """Bytes that another pod's copy takes here."""
+        return os.fstat(self._room).st_size
+
+    @property
+    def holding(self) -> tuple[int, ...]:
+        """As a `Member` tells it. It doesn't change between `end` and `begin`."""
+        held = self._held
+        return (held.copy.index, *held.copy.order) if held is not None else ()
+
+    # ------------------------------------------------------------------ from incarnation to incarnation
+
+    async def begin(self, release: Release) -> None:
+        """Before the ranks of this incarnation start. A pod that has nothing fetches what the one before it had."""
+        self._incarnation, self._keeper = release.incarnation, release.keeper
+        self._sent, self._not_before, self._said = None, 0.0, ""
+        self._open = True
+        holder = release.holder
+        if holder is None or not self._memory or not all(memory.empty for memory in self._memory):
+            return
+        turn = self._turn
+        fetching = asyncio.ensure_future(_in_thread(lambda: self._fetch(holder, turn)))
+        fetching.add_done_callback(lambda _: self._state.tell())
+        while not fetching.done():
+            if self._state.stop is not None or self._state.ending or self._state.foreign or self._again(release):
+                self.end()
+            await self._state.wait(1.0)
+        fetching.result()
+
+    def _again(self, release: Release) -> bool:
+        """Whether the gang has to start again already."""
+        restart = self._state.restart
+        return restart is not None and restart.incarnation > release.incarnation
+
+    def end(self) -> None:
+        """The incarnation is over, nothing of it may change what is here any more. What is on its way is given up."""
+        with self._lock:
+            self._open = False
+            self._turn += 1
+            for connection in self._connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    # ------------------------------------------------------------------ keeping another pod's
+
+    def offered(self, copy: Copy) -> Stream | Refused | None:
+        """What a launcher offers to be kept here. None: it is here already."""
+        refused = self._refusal(copy)
+        if refused is not None:
+            return refused
+        with self._lock:
+            if not self._open or copy.incarnation != self._incarnation:
+                return Refused(409, f"this launcher is not in incarnation {copy.incarnation}")
+            if self._held is not None and _same(self._held.copy, copy):
+                self._held = replace(self._held, copy=copy)
+                return None
+            growth = copy.size - self._taken()
+            if self._config.memory != Kept.PEER.value and growth > records.free_memory():
+                return Refused(507, f"it needs {growth / 1e9:.2f} GB more memory than it has")
+            self._held, turn = None, self._turn
+        return lambda connection: self._receive(connection, copy, turn)
+
+    def wanted(self, copy: Copy) -> Stream | Refused:
+        """What a launcher wants back. Its pod is so new that the membership which names it may not be here yet."""
+        held, turn = self._held, self._turn
+        if held is None or not _same(held.copy, copy):
+            return Refused(404, f"index {self._config.index} has no such copy")
+        return lambda connection: self._give_back(connection, held, turn)
+
+    def _refusal(self, copy: Copy) -> Refused | None:
+        if self._room < 0 or copy.index == self._config.index:
+            return Refused(409, "this launcher keeps no copy of that")
+        named = self._roll.of(copy.index)
+        if named is not None and named.pod_uid != copy.pod_uid:
+            return Refused(403, f"index {copy.index} belongs to pod {named.pod_uid}, not to {copy.pod_uid}")
+        return None
+
+    def _receive(self, connection: socket.socket, copy: Copy, turn: int) -> None:
+        wrong = ""
+        with self._passing(connection, turn):
+            try:
+                copy_stream.give_way()
+                pieces = copy_stream.receive(connection, self._config.processes, self._room)
+                copy_stream.check(pieces, copy.order)
+                with self._lock:
+                    if turn == self._turn:
+                        os.ftruncate(self._room, pieces[-1].base + records.capacity(pieces[-1].part.length))
+                        self._held = _Held(copy, tuple(pieces))
+            except (CopyError, OSError) as error:
+                wrong = str(error)
+                say(f"the copy of index {copy.index}'s memory at step {copy.order[1]} is refused: {wrong}")
+            with suppress(OSError):
+                send_frame(connection, {"wrong": wrong})
+
+    def _give_back(self, connection: socket.socket, held: _Held, turn: int) -> None:
+        with self._passing(connection, turn):
+            try:
+                send_frame(connection, {"claim": held.copy.claim})
+                copy_stream.send(connection, held.pieces)
+            except (CopyError, OSError) as error:
+                say(f"the copy of index {held.copy.index}'s memory was not given back: {error}")
+
+    # ------------------------------------------------------------------ having one kept, and fetching it
+
+    def look(self) -> None:
+        """Sends what the gang has agreed on since the last time. Call it every second or so."""
+        if not self._open or self._keeper is None or self._sending or self._state.clock() < self._not_before:
+            return
+        marked = [
+            [head for head in map(records.head, memory.slots) if records.marked(head) == self._incarnation]
+            for memory in self._memory
+        ]
+        seen = (marked, records.head(self._memory[0].claim))
+        if not all(marked) or seen == self._sent:
+            return
+        self._sending = True
+        self._state.keep(asyncio.ensure_future(self._send_seen(seen, self._keeper)))
+
+    async def _send_seen(self, seen: object, keeper: Member) -> None:
+        incarnation, turn = self._incarnation, self._turn
+        wrong = await _in_thread(lambda: self._send(keeper, incarnation, turn))
+        self._sending = False
+        if turn != self._turn:
+            return
+        self._sent, self._not_before = None if wrong else seen, self._state.clock() + (_AGAIN_SECONDS if wrong else 0)
+        if wrong and wrong != self._said:
+            say(wrong)
+        self._said = wrong
+
+    def _send(self, keeper: Member, incarnation: int, turn: int) -> str:
+        """Why there is no copy with `keeper`, or ""."""
+        pieces = self._agreed(incarnation)
+        if not pieces:
+            return ""
+        order = pieces[0].part.order
+        claim = records.read(self._memory[0].claim) if self._config.leads else None
+        copy = replace(
+            self._own(order),
+            size=sum(records.capacity(piece.part.length) for piece in pieces),
+            claim=json.dumps(claim) if claim else "",
+        )
+        failed = f"this pod's memory at step {order[1]} was not copied to index {keeper.index}"
+        try:
+            status, connection = self._call(keeper, api.COPY_PATH, copy)
+            with self._passing(connection, turn):
+                if status == 204:
+                    return ""
+                if status != 101:
+                    return f"{failed}: it answered {status}: {_text(connection)}"
+                copy_stream.give_way()
+                copy_stream.send(connection, pieces)
+                answer = receive_frame(connection)
+                wrong = "it hung up" if answer is None else str(answer[0]["wrong"])
+        except (CopyError, OSError, ValueError) as error:
+            wrong = str(error)
+        return f"{failed}: {wrong}" if wrong else ""
+
+    def _agreed(self, incarnation: int) -> list[Piece]:
+        """The newest step that all ranks of this pod have marked."""
+        found: list[dict[Order, Piece]] = []
+        for memory in self._memory:
+            pieces = {}
+            for slot in memory.slots:
+                with suppress(ValueError, KeyError, TypeError):  # it is being written anew
+                    record = records.take(slot)
+                    if records.marked(record) == incarnation:
+                        part = records.extent(records.parse(record))
+                        pieces[part.order] = Piece(record, part, memory.data, part.base)
+            found.append(pieces)
+        common = set.intersection(*(set(pieces) for pieces in found))
+        return [pieces[max(common)] for pieces in found] if common else []
+
+    def _fetch(self, holder: Member, turn: int) -> str:
+        order = (holder.copy[1], holder.copy[2], holder.copy[3])
+        what = f"the copy of this pod's memory at step {order[1]}, with index {holder.index}"
+        try:
+            status, connection = self._call(holder, api.FETCH_PATH, self._own(order))
+            with self._passing(connection, turn):
+                if status != 101:
+                    raise CopyError(f"it answered {status}: {_text(connection)}")
+                first = receive_frame(connection)
+                if first is None:
+                    raise CopyError("it hung up")
+                into = {number: memory.data for number, memory in enumerate(self._memory)}
+                pieces = copy_stream.receive(connection, len(self._memory), into)
+        except (CopyError, OSError, ValueError) as error:
+            say(f"{what}, could not be fetched, so the gang resumes from the store: {error}")
+            return str(error)
+        if first[0]["claim"] and self._config.leads:
+            records.write(self._memory[0].claim, json.loads(first[0]["claim"]))
+        for memory, piece in zip(self._memory, pieces, strict=True):
+            records.put(memory.slots[0], piece.record)
+        say(f"{what}, was fetched")
+        return ""
+
+    def _own(self, order: Order) -> Copy:
+        return Copy(self._config.index, self._config.pod_uid, self._incarnation, order, 0)
+
+    def _call(self, member: Member, path: str, copy: Copy) -> tuple[int, socket.socket]:
+        return copy_stream.call(member.address, self._config.port, self._config.token, path, copy)
+
+    @contextmanager
+    def _passing(self, connection: socket.socket, turn: int) -> Iterator[None]:
+        """While bytes pass on it; `end` cuts it off."""
+        with closing(connection):
+            connection.settimeout(copy_stream.STALL_SECONDS)
+            with self._lock:
+                if turn != self._turn:
+                    connection.shutdown(socket.SHUT_RDWR)
+                self._connections.add(connection)
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._connections.discard(connection)
+
+
+async def _in_thread(work: Callable[[], str]) -> str:
+    """In a thread of its own, which doesn't keep this process from ending."""
+    loop, outcome = asyncio.get_running_loop(), asyncio.Queue[str]()
+
+    def run() -> None:
+        result = work()
+        with suppress(RuntimeError):  # the launcher has ended meanwhile
+            loop.call_soon_threadsafe(outcome.put_nowait, result)
+
+    threading.Thread(target=run, daemon=True, name="muster-copy").start()
+    return await outcome.get()
+
+
+def _same(one: Copy, other: Copy) -> bool:
+    return one.index == other.index and tuple(one.order) == tuple(other.order)
+
+
+def _text(connection: socket.socket) -> str:
+    return connection.recv(300).decode(errors="replace").strip()

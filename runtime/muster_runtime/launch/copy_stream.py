@@ -1,0 +1,132 @@
+"""One pod's memory on its way to another launcher: over the connection of an HTTP request that was upgraded.
+
+For each rank a frame with its record, then its part's bytes, from the kernel's memory into the kernel's memory: nothing
+passes through Python. All of it blocks, so it runs in threads of their own, at a lower priority than the training.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from muster_protocol import launcher_api as api
+from muster_protocol.launcher_api import Copy
+from muster_runtime.checkpoint import records
+from muster_runtime.checkpoint.frames import receive_frame, send_frame
+from muster_runtime.checkpoint.records import Extent
+
+STALL_SECONDS: Final = 20.0
+"""A connection on which nothing moves for so long is given up."""
+_CONNECT_SECONDS: Final = 5.0
+_PIECE: Final = 4 << 20
+_HEAD_LIMIT: Final = 4096
+_NICENESS: Final = 10
+
+
+class CopyError(Exception):
+    """The copy isn't whole. One sentence."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One rank's part: its record as it stands, and where its bytes lie in `memory`, a descriptor."""
+
+    record: bytes
+    part: Extent
+    memory: int
+    base: int
+
+
+def call(host: str, port: int, token: str, path: str, copy: Copy) -> tuple[int, socket.socket]:
+    """The answer's status, and the connection, which is the stream's where that is 101. OSError when there is none."""
+    connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+    connection.settimeout(STALL_SECONDS)
+    body = api.encode(copy)
+    lines = {
+        "Host": f"{host}:{port}",
+        api.TOKEN_HEADER: token,
+        "Connection": "Upgrade",
+        "Upgrade": "muster-copy",
+        "Content-Length": str(len(body)),
+    }
+    head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    connection.sendall(head.encode("latin-1") + b"\r\n" + body)
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n"):  # byte by byte: what follows is the stream's
+        more = connection.recv(1)
+        if not more or len(answer) > _HEAD_LIMIT:
+            raise ConnectionError("the answer is not whole")
+        answer += more
+    return int(answer.split(b" ", 2)[1]), connection
+
+
+def send(connection: socket.socket, pieces: Sequence[Piece]) -> None:
+    """Raises CopyError when the memory has changed meanwhile; OSError when the other side is gone."""
+    for piece in pieces:
+        send_frame(connection, {"length": piece.part.length}, piece.record)
+        with open(piece.memory, "rb", closefd=False) as content:
+            sent = connection.sendfile(content, piece.base, piece.part.length) if piece.part.length else 0
+        if sent != piece.part.length:
+            raise CopyError("its memory was cut off on the way")
+
+
+def receive(connection: socket.socket, count: int, memory: Mapping[int, int] | int) -> list[Piece]:
+    """The parts of `count` ranks, one after the other in one `memory`; or each where it lay, in the memory of its rank.
+
+    Not summed yet: see `check`. Raises CopyError, OSError when the other side is gone.
+    """
+    pieces: list[Piece] = []
+    at = 0
+    for number in range(count):
+        frame = receive_frame(connection)
+        if frame is None:
+            raise CopyError("the other side has hung up")
+        record = bytes(frame[1])
+        try:
+            part = records.extent(records.parse(record))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CopyError(f"a record of it is damaged ({error})") from error
+        target, base = (memory, at) if isinstance(memory, int) else (memory[number], part.base)
+        _receive_into(connection, target, base, part.length)
+        pieces.append(Piece(record, part, target, base))
+        at = base + records.capacity(part.length)
+    return pieces
+
+
+def _receive_into(connection: socket.socket, memory: int, base: int, length: int) -> None:
+    """`base` is at a page's begin."""
+    if os.fstat(memory).st_size < base + records.capacity(length):
+        os.ftruncate(memory, base + records.capacity(length))
+    if not length:
+        return
+    with mmap.mmap(memory, length, mmap.MAP_SHARED, offset=base) as mapped, memoryview(mapped) as view:
+        at = 0
+        while at < length:
+            got = connection.recv_into(view[at : at + _PIECE])
+            if not got:
+                raise CopyError(f"it was cut off after {base + at} bytes")
+            at += got
+
+
+def check(pieces: Sequence[Piece], order: tuple[int, ...]) -> None:
+    """CopyError when a byte isn't what was staged, or a part isn't of the step that `order` names."""
+    if any(piece.part.order != order for piece in pieces):
+        raise CopyError("it is of another step than was announced")
+    for number, piece in enumerate(pieces):
+        if not piece.part.length:
+            continue
+        length, base = piece.part.length, piece.base
+        with mmap.mmap(piece.memory, length, mmap.MAP_SHARED, offset=base) as mapped, memoryview(mapped) as view:
+            wrong = records.wrong_with(view, piece.part.files)
+        if wrong:
+            raise CopyError(f"part {number}: {wrong}")
+
+
+def give_way() -> None:
+    """This thread alone: training comes before a copy, but waits for a copy that is fetched back."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,0 +1,296 @@
+"""Launchers keep copies of each other's memory: real servers and sockets, ranks' memory written by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import socket
+import zlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from muster_protocol import env
+from muster_protocol import launcher_api as api
+from muster_protocol.launcher_api import Copy, Member, Release, Status
+from muster_runtime.checkpoint import records
+from muster_runtime.checkpoint.frames import receive_frame, send_frame
+from muster_runtime.launch import config, copy_stream
+from muster_runtime.launch.api_handler import ApiHandler
+from muster_runtime.launch.copies import Copies
+from muster_runtime.launch.http_server import Server
+from muster_runtime.launch.leader import Leader
+from muster_runtime.launch.membership import Roll
+from muster_runtime.launch.state import State
+
+pytestmark = [pytest.mark.runtime, pytest.mark.timeout(60)]
+
+TOKEN = "t" * 64
+PORT = 29400
+RANKS = 2
+LENGTH = 3 << 20
+
+
+@dataclass
+class Pod:
+    """A launcher without ranks; `member` as it joined."""
+
+    copies: Copies
+    member: Member
+    state: State
+
+    @property
+    def data(self) -> list[int]:
+        return [self.copies.descriptors(rank)[0] for rank in range(RANKS)]
+
+    def stage(self, step: int, *, slot: int = 0, incarnation: int = 1, seed: int = 0) -> None:
+        """What the ranks of this pod would leave: a sealed step, agreed on by `incarnation`, and at index 0 a claim."""
+        for rank in range(RANKS):
+            data, *slots, claim = self.copies.descriptors(rank)
+            content = random.Random(1000 * step + rank + seed).randbytes(LENGTH)
+            base = slot * records.capacity(LENGTH)
+            os.ftruncate(data, max(os.fstat(data).st_size, base + records.capacity(LENGTH)))
+            os.pwrite(data, content, base)
+            file = {"key": "k", "size": LENGTH, "crc32": f"{zlib.crc32(content):08x}"}
+            body = {"epoch": 1, "step": step, "attempt": 0, "base": base, "length": LENGTH}
+            records.write(slots[slot], {**body, "files": [{"file": file}], "starts": [0]})
+            records.mark(slots[slot], incarnation)
+            if self.member.index == 0 and rank == 0:
+                records.write(claim, {"etag": f"of step {step}"})
+
+    def content(self) -> list[bytes]:
+        return [os.pread(data, LENGTH, 0) for data in self.data]
+
+    async def look_until(self, other: Pod, step: int) -> None:
+        """As the launcher looks, only oftener."""
+        while other.copies.holding[2:3] != (step,):
+            self.copies.look()
+            await asyncio.sleep(0.01)
+
+    def ask(self, other: Pod, path: str, copy: Copy) -> tuple[int, socket.socket]:
+        return copy_stream.call(other.member.address, PORT, TOKEN, path, copy)
+
+    def offer(self, step: int, incarnation: int = 1) -> Copy:
+        return Copy(self.member.index, self.member.pod_uid, incarnation, (1, step, 0), RANKS * LENGTH)
+
+
+@contextlib.asynccontextmanager
+async def pods(count: int = 2, *, memory: str = "auto") -> AsyncIterator[list[Pod]]:
+    net = f"127.{random.randint(10, 250)}.{random.randint(1, 250)}"
+    made, servers = [], []
+    for index in range(count):
+        settings = {
+            env.JOB: "probe",
+            env.NAMESPACE: "research",
+            env.GENERATION: "1",
+            env.INDEX: str(index),
+            env.WORKERS: str(count),
+            env.PROCESSES_PER_WORKER: str(RANKS),
+            env.LEADER_HOST: f"{net}.1",
+            env.POD_UID: f"uid-{index}",
+            env.POD_IP: f"{net}.{index + 1}",
+            env.TOKEN: TOKEN,
+            env.NODE_NAME: f"node-{index}",
+            env.REPLACE_SECONDS: "60",
+            env.CHECKPOINT_MEMORY: memory,
+        }
+        given = config.read(settings, ("true",))
+        state, roll = State(), Roll(1, count)
+        copies = Copies(given, roll, state)
+        gang = Leader(given, None, state, roll)  # type: ignore[arg-type]
+        status = Status(api.Phase.RUNNING, 1, 1, index)
+        handler = ApiHandler(given.member, TOKEN, state, roll, gang, lambda: status, lambda: (b"", ""), copies)  # noqa: B023
+        servers.append(Server(handler, 100))
+        await servers[-1].start(given.address, PORT)
+        made.append(Pod(copies, given.member, state))
+    yield made
+    for pod in made:
+        pod.copies.end()
+    for server in servers:
+        await server.close(patience=1.0)
+
+
+async def begin(*those: Pod, incarnation: int = 1, keeper: Member | None = None, holder: Member | None = None) -> None:
+    for pod in those:
+        await pod.copies.begin(Release(incarnation, "127.0.0.1", 1, keeper=keeper, holder=holder))
+
+
+def test_what_the_gang_agreed_on_is_copied_step_after_step() -> None:
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, keeper=second.member)
+            await begin(second, keeper=first.member)
+            first.stage(10)
+            await first.look_until(second, 10)
+            first.stage(20, slot=1)
+            await first.look_until(second, 20)
+            assert second.copies.holding == (0, 1, 20, 0)
+
+    asyncio.run(check())
+
+
+def test_a_new_pod_gets_its_bytes_records_and_claim() -> None:
+    async def check() -> None:
+        async with pods(3) as (first, second, third):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            await first.look_until(second, 10)
+            kept = first.content()
+            for pod in (first, second):
+                pod.copies.end()
+            holder = Member(1, "uid-1", second.member.address, copy=second.copies.holding)
+            # The third plays the new pod of index 0: it has index 0's claim to fetch, too.
+            third.copies._config = first.copies._config
+            await begin(third, incarnation=2, holder=holder)
+            assert third.content() == kept
+            _, record, _, claim = third.copies.descriptors(0)
+            assert records.extent(records.read(record) or {}).order == (1, 10, 0)
+            assert records.read(claim) == {"etag": "of step 10"}
+
+    asyncio.run(check())
+
+
+def test_a_newer_claim_follows_without_the_bytes() -> None:
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            await first.look_until(second, 10)
+            records.write(first.copies.descriptors(0)[3], {"etag": "committed"})
+            held = second.copies._held
+            assert held is not None
+            while "committed" not in held.copy.claim:
+                first.copies.look()
+                await asyncio.sleep(0.01)
+                held = second.copies._held
+                assert held is not None, "the copy stays"
+
+    asyncio.run(check())
+
+
+def test_a_copy_that_is_cut_off_or_changed_does_not_count(capfd: pytest.CaptureFixture[str]) -> None:
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, second)
+            first.stage(10)
+            pieces = first.copies._agreed(1)
+
+            def cut() -> None:
+                status, connection = first.ask(second, api.COPY_PATH, first.offer(10))
+                assert status == 101
+                with connection:
+                    copy_stream.send(connection, pieces[:1])
+                    send_frame(connection, {"length": LENGTH}, pieces[1].record)
+                    connection.sendall(b"x" * 1000)
+
+            def changed() -> str:
+                os.pwrite(first.data[1], b"y", LENGTH - 1)
+                status, connection = first.ask(second, api.COPY_PATH, first.offer(10))
+                assert status == 101
+                with connection:
+                    copy_stream.send(connection, pieces)
+                    answer = receive_frame(connection)
+                assert answer is not None
+                return str(answer[0]["wrong"])
+
+            await asyncio.to_thread(cut)
+            assert "CRC-32 differs" in await asyncio.to_thread(changed)
+            assert second.copies.holding == ()
+
+    asyncio.run(check())
+    assert "is refused: part 1: " in capfd.readouterr().err
+
+
+def test_while_a_copy_comes_in_over_another_there_is_none() -> None:
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            await first.look_until(second, 10)
+            status, connection = await asyncio.to_thread(first.ask, second, api.COPY_PATH, first.offer(20))
+            with connection:
+                assert (status, second.copies.holding) == (101, ())
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("why", ["incarnation", "closed", "uid", "unknown", "memory"])
+def test_what_is_refused(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> int:
+        async with pods() as (first, second):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            await first.look_until(second, 10)
+            path, copy = api.COPY_PATH, first.offer(20)
+            if why == "incarnation":
+                copy = first.offer(20, incarnation=2)
+            elif why == "closed":
+                second.copies.end()
+            elif why == "uid":
+                named = Member(0, "another", first.member.address, 1)
+                second.copies._roll.push(api.Membership(1, 1, (named,)))
+            elif why == "unknown":
+                path, copy = api.FETCH_PATH, first.offer(30)
+            else:
+                monkeypatch.setattr(records, "free_memory", lambda: 0)
+                copy = Copy(0, "uid-0", 1, (1, 20, 0), 1 << 40)
+            status, connection = await asyncio.to_thread(first.ask, second, path, copy)
+            connection.close()
+            assert second.copies.holding == (0, 1, 10, 0), "what was there stays"
+            return status
+
+    expected = {"incarnation": 409, "closed": 409, "uid": 403, "unknown": 404, "memory": 507}
+    assert asyncio.run(check()) == expected[why]
+
+
+def test_nothing_is_sent_that_this_incarnation_has_not_agreed_on() -> None:
+    async def check() -> None:
+        async with pods() as (first, second):
+            first.stage(10, incarnation=1)
+            await begin(second, incarnation=2)
+            await begin(first, incarnation=2, keeper=second.member)
+            first.copies.look()
+            assert not first.copies._sending
+            first.stage(10, incarnation=2)
+            await first.look_until(second, 10)
+
+    asyncio.run(check())
+
+
+def test_the_end_of_an_incarnation_cuts_off_what_is_on_its_way() -> None:
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, second)
+            status, connection = await asyncio.to_thread(first.ask, second, api.COPY_PATH, first.offer(10))
+            assert status == 101
+            second.copies.end()
+            with connection:
+                told = await asyncio.to_thread(receive_frame, connection)
+            assert told is None
+            assert second.copies.holding == ()
+
+    asyncio.run(check())
+
+
+def test_a_copy_takes_no_more_than_it_needs_and_the_next_takes_its_place() -> None:
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            sizes = []
+            for step in (10, 20, 30):
+                first.stage(step, slot=step // 10 % 2)
+                await first.look_until(second, step)
+                sizes.append(second.copies._taken())
+            assert sizes == [RANKS * records.capacity(LENGTH)] * 3
+            assert json.loads(second.copies._held.copy.claim) == {"etag": "of step 30"}  # type: ignore[union-attr]
+
+    asyncio.run(check())
