@@ -58,9 +58,21 @@ def run(
 
 def _say_never(outcome: Outcome) -> None:
     if outcome.never:
-        job, reason = outcome.never[0]
-        typer.echo(
-            f"{outcome.policy}: {len(outcome.never)} jobs never started, the first {outcome.world.workload.uids[job]}"
-            + (f": {reason}" if reason else "; they ask for more than the cluster has"),
-            err=True,
-        )
+        typer.echo(never_told(outcome), err=True)
+
+
+def never_told(outcome: Outcome) -> str:
+    """Which jobs never ended, and why: those that ask for more GPUs than there are, apart from the rest."""
+    workload = outcome.world.workload
+    there = int(workload.cluster.gpus.sum())
+    large = [job for job, _ in outcome.never if workload.trace.gpus[job] > there]
+    job, reason = outcome.never[0]
+    count = len(outcome.never)
+    told = f"{outcome.policy}: {count} job{'s' * (count != 1)} never started, the first {workload.uids[job]}"
+    if reason:
+        return f"{told}: {reason}"
+    if not large:
+        return told
+    asks = f"{len(large)} of them ask" if len(large) != 1 else f"{workload.uids[large[0]]} asks"
+    behind = ", and the others never had their turn" if count > len(large) else ""
+    return f"{told}; {asks} for more than the cluster's {there} GPUs{behind}"

@@ -23,10 +23,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
+def _mean(row: Figures, seconds: float) -> str:
+    """A mean, marked where it leaves jobs out: those that never started."""
+    return duration(seconds) + (f" of {row.jobs - row.never} of {row.jobs} jobs" if row.never else "")
+
+
 COLUMNS: Final[tuple[tuple[str, Callable[[Figures], str]], ...]] = (
     ("policy", lambda row: row.policy),
-    ("mean completion", lambda row: duration(row.mean_completion)),
-    ("mean wait", lambda row: duration(row.mean_wait)),
+    ("mean completion", lambda row: _mean(row, row.mean_completion)),
+    ("mean wait", lambda row: _mean(row, row.mean_wait)),
     ("p90 wait", lambda row: duration(row.p90_wait)),
     ("p99 wait", lambda row: duration(row.p99_wait)),
     ("slowdown", lambda row: f"{row.mean_slowdown:.1f}"),
