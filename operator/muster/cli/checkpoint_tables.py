@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any, Final
@@ -34,6 +35,12 @@ def amount(size: float) -> str:
 def counted(number: int, what: str) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def natural(name: str) -> tuple[int, list[tuple[str, int]]]:
+    """Sorts tensors' names as people count: layer 3 before layer 10; models, then optimizers, Muster's own last."""
+    last = ("optimizer", "muster").index(first) + 1 if (first := name.split(".")[0]) in ("optimizer", "muster") else 0
+    return last, [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
 def moment(seconds: float) -> str:
@@ -129,7 +136,7 @@ def facts(inventory: Inventory, checkpoint: Checkpoint, found: Found, now: float
         "files": [{"key": file.key, "bytes": file.size} for file in record.files],
         "tensors": [
             {"name": each.name, "dtype": each.dtype, "shape": list(each.shape), "chunks": len(each.chunks)}
-            for each in tensors.values()
+            for each in sorted(tensors.values(), key=lambda each: natural(each.name))
         ],
     }
 
@@ -172,7 +179,7 @@ def print_verified(results: Sequence[Row]) -> None:
 
 
 def print_differences(found: Sequence[Difference]) -> None:
-    shown = [each for each in found if each.kind != "same"]
+    shown = sorted((each for each in found if each.kind != "same"), key=lambda each: natural(each.name))
     if shown:
         rows = [(each.kind, each.name, each.detail, "" if each.bytes is None else amount(each.bytes)) for each in shown]
         _print(("WHAT", "TENSOR", "FORM", "CHANGED"), rows)

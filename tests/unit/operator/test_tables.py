@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from muster.api.trainingqueue import TrainingQueue
+from muster.cli.checkpoint_tables import natural
 from muster.cli.look import NotThere
 from muster.cli.tables import below, plain_table, print_table, queue_rows
 
@@ -78,6 +79,25 @@ def test_where_no_terminal_reads_no_line_ends_in_spaces(capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["NAME  WHY", "a"]
     assert lines[2] == f"b     {'a long sentence [with brackets]' * 10}"
+
+
+def test_tensors_stand_in_the_order_in_which_people_count() -> None:
+    names = [
+        "muster.rng",
+        "optimizer.state.2",
+        "model.10.weight",
+        "model.3.weight",
+        "model.3.bias",
+        "optimizer.state.11",
+    ]
+    assert sorted(names, key=natural) == [
+        "model.3.bias",
+        "model.3.weight",
+        "model.10.weight",
+        "optimizer.state.2",
+        "optimizer.state.11",
+        "muster.rng",
+    ]
 
 
 def test_the_queues_below_one_are_found_and_a_wrong_name_is_answered_with_those_there_are() -> None:
