@@ -15,7 +15,8 @@ from rich.text import Text
 
 from hack.demo.watch import JobView
 
-_LINE_EVERY_S = 5.0
+_SAY_AGAIN_S = 60.0
+"""Without a terminal a line comes when something has changed, or after so long."""
 _NOTES_SHOWN = 8
 
 
@@ -29,7 +30,7 @@ class Screen:
         self._notes: list[tuple[float, str]] = []
         self._started = time.monotonic()
         self._line_at = 0.0
-        self._shown_phases: tuple[str, ...] = ()
+        self._told = ""
 
     def __enter__(self) -> Screen:
         if self._console.is_terminal:
@@ -52,11 +53,9 @@ class Screen:
     def show(self, jobs: Sequence[JobView]) -> None:
         """How things are now."""
         self._jobs = jobs
-        phases = tuple(job.phase for job in jobs)
-        now = time.monotonic()
-        if not self._live and (phases != self._shown_phases or now - self._line_at > _LINE_EVERY_S):
-            self._shown_phases, self._line_at = phases, now
-            told = "; ".join(_line(job) for job in jobs)
+        told, now = "; ".join(_line(job) for job in jobs), time.monotonic()
+        if not self._live and (told != self._told or now - self._line_at > _SAY_AGAIN_S):
+            self._told, self._line_at = told, now
             self._console.print(f"  {now - self._started:5.1f} s  {told}", markup=False)
 
     def _draw(self) -> RenderableType:

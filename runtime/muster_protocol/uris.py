@@ -39,4 +39,6 @@ def parse_uri_at_step(text: str) -> tuple[CheckpointUri, int | None]:
     head, at, step = text.rpartition("@")
     if at and step.isdigit():
         return parse_uri(head), int(step)
+    if at and "/" not in step:
+        raise ValueError(f"{text!r} ends in @{step}, and a step is a whole number; write {head}@100, or leave it out")
     return parse_uri(text), None

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from muster import __version__
 from muster.cli import checkpoint, look, tables
+from muster.cli import logs as printing
 from muster.cli.settings import Settings
 from muster.cluster.credentials import CredentialsError
 from muster.cluster.errors import ApiError, ApiUnreachable
@@ -114,6 +115,37 @@ def status(
 ) -> None:
     """One job: why it waits, how far it is, where it runs."""
     raise typer.Exit(_run(look.status(job, namespace, watch=watch, kubeconfig=kubeconfig, context=context)))
+
+
+@app.command()
+def logs(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.")],
+    namespace: Namespace = None,
+    worker: Annotated[
+        list[int] | None, typer.Option("--worker", help="Index of a worker; may be given again. Left out: 0.", min=0)
+    ] = None,
+    rank: Annotated[int | None, typer.Option(help="Only what this rank has written.", min=0)] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="All workers.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, until the workers have ended.")] = False,
+    tail: Annotated[int | None, typer.Option(help="Only so many of each worker's last lines.", min=0)] = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """What the job's workers have written: those of the present gang, else of the last one."""
+    if sum((worker is not None, rank is not None, everybody)) > 1:
+        _fail("--worker, --rank and --all contradict each other; give one of them")
+    workers = () if everybody else worker or (0,)
+    work = printing.logs(
+        job,
+        namespace,
+        workers=workers,
+        rank=rank,
+        follow=follow,
+        tail=tail,
+        kubeconfig=kubeconfig,
+        context=context,
+    )
+    raise typer.Exit(_run(work))
 
 
 @app.command()

@@ -150,6 +150,32 @@ class Api:
         finally:
             self._observe("WATCH", code, time.monotonic() - started)
 
+    async def log(
+        self, namespace: str, pod: str, container: str, *, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        """Lines of a container's log, each with its end; with `follow`, until the container has ended.
+
+        ApiError 400 while the container waits to start.
+        """
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
+        query = {"container": container, "follow": str(follow).lower()}
+        if tail is not None:
+            query["tailLines"] = str(tail)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)
+        try:
+            async with self._open("GET", path, query, timeout=timeout) as answer:
+                if answer.status >= 400:
+                    raise _error(_Answer(answer.status, await answer.read(), answer.reason or ""))
+                rest = b""
+                async for chunk in answer.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield line.decode(errors="replace") + "\n"
+                if rest:
+                    yield rest.decode(errors="replace") + "\n"
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._unreachable("log of", pod, error) from error
+
     # -- writes ----------------------------------------------------------------------------------------------------
 
     async def create(self, path: str, body: Object, *, dry_run: bool = False) -> Object:

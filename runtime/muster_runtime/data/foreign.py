@@ -23,8 +23,8 @@ def is_foreign(thing: Any) -> bool:
 def fixed_size(name: str, thing: Any, where: str) -> str:
     """For people: why a run with `thing` can't change its size."""
     return (
-        f"{name!r}, tracked at {where}, is a {type(thing).__name__}, whose place is each rank's own: the run can go on "
-        "with the same number of ranks only. session.loader goes on with any"
+        f"{name!r}, tracked at {where}, is of {type(thing).__name__}, whose place is each rank's own: the run can go "
+        "on with the same number of ranks only. session.loader goes on with any"
     )
 
 

@@ -64,7 +64,7 @@ def _refuse(model: nn.Module, where: str) -> None:
     for optimizer in living_optimizers():
         if any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"]):
             raise UsageError(
-                f"{where}: a {type(optimizer).__name__} was made from this model before session.wrap; under FSDP it "
+                f"{where}: this model's {type(optimizer).__name__} was made before session.wrap; under FSDP it "
                 f"would hold parameters that don't train any more. Move the optimizer's line below {where}"
             )
 

@@ -42,7 +42,7 @@ def refuse_untrackable(name: str, thing: Any, tracked: Sequence[Tracked], where:
         raise UsageError(f"{where}: {name!r} is a plain DataLoader; write {name} = session.wrap({name}) above")
     if not isinstance(thing, Stateful):
         raise UsageError(
-            f"{where}: {name!r} is a {type(thing).__name__} without state_dict() and load_state_dict(); add them"
+            f"{where}: {name!r} (of {type(thing).__name__}) lacks state_dict() and load_state_dict(); add them"
         )
 
 

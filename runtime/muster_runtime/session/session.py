@@ -104,15 +104,15 @@ class Session:
         where = caller()
         if is_foreign(thing):
             raise UsageError(
-                f"{where}: a {type(thing).__name__} keeps its own place, so don't wrap it: give it each rank's part of "
-                "the data, track it and write session.steps(TOTAL, loader); or use session.loader"
+                f"{where}: this {type(thing).__name__} keeps its own place, so don't wrap it: give it each rank's part "
+                "of the data, track it and write session.steps(TOTAL, loader); or use session.loader"
             )
         if isinstance(thing, DataLoader):
             return Loader(
                 thing, rank=self.rank, parts=self.world_size, seed=self.run.seed, device=self.device, where=where
             )
         if not isinstance(thing, nn.Module):
-            raise UsageError(f"{where}: session.wrap takes a model or a DataLoader, not a {type(thing).__name__}")
+            raise UsageError(f"{where}: session.wrap takes a model or a DataLoader, not this {type(thing).__name__}")
         wrapped = wrap_model(
             thing,
             strategy=self.strategy,

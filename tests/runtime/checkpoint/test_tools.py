@@ -153,6 +153,7 @@ def test_tags_are_released_by_name_or_step(made: MadeRun, uri: str) -> None:
 
 def test_errors_say_how_to_mend_them(made: MadeRun, uri: str) -> None:
     assert "write s3://BUCKET/PREFIX" in muster("ls", "models/run", code=2)
+    assert "ends in @abc, and a step is a whole number" in muster("show", f"{uri}@abc", code=2)
     assert "no committed checkpoint of step 99; it has: 1, 2, 3, 4, 5, 6" in muster("show", f"{uri}@99", code=2)
     assert "is it the uri of the job's spec.checkpoint?" in muster("show", f"{uri}-none", code=2)
     assert "write it like loss" in muster("prune", uri, "--best", "loss:most", code=2)

@@ -60,7 +60,7 @@ def last_line(result: Result, rank: int = 0) -> str:
 CASES = {
     "an optimizer made before the wrap": (
         "early = torch.optim.AdamW(net.parameters())\nmodel = session.wrap(net)  # here\n",
-        r"script.py:{here}: a AdamW was made from this model before session.wrap.*Move the optimizer's line below",
+        r"script.py:{here}: this model's AdamW was made before session.wrap.*Move the optimizer's line below",
     ),
     "a model wrapped twice": (
         "model = session.wrap(net)  # first\nagain = session.wrap(model)  # here\n",
@@ -106,7 +106,7 @@ CASES = {
     ),
     "something without a state": (
         FINE + "session.track(model=model, counter=3)  # here\n",
-        r"script.py:{here}: 'counter' is a int without state_dict\(\) and load_state_dict\(\)",
+        r"script.py:{here}: 'counter' \(of int\) lacks state_dict\(\) and load_state_dict\(\)",
     ),
     "a plain DataLoader in the loop": (
         FINE + "session.track(model=model)\nfor step, x in session.steps(3, DataLoader(data)):  # here\n    pass\n",

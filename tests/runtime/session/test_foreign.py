@@ -46,7 +46,7 @@ def test_another_number_of_ranks_is_refused_and_said_before(tmp_path: Path) -> N
     kinds = [type(message) for message in heard]
     assert kinds.index(report.FixedSize) < kinds.index(report.Progress), "before the first step is known"
     assert "'loader', tracked at" in told.text
-    assert "is a StatefulDataLoader, whose place is each rank's own" in told.text
+    assert "is of StatefulDataLoader, whose place is each rank's own" in told.text
     result = train(tmp_path, ranks=3)
     for rank in range(3):
         assert result.codes[rank] == 1, result.output
@@ -61,4 +61,4 @@ def test_wrapping_one_is_told(tmp_path: Path) -> None:
         "muster.start().wrap(StatefulDataLoader([1, 2]))\n"
     )
     result = run_gang(script, tmp_path, 1, distributed=False)
-    assert "script.py:3: a StatefulDataLoader keeps its own place, so don't wrap it" in result.output
+    assert "script.py:3: this StatefulDataLoader keeps its own place, so don't wrap it" in result.output

@@ -1,0 +1,113 @@
+"""What `muster logs` shows: what a job's workers have written, by the job's name alone."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+
+from muster.api.effective import effective_spec
+from muster.cli.look import NotThere, Scene, connect, look, one_line
+from muster.cluster.client import Api
+from muster.cluster.errors import ApiError
+from muster.cluster.overrides import TRAINER
+from muster.cluster.views import PodView
+
+Write = Callable[[str], object]
+
+
+async def logs(
+    name: str,
+    namespace: str | None,
+    *,
+    workers: Sequence[int],
+    rank: int | None,
+    follow: bool,
+    tail: int | None,
+    kubeconfig: str | None,
+    context: str | None,
+    write: Write = sys.stdout.write,
+) -> int:
+    """Print what workers of the job's present gang, else of its last one, have written.
+
+    Args:
+        workers: their indexes; empty for all.
+        rank: only what this rank has written, whichever worker it is in.
+        follow: go on until they end.
+        tail: only so many of each one's last lines.
+
+    Raises:
+        NotThere: no such worker, or it has written nothing yet; says why.
+    """
+    api = await connect(kubeconfig, context)
+    try:
+        scene = await look(api, name, namespace or api.credentials.namespace)
+        found = pods_of(scene, worker_of(scene, rank) if rank is not None else workers)
+        only = f"[rank {rank}] " if rank is not None and world_size(scene) > 1 else ""
+        prefixes = [f"[worker {pod.index}] " if len(found) > 1 else "" for pod in found]
+        await asyncio.gather(
+            *(
+                _copy(api, pod, _lines(write, prefix, only), follow=follow, tail=tail)
+                for pod, prefix in zip(found, prefixes, strict=True)
+            )
+        )
+        return 0
+    finally:
+        await api.close()
+
+
+def world_size(scene: Scene) -> int:
+    """Ranks of the gang that runs, else of the one that the job asks for."""
+    placement = scene.job.status.placement
+    return (placement.workers if placement else scene.job.spec.workers.replicas) * _ranks_per_worker(scene)
+
+
+def worker_of(scene: Scene, rank: int) -> tuple[int]:
+    """The worker that a rank is in."""
+    size = world_size(scene)
+    if rank >= size:
+        raise NotThere(f"{scene.job.metadata.name} has no rank {rank}; its ranks are 0 to {size - 1}")
+    return (rank // _ranks_per_worker(scene),)
+
+
+def _ranks_per_worker(scene: Scene) -> int:
+    return effective_spec(scene.job.spec, scene.job.status.defaults).processes_per_worker
+
+
+def pods_of(scene: Scene, workers: Sequence[int]) -> list[PodView]:
+    """The newest pod of each of these workers, of all for none, in the newest gang."""
+    name, placement = scene.job.metadata.name, scene.job.status.placement
+    generation = placement.generation if placement else max((pod.generation for pod in scene.pods), default=0)
+    newest: dict[int, PodView] = {}
+    for pod in sorted(scene.pods, key=lambda pod: pod.attempt):
+        if pod.generation == generation:
+            newest[pod.index] = pod
+    if not newest:
+        raise NotThere(f"{name} has no pods, so there is no log: {one_line(scene.job)}")
+    missing = [index for index in workers if index not in newest]
+    if missing:
+        there = ", ".join(map(str, sorted(newest)))
+        raise NotThere(f"{name} has no pod of worker {missing[0]}; there are those of {there}")
+    return [newest[index] for index in (workers or sorted(newest))]
+
+
+def _lines(write: Write, prefix: str, only: str) -> Write:
+    """Writes whole lines, those that begin with `only`, each behind `prefix`."""
+
+    def take(line: str) -> None:
+        if line.startswith(only):
+            write(prefix + line)
+
+    return take
+
+
+async def _copy(api: Api, pod: PodView, take: Write, *, follow: bool, tail: int | None) -> None:
+    try:
+        async for line in api.log(pod.namespace, pod.name, TRAINER, follow=follow, tail=tail):
+            take(line)
+    except ApiError as error:
+        if error.status not in (400, 404):
+            raise
+        raise NotThere(
+            f"worker {pod.index} has no log yet ({error.message}); `muster status {pod.job}` says what it waits for"
+        ) from error

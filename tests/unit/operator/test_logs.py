@@ -1,0 +1,125 @@
+"""`muster logs` finds the pods of a job's workers by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from muster.api.trainingjob import TrainingJob
+from muster.cli import logs as printing
+from muster.cli.logs import pods_of, worker_of
+from muster.cli.look import NotThere, Scene
+from muster.cluster.errors import ApiError
+from muster.cluster.views import PodView
+
+pytestmark = pytest.mark.unit
+
+
+def pod(index: int, generation: int, attempt: int = 0) -> PodView:
+    labels = {"index": str(index), "generation": str(generation), "attempt": str(attempt), "job": "train"}
+    name = f"train-g{generation}-{index}-{attempt}"
+    return PodView.from_raw(
+        {
+            "metadata": {
+                "name": name,
+                "namespace": "research",
+                "labels": {f"muster.dev/{key}": value for key, value in labels.items()},
+            },
+            "spec": {"containers": []},
+            "status": {"phase": "Running"},
+        }
+    )
+
+
+def scene(*pods: PodView, gpus: int = 2, **status: Any) -> Scene:
+    job = TrainingJob.from_raw(
+        {
+            "metadata": {"name": "train", "namespace": "research", "uid": "u"},
+            "spec": {"image": "i", "command": ["c"], "workers": {"replicas": 3, "gpusPerWorker": gpus}},
+            "status": status,
+        }
+    )
+    return Scene(job, pods, (), datetime(2026, 1, 2, tzinfo=timezone.utc))
+
+
+GANG = tuple(pod(index, generation) for generation in (1, 2) for index in range(3))
+
+
+def test_the_newest_pod_of_a_worker_in_the_newest_gang_is_meant() -> None:
+    replaced = scene(*GANG, pod(1, 2, 1), pod(1, 2, 2))
+    assert [each.name for each in pods_of(replaced, (1,))] == ["train-g2-1-2"]
+    assert [each.name for each in pods_of(replaced, ())] == ["train-g2-0-0", "train-g2-1-2", "train-g2-2-0"]
+
+
+def test_a_rank_is_found_in_its_worker() -> None:
+    assert [worker_of(scene(), rank) for rank in range(6)] == [(0,), (0,), (1,), (1,), (2,), (2,)]
+    with pytest.raises(NotThere, match="train has no rank 6; its ranks are 0 to 5"):
+        worker_of(scene(), 6)
+
+
+def test_what_is_not_there_is_told() -> None:
+    queue = {"position": 2, "reason": "InsufficientCapacity", "message": "needs 3 workers"}
+    with pytest.raises(NotThere, match=r"train has no pods, so there is no log: .*needs 3 workers"):
+        pods_of(scene(phase="Queued", queue=queue), (0,))
+    with pytest.raises(NotThere, match="no pod of worker 7; there are those of 0, 1, 2"):
+        pods_of(scene(*GANG), (7,))
+
+
+class Server:
+    """Each pod's log; `waiting` ones have none yet."""
+
+    def __init__(self, *waiting: str) -> None:
+        self.waiting = waiting
+        self.closed = False
+        self.credentials = type("Credentials", (), {"namespace": "research"})
+
+    async def log(
+        self, namespace: str, name: str, container: str, *, follow: bool, tail: int | None
+    ) -> AsyncIterator[str]:
+        assert (namespace, container, follow) == ("research", "trainer", False)
+        if name in self.waiting:
+            raise ApiError(400, "BadRequest", f"container in pod {name!r} is waiting to start: ContainerCreating")
+        lines = ["muster-launch: joins\n", *(f"[rank {rank}] step 1\n" for rank in range(6))]
+        for line in lines[-(tail if tail is not None else len(lines)) :]:
+            yield line
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def printed(monkeypatch: pytest.MonkeyPatch, server: Server, **options: Any) -> list[str]:
+    async def connect(*_: Any) -> Server:
+        return server
+
+    async def look(*_: Any) -> Scene:
+        return scene(*GANG)
+
+    monkeypatch.setattr(printing, "connect", connect)
+    monkeypatch.setattr(printing, "look", look)
+    told: list[str] = []
+    settings: dict[str, Any] = {"workers": (0,), "rank": None, "follow": False, "tail": None} | options
+    try:
+        await printing.logs("train", None, kubeconfig=None, context=None, write=told.append, **settings)
+    finally:
+        assert server.closed
+    return told
+
+
+async def test_one_workers_log_is_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = await printed(monkeypatch, Server())
+    assert told[:2] == ["muster-launch: joins\n", "[rank 0] step 1\n"]
+    assert await printed(monkeypatch, Server(), tail=1) == ["[rank 5] step 1\n"]
+
+
+async def test_all_workers_lines_say_whose_they_are_and_a_ranks_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = await printed(monkeypatch, Server(), workers=())
+    assert {line.partition("] ")[0] for line in told} == {"[worker 0", "[worker 1", "[worker 2"}
+    assert await printed(monkeypatch, Server(), rank=3) == ["[rank 3] step 1\n"]
+
+
+async def test_a_worker_that_has_not_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotThere, match=r"worker 0 has no log yet .*ContainerCreating.*`muster status train` says"):
+        await printed(monkeypatch, Server("train-g2-0-0"))
