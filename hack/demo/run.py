@@ -60,7 +60,7 @@ def run(kube: Kube, console: Console, namespace: str, bucket: str) -> Outcome:
     observed = Observed()
     with Screen(console) as screen:
         screen.note("applied two TrainingJobs: gpt will lose a worker half way, gpt-undisturbed will not")
-        screen.note("importing torch in four processes takes a while")
+        screen.note("importing torch takes the ranks a while")
         views = _until_both_end(kube, screen, (job, reference), observed)
     total = max((view.total or 0 for view in views), default=0)
     story = Story(
