@@ -16,6 +16,8 @@ from muster_protocol.exits import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, Cause
 from muster_runtime.launch.liveness import SILENCE_BEATS, Silence
 from muster_runtime.launch.membership import Roll
 
+THOROUGH = bool(os.environ.get("MUSTER_THOROUGH"))
+
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(900)]
 
 MakeGang = Callable[..., Any]
@@ -155,7 +157,7 @@ def undisturbed(make_shared_gang: MakeGang) -> list[dict[str, str]]:
     return [losses(gang, rank) for rank in range(3)]
 
 
-@pytest.mark.parametrize("victims", [(1,), (0, 2)])
+@pytest.mark.parametrize("victims", [(0, 2), (1,)] if THOROUGH else [(0, 2)])
 def test_only_the_lost_pods_are_new_and_every_bit_of_the_run_is_the_same(
     make_gang: MakeGang, undisturbed: list[dict[str, str]], victims: tuple[int, ...]
 ) -> None:
@@ -189,7 +191,7 @@ def test_a_pod_that_nobody_replaces_ends_the_others_by_its_name(make_gang: MakeG
     assert not gang.marks("running-2-")
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, 1] if THOROUGH else [0])
 def test_who_was_replaced_and_comes_back_is_refused(make_gang: MakeGang, victim: int) -> None:
     gang = make_gang(3, **WAITING)
     operator = Operator(gang, gang.script(PLAIN), FROZEN=str(victim))
@@ -215,7 +217,7 @@ def test_who_was_replaced_and_comes_back_is_refused(make_gang: MakeGang, victim:
     operator.all_end(Cause.SUCCEEDED)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, 1] if THOROUGH else [1])
 def test_who_was_only_away_and_not_replaced_is_taken_back(make_gang: MakeGang, victim: int) -> None:
     gang = make_gang(3, **WAITING)
     operator = Operator(gang, gang.script(PLAIN), FROZEN=str(victim))
@@ -230,7 +232,7 @@ def test_who_was_only_away_and_not_replaced_is_taken_back(make_gang: MakeGang, v
 
 
 @pytest.mark.parametrize(("victim", "asked"), [(1, 0), (1, 2), (0, 1)])
-@pytest.mark.parametrize("how", ["signal", "suspend"])
+@pytest.mark.parametrize("how", ["signal", "suspend"] if THOROUGH else ["signal"])
 def test_a_stop_ends_the_wait_at_once(make_gang: MakeGang, victim: int, asked: int, how: str) -> None:
     gang = make_gang(3, MUSTER_GRACE_SECONDS="60", **WAITING)
     operator = Operator(gang, gang.script(PLAIN))
