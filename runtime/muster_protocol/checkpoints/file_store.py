@@ -125,9 +125,29 @@ class FileStore:
         path = self._root / f"{_HIDDEN}{key.replace('/', '-')}{_LOCK}"
         with _explained(path):
             self._make_root()
-            with path.open("a") as lock:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            _locks.add(lock)
+            try:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel drops it when the process dies
                 yield
+            finally:
+                _locks.discard(lock)
+                os.close(lock)
+
+
+_locks: set[int] = set()
+"""Descriptors of locks that are held or waited for."""
+
+
+def _leave_locks() -> None:
+    """In a process that was forked, a data loader's worker for one: a lock lasts as long as anybody has its descriptor,
+    so it would keep others out though the rank that took it is done with it, or dead."""
+    for lock in _locks:
+        os.close(lock)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks)
 
 
 class FileWriter:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -255,3 +256,35 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+HOLDS_AND_FORKS = """
+import os, sys
+from muster_protocol.checkpoints.file_store import FileStore
+from muster_protocol.uris import parse_uri
+
+with FileStore(parse_uri(sys.argv[1]))._locked("LATEST"):
+    worker = os.fork()
+    if worker == 0:  # lives on, as a data loader's worker does for a while
+        sys.stdin.read()
+        os._exit(0)
+    print("held", flush=True)
+    os.waitpid(worker, 0)
+"""
+
+
+def test_a_lock_goes_with_the_process_that_took_it_though_its_workers_live(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDS_AND_FORKS, f"file://{tmp_path}"]
+    rank = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "held\n"
+        rank.kill()
+        store = FileStore(parse_uri(f"file://{tmp_path}"))
+        writing = threading.Thread(target=store.put_if, args=("LATEST", b"1", None), daemon=True)
+        writing.start()
+        writing.join(20)
+        assert not writing.is_alive(), "the dead rank's worker keeps the lock"
+    finally:
+        rank.kill()
+        rank.communicate()
