@@ -111,7 +111,7 @@ class S3Store:
     def delete(self, keys: list[str]) -> None:
         def one(key: str) -> None:  # one by one: DeleteObjects needs a checksum header that servers don't agree on
             with self.explained(key):
-                self.client.delete_object(**self.place(key))
+                forget_object(self.client, **self.place(key))
 
         list(self.pool.map(one, keys))
 
@@ -228,6 +228,16 @@ def unfinished_uploads(client: Any, bucket: str, prefix: str) -> list[tuple[str,
         for upload in found
         if upload["Key"].startswith(below)
     ]
+
+
+def forget_object(client: Any, **place: str) -> None:
+    """Deletes an object. One that is gone already is no error, as S3 has it, but a server may say that it is not there
+    when another deletes it at the same moment."""
+    try:
+        client.delete_object(**place)
+    except botocore.exceptions.ClientError as error:
+        if kind_of(code_of(error)) is not Kind.NOT_FOUND:
+            raise
 
 
 def forget_upload(client: Any, upload: str, **place: str) -> None:

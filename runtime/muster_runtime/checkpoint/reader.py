@@ -37,7 +37,7 @@ _PAUSE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class Wanted:
     """Bytes of one file: `target` (uint8) takes them from the file's byte `at`; then `finish` is called."""
 
     target: torch.Tensor
@@ -76,7 +76,7 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        by_file: dict[int, list[_Wanted]] = defaultdict(list)
+        by_file: dict[int, list[Wanted]] = defaultdict(list)
         for item in plan.items:
             place = self._places[item.storage_index]
             if place.length:
@@ -86,7 +86,7 @@ class Reader(StorageReader):
         done.set_result(None)
         return done
 
-    def _wanted(self, item: ReadItem, planner: LoadPlanner, place: Place) -> _Wanted:
+    def _wanted(self, item: ReadItem, planner: LoadPlanner, place: Place) -> Wanted:
         entry = self.metadata.state_dict_metadata[item.storage_index.fqn]
         assert isinstance(entry, TensorStorageMetadata)
         sizes = next(chunk.sizes for chunk in entry.chunks if chunk.offsets == item.storage_index.offset)
@@ -96,16 +96,16 @@ class Reader(StorageReader):
         if rows_whole and target.is_contiguous() and target.dtype == dtype and target.device.type == "cpu":
             row = place.length // sizes[0] if sizes and sizes[0] else place.length
             start = item.storage_offsets[0] * row if item.storage_offsets else 0
-            return _Wanted(_as_bytes(target), place.at + start, lambda: planner.commit_tensor(item, target))
+            return Wanted(_as_bytes(target), place.at + start, lambda: planner.commit_tensor(item, target))
         whole = torch.empty(sizes, dtype=dtype)
 
         def copy() -> None:
             target.copy_(narrow_tensor_by_index(whole, item.storage_offsets, item.lengths))
             planner.commit_tensor(item, target)
 
-        return _Wanted(_as_bytes(whole), place.at, copy)
+        return Wanted(_as_bytes(whole), place.at, copy)
 
-    def _fetch_with_neighbours(self, by_file: dict[int, list[_Wanted]]) -> None:
+    def _fetch_with_neighbours(self, by_file: dict[int, list[Wanted]]) -> None:
         """Collective. Alone where no other rank of this node needs one of the files."""
         here = node()
         everyone = enumerate(self._gang.gather((here, set(by_file))))
@@ -124,7 +124,7 @@ class Reader(StorageReader):
     def _share(
         self,
         needed: list[int],
-        by_file: dict[int, list[_Wanted]],
+        by_file: dict[int, list[Wanted]],
         neighbours: Gang,
         seen: list[torch.Tensor],
         slot: int,
@@ -164,7 +164,7 @@ class Reader(StorageReader):
                 failure = failure or error
         return failure
 
-    def _fetch(self, by_file: dict[int, list[_Wanted]]) -> None:
+    def _fetch(self, by_file: dict[int, list[Wanted]]) -> None:
         files = self._manifest.files
         slot = max((files[index].size for index in by_file), default=0)
         memory = self._transfers.memory.reserve(WINDOW * slot)

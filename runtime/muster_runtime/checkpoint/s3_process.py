@@ -38,7 +38,7 @@ from typing import Any, Final
 import botocore.exceptions
 
 from muster_protocol.checkpoints.checks import named
-from muster_protocol.checkpoints.s3 import fetch, forget_upload, received, unfinished_uploads
+from muster_protocol.checkpoints.s3 import fetch, forget_object, forget_upload, received, unfinished_uploads
 from muster_protocol.checkpoints.s3_client import code_of, endpoint_in_environment, make_client
 from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.bodies import Content, pieces_into, send_unsigned
@@ -149,7 +149,7 @@ class Server:
 
     def _delete(self, header: dict[str, Any], _payload: bytearray) -> Answer:
         # One by one: DeleteObjects needs a checksum header that S3 servers don't agree on.
-        list(self.pool.map(lambda key: self.client.delete_object(**self.place(key)), header["keys"]))
+        list(self.pool.map(lambda key: forget_object(self.client, **self.place(key)), header["keys"]))
         return {}, b""
 
     def _upload(self, header: dict[str, Any], _payload: bytearray) -> Answer:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import botocore.exceptions
 import pytest
 import trustme
 from hack.s3server import ACCESS_KEY, SECRET_KEY, S3Server, serving
 from proxy import Handler, Proxy, error, forward
 
 from muster_protocol.checkpoints.s3 import S3Store as ToolStore
+from muster_protocol.checkpoints.s3 import forget_object
 from muster_protocol.checkpoints.s3_client import make_client
 from muster_protocol.errors import MusterError
 from muster_protocol.storage_errors import Kind
@@ -232,3 +235,13 @@ def test_a_web_identity_gets_keys_and_none_of_them_is_written_down(
     said = str(told.value) + "".join(capfd.readouterr())
     for secret in (SECRET_KEY, ACCESS_KEY, "who-i-am"):
         assert secret not in said
+
+
+@pytest.mark.parametrize(("code", "passes"), [("NoSuchKey", True), ("NoSuchBucket", False), ("AccessDenied", False)])
+def test_an_object_that_another_deletes_at_the_same_moment_is_deleted(code: str, passes: bool) -> None:
+    class Client:
+        def delete_object(self, **_: str) -> None:
+            raise botocore.exceptions.ClientError({"Error": {"Code": code, "Message": ""}}, "DeleteObject")
+
+    with contextlib.nullcontext() if passes else pytest.raises(botocore.exceptions.ClientError, match=code):
+        forget_object(Client(), Bucket="models", Key="a")
