@@ -13,9 +13,7 @@ from hack.s3server import S3Server
 from muster_protocol import launcher_api as api
 
 sys.path.insert(0, str(Path(__file__).parent))
-from memory_runs import SCRIPT, STEPS, MakeGang, Outage, Run, memory_in_use
-
-THOROUGH = bool(os.environ.get("MUSTER_THOROUGH"))
+from memory_runs import SCRIPT, STEPS, MakeGang, Outage, Run, calm, memory_in_use
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(900)]
 
@@ -58,40 +56,63 @@ class PeerRun(Run):
         self.incarnation += 1
         self._push()
 
-    def trained(self) -> list[dict[str, set[str]]]:
-        """By rank: the losses of each step, of all incarnations that came to it."""
-        found: list[dict[str, set[str]]] = []
-        for rank in range(self.ranks):
-            found.append({})
-            for line in (self.gang.folder / f"losses-{rank}").read_text().splitlines():
-                step, loss = line.split()
-                found[rank].setdefault(step, set()).add(loss)
-        return found
+    def tier_memory(self) -> list[int]:
+        """Bytes of the memory tier by pod, that of another's copy included."""
+        return [sum(path.stat().st_blocks * 512 for path in self.memory(pod)) for pod in self.pods]
 
 
 def _attempt(pod: Any) -> int:
     return int(pod.uid.rpartition("-")[2])
 
 
-@pytest.mark.parametrize("victim", [0, 1] if THOROUGH else [0])
-def test_a_lost_pod_resumes_from_memory_while_s3_answers_503(
-    make_gang: MakeGang, s3_server: S3Server, proxy: Outage, victim: int
+def test_three_lost_pods_resume_from_memory_while_s3_answers_503_and_leak_nothing(
+    make_gang: MakeGang, s3_server: S3Server, proxy: Outage
 ) -> None:
-    run = PeerRun(make_gang, s3_server, proxy, f"lost-{victim}", 2, 1)
-    run.start()
-    run.to_the_crash()
-    run.copied(20)
-    run.replace(victim)
-    run.reach("resumed-2-at-20")
-    assert run.committed()["step"] == 10, "S3 was away all the time"
-    assert "was fetched" in run.pods[victim].log()
+    undisturbed = calm(make_gang, s3_server, proxy, "lost", 2, 1)
+    run = PeerRun(make_gang, s3_server, proxy, "lost", 2, 1)
+    run.start(EVERY="5", KILL_AT="22,27,28")
+    run.reach("at-18")
+    proxy.away.set()
+    run.touch("away")
+    taken = []
+    for incarnation, victim, step in ((1, 1, 20), (2, 0, 25), (3, 1, 25)):
+        run.reach(f"sealed-{incarnation}")
+        run.copied(step)
+        taken.append(run.tier_memory())
+        run.replace(victim)
+        run.reach(f"resumed-{incarnation + 1}-at-{step}")
+        assert all(pod.status().resumed_from == step for pod in run.pods), run.log()
+        if incarnation < 3:
+            run.touch(f"go-{incarnation + 1}")
+    assert run.committed()["step"] == 15, "S3 was away all the time"
+    run.copied(25)
+    taken.append(run.tier_memory())
+    assert all(sum(now) <= sum(taken[0]) + (1 << 16) for now in taken), taken
+    assert len(memory_in_use(run.gang.folder)) == 2 * (4 + 1), "a rank's memory and a copy in each pod, nothing else"
     proxy.away.clear()
-    run.touch("go-2")
+    run.touch("go-4")
     run.ends_well()
     latest = run.committed()
     assert (latest["step"], latest["finished"], latest["epoch"]) == (STEPS, True, 1), "under the epoch that it held"
-    assert len(run.curve()) == STEPS
-    for rank, of_rank in enumerate(run.trained()):
-        assert len(of_rank) == STEPS
-        assert all(len(losses) == 1 for losses in of_rank.values()), f"rank {rank}: what was trained again differs"
+    assert run.losses() == undisturbed.losses()
+    assert run.curve() == undisturbed.curve()
     assert not memory_in_use(run.gang.folder)
+
+
+def test_a_torn_copy_is_refused_and_s3_taken(make_gang: MakeGang, s3_server: S3Server, proxy: Outage) -> None:
+    run = PeerRun(make_gang, s3_server, proxy, "torn-copy", 2, 1)
+    run.start()
+    run.to_the_crash()
+    run.copied(20)
+    (copy,) = [path for path in run.memory(run.pods[0]) if "muster-copy" in os.readlink(path)]
+    with copy.open("r+b") as file:
+        content = file.read()
+        file.seek(0)
+        file.write(bytes(byte ^ 1 for byte in content))
+    proxy.away.clear()
+    run.replace(1)
+    run.reach("resumed-2-at-10")
+    assert "rank 1: the checkpoint of step 20 in memory is damaged" in run.log()
+    run.touch("go-2")
+    run.ends_well()
+    assert (run.committed()["step"], run.committed()["epoch"]) == (STEPS, 2)
