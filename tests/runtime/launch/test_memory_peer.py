@@ -116,3 +116,19 @@ def test_a_torn_copy_is_refused_and_s3_taken(make_gang: MakeGang, s3_server: S3S
     run.touch("go-2")
     run.ends_well()
     assert (run.committed()["step"], run.committed()["epoch"]) == (STEPS, 2)
+
+
+def test_a_pod_that_is_lost_with_the_keeper_of_its_copy_resumes_from_s3(
+    make_gang: MakeGang, s3_server: S3Server, proxy: Outage
+) -> None:
+    run = PeerRun(make_gang, s3_server, proxy, "both", 4, 1)
+    run.start()
+    run.to_the_crash()
+    run.copied(20)
+    assert [pod.status().copy[0] for pod in run.pods] == [2, 3, 0, 1]
+    proxy.away.clear()
+    run.replace(1, 3)
+    run.reach("resumed-2-at-10")
+    run.touch("go-2")
+    run.ends_well()
+    assert (run.committed()["step"], run.committed()["epoch"]) == (STEPS, 2)
