@@ -25,6 +25,7 @@ __all__ = [
     "StorageRefusedError",
     "UsageError",
     "caller",
+    "is_ours",
     "storage_error",
 ]
 
@@ -35,14 +36,18 @@ class UsageError(MusterError):
     """The script uses the session in a way that would lose or mix up state. Names the line to change."""
 
 
+def is_ours(filename: str) -> bool:
+    """Whether a frame's file is of this package."""
+    return os.path.abspath(filename).startswith(_OWN_FOLDER + os.sep)
+
+
 def caller() -> str:
     """`file:line` of the nearest frame that is neither ours nor torch's: the user's line."""
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        ours = os.path.abspath(name).startswith(_OWN_FOLDER + os.sep)
         library = f"{os.sep}torch{os.sep}" in name or name.startswith("<") or name.endswith("contextlib.py")
-        if not ours and not library:
+        if not is_ours(name) and not library:
             return f"{name}:{frame.f_lineno}"
         if frame.f_back is None:
             break

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from types import TracebackType
-from typing import Final
 
-import muster_protocol
-from muster_runtime.errors import MusterError
-
-_OURS: Final = tuple(
-    os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (muster_protocol.__file__, os.path.dirname(os.path.abspath(__file__)))
-)
+from muster_runtime.errors import MusterError, is_ours
 
 
 def tell_shortly() -> None:
@@ -34,7 +26,7 @@ def tell_shortly() -> None:
 
 
 def of_script(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback down to where our packages were entered."""
-    if trace is None or trace.tb_frame.f_code.co_filename.startswith(_OURS):
+    """The traceback down to where this package was entered."""
+    if trace is None or is_ours(trace.tb_frame.f_code.co_filename):
         return None
     return TracebackType(of_script(trace.tb_next), trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
