@@ -28,12 +28,14 @@ class Cause(str, Enum):
     """Why a launcher ended.
 
     `peer`: another pod of the gang ended first and this one followed. `max-runtime`: asked to stop because the run's
-    time was over; like `preempted` the exit code is 75, but the run is not to be queued again.
+    time was over; like `preempted` the exit code is 75, but the run is not to be queued again. `hang`: ranks ran, but
+    did not get on for longer than they may.
     """
 
     SUCCEEDED = "succeeded"
     USER = "user"
     OUT_OF_MEMORY = "out-of-memory"
+    HANG = "hang"
     CONFIG = "config"
     STORAGE = "storage"
     PREEMPTED = "preempted"

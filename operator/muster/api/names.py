@@ -252,6 +252,8 @@ class Reason(str, Enum):
     """The training script failed more often than `restart.limit` allows."""
     OUT_OF_MEMORY = "OutOfMemory"
     """A worker was killed for its memory more often than `restart.limit` allows."""
+    HUNG = "Hung"
+    """The ranks ran and did not get on, more often than `restart.limit` allows."""
     CONFIGURATION_ERROR = "ConfigurationError"
     """The run cannot start as it is written: image, command or storage."""
     RESTART_LIMIT_EXCEEDED = "RestartLimitExceeded"

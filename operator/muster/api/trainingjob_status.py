@@ -310,7 +310,7 @@ class Failure(Model):
     """The first cause of the last failure."""
 
     cause: Annotated[str, Len(0, 64)] = ""
-    """succeeded, user, out-of-memory, config, storage, preempted, rendezvous, peer or infrastructure."""
+    """succeeded, user, out-of-memory, hang, config, storage, preempted, rendezvous, peer or infrastructure."""
     index: Count | None = None
     """Worker whose pod failed first."""
     rank: Count | None = None

@@ -34,6 +34,8 @@ class Kind(Enum):
     PREEMPTED = "Preempted"
     """Stopped when asked; a checkpoint was committed where the script can."""
     OUT_OF_MEMORY = "OutOfMemory"
+    HANG = "Hang"
+    """Its processes ran and did not get on."""
     USER = "User"
     INFRASTRUCTURE = "Infrastructure"
     PEER = "Peer"
@@ -66,7 +68,7 @@ class End:
     abrupt: bool = False
 
 
-COUNTED: Final = frozenset({Kind.USER, Kind.OUT_OF_MEMORY})
+COUNTED: Final = frozenset({Kind.USER, Kind.OUT_OF_MEMORY, Kind.HANG})
 """Kinds that count against `restart.limit`."""
 
 BROKEN: Final = frozenset({Kind.DISRUPTED, Kind.LOST, Kind.INFRASTRUCTURE, Kind.PEER})
@@ -82,6 +84,7 @@ _FROM_LAUNCHER: Final = {
     exits.Cause.SUCCEEDED: Kind.SUCCEEDED,
     exits.Cause.USER: Kind.USER,
     exits.Cause.OUT_OF_MEMORY: Kind.OUT_OF_MEMORY,
+    exits.Cause.HANG: Kind.HANG,
     exits.Cause.CONFIG: Kind.CONFIG,
     exits.Cause.STORAGE: Kind.STORAGE,
     exits.Cause.PREEMPTED: Kind.PREEMPTED,

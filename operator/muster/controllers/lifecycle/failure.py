@@ -46,6 +46,7 @@ _LAUNCHER_WORD: Final = {
     Kind.STORAGE: "storage",
     Kind.USER: "user",
     Kind.OUT_OF_MEMORY: "out-of-memory",
+    Kind.HANG: "hang",
     Kind.MAX_RUNTIME: "max-runtime",
     Kind.PREEMPTED: "preempted",
     Kind.PEER: "peer",
@@ -58,6 +59,7 @@ _FAILED_REASON: Final = {
     Kind.STORAGE: Reason.STORAGE_ERROR,
     Kind.USER: Reason.USER_ERROR,
     Kind.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
+    Kind.HANG: Reason.HUNG,
 }
 
 
