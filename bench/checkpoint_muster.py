@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from muster_protocol import env
 from muster_protocol.losses import LossRecord
-from muster_runtime.launch.launcher import memory_tier
+from muster_runtime.launch.copies import RankMemory
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session.persistence import Persistence, RunState
 from muster_runtime.session.settings import Settings
@@ -39,6 +39,7 @@ class Muster:
             warn=_tell,
             landed=lambda saved: self._committed.add(saved.step),
             troubled=_tell,
+            settled=lambda _: None,
         )
 
     def save(self, step: int) -> None:
@@ -55,8 +56,8 @@ class Muster:
         """The copies are on the stream that computes: nothing to wait for."""
 
     def durable(self) -> bool:
-        writing, failed = self._gang.sum([float(word) for word in self._persistence.word()])
-        self._persistence.heard(writing=writing > 0, failed=failed > 0)
+        writing, failed, unsealed = self._gang.sum([float(word) for word in self._persistence.word()])
+        self._persistence.heard(writing=writing > 0, failed=failed > 0, unsealed=unsealed > 0)
         return self._saving in self._committed
 
     def restore(self) -> None:
@@ -70,7 +71,7 @@ class MusterMemory(Muster):
     """With the memory tier, as a launcher gives it: the restore is that of a crash, from memory."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
-        os.environ[env.MEMORY_TIER] = ",".join(map(str, memory_tier()))
+        os.environ[env.MEMORY_TIER] = ",".join(map(str, RankMemory.make().descriptors))
         super().__init__(model, optimizer, gang, prefix)
 
     def restore(self) -> None:

@@ -40,7 +40,9 @@ class _Planned(Blocking):
     def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
         self._model, self._optimizer, self._gang, self._prefix = unwrap(model), optimizer, gang, prefix
         self._planner = DefaultSavePlanner(enable_plan_caching=True)
-        self._group = dist.new_group(backend="gloo")
+        group = dist.new_group(backend="gloo")
+        assert isinstance(group, dist.ProcessGroup)  # every rank is a member
+        self._group = group
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._model, self._optimizer)

@@ -85,7 +85,7 @@ def times(kind: Kind, workers: int, nodes: int, repeats: int, *, relabelled: boo
     for repeat in range(repeats):
         world = asking(kind, workers, rng, nodes)
         if relabelled:
-            world = replace(world, nodes=_shuffled(world.nodes, rng.permutation(nodes)))
+            world = replace(world, nodes=_shuffled(world.nodes, rng.permutation(nodes).astype(np.int32)))
         if not repeat:
             timed(world)
         took, made = timed(world)

@@ -306,10 +306,10 @@ def measure(nodes: int, count: int, repeats: int) -> dict[str, float]:
     assert len(made.waiting) == count
 
     world = crowded(nodes, max(1, nodes * 2 // 5), count, rng)
-    times = [timed(world) for _ in range(5)]
-    figures["full_cycle_ms"] = min(spent for spent, _ in times)
+    cycles = [timed(world) for _ in range(5)]
+    figures["full_cycle_ms"] = min(spent for spent, _ in cycles)
     figures["full_cycle_read_ms"] = min(timed(world, read=True)[0] for _ in range(3))
-    _check_told(world, times[0][1])
+    _check_told(world, cycles[0][1])
 
     world = snapshot(nodes, np.zeros(nodes, np.bool_), jobs(count, shapes(500, rng), rng))
     figures["admit_all_ms"], made = timed(world)
@@ -319,7 +319,7 @@ def measure(nodes: int, count: int, repeats: int) -> dict[str, float]:
 
 def _check_told(world: Snapshot, made: Plan) -> None:
     """Everybody who waits has a reason, a position and, if it could start one day, an expected start."""
-    decided = {entry.uid for entry in (*made.admissions, *made.waiting)}
+    decided = {entry.uid for entry in made.admissions} | {entry.uid for entry in made.waiting}
     assert decided == {uid for uid, state in zip(world.jobs.uids, world.jobs.states, strict=True) if state == 0}
     for waiting in made.waiting:
         assert waiting.message, waiting

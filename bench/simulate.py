@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -38,8 +39,10 @@ JOBS = 80_000
 CLUSTER = {"nodes": [{"count": 256, "gpus": 8}]}
 INTERVAL = 60.0
 POLICIES = ("fifo", "easy", "muster", "muster-no-preemption")
-AVERAGED = ("mean_completion", "mean_wait", "median_wait", "p90_wait", "p99_wait", "mean_slowdown", "fairness")
-AVERAGED += ("utilisation", "useful", "lost", "fragmentation", "makespan", "seconds", "evictions", "never")
+AVERAGED = (
+    "mean_completion", "mean_wait", "median_wait", "p90_wait", "p99_wait", "mean_slowdown", "fairness", "utilisation",
+    "useful", "lost", "fragmentation", "makespan", "seconds", "evictions", "never",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ def show(seeds: Sequence[int], results: Mapping[float, Sequence[Sequence[Figures
 def mean(label: str, rows: Sequence[Figures]) -> Figures:
     """Each figure's mean."""
     numbers = (each.name for each in fields(Figures) if each.name != "policy")
-    means = {name: math.fsum(getattr(row, name) for row in rows) / len(rows) for name in numbers}
+    means: dict[str, Any] = {name: math.fsum(getattr(row, name) for row in rows) / len(rows) for name in numbers}
     counts = {name: round(means[name]) for name in ("jobs", "never", "evictions", "crashes", "plans")}
     return Figures(policy=label, **(means | counts))
 

@@ -73,6 +73,7 @@ STATIC: dict[str, tuple[str, ...]] = {
     "ruff check": (str(_BIN / "ruff"), "check"),
     "ruff format": (str(_BIN / "ruff"), "format", "--check"),
     "mypy": (PYTHON, "-m", "mypy"),
+    "mypy of the benches": (PYTHON, "-m", "mypy", "bench"),
     "import-linter": (str(_BIN / "lint-imports"),),
     "generated files": (PYTHON, "-m", "muster.api.generate", "--check"),
     "lock file": ("uv", "lock", "--check", "--quiet"),
