@@ -189,6 +189,8 @@ class S3Store:
     def _link(self) -> _Link:
         with self._starting:
             if self._newest.ended:
+                if self.memory.descriptor < 0:
+                    raise StorageError(Kind.OTHER.value, f"the store {self.uri} was closed")
                 self._newest = _Link(self._parsed, self.memory, answered=self._newest.answered)
             return self._newest
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -105,6 +107,8 @@ class Gang:
     environment: dict[str, str] = field(default_factory=dict)
     net: str = field(default_factory=lambda: f"127.{random.randint(10, 250)}.{random.randint(1, 250)}")
     pods: list[Pod] = field(default_factory=list)
+    runs: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="gang-")))
+    """What is in it holds sockets, whose paths must be short: pytest's folders are too deep."""
 
     def pod(self, index: int, command: list[str], *, attempt: int = 0, uid: str = "", **more: str) -> Pod:
         number = len(self.pods)
@@ -130,11 +134,11 @@ class Gang:
             env.GRACE_SECONDS: "10",
             "MUSTER_BIND": address,
             "MUSTER_TERMINATION_LOG": str(log),
-            "MUSTER_RUN_ROOT": str(self.folder / f"run-{number}"),
+            "MUSTER_RUN_ROOT": str(self.runs / f"run-{number}"),
             **self.environment,
             **more,
         }
-        (self.folder / f"run-{number}").mkdir()
+        (self.runs / f"run-{number}").mkdir()
         output = self.folder / f"output-{number}"
         with output.open("w") as stream:
             process = subprocess.Popen(
@@ -168,6 +172,7 @@ class Gang:
             if pod.process.poll() is None:
                 pod.process.kill()  # the kernel ends its ranks with it
                 pod.process.wait()
+        shutil.rmtree(self.runs)
 
 
 _PRELUDE = """\

@@ -252,14 +252,15 @@ def test_a_stop_ends_the_wait_at_once(make_gang: MakeGang, victim: int, asked: i
 
 
 def test_a_pod_whose_place_the_operator_gives_away_is_lost_though_it_lives(make_gang: MakeGang) -> None:
+    """The old pod hears of it only at its next heartbeat; until then its rank runs, and nobody listens to it."""
     gang = make_gang(2, **WAITING | {"MUSTER_HEARTBEAT_SECONDS": "1000"})
-    operator = Operator(gang, gang.script(PLAIN))
+    operator = Operator(gang, gang.script(PLAIN), FROZEN="1")
     operator.runs(1)
     old = operator.pods[1]
     operator.replace(1)
     assert operator.pods[0].ask("POST", api.JOIN_PATH, api.encode(api.Member(1, old.uid, old.address, 1)))[0] == 403
-    old.process.kill()
     operator.runs(2)
+    old.process.kill()
     end(gang)
     operator.all_end(Cause.SUCCEEDED)
 

@@ -72,7 +72,7 @@ def test_three_restarts_leave_nothing_open_in_the_launchers(make_gang: MakeGang)
         runs(gang, incarnation + 1, 2)
     for pod, before in zip(pods, open_files, strict=True):
         gang.eventually(lambda: len(os.listdir(f"/proc/{pod.process.pid}/fd")) <= before, "no file stays open")  # noqa: B023
-        folders = [path for path in gang.folder.glob("run-*/*") if path.is_dir()]
+        folders = [path for path in gang.runs.glob("run-*/*") if path.is_dir()]
         assert len(folders) == len(pods), "one run folder a pod"
     ports = {(gang.folder / f"port-{incarnation}").read_text() for incarnation in (1, 2, 3, 4)}
     assert len(ports) == 4, "a rank of an older incarnation never meets the ranks of a newer one"
