@@ -109,6 +109,19 @@ Unset or 0: none."""
 REPLACE_SECONDS: Final = "MUSTER_REPLACE_SECONDS"
 """How long launchers wait in their pods for the others that were lost to be replaced. Unset or 0: they end at once."""
 
+HANG_START: Final = "MUSTER_HANG_START"
+"""Seconds, or `auto`: how long ranks may take to start, to join and for a loop's first step, before the gang counts as
+hung. Unset or 0, here and in the three that follow: for ever."""
+
+HANG_STEP: Final = "MUSTER_HANG_STEP"
+"""The same of a step."""
+
+HANG_EVALUATION: Final = "MUSTER_HANG_EVALUATION"
+"""The same of an evaluation, and of what stands between two epochs."""
+
+HANG_CHECKPOINT: Final = "MUSTER_HANG_CHECKPOINT"
+"""The same of a save or a restore."""
+
 MAX_RUNTIME: Final = "MUSTER_MAX_RUNTIME"
 """Seconds that the job may still run. At its end a checkpoint is saved and the run ends."""
 

@@ -18,6 +18,7 @@ Bodies are JSON objects, made and read by the dataclasses here.
     POST /v1/ended           Ended -> GangState; a launcher tells index 0 that its ranks ended, and learns who was first
     POST /v1/restart         Restart -> 202; index 0 tells the others to end their ranks and to join again;
                              403 for a pod that was replaced, or lost and not let in again: what it says means nothing
+    POST /v1/stacks          -> Examined; what this pod's ranks are at, asked by index 0 when the gang does not get on
     POST /v1/copy            Copy -> 204 when it is here already, else 101: its bytes follow on the same connection
     POST /v1/copy/fetch      Copy -> 101, and its bytes follow; 404 when it isn't here
 
@@ -40,6 +41,7 @@ STOP_PATH: Final = "/v1/stop"
 HEARTBEAT_PATH: Final = "/v1/heartbeat"
 ENDED_PATH: Final = "/v1/ended"
 RESTART_PATH: Final = "/v1/restart"
+STACKS_PATH: Final = "/v1/stacks"
 COPY_PATH: Final = "/v1/copy"
 FETCH_PATH: Final = "/v1/copy/fetch"
 METRICS_PATH: Final = "/metrics"
@@ -174,6 +176,7 @@ class Ended:
         crash: the script fell over (a signal or an exception), so starting it again in the same pod may help.
         step: the last step that the worker's ranks reported, or None.
         incarnation: of the processes that ended; 0 before any was started.
+        traceback: the last lines of the Python traceback or, of a rank that hangs, its stack.
     """
 
     index: int
@@ -185,6 +188,7 @@ class Ended:
     crash: bool = False
     step: int | None = None
     incarnation: int = 0
+    traceback: str = ""
 
 
 @dataclass(frozen=True)
@@ -200,11 +204,44 @@ class Restart:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A worker's launcher lives and its ranks run."""
+    """A worker's launcher lives and its ranks run. `stuck`: all of them are still for longer than they may."""
 
     index: int
     pod_uid: str
     storage_error: str = ""
+    stuck: bool = False
+
+
+@dataclass(frozen=True)
+class RankSeen:
+    """What a rank was at when it was looked at.
+
+    Attributes:
+        section: start, setup (its loop has not begun), step, boundary (its step is done, it waits for the others),
+            evaluation, checkpoint, outside (its loop is over), or none for a script without a session.
+        step: steps of the run that are done.
+        still: seconds since it moved.
+        limit: the field of `spec.hang` that it counts by.
+        state: the kernel's letter for its process: R, S, D, T (stopped by a signal), ... or "".
+        stack: of its main thread, the innermost call first, as `faulthandler` writes it, or "".
+    """
+
+    rank: int
+    section: str
+    step: int
+    still: float
+    limit: str
+    state: str = ""
+    stack: str = ""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One worker's ranks. `stuck` as in `Heartbeat`, now that their stacks are known."""
+
+    index: int
+    stuck: bool
+    ranks: tuple[RankSeen, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -276,7 +313,7 @@ class Status:
     copy: tuple[int, ...] = ()
 
 
-T = TypeVar("T", Member, Membership, Release, Copy, Stop, Ended, Restart, Heartbeat, GangState, Status)
+T = TypeVar("T", Member, Membership, Release, Copy, Stop, Ended, Restart, Heartbeat, Examined, GangState, Status)
 
 _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Membership", "members"): Member,
@@ -297,6 +334,7 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Release", "keeper"): Member,
     ("Release", "holder"): Member,
     ("Copy", "order"): int,
+    ("Examined", "ranks"): RankSeen,
 }
 
 

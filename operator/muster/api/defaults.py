@@ -13,6 +13,7 @@ _WHOLE: Final = (
     "preemptible",
     "disruption_budget",
     "restart",
+    "hang",
     "ready_timeout",
     "max_runtime",
     "termination_grace_period",

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from muster.api.common import Duration
 from muster.api.defaults import filled
-from muster.api.jobparts import Capacity, JobDefaults, TopologyMode
+from muster.api.jobparts import Capacity, Hang, JobDefaults, TopologyMode
 from muster.api.names import GPU_RESOURCE
 from muster.api.podparts import (
     EnvFromSource,
@@ -30,7 +30,7 @@ from muster_protocol.durations import format_duration, parse_duration
 STRATEGY: Final = Strategy.DDP
 TOPOLOGY_MODE: Final = TopologyMode.PREFERRED
 CHECKPOINT_INTERVAL_SECONDS: Final = 600
-AUTO: Final = "auto"
+AUTO: Final[Literal["auto"]] = "auto"
 RETENTION_LAST: Final = 3
 RESTART_LIMIT: Final = 3
 RESTART_BACKOFF_SECONDS: Final = 10
@@ -74,6 +74,16 @@ class EffectiveCheckpoint:
     memory: str
     from_uri: str
     load: Load
+
+
+@dataclass(frozen=True)
+class EffectiveHang:
+    """Seconds that ranks may be at one thing; AUTO, or 0 for ever."""
+
+    start: int | Literal["auto"]
+    step: int | Literal["auto"]
+    evaluation: int | Literal["auto"]
+    checkpoint: int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -146,6 +156,7 @@ class EffectiveSpec:
     checkpoint: EffectiveCheckpoint | None
     restart_limit: int
     restart_backoff: int
+    hang: EffectiveHang
     ready_timeout: int
     max_runtime: int | None
     window: EffectiveWindow | None
@@ -217,6 +228,7 @@ def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -
         checkpoint=_checkpoint(spec.checkpoint),
         restart_limit=RESTART_LIMIT if restart is None or restart.limit is None else restart.limit,
         restart_backoff=_seconds(restart.backoff if restart else None, RESTART_BACKOFF_SECONDS),
+        hang=_hang(spec.hang or Hang()),
         ready_timeout=_seconds(spec.ready_timeout, READY_TIMEOUT_SECONDS),
         max_runtime=_optional_seconds(spec.max_runtime),
         window=_window(spec.window),
@@ -298,6 +310,14 @@ def _resources(spec: TrainingJobSpec, gpus: int) -> tuple[dict[str, str], dict[s
     return requests, limits
 
 
+def _hang(hang: Hang) -> EffectiveHang:
+    return EffectiveHang(*map(_seconds_or_auto, (hang.start, hang.step, hang.evaluation, hang.checkpoint)))
+
+
+def _seconds_or_auto(duration: str | None) -> int | Literal["auto"]:
+    return AUTO if duration is None or duration == AUTO else parse_duration(duration)
+
+
 def _seconds(duration: Duration | None, default: int) -> int:
     return default if duration is None else parse_duration(duration)
 
@@ -326,6 +346,10 @@ BUILT_IN: Final[dict[str, str]] = {
     "spec.checkpoint.load": Load.ALL.value,
     "spec.restart.limit": str(RESTART_LIMIT),
     "spec.restart.backoff": format_duration(RESTART_BACKOFF_SECONDS),
+    "spec.hang.start": AUTO,
+    "spec.hang.step": AUTO,
+    "spec.hang.evaluation": AUTO,
+    "spec.hang.checkpoint": AUTO,
     "spec.readyTimeout": format_duration(READY_TIMEOUT_SECONDS),
     "spec.window.atEnd": AtWindowEnd.STOP.value,
     "spec.terminationGracePeriod": format_duration(GRACE_SECONDS),

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from annotated_types import Ge, Le, Len
 
-from muster.api.common import Count, Duration, Label63, Labels, Model, ObjectName
+from muster.api.common import Count, Duration, DurationOrAuto, Label63, Labels, Model, ObjectName
 from muster.api.podparts import EnvVar, NameRef, Toleration
 from muster.api.rules import CAPACITY_RULES, CLOSENESS_RULES, READY_TIMEOUT_RULE, TOPOLOGY_RULES
 from muster.api.schema import MapList, SetList
@@ -91,6 +91,24 @@ class Restart(Model):
     """Wait before a restart; doubled with each one up to 5m. Left out: 10s."""
 
 
+class Hang(Model):
+    """How long ranks may be at one thing, before the gang counts as hung. Then the stacks of all are kept, and its
+    processes start again in their pods, counted like a crash. It hangs when each of its ranks has used up its time, and
+    not before. 0s: never. Scripts without a session are watched only by `start`."""
+
+    start: DurationOrAuto | None = None
+    """For joining the gang, and for the first step of a loop, which may compile. auto: 30m. Left out: auto. A time of
+    one's own counts before the session's start and before its loop, too, which `auto` leaves alone: it ends a script
+    that never comes to one."""
+    step: DurationOrAuto | None = None
+    """A step. auto: 3 times what a slow step takes usually, at least 30s. Left out: auto."""
+    evaluation: DurationOrAuto | None = None
+    """What is under `session.evaluate()`, goes through a loader that isn't tracked, or stands between two epochs. auto:
+    30m. Left out: auto."""
+    checkpoint: DurationOrAuto | None = None
+    """A save or a restore, as far as training waits for it. auto: 30m. Left out: auto."""
+
+
 class DefaultTopology(Model):
     """How close together the workers of jobs must be that name neither mode nor level."""
 
@@ -121,6 +139,8 @@ class JobDefaults(Model):
     """How often that may happen."""
     restart: Restart | None = None
     """What happens after a failure."""
+    hang: Hang | None = None
+    """When the training counts as hung."""
     ready_timeout: Duration | None = None
     """How long a gang may take from placement to its barrier."""
     max_runtime: Duration | None = None

@@ -22,7 +22,7 @@ from muster.api.common import (
     Timestamp,
     matches,
 )
-from muster.api.jobparts import MAX_WORKERS, Capacity, DisruptionBudget, JobTopology, Restart
+from muster.api.jobparts import MAX_WORKERS, Capacity, DisruptionBudget, Hang, JobTopology, Restart
 from muster.api.names import DEFAULT_QUEUE
 from muster.api.podparts import (
     EnvFromSource,
@@ -268,6 +268,8 @@ class TrainingJobSpec(Model):
     """Where the run saves its state. Left out: nowhere, and a restart begins anew."""
     restart: Restart | None = None
     """What happens after a failure."""
+    hang: Hang | None = None
+    """When the training counts as hung. Left out: auto in all."""
     ready_timeout: Duration | None = None
     """How long the whole gang may take from placement to its barrier, image pulls included; then it is withdrawn.
     Left out: 30m."""

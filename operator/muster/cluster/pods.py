@@ -349,6 +349,10 @@ def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> l
         env.READY_TIMEOUT: str(spec.ready_timeout),
         env.GRACE_SECONDS: str(spec.grace),
         env.STRATEGY: spec.strategy.value,
+        env.HANG_START: str(spec.hang.start),
+        env.HANG_STEP: str(spec.hang.step),
+        env.HANG_EVALUATION: str(spec.hang.evaluation),
+        env.HANG_CHECKPOINT: str(spec.hang.checkpoint),
     }
     result: list[Object] = [{"name": name, "value": value} for name, value in values.items()]
     for name, path in (

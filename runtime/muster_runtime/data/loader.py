@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -51,6 +51,9 @@ class Loader:
         """Global batches of this epoch that the training has had."""
         self.where = where
         self.stepper: Stepper | None = None
+        """The session that tracks it."""
+        self.untracked: Callable[[], None] = lambda: None
+        """Called with each batch of a loader that isn't tracked."""
         self._passed: int | None = None  # the last epoch that a pass of steps began in, here in this process
         self._plan: BatchPlan | None = None
         if _own_batches(source) is None:
@@ -104,7 +107,10 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         stepper = self.stepper
         if stepper is None or not stepper.loader_steps():
-            yield from self.batches(self.epoch, 0)
+            for batch in self.batches(self.epoch, 0):
+                if stepper is None:
+                    self.untracked()
+                yield batch
             return
         if self._passed == self.epoch:
             raise UsageError(

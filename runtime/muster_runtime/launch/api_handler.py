@@ -21,6 +21,7 @@ from muster_protocol.launcher_api import (
 )
 from muster_protocol.tokens import same_token
 from muster_runtime.launch.copies import Copies, Stream
+from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_server import Request, Response
 from muster_runtime.launch.membership import Refused, Roll
 from muster_runtime.launch.state import State
@@ -58,6 +59,7 @@ class ApiHandler:
         status: Callable[[], Status],
         metrics: Callable[[], tuple[bytes, str]],
         copies: Copies,
+        hangs: Hangs,
     ) -> None:
         self._own = own
         self._token = token
@@ -67,6 +69,7 @@ class ApiHandler:
         self._status = status
         self._metrics = metrics
         self._copies = copies
+        self._hangs = hangs
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", api.STATUS_PATH): self._get_status,
             ("GET", api.MEMBERSHIP_PATH): self._get_membership,
@@ -76,6 +79,7 @@ class ApiHandler:
             ("POST", api.HEARTBEAT_PATH): self._heartbeat,
             ("POST", api.ENDED_PATH): self._ended,
             ("POST", api.RESTART_PATH): self._restart,
+            ("POST", api.STACKS_PATH): self._stacks,
             ("POST", api.COPY_PATH): self._copy,
             ("POST", api.FETCH_PATH): self._fetch,
         }
@@ -144,6 +148,9 @@ class ApiHandler:
     async def _restart(self, request: Request) -> Response:
         self._state.ask_restart(api.decode(Restart, request.body))
         return Response(202)
+
+    async def _stacks(self, request: Request) -> Response:
+        return _json(200, await self._hangs.examine())
 
     async def _copy(self, request: Request) -> Response:
         return _stream(self._copies.offered(api.decode(Copy, request.body)))

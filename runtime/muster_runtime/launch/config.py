@@ -12,6 +12,7 @@ from typing import Final
 from muster_protocol import env, exits
 from muster_protocol.launcher_api import Member, heartbeat_seconds
 from muster_protocol.uris import parse_uri
+from muster_runtime.launch.watchdog import NEVER, Limits
 
 BIND: Final = "MUSTER_BIND"
 """Address that the HTTP API listens on. Unset: all of the pod's, and only 127.0.0.1 on a laptop."""
@@ -65,6 +66,7 @@ class Config:
     memory: str = "auto"
     replace_seconds: float = 0.0
     node: str = ""
+    hang: Limits = NEVER
 
     @property
     def keeps_memory(self) -> bool:
@@ -150,6 +152,7 @@ def _pod(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
         memory=environ.get(env.CHECKPOINT_MEMORY) or "auto",
         replace_seconds=0.0 if alone else _seconds(environ, env.REPLACE_SECONDS, 0.0),
         node=environ.get(env.NODE_NAME, ""),
+        hang=_limits(environ),
     )
 
 
@@ -178,6 +181,14 @@ def _laptop(environ: Mapping[str, str], command: tuple[str, ...], processes: int
         heartbeat=heartbeat_seconds(1),
         restarts=_whole(environ, env.RESTARTS_IN_PLACE, minimum=0, default=0),
         memory=environ.get(env.CHECKPOINT_MEMORY) or "auto",
+        hang=_limits(environ),
+    )
+
+
+def _limits(environ: Mapping[str, str]) -> Limits:
+    names = (env.HANG_START, env.HANG_STEP, env.HANG_EVALUATION, env.HANG_CHECKPOINT)
+    return Limits(
+        *(None if environ.get(name) == "auto" else _seconds(environ, name, math.inf, zero=math.inf) for name in names)
     )
 
 

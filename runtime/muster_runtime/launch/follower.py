@@ -13,6 +13,7 @@ from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Release, Restart
 from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
+from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_client import Client, Unreachable
 from muster_runtime.launch.liveness import Silence
 from muster_runtime.launch.membership import Refused, Roll
@@ -31,12 +32,15 @@ _BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class Follower:
-    def __init__(self, config: Config, client: Client, state: State, roll: Roll, progress: Progress) -> None:
+    def __init__(
+        self, config: Config, client: Client, state: State, roll: Roll, progress: Progress, hangs: Hangs
+    ) -> None:
         self._config = config
         self._client = client
         self._state = state
         self._roll = roll
         self._progress = progress
+        self._hangs = hangs
         self._own = config.member
         self._leader = config.leader_host
         self._leader_uid = ""
@@ -132,7 +136,7 @@ class Follower:
         if self._state.lost:
             raise Over(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, self._state.lost))
         if self._state.ending:
-            raise Over(verdict.followed(self._state.first))
+            raise Over(verdict.followed(self._state.first, self._own.index))
         if self._lost is not None and self._state.clock() >= self._lost_until:
             message = f"{self._lost.message}; no other pod took its place within {self._config.replace_seconds:g} s"
             raise Over(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message))
@@ -230,7 +234,7 @@ class Follower:
 
     async def _beat_once(self) -> str:
         """ "" when index 0 answered, else why not."""
-        beat = Heartbeat(self._config.index, self._config.pod_uid, self._progress.storage_error)
+        beat = Heartbeat(self._config.index, self._config.pod_uid, self._progress.storage_error, self._hangs.stuck)
         patience = min(_CALL_SECONDS, max(1.0, self._config.heartbeat))  # `Silence` counts two intervals a beat at most
         try:
             status, body = await self._client.call(

@@ -18,6 +18,7 @@ from muster_runtime.launch.api_handler import ApiHandler
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.copies import Copies
 from muster_runtime.launch.follower import Follower
+from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_client import Client
 from muster_runtime.launch.http_server import Server
 from muster_runtime.launch.leader import Leader
@@ -49,11 +50,12 @@ class Launcher:
         self._progress = Progress()
         self._metrics = Metrics(config)
         self._ranks = Ranks(self._state.tell)
+        self._hangs = Hangs(config, self._ranks, self._state)
         self._client = Client(config.port, config.token, config.pod_uid)
         self._gang: Leader | Follower = (
-            Leader(config, self._client, self._state, self._roll)
+            Leader(config, self._client, self._state, self._roll, self._hangs)
             if config.leads
-            else Follower(config, self._client, self._state, self._roll, self._progress)
+            else Follower(config, self._client, self._state, self._roll, self._progress, self._hangs)
         )
         self._stopping = Stopping(self._ranks, self._state)
         self._phase = Phase.JOINING
@@ -67,16 +69,8 @@ class Launcher:
         """Runs the gang's part on this pod; always returns, with the termination message written."""
         self._listen_to_signals()
         config = self._config
-        handler = ApiHandler(
-            config.member,
-            config.token,
-            self._state,
-            self._roll,
-            self._gang,
-            self._status,
-            self._metrics_text,
-            self._copies,
-        )
+        parts = (self._state, self._roll, self._gang, self._status, self._metrics_text, self._copies, self._hangs)
+        handler = ApiHandler(config.member, config.token, *parts)
         connections = 2 * self._config.workers + 256
         allow_open_files(connections)
         server = Server(handler, connections)
@@ -183,6 +177,7 @@ class Launcher:
         self._folder = folder = RunFolder(self._config.run_roots, release.incarnation, self._hear)
         self._stopping = Stopping(self._ranks, self._state)
         self._stopping.control = folder.control
+        self._hangs.begin(folder.path)
         self._oom_kills = termination.oom_kills()
         environments = [
             (
@@ -218,6 +213,7 @@ class Launcher:
             await state.wait(_LOOK_SECONDS)
             self._ranks.reap()
             self._copies.look()
+            self._hangs.look()
 
     def _starts_again(self) -> bool:
         return self._state.restart is not None and self._state.restart.incarnation > self._incarnation
@@ -275,10 +271,11 @@ class Launcher:
         return await self._tell(facts)
 
     async def _follow(self) -> ExitFacts:
-        facts = verdict.followed(self._state.first)
+        index = self._config.index
+        facts = verdict.followed(self._state.first, index)
         self._leave_word(facts)
-        gang = await self._report(verdict.ended(self._config.index, self._complete(facts)))
-        return self._seen(verdict.followed(gang.ended if gang is not None and gang.ended else self._state.first))
+        gang = await self._report(verdict.ended(index, self._complete(facts)))
+        return self._seen(verdict.followed(gang.ended if gang is not None and gang.ended else self._state.first, index))
 
     async def _tell(self, facts: ExitFacts) -> ExitFacts:
         self._leave_word(facts)
@@ -295,7 +292,7 @@ class Launcher:
         gang = await self._gang.finish(facts)
         self._phase = Phase.ENDED
         if facts.cause is Cause.SUCCEEDED and gang.ended is not None and self._config.leads:
-            facts = self._complete(self._seen(verdict.followed(gang.ended)))
+            facts = self._complete(self._seen(verdict.followed(gang.ended, self._config.index)))
             self._leave_word(facts)
         return facts
 
@@ -394,6 +391,7 @@ class Launcher:
         return self._metrics.text()
 
     def _leave_folder(self) -> None:
+        self._hangs.end()
         if self._folder is not None:
             self._folder.close()
             self._folder = None

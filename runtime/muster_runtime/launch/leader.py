@@ -16,6 +16,7 @@ from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Kept, Member, Release, Restart, Stop, StopReason
 from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
+from muster_runtime.launch.hangs import Hangs, Search
 from muster_runtime.launch.http_client import Client
 from muster_runtime.launch.liveness import PROBING_SECONDS, Silence, silent
 from muster_runtime.launch.membership import Barrier, Refused, Roll
@@ -39,11 +40,12 @@ _ASKED: Final = frozenset({Cause.PREEMPTED.value, Cause.MAX_RUNTIME.value})
 
 
 class Leader:
-    def __init__(self, config: Config, client: Client, state: State, roll: Roll) -> None:
+    def __init__(self, config: Config, client: Client, state: State, roll: Roll, hangs: Hangs) -> None:
         self._config = config
         self._client = client
         self._state = state
         self._roll = roll
+        self._search = Search(hangs, client)
         self._own = config.member
         self._over: Ended | None = None
         self._members: dict[int, Member] = {}
@@ -138,7 +140,7 @@ class Leader:
         if self._state.foreign:
             raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, self._state.foreign))
         if self._state.ending:
-            raise Over(verdict.followed(self._state.first))
+            raise Over(verdict.followed(self._state.first, 0))
         if preflight is not None and preflight.done():
             preflight.result()
 
@@ -217,6 +219,7 @@ class Leader:
         if refused is not None:
             return refused
         self._silence.heard(beat.index)
+        self._search.heard(beat)
         self.storage_errors.pop(beat.index, None)
         if beat.storage_error:
             self.storage_errors[beat.index] = beat.storage_error
@@ -364,6 +367,19 @@ class Leader:
             lost = self._silence.pass_to(self._state.clock(), self._unfinished())
             why = "no heartbeat for {:.0f} s; its node or network failed"
             self._lose({index: why.format(seconds) for index, seconds in lost.items()})
+            if self._trains() and self._search.may_find(self._unfinished(), own_ended=0 in self._ended):
+                self._background(self._find_hang())
+
+    def _trains(self) -> bool:
+        return self._release is not None and not self._failures and self._state.stop is None
+
+    async def _find_hang(self) -> None:
+        """Takes a hang for a failure of the one that holds up the others."""
+        incarnation = self._incarnation
+        found = await self._search.find({index: self._members[index].address for index in self._unfinished()})
+        if found is not None and self._incarnation == incarnation and self._trains():
+            self._failures.append(replace(found, incarnation=incarnation))
+            await self._settle()
 
     async def _limit(self) -> None:
         await asyncio.sleep(self._config.max_runtime)

@@ -37,11 +37,11 @@ def clear(path: Path | None) -> None:
             path.write_text("")
 
 
-def say(text: str) -> None:
-    """One line of the launcher's own on stderr. Never waits: whoever reads the log may be slow."""
+def say(text: str, prefix: str = "") -> None:
+    """One line of the launcher's own on stderr, behind `prefix`. Never waits: whoever reads the log may be slow."""
     if _teller is None:
         _start_teller()
-    _lines.put(f"[muster] {text}\n")
+    _lines.put(f"{prefix}[muster] {text}\n")
 
 
 def flush(seconds: float) -> None:

@@ -134,8 +134,10 @@ def failed(own: Failure, first: Ended | None, index: int) -> ExitFacts:
     return _replace(facts, Cause.PEER, exits.EXIT_INFRASTRUCTURE, _after(first))
 
 
-def followed(first: Ended | None) -> ExitFacts:
-    """The end of a pod whose own ranks were well when the gang ended."""
+def followed(first: Ended | None, index: int) -> ExitFacts:
+    """The end of a pod whose own ranks had not failed when the gang ended. Of a hang, the one that held it up tells."""
+    if first is not None and first.cause == Cause.HANG.value and first.index == index:
+        return ExitFacts(Cause.HANG, first.exit_code, first.message, first.rank, traceback=first.traceback)
     code = first.exit_code if first is not None and first.exit_code == exits.EXIT_CONFIG else exits.EXIT_INFRASTRUCTURE
     return ExitFacts(Cause.PEER, code, _after(first))
 
@@ -152,6 +154,7 @@ def ended(index: int, facts: ExitFacts, *, echo: bool = False, crash: bool = Fal
         crash=crash,
         step=facts.step,
         incarnation=facts.incarnation,
+        traceback=facts.traceback,
     )
 
 

@@ -17,6 +17,7 @@ from muster_runtime.data.foreign import fixed_size, is_foreign
 from muster_runtime.data.loader import Loader
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang
+from muster_runtime.pulse import Pulse, Section
 from muster_runtime.session import checks
 from muster_runtime.session.boundary import Votes, agree
 from muster_runtime.session.gradients import Gradients
@@ -30,7 +31,8 @@ from muster_runtime.session.tracking import Tracked
 class Run:
     """One per session. The loops open and close its steps; at each close the ranks agree on saving and stopping."""
 
-    def __init__(self, settings: Settings, gang: Gang, device: torch.device) -> None:
+    def __init__(self, settings: Settings, gang: Gang, device: torch.device, pulse: Pulse) -> None:
+        self.pulse = pulse
         self._gang, self._strategy = gang, settings.strategy
         reporter = reports.Reporter()
         self._control = ControlReader()
@@ -82,13 +84,15 @@ class Run:
             for one in self.tracked:
                 if is_foreign(one.thing):
                     self.progress.fix_size(fixed_size(one.name, one.thing, one.where))
-            restored = self.saves.restore(self.tracked)
+            with self.pulse.during(Section.CHECKPOINT):
+                restored = self.saves.restore(self.tracked)
             if restored is not None:
                 run = restored.run
                 self.step = self.resumed_from = run.step
                 self.seed = run.seed
                 self.ended_early = restored.finished and run.ended_early
         self.progress.begin(self.step)
+        self.pulse.begin(self.step)
         self.saves.count_from_now()
 
     def _count_flops(self) -> None:
@@ -103,13 +107,16 @@ class Run:
         """Every rank is done: the last checkpoint is saved and marked finished."""
         self._agree(save=False, stop=False, ends=True, soon=True)
         self.progress.tell(self.step, last=True)
-        if self.saves.save_now(self.tracked, self._state(ended_early=early), finished=True):
+        with self.pulse.during(Section.CHECKPOINT):
+            saved = self.saves.save_now(self.tracked, self._state(ended_early=early), finished=True)
+        if saved:
             self.progress.log("the run is finished")
         self.leave_loop()
 
     def leave_loop(self) -> None:
         self.loop = ""
         self.closed = True
+        self.pulse.enter(Section.OUTSIDE)
 
     def last_word(self) -> None:
         """The process ends within the loop: its launcher learns the exact step, by which it knows a failure again."""
@@ -127,6 +134,7 @@ class Run:
         self.saves.resume_random(self.seed, self.step)
 
     def opens_step(self) -> None:
+        self.pulse.step_opens()
         self._step_open, self._optimizer_stepped = True, False
         self.gradients.open_step()
 
@@ -150,13 +158,22 @@ class Run:
             self.driver.position += 1
         due = self._is_due()  # also where the save waits, or its turn would pass unseen
         save, stop = votes and due, votes and self._stops_here()
-        if self._agree(save=save, stop=stop, ends=False, soon=not votes):
-            self.saves.save(self.tracked, self._state())
+        agreed = self._agree(save=save, stop=stop, ends=False, soon=not votes)
+        self.pulse.step_done(self.step)
+        if agreed:
+            self._save()
+        if self.driver is not None and self.driver.position >= len(self.driver):
+            self.pulse.enter(Section.EVALUATION)  # and whatever else stands between two epochs
 
     def between_epochs(self) -> None:
         """The boundary after an epoch's whole body. No step is counted here."""
         save, stop = self._is_due(), self._stops_here()
         if self._agree(save=save, stop=stop, ends=False, soon=False, counts=False):
+            self._save()
+        self.pulse.enter(Section.EVALUATION)  # until the next epoch's first batch is here
+
+    def _save(self) -> None:
+        with self.pulse.during(Section.CHECKPOINT):
             self.saves.save(self.tracked, self._state())
 
     def optimizer_steps(self, optimizer: Optimizer) -> None:
@@ -196,9 +213,11 @@ class Run:
         read = progress.reads_now(self.step, soon)
         losses, tokens = progress.take_losses(self.step, read)
         votes = Votes(self.step, save, stop, ends, tokens, losses, *self.saves.word())
+        self.pulse.enter(Section.BOUNDARY)
         agreed = agree(votes, self._gang, self.loop)
         progress.absorb(self.step, agreed, read)
-        self.saves.heard(writing=agreed.writing, failed=agreed.write_failed, unsealed=agreed.unsealed)
+        with self.pulse.during(Section.CHECKPOINT):
+            self.saves.heard(writing=agreed.writing, failed=agreed.write_failed, unsealed=agreed.unsealed)
         if (agreed.save or agreed.stop) and not read:
             losses, _ = progress.take_losses(self.step, True)
             again = agree(Votes(self.step, False, False, ends, 0.0, losses), self._gang, self.loop)
@@ -212,6 +231,7 @@ class Run:
         return agreed.save
 
     def _stop(self) -> None:
+        self.pulse.enter(Section.CHECKPOINT)
         if self.saves.save_now(self.tracked, self._state(), finished=False):
             self.progress.log(f"stopped after step {self.step}, as asked; the checkpoint is committed")
         else:

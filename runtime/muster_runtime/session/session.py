@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
 
 import torch
@@ -16,6 +17,7 @@ from muster_runtime.data.loader import Loader
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.parallel.wrap import unwrap, wrap_model
+from muster_runtime.pulse import Pulse, Section
 from muster_runtime.session import checks
 from muster_runtime.session.run import Run
 from muster_runtime.session.settings import Settings
@@ -27,11 +29,11 @@ M = TypeVar("M", bound=nn.Module)
 class Session:
     """Made by `muster.start()`. docs/session.md describes what scripts may use."""
 
-    def __init__(self, settings: Settings, gang: Gang, device: torch.device) -> None:
+    def __init__(self, settings: Settings, gang: Gang, device: torch.device, pulse: Pulse) -> None:
         self._settings, self._gang, self.device = settings, gang, device
         self.rank, self.local_rank, self.world_size = settings.rank, settings.local_rank, settings.world_size
         self.strategy = settings.strategy
-        self.run = Run(settings, gang, device)
+        self.run = Run(settings, gang, device, pulse)
 
     # ------------------------------------------------------------------ what scripts read
 
@@ -73,6 +75,10 @@ class Session:
         """Whether this rank was asked to stop. Purely local; the gang stops at the next boundary."""
         return self.run.should_stop()
 
+    def evaluate(self) -> AbstractContextManager[None]:
+        """Around an evaluation that is slower than a step: it has a time of its own before it counts as hung. Local."""
+        return self.run.pulse.during(Section.EVALUATION)
+
     def log(self, message: str) -> None:
         """One line on rank 0's stderr."""
         self.run.progress.log(message)
@@ -108,9 +114,11 @@ class Session:
                 "of the data, track it and write session.steps(TOTAL, loader); or use session.loader"
             )
         if isinstance(thing, DataLoader):
-            return Loader(
+            split = Loader(
                 thing, rank=self.rank, parts=self.world_size, seed=self.run.seed, device=self.device, where=where
             )
+            split.untracked = self.run.pulse.evaluates
+            return split
         if not isinstance(thing, nn.Module):
             raise UsageError(f"{where}: session.wrap takes a model or a DataLoader, not this {type(thing).__name__}")
         wrapped = wrap_model(
@@ -159,6 +167,7 @@ class Session:
             device=self.device,
             where=where,
         )
+        loader.untracked = self.run.pulse.evaluates
         if loader.last_batch:
             self.log(
                 f"the last of each epoch's {len(loader)} batches has {loader.last_batch} samples, the others have "

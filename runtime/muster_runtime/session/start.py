@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from muster_runtime import report
+from muster_runtime import report, stacks
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang
-from muster_runtime.session import rng
+from muster_runtime.pulse import Pulse, Section
+from muster_runtime.session import flight, rng
 from muster_runtime.session.mistakes import tell_shortly
 from muster_runtime.session.run import Run
 from muster_runtime.session.session import Session
@@ -50,9 +51,14 @@ def start(
         raise UsageError(f"{where}: {error}") from None
     device = _device(settings)
     _pin(settings, device)
+    stacks.show_when_asked(settings.rank)
+    pulse = Pulse(settings.local_rank)
+    pulse.enter(Section.START)
     gang = _join(settings, device)
+    flight.show_when_asked(settings.rank, device)
     rng.seed_all(settings.seed)
-    session = Session(settings, gang, device)
+    session = Session(settings, gang, device, pulse)
+    pulse.enter(Section.SETUP)
     _started.append((session, where))
     _listen(session.run)
     report.Reporter().send(report.Hello(settings.rank, os.getpid()))

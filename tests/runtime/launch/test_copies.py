@@ -22,9 +22,11 @@ from muster_runtime.checkpoint.frames import receive_frame, send_frame
 from muster_runtime.launch import config, copy_stream
 from muster_runtime.launch.api_handler import ApiHandler
 from muster_runtime.launch.copies import Copies
+from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_server import Server
 from muster_runtime.launch.leader import Leader
 from muster_runtime.launch.membership import Roll
+from muster_runtime.launch.ranks import Ranks
 from muster_runtime.launch.state import State
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(60)]
@@ -101,9 +103,10 @@ async def pods(count: int = 2, *, memory: str = "auto") -> AsyncIterator[list[Po
         given = config.read(settings, ("true",))
         state, roll = State(), Roll(1, count)
         copies = Copies(given, roll, state)
-        gang = Leader(given, None, state, roll)  # type: ignore[arg-type]
+        hangs = Hangs(given, Ranks(state.tell), state)
+        gang = Leader(given, None, state, roll, hangs)  # type: ignore[arg-type]
         status = Status(api.Phase.RUNNING, 1, 1, index)
-        handler = ApiHandler(given.member, TOKEN, state, roll, gang, lambda: status, lambda: (b"", ""), copies)  # noqa: B023
+        handler = ApiHandler(given.member, TOKEN, state, roll, gang, lambda: status, lambda: (b"", ""), copies, hangs)  # noqa: B023
         servers.append(Server(handler, 100))
         await servers[-1].start(given.address, PORT)
         made.append(Pod(copies, given.member, state))

@@ -31,11 +31,13 @@ def test_job_that_says_nothing_gets_everything_between_its_word_and_the_built_in
         preemptible=False,
         restart={"limit": 7},
         capacity={"order": ["spot"]},
+        hang={"step": "2h"},
     )
     found = effective_spec(spec(), defaults)
     assert (found.priority_class, found.max_runtime, found.preemptible) == ("batch", 172800, False)
     assert (found.mode, found.level, found.capacity) == (TopologyMode.REQUIRED, "rack", ("spot",))
     assert (found.restart_limit, found.restart_backoff, found.ready_timeout) == (7, 10, 1800)
+    assert (found.hang.step, found.hang.start) == (7200, "auto")
     assert used(spec(), defaults) == defaults
 
 

@@ -146,6 +146,13 @@ def test_the_environment_is_the_protocols() -> None:
     assert "MUSTER_CHECKPOINT_URI" not in found
 
 
+def test_what_ranks_may_take_goes_to_the_launcher() -> None:
+    found = environment(made(hang={"step": "10m", "evaluation": "0s", "start": "auto"}))
+    told = [found[f"MUSTER_HANG_{section}"] for section in ("START", "STEP", "EVALUATION", "CHECKPOINT")]
+    assert told == ["auto", "600", "0", "auto"]
+    assert environment(made())["MUSTER_HANG_STEP"] == "auto"
+
+
 def test_the_rest_of_max_runtime_goes_to_the_launcher() -> None:
     pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2, max_runtime=77)
     assert environment(pod)["MUSTER_MAX_RUNTIME"] == "77"

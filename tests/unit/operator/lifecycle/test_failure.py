@@ -58,6 +58,23 @@ def test_a_failing_script_is_restarted_whole_with_growing_delay_and_then_given_u
     assert case.job.status.restarts == 2
 
 
+def test_a_hang_is_told_as_one_and_counts_against_the_limit() -> None:
+    case = Case(trainingjob(restart={"limit": 1}))
+    case.start()
+    for step in (16, 33):
+        hang = f"rank 1 hangs in the step after step {step}"
+        case.end(1, Cause.HANG, 1, message=hang, rank=1, step=step, traceback='  File "train.py", line 3 in stuck')
+        case.end(0, Cause.PEER, 70)
+        case.settle()
+        if step == 16:
+            restart(case)
+    assert (case.phase, case.reason(ConditionType.FAILED)) == ("Failed", "Hung")
+    assert "rank 1 hangs in the step after step 33" in case.message(ConditionType.FAILED)
+    failure = case.job.status.failure
+    assert failure is not None
+    assert (failure.cause, failure.index, failure.rank, failure.traceback[:6]) == ("hang", 1, 1, "  File")
+
+
 def test_restarts_in_the_living_pods_are_told_and_count_against_the_limit() -> None:
     case = Case(trainingjob(restart={"limit": 2}))
     case.start()

@@ -1,0 +1,112 @@
+"""Pure: from what the ranks of a gang that doesn't get on were at to who holds up the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from muster_protocol import exits
+from muster_protocol.exits import Cause
+from muster_protocol.launcher_api import Ended, Examined, RankSeen
+
+STACK_LINES: Final = 40
+_STOPPED: Final = "Tt"
+_NAMED: Final = 8
+
+_WAITS: Final = re.compile(
+    r"torch/distributed/|torch/autograd/graph\.py\", line \d+ in _engine_run_backward|torch/cuda/.* in synchronize"
+    r"|muster_runtime/parallel/gang\.py"
+)
+"""The innermost call of a rank that waits for others: in a collective, or in the backward pass that has them."""
+
+_COMPILES: Final = re.compile(r"torch/_(dynamo|inductor|functorch)/|/triton/")
+_FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+|\?+) in (?P<function>\S+)')
+_NOT_THE_SCRIPTS: Final = re.compile(r"/(site|dist)-packages/|/lib/python3[.\d]*/|muster_runtime/|^<")
+
+_WHERE: Final = {
+    "none": "before it has started a session",
+    "setup": "before its loop",
+    "start": "before the end of its first step",
+    "step": "in the step after step {step}",
+    "boundary": "at the end of the step after step {step}",
+    "evaluation": "in an evaluation after step {step}",
+    "checkpoint": "in a save or a restore after step {step}",
+    "outside": "after its loop",
+}
+
+
+def compiles(stack: str) -> bool:
+    """Whether a rank is at torch's compiler, which may take minutes in any step."""
+    return bool(_COMPILES.search(stack))
+
+
+def suspects(ranks: Sequence[RankSeen]) -> list[RankSeen]:
+    """Those who hold up the others, by the first of these marks that some have and others haven't; else all.
+
+    Stopped by a signal or stuck in the kernel; fewer steps done; not at the boundary, where the step is done; not
+    waiting in a collective.
+    """
+    first = max((seen.step for seen in ranks), default=0)
+    marks: tuple[Callable[[RankSeen], bool], ...] = (
+        lambda seen: seen.state in _STOPPED + "D" and seen.state != "",
+        lambda seen: seen.step < first,
+        lambda seen: seen.section != "boundary",
+        lambda seen: bool(seen.stack) and not _WAITS.search(seen.stack.split("\n", 1)[0]),
+    )
+    for mark in marks:
+        marked = [seen for seen in ranks if mark(seen)]
+        if 0 < len(marked) < len(ranks):
+            return marked
+    return list(ranks)
+
+
+def judge(workers: Sequence[Examined]) -> Ended:
+    """The hang, as an end of the first of the suspects. `workers` have a rank at least."""
+    index_of = {seen.rank: one.index for one in workers for seen in one.ranks}
+    ranks = sorted((seen for one in workers for seen in one.ranks), key=lambda seen: seen.rank)
+    found = suspects(ranks)
+    first = found[0]
+    return Ended(
+        index_of[first.rank],
+        exits.EXIT_USER,
+        Cause.HANG.value,
+        _message(found, len(ranks)),
+        first.rank,
+        crash=True,
+        step=first.step,
+        traceback="\n".join(first.stack.split("\n")[:STACK_LINES]),
+    )
+
+
+def _message(found: Sequence[RankSeen], ranks: int) -> str:
+    first = found[0]
+    where = _WHERE.get(first.section, "").format(step=first.step)
+    if len(found) == ranks > 1:
+        told = f"all {ranks} ranks hang {where}, and none of them stands out; rank {first.rank}"
+    elif len(found) > 1:
+        told = f"ranks {_some(found)} hang {where}; rank {first.rank}"
+    else:
+        told = f"rank {first.rank} hangs {where}: it"
+    message = f"{told} did not get on for {first.still:.0f} s{_doing(first)}"
+    if len(found) < ranks:
+        message += "; the others wait for it" if len(found) == 1 else "; the others wait for them"
+    return f"{message}. If it may take as long, raise spec.hang.{first.limit}{_evaluate(first)}"
+
+
+def _doing(seen: RankSeen) -> str:
+    if seen.state and seen.state in _STOPPED:
+        return " and is stopped by a signal (SIGSTOP)"
+    if seen.state == "D":
+        return " and waits in the kernel (state D), for a disk or a device"
+    frame = next((f for f in _FRAME.finditer(seen.stack) if not _NOT_THE_SCRIPTS.search(f["file"])), None)
+    return f", at {frame['file']}:{frame['line']} in {frame['function']}" if frame is not None else ""
+
+
+def _evaluate(seen: RankSeen) -> str:
+    return "; put evaluations under `with session.evaluate():`" if seen.limit == "step" else ""
+
+
+def _some(found: Sequence[RankSeen]) -> str:
+    shown = ", ".join(str(seen.rank) for seen in found[:_NAMED])
+    return shown if len(found) <= _NAMED else f"{shown} and {len(found) - _NAMED} more"

@@ -1,0 +1,140 @@
+"""When ranks count as hung. Pure: the time is given, in monotonic seconds.
+
+A rank is overdue when it was still for longer than its section may take. The gang hangs when *every* rank is overdue:
+those that wait for one that evaluates, saves or compiles are overdue long before it. So only index 0 can tell, and each
+launcher tells it whether all of its own ranks are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from muster_runtime.pulse import Beat, Section
+
+AUTO_SECONDS: Final = 1800.0
+"""What a start (NCCL's, a compiler's), an evaluation and a checkpoint may take; torch gives its groups as long."""
+AUTO_STEP_SECONDS: Final = 30.0
+"""A step may take this long, or three times the usual, whichever is more."""
+_USUAL_TIMES: Final = 3.0
+NOTICE_SECONDS: Final = 4.0
+"""What passes between the moment when the last rank is overdue and the gang's restart: taken off a step's time, so that
+a hang is found within it."""
+_STEPS_KNOWN: Final = 3
+"""Steps after which it is known what is usual."""
+_REMEMBERED: Final = 100
+_QUANTILE: Final = 0.95
+"""Of the last steps' times: every tenth may be slow, for a log or a figure, without being a hang."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds that a rank may be still in each section. None: `auto`; infinite: for ever."""
+
+    start: float | None = math.inf
+    step: float | None = math.inf
+    evaluation: float | None = math.inf
+    checkpoint: float | None = math.inf
+
+    @property
+    def watched(self) -> bool:
+        return self != NEVER
+
+
+NEVER: Final = Limits()
+
+
+class StepTimes:
+    """What steps took lately, over all incarnations of the ranks."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_REMEMBERED)
+        self._known = 0
+
+    def add(self, steps: int, seconds: float) -> None:
+        """`steps` steps took `seconds` in all."""
+        if steps > 0 and 0 <= seconds < math.inf:
+            self._known += steps
+            self._recent.append(seconds / steps)
+
+    def usual(self) -> float | None:
+        """Seconds of a slow step among the last ones; None before enough of them."""
+        if self._known < _STEPS_KNOWN:
+            return None
+        ordered = sorted(self._recent)
+        return ordered[min(len(ordered) - 1, int(_QUANTILE * len(ordered)))]
+
+
+class Watchdog:
+    """One launcher's ranks. What this process sleeps through itself is nobody's stillness: `look` every `interval`."""
+
+    def __init__(self, limits: Limits, interval: float, now: float) -> None:
+        self._limits, self._interval, self._last = limits, interval, now
+        self.times = StepTimes()
+        self.begin_anew(now)
+
+    def begin_anew(self, now: float) -> None:
+        """Other processes run now."""
+        self._last = now
+        self._beats: dict[int, Beat] = {}
+        self._still: dict[int, float] = {}
+        self._excused: set[int] = set()
+
+    def look(self, now: float, beats: Mapping[int, Beat | None]) -> None:
+        """`beats`, by rank, are of those that run; None where it couldn't be read."""
+        passed, self._last = min(now - self._last, 2 * self._interval), now
+        self._note_times(beats)
+        for rank in self._still.keys() - beats.keys():
+            del self._still[rank]
+        for rank, beat in beats.items():
+            if beat is not None and beat != self._beats.get(rank):
+                self._beats[rank], self._still[rank] = beat, 0.0
+                self._excused.discard(rank)
+            else:
+                self._still[rank] = self._still.get(rank, 0.0) + passed
+
+    def _note_times(self, beats: Mapping[int, Beat | None]) -> None:
+        """All ranks take the same steps, so one of them speaks for all."""
+        rank = min(beats, default=None)
+        if rank is None or (beat := beats[rank]) is None:
+            return
+        before = self._beats.get(rank, Beat())
+        self.times.add(beat.steps - before.steps, beat.seconds - before.seconds)
+
+    def excuse(self, ranks: Iterable[int]) -> None:
+        """They have been seen to compile, say: until they move, they may take as long as a start."""
+        self._excused.update(ranks)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether every rank that runs is overdue."""
+        return bool(self._still) and all(self._still[rank] > self.limit(rank) for rank in self._still)
+
+    def still(self, rank: int) -> float:
+        """For how many seconds the rank hasn't moved."""
+        return self._still.get(rank, 0.0)
+
+    def beat(self, rank: int) -> Beat:
+        return self._beats.get(rank, Beat())
+
+    def limit(self, rank: int) -> float:
+        """Seconds that the rank may be still where it is."""
+        limits, section = self._limits, self.beat(rank).section
+        start = AUTO_SECONDS if limits.start is None else limits.start
+        if section in (Section.NONE, Section.SETUP):
+            return math.inf if limits.start is None else limits.start
+        if section is Section.OUTSIDE:
+            return math.inf
+        if section is Section.EVALUATION:
+            return AUTO_SECONDS if limits.evaluation is None else limits.evaluation
+        if section is Section.CHECKPOINT:
+            return AUTO_SECONDS if limits.checkpoint is None else limits.checkpoint
+        if section is Section.START or rank in self._excused:
+            return start
+        if limits.step is not None:
+            return limits.step
+        usual = self.times.usual()
+        return start if usual is None else max(AUTO_STEP_SECONDS, _USUAL_TIMES * usual) - NOTICE_SECONDS

@@ -1,0 +1,129 @@
+"""What a session tells its launcher of where it is, and what torch's own frames look like when a rank waits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gangs import run_gang
+
+from muster_protocol.launcher_api import RankSeen
+from muster_runtime.control import ControlWriter
+from muster_runtime.launch import captures, hang
+from muster_runtime.pulse import PulseReader, Section
+
+BEGIN = """
+import asyncio, json, os, threading, time
+from pathlib import Path
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import muster_runtime as muster
+from muster_runtime import stacks
+from muster_runtime.launch import captures
+
+folder = Path(os.environ["MUSTER_RUN_DIR"])
+session = muster.start()
+model = session.wrap(nn.Linear(4, 1))
+data = TensorDataset(torch.arange(48.0).view(12, 4))
+loader, held_out = (session.wrap(DataLoader(data, batch_size=4)) for _ in range(2))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+session.track(model=model, optimizer=optimizer, loader=loader)
+at = []
+def note():
+    at.append(session.run.pulse.section.name)
+def train(x):
+    loss = model(x).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    session.report(loss=loss)
+"""
+
+LOOP = """
+note()
+for epoch in session.epochs(2):
+    for (x,) in loader:
+        note()
+        train(x)
+        if session.step == 1:
+            with session.evaluate():
+                note()
+            note()
+    note()
+    for _ in held_out:
+        note()
+        break
+note()
+for _ in held_out:
+    pass
+note()
+record = asyncio.run(captures.flight([session.rank], folder)).get(session.rank, "")
+(folder / f"at-{session.rank}").write_text(json.dumps([at, record]))
+"""
+
+STUCK = """
+def look():
+    time.sleep(1.0)
+    seen = asyncio.run(captures.capture({session.rank: os.getpid()}, folder))[session.rank]
+    (folder / f"seen-{session.rank}").write_text(captures.main_thread(seen))
+    time.sleep(1.0)
+    os._exit(0)
+def loop_for_ever():
+    while True:
+        pass
+for step, (x,) in session.steps(10, loader):
+    if session.step == 2:
+        threading.Thread(target=look).start()
+        HANG
+    train(x)
+"""
+
+
+def run(tmp_path: Path, script: str) -> tuple[Path, PulseReader]:
+    folder, path = tmp_path / "run", tmp_path / "script.py"
+    folder.mkdir()
+    control, reader = ControlWriter(folder), PulseReader(folder, 2)
+    path.write_text(BEGIN + script)
+    environment = {"MUSTER_RUN_DIR": str(folder), "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/checkpoints"}
+    run_gang(path, tmp_path / "out", 2, environment, seconds=60).check()
+    control.close()
+    return folder, reader
+
+
+def test_a_session_tells_where_it_is(tmp_path: Path) -> None:
+    folder, reader = run(tmp_path, LOOP)
+    for rank in (0, 1):
+        at, record = json.loads((folder / f"at-{rank}").read_text())
+        assert at[:5] == ["SETUP", "START", "STEP", "EVALUATION", "STEP"]
+        assert at[5:8] == ["STEP", "EVALUATION", "EVALUATION"], "what follows an epoch is no step"
+        assert at[8:] == ["STEP"] * 3 + ["EVALUATION"] * 2 + ["OUTSIDE"] * 2
+        beat = reader.read(rank)
+        assert beat is not None
+        assert (beat.section, beat.step, beat.steps) == (Section.OUTSIDE, 6, 5)
+        assert 0 < beat.seconds < 60
+        if record:  # where this torch has a flight recorder for gloo
+            shown = captures.collectives(record)
+            assert shown
+            assert all(line.startswith("collective ") and ": gloo:" in line for line in shown), shown
+
+
+@pytest.mark.parametrize(
+    "hangs",
+    [
+        "loop_for_ever() if session.rank == 1 else None",
+        "torch.distributed.all_reduce(torch.ones(1)) if session.rank == 0 else loop_for_ever()",
+        "train(x); loop_for_ever() if session.rank == 1 else None; continue",
+    ],
+    ids=["in the backward pass", "in a collective", "at the boundary"],
+)
+def test_who_waits_is_told_from_who_loops(tmp_path: Path, hangs: str) -> None:
+    folder, reader = run(tmp_path, STUCK.replace("HANG", hangs))
+    seen = []
+    for rank in (0, 1):
+        beat, stack = reader.read(rank), (folder / f"seen-{rank}").read_text()
+        assert beat is not None
+        seen.append(RankSeen(rank, beat.section.name.lower(), beat.step, 1.0, "step", "S", stack))
+    assert [one.rank for one in hang.suspects(seen)] == [1], seen
+    assert "in loop_for_ever" in seen[1].stack
+    if seen[0].section == "step":
+        assert [one.rank for one in hang.suspects([seen[1], seen[0]])] == [1]
