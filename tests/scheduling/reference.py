@@ -75,14 +75,17 @@ class Reference:
         self.firm_held_back: set[tuple[int, int]] = set()
         self.reserved_in: set[tuple[int, int]] = set()
         self.served: set[int] = set()
+        self.early: set[int] = set()
+        self.turned_down: dict[int, str] = {}
         self.heads: list[_Head] = []
+        self.order = _Order(world)
         self.obstacles = {job: self._obstacle(job) for job in self._pending()}
         self.runs: dict[int, Counts] = {job: self._placed(job) for job in self.rows if self._holds(job)}
         self.started: list[tuple[str, Counts, bool]] = []
 
     def plan(self) -> Decided:
         waits: list[tuple[int, str]] = []
-        for job, charge in _Order(self.world).jobs():
+        for job, charge in self.order.jobs():
             verdict = self._decide(job, charge)
             if verdict:
                 waits.append((job, verdict))
@@ -96,11 +99,16 @@ class Reference:
 
     def _decide(self, job: int, charge: Callable[[], None]) -> str:
         """Start the job, or say why it waits."""
+        if job in self.early:
+            charge()
+            return ""
         if self.obstacles[job]:
             return self.obstacles[job]
+        while (owner := self._owner_before(job)) != NONE:
+            self._serve_early(owner)
         yields = False
         if not self._has_quota(job):
-            in_passing = self.jobs.terms.preemptible[job] and self._home(job) in self.held_back
+            in_passing = bool(self.jobs.terms.preemptible[job]) and self._home(job) in self.held_back
             if not in_passing or not self._has_quota(job, passing=True):
                 self._hold_back_if_old(job)
                 return "quota"
@@ -118,6 +126,53 @@ class Reference:
             self._reserve(job)
             charge()
         return "room"
+
+    # Owners before borrowers
+
+    def _owner_before(self, job: int) -> int:
+        """The first of those who would take back what the job borrows; NONE if it borrows nothing, or lacks quota."""
+        held_back = bool(self.jobs.terms.preemptible[job]) and self._home(job) in self.held_back
+        in_passing = held_back and self._has_quota(job, passing=True)
+        if not self.jobs.terms.preemptible[job] or not (self._has_quota(job) or in_passing):
+            return NONE
+        if self._within(self.promised, job):
+            return NONE
+        firsts = [self._first_in_line(home) for home in self._homes_around(job)]
+        return min((first for first in firsts if first != NONE), key=self.order.rank, default=NONE)
+
+    def _homes_around(self, job: int) -> list[tuple[int, int]]:
+        """(queue, flavour) of the other queues of its tree that take back from any priority."""
+        queues, (mine, flavour) = self.world.queues, self._home(job)
+        around = [queue for queue in range(len(queues.names)) if queue != mine]
+        tree = [queue for queue in around if oracle.way_up(self.world, queue)[-1] == self._tree(job)]
+        return [(queue, flavour) for queue in tree if queues.reclaim[queue] == Preempts.ANY]
+
+    def _first_in_line(self, home: tuple[int, int]) -> int:
+        """Of a queue's jobs of the flavour the first, if it is an owner. Who lacks quota is passed, unless old."""
+        line = [job for job in self._pending() if self._home(job) == home and not self.obstacles[job]]
+        for job in sorted(line, key=self.order.rank):
+            if job in self.served:
+                continue
+            lacks_quota = self.turned_down.get(job, "" if self._allows(self.used, job) else "quota") == "quota"
+            if job not in self.turned_down and self._needs(job) and self._within(self.promised, job):
+                return job
+            if not lacks_quota or _age(self.world, job) >= AGE_STEPS:
+                return NONE
+        return NONE
+
+    def _serve_early(self, owner: int) -> None:
+        """As at its own place in the order, but that it keeps nothing from others if it cannot start."""
+        in_passing = bool(self.jobs.terms.preemptible[owner]) and self._home(owner) in self.held_back
+        yields = not self._has_quota(owner)
+        if yields and not (in_passing and self._has_quota(owner, passing=True)):
+            self.turned_down[owner] = "quota"
+            return
+        found = self._where_to_start(owner)
+        if found is None:
+            self.turned_down[owner] = "quota" if yields else "room"
+            return
+        self._start(owner, found[0], yields or found[1])
+        self.early.add(owner)
 
     # Whether it could ever start
 
@@ -190,7 +245,7 @@ class Reference:
             if oracle.way_up(self.world, queue)[-1] != tree:
                 continue
             mine = [job for job in self._pending() if self.jobs.queues[job] == queue and not self.obstacles[job]]
-            for job in sorted(mine, key=lambda job: (-int(self.jobs.priorities[job]), float(self.jobs.submitted[job]))):
+            for job in sorted(mine, key=self.order.rank):
                 if job not in self.served and self._within(use, job):
                     self._count(use, job, self._whole(job))
         return use
@@ -417,7 +472,7 @@ class _Order:
         """(pending job, to be called when it starts or has room reserved)."""
         while any(self._waits(job) for job in self.left):
             tops = [queue for queue in range(len(self.world.queues.names)) if self.world.queues.parents[queue] == NONE]
-            job = self._first(tops) if any(self._queued(job) for job in self.left) else min(self.left, key=self._rank)
+            job = self._first(tops) if any(self._queued(job) for job in self.left) else min(self.left, key=self.rank)
             self.left.remove(job)
             if self._waits(job):
                 yield job, lambda job=job: self._charge(job)  # type: ignore[misc]
@@ -430,7 +485,7 @@ class _Order:
     def _queued(self, job: int) -> bool:
         return self._waits(job) and bool(self.jobs_.queues[job] != NONE)
 
-    def _rank(self, job: int) -> tuple[int, float, float, str]:
+    def rank(self, job: int) -> tuple[int, float, float, str]:
         """Without shares."""
         terms = self.jobs_.terms
         takes = float(terms.estimate[job]) if terms.estimate[job] < FOREVER else 0.0
@@ -445,7 +500,7 @@ class _Order:
         for branch in branches:
             job = self._first_of(branch)
             if job != NONE:
-                rank = self._rank(job)
+                rank = self.rank(job)
                 firsts.append((rank[0], self._share(branch), rank[1:], job))
         return min(firsts)[3] if firsts else NONE
 
@@ -456,7 +511,7 @@ class _Order:
         if children:
             return self._first([*children, ~branch])
         queue = branch if branch >= 0 else ~branch
-        return min((job for job in self.left if self.jobs_.queues[job] == queue), key=self._rank, default=NONE)
+        return min((job for job in self.left if self.jobs_.queues[job] == queue), key=self.rank, default=NONE)
 
     def _share(self, branch: int) -> float:
         held = max(self.held.get(branch, {}).values(), default=0)

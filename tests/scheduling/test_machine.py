@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from muster.scheduling.plan import Eviction, MoveReason, Plan
+from muster.scheduling.plan import Plan
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
-from muster.scheduling.snapshot import FOREVER, NONE, JobState, Snapshot, TopologyMode
+from muster.scheduling.snapshot import FOREVER, JobState, Snapshot, TopologyMode
 
 from . import oracle
 from .cases import Job, Node, Queue
@@ -124,23 +124,11 @@ class Scheduling(RuleBasedStateMachine):
         kept = {each.uid for each in made.admissions if before.jobs.states[before.jobs.uids.index(each.uid)]}
         if made.evictions or kept & {each.uid for each in again.evictions}:
             return
-        # 5. Who borrows gives nodes back to who owns the quota, also when both came between two plans: a job of high
-        #    priority that borrows goes before one of a low priority that doesn't. Its owner's quota is kept for the
-        #    latter (`owners.py`), but not the nodes, so it may start now and be asked to give them back at once.
-        # 6. What comes back beyond what it was asked for is promised to the next who looks for room that others have,
+        # 5. What comes back beyond what it was asked for is promised to the next who looks for room that others have,
         #    and nobody looks before there is anybody to ask. No one is asked to go for that.
         comes_back = not again.evictions and any(live.leaving for live in self.world.jobs.values())
-        owners = [
-            each.reason is MoveReason.RECLAIMED or self._shrinks_for_owner(each, again) for each in again.evictions
-        ]
-        if not comes_back and not any(owners):
+        if not comes_back:
             assert (again.promises, again.evictions) == ((), ()), "a plan applied to its own snapshot changes something"
-
-    def _shrinks_for_owner(self, eviction: Eviction, made: Plan) -> bool:
-        """Whether an elastic gang gives back a part of itself while a job of another queue of its tree gets room."""
-        home = self.world.jobs[eviction.uid].job.queue
-        others = {self.world.jobs[each.uid].job.queue for each in made.promises} - {home}
-        return eviction.reason is MoveReason.SHRUNK and bool(others) and self.world.queues[home].cohort != NONE
 
     def check(self, before: Snapshot, made: Plan) -> None:
         jobs, uids = before.jobs, before.jobs.uids

@@ -1,8 +1,14 @@
 """Owners first: nobody borrows what a queue's own waiting jobs have a right to.
 
 A queue that stays within its nominal quota may take back what it lent. So a job that borrowed what is wanted by its
-owner would be started in this plan and asked to end in the next. Before a job borrows, the quota of those jobs is taken
-off that wait in other queues of its tree, could start one day, and are within their queue's nominal.
+owner would be started in this plan and asked to end in the next. Two things prevent that:
+
+* of quota: before a job borrows, the quota of those jobs is taken off that wait in other queues of its tree, could
+  start one day, and are within their queue's nominal;
+* of nodes: when it is the turn of a job that would borrow, those have theirs first who would take it back from any
+  priority: of each other queue of its tree the first in line of the same flavour, and who is behind it, as long as they
+  are within nominal. A line is not passed: it ends at the first that finds no room, that would have to borrow itself,
+  or that has waited for as long as age counts and lacks quota. They count in the order of shares at their own place.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from muster.scheduling.quota import Ledger, Need, Shortage
+from muster.scheduling.ranks import AGE_STEPS, ages, ranked
 from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import NONE, Index, Int, Preempts
 
@@ -33,6 +40,55 @@ class Owners:
         self._claims: dict[int, dict[int, dict[int, Need]]] = {}
         self._ledger: Ledger | None = None
         self._seen = 0
+        self._lines: dict[tuple[int, int], list[tuple[int, Need]]] = {}
+        self._at: dict[tuple[int, int], int] = {}
+
+    def beside(self, queue: int) -> bool:
+        """Whether jobs wait in other queues of its tree that may take back what they lent."""
+        return any(other != queue for other in self._reclaiming().get(self._round.used.circle(queue), ()))
+
+    def before(self, queue: int, flavour: int) -> int | None:
+        """The next owner whose turn is before a job of the queue borrows of the flavour; None: all have had theirs."""
+        first = None
+        for other in self._reclaiming().get(self._round.used.circle(queue), []):
+            if other == queue or self._round.snapshot.queues.reclaim[other] != Preempts.ANY:
+                continue
+            row = self._first_in_line(other, flavour)
+            if row is not None and (first is None or self._places[row] < self._places[first]):
+                first = row
+        return first
+
+    def turned_down(self, row: int, flavour: int, *, room: bool) -> None:
+        """An owner that had its turn before a borrower waits on: for room, or else for quota."""
+        line = (self._round.queue_of[row], flavour)
+        self._at[line] = len(self._line(line)) if room or self._old[row] else self._at[line] + 1
+
+    def look_again(self) -> None:
+        """Quota came back: who was turned down may have it now."""
+        self._at.clear()
+
+    def _first_in_line(self, queue: int, flavour: int) -> int | None:
+        """Of the jobs of a queue that want the flavour, the first, if it is an owner."""
+        line, (used, promised) = (queue, flavour), (self._round.used, self._round.promised)
+        rows = self._line(line)
+        at = self._at.get(line, 0)
+        while at < len(rows):
+            row, need = rows[at]
+            if row not in self._round.served:
+                if need and promised.within(queue, flavour, need):
+                    break
+                if self._old[row] or used.shortage(queue, flavour, need) is None:
+                    return None
+            at += 1
+        self._at[line] = at
+        return rows[at][0] if at < len(rows) else None
+
+    def _line(self, line: tuple[int, int]) -> list[tuple[int, Need]]:
+        found = self._lines.get(line)
+        if found is None:
+            queue, flavour = line
+            found = self._lines[line] = [(row, need) for row, of, need in self._wanted_in(queue) if of == flavour]
+        return found
 
     def shortage(self, queue: int, flavour: int, need: Need, *, passing: bool = False) -> Shortage | None:
         """What is lacking for a job when owners have had theirs; None for one that does not borrow.
@@ -123,7 +179,7 @@ class Owners:
             _charge(ledger, queue, claims[queue], 1)
 
     def _wanted_in(self, queue: int) -> list[tuple[int, int, Need]]:
-        """(row, flavour, need) of each waiting job of a queue that could start one day, by priority and submit."""
+        """(row, flavour, need) of each waiting job of a queue that could start one day, in the queue's order."""
         found = self._wanted.get(queue)
         if found is None:
             rows, queues = self._ranked
@@ -134,11 +190,25 @@ class Owners:
 
     @cached_property
     def _ranked(self) -> tuple[Int, Index]:
-        """(waiting rows by queue, priority and submit; the queue of each)."""
-        jobs, rows = self._round.snapshot.jobs, self._round.waiting
-        keys = (jobs.submitted[rows], -jobs.priorities[rows].astype(np.int64), jobs.queues[rows])
-        rows = rows[np.lexsort(keys)]
-        return rows, jobs.queues[rows]
+        """(waiting rows by queue, in the order of each; the queue of each)."""
+        snapshot, rows = self._round.snapshot, self._round.waiting
+        queues = snapshot.jobs.queues
+        rows = rows[np.lexsort((self._places[rows], queues[rows]))]
+        return rows, queues[rows]
+
+    @cached_property
+    def _places(self) -> Int:
+        """J, place of each waiting job in the order, shares aside; 0 for all others."""
+        snapshot = self._round.snapshot
+        places = np.zeros(len(snapshot.jobs.uids), dtype=np.int64)
+        places[ranked(snapshot, self._round.waiting)] = np.arange(len(self._round.waiting))
+        return places
+
+    @cached_property
+    def _old(self) -> list[bool]:
+        """J, those that have waited for as long as age counts."""
+        old: list[bool] = (ages(self._round.snapshot) >= AGE_STEPS).tolist()
+        return old
 
     def _reclaiming(self) -> dict[int, list[int]]:
         """By tree, its queues in which jobs wait and that may take back what they lent."""

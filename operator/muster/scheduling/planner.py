@@ -13,6 +13,8 @@ Then jobs are taken one after the other, in the order of `muster.scheduling.orde
 4. left waiting for room. The first few of each flavour are *heads*: they hold a reserved time and place, their quota is
    charged as if they ran, and room is kept for them (`muster.scheduling.heads`).
 
+Before a job borrows, the owners have their turn who would take it back (`muster.scheduling.owners`).
+
 Cases 1 and 2 hold nobody else back, and so do the jobs of case 4 behind the last head.
 
 Why a plan applied to its own snapshot changes nothing: while a plan is made, open room only shrinks and charged quota
@@ -23,7 +25,9 @@ meets no more room and no more quota the second time, and keeps the same room an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -116,7 +120,9 @@ def _start_in_order(round_: Round, heads: Heads, *, everybody: bool) -> list[Ver
     state = round_.state
     for job in deciding.order:
         verdict = obstacles.get(job)
-        if verdict is None:
+        if job in deciding.early:
+            verdict = deciding.count(job)
+        elif verdict is None:
             alike = (queues[job], kinds[job], priorities[job])
             same = known.get(alike)
             if same is not None and work[job] >= work[same.job]:
@@ -133,20 +139,38 @@ def _start_in_order(round_: Round, heads: Heads, *, everybody: bool) -> list[Ver
         if verdict is not None:
             verdicts.append(verdict)
     if bystanders:
+        if deciding.early:
+            return None
         verdicts += bystanders.verdicts()
     return _ask_again(round_, heads, preempting, verdicts)
 
 
+class _Early(NamedTuple):
+    """What an owner got before its place in the order: it counts there."""
+
+    workers: int
+    flavour: int
+    verdict: Verdict | None
+
+
 @dataclass(frozen=True)
 class _Deciding:
+    """
+    Attributes:
+        early: by row, the owners that were served before a borrower and whose place in the order is still to come.
+    """
+
     round_: Round
     heads: Heads
     starting: Starting
     preempting: Preempting
     order: Ordering | FirstSubmitted
+    early: dict[int, _Early] = field(default_factory=dict)
 
     def decide(self, job: int) -> Verdict | None:
         """Admit a job that has no obstacle, or promise room to it, or say why it waits; None for one that starts."""
+        while (owner := self.starting.owner_before(job)) is not None:
+            self._serve_early(owner)
         round_, order = self.round_, self.order
         decided = self.starting.start(job)
         if isinstance(decided, Admission):
@@ -162,6 +186,30 @@ class _Deciding:
         elif decided.fate is _QUOTA and order.oldest(job):
             _hold_back(round_, decided)
         return decided
+
+    def count(self, job: int) -> Verdict | None:
+        """It is the place in the order of a job that was served early."""
+        workers, flavour, verdict = self.early.pop(job)
+        self.order.charged(job, workers, flavour)
+        return verdict
+
+    def _serve_early(self, owner: int) -> None:
+        round_ = self.round_
+        decided = self.starting.start(owner)
+        if isinstance(decided, Admission):
+            round_.admissions.append(decided)
+            self.early[owner] = _Early(len(decided.nodes), decided.flavour, None)
+        elif self.preempting.clear(decided, self._everybody):
+            self.starting.quota_came_back()
+            promise = round_.promises[-1]
+            self.early[owner] = _Early(len(promise.nodes), promise.flavour, cleared(decided))
+        else:
+            self.starting.turned_down(decided)
+
+    @cached_property
+    def _everybody(self) -> frozenset[int]:
+        """Who of those that yield ranks before an owner is not known yet, so that it asks none of them."""
+        return frozenset(range(len(self.round_.queue_of)))
 
     def _reserve(self, verdict: Verdict) -> None:
         round_ = self.round_

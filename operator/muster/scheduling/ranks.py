@@ -107,6 +107,15 @@ def classes_of(snapshot: Snapshot, steps: Int) -> Int:
     return classes
 
 
+def ranked(snapshot: Snapshot, rows: Int) -> Int:
+    """Rows of waiting jobs in the order of `muster.scheduling.order`, shares aside; those of each queue in its own."""
+    works_, slack, shortest = works(snapshot), slacks(snapshot), by_length(snapshot)
+    classes = classes_of(snapshot, ages(snapshot))
+    least = np.where(shortest, works_, 0.0)
+    keys = (snapshot.jobs.submitted, slack, least, np.where(shortest, slack, 0.0), classes)
+    return in_order(keys, snapshot.jobs.uids, rows)
+
+
 def in_order(keys: tuple[Int | Seconds, ...], uids: Sequence[str], rows: Int) -> Int:
     """Rows in the order of `keys`, the most important last as in `np.lexsort`, and of uid where all are equal."""
     keys = tuple(key[rows] for key in keys)

@@ -78,8 +78,32 @@ class Starting:
             self._no_quota.add((queue, kind))
         return Verdict(job, fate, first, common)
 
+    def owner_before(self, job: int) -> int | None:
+        """The next of those whose turn comes before a job that has quota, but would borrow it; None for all others."""
+        round_ = self._round
+        queue, kind = round_.queue_of[job], round_.kinds.of[job]
+        it = round_.kinds.kinds[kind]
+        if not (round_.policy.preemption and it.preemptible and self.owners.beside(queue)):
+            return None
+        if job in self.short or (queue, kind) in self._no_quota:
+            return None
+        for choice in self._hopes[kind].choices:
+            size = self._largest_with_quota(job, kind, choice) or self._largest_in_passing(job, kind, choice)
+            flavour = it.choices[choice].flavour
+            need = round_.kinds.limited_need(kind, choice, size, round_.used.limited(queue, flavour)) if size else ()
+            owner = None if round_.promised.within(queue, flavour, need) else self.owners.before(queue, flavour)
+            if owner is not None:
+                return owner
+        return None
+
+    def turned_down(self, verdict: Verdict) -> None:
+        """An owner that had its turn before a borrower waits on."""
+        first = self._round.kind(verdict.job).choices[self._first_choice_of(verdict.job)]
+        self.owners.turned_down(verdict.job, first.flavour, room=verdict.fate is _ROOM)
+
     def quota_came_back(self) -> None:
         """Victims' quota is somebody's again: what lacked quota before may have it now."""
+        self.owners.look_again()
         self._no_quota.clear()
         self._left.clear()
         self._left_in_passing.clear()
@@ -161,10 +185,13 @@ class Starting:
         if job in self.obstacles:
             return None
         kinds, kind, queue = self._round.kinds, self._round.kinds.of[job], self._round.queue_of[job]
-        choice = self._first_choice.get((queue, kind), 0)
-        it = kinds.kinds[kind]
+        choice, it = self._first_choice_of(job), kinds.kinds[kind]
         flavour = it.choices[choice].flavour
         return flavour, kinds.limited_need(kind, choice, it.sizes[-1], self._round.used.limited(queue, flavour))
+
+    def _first_choice_of(self, job: int) -> int:
+        """The first choice of nodes for which its queue could ever have the quota."""
+        return self._first_choice.get((self._round.queue_of[job], self._round.kinds.of[job]), 0)
 
     def _place(self, job: int, kind: int, choice: int, size: int, *, yields: bool) -> Admission | None:
         round_ = self._round

@@ -1,0 +1,97 @@
+"""Owners have their turn before those who would borrow what is theirs, so that nobody starts only to give it back."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.scheduling.plan import MoveReason
+from muster.scheduling.planner import plan
+from muster.scheduling.snapshot import NONE
+
+from .cases import Job, Node, Queue
+from .operating import Live, Operating
+
+pytestmark = pytest.mark.unit
+
+OWNER = Queue("owner", gpus=8, cohort=0)
+BORROWER = Queue("borrower", gpus=2, cohort=0)
+
+
+def cluster(owner: Queue = OWNER, borrower: Queue = BORROWER) -> Operating:
+    """One node of 8 GPUs, which is less than the queues have together."""
+    return Operating({"a": Node("a")}, {queue.name: queue for queue in (owner, borrower)})
+
+
+def started(world: Operating) -> list[str]:
+    """Plan and carry out until nobody starts any more; nobody is asked to go meanwhile."""
+    names: list[str] = []
+    while (made := plan(world.snapshot())).admissions:
+        assert not made.evictions
+        names += [each.uid for each in made.admissions]
+        world.carry_out(made)
+    assert not made.evictions
+    return names
+
+
+def test_an_owner_of_lower_priority_starts_before_a_borrower_that_would_have_to_give_its_nodes_back() -> None:
+    world = cluster()
+    world.submit(Live(Job("borrows", gpus=6, queue="borrower", priority=2)))
+    world.submit(Live(Job("owns", gpus=4, queue="owner")))
+    assert started(world) == ["owns"]
+
+
+def test_both_start_where_there_is_room_for_both() -> None:
+    world = cluster()
+    world.submit(Live(Job("borrows", gpus=4, queue="borrower", priority=2)))
+    world.submit(Live(Job("owns", gpus=4, queue="owner")))
+    assert sorted(started(world)) == ["borrows", "owns"]
+
+
+def test_priority_decides_among_owners_and_among_borrowers() -> None:
+    world = cluster()
+    for queue in ("owner", "borrower"):
+        for priority in (0, 1):
+            world.submit(Live(Job(f"{queue}-{priority}", gpus=4, queue=queue, priority=priority)))
+    assert started(world) == ["owner-1", "owner-0"]
+    world.finish("owner-1")
+    assert started(world) == ["borrower-1"]
+
+
+def test_a_job_within_what_its_queue_has_goes_by_its_priority() -> None:
+    world = cluster(borrower=Queue("borrower", gpus=6, cohort=0))
+    world.submit(Live(Job("urgent", gpus=6, queue="borrower", priority=2)))
+    world.submit(Live(Job("owns", gpus=4, queue="owner")))
+    assert started(world) == ["urgent"]
+
+
+def test_an_owner_asks_for_its_own_before_somebody_borrows_the_rest_of_it() -> None:
+    """It needs what is lent and what is free. Had the borrower taken that first, it would be asked as well."""
+    world = cluster()
+    world.submit(Live(Job("lent", gpus=4, queue="borrower")))
+    assert started(world) == ["lent"]
+    world.submit(Live(Job("borrows", gpus=4, queue="borrower", priority=2)))
+    world.submit(Live(Job("owns", gpus=8, queue="owner")))
+    made = plan(world.snapshot())
+    assert [each.uid for each in made.promises] == ["owns"]
+    assert [(each.uid, each.reason) for each in made.evictions] == [("lent", MoveReason.RECLAIMED)]
+    assert not made.admissions
+
+
+def test_an_owner_does_not_pass_its_own_queues_line_to_be_before_a_borrower() -> None:
+    """The first in line waits for room: those behind it keep their place behind it."""
+    world = cluster(owner=Queue("owner", gpus=20, cohort=0))
+    world.submit(Live(Job("runs", gpus=4, queue="owner", priority=9)))
+    assert started(world) == ["runs"]
+    world.submit(Live(Job("borrows", gpus=4, queue="borrower", priority=2)))
+    world.submit(Live(Job("first", gpus=8, queue="owner", priority=1)))
+    world.submit(Live(Job("second", gpus=2, queue="owner")))
+    made = plan(world.snapshot())
+    assert [each.uid for each in made.admissions] == ["borrows"]
+
+
+def test_trees_that_do_not_lend_to_each_other_keep_to_priority() -> None:
+    world = cluster(owner=Queue("owner", gpus=8, cohort=NONE))
+    world.queues["borrower"] = Queue("borrower", gpus=6, cohort=NONE)
+    world.submit(Live(Job("urgent", gpus=6, queue="borrower", priority=2)))
+    world.submit(Live(Job("other", gpus=4, queue="owner")))
+    assert started(world) == ["urgent"]
