@@ -284,6 +284,7 @@ class Status:
         warnings: one sentence each, for people.
         restarts: how often the gang's processes were started again in these pods.
         restarted_after: the failure that led to the last of them, or "".
+        restarted_by: that failure, as index 0 knows it.
         lost: the indexes whose pods were lost and that this launcher waits for, its phase being `joining`: of index 0
             all that are lost; of the others index 0, where it is.
         memory_tier: None until it is known, at the first save.
@@ -308,6 +309,7 @@ class Status:
     warnings: tuple[str, ...] = field(default=())
     restarts: int = 0
     restarted_after: str = ""
+    restarted_by: Ended | None = None
     lost: tuple[int, ...] = ()
     memory_tier: MemoryTier | None = None
     copy: tuple[int, ...] = ()
@@ -325,6 +327,7 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("GangState", "ended"): Ended,
     ("GangState", "restart"): Restart,
     ("Restart", "first"): Ended,
+    ("Status", "restarted_by"): Ended,
     ("Status", "warnings"): str,
     ("Status", "lost"): int,
     ("Status", "memory_tier"): MemoryTier,

@@ -375,6 +375,7 @@ class Launcher:
             warnings=tuple(progress.warnings),
             restarts=self._restarts,
             restarted_after=self._restarted_after,
+            restarted_by=restart.first if (restart := self._state.restart) and restart.first.crash else None,
             memory_tier=self._memory_tier(),
             copy=self._copies.holding,
             lost=lost,

@@ -68,11 +68,18 @@ def runs(gang: Any, incarnation: int, ranks: int) -> None:
 
 def test_a_stopped_rank_is_found_and_the_gang_starts_again(make_gang: MakeGang) -> None:
     gang = make_gang(2, 2, **QUICK, **ALLOWED)
-    body = "run(lambda step: time.sleep(0.01), 100000 if incarnation == 1 else 5)\n"
+    body = """
+run(lambda step: time.sleep(0.01), 100000 if incarnation == 1 else 5)
+while not (folder / "end").exists(): time.sleep(0.01)
+"""
     pods = gang.all(command(gang, body))
     runs(gang, 1, 4)
     os.kill(int((gang.folder / "mark-running-1-3").read_text()), signal.SIGSTOP)
     runs(gang, 2, 4)
+    hang = pods[0].status().restarted_by
+    assert hang is not None
+    assert (hang.cause, hang.index, hang.rank) == (Cause.HANG.value, 1, 3)
+    (gang.folder / "end").touch()
     for pod in pods:
         facts = pod.end()
         assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 2, 1)

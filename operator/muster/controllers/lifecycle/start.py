@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from pydantic import ValidationError
+
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.trainingjob_status import QueuePosition
+from muster.api.trainingjob_status import Failure, QueuePosition
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import hindrance
 from muster.controllers.lifecycle.turn import Turn
+from muster_protocol.launcher_api import Ended
 from muster_protocol.launcher_api import Phase as LauncherPhase
 from muster_protocol.launcher_api import Status as LauncherStatus
 
@@ -70,6 +73,26 @@ def _tell_restarts(turn: Turn, launcher: LauncherStatus) -> None:
     turn.draft.set(incarnation=launcher.incarnation, restarts_in_place=count, placement=here)
     told = f"{launcher.restarted_after[:500]}; the gang's processes were started again in their pods"
     turn.tell(EventReason.RESTARTED_IN_PLACE, f"{told} ({launcher.restarts} in this placement)", warning=True)
+    if launcher.restarted_by is not None:
+        _keep_failure(turn, launcher.restarted_by)
+
+
+def _keep_failure(turn: Turn, ended: Ended) -> None:
+    """In `status.failure`, with the traceback or, of a hang, the stack. A launcher's word may be nonsense."""
+    pod = turn.by_index().get(ended.index)
+    try:
+        failure = Failure(
+            cause=ended.cause,
+            index=ended.index,
+            rank=ended.rank,
+            node=pod.node if pod is not None and pod.node else None,
+            message=ended.message,
+            traceback=ended.traceback,
+            at=turn.s.now,
+        )
+    except ValidationError:
+        return
+    turn.draft.set(failure=failure)
 
 
 def _tell_hindrance(turn: Turn) -> None:

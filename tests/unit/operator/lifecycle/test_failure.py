@@ -12,7 +12,7 @@ from muster.api.trainingjob_status import Victim
 from muster.controllers.lifecycle.failure import remaining_restarts
 from muster.controllers.lifecycle.turn import Claim
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Phase
+from muster_protocol.launcher_api import Ended, Phase
 
 from .cases import Case, trainingjob
 
@@ -97,6 +97,23 @@ def test_restarts_in_the_living_pods_are_told_and_count_against_the_limit() -> N
     assert case.phase == "Failed"
     assert case.job.status.failures == 3
     assert remaining_restarts(effective_spec(case.job.spec), case.job.status) == 0
+
+
+def test_what_a_restart_in_place_followed_is_kept_with_its_stack() -> None:
+    case = Case(trainingjob())
+    case.start()
+    assert case.launcher is not None
+    hang = Ended(1, 1, Cause.HANG.value, "rank 1 hangs", 1, crash=True, step=16, traceback="in stuck")
+    again = replace(case.launcher, incarnation=2, restarts=1, phase=Phase.RUNNING, restarted_after=hang.message)
+    case.launcher = replace(again, restarted_by=replace(hang, rank="none of ours"))  # type: ignore[arg-type]
+    case.settle()
+    assert case.job.status.failure is None
+    case.launcher = replace(again, incarnation=3, restarts=2, restarted_by=hang)
+    case.settle()
+    failure = case.job.status.failure
+    assert failure is not None
+    assert (failure.cause, failure.index, failure.rank, failure.node) == ("hang", 1, 1, "n1")
+    assert (failure.message, failure.traceback, case.phase) == ("rank 1 hangs", "in stuck", "Running")
 
 
 @pytest.mark.parametrize("end", ["a worker is lost", "the gang is asked to stop"])
