@@ -147,8 +147,8 @@ IN_PARALLEL = {
     "runtime": ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
     "cluster": ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"),
 }
-"""Stages in two processes. Those of `runtime` have an S3 server each, those of `cluster` an API server; both wait longer
-than they work (for silences, graces, leases and watches that come late), and keep a file's tests together."""
+"""Stages in two processes. Those of `runtime` have an S3 server each, those of `cluster` an API server; both wait
+longer than they work (for silences, graces, leases and watches that come late), and keep a file's tests together."""
 
 SECOND_TRY = {"runtime": 2, "cluster": 2, "e2e": 2}
 """When no more tests of a stage failed than this, they are run again, alone. Such tests race processes, kubelets and
