@@ -75,6 +75,7 @@ class Hangs:
         self._watchdog.excuse(rank for rank, stack in calls.items() if hang.compiles(stack))
         seen = tuple(self._seen(one, pids[one.rank], calls.get(one.rank, "")) for one in running)
         if self._watchdog.stuck:
+            self._watchdog.found()
             for one in seen:
                 self._show(one, pids[one.rank], dumps.get(one.rank, ""), records.get(one.rank, ""))
         return Examined(self._config.index, self._watchdog.stuck, seen)

@@ -25,6 +25,8 @@ NOTICE_SECONDS: Final = 4.0
 a hang is found within it."""
 _STEPS_KNOWN: Final = 3
 """Steps after which it is known what is usual."""
+_OUTLIVED_TIMES: Final = 2.0
+"""What a step came through once, a later one may need again, and somewhat more of it."""
 _REMEMBERED: Final = 100
 _QUANTILE: Final = 0.95
 """Of the last steps' times: every tenth may be slow, for a log or a figure, without being a hang."""
@@ -74,11 +76,15 @@ class Watchdog:
     def __init__(self, limits: Limits, interval: float, now: float) -> None:
         self._limits, self._interval, self._last = limits, interval, now
         self.times = StepTimes()
+        self._outlived = 0.0
+        self._hung_at: frozenset[int] = frozenset()  # steps
+        self._found_at: frozenset[int] = frozenset()  # of the processes that run now
         self.begin_anew(now)
 
     def begin_anew(self, now: float) -> None:
         """Other processes run now."""
         self._last = now
+        self._hung_at |= self._found_at
         self._beats: dict[int, Beat] = {}
         self._still: dict[int, float] = {}
         self._excused: set[int] = set()
@@ -91,6 +97,8 @@ class Watchdog:
             del self._still[rank]
         for rank, beat in beats.items():
             if beat is not None and beat != self._beats.get(rank):
+                if self.beat(rank).section in (Section.STEP, Section.BOUNDARY):
+                    self._outlived = max(self._outlived, self.still(rank))
                 self._beats[rank], self._still[rank] = beat, 0.0
                 self._excused.discard(rank)
             else:
@@ -107,6 +115,14 @@ class Watchdog:
     def excuse(self, ranks: Iterable[int]) -> None:
         """They have been seen to compile, say: until they move, they may take as long as a start."""
         self._excused.update(ranks)
+
+    def found(self) -> None:
+        """The gang may start again because its ranks hang where they are.
+
+        With `auto`, the next processes get an evaluation's time at that step: a script that evaluates there without a
+        word about it then gets through, and one that hangs again is found later.
+        """
+        self._found_at = frozenset(beat.step for beat in self._beats.values())
 
     @property
     def stuck(self) -> bool:
@@ -128,13 +144,18 @@ class Watchdog:
             return math.inf if limits.start is None else limits.start
         if section is Section.OUTSIDE:
             return math.inf
+        evaluation = AUTO_SECONDS if limits.evaluation is None else limits.evaluation
         if section is Section.EVALUATION:
-            return AUTO_SECONDS if limits.evaluation is None else limits.evaluation
+            return evaluation
         if section is Section.CHECKPOINT:
             return AUTO_SECONDS if limits.checkpoint is None else limits.checkpoint
         if section is Section.START or rank in self._excused:
             return start
         if limits.step is not None:
             return limits.step
+        if self.beat(rank).step in self._hung_at:
+            return evaluation
         usual = self.times.usual()
-        return start if usual is None else max(AUTO_STEP_SECONDS, _USUAL_TIMES * usual) - NOTICE_SECONDS
+        if usual is None:
+            return start
+        return max(AUTO_STEP_SECONDS, _USUAL_TIMES * usual, _OUTLIVED_TIMES * self._outlived) - NOTICE_SECONDS

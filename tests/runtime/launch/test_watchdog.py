@@ -129,6 +129,30 @@ def test_what_was_usual_before_a_restart_still_is() -> None:
     assert dog.limit(0) == pytest.approx(60.0 - NOTICE_SECONDS)
 
 
+def test_with_auto_who_hung_at_a_step_gets_an_evaluations_time_there_after_the_restart() -> None:
+    """An evaluation that the script calls none: it costs one restart, not the run."""
+    dog = watchdog(Limits(None, None, 200, None))
+    for count in range(1, 1001):
+        dog.look(float(count), {0: steps(0.1, count)})
+    assert stay(dog, {0: steps(0.1, 1000)}, 2000, since=1001) == 1000 + 27
+    dog.found()
+    assert dog.stuck, "it is not forgiven where it hangs"
+    dog.begin_anew(1100.0)
+    dog.look(1101.0, {0: steps(0.1, 999)})
+    assert dog.limit(0) == pytest.approx(30.0 - NOTICE_SECONDS)
+    assert stay(dog, {0: steps(0.1, 1000)}, 1222, since=1102) is None
+    dog.look(1222.0, {0: steps(0.1, 1001)})
+    assert dog.limit(0) == pytest.approx(2 * 119 - NOTICE_SECONDS), "what a step outlived, another may need as well"
+
+
+def test_with_a_time_of_its_own_a_step_hangs_as_soon_the_second_time() -> None:
+    dog = watchdog(Limits(10, 20, 30, 40))
+    for began in (0, 100):
+        dog.begin_anew(float(began))
+        assert stay(dog, {0: Beat(Section.STEP, 7, step=7)}, began + 100, since=began + 1) == began + 22
+        dog.found()
+
+
 def test_every_tenth_step_may_be_slow() -> None:
     times = StepTimes()
     for number in range(100):
