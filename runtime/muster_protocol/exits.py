@@ -27,6 +27,7 @@ EXIT_INFRASTRUCTURE: Final = 70
 class Cause(str, Enum):
     """Why a launcher ended.
 
+    `network`: ranks lost each other, and none of them failed by itself. `node`: the hardware below a rank is broken.
     `peer`: another pod of the gang ended first and this one followed. `max-runtime`: asked to stop because the run's
     time was over; like `preempted` the exit code is 75, but the run is not to be queued again. `hang`: ranks ran, but
     did not get on for longer than they may.
@@ -36,6 +37,8 @@ class Cause(str, Enum):
     USER = "user"
     OUT_OF_MEMORY = "out-of-memory"
     HANG = "hang"
+    NETWORK = "network"
+    NODE = "node"
     CONFIG = "config"
     STORAGE = "storage"
     PREEMPTED = "preempted"
@@ -56,10 +59,13 @@ class ExitFacts:
         rank: global rank of the process that failed first on this pod, or None.
         rank_exit_code: that process's exit code; negative for a signal, as `subprocess` gives it.
         traceback: the last lines of that process's Python traceback; without one, of its stderr.
-        step: last step that the pod's ranks reported, or None.
+        step: last step that the pod's ranks reported, or else the one that they resumed from, or None.
         committed_step: step of the last committed checkpoint that the pod knows of, or None.
         incarnation: the incarnation of the processes that ended.
         restarts: how often the gang's processes were started again in these pods.
+        failures: of those, how many followed a failure of the script; None: all.
+        signature: by which this failure is known again: its exception, without numbers, and place; or "".
+        alike: failures in a row that these pods have seen with this signature at this step, this one included.
     """
 
     cause: Cause
@@ -72,6 +78,9 @@ class ExitFacts:
     committed_step: int | None = None
     incarnation: int = 0
     restarts: int = 0
+    failures: int | None = None
+    signature: str = ""
+    alike: int = 1
 
 
 def encode(facts: ExitFacts) -> str:
@@ -116,11 +125,15 @@ def _plausible(facts: ExitFacts) -> bool:
         (facts.committed_step, 0, 2**63),
         (facts.incarnation, 0, 2**63),
         (facts.restarts, 0, 2**31),
+        (facts.failures, 0, 2**31),
+        (facts.alike, 1, 2**31),
         (facts.exit_code, -(2**31), 2**31),
         (facts.rank_exit_code, -(2**31), 2**31),
     )
     return (
-        all(value is None or (type(value) is int and least <= value < end) for value, least, end in bounds)
+        None not in (facts.exit_code, facts.incarnation, facts.restarts, facts.alike)
+        and all(value is None or (type(value) is int and least <= value < end) for value, least, end in bounds)
         and isinstance(facts.message, str)
         and isinstance(facts.traceback, str)
+        and isinstance(facts.signature, str)
     )

@@ -174,7 +174,7 @@ class Ended:
         rank: global rank of the process that failed first there, or None.
         secondary: what failed looks like the consequence of another worker's end (a connection was lost).
         crash: the script fell over (a signal or an exception), so starting it again in the same pod may help.
-        step: the last step that the worker's ranks reported, or None.
+        step, signature, alike: as in `exits.ExitFacts`; `alike` is what index 0 has found.
         incarnation: of the processes that ended; 0 before any was started.
         traceback: the last lines of the Python traceback or, of a rank that hangs, its stack.
     """
@@ -189,6 +189,8 @@ class Ended:
     step: int | None = None
     incarnation: int = 0
     traceback: str = ""
+    signature: str = ""
+    alike: int = 1
 
 
 @dataclass(frozen=True)
@@ -283,6 +285,7 @@ class Status:
         fixed_size: why the run can't go on with another number of ranks, or "" when it can.
         warnings: one sentence each, for people.
         restarts: how often the gang's processes were started again in these pods.
+        failures: of those, how many followed a failure of the script; None: all.
         restarted_after: the failure that led to the last of them, or "".
         restarted_by: that failure, as index 0 knows it.
         lost: the indexes whose pods were lost and that this launcher waits for, its phase being `joining`: of index 0
@@ -308,6 +311,7 @@ class Status:
     fixed_size: str = ""
     warnings: tuple[str, ...] = field(default=())
     restarts: int = 0
+    failures: int | None = None
     restarted_after: str = ""
     restarted_by: Ended | None = None
     lost: tuple[int, ...] = ()

@@ -72,6 +72,10 @@ def test_status_shows_the_job_and_watch_ends_with_it(
     watched = muster("status", "tiny", "--watch", *config)
     assert watched.returncode == 1, watched.stderr
     assert f"{namespace}/tiny, Failed" in watched.stdout
+    explained = muster("explain", "tiny", *config)
+    assert explained.returncode == 1, explained.stderr
+    assert f"{namespace}/tiny: Failed" in explained.stdout
+    assert "rank 0: boom" in explained.stdout
 
 
 def test_the_namespace_of_the_kubeconfig_counts(

@@ -11,6 +11,7 @@ import pytest
 from hack.scheduling import GROUP
 
 from muster.cluster.errors import ApiError
+from muster_protocol.exits import Cause, ExitFacts, encode
 
 from .conftest import ControlPlane
 from .gangs import Corner, condition, corner
@@ -332,6 +333,25 @@ async def test_a_deleted_pod_of_a_running_gang_restarts_it_whole(place: Corner) 
     await place.api.delete(f"/api/v1/namespaces/{place.namespace}/pods/gang-g1-1-0", grace=0)
     await place.until_job("gang", "runs again", lambda job: _runs(job, 2))
     assert {pod["metadata"]["name"] for pod in await place.pods("gang")} == {f"gang-g2-{i}-0" for i in range(3)}
+
+
+async def test_a_script_that_fails_twice_alike_is_not_tried_a_third_time(place: Corner) -> None:
+    await place.add_nodes(1)
+    place.start()
+    await place.submit("alike", 2, restart={"backoff": "1s"})
+    told = "rank 1 exited with code 1: ValueError: x"
+    facts = ExitFacts(Cause.USER, 1, told, rank=1, step=7, signature="ValueError: x at train.py:3")
+    for generation in (1, 2):
+        await place.until_job("alike", "runs", lambda job: _runs(job, generation))  # noqa: B023
+        pods = {pod["metadata"]["name"]: pod for pod in await place.pods("alike")}
+        await place.nodes.finish(pods[f"alike-g{generation}-1-0"], exit_code=1, message=encode(facts))
+    job = await place.until_phase("alike", "Failed")
+    failed = condition(job, "Failed")
+    assert failed is not None
+    assert failed["reason"] == "IdenticalFailures"
+    assert "twice alike at step 7" in failed["message"]
+    assert (job["status"]["failure"]["step"], job["status"]["failure"]["alike"]) == (7, 2)
+    assert [past["step"] for past in job["status"]["recentFailures"]] == [7, 7]
 
 
 async def test_suspend_stops_the_gang_and_queues_it_again(place: Corner) -> None:

@@ -55,11 +55,13 @@ def _utc(value: object) -> object:
     return value.astimezone(timezone.utc) if isinstance(value, datetime) else value
 
 
-def _clip(length: int) -> BeforeValidator:
-    def clip(value: object) -> object:
+def clip(length: int) -> BeforeValidator:
+    """Cuts text that is longer."""
+
+    def cut(value: object) -> object:
         return value[: length - 3] + "..." if isinstance(value, str) and len(value) > length else value
 
-    return BeforeValidator(clip)
+    return BeforeValidator(cut)
 
 
 def format_time(moment: datetime) -> str:
@@ -70,9 +72,9 @@ def format_time(moment: datetime) -> str:
 Timestamp = Annotated[datetime, BeforeValidator(_utc), PlainSerializer(format_time, return_type=str)]
 """A moment; written in UTC with whole seconds."""
 
-Message = Annotated[str, _clip(4096), Len(0, 4096)]
+Message = Annotated[str, clip(4096), Len(0, 4096)]
 """Text that the operator writes for people. Cut, not refused, when it is too long."""
-ShortMessage = Annotated[str, _clip(512), Len(0, 512)]
+ShortMessage = Annotated[str, clip(512), Len(0, 512)]
 
 Label63 = Annotated[
     str,

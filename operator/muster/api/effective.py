@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from muster.api.common import Duration
 from muster.api.defaults import filled
-from muster.api.jobparts import Capacity, Hang, JobDefaults, TopologyMode
+from muster.api.jobparts import Capacity, Hang, JobDefaults, Restart, RestartCauses, TopologyMode
 from muster.api.names import GPU_RESOURCE
 from muster.api.podparts import (
     EnvFromSource,
@@ -22,6 +22,7 @@ from muster.api.podparts import (
     Volume,
     VolumeMount,
 )
+from muster.api.restarts import Group
 from muster.api.terms import AtWindowEnd, Window
 from muster.api.trainingjob import BestMode, Checkpoint, EncryptionType, Load, Strategy, TrainingJobSpec, Workers
 from muster_protocol.checkpoints.retention import Best, Retention
@@ -33,6 +34,8 @@ CHECKPOINT_INTERVAL_SECONDS: Final = 600
 AUTO: Final[Literal["auto"]] = "auto"
 RETENTION_LAST: Final = 3
 RESTART_LIMIT: Final = 3
+NETWORK_LIMIT: Final = 10
+RESTART_WINDOW_SECONDS: Final = 86400
 RESTART_BACKOFF_SECONDS: Final = 10
 RESTART_BACKOFF_LIMIT_SECONDS: Final = 300
 READY_TIMEOUT_SECONDS: Final = 1800
@@ -108,6 +111,7 @@ class EffectiveSpec:
     """Every choice made. Durations in seconds.
 
     Attributes:
+        restart_limits: restarts within `restart_window` by group of causes; None for any number.
         min_replicas, max_replicas: bounds of the gang's size; both `replicas` for a job that is not elastic.
         step: the gang has `min_replicas` workers and a multiple of this.
         partial: it may start with fewer than `replicas`.
@@ -154,7 +158,8 @@ class EffectiveSpec:
     budget_window: int
     priority_class: str
     checkpoint: EffectiveCheckpoint | None
-    restart_limit: int
+    restart_limits: dict[Group, int | None]
+    restart_window: int
     restart_backoff: int
     hang: EffectiveHang
     ready_timeout: int
@@ -175,6 +180,11 @@ class EffectiveSpec:
     tolerations: tuple[Toleration, ...]
     image_pull_secrets: tuple[str, ...]
     service_account: str
+
+    @property
+    def restart_limit(self) -> int:
+        """Restarts within the window after failures of the script."""
+        return self.restart_limits[Group.SCRIPT] or 0
 
     @property
     def gpus(self) -> int:
@@ -226,7 +236,8 @@ def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -
         budget_window=_seconds(budget.window if budget else None, BUDGET_WINDOW_SECONDS),
         priority_class=spec.priority_class_name or "",
         checkpoint=_checkpoint(spec.checkpoint),
-        restart_limit=RESTART_LIMIT if restart is None or restart.limit is None else restart.limit,
+        restart_limits=_restart_limits(restart or Restart()),
+        restart_window=_seconds(restart.window if restart else None, RESTART_WINDOW_SECONDS),
         restart_backoff=_seconds(restart.backoff if restart else None, RESTART_BACKOFF_SECONDS),
         hang=_hang(spec.hang or Hang()),
         ready_timeout=_seconds(spec.ready_timeout, READY_TIMEOUT_SECONDS),
@@ -322,6 +333,17 @@ def _seconds(duration: Duration | None, default: int) -> int:
     return default if duration is None else parse_duration(duration)
 
 
+def _restart_limits(restart: Restart) -> dict[Group, int | None]:
+    causes = restart.causes or RestartCauses()
+    limit = RESTART_LIMIT if restart.limit is None else restart.limit
+    return {
+        Group.SCRIPT: limit,
+        Group.MEMORY: limit if causes.out_of_memory is None else causes.out_of_memory,
+        Group.NETWORK: NETWORK_LIMIT if causes.network is None else causes.network,
+        Group.PLATFORM: causes.platform,
+    }
+
+
 def _optional_seconds(duration: Duration | None) -> int | None:
     return None if duration is None else parse_duration(duration)
 
@@ -345,6 +367,9 @@ BUILT_IN: Final[dict[str, str]] = {
     "spec.checkpoint.retention.best.count": "1",
     "spec.checkpoint.load": Load.ALL.value,
     "spec.restart.limit": str(RESTART_LIMIT),
+    "spec.restart.causes.outOfMemory": "restart.limit",
+    "spec.restart.causes.network": str(NETWORK_LIMIT),
+    "spec.restart.window": format_duration(RESTART_WINDOW_SECONDS),
     "spec.restart.backoff": format_duration(RESTART_BACKOFF_SECONDS),
     "spec.hang.start": AUTO,
     "spec.hang.step": AUTO,

@@ -14,6 +14,8 @@ from muster.api.schema import MapList, SetList
 
 MAX_WORKERS: Final = 16384
 """Workers of one gang."""
+MAX_RESTARTS: Final = 32
+"""Within one window, after failures of one kind."""
 
 
 class CapacityKind(str, Enum):
@@ -80,15 +82,30 @@ class DisruptionBudget(Model):
     """Left out: 1d."""
 
 
+class RestartCauses(Model):
+    """Restarts within the window after other failures than the script's, each counted for itself."""
+
+    out_of_memory: Annotated[Count, Le(MAX_RESTARTS)] | None = None
+    """A worker or a GPU ran out of memory. Left out: as `limit`."""
+    network: Annotated[Count, Le(MAX_RESTARTS)] | None = None
+    """Ranks lost each other, and none had failed by itself. Left out: 10."""
+    platform: Annotated[Count, Le(MAX_RESTARTS)] | None = None
+    """Nodes, pods or launchers broke or were taken away, and the whole gang starts again. Left out: any number."""
+
+
 class Restart(Model):
     """What happens after a failure."""
 
-    limit: Annotated[Count, Le(1000)] | None = None
-    """Restarts after failures of the training script; then the job has failed. Left out: 3. Failures of nodes and
-    preemptions do not count. Crashes restart in the living pods first: at most 3 times in 10 minutes, and not where the
-    same exception comes at the same step again."""
+    limit: Annotated[Count, Le(MAX_RESTARTS)] | None = None
+    """Restarts within the window after failures of the training script; then the job has failed. Left out: 3. Failures
+    of nodes and preemptions do not count. Crashes restart in the living pods first, at most 3 times in 10 minutes. The
+    same failure twice at the same step ends the job at once."""
+    causes: RestartCauses | None = None
+    """Limits for other causes."""
+    window: Duration | None = None
+    """Failures that are older count no more. Left out: 1d."""
     backoff: Duration | None = None
-    """Wait before a restart; doubled with each one up to 5m. Left out: 10s."""
+    """Wait before a restart; doubled with each one of its cause within the window, up to 5m. Left out: 10s."""
 
 
 class Hang(Model):

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Self
 
 from annotated_types import Ge, Le, Len
 
-from muster.api.common import Condition, Count, Message, Model, S3Uri, ShortMessage, Step, Timestamp
-from muster.api.jobparts import MAX_WORKERS, JobDefaults
+from muster.api.common import Condition, Count, Message, Model, S3Uri, ShortMessage, Step, Timestamp, clip
+from muster.api.jobparts import MAX_RESTARTS, MAX_WORKERS, JobDefaults
 from muster.api.names import Phase
 from muster.api.schema import Int64, MapList
 from muster.api.terms import Usage
@@ -123,7 +123,8 @@ class Placement(Model):
     """Hash of the fields of the spec that keep their value while the placement stands. When they change nevertheless,
     the gang is stopped and starts again with the new ones."""
     restarts: Count | None = None
-    """How often the gang's processes were started again in its pods. `status.failures` has them when it ends."""
+    """How often the gang's processes were started again in its pods after a failure of the script. `status.failures`
+    has them when it ends."""
     yields: bool = False
     """The gang was let in before its turn, and gives way as soon as the job that waited could start."""
 
@@ -310,7 +311,8 @@ class Failure(Model):
     """The first cause of the last failure."""
 
     cause: Annotated[str, Len(0, 64)] = ""
-    """succeeded, user, out-of-memory, hang, config, storage, preempted, rendezvous, peer or infrastructure."""
+    """user (the script), out-of-memory, hang, network, node, disrupted (drained, evicted, deleted), infrastructure, peer,
+    config, storage, preempted or max-runtime."""
     index: Count | None = None
     """Worker whose pod failed first."""
     rank: Count | None = None
@@ -319,12 +321,40 @@ class Failure(Model):
     """Node that it ran on."""
     exit_code: Annotated[int, Ge(-(2**31)), Le(2**31 - 1)] | None = None
     """Its exit code; negative for a signal."""
+    step: Step | None = None
+    """The last step that was reported before, or the one that the run had resumed from."""
+    alike: Count | None = None
+    """Failures of the script in a row, up to this one, with the same exception at the same place and step; two end the
+    job. Absent for one."""
     message: Message = ""
     """What went wrong and how to mend it."""
     traceback: Message = ""
     """The last lines of its Python traceback; of its stderr when it left none."""
     at: Timestamp | None = None
     """When it was seen."""
+
+
+class PastFailure(Model):
+    """A failure in short, kept for the limits of `restart` and for people."""
+
+    at: Timestamp
+    """When it was seen."""
+    cause: Annotated[str, Len(0, 64)] = ""
+    """As in `failure`."""
+    index: Count | None = None
+    """Worker that failed first."""
+    node: NodeName | None = None
+    """Node that it ran on."""
+    step: Step | None = None
+    """As in `failure`."""
+    message: Annotated[str, clip(200), Len(0, 200)] = ""
+    """What went wrong."""
+    signature: ShortMessage = ""
+    """By which the same failure of the script is known again: its exception and place, without numbers."""
+    observed_generation: Annotated[int, Ge(0), Int64()] | None = None
+    """The `metadata.generation` of the spec that failed; a failure of another spec is another failure."""
+    in_place: bool = False
+    """The gang's processes were started again in the pods that they had."""
 
 
 class FixedSize(Model):
@@ -358,7 +388,7 @@ class TrainingJobStatus(Model):
     restarts: Count | None = None
     """Restarts after a failure."""
     failures: Count | None = None
-    """Failures of the training script; `restart.limit` is compared with them. Those that were answered by a restart in
+    """Failures of the training script and for want of memory, over all time. Those that were answered by a restart in
     place stand in `placement.restarts` until the placement ends."""
     restarts_in_place: Count | None = None
     """How often the processes of the gang were started again in the pods that they had, after a crash."""
@@ -392,6 +422,8 @@ class TrainingJobStatus(Model):
     """Why the job waits; gone while it runs."""
     failure: Failure | None = None
     """The first cause of the last failure."""
+    recent_failures: Annotated[tuple[PastFailure, ...], Len(0, 5 * (MAX_RESTARTS + 1))] = ()
+    """The last failures of each kind, the oldest first; the limits of `restart` count those within its window."""
     defaults: JobDefaults | None = None
     """What the queue's `defaultTemplate` filled in where the job says nothing; kept while the job is placed."""
     replicas: Count | None = None
@@ -419,7 +451,7 @@ class TrainingJobStatus(Model):
 
     @property
     def restarts_used(self) -> int:
-        """Failures of the training script so far, of `restart.limit`."""
+        """Failures of the training script so far, over all time."""
         here = self.placement.restarts if self.placement is not None else None
         return (self.failures or 0) + (here or 0)
 

@@ -16,7 +16,7 @@ import typer
 from pydantic import ValidationError
 
 from muster import __version__
-from muster.cli import checkpoint, look, tables
+from muster.cli import checkpoint, explaining, look, tables
 from muster.cli import logs as printing
 from muster.cli.settings import Settings
 from muster.cluster.credentials import CredentialsError
@@ -115,6 +115,17 @@ def status(
 ) -> None:
     """One job: why it waits, how far it is, where it runs."""
     raise typer.Exit(_run(look.status(job, namespace, watch=watch, kubeconfig=kubeconfig, context=context)))
+
+
+@app.command()
+def explain(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.")],
+    namespace: Namespace = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Why a job is where it is: the last failure with its traceback, what follows, what helps, and its history."""
+    raise typer.Exit(_run(explaining.explain(job, namespace, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()

@@ -11,7 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
+from rich.console import Group as Stack
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -19,9 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.api.common import API_VERSION, find_condition
-from muster.api.defaults import filled
-from muster.api.effective import RESTART_LIMIT
+from muster.api.effective import effective_spec
 from muster.api.names import JOB_UID_LABEL, ConditionType, Phase, Reason
+from muster.api.restarts import Group, used
 from muster.api.trainingjob import TrainingJob
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
@@ -53,6 +54,12 @@ BASES: Final = {
 """How sure an expected start is."""
 ABOVE: Final = "as above"
 """In place of an Event's message that the row Why has already."""
+CAUSES: Final = {
+    Group.SCRIPT: "failures of the script",
+    Group.MEMORY: "want of memory",
+    Group.NETWORK: "the network",
+    Group.PLATFORM: "nodes and the platform",
+}
 IN_MEMORY: Final = {
     Reason.KEPT_BY_PEERS.value: "also in memory, with a copy in another worker's",
     Reason.KEPT_LOCALLY.value: "also in each worker's own memory",
@@ -132,8 +139,8 @@ async def _follow(api: Api, scene: Scene, console: Console) -> Scene:
     return last
 
 
-async def look(api: Api, name: str, namespace: str) -> Scene:
-    """Read the job, its pods and its events."""
+async def look(api: Api, name: str, namespace: str, *, events: int = EVENTS_SHOWN) -> Scene:
+    """Read the job, its pods and so many of its newest events."""
     base = f"/apis/{API_VERSION}/namespaces/{namespace}/trainingjobs"
     try:
         job = TrainingJob.from_raw(await api.get(f"{base}/{name}"))
@@ -143,8 +150,8 @@ async def look(api: Api, name: str, namespace: str) -> Scene:
         raise NotThere(await _absent(api, base, name, namespace)) from error
     uid = job.metadata.uid
     pods = await api.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"{JOB_UID_LABEL}={uid}")
-    events = await api.list(f"/api/v1/namespaces/{namespace}/events", fieldSelector=f"involvedObject.uid={uid}")
-    newest = sorted(events, key=_event_time)[-EVENTS_SHOWN:]
+    told = await api.list(f"/api/v1/namespaces/{namespace}/events", fieldSelector=f"involvedObject.uid={uid}")
+    newest = sorted(told, key=event_time)[-events:]
     views = sorted((PodView.from_raw(raw) for raw in pods), key=lambda pod: (pod.generation, pod.index))
     return Scene(job, tuple(views), tuple(newest), datetime.now(timezone.utc))
 
@@ -173,7 +180,7 @@ def one_line(job: TrainingJob) -> str:
     if status.checkpoint is not None:
         parts.append(f"checkpoint at step {status.checkpoint.step}")
     if status.restarts:
-        parts.append(_counted(status.restarts, "restart"))
+        parts.append(counted(status.restarts, "restart"))
     if status.placement is not None and status.placement.replacing is not None:
         parts.append(f"worker {status.placement.replacing.indexes} is lost and made anew")
     if status.queue is not None and status.queue.message:
@@ -196,24 +203,24 @@ def render(scene: Scene) -> RenderableType:
         head.add_row("Why", Text(why, "yellow"))
     if status.defaults is not None:
         head.add_row("Defaults", f"from the queue: {', '.join(status.defaults.to_raw())}")
-    for title, told in _waiting(scene):
+    for title, told in waiting(scene):
         head.add_row(title, told)
     if status.progress is not None:
         head.add_row("Progress", _progress(scene))
     if status.checkpoint is not None:
-        age = f", {_ago(status.checkpoint.committed_at, scene.now)}" if status.checkpoint.committed_at else ""
+        age = f", {ago(status.checkpoint.committed_at, scene.now)}" if status.checkpoint.committed_at else ""
         head.add_row("Checkpoint", f"step {status.checkpoint.step}{age}  {status.checkpoint.uri or ''}")
     kept = find_condition(status.conditions, ConditionType.CHECKPOINT_IN_MEMORY.value)
     if kept is not None and phase not in FINAL:
         told = f"{IN_MEMORY.get(kept.reason, kept.reason)}{': ' if kept.message else ''}{kept.message}"
         head.add_row("Memory tier", Text(told, "yellow" if kept.status == "False" and kept.message else ""))
     if status.restarts or status.restarts_in_place:
-        head.add_row("Restarts", _restarts(job))
+        head.add_row("Restarts", _restarts(scene))
     for title, told in _replacements(scene):
         head.add_row(title, told)
     if status.preemptions:
         lost = f", {status.lost_gpu_seconds} GPU-seconds of work lost" if status.lost_gpu_seconds else ""
-        head.add_row("Preempted", f"{_counted(status.preemptions, 'time')}{lost}")
+        head.add_row("Preempted", f"{counted(status.preemptions, 'time')}{lost}")
     if status.failure is not None and phase is not Phase.SUCCEEDED:
         told = "" if status.failure.message in why else status.failure.message
         failed = f"{told}\n{status.failure.traceback}".strip()
@@ -224,10 +231,10 @@ def render(scene: Scene) -> RenderableType:
         parts += [Text(), _workers(scene)]
     if scene.events:
         parts += [Text(), _events(scene)]
-    return Panel(Group(*parts), title=f"{job.metadata.namespace}/{job.metadata.name}", title_align="left")
+    return Panel(Stack(*parts), title=f"{job.metadata.namespace}/{job.metadata.name}", title_align="left")
 
 
-def _waiting(scene: Scene) -> Iterator[tuple[str, str]]:
+def waiting(scene: Scene, *, changes: bool = True) -> Iterator[tuple[str, str]]:
     """What the planner knows of a job that waits, beyond the reason: when, where almost, and what would help."""
     place = scene.job.status.queue
     if place is None:
@@ -242,17 +249,26 @@ def _waiting(scene: Scene) -> Iterator[tuple[str, str]]:
             "Almost",
             "; ".join(f"{one.domain} has room for {one.placeable}, {one.lacking} lacking" for one in place.almost),
         )
-    if place.changes:
+    if place.changes and changes:
         yield "Would help", "\n".join(place.changes)
 
 
-def _restarts(job: TrainingJob) -> str:
-    """What is used of `restart.limit`, which counts failures of the script alone; then all restarts."""
-    status, restart = job.status, filled(job.spec, job.status.defaults).restart
-    limit = RESTART_LIMIT if restart is None or restart.limit is None else restart.limit
+def used_limits(scene: Scene) -> Iterator[tuple[Group, int, int | None]]:
+    """Of each limit of `restart` how many failures within its window there were, and how many restarts it allows."""
+    spec = effective_spec(scene.job.spec, scene.job.status.defaults)
+    for group, limit in spec.restart_limits.items():
+        yield group, used(scene.job.status.recent_failures, group, spec.restart_window, scene.now), limit
+
+
+def _restarts(scene: Scene) -> str:
+    """What is used of the script's limit, and of others where anything is; then all restarts."""
+    status, parts = scene.job.status, []
+    for group, count, limit in used_limits(scene):
+        if limit is not None and (count or group is Group.SCRIPT):
+            parts.append(f"{count} of at most {limit} used by {CAUSES[group]}")
     ways = ((status.restarts, "with new pods"), (status.restarts_in_place, "in the pods that were there"))
     told = ", ".join(f"{count} {how}" for count, how in ways if count)
-    return f"{status.restarts_used} of at most {limit} used by failures of the script; {told}"
+    return "; ".join((*parts, told))
 
 
 def _replacements(scene: Scene) -> Iterator[tuple[str, str]]:
@@ -260,10 +276,10 @@ def _replacements(scene: Scene) -> Iterator[tuple[str, str]]:
     status = scene.job.status
     replacing = status.placement.replacing if status.placement is not None else None
     if replacing is not None:
-        told = f"worker {replacing.indexes}, lost {_ago(replacing.since, scene.now)}; the others wait in their pods"
+        told = f"worker {replacing.indexes}, lost {ago(replacing.since, scene.now)}; the others wait in their pods"
         yield "Replacing", told
     if status.replacements:
-        yield "Replaced", f"{_counted(status.replacements, 'lost worker')}, while the others kept their pods"
+        yield "Replaced", f"{counted(status.replacements, 'lost worker')}, while the others kept their pods"
 
 
 def _progress(scene: Scene) -> RenderableType:
@@ -293,7 +309,7 @@ def _short(number: str) -> str:
         return number
 
 
-def _counted(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -334,15 +350,26 @@ def _events(scene: Scene) -> Table:
         if place is not None and told and told == place.message:
             told = ABOVE
         style = "yellow" if event.get("type") == "Warning" else ""
-        seen = _ago(parse_time(_event_time(event)), scene.now)
+        seen = ago(parse_time(event_time(event)), scene.now)
         table.add_row(seen, Text(event.get("reason", ""), style), Text(told))
     return table
 
 
-def _event_time(event: dict[str, Any]) -> str:
+def print_plainly(console: Console, what: RenderableType) -> None:
+    """Without a terminal no line ends in spaces."""
+    if console.is_terminal:
+        console.print(what)
+        return
+    with console.capture() as captured:
+        console.print(what)
+    for line in captured.get().splitlines():
+        console.print(line.rstrip(), highlight=False, soft_wrap=True)
+
+
+def event_time(event: dict[str, Any]) -> str:
     series = (event.get("series") or {}).get("lastObservedTime")
     return str(series or event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def _ago(moment: datetime | None, now: datetime) -> str:
+def ago(moment: datetime | None, now: datetime) -> str:
     return f"{format_duration(max(0.0, (now - moment).total_seconds()))} ago" if moment else ""

@@ -12,7 +12,7 @@ from rich.text import Text
 from muster.api.common import API_VERSION
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import Quota, TrainingQueue
-from muster.cli.look import FINAL, NO_KINDS, STYLES, NotThere, connect
+from muster.cli.look import FINAL, NO_KINDS, STYLES, NotThere, connect, print_plainly
 from muster.cluster.errors import ApiError
 from muster.cluster.quantities import amount as in_units
 from muster.scheduling.amounts import amount
@@ -213,13 +213,7 @@ def _print(
 def print_table(console: Console, table: Table) -> None:
     """As wide as it is. Without a terminal no line ends in spaces: the longest cell pads none of the others."""
     console.width = natural_width(console, table)
-    if console.is_terminal:
-        console.print(table)
-        return
-    with console.capture() as captured:
-        console.print(table)
-    for line in captured.get().splitlines():
-        console.print(line.rstrip(), highlight=False, soft_wrap=True)
+    print_plainly(console, table)
 
 
 def natural_width(console: Console, table: Table) -> int:

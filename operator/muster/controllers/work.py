@@ -150,7 +150,7 @@ class Worker:
             placement,
             indexes,
             max_runtime=remaining_seconds(record.spec, record.job.status),
-            restarts=remaining_restarts(record.spec, record.job.status),
+            restarts=remaining_restarts(record.spec, record.job.status, datetime.now(timezone.utc)),
         )
         now = asyncio.get_running_loop().time()
         for made in outcome.made:

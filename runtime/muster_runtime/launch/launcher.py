@@ -34,6 +34,8 @@ from muster_runtime.launch.verdict import Failure
 
 ECHO_SECONDS: Final = 1.0
 """How long a failure that looks like an echo waits for another of this pod's ranks to be its cause."""
+STOOD_STILL_SECONDS: Final = 600.0
+"""A failure without any step, later than this, is not taken for the one before: who knows how far it was."""
 _LOOK_SECONDS: Final = 1.0
 """Children are looked after at least this often, should a SIGCHLD have been missed."""
 
@@ -59,7 +61,8 @@ class Launcher:
         )
         self._stopping = Stopping(self._ranks, self._state)
         self._phase = Phase.JOINING
-        self._incarnation = self._restarts = 0
+        self._incarnation = self._restarts = self._failures = 0
+        self._started_at = 0.0
         self._restarted_after = ""
         self._folder: RunFolder | None = None
         self._oom_kills = termination.oom_kills()
@@ -149,6 +152,7 @@ class Launcher:
         self._progress.begin_anew()
         if restart.first.crash:
             self._restarts += 1
+            self._failures += restart.first.cause != Cause.NETWORK.value
             self._restarted_after = restart.first.message
         return await self._gang.assemble(None)
 
@@ -178,7 +182,7 @@ class Launcher:
         self._stopping = Stopping(self._ranks, self._state)
         self._stopping.control = folder.control
         self._hangs.begin(folder.path)
-        self._oom_kills = termination.oom_kills()
+        self._oom_kills, self._started_at = termination.oom_kills(), self._state.clock()
         environments = [
             (
                 self._config.rank(local),
@@ -222,8 +226,13 @@ class Launcher:
 
     async def _fail(self, failed: list[Rank]) -> ExitFacts | None:
         own = await self._first_failure(failed)
+        self._hear()
+        if self._step() is None and self._state.clock() - self._started_at > STOOD_STILL_SECONDS:
+            own = replace(own, signature="")
+        if own.echo and any(rank.exit_code == 0 for rank in self._ranks.all):
+            own = replace(own, crash=False)  # the script lets a rank leave before the others
         say(own.message)
-        facts = ExitFacts(own.cause, own.launcher_exit_code, own.message, own.rank, own.exit_code, own.traceback)
+        facts = verdict.facts_of(own)
         self._leave_word(facts)
         ended = verdict.ended(self._config.index, self._complete(facts), echo=own.echo, crash=own.crash)
         telling = asyncio.ensure_future(self._report(ended))
@@ -312,10 +321,15 @@ class Launcher:
         return replace(
             facts,
             committed_step=self._committed(),
-            step=self._progress.step,
+            step=self._step(),
             incarnation=self._incarnation,
             restarts=self._restarts,
+            failures=self._failures,
         )
+
+    def _step(self) -> int | None:
+        """Where the ranks stand, or where they began."""
+        return self._progress.resumed_from if self._progress.step is None else self._progress.step
 
     def _committed(self) -> int | None:
         self._hear()  # a rank's last words may lie unread when its end is known already
@@ -374,6 +388,7 @@ class Launcher:
             fixed_size=progress.fixed_size,
             warnings=tuple(progress.warnings),
             restarts=self._restarts,
+            failures=self._failures,
             restarted_after=self._restarted_after,
             restarted_by=restart.first if (restart := self._state.restart) and restart.first.crash else None,
             memory_tier=self._memory_tier(),

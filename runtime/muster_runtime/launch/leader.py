@@ -303,12 +303,13 @@ class Leader:
                 self._lose({index: f"its launcher does not answer: {why}" for index, why in gone.items()})
         if self._incarnation != incarnation:
             return  # pods were lost, and the gang waits for others
-        first = self._cause() or self._failures[0]
+        first = self._cause() or self._nobodys(self._failures[0])
         try:
             self._restart(first)
         except Refusal as refusal:
             self._settled = True
-            self._state.end(replace(first, message="; ".join(filter(None, (first.message, str(refusal))))))
+            told = "; ".join(filter(None, (first.message, str(refusal))))
+            self._state.end(replace(first, message=told, alike=self._restarts.alike))
             await self._relay(api.STOP_PATH, Stop(StopReason.PEER, 0.0))
 
     def _restart(self, first: Ended) -> None:
@@ -320,8 +321,16 @@ class Leader:
         self._begin_anew(first)
 
     def _may_start_again(self) -> bool:
-        somebody_is_done = any(ended.cause == Cause.SUCCEEDED.value for ended in self._ended.values())
-        return self._state.stop is None and not self._state.ending and not somebody_is_done
+        return self._state.stop is None and not self._state.ending and not self._somebody_is_done()
+
+    def _somebody_is_done(self) -> bool:
+        return any(ended.cause == Cause.SUCCEEDED.value for ended in self._ended.values())
+
+    def _nobodys(self, first: Ended) -> Ended:
+        """Every failed rank lost another, and all launchers live: that is no rank's doing, unless one left early."""
+        if first.cause != Cause.USER.value or not first.crash or self._somebody_is_done():
+            return first
+        return replace(first, cause=Cause.NETWORK.value, message=f"{first.message}; {verdict.LOST_EACH_OTHER}")
 
     def _begin_anew(self, first: Ended) -> None:
         if self._release is not None:

@@ -6,48 +6,61 @@ What a second start would meet again ends the gang at once, as a crash did befor
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from muster_protocol.exits import Cause
 from muster_protocol.launcher_api import Ended
 
 WINDOW_SECONDS: Final = 600.0
 MOST_IN_WINDOW: Final = 3
 _PAUSES: Final = (0.0, 5.0, 10.0)
 """Seconds before the first, second and third start within a window: the first crash may be chance."""
-_EXCEPTION: Final = re.compile(r"exited with code \d+: (.+)", re.DOTALL)
 
 
 @dataclass
 class Restarts:
-    """Counts the restarts of one launcher's life. `limit` is how many of them the job allows."""
+    """Counts the restarts of one launcher's life. `limit` is how many of them the job allows after failures of the
+    script; those after the network's are bounded by the window alone.
+
+    Attributes:
+        count: restarts after failures of the script.
+        alike: failures in a row, up to the last one, that were one and the same.
+    """
 
     limit: int
     count: int = 0
+    alike: int = 1
     _recent: deque[float] = field(default_factory=deque)
     _last: tuple[str, int | None] | None = None
 
     def pause(self, first: Ended, now: float) -> float:
         """Seconds to wait before the next start, after the failure `first`. Refusal when there is to be none."""
+        self._compare(first)
         if not first.crash:
             raise Refusal("")
-        if self.count >= self.limit:
+        scripts = first.cause != Cause.NETWORK.value
+        if self.limit == 0:
+            raise Refusal("")
+        if scripts and self.count >= self.limit:
             raise Refusal(f"the gang was restarted in place {times(self.count)} before" if self.count else "")
-        exception = _EXCEPTION.search(first.message)
-        failure = (exception[1], first.step) if exception and not first.secondary else None
-        if failure is not None and failure == self._last:
+        if self.alike > 1:
             at = f" at step {first.step}" if first.step is not None else ""
-            raise Refusal(f"the same exception came{at} before the restart in place, so the script has to be mended")
+            raise Refusal(f"the same exception came{at} before the restart in place")
         while self._recent and now - self._recent[0] > WINDOW_SECONDS:
             self._recent.popleft()
         if len(self._recent) >= MOST_IN_WINDOW:
             raise Refusal(f"the gang was restarted in place {times(MOST_IN_WINDOW)} within {WINDOW_SECONDS:g} s")
-        self._last = failure
         self._recent.append(now)
-        self.count += 1
+        self.count += scripts
         return _PAUSES[len(self._recent) - 1]
+
+    def _compare(self, first: Ended) -> None:
+        """Alike are failures with the same signature at the same step: what came in between has mended nothing."""
+        this = (first.signature, first.step) if first.signature and not first.secondary else None
+        self.alike = self.alike + 1 if this is not None and this == self._last else 1
+        self._last = this
 
 
 class Refusal(Exception):

@@ -1,4 +1,4 @@
-"""What a failed rank's last lines tell: its traceback, and whether the failure is its own or another rank's echo."""
+"""What a failed rank's last lines tell: its traceback, what kind of failure it is, and by what it is known again."""
 
 from __future__ import annotations
 
@@ -23,10 +23,30 @@ _ECHOES: Final = re.compile(
 )
 _DISTRIBUTED: Final = re.compile(r"gloo|nccl|torch[/.]distributed|c10d|TCPStore|ProcessGroup", re.IGNORECASE)
 
-_OUT_OF_MEMORY: Final = re.compile(
-    r"CUDA out of memory|OutOfMemoryError|HIP out of memory|DefaultCPUAllocator: can't allocate memory"
-    r"|DefaultCPUAllocator: not enough memory|^MemoryError"
+_GPU_MEMORY: Final = re.compile(
+    r"(CUDA|HIP)( error:)? out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
+_HOST_MEMORY: Final = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory|^(numpy\S*)?MemoryError|Cannot allocate memory"
+)
+_WORKER_KILLED: Final = re.compile(
+    r"DataLoader worker .*(exited unexpectedly|killed by signal: (Killed|Bus error))|terminated abruptly", re.DOTALL
+)
+"""A rank's own processes are gone: its data loader's, or a process pool's."""
+
+_GPU_BROKEN: Final = re.compile(
+    r"uncorrectable (ECC|NVLink) error|ECC error|fallen off the bus|CUDA_ERROR_(SYSTEM_NOT_READY|ECC_UNCORRECTABLE)"
+    r"|CUDA error: (system not yet initialized|hardware stack error)",
+    re.IGNORECASE,
+)
+"""What a script can't bring about. A device-side assert or an illegal address is nearly always the script's."""
+
+_PLACE: Final = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?$')
+_OTHERS: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+"""In the paths of code that isn't the script's own."""
+_VARIES: Final = re.compile(r"0x[0-9a-fA-F]+|\b(?=[a-f]*\d)[0-9a-f]{8,}\b|\d+(\.\d+)?([eE][-+]?\d+)?")
+"""Numbers, addresses and hashes: they differ between two failures that are alike."""
+_SIGNATURE_LENGTH: Final = 240
 
 
 def last_traceback(lines: Sequence[str]) -> str:
@@ -64,5 +84,34 @@ def is_echo(text: str) -> bool:
     return bool(_ECHOES.search(text) and _DISTRIBUTED.search(text))
 
 
-def is_out_of_memory(traceback: str) -> bool:
-    return bool(_OUT_OF_MEMORY.search(exception_line(traceback)))
+def is_out_of_gpu_memory(traceback: str) -> bool:
+    return bool(_GPU_MEMORY.search(exception_line(traceback)))
+
+
+def is_out_of_host_memory(traceback: str) -> bool:
+    return bool(_HOST_MEMORY.search(exception_line(traceback)))
+
+
+def lost_a_process(traceback: str) -> bool:
+    """Does the exception tell of a process of the rank's that was killed, by whomever?"""
+    return bool(_WORKER_KILLED.search(exception_line(traceback)))
+
+
+def is_broken_gpu(traceback: str) -> bool:
+    return bool(_GPU_BROKEN.search(exception_line(traceback)))
+
+
+def signature(what: str, lines: str) -> str:
+    """By what a failure is known again, on any rank: `ValueError: # rows at train.py:17 in step`.
+
+    `what` is the exception's line, or what the rank said last; `lines` have the place: the innermost of the script's
+    own, else the innermost. "" without `what`.
+    """
+    if not what:
+        return ""
+    places = [found for found in map(_PLACE.match, lines.split("\n")) if found]
+    own = [found for found in places if not any(part in found[1] for part in _OTHERS)]
+    told = _VARIES.sub("#", what)[:_SIGNATURE_LENGTH]
+    for file, line, function in (found.groups() for found in (own or places)[-1:]):
+        told += f" at {file.rpartition('/')[2]}:{line}" + (f" in {function}" if function else "")
+    return told

@@ -19,6 +19,7 @@ class Failure:
 
     `last_words` are its last lines on stderr, for a script that fails without a Python traceback. `crash`: it fell,
     by a signal or an exception, rather than end itself by an exit code or for a reason that another start would meet.
+    `signature`: by which the same failure is known again, "" where nothing tells.
     """
 
     rank: int
@@ -29,6 +30,7 @@ class Failure:
     echo: bool
     last_words: str = ""
     crash: bool = False
+    signature: str = ""
 
     @property
     def launcher_exit_code(self) -> int:
@@ -45,7 +47,19 @@ _STORAGE: Final = {
 _OURS: Final = ("muster_protocol.errors.", "muster_runtime.errors.")
 """Misuse, a state that doesn't fit, a store without a whole checkpoint: the next start would meet them, too."""
 
-_EXIT_CODES: Final = {Cause.STORAGE: exits.EXIT_CONFIG, Cause.INFRASTRUCTURE: exits.EXIT_INFRASTRUCTURE}
+_EXIT_CODES: Final = {
+    Cause.STORAGE: exits.EXIT_CONFIG,
+    Cause.INFRASTRUCTURE: exits.EXIT_INFRASTRUCTURE,
+    Cause.NETWORK: exits.EXIT_INFRASTRUCTURE,
+    Cause.NODE: exits.EXIT_INFRASTRUCTURE,
+}
+
+_MORE_HOST_MEMORY: Final = "raise spec.workers.resources.limits.memory (/dev/shm counts too), or use less"
+_MORE_GPU_MEMORY: Final = (
+    "use a smaller batch, shard over more GPUs (spec.parallelism.strategy: fsdp, spec.workers.replicas), or ask for "
+    "larger ones (spec.workers.gpuType)"
+)
+LOST_EACH_OTHER: Final = "no rank failed by itself: the network between them did, or one of them hangs"
 
 
 def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memory: bool) -> Failure:
@@ -56,13 +70,16 @@ def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memo
     traceback = tracebacks.last_traceback(stderr)
     how = f"rank {rank} {describe(exit_code)}"
     what = tracebacks.exception_line(traceback)
-    if exit_code == -signal.SIGKILL and killed_for_memory:
-        message = f"{how}: the container ran out of memory; raise its memory request and limit, or use less"
-        return Failure(rank, exit_code, Cause.OUT_OF_MEMORY, message, traceback, echo=False)
-    if tracebacks.is_out_of_memory(traceback):
-        message = f"{how}: {what}; use a smaller batch, shard over more GPUs, or ask for larger ones"
-        return Failure(rank, exit_code, Cause.OUT_OF_MEMORY, message, traceback, echo=False)
+    signature = tracebacks.signature(what, traceback)
     message = f"{how}: {what}" if what else how
+    memory = _out_of_memory(exit_code, traceback, killed_for_memory=killed_for_memory)
+    if memory:
+        return Failure(
+            rank, exit_code, Cause.OUT_OF_MEMORY, f"{message}{memory}", traceback, echo=False, signature=signature
+        )
+    if tracebacks.is_broken_gpu(traceback):
+        message += "; the GPU or its driver is at fault, not the script"
+        return Failure(rank, exit_code, Cause.NODE, message, traceback, echo=False)
     of_storage = _STORAGE.get(what.split(":")[0])
     if of_storage is not None:  # never an echo, even where it speaks of a connection that was reset
         return Failure(rank, exit_code, of_storage, message, traceback, echo=False)
@@ -71,9 +88,24 @@ def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memo
     echo = tracebacks.is_echo(traceback or "\n".join(stderr[-20:]))
     last_words = "" if traceback or exit_code < 0 else tracebacks.last_words(stderr)
     if last_words:
-        message += f": {last_words.splitlines()[-1].strip()}"
+        said = last_words.splitlines()[-1].strip()
+        message += f": {said}"
+        signature = f"exit code {exit_code}, {tracebacks.signature(said, last_words)}"
     crash = exit_code < 0 or (bool(traceback) and not what.startswith(_OURS))
-    return Failure(rank, exit_code, Cause.USER, message, traceback, echo, last_words, crash)
+    return Failure(rank, exit_code, Cause.USER, message, traceback, echo, last_words, crash, "" if echo else signature)
+
+
+def _out_of_memory(exit_code: int, traceback: str, *, killed_for_memory: bool) -> str:
+    """Which memory was used up and what to do, to follow what the rank said; "" where it was none."""
+    if exit_code == -signal.SIGKILL and killed_for_memory:
+        return f": the container ran out of memory; {_MORE_HOST_MEMORY}"
+    if killed_for_memory and tracebacks.lost_a_process(traceback):
+        return f"; the kernel killed that process, for the container ran out of memory: {_MORE_HOST_MEMORY}"
+    if tracebacks.is_out_of_host_memory(traceback):
+        return f"; the worker ran out of memory (not the GPU): {_MORE_HOST_MEMORY}"
+    if tracebacks.is_out_of_gpu_memory(traceback):
+        return f"; the GPU ran out of memory: {_MORE_GPU_MEMORY}"
+    return ""
 
 
 def describe(exit_code: int) -> str:
@@ -114,18 +146,26 @@ def stopped(stop: Stop, failed: Failure | None, *, killed: Sequence[int], commit
     )
 
 
-def failed(own: Failure, first: Ended | None, index: int) -> ExitFacts:
-    """The end by a failed rank. `first` is what the gang found to have come first, None when nobody could be asked."""
-    facts = ExitFacts(
+def facts_of(own: Failure) -> ExitFacts:
+    """The end by a failed rank, as its own pod sees it."""
+    return ExitFacts(
         own.cause,
         own.launcher_exit_code,
         own.message,
         rank=own.rank,
         rank_exit_code=own.exit_code,
         traceback=own.traceback or own.last_words,
+        signature=own.signature,
     )
-    if first is not None and first.index == index:
-        return replace(facts, message=first.message)  # index 0 may have added why it was not tried again
+
+
+def failed(own: Failure, first: Ended | None, index: int) -> ExitFacts:
+    """The end by a failed rank. `first` is what the gang found to have come first, None when nobody could be asked."""
+    facts = facts_of(own)
+    if first is not None and first.index == index:  # index 0 may know more: why it was not tried again, and what it was
+        facts = replace(facts, message=first.message, alike=first.alike)
+        lost = first.cause == Cause.NETWORK.value
+        return replace(facts, cause=Cause.NETWORK, exit_code=exits.EXIT_INFRASTRUCTURE) if lost else facts
     if not own.echo:
         return facts
     if first is None:
@@ -155,6 +195,7 @@ def ended(index: int, facts: ExitFacts, *, echo: bool = False, crash: bool = Fal
         step=facts.step,
         incarnation=facts.incarnation,
         traceback=facts.traceback,
+        signature=facts.signature,
     )
 
 

@@ -114,12 +114,105 @@ def failed(code: int, stderr: str = "", oom: bool = False) -> verdict.Failure:
     return verdict.failure(2, code, lines(stderr), killed_for_memory=oom)
 
 
-def test_out_of_memory_is_told_apart() -> None:
-    on_gpu = SIMPLE.replace("ValueError: bad", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
-    assert failed(1, on_gpu).cause is Cause.OUT_OF_MEMORY
-    assert failed(-signal.SIGKILL, oom=True).cause is Cause.OUT_OF_MEMORY
-    assert failed(-signal.SIGKILL).cause is Cause.USER
-    assert failed(1, SIMPLE, oom=True).cause is Cause.USER
+def raised(what: str) -> str:
+    return SIMPLE.replace("ValueError: bad", what)
+
+
+LIMIT, SMALLER = "spec.workers.resources.limits.memory", "use a smaller batch"
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "killed", "advice"),
+    [
+        (1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", False, SMALLER),
+        (1, "torch.cuda.OutOfMemoryError: CUDA out of memory.", False, SMALLER),
+        (1, "RuntimeError: CUDA error: out of memory", False, SMALLER),
+        (-signal.SIGKILL, "", True, LIMIT),
+        (
+            1,
+            "RuntimeError: DefaultCPUAllocator: can't allocate memory: 9 bytes",
+            False,
+            LIMIT,
+        ),
+        (1, "MemoryError", False, LIMIT),
+        (1, "OSError: [Errno 12] Cannot allocate memory", False, LIMIT),
+        (1, "RuntimeError: DataLoader worker (pid 71) is killed by signal: Killed. ", True, LIMIT),
+        (1, "RuntimeError: DataLoader worker (pid(s) 71) exited unexpectedly", True, LIMIT),
+    ],
+)
+def test_out_of_memory_is_told_apart_and_names_the_field_to_raise(
+    code: int, what: str, killed: bool, advice: str
+) -> None:
+    failure = failed(code, raised(what) if what else "", oom=killed)
+    assert failure.cause is Cause.OUT_OF_MEMORY
+    assert advice in failure.message
+    assert ({LIMIT, SMALLER} - {advice}).pop() not in failure.message
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "killed"),
+    [
+        (-signal.SIGKILL, "", False),
+        (1, "ValueError: bad", True),
+        (1, "RuntimeError: DataLoader worker (pid 71) is killed by signal: Killed. ", False),
+    ],
+)
+def test_what_the_kernel_did_not_kill_for_memory_is_no_lack_of_it(code: int, what: str, killed: bool) -> None:
+    assert failed(code, raised(what) if what else "", oom=killed).cause is Cause.USER
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", Cause.NODE),
+        ("torch.AcceleratorError: CUDA error: system not yet initialized", Cause.NODE),
+        ("RuntimeError: CUDA error: device-side assert triggered", Cause.USER),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", Cause.USER),
+    ],
+)
+def test_broken_hardware_is_the_nodes_and_a_bad_index_the_scripts(what: str, cause: Cause) -> None:
+    assert failed(1, raised(what)).cause is cause
+
+
+def frames(*where: str) -> str:
+    told = "".join(f'  File "{path}", line {line}, in {name}\n' for path, line, name in map(str.split, where))
+    return f"Traceback (most recent call last):\n{told}"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("ValueError: [3, 4] at 0x7f12ab on rank 1", "ValueError: [30, 4] at 0x7fffab on rank 12", True),
+        ("ValueError: took 1.5e-3 s", "ValueError: took 17 s", True),
+        ("KeyError: '3f2a9c01bd'", "KeyError: 'ff2a9c01bd'", True),
+        ("ValueError: bad", "ValueError: worse", False),
+        ("ValueError: bad", "KeyError: bad", False),
+    ],
+)
+def test_a_failure_is_known_again_whatever_its_numbers(one: str, other: str, alike: bool) -> None:
+    where = frames("/w/train.py 17 step")
+    assert (tracebacks.signature(one, where) == tracebacks.signature(other, where)) is alike
+
+
+def test_a_failure_has_the_place_in_the_users_own_code() -> None:
+    where = frames(
+        "/w/train.py 3 <module>", "/w/model.py 17 forward", "/venv/lib/python3.12/site-packages/torch/f.py 9 f"
+    )
+    assert tracebacks.signature("ValueError: x", where) == "ValueError: x at model.py:17 in forward"
+    elsewhere = where.replace("line 17", "line 18")
+    assert tracebacks.signature("ValueError: x", elsewhere) != tracebacks.signature("ValueError: x", where)
+    assert tracebacks.signature("", where) == ""
+
+
+def test_scripts_that_are_not_there_or_cannot_be_read_are_known_again() -> None:
+    absent = "python3: can't open file '/w/trian.py': [Errno 2] No such file or directory"
+    assert failed(2, absent).signature == f"exit code 2, {absent.replace('2', '#').replace('python3', 'python#')}"
+    wrong = '  File "/w/train.py", line 4\n    def (\n        ^\nSyntaxError: invalid syntax'
+    assert failed(1, wrong).signature == "exit code 1, SyntaxError: invalid syntax at train.py:4"
+    assert not failed(1, wrong).crash
+    assert failed(3).signature == ""
+    assert failed(-signal.SIGSEGV, "words").signature == ""
+    assert failed(1, ECHO).signature == ""
 
 
 def test_signals_are_named() -> None:
@@ -149,6 +242,7 @@ def test_an_own_failure_stays_the_users_whoever_was_first() -> None:
     [
         (api.Ended(0, 1, "user", "rank 0 exited"), Cause.PEER),
         (api.Ended(1, 1, "user", "itself", secondary=True), Cause.USER),
+        (api.Ended(1, 1, "network", "lost each other", secondary=True), Cause.NETWORK),
         (None, Cause.INFRASTRUCTURE),
     ],
 )

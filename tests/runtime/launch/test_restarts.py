@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,13 +85,15 @@ def test_three_restarts_leave_nothing_open_in_the_launchers(make_gang: MakeGang)
 
 def test_the_same_exception_again_ends_the_gang_with_its_traceback(make_gang: MakeGang) -> None:
     gang = make_gang(2, **ALLOWED)
-    command = gang.script(BEGIN + "if RANK == 1: raise ValueError('a bad shape')\nuntil_end()\n")
+    command = gang.script(BEGIN + "if RANK == 1: raise ValueError(f'a bad shape {os.getpid()}')\nuntil_end()\n")
     leader, culprit = gang.all(command)
     facts = culprit.end()
     assert (facts.cause, facts.exit_code, facts.rank, facts.rank_exit_code) == (Cause.USER, EXIT_USER, 1, 1)
-    assert facts.message.startswith("rank 1 exited with code 1: ValueError: a bad shape; the same exception came")
-    assert facts.traceback.endswith("ValueError: a bad shape")
-    assert (facts.incarnation, facts.restarts) == (2, 1)
+    assert facts.message.startswith("rank 1 exited with code 1: ValueError: a bad shape ")
+    assert facts.message.endswith("; the same exception came before the restart in place")
+    assert "\nValueError: a bad shape " in facts.traceback
+    assert facts.signature.startswith("ValueError: a bad shape # at script.py:")
+    assert (facts.incarnation, facts.restarts, facts.failures, facts.alike) == (2, 1, 1, 2)
     assert "a bad shape" in leader.end().message
     assert not gang.marks("running-3-")
 
@@ -100,6 +103,14 @@ def test_another_exception_is_tried_again(make_gang: MakeGang) -> None:
     pod = gang.pod(0, gang.script(BEGIN + "if incarnation < 3: raise ValueError(incarnation)\n"))
     facts = pod.end()
     assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 3, 2)
+
+
+def test_ranks_that_lose_each_other_are_put_down_to_the_network(make_gang: MakeGang) -> None:
+    gang = make_gang(1, 2, **ALLOWED)
+    lose = "if incarnation == 1: raise RuntimeError('[gloo] Connection closed by peer')\n"
+    facts = gang.pod(0, gang.script(BEGIN + lose)).end()
+    assert "no rank failed by itself" in gang.pods[0].log()
+    assert (facts.cause, facts.restarts, facts.failures) == (Cause.SUCCEEDED, 1, 0)
 
 
 @pytest.mark.parametrize("script", ["sys.exit(3)", "sys.exit(75)", "raise StaleEpochError('taken over')"])
@@ -166,7 +177,9 @@ def test_a_pod_that_is_lost_while_the_gang_starts_again_ends_it(make_gang: MakeG
 def crash(
     how: str = "was ended by SIGKILL", step: int | None = None, *, rank: int = 0, echo: bool = False
 ) -> api.Ended:
-    return api.Ended(0, 1, Cause.USER.value, f"rank {rank} {how}", rank, secondary=echo, crash=True, step=step)
+    signature = how if "Error" in how else ""
+    ended = api.Ended(0, 1, Cause.USER.value, f"rank {rank} {how}", rank, secondary=echo, crash=True, step=step)
+    return replace(ended, signature=signature)
 
 
 BAD_VALUE = "exited with code 1: ValueError: x"
@@ -201,3 +214,14 @@ def test_the_same_exception_at_the_same_step_is_the_scripts(first: api.Ended, se
     else:
         with pytest.raises(Refusal, match="same exception came at step 7"):
             restarts.pause(second, 1.0)
+    assert restarts.alike == (1 if again else 2)
+
+
+def test_lost_connections_do_not_use_up_what_the_script_may_fail() -> None:
+    restarts = Restarts(1)
+    lost = replace(crash("exited with code 1: lost", echo=True), cause=Cause.NETWORK.value)
+    assert [restarts.pause(lost, now) for now in (0.0, 1.0)] == [0.0, 5.0]
+    restarts.pause(crash(), 2.0)
+    assert restarts.count == 1
+    with pytest.raises(Refusal, match="restarted in place once before"):
+        restarts.pause(crash(), 2 * WINDOW_SECONDS)

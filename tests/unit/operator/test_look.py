@@ -153,10 +153,12 @@ def test_while_the_api_server_is_away_the_screen_says_that_it_is_old() -> None:
 def test_numbers_are_told_as_people_read_them() -> None:
     running = job(phase="Running", restarts=1, progress={"step": 3, "loss": "3.1415926535897931"})
     assert one_line(running) == "research/train, Running, step 3, loss 3.14159, 1 restart"
-    text = shown(Scene(job(phase="Running", restarts=3, failures=1), (), (), NOW))
-    assert "1 of at most 3 used by failures of the script; 3 with new pods" in text
-    here = {"generation": 2, "workers": 2, "restarts": 1}
-    text = shown(Scene(job(phase="Running", restarts=1, restartsInPlace=2, failures=2, placement=here), (), (), NOW))
+    past = [{"at": "2026-01-02T03:00:00Z", "cause": cause} for cause in ("user", "network", "node")]
+    old = {"at": "2026-01-01T03:00:00Z", "cause": "user"}
+    text = shown(Scene(job(phase="Running", restarts=3, recentFailures=[old, *past]), (), (), NOW))
+    told = "1 of at most 3 used by failures of the script; 1 of at most 10 used by the network; 3 with new pods"
+    assert told in " ".join(text.replace("│", " ").split())
+    text = shown(Scene(job(phase="Running", restarts=1, restartsInPlace=2, recentFailures=past[:1] * 3), (), (), NOW))
     assert "3 of at most 3 used by failures of the script; 1 with new pods, 2 in the pods that were there" in text
     assert "Preempted" not in text
     text = shown(Scene(job(phase="Queued", preemptions=1, lostGpuSeconds=540), (), (), NOW))

@@ -29,6 +29,8 @@ class Kind(Enum):
     """Drained, evicted, deleted by somebody: not the user's failure."""
     LOST = "Lost"
     """The node is gone or silent, or the pod vanished without a record."""
+    NODE = "Node"
+    """The hardware of a node is broken, as a rank has found."""
     MAX_RUNTIME = "MaxRuntime"
     """Stopped by the launcher because the run's time was over; a checkpoint was saved where the script can."""
     PREEMPTED = "Preempted"
@@ -37,6 +39,8 @@ class Kind(Enum):
     HANG = "Hang"
     """Its processes ran and did not get on."""
     USER = "User"
+    NETWORK = "Network"
+    """Ranks lost each other, and none had failed by itself."""
     INFRASTRUCTURE = "Infrastructure"
     PEER = "Peer"
     """Followed another pod of the gang; that pod's cause is the one to tell."""
@@ -49,7 +53,8 @@ class End:
 
     Attributes:
         message: one sentence for people.
-        restarts: how many crashes before were answered by starting the processes again in their pods.
+        restarts: how many failures of the script before were answered by starting the processes again in their pods.
+        signature, alike: as in `exits.ExitFacts`.
         abrupt: the pod is over, its launcher has left no word, and it isn't the script's doing: the others of the gang
             may wait for a new one.
     """
@@ -65,13 +70,22 @@ class End:
     step: int | None = None
     committed_step: int | None = None
     restarts: int = 0
+    signature: str = ""
+    alike: int = 1
     abrupt: bool = False
+
+    @property
+    def cause(self) -> str:
+        """`status.failure.cause`: the launcher's words, and some for what only the cluster shows."""
+        if self.kind is Kind.LOST:
+            return "node" if self.node else "infrastructure"
+        return _WORDS.get(self.kind, "infrastructure")
 
 
 COUNTED: Final = frozenset({Kind.USER, Kind.OUT_OF_MEMORY, Kind.HANG})
-"""Kinds that count against `restart.limit`."""
+"""Kinds that the script brings about."""
 
-BROKEN: Final = frozenset({Kind.DISRUPTED, Kind.LOST, Kind.INFRASTRUCTURE, Kind.PEER})
+BROKEN: Final = frozenset({Kind.DISRUPTED, Kind.LOST, Kind.NODE, Kind.NETWORK, Kind.INFRASTRUCTURE, Kind.PEER})
 """Kinds that the platform brought about, whatever the script does."""
 
 FATAL: Final = frozenset({Kind.CONFIG, Kind.STORAGE})
@@ -85,6 +99,8 @@ _FROM_LAUNCHER: Final = {
     exits.Cause.USER: Kind.USER,
     exits.Cause.OUT_OF_MEMORY: Kind.OUT_OF_MEMORY,
     exits.Cause.HANG: Kind.HANG,
+    exits.Cause.NETWORK: Kind.NETWORK,
+    exits.Cause.NODE: Kind.NODE,
     exits.Cause.CONFIG: Kind.CONFIG,
     exits.Cause.STORAGE: Kind.STORAGE,
     exits.Cause.PREEMPTED: Kind.PREEMPTED,
@@ -92,6 +108,21 @@ _FROM_LAUNCHER: Final = {
     exits.Cause.RENDEZVOUS: Kind.INFRASTRUCTURE,
     exits.Cause.PEER: Kind.PEER,
     exits.Cause.INFRASTRUCTURE: Kind.INFRASTRUCTURE,
+}
+
+_WORDS: Final = {
+    Kind.CONFIG: "config",
+    Kind.STORAGE: "storage",
+    Kind.USER: "user",
+    Kind.OUT_OF_MEMORY: "out-of-memory",
+    Kind.HANG: "hang",
+    Kind.NETWORK: "network",
+    Kind.NODE: "node",
+    Kind.DISRUPTED: "disrupted",
+    Kind.MAX_RUNTIME: "max-runtime",
+    Kind.PREEMPTED: "preempted",
+    Kind.PEER: "peer",
+    Kind.SUCCEEDED: "succeeded",
 }
 
 _REJECTIONS: Final = re.compile(
@@ -127,7 +158,7 @@ def _end_of(pod: PodView, lost_nodes: frozenset[str]) -> End | None:
     if pod.phase == "Failed":
         return _failed(pod)
     if pod.forced:
-        return _at(pod, Kind.LOST, f"pod {pod.name} on node {pod.node or '(none)'} was deleted by force")
+        return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node or '(none)'} was deleted by force")
     if pod.terminating:
         return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node or '(none)'} was deleted by somebody else")
     if pod.node and pod.node in lost_nodes:
@@ -167,7 +198,9 @@ def _failed(pod: PodView) -> End:
             traceback=facts.traceback,
             step=facts.step,
             committed_step=facts.committed_step,
-            restarts=facts.restarts,
+            restarts=facts.restarts if facts.failures is None else facts.failures,
+            signature=facts.signature,
+            alike=facts.alike,
         )
     if pod.status_reason:
         return _from_status(pod)
@@ -181,7 +214,7 @@ def _from_status(pod: PodView) -> End:
     if pod.status_reason in _LOSSES:
         return _at(pod, Kind.LOST, f"pod {pod.name} on node {pod.node} is lost: {told}")
     if pod.status_reason in _DISRUPTIONS:
-        return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node} was ended: {told}")
+        return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node} was ended: {told}{_ask_for_more(told)}")
     if pod.exit_code is None:
         return _at(pod, Kind.REJECTED, f"node {pod.node} did not run pod {pod.name}: {told}")
     return _from_exit_code(pod)
@@ -192,8 +225,8 @@ def _from_exit_code(pod: PodView) -> End:
     if code is None:
         return _at(pod, Kind.LOST, f"pod {pod.name} failed and left no exit code")
     if reason == "OOMKilled":
-        mend = "raise its memory request and limit, or use less"
-        return _at(pod, Kind.OUT_OF_MEMORY, f"pod {pod.name} was killed for want of memory; {mend}")
+        mend = "raise spec.workers.resources.limits.memory (/dev/shm counts too), or use less"
+        return _at(pod, Kind.OUT_OF_MEMORY, f"the kernel killed all of pod {pod.name} for want of memory; {mend}")
     if reason in _LOSSES:
         return _at(pod, Kind.LOST, f"the node lost sight of pod {pod.name}: {reason}")
     if reason in _CANNOT_RUN or code in (126, 127):
@@ -212,6 +245,14 @@ def _from_exit_code(pod: PodView) -> End:
     if code == exits.EXIT_OK:
         return _at(pod, Kind.SUCCEEDED, "the launcher ended with exit code 0")
     return _at(pod, Kind.USER, f"pod {pod.name} ended with exit code {code}")
+
+
+def _ask_for_more(told: str) -> str:
+    """What helps a pod that kubelet ended because its node had run short of something."""
+    match = re.search(r"low on resource: (memory|ephemeral-storage)", told)
+    if match is None:
+        return ""
+    return f"; ask for as much as it uses, by spec.workers.resources.requests.{match[1]}"
 
 
 def _at(pod: PodView, kind: Kind, message: str) -> End:

@@ -5,25 +5,29 @@ gang, in the room that it has: the nodes are promised to it in the same write th
 meanwhile, and it does not queue again. Where a node broke, the planner gives the workers there another one
 (`muster.scheduling.mending`); all others keep theirs, with image and caches.
 
-Failures of the script count against `restart.limit`, those included that the launchers answered by themselves by
-starting the processes again in their pods; disruptions, lost nodes and the platform's own failures do not.
+Each kind of cause has a limit of its own within a sliding window: failures of the script `restart.limit`, those
+included that the launchers answered by themselves by starting the processes again in their pods. What the platform does
+never spends it. The same failure twice, at the same place and step, ends the job whatever is left: it would come again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Any, Final
 
+from muster.api import restarts
 from muster.api.effective import EffectiveSpec
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.trainingjob_status import Failure, QueuePosition, TrainingJobStatus
+from muster.api.restarts import Group, group_of
+from muster.api.trainingjob_status import Failure, PastFailure, QueuePosition, TrainingJobStatus
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
-from muster.controllers.lifecycle import causes, preemption
+from muster.controllers.lifecycle import causes, preemption, withdraw
 from muster.controllers.lifecycle.causes import BROKEN, COUNTED, FATAL, End, Kind
 from muster.controllers.lifecycle.completion import finish_run
 from muster.controllers.lifecycle.turn import TERMINAL, Turn
+from muster_protocol.durations import format_duration
 
 PEER_PATIENCE: Final = 15.0
 """Seconds to wait for the pod that its peers followed, before they are believed to be the cause themselves."""
@@ -37,22 +41,15 @@ ANSWER_HOLDS: Final = 15.0
 SETTLED: Final = 300.0
 """Seconds of training after which a disruption counts as a new one."""
 
+ALIKE: Final = 2
+"""Failures in a row that are one and the same, after which the script is not started again."""
+
+BROKEN_NODE_AVOIDED: Final = 600.0
+"""Seconds for which a node is avoided whose hardware a rank has found broken."""
+
 LONGEST_KEPT: Final = 60
 """Seconds of back-off over which the gang's room is kept. GPUs that stand idle for longer are somebody else's: then the
 gang queues again, with its first submit time."""
-
-_LAUNCHER_WORD: Final = {
-    Kind.CONFIG: "config",
-    Kind.STORAGE: "storage",
-    Kind.USER: "user",
-    Kind.OUT_OF_MEMORY: "out-of-memory",
-    Kind.HANG: "hang",
-    Kind.MAX_RUNTIME: "max-runtime",
-    Kind.PREEMPTED: "preempted",
-    Kind.PEER: "peer",
-    Kind.SUCCEEDED: "succeeded",
-}
-"""`status.failure.cause`: the launcher's words; every other kind is the infrastructure's."""
 
 _FAILED_REASON: Final = {
     Kind.CONFIG: Reason.CONFIGURATION_ERROR,
@@ -77,25 +74,57 @@ def recover(turn: Turn) -> bool:
     if cause.kind is Kind.PEER and followed and _somebody_lives(turn) and turn.s.peers_wait < PEER_PATIENCE:
         turn.wake_in(PEER_PATIENCE - turn.s.peers_wait)
         return True
+    told = placement.restarts or 0
+    answered = max(cause.restarts, told)  # a pod that is lost leaves no word of them
+    book_crashes(turn, answered - told, "user", "a crash of the script")
     record(turn, cause)
-    answered = max(cause.restarts, placement.restarts or 0)  # a pod that is lost leaves no word of them
     failures = (turn.status.failures or 0) + answered + (1 if cause.kind in COUNTED else 0)
     turn.draft.set(failures=failures or None, placement=placement.model_copy(update={"restarts": None}))
+    if cause.kind is Kind.NODE:
+        withdraw.avoid(turn, cause.node, cause.message, BROKEN_NODE_AVOIDED)
     if cause.kind is Kind.MAX_RUNTIME:
         fail(turn, cause, Reason.MAX_RUNTIME_EXCEEDED, "maxRuntime has passed")
     elif cause.kind in FATAL:
         fail(turn, cause, _FAILED_REASON[cause.kind], "")
-    elif cause.kind in COUNTED and failures > turn.s.spec.restart_limit:
-        tried = f"restart.limit {turn.s.spec.restart_limit} is used up" if turn.s.spec.restart_limit else ""
-        fail(turn, cause, _FAILED_REASON[cause.kind], tried)
     else:
-        restart(turn, cause, failures)
+        go_on(turn, cause)
     return True
 
 
-def remaining_restarts(spec: EffectiveSpec, status: TrainingJobStatus) -> int:
+def go_on(turn: Turn, cause: End) -> None:
+    """Start the gang again where that may help and the limit of such causes allows it, or give the job up."""
+    last, group = turn.status.failure, group_of(cause.cause)
+    alike = (last.alike or 1) if last is not None else 1
+    used, limit = spent(turn, cause), turn.s.spec.restart_limits[group] if group is not None else None
+    if alike >= ALIKE and cause.kind in COUNTED:
+        reason = Reason.OUT_OF_MEMORY if cause.kind is Kind.OUT_OF_MEMORY else Reason.IDENTICAL_FAILURES
+        fail(turn, cause, reason, _alike(cause, alike))
+    elif group is not None and limit is not None and used > limit:
+        tried = f"{group.value} {limit} is used up" if limit else ""
+        fail(turn, cause, _FAILED_REASON.get(cause.kind, Reason.RESTART_LIMIT_EXCEEDED), tried)
+    else:
+        restart(turn, cause, used, limit)
+
+
+def spent(turn: Turn, cause: End) -> int:
+    """Failures of such causes within the window, the last one included."""
+    group = group_of(cause.cause)
+    return restarts.used(turn.status.recent_failures, group, turn.s.spec.restart_window, turn.s.now) if group else 0
+
+
+def _alike(cause: End, times: int) -> str:
+    where = f"at step {cause.step}" if cause.step is not None else "before its first step"
+    often = "twice" if times == ALIKE else f"{times} times"
+    if cause.kind is Kind.OUT_OF_MEMORY:
+        return f"it ran out of memory {often} {where}, and would again"
+    mend = "mend the script" if "Traceback" in cause.traceback else "correct spec.command, the script or the image"
+    return f"it failed {often} alike {where}, and would again: {mend}, then delete the job and apply it again"
+
+
+def remaining_restarts(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime) -> int:
     """Failures of the script that `restart.limit` still allows; the launchers answer crashes among them in place."""
-    return max(0, spec.restart_limit - (status.failures or 0))
+    used = restarts.used(status.recent_failures, Group.SCRIPT, spec.restart_window, now)
+    return max(0, spec.restart_limit - used)
 
 
 def ends(turn: Turn) -> Iterator[End]:
@@ -143,17 +172,17 @@ def fail(turn: Turn, cause: End, reason: Reason, remark: str) -> None:
     turn.remove_unshown()
 
 
-def restart(turn: Turn, cause: End, failures: int) -> None:
-    """Stop the whole gang; it starts again from its last checkpoint."""
-    restarts = (turn.status.restarts or 0) + 1
-    delay = _delay(turn, cause, failures, restarts)
+def restart(turn: Turn, cause: End, used: int, limit: int | None) -> None:
+    """Stop the whole gang; it starts again from its last checkpoint. `used` of `limit` are gone, this one included."""
+    delay = _delay(turn, cause, used)
     if cause.kind in BROKEN:
         turn.draft.set(breakdowns=(turn.status.breakdowns or 0) + 1)
-    turn.draft.set(restarts=restarts, not_before=turn.s.now + timedelta(seconds=delay) if delay else None)
+    turn.draft.set(restarts=(turn.status.restarts or 0) + 1)
+    turn.draft.set(not_before=turn.s.now + timedelta(seconds=delay) if delay else None)
     checkpoint = turn.status.checkpoint
     origin = f"from step {checkpoint.step}" if checkpoint else "from its last committed checkpoint, if it has one"
-    limit = turn.s.spec.restart_limit
-    count = f" (restart {failures} of at most {limit} after failures)" if cause.kind in COUNTED else ""
+    window = format_duration(turn.s.spec.restart_window)
+    count = f" (restart {used} of at most {limit} within {window})" if limit is not None else ""
     message = f"{sentence(cause)}{count}"
     turn.tell(EventReason.WORKER_FAILED, message, warning=True)
     turn.tell(EventReason.RESTARTING, f"{f'after {delay} s ' if delay else ''}the gang starts again {origin}")
@@ -169,32 +198,48 @@ def _may_stay(turn: Turn) -> bool:
     return turn.s.claim is None and spec.min_replicas <= placement.workers <= spec.max_replicas
 
 
-def _delay(turn: Turn, cause: End, failures: int, restarts: int) -> int:
+def _delay(turn: Turn, cause: End, used: int) -> int:
     """Seconds before the next placement. A disruption needs none, since the job did nothing wrong; but one that meets
     the gang again and again before it has trained for a while is something that nobody should repeat at full speed."""
     if cause.kind in COUNTED:
-        return turn.s.spec.restart_delay(failures)
-    if cause.kind in (Kind.INFRASTRUCTURE, Kind.PEER, Kind.REJECTED):
-        return turn.s.spec.restart_delay(restarts - 1) if restarts > 1 else 0  # once may be chance
-    if restarts <= FREE_DISRUPTIONS or turn.since(turn.status.running_since) >= SETTLED:
+        return turn.s.spec.restart_delay(used)
+    if cause.kind in (Kind.INFRASTRUCTURE, Kind.PEER, Kind.REJECTED, Kind.NETWORK, Kind.NODE):
+        return turn.s.spec.restart_delay(used - 1) if used > 1 else 0  # once may be chance
+    if used <= FREE_DISRUPTIONS or turn.since(turn.status.running_since) >= SETTLED:
         return 0
-    return turn.s.spec.restart_delay(restarts - FREE_DISRUPTIONS)
+    return turn.s.spec.restart_delay(used - FREE_DISRUPTIONS)
 
 
 def record(turn: Turn, cause: End) -> None:
-    """Keep the cause in `status.failure`."""
+    """Keep the cause in `status.failure`, and in short among those before."""
+    known: dict[str, Any] = {
+        "at": turn.s.now,
+        "cause": cause.cause,
+        "index": cause.index if cause.index >= 0 else None,
+        "node": cause.node or None,
+        "step": cause.step,
+        "message": cause.message,
+    }
+    short = PastFailure(**known)
+    if cause.kind in COUNTED and cause.signature:
+        short = PastFailure(**known, signature=cause.signature, observed_generation=turn.generation)
+    alike = cause.alike + restarts.alike(turn.status.recent_failures, short)
     turn.draft.set(
         failure=Failure(
-            cause=_LAUNCHER_WORD.get(cause.kind, "infrastructure"),
-            index=cause.index if cause.index >= 0 else None,
+            **known,
             rank=cause.rank,
-            node=cause.node or None,
             exit_code=cause.exit_code,
-            message=cause.message,
             traceback=cause.traceback,
-            at=turn.s.now,
-        )
+            alike=alike if alike > 1 else None,
+        ),
+        recent_failures=restarts.booked(turn.status.recent_failures, short),
     )
+
+
+def book_crashes(turn: Turn, count: int, cause: str, message: str) -> None:
+    """Keep failures in short that were answered by starting the processes again in their pods."""
+    one = PastFailure(at=turn.s.now, cause=cause, message=message, in_place=True)
+    turn.draft.set(recent_failures=restarts.booked(turn.status.recent_failures, *[one] * count))
 
 
 def sentence(cause: End) -> str:

@@ -139,7 +139,7 @@ def _give_up(turn: Turn, placement: Placement) -> None:
     message = f"{_workers(indexes)} lost, and the gang did not come together again within {limit}"
     cause = End(Kind.LOST, message)
     failure.record(turn, cause)
-    failure.restart(turn, cause, turn.status.failures or 0)
+    failure.go_on(turn, cause)
 
 
 def _workers(indexes: Iterable[int]) -> str:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.trainingjob_status import Failure, QueuePosition
 from muster.cluster.status import is_true, reason_of
-from muster.controllers.lifecycle import hindrance
+from muster.controllers.lifecycle import failure, hindrance
 from muster.controllers.lifecycle.turn import Turn
 from muster_protocol.launcher_api import Ended
 from muster_protocol.launcher_api import Phase as LauncherPhase
@@ -62,15 +62,20 @@ def follow(turn: Turn) -> bool:
 
 def _tell_restarts(turn: Turn, launcher: LauncherStatus) -> None:
     """Say that the launchers have started the processes again in the pods that they have."""
-    known, placement = turn.status.incarnation, turn.status.placement
+    known, placement, status = turn.status.incarnation, turn.status.placement, turn.status
     fresh = min(launcher.restarts, launcher.incarnation - (known or 1))
     if known is None and fresh <= 0:
         turn.draft.set(incarnation=launcher.incarnation)  # it was silent when the gang began to train
     if fresh <= 0 or placement is None:
         return
-    count = (turn.status.restarts_in_place or 0) + fresh
-    here = placement.model_copy(update={"restarts": max(launcher.restarts, placement.restarts or 0)})
+    scripts = launcher.restarts if launcher.failures is None else launcher.failures
+    here = placement.model_copy(update={"restarts": max(scripts, placement.restarts or 0) or None})
+    count = (status.restarts_in_place or 0) + fresh
     turn.draft.set(incarnation=launcher.incarnation, restarts_in_place=count, placement=here)
+    new = max(0, scripts - (placement.restarts or 0))
+    failure.book_crashes(turn, new, "user", launcher.restarted_after)
+    if launcher.restarts > scripts:
+        failure.book_crashes(turn, fresh - new, "network", launcher.restarted_after)
     told = f"{launcher.restarted_after[:500]}; the gang's processes were started again in their pods"
     turn.tell(EventReason.RESTARTED_IN_PLACE, f"{told} ({launcher.restarts} in this placement)", warning=True)
     if launcher.restarted_by is not None:

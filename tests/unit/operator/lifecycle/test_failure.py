@@ -78,7 +78,7 @@ def test_a_hang_is_told_as_one_and_counts_against_the_limit() -> None:
 def test_restarts_in_the_living_pods_are_told_and_count_against_the_limit() -> None:
     case = Case(trainingjob(restart={"limit": 2}))
     case.start()
-    assert remaining_restarts(effective_spec(case.job.spec), case.job.status) == 2
+    assert remaining_restarts(effective_spec(case.job.spec), case.job.status, case.now) == 2
     for restarts in (1, 2):
         assert case.launcher is not None
         crashed = f"rank {restarts} was ended by SIGKILL"
@@ -96,7 +96,7 @@ def test_restarts_in_the_living_pods_are_told_and_count_against_the_limit() -> N
     case.settle()
     assert case.phase == "Failed"
     assert case.job.status.failures == 3
-    assert remaining_restarts(effective_spec(case.job.spec), case.job.status) == 0
+    assert remaining_restarts(effective_spec(case.job.spec), case.job.status, case.now) == 0
 
 
 def test_what_a_restart_in_place_followed_is_kept_with_its_stack() -> None:
@@ -175,17 +175,20 @@ def test_a_failed_job_holds_its_placement_until_its_living_pods_are_gone() -> No
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "cause"),
     [
-        {"disruption_target": "EvictionByEvictionAPI: Eviction API: evicting"},
-        {"phase": "Failed", "status_reason": "Evicted", "status_message": "The node was low on resource: memory."},
-        {"phase": "Failed", "status_reason": "NodeShutdown"},
-        {"terminating": True},
-        {"phase": "Failed", "exit_code": 137, "exit_reason": "Error"},
-        {"phase": "Failed", "exit_code": 255, "exit_reason": "ContainerStatusUnknown"},
+        ({"disruption_target": "EvictionByEvictionAPI: Eviction API: evicting"}, "disrupted"),
+        (
+            {"phase": "Failed", "status_reason": "Evicted", "status_message": "The node was low on resource: memory."},
+            "disrupted",
+        ),
+        ({"phase": "Failed", "status_reason": "NodeShutdown"}, "disrupted"),
+        ({"terminating": True}, "disrupted"),
+        ({"phase": "Failed", "exit_code": 137, "exit_reason": "Error"}, "infrastructure"),
+        ({"phase": "Failed", "exit_code": 255, "exit_reason": "ContainerStatusUnknown"}, "node"),
     ],
 )
-def test_disruptions_are_no_failure_of_the_script(fields: dict[str, object]) -> None:
+def test_disruptions_are_no_failure_of_the_script(fields: dict[str, object], cause: str) -> None:
     case = Case(trainingjob(restart={"limit": 0}), mute=True)
     case.start()
     case.change(case.worker(0).name, **fields)
@@ -194,7 +197,7 @@ def test_disruptions_are_no_failure_of_the_script(fields: dict[str, object]) -> 
     assert case.job.status.failures is None
     assert case.job.status.restarts == case.job.status.breakdowns == 1
     assert case.job.status.failure is not None
-    assert case.job.status.failure.cause == "infrastructure"
+    assert case.job.status.failure.cause == cause
 
 
 def test_a_pod_gone_without_a_record_is_the_infrastructures_doing() -> None:
@@ -277,7 +280,20 @@ def test_out_of_memory_is_named() -> None:
     case.change(case.worker(0).name, phase="Failed", exit_code=137, exit_reason="OOMKilled")
     case.settle()
     assert case.reason(ConditionType.FAILED) == "OutOfMemory"
-    assert "memory" in case.message(ConditionType.FAILED)
+    assert "spec.workers.resources.limits.memory" in case.message(ConditionType.FAILED)
+
+
+def test_a_pod_evicted_for_memory_is_told_what_to_ask_for() -> None:
+    case = Case(trainingjob(), mute=True)
+    case.start()
+    told = {
+        "status_reason": "Evicted",
+        "status_message": "The node was low on resource: memory. Threshold quantity: 1Gi",
+    }
+    case.change(case.worker(0).name, phase="Failed", **told)
+    case.settle()
+    assert case.job.status.failure is not None
+    assert case.job.status.failure.message.endswith("by spec.workers.resources.requests.memory")
 
 
 def test_an_image_without_python_is_a_mistake_in_the_job() -> None:

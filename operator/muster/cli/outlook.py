@@ -1,0 +1,87 @@
+"""What becomes of a job next, of itself, and what its owner can do: two parts of what `muster explain` shows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from muster.api.effective import effective_spec
+from muster.api.names import Phase, Reason
+from muster.api.trainingjob_status import TrainingJobStatus
+from muster.cli.look import FINAL, Scene, used_limits
+from muster_protocol.durations import format_duration
+
+
+def follows(scene: Scene) -> str:
+    """What Muster does next; "" where that isn't known."""
+    job, status, spec = scene.job, scene.job.status, effective_spec(scene.job.spec, scene.job.status.defaults)
+    resumes = _origin(status)
+    if status.phase in FINAL:
+        if spec.ttl is None or status.finished_at is None:
+            return "nothing: the job has ended; its checkpoints and its ended pods stay"
+        left = max(0.0, spec.ttl - (scene.now - status.finished_at).total_seconds())
+        return f"the job is deleted in {format_duration(left)} (ttlAfterFinished); its checkpoints stay"
+    if status.phase is Phase.SUSPENDED:
+        return f"nothing, until spec.suspend is false; then it queues, and goes on {resumes}"
+    if status.phase is Phase.PREEMPTING:
+        return f"the gang saves a checkpoint and stops, and queues again with its first submit time, to go on {resumes}"
+    if status.phase is Phase.RESTARTING:
+        room = "on the nodes that it had" if status.promise is not None else "when there is room: it queues again"
+        return f"the whole gang starts again {_when(scene)} {room}, {resumes}"
+    if status.phase is Phase.STARTING:
+        return (
+            "the ranks start as soon as the launchers of all workers have joined; a gang that takes longer than "
+            f"readyTimeout ({format_duration(spec.ready_timeout)}) is taken back whole and queues again"
+        )
+    if status.phase is Phase.RUNNING and status.placement is not None:
+        return _trains(scene)
+    wait = _when(scene) if status.not_before is not None else ""
+    return f"it starts {wait}{' ' if wait else ''}when it has quota and room" if job.status.phase else ""
+
+
+def _trains(scene: Scene) -> str:
+    status = scene.job.status
+    replacing = status.placement.replacing if status.placement is not None else None
+    if replacing is not None:
+        again = f"the whole gang starts again, {_origin(status)}"
+        return f"worker {replacing.indexes} gets a new pod, and all go on together; where that takes too long, {again}"
+    eta = status.progress.eta if status.progress is not None else None
+    left = (eta - scene.now).total_seconds() if eta is not None else 0.0
+    return f"it trains on; about {format_duration(left)} are left" if left > 0 else "it trains on"
+
+
+def _origin(status: TrainingJobStatus) -> str:
+    if status.checkpoint is not None:
+        return f"from step {status.checkpoint.step}"
+    return "from its checkpoint, where its script has one" if status.started_at is not None else "from the beginning"
+
+
+def _when(scene: Scene) -> str:
+    moment = scene.job.status.not_before
+    left = (moment - scene.now).total_seconds() if moment is not None else 0.0
+    return f"in {format_duration(left)}" if left >= 1 else "as soon as its old pods are gone"
+
+
+def advice(scene: Scene) -> Iterator[str]:
+    """What its owner can do, a sentence or a command each."""
+    job, status, failure, place = scene.job, scene.job.status, scene.job.status.failure, scene.job.status.queue
+    named = f"{job.metadata.name} -n {job.metadata.namespace}"
+    if status.phase is Phase.FAILED:
+        if failure is not None and failure.index is not None:
+            one = f"--rank {failure.rank}" if failure.rank is not None else f"--worker {failure.index}"
+            yield f"read what it wrote:  muster logs {named} {one}"
+        goes_on = ""
+        if status.checkpoint is not None:
+            goes_on = f"; with the same checkpoint.uri it goes on from step {status.checkpoint.step}"
+        yield f"mend the cause, then:  kubectl delete tj {named}  and apply it again{goes_on}"
+        if place is not None and place.reason == Reason.MAX_RUNTIME_EXCEEDED.value:
+            yield "raise spec.maxRuntime before you do"
+    elif status.phase is Phase.SUSPENDED:
+        yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": false}}}}'"""
+    elif status.phase is Phase.QUEUED:
+        yield f"see who holds the queue's quota and who is ahead:  muster jobs --queue {job.spec.queue}"
+        yield from place.changes if place is not None else ()
+    elif status.phase is not None and status.phase is not Phase.SUCCEEDED:
+        yield f"follow it:  muster status {named} --watch  or  muster logs {named} --all -f"
+    for group, used, limit in used_limits(scene):
+        if status.phase not in FINAL and limit is not None and 0 < limit <= used:
+            yield f"{group.value} ({limit}) is used up: the next such failure ends the job, unless you raise it"

@@ -1,0 +1,171 @@
+"""What `muster explain` shows."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from muster.api.names import Phase
+from muster.api.trainingjob import TrainingJob
+from muster.cli.explaining import LINES_SHOWN, page
+from muster.cli.look import Scene
+from muster.cli.outlook import advice, follows
+
+pytestmark = pytest.mark.unit
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+BOOM = "rank 3 exited with code 1: ValueError: a bad shape"
+PLACED = {"generation": 1, "workers": 2, "nodes": [{"node": "a", "indexes": "0-1"}]}
+
+
+def job(spec: dict[str, Any] | None = None, **status: Any) -> TrainingJob:
+    return TrainingJob.from_raw(
+        {
+            "metadata": {"name": "train", "namespace": "research", "uid": "u"},
+            "spec": {"image": "i", "command": ["c"], "workers": {"replicas": 2}, "queue": "vision", **(spec or {})},
+            "status": status,
+        }
+    )
+
+
+def failure(minute: int, cause: str = "user", **more: Any) -> dict[str, Any]:
+    return {"at": f"2026-01-02T02:{minute:02}:00Z", "cause": cause, "message": BOOM, **more}
+
+
+def event(reason: str, message: str, minute: int) -> dict[str, Any]:
+    return {"reason": reason, "message": message, "type": "Warning", "lastTimestamp": f"2026-01-02T02:{minute:02}:20Z"}
+
+
+def shown(job: TrainingJob, *events: dict[str, Any]) -> list[str]:
+    """The page's lines, without what is only there for the eye."""
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(page(Scene(job, (), events, NOW)))
+    return [" ".join(line.split()) for line in console.export_text().splitlines()]
+
+
+def test_a_failed_job_tells_who_failed_where_and_when_what_was_tried_and_what_to_do() -> None:
+    failed = job(
+        phase="Failed",
+        finishedAt="2026-01-02T03:03:05Z",
+        queue={"reason": "IdenticalFailures", "message": f"it failed twice alike; {BOOM}"},
+        restarts=1,
+        checkpoint={"step": 1180, "uri": "s3://models/train"},
+        failure={
+            **failure(50),
+            "rank": 3,
+            "index": 1,
+            "node": "gpu-17",
+            "exitCode": 1,
+            "step": 1200,
+            "alike": 2,
+            "traceback": 'Traceback (most recent call last):\n  File "train.py", line 17\nValueError: a bad shape',
+        },
+        recentFailures=[failure(10, step=1200), failure(50, step=1200, index=1)],
+    )
+    lines = shown(failed)
+    for expected in (
+        "research/train: Failed, for 1m",
+        f"IdenticalFailures: it failed twice alike; {BOOM}",
+        "where rank 3, worker 1, node gpu-17, exit code 1",
+        "when step 1200, 14m5s ago",
+        "alike 2 failures in a row, up to this one, were one and the same",
+        'File "train.py", line 17',
+        "within 1d 2 by failures of the script; at most 3 are allowed (restart.limit)",
+        "nothing: the job has ended; its checkpoints and its ended pods stay",
+        "- read what it wrote: muster logs train -n research --rank 3",
+    ):
+        assert expected in lines
+    assert any("it goes on from step 1180" in line for line in lines)
+
+
+def test_the_history_is_in_order_of_time_and_tells_nothing_twice() -> None:
+    running = job(
+        phase="Running",
+        submittedAt="2026-01-02T02:00:00Z",
+        startedAt="2026-01-02T02:02:00Z",
+        runningSince="2026-01-02T02:31:00Z",
+        placement={**PLACED, "placedAt": "2026-01-02T02:30:00Z"},
+        preemptedAt=["2026-01-02T02:20:00Z"],
+        recentFailures=[failure(10, inPlace=True)],
+    )
+    lines = shown(
+        running,
+        event("RestartedInPlace", f"{BOOM}; the gang's processes were started again", 10),
+        event("Moved", "to another rack", 40),
+    )
+    history = [line.split(" ago ")[1] for line in lines if " ago " in line and line.startswith("2026")]
+    assert history == [
+        "Submitted",
+        "Trained for the first time",
+        f"Failure user: {BOOM}; answered in the pods that were there",
+        "Preempted",
+        "Placed as generation 1 on its nodes",
+        "Trained the present run began to train",
+        "Moved to another rack",
+    ]
+
+
+def test_a_long_history_shows_its_end() -> None:
+    lines = shown(job(phase="Running", recentFailures=[failure(minute) for minute in range(59)]))
+    assert f"… {59 - LINES_SHOWN} earlier" in lines
+    assert sum(line.startswith("2026") for line in lines) == LINES_SHOWN
+
+
+def test_a_waiting_job_tells_when_it_starts_and_what_would_help_once() -> None:
+    waits = {
+        "position": 3,
+        "reason": "TopologyUnsatisfied",
+        "message": "no rack has room",
+        "expectedStart": "2026-01-02T04:04:05Z",
+        "basis": "progress",
+        "changes": ["1 worker instead of 2 would find room now"],
+    }
+    lines = shown(job(phase="Queued", queue=waits))
+    assert "place 3 in the order of queue vision" in lines
+    assert "starts in 1h, by the running jobs' own progress" in lines
+    assert sum("1 worker instead of 2" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ({"phase": "Queued"}, "it starts when it has quota and room"),
+        ({"phase": "Queued", "notBefore": "2026-01-02T03:05:05Z"}, "it starts in 1m when it has quota and room"),
+        ({"phase": "Starting"}, "launchers of all workers have joined"),
+        ({"phase": "Running", "placement": PLACED}, "it trains on"),
+        (
+            {"phase": "Running", "placement": {**PLACED, "replacing": {"indexes": "1", "since": NOW.isoformat()}}},
+            "worker 1 gets a new pod",
+        ),
+        (
+            {"phase": "Preempting", "checkpoint": {"step": 5}},
+            "queues again with its first submit time, to go on from step 5",
+        ),
+        (
+            {"phase": "Restarting", "promise": {"workers": 2}},
+            "are gone on the nodes that it had",
+        ),
+        ({"phase": "Suspended"}, "until spec.suspend is false"),
+        ({"phase": "Succeeded"}, "nothing: the job has ended"),
+    ],
+)
+def test_every_phase_says_what_follows(status: dict[str, Any], told: str) -> None:
+    assert told in follows(Scene(job(**status), (), (), NOW))
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_every_phase_that_can_be_helped_says_how(phase: Phase) -> None:
+    told = list(advice(Scene(job(phase=phase.value), (), (), NOW)))
+    assert bool(told) is (phase is not Phase.SUCCEEDED)
+
+
+def test_a_limit_that_is_used_up_is_a_warning() -> None:
+    used = job({"restart": {"limit": 1}}, phase="Running", placement=PLACED, recentFailures=[failure(1)])
+    assert "restart.limit (1) is used up: the next such failure ends the job" in " ".join(shown(used))
+
+
+def test_a_job_that_no_operator_has_seen_says_so() -> None:
+    assert any("is Muster's operator running?" in line for line in shown(job()))
