@@ -341,10 +341,15 @@ async def test_a_script_that_fails_twice_alike_is_not_tried_a_third_time(place: 
     await place.submit("alike", 2, restart={"backoff": "1s"})
     told = "rank 1 exited with code 1: ValueError: x"
     facts = ExitFacts(Cause.USER, 1, told, rank=1, step=7, signature="ValueError: x at train.py:3")
-    for generation in (1, 2):
-        await place.until_job("alike", "runs", lambda job: _runs(job, generation))  # noqa: B023
+
+    async def fail(name: str) -> None:
         pods = {pod["metadata"]["name"]: pod for pod in await place.pods("alike")}
-        await place.nodes.finish(pods[f"alike-g{generation}-1-0"], exit_code=1, message=encode(facts))
+        await place.nodes.finish(pods[name], exit_code=1, message=encode(facts))
+
+    await place.until_phase("alike", "Running")
+    await fail("alike-g1-1-0")
+    await place.until_job("alike", "runs again", lambda job: _runs(job, 2))
+    await fail("alike-g2-1-0")
     job = await place.until_phase("alike", "Failed")
     failed = condition(job, "Failed")
     assert failed is not None

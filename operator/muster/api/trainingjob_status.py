@@ -311,8 +311,8 @@ class Failure(Model):
     """The first cause of the last failure."""
 
     cause: Annotated[str, Len(0, 64)] = ""
-    """user (the script), out-of-memory, hang, network, node, disrupted (drained, evicted, deleted), infrastructure, peer,
-    config, storage, preempted or max-runtime."""
+    """user (the script), out-of-memory, hang, network, node, disrupted (drained, evicted, deleted), infrastructure,
+    peer, config, storage, preempted or max-runtime."""
     index: Count | None = None
     """Worker whose pod failed first."""
     rank: Count | None = None

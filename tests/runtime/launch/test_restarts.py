@@ -100,7 +100,7 @@ def test_the_same_exception_again_ends_the_gang_with_its_traceback(make_gang: Ma
 
 def test_another_exception_is_tried_again(make_gang: MakeGang) -> None:
     gang = make_gang(1, **ALLOWED)
-    pod = gang.pod(0, gang.script(BEGIN + "if incarnation < 3: raise ValueError(incarnation)\n"))
+    pod = gang.pod(0, gang.script(BEGIN + "if incarnation < 3: raise (ValueError, KeyError)[incarnation - 1]('x')\n"))
     facts = pod.end()
     assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 3, 2)
 
