@@ -11,6 +11,7 @@ from muster.api.trainingjob_status import Failure, QueuePosition
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import failure, hindrance
 from muster.controllers.lifecycle.turn import Turn
+from muster_protocol.exits import Cause
 from muster_protocol.launcher_api import Ended
 from muster_protocol.launcher_api import Phase as LauncherPhase
 from muster_protocol.launcher_api import Status as LauncherStatus
@@ -73,7 +74,8 @@ def _tell_restarts(turn: Turn, launcher: LauncherStatus) -> None:
     count = (status.restarts_in_place or 0) + fresh
     turn.draft.set(incarnation=launcher.incarnation, restarts_in_place=count, placement=here)
     new = max(0, scripts - (placement.restarts or 0))
-    failure.book_crashes(turn, new, "user", launcher.restarted_after)
+    hung = launcher.restarted_by is not None and launcher.restarted_by.cause == Cause.HANG.value
+    failure.book_crashes(turn, new, "hang" if hung else "user", launcher.restarted_after)
     if launcher.restarts > scripts:
         failure.book_crashes(turn, fresh - new, "network", launcher.restarted_after)
     told = f"{launcher.restarted_after[:500]}; the gang's processes were started again in their pods"
@@ -86,10 +88,11 @@ def _keep_failure(turn: Turn, ended: Ended) -> None:
     """In `status.failure`, with the traceback or, of a hang, the stack. A launcher's word may be nonsense."""
     pod = turn.by_index().get(ended.index)
     try:
-        failure = Failure(
+        known = Failure(
             cause=ended.cause,
             index=ended.index,
             rank=ended.rank,
+            step=ended.step,
             node=pod.node if pod is not None and pod.node else None,
             message=ended.message,
             traceback=ended.traceback,
@@ -97,7 +100,7 @@ def _keep_failure(turn: Turn, ended: Ended) -> None:
         )
     except ValidationError:
         return
-    turn.draft.set(failure=failure)
+    turn.draft.set(failure=known)
 
 
 def _tell_hindrance(turn: Turn) -> None:
