@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.scheduling.claims import Right, Standing
+from muster.scheduling.claims import Right, Standing, held_by
 from muster.scheduling.demand import Coming, Demand, Returned, demand
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.ground import Ground
@@ -140,10 +140,11 @@ def clear_room(wants: Demand, rights: Index, coming: Coming, *, elastic: bool) -
     """The cheapest victims among those with a right over them."""
     for queue, flavour, need in coming.quota:
         wants.ledger.discharge(queue, flavour, need)
-    found = None
-    if _would_do(wants, np.flatnonzero(rights != Right.NONE)):
-        found = _search(wants, rights, elastic=elastic)
-        if found is None and elastic and (rights >= Right.RECLAIM).any():
+    found, asked, sizes = None, np.flatnonzero(rights != Right.NONE), wants.snapshot.jobs.sizes
+    shrinks = elastic and bool((sizes.least[asked] < sizes.most[asked]).any())
+    if _would_do(wants, asked):
+        found = _search(wants, rights, elastic=shrinks)
+        if found is None and shrinks and (rights >= Right.RECLAIM).any():
             # Gangs that shrink may leave their queue with so little borrowed that nobody of it may be evicted any more.
             found = _search(wants, rights, elastic=False)
     for queue, flavour, need in coming.quota:
@@ -156,17 +157,29 @@ def _would_do(wants: Demand, rows: Int) -> bool:
 
     Most searches are in vain, and this short look tells nearly all of those.
     """
-    jobs, ledger = wants.snapshot.jobs, wants.ledger
-    short = ledger.shortage(wants.queue, wants.flavour, wants.need, borrowing=wants.borrowing)
-    if short is not None:
-        tree, queues = ledger.circle(wants.queue), jobs.queues[rows].tolist()
-        of_tree = np.array([ledger.circle(queue) == tree for queue in queues], dtype=np.bool_)
-        helping = rows[of_tree & (jobs.flavours[rows] == wants.flavour)]
-        if int(jobs.held[helping, short.resource].sum()) < short.needed - short.available:
-            return False
+    if not _would_give_quota(wants, rows):
+        return False
     slots = wants.slots(wants.with_back(rows))
     prefix = prefix_sums(slots)
     return bool((prefix[wants.ends] - prefix[wants.starts] >= wants.gang.total).any())
+
+
+def _would_give_quota(wants: Demand, rows: Int) -> bool:
+    """Whether the gang's queue could use enough if all of these went. Only those of its own tree and flavour matter."""
+    jobs, ledger = wants.snapshot.jobs, wants.ledger
+    short = ledger.shortage(wants.queue, wants.flavour, wants.need, borrowing=wants.borrowing)
+    if short is None:
+        return True
+    tree, queues = ledger.circle(wants.queue), jobs.queues[rows].tolist()
+    of_tree = np.array([ledger.circle(queue) == tree for queue in queues], dtype=np.bool_)
+    helping = rows[of_tree & (jobs.flavours[rows] == wants.flavour)]
+    if int(jobs.held[helping, short.resource].sum()) < short.needed - short.available:
+        return False
+    # The sum may lie where the queue has no way to it: below what others keep to themselves, or above its own limit.
+    left = ledger.copy()
+    for row, need in zip(helping.tolist(), held_by(wants.snapshot, helping), strict=True):
+        left.discharge(int(jobs.queues[row]), wants.flavour, need)
+    return left.shortage(wants.queue, wants.flavour, wants.need, borrowing=wants.borrowing) is None
 
 
 def _search(wants: Demand, rights: Index, *, elastic: bool) -> Victims | None:
