@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from muster.scheduling.families import Family, families
 from muster.scheduling.gangs import Worker, is_accelerator
 from muster.scheduling.snapshot import NONE, Int, Mask, Snapshot
 from muster.scheduling.topology import Tree, prefix_sums
@@ -139,7 +140,8 @@ class Room:
         self._touches = 0
         self._whole = Site(tree)
         self._sites: dict[tuple[int, ...], Site] = {}
-        self._slots: dict[int, Slots] = {}
+        self._slots: dict[int | Family, Slots] = {}
+        self._family_of = families(workers, snapshot.resources) if len(workers) >= _VARIED else {}
         self._empty: dict[int, Slots] = {}
         self._empty_alike: dict[tuple[int, bytes], Slots] = {}
         self._kept: dict[int, Mask] = {}
@@ -155,7 +157,8 @@ class Room:
         other = copy(self)
         other.free, other.open, other._touched = self.free.copy(), self.open.copy(), self._touched.copy()
         other._kept = self._kept.copy()
-        other._slots = {worker: replace(slots, counts=slots.counts.copy()) for worker, slots in self._slots.items()}
+        other._slots = {key: replace(slots, counts=slots.counts.copy()) for key, slots in self._slots.items()}
+        other._family_of = self._family_of.copy()
         return other
 
     def frozen(self) -> Room:
@@ -174,7 +177,9 @@ class Room:
 
     def candidates(self, worker: int) -> Mask:
         """Places where the worker may run and pods can start."""
-        of_filter = self._workers[worker].filter
+        return self._suited(self._workers[worker].filter)
+
+    def _suited(self, of_filter: int) -> Mask:
         mask = self._candidates.get(of_filter)
         if mask is None:
             mask = self._candidates[of_filter] = self.eligible[of_filter] & self.usable
@@ -190,20 +195,36 @@ class Room:
 
     def slots(self, worker: int) -> Slots:
         """Slots in what is open now."""
-        slots = self._slots.get(worker)
-        if slots is None:
-            site = self._site(worker)
-            counts = self._count(self.open, worker, site.places)
-            slots = self._slots[worker] = Slots(site, counts, prefix_sums(counts), self._touches)
-        elif slots.seen < self._touches:
-            self._refresh(worker, slots)
+        family = self._family_of.get(worker)
+        if family is not None:
+            slots = self._up_to_date(family, (family.least, family.most))
+            if slots is not None:
+                return slots
+            for member in family.members:
+                del self._family_of[member]
+        slots = self._up_to_date(worker, (self._workers[worker],))
+        assert slots is not None, "a worker is told apart from itself"
         return slots
 
-    def _site(self, worker: int) -> Site:
+    def _up_to_date(self, key: int | Family, bounds: Sequence[Worker]) -> Slots | None:
+        """Slots of the workers from the first to the last of the bounds; None if any place tells these apart."""
+        slots = self._slots.get(key)
+        if slots is None:
+            site = self._site(bounds[0])
+            counts = self._count(bounds, site.places)
+            if counts is None:
+                return None
+            slots = self._slots[key] = Slots(site, counts, prefix_sums(counts), self._touches)
+        elif slots.seen < self._touches and not self._refresh(bounds, slots):
+            del self._slots[key]
+            return None
+        return slots
+
+    def _site(self, worker: Worker) -> Site:
         """The places that had some of every resource when the first like this worker was looked at: room shrinks."""
         if self.open.shape[1] < _LARGE:
             return self._whole
-        asked = tuple(resource for resource, _ in self._workers[worker].asks)
+        asked = tuple(resource for resource, _ in worker.asks)
         site = self._sites.get(asked)
         if site is None:
             some = np.ones(self.free.shape[1], dtype=np.bool_)
@@ -218,19 +239,27 @@ class Room:
             site = self._sites[asked] = Site(self._tree.among(places), places, index_of)
         return site
 
-    def _count(self, room: Int, worker: int, places: Int | None) -> Int:
-        """Slots in `room`, on some places or on all."""
-        candidates = self.candidates(worker)
-        if places is None:
-            return count_slots(room, self._workers[worker], candidates)
-        return count_slots([row[places] for row in room], self._workers[worker], candidates[places])
+    def _count(self, bounds: Sequence[Worker], places: Int | None) -> Int | None:
+        """Slots in what is open, on some places or on all; None if the bounds differ there."""
+        candidates = self._suited(bounds[0].filter)
+        room: Int | list[Int] = self.open
+        if places is not None:
+            room, candidates = [row[places] for row in self.open], candidates[places]
+        counts = count_slots(room, bounds[0], candidates)
+        if len(bounds) > 1 and (count_slots(room, bounds[-1], candidates) != counts).any():
+            return None
+        return counts
 
-    def _count_at(self, worker: int, place: int) -> int:
-        """Slots in what is open on one place."""
-        if not self.candidates(worker)[place]:
+    def _count_at(self, bounds: Sequence[Worker], place: int) -> int | None:
+        """Slots in what is open on one place; None if the bounds differ there."""
+        if not self._suited(bounds[0].filter)[place]:
             return 0
-        open_, asks = self.open, self._workers[worker].asks
-        return max(0, min([open_.item(resource, place) // amount for resource, amount in asks], default=_MANY))
+        open_ = self.open
+        counts = [
+            max(0, min([open_.item(resource, place) // amount for resource, amount in worker.asks], default=_MANY))
+            for worker in bounds
+        ]
+        return counts[0] if counts[0] == counts[-1] else None
 
     @cached_property
     def _alike_when_empty(self) -> tuple[Int, Int]:
@@ -304,25 +333,35 @@ class Room:
         self._touched[self._touches : end] = places
         self._touches = end
 
-    def _refresh(self, worker: int, slots: Slots) -> None:
-        """Count again on the places that were touched since."""
+    def _refresh(self, bounds: Sequence[Worker], slots: Slots) -> bool:
+        """Count again on the places that were touched since. False if the bounds differ on any of them."""
         site, places = slots.site, self._touched[slots.seen : self._touches]
         slots.seen = self._touches
         if len(places) > len(slots.counts) // 2:
-            slots.counts = self._count(self.open, worker, site.places)
+            everywhere = self._count(bounds, site.places)
+            if everywhere is None:
+                return False
+            slots.counts = everywhere
         elif len(places) <= _FEW:
             for place in places.tolist():
                 index = place if site.index_of is None else int(site.index_of[place])
                 if index != NONE:
-                    slots.counts[index] = self._count_at(worker, place)
+                    count = self._count_at(bounds, place)
+                    if count is None:
+                        return False
+                    slots.counts[index] = count
         else:
             indexes = places
             if site.index_of is not None:
                 indexes = site.index_of[places]
                 there = indexes != NONE
                 indexes, places = indexes[there], places[there]
-            slots.counts[indexes] = self._count(self.open, worker, places)
+            counts = self._count(bounds, places)
+            if counts is None:
+                return False
+            slots.counts[indexes] = counts
         slots.prefix = prefix_sums(slots.counts)
+        return True
 
 
 def by_resource(table: Int, order: Int) -> Int:
