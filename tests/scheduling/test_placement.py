@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from muster.scheduling.gangs import Gang
+from muster.scheduling.packing import share_out
 from muster.scheduling.placement import fits, holding, locate, place, placeable
 from muster.scheduling.snapshot import NONE, PLAIN, Index, Int, Levels, Shape, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
@@ -228,3 +229,26 @@ def test_placeable_of_a_balanced_gang_counts_equal_shares() -> None:
     case = Case(domains_of(paths), np.ones(8, dtype=np.int64), np.ones(8), np.zeros(8), gang)
     assert placeable(case.tree, prefix_sums(case.slots), gang, 1).tolist() == [4]
     assert case.located() is None
+
+
+quick = settings(max_examples=60, deadline=None)
+children = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=12)
+
+
+@quick
+@given(children, children, st.integers(1, 200), st.integers(1, 200), st.sampled_from([1, 40_000]))
+def test_one_parent_is_shared_out_as_beside_another(
+    one: list[tuple[int, bool]], other: list[tuple[int, bool]], first: int, second: int, scale: int
+) -> None:
+    """There is a shorter way for a parent alone. `scale`: ranks in more than 16 bits are sorted otherwise."""
+    rooms = [np.array([room * scale for room, _ in each], dtype=np.int64) for each in (one, other)]
+    if not all(room.any() for room in rooms):
+        return
+    lasts = [np.array([last for _, last in each], dtype=np.bool_) for each in (one, other)]
+    needs = [min(need * scale, int(room.sum())) for need, room in zip((first, second), rooms, strict=True)]
+    begins = np.array([0, len(one)])
+    together = share_out(np.array(needs), np.concatenate(rooms), begins, np.concatenate(lasts))
+    alone = [
+        share_out(np.array([need]), *each) for need, *each in zip(needs, rooms, [begins[:1]] * 2, lasts, strict=True)
+    ]
+    assert together.tolist() == np.concatenate(alone).tolist()

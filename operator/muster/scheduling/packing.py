@@ -30,6 +30,8 @@ def share_out(needs: Int, room: Int, first: Int, last: Mask) -> Int:
     children, parents = len(room), len(needs)
     if children == parents:
         return needs.copy()
+    if parents == 1:
+        return _share_one(int(needs[0]), room, last)
     parent = np.repeat(np.arange(parents), np.diff(np.append(first, children)))
     need = needs[parent]
     order = _largest_first(parent, need, room, last)
@@ -49,10 +51,7 @@ def _largest_first(parent: Int, need: Int, room: Int, last: Mask) -> Int:
     """Children by parent, those to be touched last behind, then largest first; all that hold the need are alike."""
     largest = int(need.max())
     rank = (parent * 2 + last) * (largest + 1) + largest - np.minimum(room, need)
-    if int(rank.max()) < 2**16:
-        # Radix sort is used for 16 bits only, and it is what makes this cheap on ten thousand nodes.
-        return np.argsort(rank.astype(np.uint16), kind="stable").astype(np.int64)
-    return np.argsort(rank, kind="stable").astype(np.int64)
+    return _sorted(rank, int(rank.max()))
 
 
 def _tightest(room: Int, untouched: Mask, rest: Int, first: Int, last: Mask) -> Int:
@@ -65,6 +64,30 @@ def _tightest(room: Int, untouched: Mask, rest: Int, first: Int, last: Mask) -> 
     return where[np.searchsorted(where, first)]
 
 
+def _share_one(need: int, room: Int, last: Mask) -> Int:
+    """`share_out` for one parent, in a third of the array operations."""
+    rank = need - np.minimum(room, need) + last * (need + 1)
+    order = _sorted(rank, 2 * need + 1)
+    running = room[order].cumsum()
+    whole = int(running.searchsorted(need))
+    filled, rest = order[:whole], need - int(running[whole - 1]) if whole else need
+    score = np.where(room < rest, 4 * _LARGE, np.minimum(room, _LARGE) + last * (2 * _LARGE))
+    score[filled] = 4 * _LARGE
+    given = np.zeros(len(room), dtype=np.int64)
+    given[filled] = room[filled]
+    given[score.argmin()] = rest
+    return given
+
+
+def _sorted(rank: Int, largest: int) -> Int:
+    """The order of ranks from 0 to `largest`; of equal ones the first comes first."""
+    if largest < 2**16:
+        # Radix sort is used for 16 bits only, and it is what makes this cheap on ten thousand nodes.
+        rank16 = rank.astype(np.uint16)
+        return rank16.argsort(kind="stable")
+    return rank.argsort(kind="stable")
+
+
 def pack(room: Int, need: int) -> Int:
     """`share_out` for one parent; a need of 0 takes nothing."""
     given = np.zeros(len(room), dtype=np.int64)
@@ -74,9 +97,7 @@ def pack(room: Int, need: int) -> Int:
     if len(holds):
         given[holds[room[holds].argmin()]] = need
         return given
-    return share_out(
-        np.array([need], dtype=np.int64), room, np.zeros(1, dtype=np.int64), np.zeros(len(room), dtype=np.bool_)
-    )
+    return _share_one(need, room, np.zeros(len(room), dtype=np.bool_))
 
 
 def fill_broken_first(room: Int, whole: Mask, need: int) -> Int:
