@@ -122,6 +122,7 @@ class Words:
             self._charged_first.setdefault((round_.used.circle(round_.queue_of[job]), flavour), job)
         self._by_kind: dict[tuple[int, Fate, int], tuple[Why, str]] = {}
         self._by_quota: dict[tuple[int, int, int], tuple[Why, str]] = {}
+        self._kept: dict[tuple[int, int, int], bool] = {}
         self._room: dict[tuple[int, int], WaitReason] = {}
         self._helps: dict[tuple[int, int, bool], tuple[tuple[Almost, ...], tuple[str, ...]]] = {}
 
@@ -132,7 +133,7 @@ class Words:
         for verdict, lacks in zip(verdicts, short, strict=True):
             reason = WaitReason.QUOTA_EXCEEDED if lacks else _REASONS.get(verdict.fate)
             if reason is None:
-                reason = self._room_reason(verdict) if verdict.fate is Fate.ROOM else self.why(verdict)[0].reason
+                reason = self._room_reason(verdict) if verdict.fate is Fate.ROOM else self._quota_reason(verdict)
             found.append(reason)
         return found
 
@@ -207,6 +208,24 @@ class Words:
             self._room[key] = WaitReason.BEHIND_OTHERS if fits else self._reasons.of_room(gang)
         return self._room[key]
 
+    def _quota_reason(self, verdict: Verdict) -> WaitReason:
+        """Of a job whose queue has that much left beside what is in use: see `_quota`."""
+        round_, job = self._round, verdict.job
+        queue, kind = round_.queue_of[job], round_.kinds.of[job]
+        it = round_.kinds.kinds[kind]
+        if self._ahead(queue, it.choices[verdict.choice].flavour) is None:
+            return WaitReason.QUOTA_EXCEEDED
+        key = (queue, kind, verdict.choice)
+        if key not in self._kept:
+            need = round_.kinds.need(kind, verdict.choice, it.sizes[-1])
+            firm = not it.preemptible and round_.firm_shortage(job, verdict.choice, need) is not None
+            self._kept[key] = not firm and round_.shortage(job, verdict.choice, need) is not None
+        return WaitReason.BEHIND_OTHERS if self._kept[key] else WaitReason.QUOTA_EXCEEDED
+
+    def _ahead(self, queue: int, flavour: int) -> int | None:
+        """The first job that has a promise or a reservation of the quota which the queue draws on."""
+        return self._charged_first.get((self._round.used.circle(queue), flavour))
+
     def _cleared(self, job: int) -> Why:
         uid = self.uids[job]
         promise = next(each for each in self._round.promises if each.uid == uid)
@@ -238,7 +257,7 @@ class Words:
         if kept is None:
             return self._reasons.quota_is_owned(queue, flavour, need), ""
         # Promises that are in the way came before this job, so the first of all did.
-        ahead = self._charged_first.get((round_.used.circle(queue), flavour))
+        ahead = self._ahead(queue, flavour)
         if ahead is None:  # a job that grows has it
             return self._reasons.quota_exceeded(round_.promised, queue, flavour, kept), ""
         jobs = round_.snapshot.jobs

@@ -287,19 +287,26 @@ class _Branches:
         """
         lines = self._lines
         at, end = lines.at[line], lines.end[line]
-        class_, behind = lines.classes[at], None
-        for _, heap in self._steps[line]:
-            if len(heap) > 1:
-                second = heap[1] if len(heap) == 2 or heap[1] < heap[2] else heap[2]
-                if second[0] == class_ and second[1] == heap[0][1] and (behind is None or second[2] < behind):
-                    behind = second[2]
-        stop = at + 1
         classes, ranks, pending, carried = lines.classes, lines.ranks, lines.pending, lines.carried
+        class_, stop = classes[at], at + 1
+        if stop == end or classes[stop] != class_ or not pending[stop]:
+            return stop
+        behind = self._behind(line, class_)
         while stop < end and classes[stop] == class_ and pending[stop] and stop not in carried:
             if behind is not None and ranks[stop] > behind:
                 break
             stop += 1
         return stop
+
+    def _behind(self, line: int, class_: int) -> int | None:
+        """The first rank of the branches that are next to those of the first queue, with the same class and share."""
+        behind = None
+        for _, heap in self._steps[line]:
+            if len(heap) > 1:
+                second = heap[1] if len(heap) == 2 or heap[1] < heap[2] else heap[2]
+                if second[0] == class_ and second[1] == heap[0][1] and (behind is None or second[2] < behind):
+                    behind = second[2]
+        return behind
 
     def renew(self, line: int) -> None:
         """Put the queue that was first where it belongs now, and all branches above it."""
