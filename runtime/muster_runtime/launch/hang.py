@@ -11,14 +11,13 @@ from muster_protocol.exits import Cause
 from muster_protocol.launcher_api import Ended, Examined, RankSeen
 
 STACK_LINES: Final = 40
-_STOPPED: Final = "Tt"
 _NAMED: Final = 8
 
 _WAITS: Final = re.compile(
     r"torch/distributed/|torch/autograd/graph\.py\", line \d+ in _engine_run_backward|torch/cuda/.* in synchronize"
     r"|muster_runtime/parallel/gang\.py"
 )
-"""The innermost call of a rank that waits for others: in a collective, or in the backward pass that has them."""
+"""Calls of a rank that waits for others: in a collective, or in the backward pass that has them."""
 
 _COMPILES: Final = re.compile(r"torch/_(dynamo|inductor|functorch)/|/triton/")
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+|\?+) in (?P<function>\S+)')
@@ -49,16 +48,32 @@ def suspects(ranks: Sequence[RankSeen]) -> list[RankSeen]:
     """
     first = max((seen.step for seen in ranks), default=0)
     marks: tuple[Callable[[RankSeen], bool], ...] = (
-        lambda seen: seen.state in _STOPPED + "D" and seen.state != "",
+        _in_the_kernel,
         lambda seen: seen.step < first,
         lambda seen: seen.section != "boundary",
-        lambda seen: bool(seen.stack) and not _WAITS.search(seen.stack.split("\n", 1)[0]),
+        lambda seen: not _waits(seen.stack),
     )
     for mark in marks:
         marked = [seen for seen in ranks if mark(seen)]
         if 0 < len(marked) < len(ranks):
             return marked
     return list(ranks)
+
+
+def _waits(stack: str) -> bool:
+    """Whether such a call is the script's innermost."""
+    for line in stack.split("\n"):
+        if _WAITS.search(line):
+            return True
+        frame = _FRAME.search(line)
+        if frame is not None and not _NOT_THE_SCRIPTS.search(frame["file"]):
+            return False
+    return False
+
+
+def _in_the_kernel(seen: RankSeen) -> bool:
+    """Stopped, or in a call that doesn't return: one that only reads a file just now has shown its stack."""
+    return seen.state in ("T", "t", "D") and not seen.stack
 
 
 def judge(workers: Sequence[Examined]) -> Ended:
@@ -91,20 +106,23 @@ def _message(found: Sequence[RankSeen], ranks: int) -> str:
     message = f"{told} did not get on for {first.still:.0f} s{_doing(first)}"
     if len(found) < ranks:
         message += "; the others wait for it" if len(found) == 1 else "; the others wait for them"
-    return f"{message}. If it may take as long, raise spec.hang.{first.limit}{_evaluate(first)}"
+    return f"{message}{_remedy(first)}"
 
 
 def _doing(seen: RankSeen) -> str:
-    if seen.state and seen.state in _STOPPED:
-        return " and is stopped by a signal (SIGSTOP)"
-    if seen.state == "D":
-        return " and waits in the kernel (state D), for a disk or a device"
+    if _in_the_kernel(seen):
+        stopped, waits = "is stopped by a signal (SIGSTOP)", "waits in the kernel (state D), for a disk or a device"
+        return f" and {waits if seen.state == 'D' else stopped}"
     frame = next((f for f in _FRAME.finditer(seen.stack) if not _NOT_THE_SCRIPTS.search(f["file"])), None)
     return f", at {frame['file']}:{frame['line']} in {frame['function']}" if frame is not None else ""
 
 
-def _evaluate(seen: RankSeen) -> str:
-    return "; put evaluations under `with session.evaluate():`" if seen.limit == "step" else ""
+def _remedy(seen: RankSeen) -> str:
+    """For what may be no hang at all."""
+    if _in_the_kernel(seen):
+        return ""
+    evaluate = "; put evaluations under `with session.evaluate():`" if seen.limit == "step" else ""
+    return f". If it may take as long, raise spec.hang.{seen.limit}{evaluate}"
 
 
 def _some(found: Sequence[RankSeen]) -> str:

@@ -99,7 +99,8 @@ class Hangs:
         head = f"did not get on for {seen.still:.0f} s ({seen.section} after step {seen.step})"
         lines = dump.strip().split("\n") if dump else [f"process {pid} {captures.explained(pid, seen.state)}"]
         for line in (f"{head}; its threads:" if dump else head, *lines, *captures.collectives(record)):
-            say(line, prefix)
+            if line:
+                say(line, prefix)
 
 
 class Search:
