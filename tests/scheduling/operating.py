@@ -25,6 +25,7 @@ class Live:
         on: nodes by rank while it runs.
         promised: nodes that it starts on, as soon as its victims, or its own old pods, are gone.
         beneficiary: for whom it is being ended; its own uid when it moves.
+        stops: how often it was stopped for others.
     """
 
     job: Job
@@ -37,6 +38,7 @@ class Live:
     leaving: bool = False
     beneficiary: str = ""
     yields: bool = False
+    stops: int = 0
     started: float = 0.0
     saved: float = 0.0
 
@@ -102,6 +104,7 @@ class Operating:
             saved=np.array([max(live.started, live.saved) for live in lives]),
             restart=np.full(len(lives), 10.0),
             grace=np.full(len(lives), 30.0),
+            stops=np.array([live.stops for live in lives], dtype=np.int32),
             yields=np.array([live.yields for live in lives], dtype=np.bool_),
         )
         terms = replace(jobs.terms, preemptible=np.array([live.preemptible for live in lives], dtype=np.bool_))
@@ -139,6 +142,8 @@ class Operating:
         """The last pod of a job that was told to leave is gone. It waits again, or for its promised nodes."""
         live = self.jobs[uid]
         assert live.leaving
+        if live.beneficiary not in ("", uid):
+            live.stops += 1
         live.on, live.leaving, live.beneficiary, live.yields = (), False, "", False
 
     def finish(self, uid: str) -> None:

@@ -138,6 +138,7 @@ def _runs(draw: Draw, runs: Runs, holding: np.ndarray) -> Runs:
         restart=(draw.integers(1, 9, count) * 10).astype(np.float64),
         budget=draw.choice([0, 1, 9, 9, 9, 9], count).astype(np.int32),
         yields=(draw.random(count) < 0.1) & holding,
+        stops=draw.choice([0, 0, 0, 1, 4], count).astype(np.int32),
     )
 
 

@@ -198,3 +198,14 @@ def test_quota_that_is_lowered_is_given_up_once() -> None:
     assert [each.reason for each in made.evictions] == [MoveReason.QUOTA_LOWERED]
     world.gone(made.evictions[0].uid)
     assert not planned(world).admissions
+
+
+def test_of_those_who_borrow_who_was_stopped_less_often_gives_back_and_what_is_told_is_what_is_lost() -> None:
+    queues = (Queue("lender", gpus=8, cohort=0), Queue("borrower", gpus=8, cohort=0))
+    world = Operating({name: Node(name) for name in "ab"}, {queue.name: queue for queue in queues})
+    for uid, node, stops, unsaved in (("often", "a", 3, 10.0), ("seldom", "b", 1, 25.0)):
+        world.submit(Live(Job(uid, queue="borrower"), on=(node,), stops=stops))
+        world.jobs[uid].saved = world.now - unsaved
+    world.submit(Live(Job("owns", queue="lender")))
+    made = plan(world.snapshot())
+    assert [(each.uid, each.lost) for each in made.evictions] == [("seldom", (25.0 + 10.0) * 8)]

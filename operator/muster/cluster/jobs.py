@@ -80,6 +80,7 @@ class RunInput:
 
     Attributes:
         budget: preemptions that are still allowed now; None for any number.
+        stops: how often the job was stopped for others so far.
         beneficiary: uid of the job for which it is being ended, its own when it is moved or resized, or "".
     """
 
@@ -91,6 +92,7 @@ class RunInput:
     ends: float = FOREVER
     bound: float = FOREVER
     budget: int | None = None
+    stops: int = 0
     yields: bool = False
     beneficiary: str = ""
 
@@ -263,6 +265,7 @@ def _runs(jobs: Sequence[JobInput], row: Mapping[str, int]) -> Runs:
         runs.leaving[index], runs.yields[index] = run.leaving, run.yields
         runs.started[index], runs.saved[index] = run.started, run.saved
         runs.restart[index], runs.grace[index] = run.restart, run.grace
+        runs.stops[index] = run.stops
         runs.ends[index], runs.bound[index] = run.ends, run.bound
         runs.beneficiary[index] = uids.get(run.beneficiary, NONE)
         if run.budget is not None:

@@ -212,6 +212,7 @@ def run_of(record: Record, now: datetime) -> RunInput:
         ends=eta,
         bound=min(_bound(record, status), terms.bound(spec, status, _gpus(record), record.price)),
         budget=preemption.budget_left(status.preempted_at, spec.budget, spec.budget_window, now),
+        stops=status.preemptions or 0,
         yields=record.placement is not None and record.placement.yields,
     )
 

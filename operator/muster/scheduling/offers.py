@@ -43,7 +43,7 @@ class Offers:
         rows: I, the job.
         tiers: I, of Tier.
         rights: I, of `claims.Right`.
-        costs: I, accelerator-seconds lost.
+        costs: I, accelerator-seconds lost, as often as they count: see `burdens`.
         domains: I, the offer stands only where room is wanted in this domain; NONE: anywhere; or ELSEWHERE.
         rests: I, the workers that an elastic job needs; they go only together with the others.
         first: I + 1; entries of offer i are [first[i], first[i + 1]).
@@ -91,6 +91,11 @@ def lost_seconds(snapshot: Snapshot, rows: Int) -> Seconds:
     return lost
 
 
+def burdens(snapshot: Snapshot, rows: Int) -> Seconds:
+    """How many times what each job loses counts: once more for each time that it was stopped for others before."""
+    return (1 + snapshot.jobs.runs.stops[rows]).astype(np.float64)
+
+
 @dataclass
 class Draft:
     """One offer in the making."""
@@ -113,7 +118,7 @@ def gather(snapshot: Snapshot, rights: Index, domain_of: Int, *, elastic: bool =
         elastic: whether elastic jobs may shrink.
     """
     rows = np.flatnonzero(rights != Right.NONE).astype(np.int64)
-    costs = lost_seconds(snapshot, rows)
+    costs = lost_seconds(snapshot, rows) * burdens(snapshot, rows)
     jobs = snapshot.jobs
     # Of equals the lowest priority goes first, then the latest start; the uid makes it certain.
     names = np.array([jobs.uids[row] for row in rows.tolist()], dtype=np.str_)

@@ -276,6 +276,7 @@ class Runs:
         ends: when it is expected to end by its own progress; FOREVER when unknown. An estimate, never proof.
         bound: when it ends at the latest, enforced (`maxRuntime`, window); FOREVER without.
         budget: preemptions that its disruption budget still allows now.
+        stops: how often it was stopped for others so far.
         yields: it was let in before its turn, and gives way as soon as the one that waited could start.
         beneficiary: J, index of the RESERVED job for which it is being ended; NONE otherwise. Its own index: it is
             being moved or resized, or starts again, on its promised nodes; so also where it is RESERVED.
@@ -295,6 +296,7 @@ class Runs:
     ends: Seconds
     bound: Seconds
     budget: Index
+    stops: Index
     yields: Mask
     beneficiary: Index
     promised_first: Int | None = None
@@ -316,6 +318,7 @@ class Runs:
             ends=never,
             bound=never.copy(),
             budget=np.full(count, np.iinfo(np.int32).max, dtype=np.int32),
+            stops=np.zeros(count, dtype=np.int32),
             yields=np.zeros(count, dtype=np.bool_),
             beneficiary=np.full(count, NONE, dtype=np.int32),
         )

@@ -1,9 +1,10 @@
 """Whose room a waiting gang gets: the cheapest victims that free a valid shape and enough quota.
 
-Cost is lost work: seconds since a victim's last committed checkpoint and its restart time, times its accelerators. What
-is asked for first does not depend on cost: placements that were let in before their turn yield first, then elastic
-gangs shrink, and only then is anybody evicted. So the cost of evictions is the least that is possible when all others
-yield and shrink as far as they can; then the cost of shrinking is the least for those evictions; then that of yielding.
+Cost is lost work: seconds since a victim's last committed checkpoint and its restart time, times its accelerators; one
+that was stopped for others n times before counts n times more (`offers.burdens`). What is asked for first does not
+depend on cost: placements that were let in before their turn yield first, then elastic gangs shrink, and only then is
+anybody evicted. So the cost of evictions is the least that is possible when all others yield and shrink as far as they
+can; then the cost of shrinking is the least for those evictions; then that of yielding.
 An elastic gang that shrinks gives back no more replicas than it must.
 
 Room that comes back without anybody's help, from placements that are ending already, counts as there: nobody is evicted
@@ -26,7 +27,7 @@ from muster.scheduling.demand import Coming, Demand, Returned, demand
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.ground import Ground
 from muster.scheduling.hunt import Cleared, Hunt
-from muster.scheduling.offers import Offers, Tier, build, gather, needs_of, without
+from muster.scheduling.offers import Offers, Tier, build, burdens, gather, needs_of, without
 from muster.scheduling.placement import locate
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Ledger
@@ -66,7 +67,8 @@ class Victims:
     Attributes:
         evicted, shrunk: both empty when what comes back anyway is enough: then a promise alone will do.
         lost: accelerator-seconds, of all of them.
-        decisive: accelerator-seconds of the last kind that was needed: evictions, else shrinking, else yielding.
+        decisive: accelerator-seconds of the last kind that was needed: evictions, else shrinking, else yielding. Each
+            job's count as often as its stops make them (`offers.burdens`).
         bound: no valid choice has a lower `decisive`; equal to it when the search went to its end.
         nodes: where the gang starts, by rank, spares behind.
         places: N in tree order, how many of its workers each place gets, as `Room.take` wants it.
@@ -198,24 +200,28 @@ def _assemble(wants: Demand, offers: Offers, cleared: Cleared) -> Victims:
     evicted = {int(offers.rows[offer]): offer for offer in gone}
     going = {row: runs.nodes_of(row) for row in evicted}
     shrunk = []
+
+    def lost(offer: int) -> float:
+        return float(offers.costs[offer] / burdens(wants.snapshot, offers.rows[offer : offer + 1])[0])
+
     for offer in cleared.taken:
         row = int(offers.rows[offer])
         if row not in evicted:
             leaving = _trim(wants, offers, ground, offer)
             nodes = runs.nodes_of(row)
             going[row] = nodes[leaving]
-            shrunk.append(Shrunk(row, nodes[~leaving], float(offers.costs[offer])))
+            shrunk.append(Shrunk(row, nodes[~leaving], lost(offer)))
     places = _locate(wants, ground)
     ground.clear()
     shrunk.sort(key=lambda each: each.row)
     freed_places, freed = _freed(wants, going)
     return Victims(
         evicted=tuple(
-            Evicted(row, _REASONS[Right(int(offers.rights[offer]))], float(offers.costs[offer]))
+            Evicted(row, _REASONS[Right(int(offers.rights[offer]))], lost(offer))
             for row, offer in sorted(evicted.items())
         ),
         shrunk=tuple(shrunk),
-        lost=cleared.lost,
+        lost=sum(map(lost, evicted.values())) + sum(each.lost for each in shrunk),
         decisive=cleared.decisive,
         bound=cleared.bound,
         nodes=wants.tree.order[places].astype(np.int32),

@@ -45,6 +45,8 @@ class Figures:
     fragmentation: float
     makespan: float
     evictions: int
+    most_stops: int
+    """The most times that one job was stopped for others."""
     crashes: int
     plans: int
     planning_seconds: float
@@ -92,6 +94,7 @@ def measure(outcome: Outcome) -> Figures:
         fragmentation=broken / idle if idle else 0.0,
         makespan=float(world.ended[ended].max(initial=0.0)),
         evictions=int(world.evictions.sum()),
+        most_stops=int(world.stops.max(initial=0)),
         crashes=int(world.crashes.sum()),
         plans=outcome.plans,
         planning_seconds=outcome.planning,

@@ -195,6 +195,7 @@ class Planned:
             ends=bound,
             bound=bound,
             budget=alike.enough[:count],
+            stops=world.stops[rows],
             yields=yields,
             beneficiary=_beneficiaries(world, rows),
             promised_first=None if moves is None else moves[0],

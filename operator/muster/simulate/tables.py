@@ -42,6 +42,7 @@ COLUMNS: Final[tuple[tuple[str, Callable[[Figures], str]], ...]] = (
     ("lost GPU-hours", lambda row: f"{row.lost_gpu_hours:,.0f}"),
     ("fragmented", lambda row: _percent(row.fragmentation)),
     ("evictions", lambda row: str(row.evictions)),
+    ("most stops", lambda row: str(row.most_stops)),
     ("never", lambda row: str(row.never)),
     ("plans", lambda row: f"{row.plans:,}"),
     ("a plan", lambda row: f"{1000 * row.planning_seconds / max(1, row.plans):.1f}ms"),

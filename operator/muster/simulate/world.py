@@ -55,7 +55,7 @@ class World:
         epoch: J, number of runs begun; events of older runs are void.
         first_start, ended: J; NaN until then.
         queued: J, seconds spent without a placement, `waiting_since` the last time it began.
-        evictions, crashes: J.
+        evictions, crashes: J; `stops` are the evictions for another job.
         beneficiary: J, the job for which it is leaving; NONE.
         yields: J, it was let in before its turn.
         placed, promised: nodes by worker.
@@ -78,6 +78,7 @@ class World:
         self.queued = np.zeros(count)
         self.waiting_since = np.zeros(count)
         self.evictions: Index = np.zeros(count, dtype=np.int32)
+        self.stops: Index = np.zeros(count, dtype=np.int32)
         self.crashes: Index = np.zeros(count, dtype=np.int32)
         self.beneficiary: Index = np.full(count, NONE, dtype=np.int32)
         self.yields: Mask = np.zeros(count, dtype=np.bool_)
@@ -138,6 +139,8 @@ class World:
         self.state[job] = State.LEAVING
         self.beneficiary[job] = beneficiary
         self.evictions[job] += 1
+        if beneficiary not in (NONE, job):
+            self.stops[job] += 1
 
     def leave(self, job: int, asked: float, now: float) -> None:
         """The grace is over: its checkpoint is saved (or was not), its nodes are free."""

@@ -340,7 +340,7 @@ def test_what_jobs_say_of_themselves_becomes_arrays_and_the_plain_ones_stay_plai
         limit=60.0,
     )
     levels = [LevelInput("rack", "r"), LevelInput("host", "kubernetes.io/hostname")]
-    run = RunInput(started=1.0, saved=2.0, restart=3.0, grace=4.0, ends=5.0, bound=6.0, budget=1, yields=True)
+    run = RunInput(started=1.0, saved=2.0, restart=3.0, grace=4.0, ends=5.0, bound=6.0, budget=1, stops=7, yields=True)
     jobs = [job("a", terms=terms, sizes=(1, 4, 1), partial=True), job("b", placed=("n",), holding=True, run=run)]
     shot = snapshot([node("n", r="x")], jobs=jobs, levels=levels)
     said, runs, sizes = shot.jobs.terms, shot.jobs.runs, shot.jobs.sizes
@@ -362,4 +362,4 @@ def test_what_jobs_say_of_themselves_becomes_arrays_and_the_plain_ones_stay_plai
         5.0,
         6.0,
     ]
-    assert (int(runs.budget[1]), bool(runs.yields[1])) == (1, True)
+    assert (int(runs.budget[1]), int(runs.stops[1]), bool(runs.yields[1])) == (1, 7, True)
