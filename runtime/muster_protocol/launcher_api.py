@@ -83,6 +83,8 @@ class Member:
         node: the name of its node, or "" where that isn't known.
         copy: the index whose ranks' memory this launcher has a whole copy of, and that copy's epoch, step and attempt;
             empty where it has none.
+        restarts, failures: how often the gang's processes were started again in place, and after failures of the
+            script, as far as this launcher has seen. So a new index 0 goes on counting.
     """
 
     index: int
@@ -93,6 +95,8 @@ class Member:
     incarnation: int = 0
     node: str = ""
     copy: tuple[int, ...] = ()
+    restarts: int = 0
+    failures: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,8 @@ class Release:
         leader_uid: the pod UID of index 0.
         keeper: whose launcher this pod sends a copy of its ranks' memory to, or None.
         holder: whose launcher has the newest copy of this index's memory, or None.
+        restarts, failures: how often the gang's processes were started again in place since it was placed; of those,
+            how often after a failure of the script.
     """
 
     incarnation: int
@@ -120,6 +126,8 @@ class Release:
     leader_uid: str = ""
     keeper: Member | None = None
     holder: Member | None = None
+    restarts: int = 0
+    failures: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,10 @@ class Kept(str, Enum):
 
 @dataclass(frozen=True)
 class MemoryTier:
-    """What became of `checkpoint.memory` in this run. `why`: one sentence where that isn't all that could be, or ""."""
+    """What became of `checkpoint.memory` in this run.
+
+    `why`: one sentence where that isn't all that could be, or "". With `PEER`: which copy doesn't arrive.
+    """
 
     kept: Kept
     why: str = ""
@@ -206,12 +217,18 @@ class Restart:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A worker's launcher lives and its ranks run. `stuck`: all of them are still for longer than they may."""
+    """A worker's launcher lives and its ranks run.
+
+    Attributes:
+        stuck: all of them are still for longer than they may.
+        copy_error: why no other launcher gets a copy of its memory.
+    """
 
     index: int
     pod_uid: str
     storage_error: str = ""
     stuck: bool = False
+    copy_error: str = ""
 
 
 @dataclass(frozen=True)
@@ -273,6 +290,19 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """How the saves of these processes do.
+
+    Attributes:
+        left_out: saves that were due while the one before was still being written.
+        interval_seconds: what `interval: auto` has chosen; None where the interval is given.
+    """
+
+    left_out: int = 0
+    interval_seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class Status:
     """What a launcher knows about its run.
 
@@ -292,6 +322,7 @@ class Status:
             all that are lost; of the others index 0, where it is.
         memory_tier: None until it is known, at the first save.
         copy: what it has of another's memory, as a `Member` tells it.
+        saving: None until rank 0 has told it.
     """
 
     phase: Phase
@@ -317,6 +348,7 @@ class Status:
     lost: tuple[int, ...] = ()
     memory_tier: MemoryTier | None = None
     copy: tuple[int, ...] = ()
+    saving: Saving | None = None
 
 
 T = TypeVar("T", Member, Membership, Release, Copy, Stop, Ended, Restart, Heartbeat, Examined, GangState, Status)
@@ -336,6 +368,7 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Status", "lost"): int,
     ("Status", "memory_tier"): MemoryTier,
     ("Status", "copy"): int,
+    ("Status", "saving"): Saving,
     ("MemoryTier", "kept"): Kept,
     ("Member", "copy"): int,
     ("Release", "keeper"): Member,

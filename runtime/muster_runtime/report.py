@@ -98,16 +98,27 @@ class KeptInMemory:
     why: str
 
 
-Message = Hello | Progress | CheckpointCommitted | Resumed | Warned | FixedSize | StorageFailed | KeptInMemory
+@dataclass(frozen=True)
+class Saving:
+    """How saves do (`launcher_api.Saving`)."""
+
+    rank: int
+    left_out: int
+    interval_seconds: float | None
+
+
+Message = Hello | Progress | CheckpointCommitted | Resumed | Warned | FixedSize | StorageFailed | KeptInMemory | Saving
 KINDS: Final[dict[str, Any]] = {
     kind.__name__: kind
-    for kind in (Hello, Progress, CheckpointCommitted, Resumed, Warned, FixedSize, StorageFailed, KeptInMemory)
+    for kind in (Hello, Progress, CheckpointCommitted, Resumed, Warned, FixedSize, StorageFailed, KeptInMemory, Saving)
 }
 
 
-_WHOLE: Final = frozenset({"rank", "pid", "step", "total_steps", "bytes"})
+_WHOLE: Final = frozenset({"rank", "pid", "step", "total_steps", "bytes", "left_out"})
 _TEXT: Final = frozenset({"uri", "text", "kept", "why"})
-_OPTIONAL: Final = frozenset({"total_steps", "loss", "step_seconds", "tokens_per_second", "samples_per_second", "mfu"})
+_OPTIONAL: Final = frozenset(
+    {"total_steps", "loss", "step_seconds", "tokens_per_second", "samples_per_second", "mfu", "interval_seconds"}
+)
 
 
 def encode(message: Message) -> bytes:

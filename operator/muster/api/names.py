@@ -222,6 +222,9 @@ class Reason(str, Enum):
     """In each worker's own memory: a crash of a rank is mended from there, a lost worker from the store."""
     KEPT_BY_PEERS = "KeptByPeers"
     """Also in another worker's memory: a lost worker is mended from there."""
+    COPY_FAILS = "CopyFails"
+    """In each worker's own memory, but the copy of one keeps failing; the message says why. Should that worker be lost,
+    the gang restores from the store."""
     NOT_KEPT = "NotKept"
     """Every restart restores from the store: memory doesn't suffice, or it wasn't wanted."""
 

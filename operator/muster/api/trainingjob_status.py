@@ -125,6 +125,8 @@ class Placement(Model):
     restarts: Count | None = None
     """How often the gang's processes were started again in its pods after a failure of the script. `status.failures`
     has them when it ends."""
+    network_restarts: Count | None = None
+    """How often they were after a failure of the network."""
     yields: bool = False
     """The gang was let in before its turn, and gives way as soon as the job that waited could start."""
 
@@ -252,6 +254,17 @@ class CommittedCheckpoint(Model):
     """Where it is."""
     committed_at: Timestamp | None = None
     """When it was committed."""
+
+
+class Saving(Model):
+    """How often checkpoints are taken, as rank 0 reports it."""
+
+    interval_seconds: Count | None = None
+    """What `checkpoint.interval: auto` has chosen, from what a save costs and how often nodes fail. Told anew when it
+    has changed by more than a fifth."""
+    left_out: Count | None = None
+    """Saves that all ranks left out because the one before was still being written, since the processes started: the
+    storage is slower than the interval, or doesn't answer."""
 
 
 class Progress(Model):
@@ -414,6 +427,8 @@ class TrainingJobStatus(Model):
     """Nodes that the gang stays away from for a while."""
     checkpoint: CommittedCheckpoint | None = None
     """The last committed checkpoint."""
+    saving: Saving | None = None
+    """How often checkpoints are taken."""
     progress: Progress | None = None
     """How far the training is."""
     fixed_size: FixedSize | None = None

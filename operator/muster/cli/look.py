@@ -24,6 +24,7 @@ from muster.api.effective import effective_spec
 from muster.api.names import JOB_UID_LABEL, ConditionType, Phase, Reason
 from muster.api.restarts import Group, used
 from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import Saving
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError, ApiUnreachable
@@ -62,6 +63,7 @@ CAUSES: Final = {
 }
 IN_MEMORY: Final = {
     Reason.KEPT_BY_PEERS.value: "also in memory, with a copy in another worker's",
+    Reason.COPY_FAILS.value: "also in each worker's own memory, but a copy fails",
     Reason.KEPT_LOCALLY.value: "also in each worker's own memory",
     Reason.NOT_KEPT.value: "not kept in memory",
 }
@@ -210,10 +212,13 @@ def render(scene: Scene) -> RenderableType:
     if status.checkpoint is not None:
         age = f", {ago(status.checkpoint.committed_at, scene.now)}" if status.checkpoint.committed_at else ""
         head.add_row("Checkpoint", f"step {status.checkpoint.step}{age}  {status.checkpoint.uri or ''}")
+    if status.saving is not None and phase not in FINAL:
+        head.add_row("Saves", _saves(status.saving))
     kept = find_condition(status.conditions, ConditionType.CHECKPOINT_IN_MEMORY.value)
     if kept is not None and phase not in FINAL:
         told = f"{IN_MEMORY.get(kept.reason, kept.reason)}{': ' if kept.message else ''}{kept.message}"
-        head.add_row("Memory tier", Text(told, "yellow" if kept.status == "False" and kept.message else ""))
+        lacking = kept.message and (kept.status == "False" or kept.reason == Reason.COPY_FAILS.value)
+        head.add_row("Memory tier", Text(told, "yellow" if lacking else ""))
     if status.restarts or status.restarts_in_place:
         head.add_row("Restarts", _restarts(scene))
     for title, told in _replacements(scene):
@@ -251,6 +256,15 @@ def waiting(scene: Scene, *, changes: bool = True) -> Iterator[tuple[str, str]]:
         )
     if place.changes and changes:
         yield "Would help", "\n".join(place.changes)
+
+
+def _saves(saving: Saving) -> Text:
+    told = []
+    if saving.interval_seconds is not None:
+        told.append(f"every {format_duration(saving.interval_seconds)} (interval auto)")
+    if saving.left_out:
+        told.append(f"{saving.left_out} left out while the one before was still being written")
+    return Text("; ".join(told), "yellow" if saving.left_out else "")
 
 
 def used_limits(scene: Scene) -> Iterator[tuple[Group, int, int | None]]:

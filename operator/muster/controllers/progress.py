@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.api.names import ConditionType, Reason
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, Placement, TrainingJobStatus
+from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, Placement, Saving, TrainingJobStatus
 from muster.api.trainingjob_status import Progress as ProgressStatus
 from muster.cluster.launchers import Launcher, LauncherError, Launchers, due
 from muster.cluster.status import Draft, is_true
@@ -24,7 +24,8 @@ from muster.controllers.cache import Cache
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.records import Record
 from muster_protocol.env import DEFAULT_PORT
-from muster_protocol.launcher_api import Kept, Member, Membership
+from muster_protocol.launcher_api import Kept, Member, Membership, MemoryTier
+from muster_protocol.launcher_api import Saving as LauncherSaving
 from muster_protocol.launcher_api import Status as LauncherStatus
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,10 @@ JOINING_POLL: Final = 2.0
 ASKED_ABOUT_LEADER: Final = 3
 """Launchers that are asked about a leader that doesn't answer, until one does."""
 
+MOVED: Final = 0.2
+"""Share of it by which the interval that `auto` has chosen must change to be told anew."""
+
+_MOST: Final = 2**31 - 1
 _KEPT: Final = {Kept.OFF: Reason.NOT_KEPT, Kept.LOCAL: Reason.KEPT_LOCALLY, Kept.PEER: Reason.KEPT_BY_PEERS}
 
 Write = Callable[[Record, TrainingJobStatus], None]
@@ -210,12 +215,30 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
         told = f"{job.spec.checkpoint.uri} can be read and written"
         draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, True, Reason.STORAGE_READY.value, told)
     if answer.memory_tier is not None and job.spec.checkpoint is not None:
-        kept = answer.memory_tier.kept
-        draft.condition(
-            ConditionType.CHECKPOINT_IN_MEMORY, kept is not Kept.OFF, _KEPT[kept].value, answer.memory_tier.why
-        )
+        kept, reason = answer.memory_tier.kept is not Kept.OFF, _kept(answer.memory_tier)
+        draft.condition(ConditionType.CHECKPOINT_IN_MEMORY, kept, reason.value, answer.memory_tier.why)
+    if answer.saving is not None:
+        draft.set(saving=_saving(job.status.saving, answer.saving))
     status = draft.done()
     return None if status == job.status else status
+
+
+def _kept(tier: MemoryTier) -> Reason:
+    return Reason.COPY_FAILS if tier.kept is Kept.PEER and tier.why else _KEPT[tier.kept]
+
+
+def _saving(old: Saving | None, said: LauncherSaving) -> Saving | None:
+    """An interval that hardly differs from the old one stays as it is told."""
+    interval = None if said.interval_seconds is None else _count(said.interval_seconds)
+    told = old.interval_seconds if old is not None else None
+    if told is not None and interval is not None and abs(interval - told) <= MOVED * told:
+        interval = told
+    left_out = _count(said.left_out) or None
+    return None if interval is None and left_out is None else Saving(interval_seconds=interval, left_out=left_out)
+
+
+def _count(number: float) -> int:
+    return round(min(max(number, 0), _MOST))
 
 
 def _progress(answer: LauncherStatus, now: datetime) -> ProgressStatus:

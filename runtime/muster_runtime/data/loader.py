@@ -165,7 +165,10 @@ class Loader:
 
     def _microbatches(self, size: int) -> Iterator[Microbatch]:
         """This rank's part of a global batch of `size` samples."""
-        yield equal_part(size, self._parts, self._rank)
+        try:
+            yield equal_part(size, self._parts, self._rank)
+        except ValueError as error:
+            raise ValueError(f"{error} ({self.where})") from None
 
     def _order(self, epoch: int) -> Sequence[Any]:
         sampler: Any = self._source.sampler

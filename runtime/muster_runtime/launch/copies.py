@@ -33,6 +33,8 @@ from muster_runtime.launch.termination import say
 
 _AGAIN_SECONDS: Final = 5.0
 """After a copy that was not taken."""
+_FAILURES_TOLD: Final = 3
+"""Tries in a row that fail before anybody but the log is told: the other launcher may only be late to begin."""
 
 Stream = Callable[[socket.socket], None]
 """What becomes of the connection, in a thread of its own."""
@@ -85,7 +87,9 @@ class Copies:
         self._sending = False
         self._sent: object = None
         self._not_before = 0.0
-        self._said = ""
+        self._said, self._failures = "", 0
+        self.trouble = ""
+        """Why no other launcher gets a copy of this pod's memory, in one sentence; "" while it does, or soon may."""
 
     def descriptors(self, local_rank: int) -> tuple[int, ...]:
         """For the rank to inherit."""
@@ -122,6 +126,7 @@ class Copies:
         """Before the ranks of this incarnation start. A pod that has nothing fetches what the one before it had."""
         self._incarnation, self._keeper = release.incarnation, release.keeper
         self._sent, self._not_before, self._said = None, 0.0, ""
+        self._failures, self.trouble = 0, ""
         self._open = True
         holder = release.holder
         if holder is None or not self._memory or not all(memory.empty for memory in self._memory):
@@ -231,9 +236,11 @@ class Copies:
         if turn != self._turn:
             return
         self._sent, self._not_before = None if wrong else seen, self._state.clock() + (_AGAIN_SECONDS if wrong else 0)
-        if wrong and wrong != self._said:
-            say(wrong)
-        self._said = wrong
+        told = f"worker {self._config.index}'s memory is not copied to worker {keeper.index}: {wrong}" if wrong else ""
+        if told and told != self._said:
+            say(told)
+        self._said, self._failures = told, self._failures + 1 if wrong else 0
+        self.trouble = told if self._failures >= _FAILURES_TOLD else ""
 
     def _send(self, keeper: Member, incarnation: int, turn: int) -> str:
         """Why there is no copy with `keeper`, or ""."""
@@ -247,21 +254,19 @@ class Copies:
             size=sum(records.capacity(piece.part.length) for piece in pieces),
             claim=json.dumps(claim) if claim else "",
         )
-        failed = f"this pod's memory at step {order[1]} was not copied to index {keeper.index}"
         try:
             status, connection = self._call(keeper, api.COPY_PATH, copy)
             with self._passing(connection, turn):
                 if status == 204:
                     return ""
                 if status != 101:
-                    return f"{failed}: it answered {status}: {_text(connection)}"
+                    return f"it answered {status}: {_text(connection)}"
                 copy_stream.give_way()
                 copy_stream.send(connection, pieces)
                 answer = receive_frame(connection)
-                wrong = "it hung up" if answer is None else str(answer[0]["wrong"])
+                return "it hung up" if answer is None else str(answer[0]["wrong"])
         except (CopyError, OSError, ValueError) as error:
-            wrong = str(error)
-        return f"{failed}: {wrong}" if wrong else ""
+            return str(error) or repr(error)
 
     def _agreed(self, incarnation: int) -> list[Piece]:
         """The newest step that all ranks of this pod have marked."""

@@ -48,6 +48,10 @@ class Follower:
         self._released = False
         self.copy: tuple[int, ...] = ()
         """What this launcher holds of another's memory, as a `Member` tells it."""
+        self.restarts = 0, 0
+        """How often the processes were started again in place: in all, and after a failure of the script."""
+        self.copy_error = ""
+        """Why nobody gets a copy of this pod's memory, or ""."""
         self._incarnation = 0
         self._silence = Silence(config.heartbeat, state.clock())
         self._lost: Ended | None = None
@@ -55,6 +59,10 @@ class Follower:
         self._lost_until = 0.0
         self._stop_told: asyncio.Future[None] | None = None
         self.storage_errors: dict[int, str] = {}
+
+    @property
+    def failing_copy(self) -> str:
+        return self.copy_error
 
     @property
     def joined(self) -> int:
@@ -104,7 +112,9 @@ class Follower:
         self._leader = named.address if named is not None and named.address else self._config.leader_host
         self._leader_uid = named.pod_uid if named is not None else self._leader_uid
         told_to_end = max(self._incarnation, state.restart.incarnation - 1 if state.restart is not None else 0)
-        body = api.encode(replace(self._own, incarnation=told_to_end, copy=self.copy))
+        restarts, failures = self.restarts
+        own = replace(self._own, incarnation=told_to_end, copy=self.copy, restarts=restarts, failures=failures)
+        body = api.encode(own)
         call = asyncio.ensure_future(
             self._client.call("POST", self._leader, api.JOIN_PATH, body, timeout=api.JOIN_HOLD_SECONDS + 5)
         )
@@ -234,7 +244,8 @@ class Follower:
 
     async def _beat_once(self) -> str:
         """ "" when index 0 answered, else why not."""
-        beat = Heartbeat(self._config.index, self._config.pod_uid, self._progress.storage_error, self._hangs.stuck)
+        stuck, copy_error = self._hangs.stuck, self.copy_error
+        beat = Heartbeat(self._config.index, self._config.pod_uid, self._progress.storage_error, stuck, copy_error)
         patience = min(_CALL_SECONDS, max(1.0, self._config.heartbeat))  # `Silence` counts two intervals a beat at most
         try:
             status, body = await self._client.call(

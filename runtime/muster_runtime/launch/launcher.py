@@ -115,6 +115,8 @@ class Launcher:
 
     async def _train(self, release: Release) -> ExitFacts | None:
         """Runs one incarnation of the ranks. None: the gang starts again. Raises Over."""
+        self._restarts = max(self._restarts, release.restarts)
+        self._failures = max(self._failures, release.failures)
         await self._copies.begin(release)
         first_time = self._incarnation == 0
         try:
@@ -154,6 +156,7 @@ class Launcher:
             self._restarts += 1
             self._failures += restart.first.cause != Cause.NETWORK.value
             self._restarted_after = restart.first.message
+        self._gang.restarts = self._restarts, self._failures
         return await self._gang.assemble(None)
 
     def _preflight(self) -> asyncio.Future[None] | None:
@@ -217,6 +220,7 @@ class Launcher:
             await state.wait(_LOOK_SECONDS)
             self._ranks.reap()
             self._copies.look()
+            self._gang.copy_error = self._copies.trouble
             self._hangs.look()
 
     def _starts_again(self) -> bool:
@@ -394,13 +398,15 @@ class Launcher:
             memory_tier=self._memory_tier(),
             copy=self._copies.holding,
             lost=lost,
+            saving=progress.saving,
         )
 
     def _memory_tier(self) -> MemoryTier | None:
-        if self._config.keeps_memory:
-            return self._progress.memory_tier
-        chosen = self._config.memory == Kept.OFF.value
-        return MemoryTier(Kept.OFF, "" if chosen else "this job allows no restarts")
+        if not self._config.keeps_memory:
+            chosen = self._config.memory == Kept.OFF.value
+            return MemoryTier(Kept.OFF, "" if chosen else "this job allows no restarts")
+        tier, failing = self._progress.memory_tier, self._gang.failing_copy
+        return replace(tier, why=failing) if failing and tier is not None and tier.kept is Kept.PEER else tier
 
     def _metrics_text(self) -> tuple[bytes, str]:
         self._metrics.processes(len(self._ranks.running), self._incarnation)

@@ -59,6 +59,11 @@ class Leader:
         self._ports = Ports(config.address)
         self.copy: tuple[int, ...] = ()
         """What this launcher holds of another's memory, as a `Member` tells it."""
+        self.restarts = 0, 0
+        """How often the processes were started again in place: in all, and after a failure of the script."""
+        self.copy_error = ""
+        """Why nobody gets a copy of this pod's memory, or ""."""
+        self._copy_errors: dict[int, str] = {}
         self._partners = Partners()
         self._open_barrier(1)
         self.storage_errors: dict[int, str] = {}
@@ -77,6 +82,11 @@ class Leader:
         self._settled = False
 
     # ------------------------------------------------------------------------------------------------------ the barrier
+
+    @property
+    def failing_copy(self) -> str:
+        """Why a worker's memory has no copy with another one, or ""."""
+        return self.copy_error or next((self._copy_errors[index] for index in sorted(self._copy_errors)), "")
 
     @property
     def joined(self) -> int:
@@ -166,7 +176,18 @@ class Leader:
         seen = max(member.incarnation for member in self._members.values())
         self._incarnation = max(self._incarnation, seen + 1, self._roll.incarnation())
         port = self._ports.free()
-        self._release = Release(self._incarnation, self._config.address, port, leader_uid=self._own.pod_uid)
+        counts = self._restarts
+        counts.total = max(counts.total, *(member.restarts for member in self._members.values()))
+        counts.count = max(counts.count, *(member.failures for member in self._members.values()))
+        self._release = Release(
+            self._incarnation,
+            self._config.address,
+            port,
+            leader_uid=self._own.pod_uid,
+            restarts=counts.total,
+            failures=counts.count,
+        )
+        self._copy_errors.clear()
         self._silence = Silence(self._config.heartbeat, self._state.clock())
         self._decided.set()
         return self._release
@@ -220,9 +241,10 @@ class Leader:
             return refused
         self._silence.heard(beat.index)
         self._search.heard(beat)
-        self.storage_errors.pop(beat.index, None)
-        if beat.storage_error:
-            self.storage_errors[beat.index] = beat.storage_error
+        for error, known in ((beat.storage_error, self.storage_errors), (beat.copy_error, self._copy_errors)):
+            known.pop(beat.index, None)
+            if error:
+                known[beat.index] = error
         return self._gang()
 
     async def report(self, ended: Ended) -> GangState:

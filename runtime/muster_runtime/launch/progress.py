@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster_protocol.launcher_api import Checkpoint, Kept, MemoryTier
+from muster_protocol.launcher_api import Checkpoint, Kept, MemoryTier, Saving
 from muster_runtime import report
 
 _RATE_WINDOW_SECONDS: Final = 60.0
@@ -30,6 +30,7 @@ class Progress:
     storage_error: str = ""
     fixed_size: str = ""
     memory_tier: MemoryTier | None = None
+    saving: Saving | None = None
     warnings: dict[str, None] = field(default_factory=dict)
     _steps: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -51,6 +52,8 @@ class Progress:
             self.storage_error = message.text
         elif isinstance(message, report.KeptInMemory) and message.kept in {kept.value for kept in Kept}:
             self.memory_tier = MemoryTier(Kept(message.kept), message.why[:500])
+        elif isinstance(message, report.Saving):
+            self.saving = Saving(message.left_out, message.interval_seconds)
 
     def begin_anew(self) -> None:
         """The ranks were started again: what they report goes on from where they resume."""

@@ -21,16 +21,17 @@ _PAUSES: Final = (0.0, 5.0, 10.0)
 
 @dataclass
 class Restarts:
-    """Counts the restarts of one launcher's life. `limit` is how many of them the job allows after failures of the
-    script; those after the network's are bounded by the window alone.
+    """Counts the restarts of one placement; a new index 0 learns the numbers from the others. `limit` is how many the
+    job allows after failures of the script; those after the network's are bounded by the window alone.
 
     Attributes:
-        count: restarts after failures of the script.
+        count: restarts after failures of the script; `total`: all.
         alike: failures in a row, up to the last one, that were one and the same.
     """
 
     limit: int
     count: int = 0
+    total: int = 0
     alike: int = 1
     _recent: deque[float] = field(default_factory=deque)
     _last: tuple[str, int | None] | None = None
@@ -54,6 +55,7 @@ class Restarts:
             raise Refusal(f"the gang was restarted in place {times(MOST_IN_WINDOW)} within {WINDOW_SECONDS:g} s")
         self._recent.append(now)
         self.count += scripts
+        self.total += 1
         return _PAUSES[len(self._recent) - 1]
 
     def _compare(self, first: Ended) -> None:

@@ -37,6 +37,8 @@ class Gradients:
         self._warned = False
         self._now: Microbatch | None = None
         self._trained = False
+        self._watched: list[nn.Parameter] = []
+        self._within = False  # session.backward goes on
         self.open_step()
 
     def open_step(self) -> None:
@@ -47,6 +49,18 @@ class Gradients:
         self._loss: Any = 0.0  # sums over this rank's microbatches so far
         self._weight: Any = 0.0
         self._reported_at = ""  # the line that reported a loss in this step
+        self._beside = ""  # the line of a backward pass that wasn't ours
+
+    def watch(self) -> None:
+        """From now on backward passes beside `session.backward` are seen, by one parameter of each model."""
+        for model in () if self._watched else self._models():
+            if (parameter := next((p for p in model.parameters() if p.requires_grad), None)) is not None:
+                self._watched.append(parameter)
+                parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+
+    def _accumulated(self, _: torch.Tensor) -> None:
+        if not self._within and not self._beside:
+            self._beside = caller()
 
     @property
     def samples(self) -> int:
@@ -86,7 +100,13 @@ class Gradients:
             self._refuse_left_over()
             counted = factor = weight if one.samples else 0
         weighed = times(loss, factor)
-        (scaled(weighed) if scaled else weighed).backward()
+        if self._beside and not has_gradients(self._watched):
+            self._beside = ""  # the script has zeroed them
+        self._within = True
+        try:
+            (scaled(weighed) if scaled else weighed).backward()
+        finally:
+            self._within = False
         self._loss = self._loss + times(loss.detach().float(), counted)
         if one.number not in self._done:
             self._weight = self._weight + (counted.detach() if isinstance(counted, torch.Tensor) else counted)
@@ -148,12 +168,22 @@ class Gradients:
         factor = torch.where(weight > 0, self._world_size / weight, 0.0)
         scale_gradients(self._models(), factor)
 
+    def _refuse_beside(self) -> None:
+        # on a GPU gradients arrive in a thread that knows no line of the script
+        where = self._beside if ":" in self._beside else caller()
+        raise UsageError(
+            f"{where}: this step has gradients of a backward pass beside session.backward, which weighs every rank and "
+            "microbatch the same. Add the losses up and call session.backward once, or call it for each of them"
+        )
+
     def _models(self) -> list[nn.Module]:
         return [one.thing for one in self._tracked if isinstance(one.thing, nn.Module)]
 
     def refuse_incomplete(self, loader: ElasticLoader, optimizer: Optimizer) -> None:
         """Before an optimizer's step: UsageError when its gradients aren't the global batch's."""
         done, expected = len(self._done), self._expected
+        if done and self._beside:
+            self._refuse_beside()
         if done == expected > 0 or all(p.grad is None for group in optimizer.param_groups for p in group["params"]):
             return
         if done:

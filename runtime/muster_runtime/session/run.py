@@ -91,6 +91,8 @@ class Run:
                 self.step = self.resumed_from = run.step
                 self.seed = run.seed
                 self.ended_early = restored.finished and run.ended_early
+        if isinstance(driver, ElasticLoader):
+            self.gradients.watch()
         self.progress.begin(self.step)
         self.pulse.begin(self.step)
         self.saves.count_from_now()

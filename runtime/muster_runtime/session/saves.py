@@ -100,6 +100,7 @@ class Saves:
     def count_from_now(self) -> None:
         """The time until the next save begins to run."""
         self._schedule.last_save = time.monotonic()
+        self._tell()
 
     def is_due(self, step: int) -> bool:
         return self._schedule.is_due(step, time.monotonic()) and self.persistence is not None
@@ -121,6 +122,7 @@ class Saves:
             self.persistence.save(tracked, run, self._losses(self.persistence), self._progress.metrics())
             self._progress.paused(time.monotonic() - began)
             self._schedule.saved(time.monotonic())
+            self._tell()
 
     def save_now(self, tracked: list[Tracked], run: RunState, *, finished: bool) -> bool:
         """Saves, and waits until that is committed. False for a run without checkpoints."""
@@ -140,6 +142,7 @@ class Saves:
         if (auto := self._schedule.auto) is not None:
             auto.measured(saved.stall, saved.seconds)
             following = f"; the next is due {auto.seconds:,.0f} s after this one began (interval auto)"
+            self._tell()
         self._progress.log(
             f"checkpoint of step {saved.step} committed: {saved.total_bytes / 1e6:.2f} MB in {saved.seconds:.2f} s, "
             f"training stood still for {saved.stall:.2f} s{following}"
@@ -149,6 +152,12 @@ class Saves:
                 self._gang.rank, saved.step, self.persistence.uri, saved.seconds, saved.own_bytes, time.time()
             )
         )
+
+    def _tell(self) -> None:
+        if self.persistence is not None and self._gang.leads:
+            auto = self._schedule.auto
+            seconds = auto.seconds if auto is not None else None
+            self._reporter.send(reports.Saving(self._gang.rank, self.persistence.skipped, seconds))
 
     def _troubled(self, trouble: str) -> None:
         self._reporter.send(reports.StorageFailed(self._gang.rank, trouble))

@@ -19,7 +19,7 @@ from muster_protocol import launcher_api as api
 from muster_protocol.launcher_api import Copy, Member, Release, Status
 from muster_runtime.checkpoint import records
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
-from muster_runtime.launch import config, copy_stream
+from muster_runtime.launch import config, copies, copy_stream
 from muster_runtime.launch.api_handler import ApiHandler
 from muster_runtime.launch.copies import Copies
 from muster_runtime.launch.hangs import Hangs
@@ -252,6 +252,45 @@ def test_what_is_refused(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     expected = {"incarnation": 409, "closed": 409, "uid": 403, "unknown": 404, "memory": 507}
     assert asyncio.run(check()) == expected[why]
+
+
+def test_a_copy_that_keeps_failing_is_told_until_one_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "_AGAIN_SECONDS", 0.0)
+    free = [0]
+    monkeypatch.setattr(records, "free_memory", lambda: free[0])
+
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            seen = []
+            while not first.copies.trouble:
+                first.copies.look()
+                await asyncio.sleep(0.01)
+                seen.append(first.copies._failures)
+            assert {1, 2} < set(seen), "one failure alone is no trouble yet"
+            told = "worker 0's memory is not copied to worker 1: it answered 507: it needs 0.01 GB more memory"
+            assert first.copies.trouble.startswith(told)
+            free[0] = 1 << 40
+            await first.look_until(second, 10)
+            while first.copies.trouble:
+                first.copies.look()
+                await asyncio.sleep(0.01)
+
+    asyncio.run(check())
+
+
+def test_index_0_hears_of_copies_that_fail() -> None:
+    given = config.read({env.LEADER_HOST: "127.0.0.1"}, ("true",))
+    state, roll = State(), Roll(0, 2)
+    leader = Leader(given, None, state, roll, Hangs(given, Ranks(state.tell), state))  # type: ignore[arg-type]
+    told = []
+    for error in ("", "worker 1's memory is not copied", ""):
+        leader.heartbeat(api.Heartbeat(1, "uid-1", copy_error=error))
+        told.append(leader.failing_copy)
+    leader.copy_error = "worker 0's memory is not copied"
+    assert [*told, leader.failing_copy] == ["", "worker 1's memory is not copied", "", leader.copy_error]
 
 
 def test_nothing_is_sent_that_this_incarnation_has_not_agreed_on() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hack.s3server import S3Server
 
+from muster_protocol.launcher_api import Saving
+
 sys.path.insert(0, str(Path(__file__).parent))
 from memory_runs import STEPS, MakeGang, Outage, Run, calm, memory_in_use
 
@@ -23,13 +25,15 @@ def test_a_killed_rank_resumes_from_memory_while_s3_answers_503(
 ) -> None:
     undisturbed = calm(make_gang, s3_server, proxy, "away", 2, 1)
     run = Run(make_gang, s3_server, proxy, "away", 2, 1)
-    run.start(VICTIM="1")
+    run.start(VICTIM="1", EVERY="5", KILL_AT="27")
     run.to_the_crash()
-    assert run.committed()["step"] == 10
+    assert run.committed()["step"] == 15
+    told = "the gang has left out the save of step 25, since that of step 20 doesn't end"
+    run.gang.eventually(lambda: run.pods[0].status().saving == Saving(left_out=1), told)
     run.touch("strike-1")
     run.reach("resumed-2-at-20")
     assert all(pod.status().resumed_from == 20 for pod in run.pods)
-    assert run.committed()["step"] == 10, "S3 was away all the time"
+    assert run.committed()["step"] == 15, "S3 was away all the time"
     proxy.away.clear()
     run.touch("go-2")
     run.ends_well()

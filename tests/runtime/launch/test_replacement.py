@@ -284,6 +284,23 @@ def test_without_an_operators_word_a_newer_attempt_may_come(make_gang: MakeGang)
     assert not gang.marks("overlap")
 
 
+def test_a_new_index_0_goes_on_counting_restarts_in_place(make_gang: MakeGang) -> None:
+    gang = make_gang(2, MUSTER_RESTARTS_IN_PLACE="1", **WAITING)
+    operator = Operator(gang, gang.script(PLAIN))
+    operator.runs(1)
+    os.kill(pid_of(gang, 1, 1), signal.SIGKILL)
+    operator.runs(2)
+    kill(operator.pods[0])
+    operator.loses(0)
+    operator.replace(0)
+    operator.runs(3)
+    assert operator.pods[0].status().restarts == 1
+    os.kill(pid_of(gang, 3, 1), signal.SIGKILL)
+    first, second = (operator.pods[index].end() for index in (0, 1))
+    assert (first.restarts, second.restarts) == (1, 1)
+    assert "the gang was restarted in place once before" in first.message, "the limit is used up"
+
+
 def test_a_roll_excludes_who_is_not_named_and_who_was_given_up() -> None:
     roll = Roll(1, 2)
     assert not roll.excludes("a")

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gangs import SCRIPTS, Result, run_gang
+from torch import nn
+
+from muster_runtime.data.order import Microbatch
+from muster_runtime.errors import UsageError
+from muster_runtime.session.gradients import Gradients
+from muster_runtime.session.tracking import Tracked
 
 STEPS = 60
 EPOCH = [32] * 6 + [11]  # 203 samples
@@ -205,6 +212,11 @@ MISTAKES = {
         weighed(before="session.report(loss=1.0)  # here"),
         "here: session.backward has the step's loss already",
     ),
+    "a second backward pass": (
+        1,
+        weighed(after="model(x).square().mean().backward()  # here"),
+        "here: this step has gradients of a backward pass beside session.backward",
+    ),
     "a negative weight": (1, weighed(weight=", -1"), "backward: the weight is -1; it must not be negative"),
     "a batch size": (1, "make(batch_size=4)\n", "session.loader takes no batch_size"),
     "no global batch": (1, "make(global_batch=0)\n", "global batch is 0|batch_size should be a positive integer"),
@@ -221,6 +233,30 @@ def test_a_mistake_is_told_with_its_line(name: str, tmp_path: Path) -> None:
     result = run(tmp_path, body, ranks)
     assert 0 not in result.codes, result.output
     assert re.search(pattern, result.output), result.output
+
+
+@pytest.mark.parametrize("order", ["before", "before, and zeroed", "after", "after the optimizer's step"])
+def test_a_backward_pass_of_the_scripts_own_may_not_add_to_ours(order: str) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients = Gradients(1, torch.device("cpu"), [Tracked("model", model, "here.py:1")], print)
+    gradients.watch()
+    gradients.open_step()
+    with gradients.microbatch(Microbatch(range(4), 4, 4), trained=True):
+        if order.startswith("before"):
+            model(torch.ones(4, 4)).sum().backward()
+        if order.endswith("zeroed"):
+            optimizer.zero_grad()
+        gradients.backward(model(torch.ones(4, 4)).mean(), None, None)
+        if order == "after":
+            model(torch.ones(4, 4)).sum().backward()
+    wrong = order in ("before", "after")
+    with pytest.raises(UsageError, match=r"test_elastic.py:\d+: .* beside") if wrong else nullcontext():
+        gradients.refuse_incomplete(None, optimizer)  # type: ignore[arg-type]
+    if order.endswith("step"):
+        model(torch.ones(4, 4)).sum().backward()
+        gradients.open_step()
+        assert not gradients._beside, "each step is looked at by itself"
 
 
 def test_equal_shares_may_call_loss_backward_and_are_told_of_other_sizes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,7 +13,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.cli.look import Scene, one_line, render
 from muster.cluster.views import PodView
 from muster.controllers.progress import progressed
-from muster_protocol.launcher_api import Kept, MemoryTier, Status
+from muster_protocol.launcher_api import Kept, MemoryTier, Saving, Status
 from muster_protocol.launcher_api import Phase as LauncherPhase
 
 pytestmark = pytest.mark.unit
@@ -205,6 +206,11 @@ def test_a_lost_worker_that_is_made_anew_is_told_and_those_of_before_are_counted
     ("kept", "why", "told"),
     [
         (Kept.PEER, "", "Memory tier also in memory, with a copy in another worker's"),
+        (
+            Kept.PEER,
+            "worker 1's memory is not copied to worker 0: timed out",
+            "own memory, but a copy fails: worker 1's memory is not copied to worker 0: timed out",
+        ),
         (Kept.LOCAL, "all its workers lie on one node", "also in each worker's own memory: all its workers lie on one"),
         (Kept.OFF, "memory doesn't suffice", "not kept in memory: memory doesn't suffice"),
     ],
@@ -217,3 +223,23 @@ def test_it_is_told_where_the_newest_checkpoint_stays_in_memory(kept: Kept, why:
     assert progressed(running.model_copy(update={"status": status}), answer, NOW) is None
     text = shown(Scene(running.model_copy(update={"status": status}), (), (), NOW))
     assert told in " ".join(text.replace("│", " ").split())
+
+
+def test_it_is_told_how_often_checkpoints_are_taken() -> None:
+    running, answer = job(phase="Running"), Status(LauncherPhase.RUNNING, 1, 1, 0)
+    shows = []
+    for saving in (Saving(0, 60.0), Saving(0, 720.4), Saving(0, 650.0), Saving(3, 590.0), Saving(0), Saving(2), None):
+        status = progressed(running, replace(answer, saving=saving), NOW) or running.status
+        running = running.model_copy(update={"status": status})
+        rows = [line.strip("│ \n") for line in shown(Scene(running, (), (), NOW)).splitlines()]
+        shows.append(next((row.removeprefix("Saves").strip() for row in rows if row.startswith("Saves")), ""))
+    left_out = "left out while the one before was still being written"
+    assert shows == [
+        "every 1m (interval auto)",
+        "every 12m (interval auto)",
+        "every 12m (interval auto)",
+        f"every 12m (interval auto); 3 {left_out}",
+        "",
+        f"2 {left_out}",
+        f"2 {left_out}",
+    ]

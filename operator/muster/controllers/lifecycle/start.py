@@ -7,7 +7,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.trainingjob_status import Failure, QueuePosition
+from muster.api.trainingjob_status import Failure, Placement, QueuePosition
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import failure, hindrance
 from muster.controllers.lifecycle.turn import Turn
@@ -57,28 +57,28 @@ def follow(turn: Turn) -> bool:
             told = "the workers join the barrier"
             turn.draft.condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_GANG.value, told)
     elif turn.s.launcher is not None and placement.replacing is None and not turn.s.launcher.lost:
-        _tell_restarts(turn, turn.s.launcher)
+        _tell_restarts(turn, placement, turn.s.launcher)
     return False
 
 
-def _tell_restarts(turn: Turn, launcher: LauncherStatus) -> None:
+def _tell_restarts(turn: Turn, placement: Placement, launcher: LauncherStatus) -> None:
     """Say that the launchers have started the processes again in the pods that they have."""
-    known, placement, status = turn.status.incarnation, turn.status.placement, turn.status
-    fresh = min(launcher.restarts, launcher.incarnation - (known or 1))
-    if known is None and fresh <= 0:
-        turn.draft.set(incarnation=launcher.incarnation)  # it was silent when the gang began to train
-    if fresh <= 0 or placement is None:
-        return
+    if launcher.incarnation > (turn.status.incarnation or 0):
+        turn.draft.set(incarnation=launcher.incarnation)
     scripts = launcher.restarts if launcher.failures is None else launcher.failures
-    here = placement.model_copy(update={"restarts": max(scripts, placement.restarts or 0) or None})
-    count = (status.restarts_in_place or 0) + fresh
-    turn.draft.set(incarnation=launcher.incarnation, restarts_in_place=count, placement=here)
-    new = max(0, scripts - (placement.restarts or 0))
+    networks = launcher.restarts - scripts
+    crashes = max(0, scripts - (placement.restarts or 0))
+    breaks = max(0, networks - (placement.network_restarts or 0))
+    if not crashes + breaks:  # processes also start anew where a launcher was only away for a while
+        return
+    counted = {"restarts": scripts or None, "network_restarts": networks or None}
+    in_place = (turn.status.restarts_in_place or 0) + crashes + breaks
+    turn.draft.set(restarts_in_place=in_place, placement=placement.model_copy(update=counted))
     hung = launcher.restarted_by is not None and launcher.restarted_by.cause == Cause.HANG.value
-    failure.book_crashes(turn, new, "hang" if hung else "user", launcher.restarted_after)
-    if launcher.restarts > scripts:
-        failure.book_crashes(turn, fresh - new, "network", launcher.restarted_after)
-    told = f"{launcher.restarted_after[:500]}; the gang's processes were started again in their pods"
+    cause = launcher.restarted_after[:500] or "a rank crashed"  # before index 0 was replaced, which knows the number
+    failure.book_crashes(turn, crashes, "hang" if hung else "user", cause)
+    failure.book_crashes(turn, breaks, "network", cause)
+    told = f"{cause}; the gang's processes were started again in their pods"
     turn.tell(EventReason.RESTARTED_IN_PLACE, f"{told} ({launcher.restarts} in this placement)", warning=True)
     if launcher.restarted_by is not None:
         _keep_failure(turn, launcher.restarted_by)

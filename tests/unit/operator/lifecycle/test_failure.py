@@ -116,6 +116,24 @@ def test_what_a_restart_in_place_followed_is_kept_with_its_stack() -> None:
     assert (failure.message, failure.traceback, case.phase) == ("rank 1 hangs", "in stuck", "Running")
 
 
+def test_processes_that_start_anew_without_a_crash_are_no_restart() -> None:
+    """As after a launcher that was away for a while, or with a new index 0."""
+    case = Case(trainingjob(restart={"limit": 2}))
+    case.start()
+    counts = []
+    for incarnation, restarts, why in ((2, 1, "rank 1 fell"), (3, 1, "rank 1 fell"), (4, 1, ""), (6, 2, "")):
+        assert case.launcher is not None
+        case.launcher = replace(
+            case.launcher, incarnation=incarnation, restarts=restarts, restarted_after=why, phase=Phase.RUNNING
+        )
+        case.settle()
+        assert case.job.status.incarnation == incarnation
+        counts.append((case.job.status.restarts_in_place, case.job.status.restarts_used))
+    assert counts == [(1, 1), (1, 1), (1, 1), (2, 2)]
+    notes = [note.message for note in case.notes if note.reason is EventReason.RESTARTED_IN_PLACE]
+    assert [note.partition(";")[0] for note in notes] == ["rank 1 fell", "a rank crashed"]
+
+
 @pytest.mark.parametrize("end", ["a worker is lost", "the gang is asked to stop"])
 def test_restarts_in_the_living_pods_count_once_also_when_pods_end_without_a_word(end: str) -> None:
     case = Case(trainingjob(restart={"limit": 2}))
