@@ -43,6 +43,8 @@ class Starting:
         self.obstacles, self.short = self._outlook.obstacles, self._outlook.short
         self.owners = Owners(round_, self._wants)
         self._first_choice: dict[tuple[int, int], int] = {}
+        self._sized_at = (NONE, 0)
+        self._sized: dict[tuple[int, bool], int] = {}
         self._admitted = 0
         self._no_quota: set[tuple[int, int]] = set()
         self._left: dict[tuple[int, int, int], int] = {}
@@ -160,7 +162,19 @@ class Starting:
         return self._largest_with_quota(job, kind, choice, passing=True)
 
     def _largest_with_quota(self, job: int, kind: int, choice: int, *, passing: bool = False) -> int:
-        """The largest of its sizes for which there is quota now, or 0."""
+        """The largest of its sizes for which there is quota now, or 0.
+
+        Asked before owners have their turn, and when they had it: mostly no quota has changed in between.
+        """
+        asked = (job, self._round.touches)
+        if asked != self._sized_at:
+            self._sized_at, self._sized = asked, {}
+        size = self._sized.get((choice, passing))
+        if size is None:
+            size = self._sized[choice, passing] = self._find_size(job, kind, choice, passing=passing)
+        return size
+
+    def _find_size(self, job: int, kind: int, choice: int, *, passing: bool) -> int:
         kinds, it = self._round.kinds, self._round.kinds.kinds[kind]
         queue, flavour = self._round.queue_of[job], it.choices[choice].flavour
         limited, left = self._round.used.limited(queue, flavour), self._left_in_passing if passing else self._left
