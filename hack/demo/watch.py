@@ -89,13 +89,20 @@ def _pod_view(pod: Json) -> PodView:
 
 def _ask_leader(kube: Kube, namespace: str, pods: list[Json]) -> launcher_api.Status | None:
     """What index 0's launcher knows; None while it does not answer."""
+    leaders = [pod for pod in pods if pod["metadata"]["labels"].get("muster.dev/index") == "0"]
+    return next(iter(statuses(kube, namespace, leaders)), None)
+
+
+def statuses(kube: Kube, namespace: str, pods: list[Json]) -> list[launcher_api.Status]:
+    """What the launchers of these pods know, those that answer."""
+    found = []
     for pod in pods:
-        labels, address = pod["metadata"]["labels"], pod.get("status", {}).get("podIP")
-        if labels.get("muster.dev/index") == "0" and address and not pod["metadata"].get("deletionTimestamp"):
-            token = _token(kube, namespace, pod)
-            if token:
-                return ask(address, token)
-    return None
+        address = pod.get("status", {}).get("podIP")
+        token = _token(kube, namespace, pod) if address and not pod["metadata"].get("deletionTimestamp") else None
+        status = ask(address, token) if token else None
+        if status is not None:
+            found.append(status)
+    return found
 
 
 def ask(address: str, token: str, port: int = env.DEFAULT_PORT) -> launcher_api.Status | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,10 +40,15 @@ RESTRICTED = {
 }
 
 
+APART = {"spec": {"containers": [{"name": "trainer", "ports": [{"containerPort": 7470, "hostPort": 7470}]}]}}
+"""Each node has that port once, so the gang's workers lie on as many nodes."""
+
+
 def short_gpt(world: World, name: str, **more: Any) -> Json:
     """examples/gpt with a few steps, and a checkpoint every EVERY steps."""
     arguments = ["--steps", str(more.pop("steps", STEPS))]
-    return world.gpt(name, args=arguments, checkpoint=world.storage(name, everySteps=EVERY), **more)
+    checkpoint = world.storage(name, **{"everySteps": EVERY, **more.pop("checkpoint", {})})
+    return world.gpt(name, args=arguments, checkpoint=checkpoint, **more)
 
 
 def background(world: World) -> list[Json]:
@@ -131,20 +139,41 @@ def assert_as_undisturbed(world: World, name: str, reference: str) -> None:
     assert found == expected
 
 
-def test_a_killed_worker_is_replaced_alone_and_costs_only_the_steps_since_the_last_checkpoint(world: World) -> None:
-    world.apply(short_gpt(world, "killed"))
-    until_committed(world, "killed", EVERY)
+def until_copied(world: World, name: str, step: int) -> None:
+    """Waits until each worker keeps a copy of another's memory at `step`."""
+
+    def look() -> bool:
+        pods = world.pods(name)
+        found = watch.statuses(world.kube, world.namespace, pods)
+        return len(found) == len(pods) == 2 and all(status.copy[2:3] == (step,) for status in found)
+
+    world.wait(f"copies of {name}'s memory at step {step}", look, 300, name)
+
+
+def test_a_killed_worker_is_replaced_alone_and_resumes_from_the_copy_of_its_memory(world: World) -> None:
+    step = STEPS // 2
+    world.apply(short_gpt(world, "killed", checkpoint={"memory": "peer", "everySteps": step}, podTemplate=APART))
+    until_copied(world, "killed", step)
     pods = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in world.pods("killed")}
+    assert len({pod["spec"]["nodeName"] for pod in world.pods("killed")}) == 2
     lost = worker(world, "killed", 1)["metadata"]["name"]
-    assert strike.kill(worker(world, "killed", 1)), "no process was found in the worker's container"
     before = latest(world, "killed")
-    resumed = until_resumed(world, "killed", before.epoch)
-    assert resumed in (before.step, (before.step or 0) + EVERY), "a commit that was on its way may have landed"
+    assert strike.kill(worker(world, "killed", 1)), "no process was found in the worker's container"
+    assert until_resumed(world, "killed", before.epoch) == step
+    for line in (
+        r"\[worker 0\] \[muster\] the gang starts again in place, as incarnation 2: index 1 .* is lost",
+        rf"\[worker 1\] \[muster\] the copy of this pod's memory at step {step}, with index 0, was fetched",
+        rf"\[worker 0\] \[rank 0\] muster: resumed after step {step} from the memory of its pods",
+    ):
+        world.wait(line, lambda: re.search(line, muster(world, "logs", "killed", "--all")), 30, "killed")  # noqa: B023
     after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in world.pods("killed")}
     kept = pods.keys() - {lost}
     assert {name: after.get(name) for name in kept} == {name: pods[name] for name in kept}
     assert after.keys() - pods.keys() == {"killed-g1-1-1"}
     job = world.until_succeeded("killed")
+    in_memory = condition(job, "CheckpointInMemory")
+    assert in_memory
+    assert (in_memory["status"], in_memory["reason"]) == ("True", "KeptByPeers")
     assert job["status"]["replacements"] == 1
     assert not {"restarts", "failures"} & job["status"].keys()
     assert job["status"]["checkpoint"]["step"] == STEPS
@@ -290,18 +319,16 @@ def test_a_job_that_succeeded_shows_it_in_one_line(world: World) -> None:
     ready = condition(world.job("undisturbed"), "Admitted")
     assert ready
     assert ready["status"] == "False", "a job that has ended still holds quota"
-    status = subprocess.run(
-        [str(_muster()), "status", "undisturbed", "-n", world.namespace],
+    assert "Succeeded" in muster(world, "status", "undisturbed")
+
+
+def muster(world: World, *arguments: str) -> str:
+    """What the command prints."""
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "muster"), *arguments, "-n", world.namespace],
         capture_output=True,
         text=True,
         env={"KUBECONFIG": str(world.kube.cluster.kubeconfig), "PATH": "/usr/bin:/bin"},
     )
-    assert status.returncode == 0, status.stderr
-    assert "Succeeded" in status.stdout
-
-
-def _muster() -> Any:
-    import sys
-    from pathlib import Path
-
-    return Path(sys.executable).parent / "muster"
+    assert done.returncode == 0, done.stderr
+    return done.stdout
