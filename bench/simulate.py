@@ -40,8 +40,8 @@ CLUSTER = {"nodes": [{"count": 256, "gpus": 8}]}
 INTERVAL = 60.0
 POLICIES = ("fifo", "easy", "muster", "muster-no-preemption")
 AVERAGED = (
-    "mean_completion", "mean_wait", "median_wait", "p90_wait", "p99_wait", "mean_slowdown", "fairness", "utilisation",
-    "useful", "lost", "fragmentation", "makespan", "seconds", "evictions", "never",
+    "mean_completion", "mean_wait", "median_wait", "p90_wait", "p99_wait", "mean_slowdown", "fairness", "even_speeds",
+    "utilisation", "useful", "lost", "fragmentation", "makespan", "seconds", "evictions", "never",
 )  # fmt: skip
 
 
@@ -86,9 +86,11 @@ def figures(results: Mapping[float, Sequence[Sequence[Figures]]]) -> dict[str, f
                 told[f"{key}_{figure}_pct"] = 100 * mean[name][figure] / max(mean["easy"][figure], 1e-9)
             told[f"{key}_useful_lacking"] = 100 * (mean["easy"]["useful"] - mean[name]["useful"])
             told[f"{key}_fairness"] = mean[name]["fairness"]
+            told[f"{key}_even_speeds"] = mean[name]["even_speeds"]
         easy = mean["easy"]
         told[f"easy_{load:g}_without_waits_pct"] = 100 * (1 - easy["mean_wait"] / easy["mean_completion"])
         told[f"easy_{load:g}_fairness"] = easy["fairness"]
+        told[f"easy_{load:g}_even_speeds"] = easy["even_speeds"]
     every = [row for runs in results.values() for rows in runs for row in rows if row.policy == "muster"]
     told["muster_slowest_s"] = max(row.seconds for row in every)
     told["muster_never_started"] = sum(row.never for row in every)
@@ -117,6 +119,7 @@ def notes(names: Iterable[str]) -> dict[str, str]:
         "_pct": "mean over the seeds, in percent of EASY's",
         "_useful_lacking": "percentage points of useful GPU time less than EASY",
         "_fairness": "Jain's index over users' mean slowdowns",
+        "_even_speeds": "Jain's index over users' mean speeds",
         "_without_waits_pct": "EASY's mean completion if nobody ever waited: what no policy can go below",
         "muster_slowest_s": "processor seconds for the slowest of all simulations with Muster",
         "muster_never_started": "jobs that Muster never started, over all runs",

@@ -7,7 +7,9 @@
 * utilisation: GPU-seconds in use over those of usable nodes, from the first submission to the last: what follows is a
   cluster that drains. useful: the same of work that was kept; lost are grace, restarts and work done twice.
 * fairness: R. Jain's index (Σx)² / nΣx² over each user's mean bounded slowdown: 1 when all users wait alike for their
-  work, 1/n when one of n has all the waiting.
+  work, 1/n when one of n has all the waiting. even speeds: the same over each user's mean speed, which is work /
+  completion and so what a user gets; the index was made for such quantities, where more is better (R. Jain, D. Chiu,
+  W. Hawe, "A Quantitative Measure of Fairness", DEC TR-301, 1984).
 * fragmentation: of the GPUs that were idle while jobs waited, the share on nodes that were partly in use.
 """
 
@@ -37,6 +39,7 @@ class Figures:
     p99_wait: float
     mean_slowdown: float
     fairness: float
+    even_speeds: float
     utilisation: float
     useful: float
     lost: float
@@ -60,9 +63,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class Users:
-    """Each user's mean bounded slowdown, users without a finished job left out."""
+    """Each user's means, of bounded slowdown and of its inverse; users without a finished job left out."""
 
     slowdown: Seconds
+    speed: Seconds
 
 
 def measure(outcome: Outcome) -> Figures:
@@ -71,7 +75,7 @@ def measure(outcome: Outcome) -> Figures:
     ended = np.isfinite(world.ended)
     completion = (world.ended - trace.submit)[ended]
     wait = world.queued[ended]
-    slow = slowdown(outcome)[ended]
+    slow, by_user = slowdown(outcome)[ended], users(outcome)
     percentiles = np.percentile(wait, [50, 90, 99]) if wait.size else np.zeros(3)
     used, useful, there = _gpu_seconds(outcome)
     all_used, kept = _totals(outcome)
@@ -86,7 +90,8 @@ def measure(outcome: Outcome) -> Figures:
         p90_wait=float(percentiles[1]),
         p99_wait=float(percentiles[2]),
         mean_slowdown=_mean(slow),
-        fairness=jain(users(outcome).slowdown),
+        fairness=jain(by_user.slowdown),
+        even_speeds=jain(by_user.speed),
         utilisation=used / there if there else 0.0,
         useful=useful / there if there else 0.0,
         lost=1 - kept / all_used if all_used else 0.0,
@@ -111,12 +116,13 @@ def slowdown(outcome: Outcome) -> Seconds:
 
 
 def users(outcome: Outcome) -> Users:
-    """Mean slowdown of each user who had a job that ended."""
+    """Means of each user who had a job that ended."""
     trace = outcome.world.workload.trace
     ended = np.isfinite(outcome.world.ended)
-    count = np.bincount(trace.user[ended], minlength=len(trace.users))
-    total = np.bincount(trace.user[ended], slowdown(outcome)[ended], minlength=len(trace.users))
-    return Users(total[count > 0] / count[count > 0])
+    users_, slow = trace.user[ended], slowdown(outcome)[ended]
+    count = np.bincount(users_, minlength=len(trace.users))
+    slowdowns, speeds = (np.bincount(users_, each, minlength=len(trace.users)) for each in (slow, 1 / slow))
+    return Users(slowdowns[count > 0] / count[count > 0], speeds[count > 0] / count[count > 0])
 
 
 def jain(shares: Seconds) -> float:

@@ -36,6 +36,7 @@ COLUMNS: Final[tuple[tuple[str, Callable[[Figures], str]], ...]] = (
     ("p99 wait", lambda row: duration(row.p99_wait)),
     ("slowdown", lambda row: f"{row.mean_slowdown:.1f}"),
     ("fairness", lambda row: f"{row.fairness:.2f}"),
+    ("even speeds", lambda row: f"{row.even_speeds:.2f}"),
     ("in use", lambda row: _percent(row.utilisation)),
     ("useful", lambda row: _percent(row.useful)),
     ("lost", lambda row: _percent(row.lost)),

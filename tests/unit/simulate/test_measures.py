@@ -41,6 +41,7 @@ def test_figures_of_a_run_done_by_hand() -> None:
     assert figures.useful == figures.utilisation
     assert figures.lost == 0
     assert figures.fairness == pytest.approx(jain(np.array([1.0, 3.0])))
+    assert figures.even_speeds == pytest.approx(jain(np.array([1.0, 1 / 3])))
     assert figures.makespan == 1260
     assert figures.never == 0
 
