@@ -43,7 +43,7 @@ def test_another_number_of_ranks_is_refused_and_said_before(tmp_path: Path) -> N
                 heard.append(report.decode(launcher.recv(report.DATAGRAM_LIMIT)))
     told = next(message for message in heard if isinstance(message, report.FixedSize))
     assert told.rank == 0
-    kinds = [type(message) for message in heard]
+    kinds = [type(message) for message in heard if message is not None and message.rank == told.rank]
     assert kinds.index(report.FixedSize) < kinds.index(report.Progress), "before the first step is known"
     assert "'loader', tracked at" in told.text
     assert "is of StatefulDataLoader, whose place is each rank's own" in told.text
