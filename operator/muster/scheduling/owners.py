@@ -42,21 +42,39 @@ class Owners:
         self._seen = 0
         self._lines: dict[tuple[int, int], list[tuple[int, Need]]] = {}
         self._at: dict[tuple[int, int], int] = {}
+        self._open: dict[tuple[int, int], list[int]] = {}
 
     def beside(self, queue: int) -> bool:
         """Whether jobs wait in other queues of its tree that may take back what they lent."""
         return any(other != queue for other in self._reclaiming().get(self._round.used.circle(queue), ()))
 
+    def left(self, queue: int, flavour: int) -> bool:
+        """Whether somebody in another queue of its tree may still have a turn; quick, so that it can be asked first."""
+        lines = self._open.get((self._round.used.circle(queue), flavour))
+        return lines is None or any(other != queue for other in lines)
+
     def before(self, queue: int, flavour: int) -> int | None:
         """The next owner whose turn is before a job of the queue borrows of the flavour; None: all have had theirs."""
-        first = None
-        for other in self._reclaiming().get(self._round.used.circle(queue), []):
-            if other == queue or self._round.snapshot.queues.reclaim[other] != Preempts.ANY:
-                continue
-            row = self._first_in_line(other, flavour)
+        circle = self._round.used.circle(queue)
+        first, left = None, []
+        lines = self._open.get((circle, flavour))
+        for other in self._takers(circle) if lines is None else lines:
+            row = self._first_in_line(other, flavour) if other != queue else None
             if row is not None and (first is None or self._places[row] < self._places[first]):
                 first = row
+            if other == queue or not self._at_end((other, flavour)):
+                left.append(other)
+        self._open[circle, flavour] = left
         return first
+
+    def _takers(self, circle: int) -> list[int]:
+        """Of the queues of a tree that may take back what they lent, those that take it from any priority."""
+        reclaim, from_any = self._round.snapshot.queues.reclaim, Preempts.ANY
+        return [queue for queue in self._reclaiming().get(circle, ()) if reclaim[queue] == from_any]
+
+    def _at_end(self, line: tuple[int, int]) -> bool:
+        """Whether nobody in it can have a turn any more."""
+        return self._at.get(line, 0) >= len(self._line(line))
 
     def turned_down(self, row: int, flavour: int, *, room: bool) -> None:
         """An owner that had its turn before a borrower waits on: for room, or else for quota."""
@@ -66,6 +84,7 @@ class Owners:
     def look_again(self) -> None:
         """Quota came back: who was turned down may have it now."""
         self._at.clear()
+        self._open.clear()
 
     def _first_in_line(self, queue: int, flavour: int) -> int | None:
         """Of the jobs of a queue that want the flavour, the first, if it is an owner."""

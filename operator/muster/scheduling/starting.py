@@ -90,8 +90,10 @@ class Starting:
         if job in self.short or (queue, kind) in self._no_quota:
             return None
         for choice in self._hopes[kind].choices:
-            size = self._largest_with_quota(job, kind, choice) or self._largest_in_passing(job, kind, choice)
             flavour = it.choices[choice].flavour
+            if not self.owners.left(queue, flavour):
+                continue
+            size = self._largest_with_quota(job, kind, choice) or self._largest_in_passing(job, kind, choice)
             need = round_.kinds.limited_need(kind, choice, size, round_.used.limited(queue, flavour)) if size else ()
             owner = None if round_.promised.within(queue, flavour, need) else self.owners.before(queue, flavour)
             if owner is not None:
