@@ -283,7 +283,7 @@ def _checkpoint(checkpoint: Checkpoint | None) -> EffectiveCheckpoint | None:
     if checkpoint.interval is None:
         interval = CHECKPOINT_INTERVAL_SECONDS if checkpoint.every_steps is None else None
     else:
-        interval = AUTO if checkpoint.interval == AUTO else parse_duration(checkpoint.interval)
+        interval = _seconds_or_auto(checkpoint.interval)
     authority, encryption = checkpoint.ca_config_map_ref, checkpoint.encryption
     return EffectiveCheckpoint(
         uri=checkpoint.uri,

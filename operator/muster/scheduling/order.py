@@ -30,7 +30,7 @@ from typing import Final
 import numpy as np
 
 from muster.scheduling.fairness import parts
-from muster.scheduling.ranks import AGE_STEPS, ages, by_length, classes_of, in_order, slacks, works
+from muster.scheduling.ranks import AGE_STEPS, ages, classes_of, in_order, lengths, slacks
 from muster.scheduling.snapshot import NONE, Index, Int, Jobs, Mask, Seconds, Snapshot
 
 _WHOLE: Final = 2.0**40
@@ -153,8 +153,8 @@ class _Lines:
         ranks = np.empty(len(jobs.uids), dtype=np.int64)
         ranks[in_order((jobs.submitted, slacks(snapshot)), jobs.uids, counted)] = np.arange(len(counted))
         classes = classes_of(snapshot, steps)
-        keys = [key[counted] for key in (*_within(snapshot, ranks), classes, jobs.queues)]
-        rows = counted[np.lexsort(keys)]
+        keys: tuple[Index | Int | Seconds, ...] = (ranks, *lengths(snapshot), classes, jobs.queues)
+        rows = counted[np.lexsort([key[counted] for key in keys])]
         first = int(np.searchsorted(jobs.queues[rows], 0))
         stray, rows = rows[:first], rows[first:]
         self.without_queue: list[int] = stray[jobs.pending[stray]].tolist()
@@ -373,11 +373,3 @@ def _way(parents: list[int], queue: int, own: int) -> tuple[int, ...]:
         way.append(queue)
         queue = parents[queue]
     return tuple(way)
-
-
-def _within(snapshot: Snapshot, ranks: Int) -> tuple[Int | Seconds, ...]:
-    """Keys that order the jobs of one queue and class, the most important last."""
-    shortest = by_length(snapshot)
-    if not shortest.any():
-        return (ranks,)
-    return ranks, np.where(shortest, works(snapshot), 0.0), np.where(shortest, slacks(snapshot), 0.0)

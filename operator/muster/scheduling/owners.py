@@ -44,10 +44,6 @@ class Owners:
         self._at: dict[tuple[int, int], int] = {}
         self._open: dict[tuple[int, int], list[int]] = {}
 
-    def beside(self, queue: int) -> bool:
-        """Whether jobs wait in other queues of its tree that may take back what they lent."""
-        return any(other != queue for other in self._reclaiming().get(self._round.used.circle(queue), ()))
-
     def left(self, queue: int, flavour: int) -> bool:
         """Whether somebody in another queue of its tree may still have a turn; quick, so that it can be asked first."""
         lines = self._open.get((self._round.used.circle(queue), flavour))

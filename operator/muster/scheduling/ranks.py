@@ -107,12 +107,18 @@ def classes_of(snapshot: Snapshot, steps: Int) -> Int:
     return classes
 
 
+def lengths(snapshot: Snapshot) -> tuple[Seconds, ...]:
+    """Keys that order the jobs of one class in queues whose shortest come first, the most important last."""
+    shortest = by_length(snapshot)
+    if not shortest.any():
+        return ()
+    return np.where(shortest, works(snapshot), 0.0), np.where(shortest, slacks(snapshot), 0.0)
+
+
 def ranked(snapshot: Snapshot, rows: Int) -> Int:
     """Rows of waiting jobs in the order of `muster.scheduling.order`, shares aside; those of each queue in its own."""
-    works_, slack, shortest = works(snapshot), slacks(snapshot), by_length(snapshot)
     classes = classes_of(snapshot, ages(snapshot))
-    least = np.where(shortest, works_, 0.0)
-    keys = (snapshot.jobs.submitted, slack, least, np.where(shortest, slack, 0.0), classes)
+    keys: tuple[Int | Seconds, ...] = (snapshot.jobs.submitted, slacks(snapshot), *lengths(snapshot), classes)
     return in_order(keys, snapshot.jobs.uids, rows)
 
 

@@ -85,7 +85,7 @@ class Starting:
         round_ = self._round
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         it = round_.kinds.kinds[kind]
-        if not (round_.policy.preemption and it.preemptible and self.owners.beside(queue)):
+        if not (round_.policy.preemption and it.preemptible):
             return None
         if job in self.short or (queue, kind) in self._no_quota:
             return None

@@ -9,6 +9,7 @@ from typing import Final
 from muster_protocol import exits
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_api import Ended, Examined, RankSeen
+from muster_runtime.launch.tracebacks import is_library
 
 STACK_LINES: Final = 40
 _NAMED: Final = 8
@@ -21,7 +22,6 @@ _WAITS: Final = re.compile(
 
 _COMPILES: Final = re.compile(r"torch/_(dynamo|inductor|functorch)/|/triton/")
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+|\?+) in (?P<function>\S+)')
-_NOT_THE_SCRIPTS: Final = re.compile(r"/(site|dist)-packages/|/lib/python3[.\d]*/|muster_runtime/|^<")
 
 _WHERE: Final = {
     "none": "before it has started a session",
@@ -66,7 +66,7 @@ def _waits(stack: str) -> bool:
         if _WAITS.search(line):
             return True
         frame = _FRAME.search(line)
-        if frame is not None and not _NOT_THE_SCRIPTS.search(frame["file"]):
+        if frame is not None and _is_script(frame["file"]):
             return False
     return False
 
@@ -94,6 +94,10 @@ def judge(workers: Sequence[Examined]) -> Ended:
     )
 
 
+def _is_script(path: str) -> bool:
+    return not (is_library(path) or "muster_runtime/" in path or path.startswith("<"))
+
+
 def _message(found: Sequence[RankSeen], ranks: int) -> str:
     first = found[0]
     where = _WHERE.get(first.section, "").format(step=first.step)
@@ -113,7 +117,7 @@ def _doing(seen: RankSeen) -> str:
     if _in_the_kernel(seen):
         stopped, waits = "is stopped by a signal (SIGSTOP)", "waits in the kernel (state D), for a disk or a device"
         return f" and {waits if seen.state == 'D' else stopped}"
-    frame = next((f for f in _FRAME.finditer(seen.stack) if not _NOT_THE_SCRIPTS.search(f["file"])), None)
+    frame = next((f for f in _FRAME.finditer(seen.stack) if _is_script(f["file"])), None)
     return f", at {frame['file']}:{frame['line']} in {frame['function']}" if frame is not None else ""
 
 

@@ -42,7 +42,7 @@ _GPU_BROKEN: Final = re.compile(
 """What a script can't bring about. A device-side assert or an illegal address is nearly always the script's."""
 
 _PLACE: Final = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?$')
-_OTHERS: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 """In the paths of code that isn't the script's own."""
 _VARIES: Final = re.compile(r"0x[0-9a-fA-F]+|\b(?=[a-f]*\d)[0-9a-f]{8,}\b|\d+(\.\d+)?([eE][-+]?\d+)?")
 """Numbers, addresses and hashes: they differ between two failures that are alike."""
@@ -101,6 +101,11 @@ def is_broken_gpu(traceback: str) -> bool:
     return bool(_GPU_BROKEN.search(exception_line(traceback)))
 
 
+def is_library(path: str) -> bool:
+    """Whether a frame's file was installed, with Python or beside it."""
+    return any(part in path for part in _LIBRARIES)
+
+
 def signature(what: str, lines: str) -> str:
     """By what a failure is known again, on any rank: `ValueError: # rows at train.py:17 in step`.
 
@@ -110,7 +115,7 @@ def signature(what: str, lines: str) -> str:
     if not what:
         return ""
     places = [found for found in map(_PLACE.match, lines.split("\n")) if found]
-    own = [found for found in places if not any(part in found[1] for part in _OTHERS)]
+    own = [found for found in places if not is_library(found[1])]
     told = _VARIES.sub("#", what)[:_SIGNATURE_LENGTH]
     for file, line, function in (found.groups() for found in (own or places)[-1:]):
         told += f" at {file.rpartition('/')[2]}:{line}" + (f" in {function}" if function else "")
