@@ -301,7 +301,9 @@ def run(names: Sequence[str]) -> Outcome:
         mine = leftovers.Mark(secrets.token_hex(8), Path(state))
         # CI: hypothesis then draws the same examples each time; new ones are for who works on the code.
         fixed = {"CI": "true", "PYTHONUNBUFFERED": "1"}
-        environment = {**os.environ, **fixed, "XDG_STATE_HOME": state, leftovers.TAG: mine.run}
+        # Hundreds of processes load torch or the operator: what the first one compiles is there for the others.
+        compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{state}/pycache"}
+        environment = {**os.environ, **fixed, **compiled, "XDG_STATE_HOME": state, leftovers.TAG: mine.run}
         before = leftovers.shared_things()
         try:
             for name in names:
