@@ -116,6 +116,28 @@ class Cluster:
             node.join(site, name)
             node.wait_ready(site, ApiClient(site), name)
 
+    def kill_agents(self, name: str) -> list[int]:
+        """Kills one node's kubelet and containerd; its containers go on. Returns the pids."""
+        return node.kill_agents(self._site(name), name)
+
+    def start_agents(self, name: str) -> None:
+        """Starts them again and returns when the node is Ready with its GPUs."""
+        site = self._site(name)
+        with _busy(self.name):
+            node.start_containerd(site, name, network.anchor(site, name))
+            node.join(site, name)
+            node.wait_ready(site, ApiClient(site), name)
+
+    def process(self, name: str) -> processes.Process:
+        """A process of the control plane: etcd, kube-apiserver, coredns, versitygw and so on.
+
+        Raises ClusterError when it does not run.
+        """
+        running = processes.find(self._site().directory, name)
+        if running is None:
+            raise ClusterError(f"{name} of cluster {self.name} does not run")
+        return running
+
     def stop_apiserver(self) -> None:
         """Stops kube-apiserver; everything else goes on. It is killed when open watches keep it from ending soon."""
         site = self._site()

@@ -75,6 +75,12 @@ def start_machine(site: Site, node: str) -> None:
     holder = network.start_anchor(site, node, mounts)
     network.connect_node(site, node, site.options.node_names.index(node))
     prepare(site, node)
+    start_containerd(site, node, holder)
+
+
+def start_containerd(site: Site, node: str, holder: Process) -> None:
+    """Starts the node's containerd in the namespaces of `holder`; containers that run already go on."""
+    folder = site.node_directory(node)
     _start(site, node, holder, "containerd", ["--config", str(folder / "containerd.toml"), "--log-level", "warn"])
     socket = Path(f"/proc/{holder.pid}/root/run/containerd/containerd.sock")
     log = site.logs / f"{node}-containerd.log"
@@ -157,6 +163,21 @@ def wait_ready(site: Site, client: ApiClient, node: str) -> None:
         return f"    {problem[0]}\n{log_tail(_kubelet_log(site, node))}"
 
     wait_for(f"{node}'s getting Ready", ready, READY_TIMEOUT_S, why_not)
+
+
+def kill_agents(site: Site, node: str) -> list[int]:
+    """Kills the node's kubelet and containerd, and nothing else: containers go on. Returns the pids."""
+    # A kubelet without a checkpoint of its devices takes the node for a new one: it would count no GPU and refuse the
+    # pods that run. An empty checkpoint does; kubelet says that it cannot read it, and goes on.
+    plugins = site.node_directory(node) / "kubelet" / "device-plugins"
+    (plugins / "kubelet_internal_checkpoint").write_text("{}")
+    killed = []
+    for program in ("kubelet", "containerd"):
+        running = processes.find(site.directory, f"{node}-{program}")
+        if running:
+            processes.kill(running)
+            killed.append(running.pid)
+    return killed
 
 
 def stop(site: Site, node: str) -> None:

@@ -167,15 +167,20 @@ def kill_all(directory: Path, slot: int | None, node: str | None = None, timeout
     return set()
 
 
-def stop(process: Process, timeout_s: float = 10.0) -> None:
+def stop(process: Process, timeout_s: float = 10.0, first: signal.Signals = signal.SIGTERM) -> None:
     """Asks one process to end, then kills it."""
     deadline = time.monotonic() + timeout_s
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGTERM)
+        os.kill(process.pid, first)
         while process.alive:
             if time.monotonic() > deadline:
                 os.kill(process.pid, signal.SIGKILL)
             time.sleep(0.02)
+
+
+def kill(process: Process) -> None:
+    """Kills one process and returns when it has ended."""
+    stop(process, timeout_s=0.0, first=signal.SIGKILL)
 
 
 def run_in(inside: Process, command: list[str], stdin: str | None = None) -> str:

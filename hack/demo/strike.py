@@ -42,14 +42,24 @@ def kill(pod: dict[str, Any]) -> list[int]:
     return killed
 
 
+def launcher(pod: dict[str, Any]) -> int | None:
+    """Pid, on this machine, of the first process of the pod's container, or None when none runs."""
+    found = [pid for container_id in container_ids(pod) for pid in processes(container_id)]
+    return next((pid for pid in found if _pid_inside(pid) == 1), None)
+
+
+def ranks(pod: dict[str, Any]) -> list[int]:
+    """Pids, on this machine, of the pod's ranks; not of the processes that these have started."""
+    found = [pid for container_id in container_ids(pod) for pid in processes(container_id) if _is_rank(pid)]
+    return [pid for pid in found if not _is_rank(_parent(pid))]  # a child has a rank's environment, too
+
+
 def kill_rank(pod: dict[str, Any]) -> int | None:
     """Kills one rank of the pod and leaves its launcher alone. Returns the pid, or None when no rank runs."""
-    ranks = [pid for container_id in container_ids(pod) for pid in processes(container_id) if _is_rank(pid)]
-    for pid in ranks:
-        if not _is_rank(_parent(pid)):  # a process that a rank started has its environment, too
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                return pid
+    for pid in ranks(pod):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return pid
     return None
 
 
@@ -65,3 +75,12 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
+
+
+def _pid_inside(pid: int) -> int:
+    """A process's number in its own pid namespace; 0 when it has ended."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return 0

@@ -1,0 +1,135 @@
+"""`python -m hack.chaos`: plays the rows on the local cluster `chaos`, keeps what came out, and makes the table anew.
+
+A run that is on record for the images of this checkout is not played again, so a call that was cut goes on. Exit code 0
+only if every run that was played met its target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from hack import images
+from hack.chaos import results, table
+from hack.chaos.recipe import SCRIPT
+from hack.chaos.results import Outcome, Result
+from hack.chaos.rows import REFERENCE_STEPS, ROWS, Row, entries
+from hack.chaos.run import Circumstances, play
+from hack.chaos.stage import Stage
+from hack.cluster import api
+from hack.cluster.errors import ClusterError
+from hack.cluster.progress import Progress
+from hack.demo import install
+from hack.demo.kube import Kube, KubeError
+
+NAMESPACE = BUCKET = "chaos"
+OPTIONS = api.Options(name="chaos", nodes=4, gpus=4, racks=4)
+"""Two nodes for a gang, and two that can take their place."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m hack.chaos", description="Faults, and what they cost a run.")
+    parser.add_argument("--row", action="append", choices=[*ROWS], metavar="ROW", help="a row, or several (all)")
+    parser.add_argument("--seed", action="append", type=int, help="a seed, or several (1 to 5)")
+    parser.add_argument("--again", action="store_true", help="play runs that are on record, too")
+    parser.add_argument("--list", action="store_true", help="the rows, and how often each was played; nothing runs")
+    parser.add_argument("--table", action="store_true", help="make the table of docs/reliability.md anew; nothing runs")
+    chosen = parser.parse_args()
+    if chosen.list:
+        _list()
+        return 0
+    if chosen.table:
+        table.write(entries(results.read()))
+        return 0
+    os.environ.setdefault("MUSTER_CLUSTER", "native")  # the rows stop processes that kind keeps for itself
+    rows = [ROWS[name] for name in chosen.row or ROWS]
+    try:
+        return _play_all(rows, chosen.seed or [1, 2, 3, 4, 5], chosen.again)
+    except (ClusterError, KubeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it was", file=sys.stderr)
+        return 130
+
+
+def _list() -> None:
+    known = results.read()
+    for row in ROWS.values():
+        print(f"{row.name:<24} {len(results.newest(known, row.name))} seeds played   {row.words}")
+
+
+def _play_all(rows: Sequence[Row], seeds: Sequence[int], again: bool) -> int:
+    cluster, circumstances = _bring_up()
+    known = results.read()
+    wanted: list[tuple[Row, int]] = []
+    for row, seed in itertools.product(rows, seeds):
+        if not again and results.known(known, row.name, seed, circumstances.version):
+            print(f"  {row.name} seed {seed}: on record", flush=True)
+        else:
+            wanted.append((row, seed))
+    played: list[Result] = []
+    for alone, runs in itertools.groupby(wanted, key=lambda run: run[0].alone):
+        played += _play(cluster, list(runs), circumstances, at_once=1 if alone else 2)
+    missed = [result for result in played if result.outcome != Outcome.MET.value]
+    print(f"{len(played)} runs played, {len(missed)} of them not as they should be; docs/reliability.md has the table")
+    print(f".venv/bin/python -m hack.cluster down --name {OPTIONS.name}   # takes the cluster away")
+    return 1 if missed else 0
+
+
+def _bring_up() -> tuple[api.Cluster, Circumstances]:
+    """The cluster with Muster on it, and what is the same for all runs."""
+    progress = Progress()
+    cluster = api.up(OPTIONS, progress)
+    built = images.build_all(cluster, progress)
+    kube = Kube(cluster)
+    install.operator(kube, built, progress)
+    install.bucket(kube, BUCKET)
+    install.namespace(kube, NAMESPACE)
+    parts = [*sorted(built.values()), SCRIPT.read_text()]
+    version = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=results.ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    with progress.part(f"a run of {REFERENCE_STEPS} steps without faults"):
+        Stage(kube, NAMESPACE, BUCKET, version).reference(REFERENCE_STEPS)
+    return cluster, Circumstances(commit, version, results.machine())
+
+
+def _play(
+    cluster: api.Cluster, runs: Sequence[tuple[Row, int]], circumstances: Circumstances, at_once: int
+) -> list[Result]:
+    """Plays runs that leave each other alone: while one goes on to its end, the next begins."""
+    turn, record = threading.Lock(), threading.Lock()
+
+    def one(run: tuple[Row, int]) -> Result:
+        row, seed = run
+        stage = Stage(Kube(cluster), NAMESPACE, BUCKET, circumstances.version)
+        result = play(stage, row, seed, circumstances, turn, lambda text: print(text, file=sys.stderr, flush=True))
+        with record:
+            results.append(result)
+            table.write(entries(results.read()))
+            print(f"  {_told(result)}", flush=True)
+        return result
+
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(one, runs))
+
+
+def _told(result: Result) -> str:
+    head = f"{result.row} seed {result.seed}: {result.outcome}"
+    if result.seconds is None:
+        return f"{head}: {result.why}"
+    costs = f"{result.seconds:.1f} s, {result.steps_lost} steps lost, {result.new_pods} new pods"
+    return f"{head}: {costs}, losses {result.losses or 'not compared'}" + (f"; {result.why}" if result.why else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

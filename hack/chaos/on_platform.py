@@ -1,0 +1,172 @@
+"""Faults of what a run needs besides its nodes: the operator, the API server, etcd, DNS, S3."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hack.chaos import kernel, unavailable
+from hack.chaos.stage import Stage, now
+from hack.chaos.victim import Hit, Victim, VoidRun, name_of
+from hack.cluster import network, processes, state, storage
+from hack.cluster.plan import S3_PORT
+from hack.cluster.processes import Launcher
+from hack.demo import install, strike
+from hack.demo.kube import Json
+
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{install.SYSTEM}/leases/muster-operator"
+READY_S = 90.0
+
+
+def operator_killed(victim: Victim) -> Hit:
+    """SIGKILL to the operator that leads; over when another has taken the Lease."""
+    stage = victim.stage
+    holder = _holder(stage)
+    pod = next((pod for pod in _operators(stage) if name_of(pod) in holder), None)
+    pid = strike.launcher(pod) if pod is not None else None
+    if pod is None or pid is None:
+        raise VoidRun(f"no process of the operator that leads ({holder!r}) was found")
+    at = now()
+    os.kill(pid, signal.SIGKILL)
+    victim.until_ended(pid)
+    victim.until("another holder of the Lease", lambda: _holder(stage) not in ("", holder), READY_S)
+    told = f"process {pid} is gone, and {_holder(stage)} holds the Lease in place of {holder}"
+    return Hit(at, f"SIGKILL to the operator that leads, {name_of(pod)}", told, healed=now())
+
+
+def _operators(stage: Stage) -> list[Json]:
+    selector = "labelSelector=app.kubernetes.io%2Fname%3Dmuster"
+    return stage.kube.items(f"/api/v1/namespaces/{install.SYSTEM}/pods?{selector}")
+
+
+def _holder(stage: Stage) -> str:
+    return str(((stage.kube.get(LEASE) or {}).get("spec") or {}).get("holderIdentity") or "")
+
+
+def apiserver_away(seconds: float) -> Callable[[Victim], Hit]:
+    """kube-apiserver ends and starts again so long after."""
+
+    def fault(victim: Victim) -> Hit:
+        cluster = victim.stage.kube.cluster
+        pid, at = cluster.process("kube-apiserver").pid, now()
+        cluster.stop_apiserver()
+        try:
+            answered = _answers(cluster.api_server)
+            time.sleep(seconds)  # so long it lasts
+        finally:
+            cluster.start_apiserver()
+        if answered:
+            raise VoidRun("the API server still answered")
+        told = f"process {pid} is gone, and connections were refused"
+        return Hit(at, f"API server stopped, started after {seconds:g} s", told, healed=now())
+
+    return fault
+
+
+def stands_still(program: str, seconds: float) -> Callable[[Victim], Hit]:
+    """SIGSTOP to a process of the control plane, and SIGCONT so long after: nobody is refused, and nobody answered."""
+
+    def fault(victim: Victim) -> Hit:
+        pid = victim.stage.kube.cluster.process(program).pid
+        at = now()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            time.sleep(seconds)  # so long it lasts
+            still = kernel.state(pid)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        if still != "T":
+            raise VoidRun(f"{program} was in state {still!r}")
+        return Hit(at, f"{program} stands still for {seconds:g} s", f"process {pid} was in state T", healed=now())
+
+    return fault
+
+
+def storage_refuses(seconds: float) -> Callable[[Victim], Hit]:
+    """In the S3 server's place stands one that answers everything with 503."""
+
+    def fault(victim: Victim) -> Hit:
+        cluster = victim.stage.kube.cluster
+        site = state.require(cluster.name)
+        at = now()
+        processes.stop(cluster.process("versitygw"))
+        try:
+            asked = _refusing(site.directory / "refused", cluster.name, seconds)
+        finally:
+            storage.start(site)
+            storage.wait_ready(site)
+        if not asked:
+            raise VoidRun("nobody asked the S3 server meanwhile")
+        return Hit(at, f"S3 answers 503 for {seconds:g} s", f"{asked} calls were answered so", healed=now())
+
+    return fault
+
+
+def _refusing(counter: Path, name: str, seconds: float) -> int:
+    """Serves 503 in the hub for so long; returns how many calls were answered."""
+    site = state.require(name)
+    counter.unlink(missing_ok=True)
+    command = [sys.executable, unavailable.__file__, site.addresses.hub, str(S3_PORT), str(counter)]
+    refusing = Launcher(site.directory, site.slot, network.HUB).start(
+        "s3-refusing", command, inside=network.anchor(site, network.HUB)
+    )
+    try:
+        time.sleep(seconds)  # so long it lasts
+        return counter.stat().st_size if counter.exists() else 0
+    finally:
+        processes.kill(refusing)
+
+
+def storage_slow(seconds: float, share: float) -> Callable[[Victim], Hit]:
+    """The S3 server runs for a small share of the time only."""
+
+    def fault(victim: Victim) -> Hit:
+        stage = victim.stage
+        pid, at = stage.kube.cluster.process("versitygw").pid, now()
+        with _stuttering(pid, share):
+            took = []
+            while now() < at + seconds:
+                began = now()
+                stage.s3.list_objects_v2(Bucket=stage.bucket, MaxKeys=1)
+                took.append(now() - began)
+        slowest = max(took)
+        if slowest < 1.0:
+            raise VoidRun(f"the slowest of {len(took)} calls took {slowest:.2f} s")
+        what = f"the S3 server runs {share:.0%} of the time, for {seconds:g} s"
+        return Hit(at, what, f"the slowest of {len(took)} list calls took {slowest:.1f} s", healed=now())
+
+    return fault
+
+
+@contextlib.contextmanager
+def _stuttering(pid: int, share: float, period: float = 2.0) -> Iterator[None]:
+    """A process that stops and goes on; in a process of its own, so that our own waits don't matter."""
+    stop, go = period * (1 - share), period * share
+    script = f"while :; do kill -STOP {pid}; sleep {stop}; kill -CONT {pid}; sleep {go}; done"
+    child = os.posix_spawn("/bin/sh", ["sh", "-c", script], os.environ, setpgroup=0)
+    try:
+        yield
+    finally:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.kill(pid, signal.SIGCONT)
+
+
+def _answers(url: str) -> bool:
+    """Whether anybody takes connections at a URL's host and port."""
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port or 443, timeout=2)
+    try:
+        connection.connect()
+    except OSError:
+        return False
+    finally:
+        connection.close()
+    return True
