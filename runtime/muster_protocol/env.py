@@ -122,6 +122,19 @@ HANG_EVALUATION: Final = "MUSTER_HANG_EVALUATION"
 HANG_CHECKPOINT: Final = "MUSTER_HANG_CHECKPOINT"
 """The same of a save or a restore."""
 
+NUMERICS: Final = "MUSTER_NUMERICS"
+"""What follows a step whose loss or gradient norm isn't finite, or spikes: `skip`, `rollback` or `stop`. Unset: nobody
+looks."""
+
+NUMERICS_LOSS: Final = "MUSTER_NUMERICS_LOSS"
+"""A loss of more than so many times its median is a spike. Unset, here and in the next: spikes are not looked for."""
+
+NUMERICS_NORM: Final = "MUSTER_NUMERICS_NORM"
+"""The same of the gradient's norm."""
+
+NUMERICS_LIMIT: Final = "MUSTER_NUMERICS_LIMIT"
+"""So many of such steps within 1,000 are answered; the next one ends the run."""
+
 MAX_RUNTIME: Final = "MUSTER_MAX_RUNTIME"
 """Seconds that the job may still run. At its end a checkpoint is saved and the run ends."""
 

@@ -30,13 +30,15 @@ class Cause(str, Enum):
     `network`: ranks lost each other, and none of them failed by itself. `node`: the hardware below a rank is broken.
     `peer`: another pod of the gang ended first and this one followed. `max-runtime`: asked to stop because the run's
     time was over; like `preempted` the exit code is 75, but the run is not to be queued again. `hang`: ranks ran, but
-    did not get on for longer than they may.
+    did not get on for longer than they may. `numerics`: losses or gradients are not sound, and the job wants no more of
+    it.
     """
 
     SUCCEEDED = "succeeded"
     USER = "user"
     OUT_OF_MEMORY = "out-of-memory"
     HANG = "hang"
+    NUMERICS = "numerics"
     NETWORK = "network"
     NODE = "node"
     CONFIG = "config"

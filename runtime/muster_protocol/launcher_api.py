@@ -303,6 +303,21 @@ class Saving:
 
 
 @dataclass(frozen=True)
+class Numerics:
+    """Steps whose loss or gradients were not sound, since the run began, over all restarts.
+
+    Attributes:
+        skipped: whose update was left out.
+        rollbacks: for which the run went back to a checkpoint, and on without their batches.
+        last: the newest of them in a sentence, with its step and value.
+    """
+
+    skipped: int = 0
+    rollbacks: int = 0
+    last: str = ""
+
+
+@dataclass(frozen=True)
 class Status:
     """What a launcher knows about its run.
 
@@ -323,6 +338,7 @@ class Status:
         memory_tier: None until it is known, at the first save.
         copy: what it has of another's memory, as a `Member` tells it.
         saving: None until rank 0 has told it.
+        numerics: None where nothing was unsound, or nobody looks.
     """
 
     phase: Phase
@@ -349,6 +365,7 @@ class Status:
     memory_tier: MemoryTier | None = None
     copy: tuple[int, ...] = ()
     saving: Saving | None = None
+    numerics: Numerics | None = None
 
 
 T = TypeVar("T", Member, Membership, Release, Copy, Stop, Ended, Restart, Heartbeat, Examined, GangState, Status)
@@ -369,6 +386,7 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Status", "memory_tier"): MemoryTier,
     ("Status", "copy"): int,
     ("Status", "saving"): Saving,
+    ("Status", "numerics"): Numerics,
     ("MemoryTier", "kept"): Kept,
     ("Member", "copy"): int,
     ("Release", "keeper"): Member,

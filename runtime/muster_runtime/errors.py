@@ -19,6 +19,7 @@ from muster_protocol.errors import (
 __all__ = [
     "CorruptCheckpointError",
     "MusterError",
+    "NumericsError",
     "StaleEpochError",
     "StateError",
     "StorageError",
@@ -34,6 +35,10 @@ _OWN_FOLDER: Final = os.path.dirname(os.path.abspath(__file__))
 
 class UsageError(MusterError):
     """The script uses the session in a way that would lose or mix up state. Names the line to change."""
+
+
+class NumericsError(MusterError):
+    """Losses or gradients are not sound, and the run can't go on as the job asks for. Starting again wouldn't help."""
 
 
 def is_ours(filename: str) -> bool:

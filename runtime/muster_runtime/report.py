@@ -13,7 +13,7 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from muster_protocol import env
 
@@ -107,14 +107,33 @@ class Saving:
     interval_seconds: float | None
 
 
-Message = Hello | Progress | CheckpointCommitted | Resumed | Warned | FixedSize | StorageFailed | KeptInMemory | Saving
-KINDS: Final[dict[str, Any]] = {
-    kind.__name__: kind
-    for kind in (Hello, Progress, CheckpointCommitted, Resumed, Warned, FixedSize, StorageFailed, KeptInMemory, Saving)
-}
+@dataclass(frozen=True)
+class Numerics:
+    """Steps that were not sound, since the run began (`launcher_api.Numerics`). `step` are done now."""
+
+    rank: int
+    step: int
+    skipped: int
+    rollbacks: int
+    text: str
 
 
-_WHOLE: Final = frozenset({"rank", "pid", "step", "total_steps", "bytes", "left_out"})
+Message = (
+    Hello
+    | Progress
+    | CheckpointCommitted
+    | Resumed
+    | Warned
+    | FixedSize
+    | StorageFailed
+    | KeptInMemory
+    | Saving
+    | Numerics
+)
+KINDS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Message)}
+
+
+_WHOLE: Final = frozenset({"rank", "pid", "step", "total_steps", "bytes", "left_out", "skipped", "rollbacks"})
 _TEXT: Final = frozenset({"uri", "text", "kept", "why"})
 _OPTIONAL: Final = frozenset(
     {"total_steps", "loss", "step_seconds", "tokens_per_second", "samples_per_second", "mfu", "interval_seconds"}

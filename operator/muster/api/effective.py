@@ -14,6 +14,7 @@ from muster.api.common import Duration
 from muster.api.defaults import filled
 from muster.api.jobparts import Capacity, Hang, JobDefaults, Restart, RestartCauses, TopologyMode
 from muster.api.names import GPU_RESOURCE
+from muster.api.numerics import Numerics, NumericsAction, Spike
 from muster.api.podparts import (
     EnvFromSource,
     EnvVar,
@@ -34,6 +35,7 @@ CHECKPOINT_INTERVAL_SECONDS: Final = 600
 AUTO: Final[Literal["auto"]] = "auto"
 RETENTION_LAST: Final = 3
 RESTART_LIMIT: Final = 3
+NUMERICS_LIMIT: Final = 10
 NETWORK_LIMIT: Final = 10
 RESTART_WINDOW_SECONDS: Final = 86400
 RESTART_BACKOFF_SECONDS: Final = 10
@@ -87,6 +89,16 @@ class EffectiveHang:
     step: int | Literal["auto"]
     evaluation: int | Literal["auto"]
     checkpoint: int | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class EffectiveNumerics:
+    """What follows unsound steps. Factors as decimal text, "" where no spikes are looked for."""
+
+    action: NumericsAction
+    loss: str
+    gradient_norm: str
+    limit: int
 
 
 @dataclass(frozen=True)
@@ -162,6 +174,7 @@ class EffectiveSpec:
     restart_window: int
     restart_backoff: int
     hang: EffectiveHang
+    numerics: EffectiveNumerics | None
     ready_timeout: int
     max_runtime: int | None
     window: EffectiveWindow | None
@@ -240,6 +253,7 @@ def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -
         restart_window=_seconds(restart.window if restart else None, RESTART_WINDOW_SECONDS),
         restart_backoff=_seconds(restart.backoff if restart else None, RESTART_BACKOFF_SECONDS),
         hang=_hang(spec.hang or Hang()),
+        numerics=_numerics(spec.numerics),
         ready_timeout=_seconds(spec.ready_timeout, READY_TIMEOUT_SECONDS),
         max_runtime=_optional_seconds(spec.max_runtime),
         window=_window(spec.window),
@@ -325,6 +339,13 @@ def _hang(hang: Hang) -> EffectiveHang:
     return EffectiveHang(*map(_seconds_or_auto, (hang.start, hang.step, hang.evaluation, hang.checkpoint)))
 
 
+def _numerics(numerics: Numerics | None) -> EffectiveNumerics | None:
+    if numerics is None:
+        return None
+    spike, limit = numerics.spike or Spike(), numerics.limit or NUMERICS_LIMIT
+    return EffectiveNumerics(numerics.action, spike.loss or "", spike.gradient_norm or "", limit)
+
+
 def _seconds_or_auto(duration: str | None) -> int | Literal["auto"]:
     return AUTO if duration is None or duration == AUTO else parse_duration(duration)
 
@@ -375,6 +396,7 @@ BUILT_IN: Final[dict[str, str]] = {
     "spec.hang.step": AUTO,
     "spec.hang.evaluation": AUTO,
     "spec.hang.checkpoint": AUTO,
+    "spec.numerics.limit": str(NUMERICS_LIMIT),
     "spec.readyTimeout": format_duration(READY_TIMEOUT_SECONDS),
     "spec.window.atEnd": AtWindowEnd.STOP.value,
     "spec.terminationGracePeriod": format_duration(GRACE_SECONDS),

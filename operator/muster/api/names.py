@@ -259,6 +259,8 @@ class Reason(str, Enum):
     """A worker or a GPU ran out of memory more often than `restart` allows, or twice at the same step."""
     HUNG = "Hung"
     """The ranks ran and did not get on, more often than `restart.limit` allows."""
+    UNSOUND_NUMBERS = "UnsoundNumbers"
+    """Losses or gradients were not finite, or spiked, and `numerics` asks for an end; the message says which."""
     CONFIGURATION_ERROR = "ConfigurationError"
     """The run cannot start as it is written: image, command or storage."""
     RESTART_LIMIT_EXCEEDED = "RestartLimitExceeded"
@@ -307,6 +309,9 @@ class EventReason(str, Enum):
     """The gang starts again from its last committed checkpoint."""
     RESTARTED_IN_PLACE = "RestartedInPlace"
     """A rank crashed, and the gang's processes were started again in the pods that they have; the note says why."""
+    UNSOUND_NUMBERS = "UnsoundNumbers"
+    """A step's loss or gradients were not finite, or spiked: its update was left out, or the run went back to its last
+    checkpoint and on without the batch. The note has step and value."""
     PREEMPTING = "Preempting"
     """Room is kept for the job, and others are asked to leave it; the note says how many and what it costs."""
     PROMISE_BROKEN = "PromiseBroken"

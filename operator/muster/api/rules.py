@@ -123,6 +123,11 @@ SPEC_RULES: Final = (
         field_path=".disruptionBudget",
     ),
     Rule(
+        "!has(self.numerics) || self.numerics.action != 'rollback' || has(self.checkpoint)",
+        "a rollback needs a checkpoint to go back to: give checkpoint.uri, or choose skip or stop",
+        field_path=".numerics",
+    ),
+    Rule(
         "!has(self.topology) || !has(self.topology.slices) || ("
         "self.workers.replicas % self.topology.slices[0].workers == 0 && "
         "(!has(self.workers.min) || self.workers.min % self.topology.slices[0].workers == 0) && "

@@ -267,6 +267,19 @@ class Saving(Model):
     storage is slower than the interval, or doesn't answer."""
 
 
+class NumericsStatus(Model):
+    """Steps whose loss or gradients were not sound, since the run began, over all restarts."""
+
+    skipped: Count | None = None
+    """Updates that were left out."""
+    rollbacks: Count | None = None
+    """How often the run went back to its last checkpoint, and on without the batches that led to it."""
+    last: ShortMessage = ""
+    """The newest of them: its step, its value, and what was done."""
+    at: Timestamp | None = None
+    """When it was seen."""
+
+
 class Progress(Model):
     """How far the training is, as rank 0 reports it."""
 
@@ -324,8 +337,8 @@ class Failure(Model):
     """The first cause of the last failure."""
 
     cause: Annotated[str, Len(0, 64)] = ""
-    """user (the script), out-of-memory, hang, network, node, disrupted (drained, evicted, deleted), infrastructure,
-    peer, config, storage, preempted or max-runtime."""
+    """user (the script), out-of-memory, hang, numerics, network, node, disrupted (drained, evicted, deleted),
+    infrastructure, peer, config, storage, preempted or max-runtime."""
     index: Count | None = None
     """Worker whose pod failed first."""
     rank: Count | None = None
@@ -429,6 +442,8 @@ class TrainingJobStatus(Model):
     """The last committed checkpoint."""
     saving: Saving | None = None
     """How often checkpoints are taken."""
+    numerics: NumericsStatus | None = None
+    """Steps whose numbers were not sound, where `numerics` has them watched."""
     progress: Progress | None = None
     """How far the training is."""
     fixed_size: FixedSize | None = None

@@ -52,6 +52,7 @@ def page(scene: Scene) -> RenderableType:
         ("Why", _why(scene)),
         ("The last failure", _failure(scene)),
         ("Restarts", _restarts(scene)),
+        ("Unsound numbers", _numerics(scene)),
         ("What follows", ((("", told),) if (told := follows(scene)) else ())),
         ("What you can do", (("-", told) for told in advice(scene))),
         ("History (UTC)", _lines(scene)),
@@ -153,6 +154,16 @@ def _restarts(scene: Scene) -> Iterator[tuple[str, ...]]:
         yield "since submission", told
     if status.preemptions:
         yield "since submission", look.counted(status.preemptions, "preemption")
+
+
+def _numerics(scene: Scene) -> Iterator[tuple[str, ...]]:
+    """What the watch over losses and gradients has done."""
+    known = scene.job.status.numerics
+    if known is not None:
+        for count, told in ((known.skipped, "update"), (known.rollbacks, "rollback")):
+            if count:
+                yield "since submission", f"{look.counted(count, told)}{' skipped' if told == 'update' else ''}"
+        yield "the last", known.last
 
 
 @dataclass(frozen=True)

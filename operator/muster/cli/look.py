@@ -24,7 +24,7 @@ from muster.api.effective import effective_spec
 from muster.api.names import JOB_UID_LABEL, ConditionType, Phase, Reason
 from muster.api.restarts import Group, used
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Saving
+from muster.api.trainingjob_status import NumericsStatus, Saving
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError, ApiUnreachable
@@ -223,6 +223,8 @@ def render(scene: Scene) -> RenderableType:
         head.add_row("Restarts", _restarts(scene))
     for title, told in _replacements(scene):
         head.add_row(title, told)
+    if status.numerics is not None:
+        head.add_row("Numerics", Text(unsound(status.numerics), "yellow"))
     if status.preemptions:
         lost = f", {status.lost_gpu_seconds} GPU-seconds of work lost" if status.lost_gpu_seconds else ""
         head.add_row("Preempted", f"{counted(status.preemptions, 'time')}{lost}")
@@ -256,6 +258,13 @@ def waiting(scene: Scene, *, changes: bool = True) -> Iterator[tuple[str, str]]:
         )
     if place.changes and changes:
         yield "Would help", "\n".join(place.changes)
+
+
+def unsound(numerics: NumericsStatus) -> str:
+    """What followed steps whose numbers were not sound, and the newest of them."""
+    told = [f"{counted(numerics.skipped, 'update')} skipped"] if numerics.skipped else []
+    told += [counted(numerics.rollbacks, "rollback")] if numerics.rollbacks else []
+    return f"{', '.join(told)}; the last: {numerics.last}"
 
 
 def _saves(saving: Saving) -> Text:

@@ -354,6 +354,10 @@ def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> l
         env.HANG_EVALUATION: str(spec.hang.evaluation),
         env.HANG_CHECKPOINT: str(spec.hang.checkpoint),
     }
+    if spec.numerics is not None:
+        watched = {env.NUMERICS_LOSS: spec.numerics.loss, env.NUMERICS_NORM: spec.numerics.gradient_norm}
+        values |= {env.NUMERICS: spec.numerics.action.value, env.NUMERICS_LIMIT: str(spec.numerics.limit)}
+        values |= {name: factor for name, factor in watched.items() if factor}
     result: list[Object] = [{"name": name, "value": value} for name, value in values.items()]
     for name, path in (
         (env.POD_NAME, "metadata.name"),

@@ -141,6 +141,20 @@ class Keeper:
             self._follow(self.latest.manifest, self.latest.sha256, self.latest.step or 0)
         return kept.found
 
+    def go_back(self, prepare: Restore) -> tuple[Found | None, Kept | None]:
+        """Loads the newest checkpoint again: from memory where that has it whole (`Kept`), else what was committed.
+
+        Under the claim that the gang holds, and with no save in flight. Nothing when there is none.
+        """
+        assert self.in_flight is None
+        if self._pruning is not None:
+            self._pruning.result()
+        self.latest = self._gang.on_leader(lambda: self._claim.latest if self._claim is not None else self.latest)
+        kept = newest(self._tier, self._gang) if self._tier is not None else None
+        if kept is not None and kept.step >= (self.latest.step or 0):
+            return self.restore_kept(kept, prepare), kept
+        return self.restore(prepare), None
+
     def restore(self, prepare: Restore) -> Found | None:
         """Loads the best whole checkpoint into what `prepare` gives; None when nothing was committed yet.
 

@@ -24,6 +24,10 @@ from muster_runtime.errors import UsageError, caller
 class Stepper(Protocol):
     """What a tracked loader tells its session."""
 
+    went_back: bool
+    """The last step closed with everything as it was at a checkpoint, this loader's place, too. Whoever goes on from
+    there sets it to False."""
+
     def loader_steps(self) -> bool:
         """Whether each batch is a step of the loop now."""
 
@@ -55,6 +59,7 @@ class Loader:
         self.untracked: Callable[[], None] = lambda: None
         """Called with each batch of a loader that isn't tracked."""
         self._passed: int | None = None  # the last epoch that a pass of steps began in, here in this process
+        self._left_out: set[tuple[int, int]] = set()  # epoch and number of batches that nobody is to train on
         self._plan: BatchPlan | None = None
         if _own_batches(source) is None:
             assert source.batch_size is not None
@@ -117,19 +122,62 @@ class Loader:
                 f"{caller()}: the tracked loader was gone through already in epoch {self.epoch}, and its batches are "
                 "the steps; for another pass wrap a second DataLoader of the same dataset and don't track it"
             )
-        self._passed = self.epoch
-        for batch in self.batches(self.epoch, self.position):
-            stepper.before_first_batch()
-            stepper.opens_step()
-            yield batch
-            stepper.closes_step()
+        yield from self._pass(stepper)
+
+    def _pass(self, stepper: Stepper) -> Iterator[Any]:
+        """The rest of this epoch, a step a batch; again from where a checkpoint stands when the session goes back.
+
+        Where that is another epoch, or before what an epoch's body does first, the loop over epochs goes on there.
+        """
+        self._passed = epoch = self.epoch
+        goes_on = True
+        while goes_on:
+            for batch in self.batches(self.epoch, self.position):
+                stepper.before_first_batch()
+                stepper.opens_step()
+                yield batch
+                stepper.closes_step()
+                if stepper.went_back:
+                    break
+            if goes_on := stepper.went_back and self.epoch == epoch and self.position > 0:
+                self._passed, stepper.went_back = epoch, False
 
     def endless(self) -> Iterator[Any]:
         """Batches from here on, epoch after epoch."""
         while True:
-            if self.position >= len(self):
+            if self.is_over:
                 self.next_epoch()
             yield from self.batches(self.epoch, self.position)
+
+    # ------------------------------------------------------------------ the place
+
+    @property
+    def number(self) -> int:
+        """Of the batch at hand, or to come."""
+        return self._from(self.position)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this epoch has no batch left."""
+        return self.number >= len(self)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the batch at hand is the last of its epoch."""
+        return self._from(self.number + 1) >= len(self)
+
+    def _from(self, number: int) -> int:
+        while (self.epoch, number) in self._left_out:
+            number += 1
+        return number
+
+    def move_on(self) -> None:
+        """The batch at hand has been trained on."""
+        self.position = self.number + 1
+
+    def leave_out(self, batches: Iterable[tuple[int, int]]) -> None:
+        """Nobody trains on these any more (epoch and number), after a restart neither."""
+        self._left_out.update(batches)
 
     def next_epoch(self) -> None:
         self.epoch, self.position = self.epoch + 1, 0
@@ -147,6 +195,8 @@ class Loader:
             assert self._plan is not None
             ids = self._order(epoch)
             for number in range(start, len(self._plan)):
+                if (epoch, number) in self._left_out:
+                    continue
                 places = self._plan.places(number)
                 batch = ids[places.start : places.stop]
                 # each sample once an epoch: what is drawn for it then doesn't even depend on the order
@@ -154,7 +204,7 @@ class Loader:
                 yield from self._ask(epoch, batch, marks)
             return
         for number, batch in enumerate(self._sampled(own, epoch)):
-            if number >= start:
+            if number >= start and (epoch, number) not in self._left_out:
                 yield from self._ask(epoch, batch, range(number << 32, (number << 32) + len(batch)))
 
     def _ask(self, epoch: int, batch: Sequence[Any], marks: Sequence[Any]) -> Iterator[Request]:
@@ -191,16 +241,19 @@ class Loader:
                 had.manual_seed(seed)
             return list(sampler)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """One cursor for the whole gang: `offset` counts the samples of the epoch that the training has had.
 
-        Batches, where a sampler of the user's makes them.
+        Batches, where a sampler of the user's makes them. `left_out` has epoch and number of those still to be left
+        out; it is absent where there are none.
         """
         samples, batch = self._sizes()
         offset = min(self.position * batch, samples)
-        return {"seed": self._seed, "epoch": self.epoch, "offset": offset, "samples": samples, "global_batch": batch}
+        left_out = sorted(list(one) for one in self._left_out if one >= (self.epoch, self.position))
+        place = {"seed": self._seed, "epoch": self.epoch, "offset": offset, "samples": samples, "global_batch": batch}
+        return {**place, "left_out": left_out} if left_out else place
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """ValueError when the data or the batch has changed in a way that makes the cursor meaningless."""
         samples, batch = self._sizes()
         if (state["samples"], state["global_batch"]) != (samples, batch):
@@ -209,6 +262,8 @@ class Loader:
                 f"this loader has {samples} and {batch} ({self.where}); the dataset or batch_size has changed since"
             )
         self._seed, self.epoch, self.position = state["seed"], state["epoch"], -(-state["offset"] // batch)
+        self._passed = None
+        self.leave_out((epoch, number) for epoch, number in state.get("left_out", ()))
 
     def _sizes(self) -> tuple[int, int]:
         return (self._plan.samples, self._plan.batch) if self._plan is not None else (len(self), 1)

@@ -399,6 +399,7 @@ class Launcher:
             copy=self._copies.holding,
             lost=lost,
             saving=progress.saving,
+            numerics=progress.numerics,
         )
 
     def _memory_tier(self) -> MemoryTier | None:

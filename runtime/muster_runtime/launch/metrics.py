@@ -38,6 +38,8 @@ class Metrics:
         self._incarnation = gauge("incarnation", "Counts every restart of the gang's processes.").labels(*self._values)
         self._committed = gauge("checkpoint_last_committed_step", "Step of the last committed checkpoint.")
         self._resumed = gauge("resumed_step", "Step that this incarnation restored.")
+        self._skipped = gauge("updates_skipped", "Updates left out since the run began, their numbers being unsound.")
+        self._rollbacks = gauge("rollbacks", "Returns to a checkpoint since the run began, for unsound numbers.")
         self._step_seconds = Histogram(
             "muster_worker_step_seconds",
             "Time of one training step.",
@@ -70,6 +72,9 @@ class Metrics:
             self._save_bytes.labels(*self._values).inc(max(0, message.bytes))
         elif isinstance(message, report.Resumed):
             self._resumed.labels(*self._values).set(message.step)
+        elif isinstance(message, report.Numerics) and self._leads and message.rank == 0:
+            self._skipped.labels(*self._values).set(message.skipped)
+            self._rollbacks.labels(*self._values).set(message.rollbacks)
 
     def processes(self, running: int, incarnation: int) -> None:
         self._ranks.set(running)

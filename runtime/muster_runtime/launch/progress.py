@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster_protocol.launcher_api import Checkpoint, Kept, MemoryTier, Saving
+from muster_protocol.launcher_api import Checkpoint, Kept, MemoryTier, Numerics, Saving
 from muster_runtime import report
 
 _RATE_WINDOW_SECONDS: Final = 60.0
 _WARNINGS_KEPT: Final = 20
+_TEXT_KEPT: Final = 500
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Progress:
     fixed_size: str = ""
     memory_tier: MemoryTier | None = None
     saving: Saving | None = None
+    numerics: Numerics | None = None
     warnings: dict[str, None] = field(default_factory=dict)
     _steps: deque[tuple[float, int]] = field(default_factory=deque)
 
@@ -54,6 +56,8 @@ class Progress:
             self.memory_tier = MemoryTier(Kept(message.kept), message.why[:500])
         elif isinstance(message, report.Saving):
             self.saving = Saving(message.left_out, message.interval_seconds)
+        elif isinstance(message, report.Numerics):
+            self._numerics(message)
 
     def begin_anew(self) -> None:
         """The ranks were started again: what they report goes on from where they resume."""
@@ -71,6 +75,13 @@ class Progress:
             return None
         (begin, first), (end, last) = self._steps[0], self._steps[-1]
         return (last - first) / (end - begin) if end > begin and last >= first else None
+
+    def _numerics(self, message: report.Numerics) -> None:
+        known = self.numerics.rollbacks if self.numerics is not None else 0
+        if message.rollbacks > known and self.step is not None and message.step < self.step:
+            self.step = message.step  # the ranks train these steps again
+            self._steps.clear()
+        self.numerics = Numerics(message.skipped, message.rollbacks, message.text[:_TEXT_KEPT])
 
     def _progress(self, message: report.Progress) -> None:
         self.step = message.step if self.step is None else max(self.step, message.step)

@@ -37,12 +37,13 @@ class Failure:
         return _EXIT_CODES.get(self.cause, exits.EXIT_USER)
 
 
-_STORAGE: Final = {
+_NAMED: Final = {
     "muster_protocol.errors.StorageRefusedError": Cause.STORAGE,
     "muster_protocol.errors.StorageError": Cause.INFRASTRUCTURE,
     "muster_protocol.errors.StaleEpochError": Cause.INFRASTRUCTURE,
+    "muster_runtime.errors.NumericsError": Cause.NUMERICS,
 }
-"""What the checkpoint's store did to a rank isn't the user's failure."""
+"""Errors of ours that have a cause of their own: what the checkpoint's store did to a rank isn't the user's failure."""
 
 _OURS: Final = ("muster_protocol.errors.", "muster_runtime.errors.")
 """Misuse, a state that doesn't fit, a store without a whole checkpoint: the next start would meet them, too."""
@@ -80,9 +81,9 @@ def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memo
     if tracebacks.is_broken_gpu(traceback):
         message += "; the GPU or its driver is at fault, not the script"
         return Failure(rank, exit_code, Cause.NODE, message, traceback, echo=False)
-    of_storage = _STORAGE.get(what.split(":")[0])
-    if of_storage is not None:  # never an echo, even where it speaks of a connection that was reset
-        return Failure(rank, exit_code, of_storage, message, traceback, echo=False)
+    named = _NAMED.get(what.split(":")[0])
+    if named is not None:  # never an echo, even where it speaks of a connection that was reset
+        return Failure(rank, exit_code, named, message, traceback, echo=False)
     if exit_code == exits.EXIT_PREEMPTED:
         message += "; 75 means `stopped when asked`, but nobody had asked"
     echo = tracebacks.is_echo(traceback or "\n".join(stderr[-20:]))

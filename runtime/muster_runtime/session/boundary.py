@@ -3,11 +3,13 @@
 The vector that is summed: votes to save, votes to stop, ranks at the loop's end, the step modulo a prime and that
 squared (equal on all ranks if and only if the sums are N times this rank's own), tokens, ranks that are still writing
 the save in flight, ranks whose writing has failed, ranks whose part of it isn't in memory whole, then a (sum, weight)
-of losses for each step since the last time losses were read.
+of losses for each step since the last time losses were read. Where the job's numbers are watched, a (square, presence)
+of the gradient follows for each of these steps: what isn't finite on one rank isn't in the sum.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,10 +23,14 @@ _STEPS_APART: Final = 4093
 Loss = tuple[float, float]
 """A rank's losses in one step: their sum, each times its weight, and the sum of the weights."""
 
+Square = tuple[float, float]
+"""A rank's share of the gradient's squared norm in one step, and 1 where there was an update."""
+
 
 @dataclass(frozen=True)
 class Votes:
-    """One rank's word. `losses` has one entry for each step read now; None where this rank reported none."""
+    """One rank's word. `losses` has one entry for each step read now; None where this rank reported none. So has
+    `squares`, or nothing where nobody watches."""
 
     step: int
     save: bool
@@ -35,11 +41,13 @@ class Votes:
     writing: bool = False
     write_failed: bool = False
     unsealed: bool = False
+    squares: tuple[Square | None, ...] = ()
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The gang's word: any vote counts. `losses` are weighed means over the ranks that reported one."""
+    """The gang's word: any vote counts. `losses` are weighed means over the ranks that reported one, `norms` those of
+    the gradient."""
 
     save: bool
     stop: bool
@@ -48,6 +56,7 @@ class Agreement:
     writing: bool = False
     write_failed: bool = False
     unsealed: bool = False
+    norms: tuple[float | None, ...] = ()
 
 
 def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
@@ -64,8 +73,8 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
         float(votes.write_failed),
         float(votes.unsealed),
     ]
-    for loss in votes.losses:
-        own += loss or (0.0, 0.0)
+    for pair in (*votes.losses, *votes.squares):
+        own += pair or (0.0, 0.0)
     total = gang.sum(own)
     count = gang.world_size
     together = total[2] in (0.0, float(count)) and total[3] == count * own[3] and total[4] == count * own[4]
@@ -78,6 +87,8 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
             f"{where}: the ranks are at different steps ({told}). Every rank must take every step: look for a number "
             "of steps that depends on the rank, or a break or return that only some ranks reach"
         )
-    pairs = zip(total[9::2], total[10::2], strict=True)
-    means = tuple(value / weight if weight else None for value, weight in pairs)
-    return Agreement(total[0] > 0, total[1] > 0, total[5], means, total[6] > 0, total[7] > 0, total[8] > 0)
+    pairs = tuple(zip(total[9::2], total[10::2], strict=True))
+    losses, squares = pairs[: len(votes.losses)], pairs[len(votes.losses) :]
+    means = tuple(value / weight if weight else None for value, weight in losses)
+    norms = tuple(math.sqrt(square) if present else None for square, present in squares)
+    return Agreement(total[0] > 0, total[1] > 0, total[5], means, total[6] > 0, total[7] > 0, total[8] > 0, norms)

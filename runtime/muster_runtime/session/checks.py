@@ -98,6 +98,20 @@ def refuse_undriven(tracked: Sequence[Tracked], driver: Loader | None, total: in
             )
 
 
+def refuse_no_way_back(driver: Loader | None, saves: bool, loop: str) -> None:
+    """UsageError where a run that is to go back and leave batches out couldn't."""
+    if driver is None:
+        raise UsageError(
+            f"{loop}: spec.numerics.action is rollback, but the loop's batches don't come from a loader of the "
+            "session's, so none could be left out: write session.steps(TOTAL, loader), or choose skip or stop"
+        )
+    if not saves:
+        raise UsageError(
+            f"{loop}: spec.numerics.action is rollback, but there is no checkpoint.uri to go back to: give one, or "
+            "choose skip or stop"
+        )
+
+
 def refuse_bypassed(optimizer: Optimizer, tracked: Sequence[Tracked], seen: dict[tuple[int, int], int]) -> None:
     """UsageError when gradients came about without DDP's forward: they would not be averaged over the ranks."""
     for t in tracked:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from muster_protocol.losses import LossRecord, decode, encode, metrics_key
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_protocol.uris import parse_uri_at_step
 from muster_runtime.checkpoint.keeper import Keeper, Saved
+from muster_runtime.checkpoint.kept import Kept
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tier import Tier
@@ -35,6 +36,7 @@ from muster_runtime.session.tracking import Restoration, Tracked, capture
 
 _TRIES_AT_THE_END: Final = 4
 _PAUSE_SECONDS: Final = 2.0
+_MEMORY: Final = "the memory of its pods"
 _MISSED_AT_MOST: Final = 5
 """Saves in a row that may be missed: a rank that can't reach its store for so long had better start elsewhere."""
 
@@ -50,6 +52,8 @@ class RunState:
     strategy: str = ""
     total: int | None = None
     ended_early: bool = False
+    numerics: dict[str, Any] | None = None
+    """What the watch over losses and gradients remembers (`numerics.Watch.state`)."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +121,24 @@ class Persistence:
         if kept is not None and newer:
             restored = attempt.finish(self._keeper.restore_kept(kept, attempt.prepare), finished=False)
             self._restored_step = restored.run.step
-            losses = [decode(content.encode()) for _, content in kept.heading["beside"]]
-            unsaved = tuple(loss for record in losses for loss in record.losses)
-            return dataclasses.replace(restored, source="the memory of its pods", losses=unsaved)
+            return dataclasses.replace(restored, source=_MEMORY, losses=_losses(kept))
         found = self._keeper.restore(attempt.prepare)
         if found is None:
             return None
         restored = attempt.finish(found, latest.finished)
         self._restored_step = restored.run.step
         return restored
+
+    def go_back(self, objects: list[Tracked]) -> Restored | None:
+        """Restores the newest checkpoint again, in this process; None when there is none. The save in flight is waited
+        for."""
+        self.settle()
+        attempt = _Attempt(objects, self._gang, self._settings.world_size)
+        found, kept = self._keeper.go_back(attempt.prepare)
+        if found is None:
+            return None
+        restored = attempt.finish(found, finished=False)
+        return dataclasses.replace(restored, source=_MEMORY, losses=_losses(kept)) if kept is not None else restored
 
     def start_from(self, objects: list[Tracked]) -> Restored | None:
         """Warm start from another run; None when only its models are wanted."""
@@ -171,6 +184,10 @@ class Persistence:
         self._wait(must=False)
         self._save_now(objects, run, record, metrics, finished=finished, tries=_TRIES_AT_THE_END)
 
+    def settle(self) -> None:
+        """Waits for the save in flight, whether it succeeds or not."""
+        self._wait(must=False)
+
     def word(self) -> tuple[bool, bool, bool]:
         """For the vote at a boundary: whether this rank is still writing, whether that has failed, and whether its part
         isn't in memory whole. Local."""
@@ -214,7 +231,7 @@ class Persistence:
             table,
             step=run.step,
             trees=trees,
-            run=dataclasses.asdict(run),
+            run={name: value for name, value in dataclasses.asdict(run).items() if name != "numerics" or value},
             metrics=metrics,
             finished=finished,
             beside=losses,
@@ -286,6 +303,12 @@ class _Attempt:
         except (KeyError, TypeError) as error:
             raise StateError(f"{found.key} was written by another version of Muster: {error}") from error
         return Restored(run, finished, self._random)
+
+
+def _losses(kept: Kept) -> tuple[tuple[int, float], ...]:
+    """By step: those that were to be written beside a checkpoint that is in memory."""
+    records = [decode(content.encode()) for _, content in kept.heading["beside"]]
+    return tuple(loss for record in records for loss in record.losses)
 
 
 def _rng_name(rank: int) -> str:

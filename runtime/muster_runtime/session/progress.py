@@ -38,6 +38,7 @@ class Progress:
     _read_to: int = 0
     _tokens: float = 0.0
     _fixed_size: str = ""
+    _numerics: report.Numerics | None = None
     _unsaved: dict[int, float] = field(default_factory=dict)  # by the step's number, from 0
     _sent_at: float = 0.0
     _printed_at: float = 0.0
@@ -46,6 +47,11 @@ class Progress:
     @property
     def read_every(self) -> int:
         return READ_EVERY_CUDA if self.device.type == "cuda" else 1
+
+    @property
+    def read_to(self) -> int:
+        """Steps whose losses have been read."""
+        return self._read_to
 
     def begin(self, step: int) -> None:
         """The loop goes on after `step` steps."""
@@ -65,6 +71,10 @@ class Progress:
 
     def reads_now(self, step: int, soon: bool) -> bool:
         return soon or step - self._read_to >= self.read_every
+
+    def noted(self, step: int) -> tuple[Any, Any] | None:
+        """What this rank has said of the loss of `step` so far, as `note_loss` took it."""
+        return self._pending.get(step)
 
     def take_losses(self, step: int, read: bool) -> tuple[tuple[Loss | None, ...], float]:
         """This rank's losses since the last reading, padded to a fixed length, and its tokens of this step."""
@@ -93,6 +103,8 @@ class Progress:
             return
         if self._fixed_size and self.rank == 0:
             self.reporter.send(report.FixedSize(self.rank, self._fixed_size))
+        if self._numerics is not None:
+            self.reporter.send(self._numerics)
         rates = self._meter.read(now)
         self._sent_at = now
         step_seconds = rates.step_seconds if rates else None
@@ -137,6 +149,13 @@ class Progress:
         """Losses of an incarnation before, which no committed save has."""
         self._unsaved.update(losses)
 
+    def go_back(self, step: int) -> None:
+        """To where `step` steps were done; what came after them was not."""
+        self._pending.clear()
+        self._unsaved.clear()
+        self.latest_loss = None
+        self.begin(step)
+
     def saved(self, step: int) -> None:
         """The losses of the first `step` steps are kept."""
         self._unsaved = {number: loss for number, loss in self._unsaved.items() if number >= step}
@@ -150,6 +169,11 @@ class Progress:
         """The run can't go on with another number of ranks. Said again with each report: one may be dropped."""
         self.log(why)
         self._fixed_size = why
+
+    def tell_numerics(self, step: int, *, skipped: int, rollbacks: int, text: str) -> None:
+        """Steps that were not sound; `step` are done now. Said again with each report, likewise."""
+        self._numerics = report.Numerics(self.rank, step, skipped, rollbacks, text)
+        self.reporter.send(self._numerics)
 
     def warn(self, message: str) -> None:
         """One line on rank 0's stderr, and a warning in the job's status."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
+from dataclasses import replace
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -15,12 +17,14 @@ from muster_runtime.control import ControlReader
 from muster_runtime.data.elastic import ElasticLoader
 from muster_runtime.data.foreign import fixed_size, is_foreign
 from muster_runtime.data.loader import Loader
-from muster_runtime.errors import UsageError, caller
+from muster_runtime.errors import NumericsError, UsageError, caller
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.pulse import Pulse, Section
 from muster_runtime.session import checks
-from muster_runtime.session.boundary import Votes, agree
+from muster_runtime.session.boundary import Agreement, Square, Votes, agree
 from muster_runtime.session.gradients import Gradients
+from muster_runtime.session.guard import Guard, Unsound
+from muster_runtime.session.numerics import Action
 from muster_runtime.session.persistence import RunState
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.saves import Saves
@@ -56,6 +60,9 @@ class Run:
         self._total: int | None = None
         self._step_open = False
         self._optimizer_stepped = False
+        self.went_back = False
+        """The last step ended with a return to a checkpoint, and nobody has gone on from there yet."""
+        self._guard = Guard(settings.numerics, gang, self.progress) if settings.numerics is not None else None
         self._forwards: dict[tuple[int, int], int] = {}  # by optimizer and model, at the optimizer's last step
         self._signalled = False
         self.closed = False
@@ -73,10 +80,11 @@ class Run:
         """A loop begins at `where`; the first one restores."""
         self.loop, self.driver, self._by_epochs = where, driver, by_epochs
         self._total = self.progress.total_steps = total
-        self.closed = False
+        self.closed = self.went_back = False
         checks.refuse_untracked(self.tracked, self.wrapped, where)
         checks.refuse_undriven(self.tracked, driver, total, where)
-        if not self.began:
+        first = not self.began
+        if first:
             self.began = True
             if self.saves.wanted:
                 checks.refuse_unstorable(self.tracked)
@@ -91,11 +99,18 @@ class Run:
                 self.step = self.resumed_from = run.step
                 self.seed = run.seed
                 self.ended_early = restored.finished and run.ended_early
+                if self._guard is not None and run.numerics is not None:
+                    self._guard.load(run.numerics, self.step)
         if isinstance(driver, ElasticLoader):
             self.gradients.watch()
         self.progress.begin(self.step)
         self.pulse.begin(self.step)
         self.saves.count_from_now()
+        if self._guard is not None and self._guard.action is Action.ROLLBACK:
+            checks.refuse_no_way_back(driver, self.saves.wanted, where)
+            if not (first and self.saves.has_own):  # there has to be a checkpoint of this loop to go back to
+                self.saves.resume_random(self.seed, self.step)
+                self._save()
 
     def _count_flops(self) -> None:
         if self.progress.flops_per_token is None:
@@ -142,7 +157,7 @@ class Run:
 
     def closes_step(self) -> None:
         # After an epoch's last batch its body has more to do, which a resume could not: votes wait for its end.
-        at_end = self._by_epochs and self.driver is not None and self.driver.position + 1 >= len(self.driver)
+        at_end = self._by_epochs and self.driver is not None and self.driver.is_last
         self.close_step(votes=not at_end)
 
     def close_step(self, *, votes: bool) -> None:
@@ -157,14 +172,17 @@ class Run:
         if (loss := self.gradients.loss()) is not None:
             self.progress.note_loss(self.step, *loss)
         if self.driver is not None:
-            self.driver.position += 1
+            if self._guard is not None:
+                batch = self.driver.epoch, self.driver.number
+                self._guard.trained(self.step - 1, batch, updated=self._optimizer_stepped)
+            self.driver.move_on()
         due = self._is_due()  # also where the save waits, or its turn would pass unseen
         save, stop = votes and due, votes and self._stops_here()
         agreed = self._agree(save=save, stop=stop, ends=False, soon=not votes)
         self.pulse.step_done(self.step)
         if agreed:
             self._save()
-        if self.driver is not None and self.driver.position >= len(self.driver):
+        if self.driver is not None and self.driver.is_over:
             self.pulse.enter(Section.EVALUATION)  # and whatever else stands between two epochs
 
     def between_epochs(self) -> None:
@@ -178,13 +196,14 @@ class Run:
         with self.pulse.during(Section.CHECKPOINT):
             self.saves.save(self.tracked, self._state())
 
-    def optimizer_steps(self, optimizer: Optimizer) -> None:
-        """Called before any optimizer's step."""
-        tracked = any(one.thing is optimizer for one in self.tracked)
+    def optimizer_steps(self, optimizer: Optimizer, *, closure: bool = False) -> None:
+        """Called before any optimizer's step. `closure`: it makes its gradients itself."""
+        names = {one.name: one.thing for one in self.tracked if isinstance(one.thing, Optimizer)}
+        name = next((name for name, thing in names.items() if thing is optimizer), None)
         if not self._step_open:
-            self._optimizer_stepped |= tracked  # of the gradients that were left at an epoch's end
+            self._optimizer_stepped |= name is not None  # of the gradients that were left at an epoch's end
             return
-        if not tracked:
+        if name is None:
             raise UsageError(
                 f"{caller()}: this {type(optimizer).__name__} isn't tracked, so a resume would lose its state; "
                 "add it to session.track(...)"
@@ -193,6 +212,11 @@ class Run:
         if isinstance(self.driver, ElasticLoader):
             self.gradients.refuse_incomplete(self.driver, optimizer)
         self._optimizer_stepped = True
+        if self._guard is not None:
+            loss = self.gradients.loss() or self.progress.noted(self.step + 1)
+            alone = "" if len(names) == 1 else name
+            if (ends := self._guard.sees_update(self.step, optimizer, alone, loss, closure=closure)) is not None:
+                self._give_up(ends)
 
     # ------------------------------------------------------------------ what the ranks agree on
 
@@ -214,23 +238,68 @@ class Run:
         progress = self.progress
         read = progress.reads_now(self.step, soon)
         losses, tokens = progress.take_losses(self.step, read)
-        votes = Votes(self.step, save, stop, ends, tokens, losses, *self.saves.word())
+        votes = Votes(self.step, save, stop, ends, tokens, losses, *self.saves.word(), self._squares(read))
         self.pulse.enter(Section.BOUNDARY)
         agreed = agree(votes, self._gang, self.loop)
-        progress.absorb(self.step, agreed, read)
+        unsound = self._absorb(agreed, votes, read)
         with self.pulse.during(Section.CHECKPOINT):
             self.saves.heard(writing=agreed.writing, failed=agreed.write_failed, unsealed=agreed.unsealed)
         if (agreed.save or agreed.stop) and not read:
             losses, _ = progress.take_losses(self.step, True)
-            again = agree(Votes(self.step, False, False, ends, 0.0, losses), self._gang, self.loop)
-            progress.absorb(self.step, again, True)
+            votes = Votes(self.step, False, False, ends, 0.0, losses, squares=self._squares(True))
+            unsound = self._absorb(agree(votes, self._gang, self.loop), votes, True)
+        if unsound is not None:
+            self._go_back(unsound)
         if not ends:
             if counts:
                 progress.count(agreed.tokens)
             progress.tell(self.step, last=agreed.stop)
         if agreed.stop:
             self._stop()
-        return agreed.save
+        return agreed.save and unsound is None
+
+    # ------------------------------------------------------------------ steps that are not sound
+
+    def _squares(self, read: bool) -> tuple[Square | None, ...]:
+        if self._guard is None:
+            return ()
+        return self._guard.take(self.progress.read_to, self.step, read, self.progress.read_every)
+
+    def _absorb(self, agreed: Agreement, own: Votes, read: bool) -> Unsound | None:
+        """The gang's word about the steps read now, and the first of them that calls for something."""
+        first = self.progress.read_to
+        self.progress.absorb(self.step, agreed, read)
+        return self._guard.hear(first, agreed, own) if self._guard is not None and read else None
+
+    def _go_back(self, found: Unsound) -> None:
+        """Everything as it was at the last checkpoint, but that the step's batches are left out from now on."""
+        if found.ends:
+            self._give_up(found)
+        with self.pulse.during(Section.CHECKPOINT):
+            restored = self.saves.go_back(self.tracked)
+        if restored is None:
+            self._give_up(replace(found, ends="there is no checkpoint to go back to, since none could be saved yet"))
+        assert self.driver is not None
+        assert self._guard is not None
+        self.step = restored.run.step
+        self.driver.leave_out(found.batches)
+        for one in self.tracked:
+            if isinstance(one.thing, (nn.Module, Optimizer)):
+                one.thing.zero_grad(set_to_none=True)
+        self._guard.went_back(found, self.step, restored.run.numerics)
+        self.went_back = True
+
+    def go_on_from_there(self) -> None:
+        """What a script has done since the return, in the body of an epoch that it could not know to be over, counts
+        for nothing."""
+        self.went_back = False
+        with self.pulse.during(Section.CHECKPOINT):
+            self.saves.go_back(self.tracked)
+
+    def _give_up(self, found: Unsound) -> NoReturn:
+        with self.pulse.during(Section.CHECKPOINT):
+            self.saves.settle()
+        raise NumericsError(f"{found.told}, and the run ends: {found.ends}")
 
     def _stop(self) -> None:
         self.pulse.enter(Section.CHECKPOINT)
@@ -253,4 +322,5 @@ class Run:
             strategy=self._strategy,
             total=self._total,
             ended_early=ended_early,
+            numerics=self._guard.state() if self._guard is not None else None,
         )

@@ -36,6 +36,8 @@ class Saves:
         """None before the loop begins, and for a run without a uri."""
         self._random: torch.Tensor | None = None
         self._random_due = False
+        self.has_own = False
+        """Whether there was a checkpoint of this run itself when the loop began."""
 
     @property
     def wanted(self) -> bool:
@@ -60,6 +62,7 @@ class Saves:
         )
         began = time.monotonic()
         restored, source = persistence.restore(tracked), persistence.uri
+        self.has_own = restored is not None
         if restored is None and self._settings.start_from:
             restored, source = persistence.start_from(tracked), self._settings.start_from
             self._progress.log(f"started from {source} ({self._settings.start_load})")
@@ -69,6 +72,25 @@ class Saves:
             self._progress.log(f"resumed after step {step} from {source} in {time.monotonic() - began:.2f} s")
             self._reporter.send(reports.Resumed(self._gang.rank, step, source))
         return restored
+
+    def go_back(self, tracked: list[Tracked]) -> Restored | None:
+        """Restores the newest checkpoint again, within the loop; None where there is none."""
+        began = time.monotonic()
+        restored = self.persistence.go_back(tracked) if self.persistence is not None else None
+        if restored is None or self.persistence is None:
+            return None
+        self._random_due = True
+        self._progress.go_back(restored.run.step)
+        self._take_over(restored)
+        step, source = restored.run.step, restored.source or self.persistence.uri
+        self._progress.log(f"back at step {step}, from {source}, in {time.monotonic() - began:.2f} s")
+        self._schedule.saved(time.monotonic())
+        return restored
+
+    def settle(self) -> None:
+        """Waits for the save in flight."""
+        if self.persistence is not None:
+            self.persistence.settle()
 
     def _take_over(self, restored: Restored) -> None:
         run, self._random = restored.run, restored.random

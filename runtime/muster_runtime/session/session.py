@@ -224,6 +224,8 @@ class Session:
             run.opens_step()
             yield (run.step, batch) if batches is not None else run.step
             run.close_step(votes=run.step + 1 < total)
+            if run.went_back:
+                run.went_back, batches = False, loader.endless()
         run.end(early=False)
 
     def epochs(self, total: int) -> Iterator[int]:
@@ -240,7 +242,7 @@ class Session:
     def _epochs(self, total: int, loader: Loader, where: str) -> Iterator[int]:
         run = self.run
         run.begin(where, total * len(loader), loader, by_epochs=True)
-        if loader.position >= len(loader):
+        if loader.is_over:
             loader.next_epoch()  # the checkpoint is of a loop over steps
         if run.ended_early or loader.epoch >= total:
             run.leave_loop()
@@ -250,6 +252,9 @@ class Session:
                 run.before_first_batch()  # the whole body runs, and what it draws before its first batch counts
             yield loader.epoch
             run.close_step(votes=False)  # of an inner loop that was left by `break`
+            if run.went_back:
+                run.go_on_from_there()
+                continue
             loader.next_epoch()
             if loader.epoch < total:
                 run.between_epochs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from muster_protocol import env
 from muster_protocol.checkpoints.retention import Retention, parse_best
 from muster_protocol.uris import parse_uri
 from muster_runtime.errors import UsageError
+from muster_runtime.session.numerics import Action, Rules
 
 STRATEGIES = ("none", "ddp", "fsdp", "hsdp")
 SEED = "MUSTER_SEED"
@@ -38,6 +40,8 @@ class Settings:
     blocking_saves: bool = False
     start_from: str = ""
     start_load: str = "all"
+    numerics: Rules | None = None
+    """None: nobody watches losses and gradients."""
 
     @property
     def identity(self) -> str:
@@ -95,7 +99,36 @@ def read_settings(
         blocking_saves=environment.get(env.CHECKPOINT_BLOCKING, "") not in ("", "0"),
         start_from=environment.get(env.CHECKPOINT_FROM, ""),
         start_load=start_load,
+        numerics=_numerics(environment),
     )
+
+
+def _numerics(environment: Mapping[str, str]) -> Rules | None:
+    action = environment.get(env.NUMERICS)
+    if not action:
+        return None
+    known = [each.value for each in Action]
+    if action not in known:
+        raise UsageError(f"{env.NUMERICS} is {action!r}; it is {', '.join(known)}, or unset")
+    return Rules(
+        Action(action),
+        loss_factor=_factor(environment, env.NUMERICS_LOSS),
+        norm_factor=_factor(environment, env.NUMERICS_NORM),
+        limit=_integer(environment, env.NUMERICS_LIMIT, Rules.limit),
+    )
+
+
+def _factor(environment: Mapping[str, str], name: str) -> float | None:
+    text = environment.get(name)
+    if not text:
+        return None
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 1.0 < factor < math.inf:
+        raise UsageError(f"{name} is {text!r}; it is a number above 1, or unset")
+    return factor
 
 
 def _interval(environment: Mapping[str, str]) -> float | None:

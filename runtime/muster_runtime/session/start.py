@@ -96,8 +96,9 @@ def _join(settings: Settings, device: torch.device) -> Gang:
 
 
 def _listen(run: Run) -> None:
-    def before_step(optimizer: Optimizer, *_: Any) -> None:
-        run.optimizer_steps(optimizer)
+    def before_step(optimizer: Optimizer, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        closure = options.get("closure") is not None or any(map(callable, args))
+        run.optimizer_steps(optimizer, closure=closure)
 
     register_optimizer_step_pre_hook(before_step)
     on_main = threading.current_thread() is threading.main_thread()

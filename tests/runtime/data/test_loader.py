@@ -186,6 +186,34 @@ def test_the_position_is_one_number_that_can_be_restored(count: int) -> None:
     assert take(second, 7) == whole[count:]
 
 
+@given(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=9), st.integers(0, 5))
+@settings(max_examples=50, deadline=None)
+def test_what_is_left_out_is_had_by_nobody_and_all_else_once(left_out: set[tuple[int, int]], cut: int) -> None:
+    """Three epochs of five batches, also where whole epochs are left out, and over a restart."""
+
+    def take(loader: Loader, batches: list[tuple[int, int]]) -> list[Any]:
+        coming, found = loader.endless(), []
+        for place in batches:
+            found.append(next(coming)[0].tolist())
+            assert (loader.epoch, loader.number) == place
+            assert loader.is_last == all((place[0], number) in left_out for number in range(place[1] + 1, 5))
+            loader.move_on()
+        return found
+
+    source = DataLoader(TensorDataset(torch.arange(30)), batch_size=6, shuffle=True)
+    kept = [(epoch, number) for epoch in range(3) for number in range(5) if (epoch, number) not in left_out]
+    every = {
+        (epoch, number): batch for epoch in range(3) for number, batch in enumerate(wrap(source).batches(epoch, 0))
+    }
+    first = wrap(source)
+    first.leave_out(left_out)
+    found = take(first, kept[:cut])
+    second = wrap(source, seed=99)
+    second.load_state_dict(first.state_dict())
+    found += take(second, kept[cut:])
+    assert found == [every[place][0].tolist() for place in kept]
+
+
 def test_an_untracked_loader_gives_the_same_epoch_each_time() -> None:
     loader = wrap(noisy())
     assert [batch[0].tolist() for batch in loader] == [batch[0].tolist() for batch in loader]

@@ -39,3 +39,14 @@ def test_one_rank_a_step_ahead_is_told_with_the_true_step() -> None:
     told = r"train.py:9: the ranks are at different steps \(rank 0 goes on after 9999991"
     with pytest.raises(UsageError, match=told):
         agree(votes(9_999_991), Ranks(1000, off=1.0), "train.py:9")
+
+
+def test_the_norm_is_that_of_all_ranks_shares() -> None:
+    own = Votes(7, save=False, stop=False, ends=False, losses=((1.0, 1.0), None), squares=((2.25, 1.0), None))
+    agreed = agree(own, Ranks(4), "train.py:9")
+    assert (agreed.losses, agreed.norms) == ((1.0, None), (3.0, None))
+    alone = agree(
+        Votes(7, save=False, stop=False, ends=False, losses=(None,), squares=((float("nan"), 1.0),)), Gang(), ""
+    )
+    assert alone.losses == (None,)
+    assert alone.norms[0] != alone.norms[0], "what isn't finite on one rank isn't in the sum"

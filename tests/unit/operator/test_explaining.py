@@ -108,6 +108,18 @@ def test_the_history_is_in_order_of_time_and_tells_nothing_twice() -> None:
     ]
 
 
+def test_what_followed_unsound_numbers_is_told() -> None:
+    last = "the loss of the step after step 8 is nan; back to step 4, and on without batch 8 of epoch 0"
+    lines = shown(job(phase="Running", numerics={"skipped": 1, "rollbacks": 2, "last": last}))
+    start = lines.index("Unsound numbers")
+    assert lines[start + 1 : start + 4] == [
+        "since submission 1 update skipped",
+        "since submission 2 rollbacks",
+        f"the last {last}",
+    ]
+    assert "Unsound numbers" not in shown(job(phase="Running"))
+
+
 def test_a_long_history_shows_its_end() -> None:
     lines = shown(job(phase="Running", recentFailures=[failure(minute) for minute in range(59)]))
     assert f"… {59 - LINES_SHOWN} earlier" in lines

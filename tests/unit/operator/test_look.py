@@ -225,6 +225,19 @@ def test_it_is_told_where_the_newest_checkpoint_stays_in_memory(kept: Kept, why:
     assert told in " ".join(text.replace("│", " ").split())
 
 
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ({"skipped": 2}, "2 updates skipped; the last: here"),
+        ({"rollbacks": 1}, "1 rollback; the last: here"),
+        ({"skipped": 1, "rollbacks": 2}, "1 update skipped, 2 rollbacks; the last: here"),
+    ],
+)
+def test_unsound_numbers_are_told(counts: dict[str, int], told: str) -> None:
+    text = shown(Scene(job(phase="Running", numerics={**counts, "last": "here"}), (), (), NOW))
+    assert f"Numerics {told}" in " ".join(text.replace("│", " ").split())
+
+
 def test_it_is_told_how_often_checkpoints_are_taken() -> None:
     running, answer = job(phase="Running"), Status(LauncherPhase.RUNNING, 1, 1, 0)
     shows = []

@@ -153,6 +153,16 @@ def test_what_ranks_may_take_goes_to_the_launcher() -> None:
     assert environment(made())["MUSTER_HANG_STEP"] == "auto"
 
 
+def test_what_is_watched_of_numbers_goes_to_the_ranks() -> None:
+    found = environment(made(numerics={"action": "skip", "spike": {"loss": "1.5", "gradientNorm": 10}, "limit": 7}))
+    told = {name: found.get(f"MUSTER_NUMERICS{name}") for name in ("", "_LOSS", "_NORM", "_LIMIT")}
+    assert told == {"": "skip", "_LOSS": "1.5", "_NORM": "10", "_LIMIT": "7"}
+    found = environment(made(numerics={"action": "stop"}))
+    assert {name for name in found if "NUMERICS" in name} == {"MUSTER_NUMERICS", "MUSTER_NUMERICS_LIMIT"}
+    assert found["MUSTER_NUMERICS_LIMIT"] == "10"
+    assert not any(name.startswith("MUSTER_NUMERICS") for name in environment(made()))
+
+
 def test_the_rest_of_max_runtime_goes_to_the_launcher() -> None:
     pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2, max_runtime=77)
     assert environment(pod)["MUSTER_MAX_RUNTIME"] == "77"

@@ -23,6 +23,8 @@ class Kind(Enum):
     CONFIG = "Config"
     """The run can't start as it is written; trying again would not help."""
     STORAGE = "Storage"
+    NUMERICS = "Numerics"
+    """Losses or gradients are not sound, and the job asks for an end, or there were too many."""
     REJECTED = "Rejected"
     """kubelet refused the pod: the placement was wrong, the gang is withdrawn."""
     DISRUPTED = "Disrupted"
@@ -88,7 +90,7 @@ COUNTED: Final = frozenset({Kind.USER, Kind.OUT_OF_MEMORY, Kind.HANG})
 BROKEN: Final = frozenset({Kind.DISRUPTED, Kind.LOST, Kind.NODE, Kind.NETWORK, Kind.INFRASTRUCTURE, Kind.PEER})
 """Kinds that the platform brought about, whatever the script does."""
 
-FATAL: Final = frozenset({Kind.CONFIG, Kind.STORAGE})
+FATAL: Final = frozenset({Kind.CONFIG, Kind.STORAGE, Kind.NUMERICS})
 """Kinds that fail the job at once."""
 
 _NOBODYS: Final = frozenset({Kind.DISRUPTED, Kind.LOST, Kind.INFRASTRUCTURE})
@@ -99,6 +101,7 @@ _FROM_LAUNCHER: Final = {
     exits.Cause.USER: Kind.USER,
     exits.Cause.OUT_OF_MEMORY: Kind.OUT_OF_MEMORY,
     exits.Cause.HANG: Kind.HANG,
+    exits.Cause.NUMERICS: Kind.NUMERICS,
     exits.Cause.NETWORK: Kind.NETWORK,
     exits.Cause.NODE: Kind.NODE,
     exits.Cause.CONFIG: Kind.CONFIG,
@@ -116,6 +119,7 @@ _WORDS: Final = {
     Kind.USER: "user",
     Kind.OUT_OF_MEMORY: "out-of-memory",
     Kind.HANG: "hang",
+    Kind.NUMERICS: "numerics",
     Kind.NETWORK: "network",
     Kind.NODE: "node",
     Kind.DISRUPTED: "disrupted",

@@ -54,6 +54,7 @@ gang queues again, with its first submit time."""
 _FAILED_REASON: Final = {
     Kind.CONFIG: Reason.CONFIGURATION_ERROR,
     Kind.STORAGE: Reason.STORAGE_ERROR,
+    Kind.NUMERICS: Reason.UNSOUND_NUMBERS,
     Kind.USER: Reason.USER_ERROR,
     Kind.OUT_OF_MEMORY: Reason.OUT_OF_MEMORY,
     Kind.HANG: Reason.HUNG,

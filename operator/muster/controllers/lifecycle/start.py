@@ -7,12 +7,12 @@ from typing import Final
 from pydantic import ValidationError
 
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.trainingjob_status import Failure, Placement, QueuePosition
+from muster.api.trainingjob_status import Failure, NumericsStatus, Placement, QueuePosition
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import failure, hindrance
 from muster.controllers.lifecycle.turn import Turn
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Ended
+from muster_protocol.launcher_api import Ended, Numerics
 from muster_protocol.launcher_api import Phase as LauncherPhase
 from muster_protocol.launcher_api import Status as LauncherStatus
 
@@ -58,6 +58,7 @@ def follow(turn: Turn) -> bool:
             turn.draft.condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_GANG.value, told)
     elif turn.s.launcher is not None and placement.replacing is None and not turn.s.launcher.lost:
         _tell_restarts(turn, placement, turn.s.launcher)
+        _tell_numerics(turn, turn.s.launcher.numerics)
     return False
 
 
@@ -82,6 +83,22 @@ def _tell_restarts(turn: Turn, placement: Placement, launcher: LauncherStatus) -
     turn.tell(EventReason.RESTARTED_IN_PLACE, f"{told} ({launcher.restarts} in this placement)", warning=True)
     if launcher.restarted_by is not None:
         _keep_failure(turn, launcher.restarted_by)
+
+
+def _tell_numerics(turn: Turn, said: Numerics | None) -> None:
+    """Say that steps were not sound, and what the ranks have done about it. A launcher's word may be nonsense."""
+    old = turn.status.numerics or NumericsStatus()
+    if said is None or (said.skipped, said.rollbacks) == (old.skipped or 0, old.rollbacks or 0):
+        return
+    try:
+        known = NumericsStatus(
+            skipped=said.skipped or None, rollbacks=said.rollbacks or None, last=said.last, at=turn.s.now
+        )
+    except ValidationError:
+        return
+    turn.draft.set(numerics=known)
+    if said.skipped + said.rollbacks > (old.skipped or 0) + (old.rollbacks or 0):
+        turn.tell(EventReason.UNSOUND_NUMBERS, known.last, warning=True)
 
 
 def _keep_failure(turn: Turn, ended: Ended) -> None:

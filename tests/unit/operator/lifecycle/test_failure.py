@@ -12,7 +12,7 @@ from muster.api.trainingjob_status import Victim
 from muster.controllers.lifecycle.failure import remaining_restarts
 from muster.controllers.lifecycle.turn import Claim
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Ended, Phase
+from muster_protocol.launcher_api import Ended, Numerics, Phase
 
 from .cases import Case, trainingjob
 
@@ -116,6 +116,26 @@ def test_what_a_restart_in_place_followed_is_kept_with_its_stack() -> None:
     assert (failure.message, failure.traceback, case.phase) == ("rank 1 hangs", "in stuck", "Running")
 
 
+def test_unsound_steps_are_counted_and_told_as_they_come() -> None:
+    case = Case(trainingjob(numerics={"action": "rollback"}, checkpoint={"uri": "s3://models/a"}))
+    case.start()
+    for said in (None, Numerics(0, 1, "first"), Numerics(0, 1, "first"), Numerics(2, 1, "third"), None):
+        assert case.launcher is not None
+        case.launcher = replace(case.launcher, numerics=said)
+        case.settle()
+    known = case.job.status.numerics
+    assert known is not None
+    assert (known.skipped, known.rollbacks, known.last, known.at) == (2, 1, "third", case.now)
+    notes = [(note.message, note.warning) for note in case.notes if note.reason is EventReason.UNSOUND_NUMBERS]
+    assert notes == [("first", True), ("third", True)]
+    case.launcher = replace(case.launcher, numerics=Numerics(-1, 1, "nonsense"))
+    case.settle()
+    assert case.job.status.numerics == known
+    case.launcher = replace(case.launcher, numerics=Numerics(1, 1, "less, after a crash before the next checkpoint"))
+    case.settle()
+    assert len([note for note in case.notes if note.reason is EventReason.UNSOUND_NUMBERS]) == 2
+
+
 def test_processes_that_start_anew_without_a_crash_are_no_restart() -> None:
     """As after a launcher that was away for a while, or with a new index 0."""
     case = Case(trainingjob(restart={"limit": 2}))
@@ -163,7 +183,14 @@ def test_a_limit_of_0_gives_up_at_once() -> None:
     assert case.phase == "Failed"
 
 
-@pytest.mark.parametrize(("cause", "reason"), [(Cause.CONFIG, "ConfigurationError"), (Cause.STORAGE, "StorageError")])
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        (Cause.CONFIG, "ConfigurationError"),
+        (Cause.STORAGE, "StorageError"),
+        (Cause.NUMERICS, "UnsoundNumbers"),
+    ],
+)
 def test_what_trying_again_cannot_mend_fails_at_once_in_the_launchers_words(cause: Cause, reason: str) -> None:
     case = Case(trainingjob())
     case.start()
