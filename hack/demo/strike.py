@@ -54,15 +54,6 @@ def ranks(pod: dict[str, Any]) -> list[int]:
     return [pid for pid in found if not _is_rank(_parent(pid))]  # a child has a rank's environment, too
 
 
-def kill_rank(pod: dict[str, Any]) -> int | None:
-    """Kills one rank of the pod and leaves its launcher alone. Returns the pid, or None when no rank runs."""
-    for pid in ranks(pod):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            return pid
-    return None
-
-
 def _is_rank(pid: int) -> bool:
     try:
         return b"\0RANK=" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()

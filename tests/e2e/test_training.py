@@ -54,7 +54,6 @@ def short_gpt(world: World, name: str, **more: Any) -> Json:
 def background(world: World) -> list[Json]:
     return [
         short_gpt(world, "undisturbed"),
-        short_gpt(world, "undisturbed-ddp", strategy="ddp"),
         short_gpt(world, "restricted", steps=20, podTemplate=RESTRICTED),
         endless(world, "too-long", maxRuntime="120s"),
     ]
@@ -178,31 +177,6 @@ def test_a_killed_worker_is_replaced_alone_and_resumes_from_the_copy_of_its_memo
     assert not {"restarts", "failures"} & job["status"].keys()
     assert job["status"]["checkpoint"]["step"] == STEPS
     assert_as_undisturbed(world, "killed", "undisturbed")
-
-
-def test_a_killed_rank_starts_again_in_the_pods_that_are_there(world: World) -> None:
-    world.apply(short_gpt(world, "rank-killed"))
-    before = until_committed(world, "rank-killed", EVERY)
-    pods = {pod["metadata"]["uid"] for pod in world.pods("rank-killed")}
-    assert strike.kill_rank(worker(world, "rank-killed", 1)), "no rank runs"
-    assert (until_resumed(world, "rank-killed", before.epoch) or 0) >= EVERY
-    assert {pod["metadata"]["uid"] for pod in world.pods("rank-killed")} == pods
-    job = world.until_succeeded("rank-killed")
-    assert job["status"]["restartsInPlace"] == 1
-    assert "restarts" not in job["status"]
-    assert_as_undisturbed(world, "rank-killed", "undisturbed")
-
-
-def test_a_deleted_pod_is_no_failure_of_the_script(world: World) -> None:
-    document = short_gpt(world, "deleted-pod", strategy="ddp")
-    document["spec"]["restart"] = {"limit": 0}
-    world.apply(document)
-    before = until_committed(world, "deleted-pod", EVERY)
-    pod = worker(world, "deleted-pod", 0)["metadata"]["name"]
-    world.kube.kubectl("delete", "pod", pod, "-n", world.namespace, "--grace-period=0", "--force")
-    assert (until_resumed(world, "deleted-pod", before.epoch) or 0) >= EVERY
-    world.until_succeeded("deleted-pod")
-    assert_as_undisturbed(world, "deleted-pod", "undisturbed-ddp")
 
 
 def test_a_suspended_job_saves_leaves_and_goes_on_when_asked(world: World) -> None:
