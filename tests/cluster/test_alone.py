@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,50 @@ async def test_the_worker_of_a_node_that_is_gone_goes_to_the_free_one_before_tho
     assert nodes_of(job)[2] == free
     assert free in job["status"]["nodes"]
     assert (await place.job("waits"))["status"]["phase"] == "Queued"
+
+
+async def test_an_elastic_gang_goes_on_without_a_node_that_does_not_come_back_and_grows_when_there_is_one(
+    place: Corner, launchers: Launchers
+) -> None:
+    place.start()
+    await place.submit("train", WORKERS, workers={"gpusPerWorker": 4, "min": 2, "shrinkAfter": "1s"})
+    await place.until_job("train", "trains", lambda job: job.get("status", {}).get("incarnation") == 1)
+    before = await by_index(place)
+    gone = before[1]["spec"]["nodeName"]
+    (free,) = place.nodes.names - {pod["spec"]["nodeName"] for pod in before.values()}
+    await _cordon(place, free)
+    await launchers.lose_node(gone)
+    await place.nodes.remove(gone)
+    job = await _trains_with(place, WORKERS - 1)
+    assert list(nodes_of(job).values()) == [before[index]["spec"]["nodeName"] for index in (0, 2, 3)], (
+        "they keep their nodes"
+    )
+    assert sizes(job) == [(WORKERS, "Started"), (WORKERS - 1, "WorkersLost")]
+    assert job["status"]["breakdowns"] == 1
+    assert not {"restarts", "failures", "preemptions", "replacements"} & job["status"].keys()
+
+    await _cordon(place, free, cordoned=False)
+    long_ago = "2026-03-01T12:00:00Z"
+    saved = {"step": 12, "committedAt": f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"}
+    status = {"placement": {"placedAt": long_ago}, "checkpoint": saved}
+    path = f"{place.jobs()}/train/status"
+    await place.api.merge_patch(path, {"status": status})  # it has stood for long, and has just saved
+    job = await _trains_with(place, WORKERS)
+    assert sizes(job)[-1] == (WORKERS, "Grown")
+    assert free in nodes_of(job).values()
+    assert "preemptions" not in job["status"]
+
+
+def sizes(job: Object) -> list[tuple[int, str]]:
+    return [(size["workers"], size["reason"]) for size in job["status"]["sizes"]]
+
+
+async def _trains_with(place: Corner, workers: int) -> Object:
+    def trains(job: Object) -> bool:
+        status = job["status"]
+        return status.get("phase") == "Running" and status["replicas"] == workers
+
+    return await place.until_job("train", f"trains with {workers} workers", trains)
 
 
 async def test_a_spare_takes_over_in_the_living_gang(place: Corner, launchers: Launchers) -> None:

@@ -117,6 +117,8 @@ class Operating:
         names = sorted(self.nodes)
         for replacement in plan.replacements:
             self.jobs[replacement.uid].promised = self.promised_by(plan, replacement.uid)
+        for promise in plan.reduced:
+            self.jobs[promise.uid].promised = self.promised_by(plan, promise.uid)
         for uid in plan.broken:
             self.jobs[uid].promised = ()
         for promise in plan.promises:
@@ -130,8 +132,11 @@ class Operating:
             live.yields, live.started = admission.yields, self.now
 
     def promised_by(self, plan: Plan, uid: str) -> tuple[str, ...]:
-        """Nodes that a job was promised, with those that the plan gives some of its workers instead."""
+        """Nodes that a job was promised, with those that the plan gives it, or some of its workers, instead."""
         names, nodes = sorted(self.nodes), list(self.jobs[uid].promised)
+        for promise in plan.reduced:
+            if promise.uid == uid:
+                nodes = [names[node] for node in promise.nodes.tolist()]
         for replacement in plan.replacements:
             if replacement.uid == uid:
                 for index, node in zip(replacement.indexes.tolist(), replacement.nodes.tolist(), strict=True):

@@ -221,7 +221,7 @@ def breakdowns(draw: st.DrawFn) -> Snapshot:
 @thorough
 @given(breakdowns())
 def test_only_what_broke_moves_within_what_is_required_and_no_room_is_given_twice(world: Snapshot) -> None:
-    after, replacements = mend_promises(world, Tree(world.nodes.domains, world.levels))
+    after, replacements, _ = mend_promises(world, Tree(world.nodes.domains, world.levels))
     event(f"replacements: {len(replacements)}")
     booked: Counter[int] = Counter()
     for row in range(len(world.jobs.uids)):

@@ -44,6 +44,7 @@ READY_TIMEOUT_SECONDS: Final = 1800
 GRACE_SECONDS: Final = 120
 STEP: Final = 1
 FALLBACK_SECONDS: Final = 600
+SHRINK_SECONDS: Final = 60
 PREEMPTIBLE: Final = True
 BUDGET_WINDOW_SECONDS: Final = 86400
 _ENCRYPTIONS: Final = {EncryptionType.SSE_S3: "AES256", EncryptionType.SSE_KMS: "aws:kms"}
@@ -127,6 +128,7 @@ class EffectiveSpec:
         min_replicas, max_replicas: bounds of the gang's size; both `replicas` for a job that is not elastic.
         step: the gang has `min_replicas` workers and a multiple of this.
         partial: it may start with fewer than `replicas`.
+        shrink_after: that an elastic gang waits for a node in place of a lost one before it goes on with fewer workers.
         spares: workers' room that is kept for the gang beside its own.
         gpu_type: "" for any.
         requests, limits: of the training container, as quantities; GPUs are in both.
@@ -152,6 +154,7 @@ class EffectiveSpec:
     max_replicas: int
     step: int
     partial: bool
+    shrink_after: int
     spares: int
     gpus_per_worker: int
     gpu_type: str
@@ -195,6 +198,11 @@ class EffectiveSpec:
     service_account: str
 
     @property
+    def elastic(self) -> bool:
+        """Whether the gang may have more than one size."""
+        return self.min_replicas < self.max_replicas
+
+    @property
     def restart_limit(self) -> int:
         """Restarts within the window after failures of the script."""
         return self.restart_limits[Group.SCRIPT] or 0
@@ -231,6 +239,7 @@ def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -
         max_replicas=workers.max or workers.replicas,
         step=workers.step or STEP,
         partial=_partial(workers),
+        shrink_after=_seconds(workers.shrink_after, SHRINK_SECONDS),
         spares=workers.spares or 0,
         gpus_per_worker=gpus,
         gpu_type=workers.gpu_type or "",
@@ -374,6 +383,7 @@ BUILT_IN: Final[dict[str, str]] = {
     "spec.workers.max": "replicas",
     "spec.workers.step": str(STEP),
     "spec.workers.partial": "true when min is below replicas",
+    "spec.workers.shrinkAfter": format_duration(SHRINK_SECONDS),
     "spec.workers.spares": "0",
     "spec.workers.gpusPerWorker": "0",
     "spec.workers.processesPerWorker": "gpusPerWorker or 1",

@@ -25,6 +25,7 @@ TRAINING_JOB: Final = Kind(
         Column("Reason", "string", ".status.queue.reason", "What it waits for"),
         _AGE,
         Column("Position", "integer", ".status.queue.position", "Place in the order of its queue", wide=True),
+        Column("Size", "integer", ".status.replicas", "Workers that it has now", wide=True),
         Column("Ready", "integer", ".status.ready", "Workers whose pods are ready", wide=True),
         Column("Nodes", "string", ".status.nodes", "Where it runs", wide=True),
         Column("Checkpoint", "integer", ".status.checkpoint.step", "Step of the last committed checkpoint", wide=True),

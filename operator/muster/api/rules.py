@@ -179,6 +179,11 @@ WORKERS_RULES: Final = (
         field_path=".partial",
     ),
     Rule(
+        f"!has(self.shrinkAfter) || {_ELASTIC.format(it='self')}",
+        "shrinkAfter says when an elastic gang goes on without lost workers: give min below max too, or leave it out",
+        field_path=".shrinkAfter",
+    ),
+    Rule(
         f"!has(self.spares) || self.spares == 0 || !{_ELASTIC.format(it='self')}",
         "an elastic gang goes on with fewer workers when nodes break: leave spares out, or give the gang one size",
         field_path=".spares",

@@ -107,6 +107,9 @@ class Workers(Model):
     partial: bool | None = None
     """When true, the gang may start with fewer workers than `replicas`, though not with fewer than `min`, and grows
     when there is room. Left out: true when `min` is below `replicas`."""
+    shrink_after: Duration | None = None
+    """How long the others of an elastic gang wait in their pods when a worker's node is gone and there is no other for
+    it. Then the gang goes on with fewer workers, though not with fewer than `min`. Left out: 1m."""
     spares: Annotated[Count, Le(MAX_SPARES)] | None = None
     """Room for so many more workers is kept for the gang, where its topology lets them be, so that it goes on at once
     when nodes break. No pods run there; it counts against quota, budget and `status.gpus`. Left out: 0."""

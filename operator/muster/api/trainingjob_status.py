@@ -392,6 +392,22 @@ class FixedSize(Model):
     """What the training says."""
 
 
+class Size(Model):
+    """A size that an elastic gang has had."""
+
+    workers: Annotated[int, Ge(1), Le(MAX_WORKERS)]
+    """Number of its workers."""
+    since: Timestamp
+    """When it was placed with so many."""
+    reason: Annotated[str, Len(0, 64)] = ""
+    """Why it got this size: Started, Shrunk (others needed room), WorkersLost (nodes went, and none came in their
+    place), Grown (there was idle room), or another reason for which it had stopped."""
+
+
+MAX_SIZES = 10
+"""Sizes of one job that are kept."""
+
+
 class TrainingJobStatus(Model):
     """What the operator tells of the job. `conditions` are for programs, the rest for people."""
 
@@ -448,6 +464,8 @@ class TrainingJobStatus(Model):
     """How far the training is."""
     fixed_size: FixedSize | None = None
     """Set while the training can go on with as many workers only; then the job is never resized."""
+    sizes: Annotated[tuple[Size, ...], Len(0, MAX_SIZES)] = ()
+    """The last sizes of an elastic gang, the oldest first."""
     queue: QueuePosition | None = None
     """Why the job waits; gone while it runs."""
     failure: Failure | None = None

@@ -53,6 +53,7 @@ def page(scene: Scene) -> RenderableType:
         ("The last failure", _failure(scene)),
         ("Restarts", _restarts(scene)),
         ("Unsound numbers", _numerics(scene)),
+        ("Sizes (UTC)", _sizes(scene)),
         ("What follows", ((("", told),) if (told := follows(scene)) else ())),
         ("What you can do", (("-", told) for told in advice(scene))),
         ("History (UTC)", _lines(scene)),
@@ -164,6 +165,13 @@ def _numerics(scene: Scene) -> Iterator[tuple[str, ...]]:
             if count:
                 yield "since submission", f"{look.counted(count, told)}{' skipped' if told == 'update' else ''}"
         yield "the last", known.last
+
+
+def _sizes(scene: Scene) -> Iterator[tuple[str, ...]]:
+    """Of an elastic gang: how many workers it had from when on, and why."""
+    for size in scene.job.status.sizes:
+        workers, moment = look.counted(size.workers, "worker"), f"{size.since:%Y-%m-%d %H:%M:%S}"
+        yield moment, look.ago(size.since, scene.now), workers, size.reason
 
 
 @dataclass(frozen=True)

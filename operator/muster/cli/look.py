@@ -225,6 +225,8 @@ def render(scene: Scene) -> RenderableType:
         head.add_row(title, told)
     if status.numerics is not None:
         head.add_row("Numerics", Text(unsound(status.numerics), "yellow"))
+    if status.sizes:
+        head.add_row("Size", _size(scene))
     if status.preemptions:
         lost = f", {status.lost_gpu_seconds} GPU-seconds of work lost" if status.lost_gpu_seconds else ""
         head.add_row("Preempted", f"{counted(status.preemptions, 'time')}{lost}")
@@ -303,6 +305,13 @@ def _replacements(scene: Scene) -> Iterator[tuple[str, str]]:
         yield "Replacing", told
     if status.replacements:
         yield "Replaced", f"{counted(status.replacements, 'lost worker')}, while the others kept their pods"
+
+
+def _size(scene: Scene) -> str:
+    """What an elastic gang has, since when and why; and what it had before."""
+    *before, last = scene.job.status.sizes
+    told = f"{counted(last.workers, 'worker')} since {ago(last.since, scene.now)} ({last.reason})"
+    return f"{told}; before {before[-1].workers} ({before[-1].reason})" if before else told
 
 
 def _progress(scene: Scene) -> RenderableType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from muster.api.effective import effective_spec
+from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.names import Phase, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cli.look import FINAL, Scene, used_limits
@@ -33,16 +33,19 @@ def follows(scene: Scene) -> str:
             f"readyTimeout ({format_duration(spec.ready_timeout)}) is taken back whole and queues again"
         )
     if status.phase is Phase.RUNNING and status.placement is not None:
-        return _trains(scene)
+        return _trains(scene, spec)
     wait = _when(scene) if status.not_before is not None else ""
     return f"it starts {wait}{' ' if wait else ''}when it has quota and room" if job.status.phase else ""
 
 
-def _trains(scene: Scene) -> str:
+def _trains(scene: Scene, spec: EffectiveSpec) -> str:
     status = scene.job.status
     replacing = status.placement.replacing if status.placement is not None else None
     if replacing is not None:
         again = f"the whole gang starts again, {_origin(status)}"
+        if spec.elastic and status.fixed_size is None:
+            again = f"where there is no node for {format_duration(spec.shrink_after)}, with fewer workers"
+            return f"worker {replacing.indexes} gets a new pod, and all go on together; {again}"
         return f"worker {replacing.indexes} gets a new pod, and all go on together; where that takes too long, {again}"
     eta = status.progress.eta if status.progress is not None else None
     left = (eta - scene.now).total_seconds() if eta is not None else 0.0

@@ -87,11 +87,17 @@ def job_row(job: TrainingJob, *, brief: bool = False) -> tuple[Cell, ...]:
         job.metadata.name,
         Text(status.phase.value if status.phase else "", STYLES.get(status.phase, "") if status.phase else ""),
         job.spec.queue,
-        str(job.spec.workers.replicas),
+        _workers(job),
         str(status.gpus or 0),
         step,
         why,
     )
+
+
+def _workers(job: TrainingJob) -> str:
+    """`8`, or `6 of 8` of an elastic gang that has not the size it asks for."""
+    wish, placement = job.spec.workers.replicas, job.status.placement
+    return str(wish) if placement is None or placement.workers == wish else f"{placement.workers} of {wish}"
 
 
 def queue_rows(every: Sequence[TrainingQueue]) -> list[tuple[str, ...]]:

@@ -115,6 +115,7 @@ class JobInput:
         attempts: (index, attempt) of the workers whose present pod is not the first of the placement.
         lost: indexes of workers of a running gang whose pods are to be made anew; they get another node where theirs is
             broken.
+        shrinks: seconds since the epoch from which the gang goes on without those of them that get no node.
         holding: the job has a placement, or pods that are not gone.
         reserving: placed indices without a pod still hold room (False once the placement is being taken down).
         promised: node name by index, where room is promised to the job, spares behind; it is RESERVED unless it is
@@ -137,6 +138,7 @@ class JobInput:
     generation: int = 0
     attempts: tuple[tuple[int, int], ...] = ()
     lost: tuple[int, ...] = ()
+    shrinks: float = FOREVER
     holding: bool = False
     reserving: bool = True
     promised: tuple[str, ...] = ()
@@ -273,7 +275,15 @@ def _runs(jobs: Sequence[JobInput], row: Mapping[str, int]) -> Runs:
     first, placed = _rows([job.placed if job.holding else job.promised for job in jobs], row)
     promised_first, promised = _rows([job.promised if job.holding else () for job in jobs], row)
     lost = {index: np.array(job.lost, dtype=np.int64) for index, job in enumerate(jobs) if job.lost}
-    return replace(runs, first=first, placed=placed, promised_first=promised_first, promised=promised, lost=lost)
+    return replace(
+        runs,
+        first=first,
+        placed=placed,
+        promised_first=promised_first,
+        promised=promised,
+        lost=lost,
+        shrinks={index: jobs[index].shrinks for index in lost},
+    )
 
 
 def _rows(lists: Sequence[Sequence[str]], row: Mapping[str, int]) -> tuple[Int, Index]:

@@ -28,6 +28,8 @@ _RUNTIME_USER: Final = 65532
 _RUNTIME_SIZE: Final = "1Gi"
 REPLACE_SECONDS: Final = 120
 """How long the launchers of a gang wait in their pods for a lost one to be replaced: longer than the operator tries."""
+_SHRINK_SECONDS: Final = 60
+"""How much longer than `workers.shrinkAfter` those of an elastic gang wait at least."""
 _DNS_1035: Final = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
 
 
@@ -188,8 +190,6 @@ def pod(
         env.WORKERS: str(workers),
         env.LEADER_HOST: leader_host(job, generation, leader),
     }
-    if workers > 1:
-        own[env.REPLACE_SECONDS] = str(REPLACE_SECONDS)
     if max_runtime is not None:
         own[env.MAX_RUNTIME] = str(max(1, max_runtime))
     if restarts:
@@ -339,6 +339,10 @@ def _trainer(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> Objec
     return made
 
 
+def _replace_seconds(spec: EffectiveSpec) -> int:
+    return max(REPLACE_SECONDS, spec.shrink_after + _SHRINK_SECONDS) if spec.elastic else REPLACE_SECONDS
+
+
 def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> list[Object]:
     values = {
         env.JOB: job.name,
@@ -348,6 +352,7 @@ def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> l
         env.PORT: str(env.DEFAULT_PORT),
         env.READY_TIMEOUT: str(spec.ready_timeout),
         env.GRACE_SECONDS: str(spec.grace),
+        env.REPLACE_SECONDS: str(_replace_seconds(spec)),
         env.STRATEGY: spec.strategy.value,
         env.HANG_START: str(spec.hang.start),
         env.HANG_STEP: str(spec.hang.step),

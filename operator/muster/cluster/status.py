@@ -44,16 +44,19 @@ def phase_of(status: TrainingJobStatus) -> Phase:
         return Phase.RUNNING if is_true(status, ConditionType.RUNNING) else Phase.STARTING
     if is_true(status, ConditionType.SUSPENDED):
         return Phase.SUSPENDED
-    if reason_of(status, ConditionType.ADMITTED) == Reason.RESTARTING.value:
+    if reason_of(status, ConditionType.ADMITTED) in _RESTARTS:
         return Phase.RESTARTING
     return Phase.QUEUED
 
 
 def _phase_while_stopping(reason: str) -> Phase:
-    if reason in MOVES or reason == Reason.SUSPENDED.value:
-        return Phase.PREEMPTING
-    return Phase.RESTARTING if reason == Reason.RESTARTING.value else Phase.QUEUED
+    if reason in _RESTARTS:
+        return Phase.RESTARTING
+    return Phase.PREEMPTING if reason in MOVES or reason == Reason.SUSPENDED.value else Phase.QUEUED
 
+
+_RESTARTS: Final = frozenset({Reason.RESTARTING.value, MoveReason.WORKERS_LOST.value})
+"""Reasons of a stop after which the gang goes on by itself."""
 
 MOVES: Final = frozenset(reason.value for reason in MoveReason)
 """Reasons for which the planner ends a placement."""

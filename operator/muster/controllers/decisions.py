@@ -25,7 +25,7 @@ from muster.controllers.lifecycle.turn import Decision, Note, write_stop
 from muster.controllers.queues import ceilings, priority_remark
 from muster.controllers.records import Record
 from muster.controllers.work import Worker, utc_now
-from muster.scheduling.plan import Admission, Eviction, Plan, Replacement
+from muster.scheduling.plan import Admission, Eviction, MoveReason, Plan, Replacement
 from muster.scheduling.plan import Promise as Promised
 from muster.scheduling.snapshot import NONE, Index, Snapshot
 
@@ -62,6 +62,9 @@ class Decisions:
         for replacement in decided.replacements:
             if replacement.uid not in starting:  # the placement says it
                 self._replace(snapshot, replacement, now)
+        for promise in decided.reduced:
+            if promise.uid not in starting:
+                self._reduce(snapshot, promise, now)
         for admission in decided.admissions:
             self._admit(snapshot, admission, now)
 
@@ -77,7 +80,8 @@ class Decisions:
             admission.nodes,
             generation,
             now,
-            spares=len(admission.nodes) - promise.workers if promise else record.spec.spares,
+            # Of a promise that has become smaller in this plan no spares are left over.
+            spares=max(0, len(admission.nodes) - promise.workers) if promise else record.spec.spares,
             queue=record.spec.queue,
             spec=record.placement_hash,
             yields=admission.yields,
@@ -194,6 +198,24 @@ class Decisions:
         else:
             record.assumed = found.status.placement
         self._start(record, self._worker.carry_out(record, Decision(status=found.status, notes=(found.note,))))
+
+    def _reduce(self, snapshot: Snapshot, promised: Promised, now: datetime) -> None:
+        """Write down the promise of fewer workers of a job that starts again."""
+        record = self._records[promised.uid]
+        before = record.job.status.promise
+        if record.task is not None or before is None:
+            record.stand = ()  # plan anew after its next turn
+            return
+        promise = _written(record, _names(snapshot, promised.nodes), (), now)
+        draft = Draft(record.job, now)
+        draft.set(promise=promise)
+        told = (
+            f"{MoveReason.WORKERS_LOST.value}: nodes of {before.workers - promise.workers} of {before.workers} workers "
+            f"are gone, and there are none in their place: the gang starts again with {promise.workers}"
+        )
+        record.assumed_promise, record.plannable = promise, False
+        decision = Decision(status=draft.done(), notes=(Note(EventReason.MOVED, told),))
+        self._start(record, self._worker.carry_out(record, decision))
 
     def _break(self, uid: str, now: datetime) -> None:
         record = self._records[uid]

@@ -20,6 +20,7 @@ from muster.controllers import admission, planning, terms
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.lifecycle import preemption
+from muster.controllers.lifecycle.replacement import shrinks_at
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.records import Record, Requests
 from muster.scheduling.snapshot import FOREVER
@@ -115,6 +116,7 @@ class Inputs:
         )
         beneficiary = claim.beneficiary if claim else status.stop.beneficiary if status.stop else ""
         promised = made.promised if not (record.deleted or finished(status)) else ()
+        shrinks = shrinks_at(status, record.spec)
         return replace(
             made,
             queue=(placement.queue if placement else "") or next((pod.queue for pod in pods if pod.queue), made.queue),
@@ -126,6 +128,7 @@ class Inputs:
             generation=generation,
             attempts=tuple((item.index, item.attempt) for item in placement.attempts) if placement else (),
             lost=unmade(record, self._cache.pods_of(record.uid)),
+            shrinks=shrinks.timestamp() if shrinks is not None else FOREVER,
             holding=True,
             reserving=bool(record.made) or (status.stop is None and not finished(status) and not record.deleted),
             run=replace(

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Final
 
 from muster.api.trainingjob import TrainingJob
@@ -23,6 +24,7 @@ from muster.controllers.alarms import Alarms
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.lifecycle.reconcile import reconcile
+from muster.controllers.lifecycle.replacement import shrinks_at
 from muster.controllers.lifecycle.turn import TERMINAL, Decision
 from muster.controllers.plans import Plans
 from muster.controllers.progress import Progress
@@ -221,7 +223,7 @@ class Loop:
         record.wake_at = deadline(decision.wake_at, now, monotonic)
         if record.wake_at is not None:
             self._alarms.at(record.uid, record.wake_at)
-        self._compare(record)
+        self._compare(record, now)
         if decision.make and self._cache.terminating(record.identity.namespace):
             decision = Decision(decision.status, decision.delete, (), decision.notes, decision.delete_job)
         decision = self._withhold_first_word(record, _unasked(record, decision, monotonic), monotonic)
@@ -250,7 +252,7 @@ class Loop:
             record.ask(record.seen_at + FIRST_WORD)
         return replace(decision, status=None)
 
-    def _compare(self, record: Record) -> None:
+    def _compare(self, record: Record, now: datetime) -> None:
         """Plan anew when something has changed that a plan looks at; progress and wording are no such things."""
         status = record.job.status
         placed = status.placement.generation if status.placement else 0
@@ -258,7 +260,7 @@ class Loop:
         avoided = tuple(item.node for item in status.avoided)
         replacing = status.placement is not None and (status.placement.attempts, status.placement.replacing)
         ending = (status.stop is None, status.promise is None, finished(status), replacing)
-        stand = (record.plannable, placed, ending, record.spec, judged, avoided)
+        stand = (record.plannable, placed, ending, record.spec, judged, avoided, _size_may_change(record, now))
         if stand != record.stand:
             record.stand = stand
             self._must_plan = True
@@ -307,6 +309,17 @@ class Loop:
             self.turn_errors += 1
             self._must_plan = True
             await asyncio.sleep(1.0)
+
+
+def _size_may_change(record: Record, now: datetime) -> tuple[bool, int]:
+    """Whether an elastic gang may go on without lost workers by now; and of one that could be larger the step of its
+    last checkpoint, for to stop and grow costs least right after a commit."""
+    status, spec = record.job.status, record.spec
+    if not spec.elastic or status.placement is None:
+        return False, 0
+    shrinks = shrinks_at(status, spec)
+    grows = status.checkpoint is not None and status.placement.workers < spec.max_replicas
+    return shrinks is not None and shrinks <= now, status.checkpoint.step if grows and status.checkpoint else 0
 
 
 def _due(record: Record | None, now: float) -> bool:

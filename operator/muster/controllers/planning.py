@@ -16,9 +16,11 @@ from muster.api.names import ConditionType, Reason
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import (
+    MAX_SIZES,
     Placement,
     Promise,
     QueuePosition,
+    Size,
     Stop,
     TrainingJobStatus,
     spares_by_index,
@@ -27,13 +29,13 @@ from muster.cluster.eligibility import NodeFilter
 from muster.cluster.gpus import ON_DEMAND, flavour_of, gpu_type_of, same_type, short_type
 from muster.cluster.jobs import NO_ACCELERATOR, PLAIN_TERMS, AlternativeInput, JobInput, TermsInput
 from muster.cluster.snapshot import LevelInput
-from muster.cluster.status import Draft
+from muster.cluster.status import MOVES, Draft, reason_of
 from muster.cluster.views import NodeView
 from muster.controllers.lifecycle.capacity import not_needed
 from muster.controllers.lifecycle.turn import write_stop
 from muster.controllers.telling import Word
 from muster.controllers.terms import NO_BOUNDS, Bounds, length
-from muster.scheduling.plan import Waiting, WaitReason
+from muster.scheduling.plan import MoveReason, Waiting, WaitReason
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Snapshot, TopologyMode
 
 HOST_ONLY: Final = (LevelInput("host", names.HOST_LABEL),)
@@ -44,6 +46,8 @@ _MODES: Final = {
     SpecMode.PREFERRED: TopologyMode.PREFERRED,
     SpecMode.UNCONSTRAINED: TopologyMode.UNCONSTRAINED,
 }
+STARTED: Final = "Started"
+"""Why a gang has its size that has waited for room."""
 _NODES_SHOWN: Final = 8
 _HOLDERS_SHOWN: Final = 3
 
@@ -267,6 +271,7 @@ def admitted(
     what the queue's template has filled in."""
     draft = Draft(job, now)
     draft.set(
+        sizes=_sizes(job, placement.workers, now),
         placement=placement,
         placements=placement.generation,
         stop=None,
@@ -284,6 +289,20 @@ def admitted(
     draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, "pods are being made")
     draft.condition(ConditionType.RUNNING, False, Reason.PODS_STARTING.value, "pods are being made")
     return draft.done()
+
+
+def _sizes(job: TrainingJob, workers: int, now: datetime) -> tuple[Size, ...]:
+    """The sizes of an elastic job, once it is placed with so many workers."""
+    asked, sizes = job.spec.workers, job.status.sizes
+    elastic = (asked.min or asked.replicas) < (asked.max or asked.replicas)
+    if not elastic or (sizes and sizes[-1].workers == workers):
+        return sizes
+    why, reason = reason_of(job.status, ConditionType.ADMITTED), STARTED
+    if sizes and why in (Reason.RESTARTING.value, Reason.BACKOFF.value) and workers < sizes[-1].workers:
+        reason = MoveReason.WORKERS_LOST.value  # a whole restart found no nodes in place of those that are gone
+    elif sizes and why in MOVES:
+        reason = why
+    return (*sizes, Size(workers=workers, since=now, reason=reason))[-MAX_SIZES:]
 
 
 def where(placement: Placement) -> str:

@@ -2,12 +2,14 @@
 
 * **Promises.** A gang that starts again is promised the nodes that it was on, like one that others make room for. Where
   some of these are gone, cordoned, not ready, or no longer suit it, only the workers there get another place, spares
-  first (`muster.scheduling.replacement`); the others keep their node and their rank. A promise that cannot be mended
+  first (`muster.scheduling.replacement`); the others keep their node and their rank. Where there is none, an elastic
+  gang that starts again does so with fewer workers (`muster.scheduling.reduction`). A promise that cannot be mended
   so is left as it is: `muster.scheduling.promises` breaks it, and the gang is placed anew as a whole. Room that
   strangers have taken, while nobody leaves it, is like a broken node; only those wait for it for whom others were asked
   to go, since some of these may not be gone yet.
 * **Gangs that run.** A worker that was lost goes back to its node while the others wait in their pods; where the node
-  is broken it gets another place in the same way, but not in room that is promised to others.
+  is broken it gets another place in the same way, but not in room that is promised to others. An elastic gang that has
+  waited for that for long enough goes on with fewer workers.
 * **Spares.** A spare of a running gang whose node is broken moves, and one that is lacking is found again. That takes
   only room that is kept for nobody, and quota as any start does.
 """
@@ -20,33 +22,41 @@ import numpy as np
 
 from muster.scheduling.gangs import Gang
 from muster.scheduling.moves import by_rank, gang_of, need_of, take_room, worker_of
-from muster.scheduling.plan import Replacement
+from muster.scheduling.plan import Promise, Replacement
 from muster.scheduling.promises import moving, promised_nodes, reserved_by_rank, suited
 from muster.scheduling.quota import Ledger
+from muster.scheduling.reduction import reduce_gang, smaller_sizes
 from muster.scheduling.replacement import replace_workers
 from muster.scheduling.room import by_resource, count_slots
 from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot
 from muster.scheduling.topology import Tree
 
 
-def mend_promises(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Replacement, ...]]:
-    """Give the workers of promises another node where theirs is broken. Returns the snapshot with the new promises.
+def mend_promises(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Replacement, ...], tuple[Promise, ...]]:
+    """Give the workers of promises another node where theirs is broken, or make their gangs smaller.
 
     A lacking spare of a promise is not looked for: it is found when the gang runs.
+
+    Returns:
+        The snapshot with the new promises, the workers that have another node, and the promises of fewer workers.
     """
     rows = [*reserved_by_rank(snapshot), *moving(snapshot)]
     if not rows:
-        return snapshot, ()
+        return snapshot, (), ()
     broken = [row for row in rows if not _stands(snapshot, row, promised_nodes(snapshot, row)).all()]
     strangers = _overdrawn_by_strangers(snapshot, rows)
     if not broken and not strangers.any():
-        return snapshot, ()
+        return snapshot, (), ()
     free = snapshot.nodes.free.copy()
     for row in rows:
         _take(snapshot, free, row, promised_nodes(snapshot, row))
-    replacements, mended = [], dict[int, Index]()
+    replacements, reduced, mended = [], list[Promise](), dict[int, Index]()
     for row in rows:
-        before, found = promised_nodes(snapshot, row), _mend(snapshot, tree, free, row, strangers)
+        before = promised_nodes(snapshot, row)
+        lost = _lost_promised(snapshot, row, before, strangers)
+        if not lost.any():
+            continue
+        found = _mend(snapshot, tree, free, row, before, lost, strangers)
         if found is not None:
             after = before.copy()
             after[found.indexes] = found.nodes
@@ -54,9 +64,14 @@ def mend_promises(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Repla
             _take(snapshot, free, row, found.nodes)
             replacements.append(found)
             mended[row] = after[after != NONE]
+        elif (fewer := _reduced_promise(snapshot, tree, free, row, before, lost, strangers)) is not None:
+            _take(snapshot, free, row, before, back=True)
+            _take(snapshot, free, row, fewer)
+            reduced.append(Promise(snapshot.jobs.uids[row], fewer, int(snapshot.jobs.flavours[row])))
+            mended[row] = fewer
         elif snapshot.jobs.runs.beneficiary[row] == row and _at(strangers, before).any():
             mended[row] = np.where(_at(strangers, before), np.int32(NONE), before)  # what is not there is broken
-    return _with_promises(snapshot, mended) if mended else snapshot, tuple(replacements)
+    return _with_promises(snapshot, mended) if mended else snapshot, tuple(replacements), tuple(reduced)
 
 
 def mend_gangs(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Replacement, ...]]:
@@ -80,6 +95,28 @@ def mend_gangs(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Replacem
             snapshot = _with_workers(snapshot, row, found)
             replacements.append(found)
     return snapshot, tuple(replacements)
+
+
+def reduce_gangs(snapshot: Snapshot, tree: Tree, free: Int) -> dict[int, Index]:
+    """Elastic gangs that have waited long enough for nodes of lost workers: where they go on, by row.
+
+    Args:
+        free: N x R, what nobody holds and nobody is promised.
+    """
+    runs, free = snapshot.jobs.runs, free.copy()
+    due = [row for row, moment in runs.shrinks.items() if moment <= snapshot.now and not runs.leaving[row]]
+    found: dict[int, Index] = {}
+    for row in by_rank(snapshot, np.array(due, dtype=np.int64)).tolist():
+        nodes = runs.nodes_of(row)
+        stands = _stands(snapshot, row, nodes)
+        if stands[runs.lost[row]].all():
+            continue
+        # New pods are made for all, so those that live on a broken node are left behind too.
+        fewer = _reduced(snapshot, tree, free, row, nodes, ~stands)
+        if fewer is not None:
+            _take(snapshot, free, row, fewer)
+            found[row] = fewer
+    return found
 
 
 def mend_spares(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger) -> tuple[Replacement, ...]:
@@ -155,13 +192,37 @@ def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int]) -> Mask:
     return overdrawn
 
 
-def _mend(snapshot: Snapshot, tree: Tree, free: Int, row: int, strangers: Mask) -> Replacement | None:
-    nodes = promised_nodes(snapshot, row)
+def _lost_promised(snapshot: Snapshot, row: int, nodes: Index, strangers: Mask) -> Mask:
+    """Which of the nodes that a job is promised it can't have."""
     lost = ~_stands(snapshot, row, nodes)
-    if snapshot.jobs.reserved[row]:
-        lost |= _at(strangers, nodes)
-    if not len(nodes) or not lost.any():
+    return lost | _at(strangers, nodes) if snapshot.jobs.reserved[row] else lost
+
+
+def _reduced_promise(
+    snapshot: Snapshot, tree: Tree, free: Int, row: int, nodes: Index, lost: Mask, strangers: Mask
+) -> Index | None:
+    """The nodes of a job that starts again and has to do so with fewer workers; None for one that is promised room that
+    others leave, and waits for its turn again instead."""
+    if snapshot.jobs.runs.beneficiary[row] != row:
         return None
+    return _reduced(snapshot, tree, free, row, nodes, lost, strangers)
+
+
+def _reduced(
+    snapshot: Snapshot, tree: Tree, free: Int, row: int, nodes: Index, lost: Mask, closed: Mask | None = None
+) -> Index | None:
+    sizes = smaller_sizes(snapshot, row, len(nodes))
+    if not sizes or lost.all():
+        return None
+    slots = _slots(snapshot, tree, by_resource(free, tree.order), row, nodes, closed)
+    placed = np.where(lost, NONE, _places(tree, nodes))
+    places = reduce_gang(tree, slots, gang_of(snapshot, row, len(nodes)), placed, sizes)
+    return None if places is None else tree.order[places].astype(np.int32)
+
+
+def _mend(
+    snapshot: Snapshot, tree: Tree, free: Int, row: int, nodes: Index, lost: Mask, strangers: Mask
+) -> Replacement | None:
     there = replace_workers(
         tree,
         _slots(snapshot, tree, by_resource(free, tree.order), row, nodes, strangers),

@@ -46,6 +46,8 @@ class MoveReason(str, Enum):
     """It had been let in before its turn, and the one that waited can start."""
     SHRUNK = "Shrunk"
     """An elastic job gives workers back; it goes on with fewer."""
+    WORKERS_LOST = "WorkersLost"
+    """An elastic job has lost workers, and there are no nodes in place of theirs; it goes on with fewer."""
     GROWN = "Grown"
     """An elastic job gets idle room."""
     PROMOTED = "Promoted"
@@ -177,6 +179,8 @@ class Plan:
     """Admissions in the order in which they are to be made, what has to give way first, and everyone who waits.
 
     Attributes:
+        reduced: in place of promises that stand, of elastic jobs that start again: nodes of some workers are gone, and
+            they have fewer workers now.
         broken: uids of RESERVED jobs whose promise cannot be kept (a node is gone): they are PENDING again.
     """
 
@@ -185,4 +189,5 @@ class Plan:
     promises: tuple[Promise, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     replacements: tuple[Replacement, ...] = ()
+    reduced: tuple[Promise, ...] = ()
     broken: tuple[str, ...] = ()

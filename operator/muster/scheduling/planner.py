@@ -101,6 +101,7 @@ def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None
         promises=tuple(round_.promises),
         evictions=tuple(round_.evictions),
         replacements=tuple(round_.replacements),
+        reduced=round_.reduced,
         broken=round_.kept.broken,
     )
 

@@ -95,7 +95,7 @@ class Round:
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
         self.tree = Tree(snapshot.nodes.domains, snapshot.levels)
         snapshot, replaced = mend_gangs(snapshot, self.tree)
-        snapshot, mended = mend_promises(snapshot, self.tree)
+        snapshot, mended, reduced = mend_promises(snapshot, self.tree)
         jobs = snapshot.jobs
         self.snapshot, self.policy = snapshot, policy
         self.waiting: Int = np.flatnonzero(jobs.pending).astype(np.int64)
@@ -111,6 +111,7 @@ class Round:
         self.promises: list[Promise] = []
         self.evictions: list[Eviction] = []
         self.replacements: list[Replacement] = [*replaced, *mended]
+        self.reduced = reduced
         self.reserved_quota: list[tuple[int, int]] = []
         self._firm_held_back: set[tuple[int, int]] = set()
         self.served: set[int] = set()

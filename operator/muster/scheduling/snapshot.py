@@ -284,6 +284,7 @@ class Runs:
             that they start on again. None: nobody is.
         lost: by row of a HOLDING job, the workers that are made anew while the others of the gang wait for them: they
             get another node where theirs is broken.
+        shrinks: by row of those, the moment from which an elastic gang goes on without workers that get no node.
     """
 
     first: Int
@@ -302,6 +303,7 @@ class Runs:
     promised_first: Int | None = None
     promised: Index | None = None
     lost: Mapping[int, Int] = field(default_factory=dict)
+    shrinks: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def none(cls, count: int) -> Runs:

@@ -178,12 +178,27 @@ def test_a_plain_script_gets_sigterm_at_once(make_gang: MakeGang) -> None:
     dead(gang, "running")
 
 
-def test_a_plain_script_that_saves_on_sigterm_and_exits_0_is_not_done(make_gang: MakeGang) -> None:
+@pytest.mark.parametrize("code", [0, 128 + signal.SIGTERM])
+def test_a_plain_script_that_saves_on_sigterm_and_exits_as_it_likes_is_not_done(make_gang: MakeGang, code: int) -> None:
     gang = make_gang(1)
-    pod = gang.pod(0, gang.script("signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + PLAIN))
+    pod = gang.pod(0, gang.script(f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))\n" + PLAIN))
     running(gang, 1)
     pod.signal(signal.SIGTERM)
-    assert pod.end().cause is Cause.PREEMPTED
+    facts = pod.end()
+    assert (facts.cause, facts.exit_code) == (Cause.PREEMPTED, EXIT_PREEMPTED)
+
+
+def test_a_stop_while_some_ranks_still_import_ends_those_at_once(make_gang: MakeGang) -> None:
+    gang = make_gang(2, MUSTER_GRACE_SECONDS="60")
+    pods = gang.all(gang.script("if RANK:\n    mark('imports')\n    time.sleep(600)\n" + SESSION))
+    gang.eventually(lambda: gang.marks("running") and gang.marks("imports"), "one trains, one imports")
+    started = time.monotonic()
+    pods[0].signal(signal.SIGTERM)
+    for pod in pods:
+        facts = pod.end()
+        assert (facts.cause, facts.exit_code) == (Cause.PREEMPTED, EXIT_PREEMPTED), pod.log()
+    assert time.monotonic() - started < 15
+    assert gang.marks("stopped") == {"mark-stopped-0"}, "the one that has a session saves"
 
 
 def test_what_ignores_the_stop_is_killed_within_the_grace(make_gang: MakeGang) -> None:

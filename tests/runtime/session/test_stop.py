@@ -70,6 +70,59 @@ def test_sigterm_commits_a_checkpoint_and_exits_75(tmp_path: Path) -> None:
     assert f"ended after step {step + 2} began at {step}" in again.output
 
 
+# Where a stop may find a rank: each of these leaves a file there, and is slow enough for the stop to come meanwhile.
+PLACES = """
+class Slow:
+    def state_dict(self):
+        if session.step:
+            here("save")
+        return {"some": 1}
+    def load_state_dict(self, state):
+        here("restore")
+def here(place):
+    if os.environ["PLACE"] == place and session.is_leader and not session.should_stop():
+        (folder / "here").touch()
+        while not session.should_stop():
+            time.sleep(0.01)
+session.track(slow=Slow())
+model.module.register_forward_pre_hook(lambda *_: here("compile"))  # to us a compiler is a slow first forward
+"""
+STOPPED_SOMEWHERE = (
+    PLACES
+    + STEPS
+    + """
+    if step == 0:
+        here("first step")
+    if step % 3 == 2 and session.is_leader:
+        with session.evaluate():
+            for part in range(3):
+                if session.should_stop():
+                    break
+                here("evaluation")
+            else:
+                print("evaluated after step", step + 1)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("place", "done"), [("compile", 1), ("first step", 1), ("evaluation", 3), ("save", 3), ("restore", 3)]
+)
+def test_a_stop_that_meets_a_rank_anywhere_is_a_checkpoint_and_75(place: str, done: int, tmp_path: Path) -> None:
+    path = script(tmp_path, STOPPED_SOMEWHERE)
+    more = {"TOTAL": "100000", "MUSTER_CHECKPOINT_EVERY_STEPS": "2", **BLOCKING}
+    if place == "restore":
+        run_gang(path, tmp_path, 2, environment(tmp_path, PLACE="", **more | {"TOTAL": "2"})).check()
+    found = environment(tmp_path, PLACE=place, **more)
+    result = run_gang(path, tmp_path, 2, found, stop_when=tmp_path / "here")
+    assert result.codes == [75, 75], result.output
+    assert latest(tmp_path) == (done, False), "no step is lost"
+    assert "evaluated" not in result.output
+    again = run_gang(path, tmp_path, 2, environment(tmp_path, PLACE="", TOTAL="6")).check()
+    assert f"ended after step 6 began at {done}" in again.output
+    assert "evaluated after step 6" in again.output
+
+
 def test_a_finished_run_is_a_no_op_that_succeeds(tmp_path: Path) -> None:
     path = script(tmp_path, STEPS)
     run_gang(path, tmp_path, 2, environment(tmp_path)).check()

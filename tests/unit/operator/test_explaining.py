@@ -181,3 +181,16 @@ def test_a_limit_that_is_used_up_is_a_warning() -> None:
 
 def test_a_job_that_no_operator_has_seen_says_so() -> None:
     assert any("is Muster's operator running?" in line for line in shown(job()))
+
+
+def test_the_sizes_of_an_elastic_gang_are_told_over_time() -> None:
+    sizes = [
+        {"workers": 8, "since": "2026-01-02T01:04:05Z", "reason": "Started"},
+        {"workers": 7, "since": "2026-01-02T03:03:05Z", "reason": "WorkersLost"},
+    ]
+    lines = shown(job(phase="Running", placement=PLACED, sizes=sizes))
+    at = lines.index("Sizes (UTC)")
+    assert lines[at + 1 : at + 3] == [
+        "2026-01-02 01:04:05 2h ago 8 workers Started",
+        "2026-01-02 03:03:05 1m ago 7 workers WorkersLost",
+    ]

@@ -256,3 +256,13 @@ def test_it_is_told_how_often_checkpoints_are_taken() -> None:
         f"2 {left_out}",
         f"2 {left_out}",
     ]
+
+
+def test_the_size_of_an_elastic_gang_is_told_with_the_one_before() -> None:
+    sizes = [
+        {"workers": 8, "since": "2026-01-02T01:04:05Z", "reason": "Started"},
+        {"workers": 7, "since": "2026-01-02T03:03:05Z", "reason": "WorkersLost"},
+    ]
+    text = shown(Scene(job(phase="Running", sizes=sizes), (), (), NOW))
+    assert "7 workers since 1m ago (WorkersLost); before 8 (Started)" in text
+    assert "8 workers since 2h ago (Started)" in shown(Scene(job(phase="Running", sizes=sizes[:1]), (), (), NOW))

@@ -12,12 +12,14 @@ import pytest
 
 from muster.api.common import find_condition
 from muster.api.effective import effective_spec
+from muster.api.names import ConditionType
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import FixedSize, Placement
+from muster.api.trainingjob_status import MAX_SIZES, FixedSize, Placement
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.snapshot import LevelInput, build
+from muster.cluster.status import Draft
 from muster.cluster.views import NamespaceView, NodeView
 from muster.controllers import planning
 from muster.controllers.admission import World, obstacle, products
@@ -314,3 +316,39 @@ def test_a_message_names_who_is_in_the_way_and_the_largest_holders() -> None:
     assert planning.blockers(waiting._replace(holders=(), blocker="b"), names) == (
         "nobody may be asked (kept for research/b)"
     )
+
+
+def placed_with(job: TrainingJob, workers: int, why: str) -> TrainingJob:
+    """The job after another placement, for which it had waited with this reason."""
+    draft = Draft(job, NOW)
+    draft.condition(ConditionType.ADMITTED, False, why)
+    waiting = job.model_copy(update={"status": draft.done()})
+    placement = Placement.of((job.status.placements or 0) + 1, [f"n{index}" for index in range(workers)])
+    status = planning.admitted(waiting, placement, NOW).to_raw()
+    return TrainingJob.from_raw(job.to_raw() | {"status": status})
+
+
+def test_the_sizes_of_an_elastic_gang_are_kept_with_their_reasons() -> None:
+    job = trainingjob(workers={"replicas": 8, "min": 2})
+    for workers, why in (
+        (8, "InsufficientCapacity"),
+        (8, "Restarting"),
+        (7, "WorkersLost"),
+        (6, "Restarting"),
+        (8, "Grown"),
+        (4, "Shrunk"),
+        (6, "QuotaExceeded"),
+    ):
+        job = placed_with(job, workers, why)
+    assert [(size.workers, size.reason) for size in job.status.sizes] == [
+        (8, "Started"),
+        (7, "WorkersLost"),
+        (6, "WorkersLost"),
+        (8, "Grown"),
+        (4, "Shrunk"),
+        (6, "Started"),
+    ]
+    for number in range(2 * MAX_SIZES):
+        job = placed_with(job, 4 + number % 2, "Grown")
+    assert [size.workers for size in job.status.sizes] == [4, 5] * (MAX_SIZES // 2)
+    assert not placed_with(trainingjob(), 2, "Restarting").status.sizes, "it has one size"

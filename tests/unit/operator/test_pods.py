@@ -173,8 +173,10 @@ def test_pods_of_a_gang_wait_for_lost_ones_and_know_the_present_leader() -> None
     assert environment(pod)["MUSTER_REPLACE_SECONDS"] == "120"
     assert environment(pod)["MUSTER_LEADER_HOST"] == "g1-0-3.llama.research.svc"
     assert pod["spec"]["hostname"] == "g1-1-2"
-    alone = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=1)
-    assert "MUSTER_REPLACE_SECONDS" not in environment(alone)
+    patient = {"replicas": 4, "min": 2, "shrinkAfter": "10m"}
+    assert environment(made(workers=patient))["MUSTER_REPLACE_SECONDS"] == "660", "longer than it takes to shrink"
+    hasty = {"replicas": 4, "min": 2, "shrinkAfter": "0s"}
+    assert environment(made(workers=hasty))["MUSTER_REPLACE_SECONDS"] == "120"
 
 
 def test_the_crashes_that_a_launcher_may_answer_go_to_it() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
 from muster.cli.checkpoint_tables import natural
 from muster.cli.look import NotThere
-from muster.cli.tables import below, plain_table, print_table, queue_rows
+from muster.cli.tables import JOB_TITLES, below, job_row, plain_table, print_table, queue_rows
 
 pytestmark = pytest.mark.unit
 
@@ -105,3 +106,14 @@ def test_the_queues_below_one_are_found_and_a_wrong_name_is_answered_with_those_
     assert below("middle", tree) == {"middle", "leaf"}
     with pytest.raises(NotThere, match="no TrainingQueue 'x'; there are: leaf, middle, other, root"):
         below("x", tree)
+
+
+def test_a_gang_that_has_not_the_size_it_asks_for_shows_both() -> None:
+    def workers(**status: Any) -> str:
+        spec = {"image": "i", "command": ["c"], "workers": {"replicas": 8, "min": 2}, "queue": "q"}
+        raw = {"metadata": {"name": "j", "namespace": "n", "uid": "u"}, "spec": spec, "status": status}
+        return str(job_row(TrainingJob.from_raw(raw))[JOB_TITLES.index("WORKERS")])
+
+    assert workers() == "8"
+    assert workers(placement={"generation": 1, "workers": 8}) == "8"
+    assert workers(placement={"generation": 2, "workers": 6}) == "6 of 8"

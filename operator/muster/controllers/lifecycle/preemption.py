@@ -17,7 +17,7 @@ from muster.cluster.status import reason_of
 from muster.controllers.lifecycle.turn import Note, Turn
 from muster.scheduling.plan import MoveReason
 
-OWN: Final = frozenset({MoveReason.GROWN.value, MoveReason.PROMOTED.value})
+OWN: Final = frozenset({MoveReason.GROWN.value, MoveReason.PROMOTED.value, MoveReason.WORKERS_LOST.value})
 """Moves for the job's own good: no preemptions, and its disruption budget does not count them."""
 
 REMEMBERED: Final = 32
@@ -28,6 +28,7 @@ _WHY: Final = {
     MoveReason.RECLAIMED: "whose queue takes back what it has lent",
     MoveReason.YIELDED: "which it was let in before, as long as it did not stand in its way",
     MoveReason.SHRUNK: "which needs some of its workers' room",
+    MoveReason.WORKERS_LOST: "",
     MoveReason.GROWN: "",
     MoveReason.PROMOTED: "",
     MoveReason.DEFRAGMENTED: "which only finds its room scattered",
@@ -38,6 +39,7 @@ _ALONE: Final = {
     MoveReason.RECLAIMED: "the gang gives back what its queue had borrowed",
     MoveReason.YIELDED: "the gang gives way to the job that it was let in before",
     MoveReason.SHRUNK: "the gang goes on with fewer workers",
+    MoveReason.WORKERS_LOST: "no nodes came in place of those of lost workers: the gang goes on with fewer",
     MoveReason.GROWN: "there is idle room: the gang goes on with more workers",
     MoveReason.PROMOTED: "nodes of a kind that the job prefers are free: the gang moves there",
     MoveReason.DEFRAGMENTED: "the gang moves, so that a job fits that only finds its room scattered",
@@ -118,6 +120,8 @@ def count(turn: Turn, stop: Stop) -> None:
         stop_seconds=max(0, round(turn.since(stop.requested_at))),
         lost_gpu_seconds=(status.lost_gpu_seconds or 0) + stop.lost or None,
     )
+    if stop.reason == MoveReason.WORKERS_LOST.value:
+        turn.draft.set(breakdowns=(status.breakdowns or 0) + 1)
     if stop.reason not in OWN:
         moments = (*status.preempted_at, turn.s.now)[-REMEMBERED:]
         turn.draft.set(preemptions=(status.preemptions or 0) + 1, preempted_at=moments)

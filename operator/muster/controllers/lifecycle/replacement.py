@@ -6,16 +6,20 @@ the operator tries. One status write says who is replaced, and since when; it ra
 makes the old pod a stranger, and the number of the membership that is then pushed to all launchers. The new pod goes to
 the old one's node, or where that can't have it, to the one that the planner gives it (`muster.scheduling.mending`).
 
-When the gang has not come together in time, it starts again whole (`failure`), as after any other end.
+An elastic gang waits for that as long as its job says; then the planner lets it go on with fewer workers
+(`muster.scheduling.reduction`). When the gang has not come together in time, it starts again whole (`failure`), as
+after any other end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import Final
 
+from muster.api.effective import EffectiveSpec
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.trainingjob_status import Attempt, Placement, Replacing, format_indexes
+from muster.api.trainingjob_status import Attempt, Placement, Replacing, TrainingJobStatus, format_indexes
 from muster.cluster.status import is_true
 from muster.controllers.lifecycle import causes, failure, withdraw
 from muster.controllers.lifecycle.causes import End, Kind
@@ -29,6 +33,9 @@ AVOIDED: Final = 30
 MOST: Final = 5
 """Pods of one worker in one placement. What ends them all is not mended by a new one; a whole restart backs off."""
 
+SHRINKING: Final = 30.0
+"""Seconds that the planner has to make an elastic gang smaller before it starts again whole."""
+
 _SHOWN: Final = 4
 """Losses that are told one by one."""
 
@@ -40,7 +47,7 @@ def replace_lost(turn: Turn) -> bool:
         return False
     losses = _losses(turn, placement)
     if placement.replacing is not None:
-        left = turn.s.replace_limit - turn.since(placement.replacing.since)
+        left = _limit(turn) - turn.since(placement.replacing.since)
         if not losses and _came_together(turn, placement):
             _finish(turn, placement)
             return False
@@ -48,6 +55,9 @@ def replace_lost(turn: Turn) -> bool:
             _give_up(turn, placement)
             return True
         turn.wake_in(left)
+        shrinks = shrinks_at(turn.status, turn.s.spec)
+        if shrinks is not None and shrinks > turn.s.now:
+            turn.wake_at(shrinks)
     if losses:
         _replace(turn, placement, losses)
     if turn.status.placement is not None and turn.status.placement.replacing is not None:
@@ -55,6 +65,22 @@ def replace_lost(turn: Turn) -> bool:
             if item.until > turn.s.now:
                 turn.wake_at(item.until)
     return False
+
+
+def shrinks_at(status: TrainingJobStatus, spec: EffectiveSpec) -> datetime | None:
+    """When a gang that waits for lost workers may go on without those that get no node; None for one that keeps its
+    size, or waits for nobody."""
+    replacing = status.placement.replacing if status.placement is not None else None
+    if replacing is None or not spec.elastic or status.fixed_size is not None:
+        return None
+    return replacing.since + timedelta(seconds=spec.shrink_after)
+
+
+def _limit(turn: Turn) -> float:
+    """Seconds in which the gang has to come together again; of one that may shrink, time enough for that."""
+    if shrinks_at(turn.status, turn.s.spec) is None:
+        return turn.s.replace_limit
+    return max(turn.s.replace_limit, turn.s.spec.shrink_after + SHRINKING)
 
 
 def _losses(turn: Turn, placement: Placement) -> list[End]:
@@ -135,7 +161,7 @@ def _finish(turn: Turn, placement: Placement) -> None:
 def _give_up(turn: Turn, placement: Placement) -> None:
     """Start the whole gang again, as after any other loss."""
     indexes = placement.replaced
-    limit = f"{turn.s.replace_limit:g} s"
+    limit = f"{_limit(turn):g} s"
     message = f"{_workers(indexes)} lost, and the gang did not come together again within {limit}"
     cause = End(Kind.LOST, message)
     failure.record(turn, cause)

@@ -97,14 +97,17 @@ def test_a_gang_that_shrinks_for_another_is_promised_its_new_place_with_its_stop
     assert case.job.status.preemptions == 1
 
 
-def test_growth_is_no_preemption() -> None:
+@pytest.mark.parametrize("reason", [MoveReason.GROWN, MoveReason.WORKERS_LOST])
+def test_another_size_for_its_own_good_is_no_preemption(reason: MoveReason) -> None:
     case = running()
-    case.claim = claim(reason=MoveReason.GROWN, nodes=("n0", "n1", "n2"))
+    case.claim = claim(reason=reason, nodes=("n0", "n1", "n2"))
     case.settle()
+    assert case.phase == ("Restarting" if reason is MoveReason.WORKERS_LOST else "Preempting")
     case.vanish()
     case.settle()
     assert case.job.status.preemptions is None
     assert case.job.status.preempted_at == ()
+    assert case.job.status.breakdowns == (1 if reason is MoveReason.WORKERS_LOST else None)
 
 
 @pytest.mark.parametrize("edit", [{"suspend": True}, {"workers": {"replicas": 3, "gpusPerWorker": 1}}])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from muster.api.names import ConditionType, EventReason
-from muster.api.trainingjob_status import Victim, nodes_with_workers
+from muster.api.trainingjob_status import FixedSize, Victim, nodes_with_workers
 from muster.controllers.lifecycle.failure import ANSWER_HOLDS
-from muster.controllers.lifecycle.replacement import AVOIDED, MOST
+from muster.controllers.lifecycle.replacement import AVOIDED, MOST, SHRINKING, shrinks_at
 from muster.controllers.lifecycle.turn import REPLACE_LIMIT, Claim, Made
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_api import Phase
@@ -350,3 +351,39 @@ def test_worker_that_is_lost_again_and_again_ends_in_a_whole_restart() -> None:
     kill(case, 1)
     case.settle()
     assert case.phase == "Restarting"
+
+
+ELASTIC = {"replicas": 4, "min": 2, "gpusPerWorker": 1, "shrinkAfter": "2m"}
+
+
+def test_an_elastic_gang_waits_for_a_node_as_long_as_its_job_says_before_it_starts_again_whole() -> None:
+    case = running(workers=ELASTIC)
+    kill(case, 1)
+    case.unfit_nodes = frozenset({"n1"})
+    case.settle()
+    waits(case, 1)
+    placement, spec = case.job.status.placement, case.situation().spec
+    assert placement is not None
+    assert placement.replacing is not None
+    moment = shrinks_at(case.job.status, spec)
+    assert moment == placement.replacing.since + timedelta(minutes=2)
+    case.later(REPLACE_LIMIT)
+    decision = case.settle()
+    assert case.phase == "Running", "the planner has its time first"
+    assert decision.wake_at == moment
+    case.later(120 + SHRINKING - REPLACE_LIMIT)
+    case.settle()
+    assert case.phase == "Restarting"
+    assert case.job.status.promise is not None
+
+
+def test_a_gang_that_keeps_its_size_does_not_shrink() -> None:
+    case = running(workers=ELASTIC)
+    assert shrinks_at(case.job.status, case.situation().spec) is None, "nobody is lost"
+    kill(case, 1)
+    case.settle()
+    spec = case.situation().spec
+    assert shrinks_at(case.job.status, spec) is not None
+    fixed = case.job.status.model_copy(update={"fixed_size": FixedSize(workers=4, message="its loader says so")})
+    assert shrinks_at(fixed, spec) is None
+    assert shrinks_at(case.job.status, replace(spec, min_replicas=4)) is None
