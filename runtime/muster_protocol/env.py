@@ -135,6 +135,9 @@ NUMERICS_NORM: Final = "MUSTER_NUMERICS_NORM"
 NUMERICS_LIMIT: Final = "MUSTER_NUMERICS_LIMIT"
 """So many of such steps within 1,000 are answered; the next one ends the run."""
 
+REACHED_STEP: Final = "MUSTER_REACHED_STEP"
+"""Steps that the run had done when the pod was made, as far as the operator knew: those up to it are done again."""
+
 MAX_RUNTIME: Final = "MUSTER_MAX_RUNTIME"
 """Seconds that the job may still run. At its end a checkpoint is saved and the run ends."""
 

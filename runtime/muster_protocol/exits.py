@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Final
 
+from muster_protocol.goodput import Spent
+
 TERMINATION_MESSAGE_LIMIT: Final = 4096
 TERMINATION_MESSAGE_PATH: Final = "/dev/termination-log"
 
@@ -68,6 +70,7 @@ class ExitFacts:
         failures: of those, how many followed a failure of the script; None: all.
         signature: by which this failure is known again: its exception, without numbers, and place; or "".
         alike: failures in a row that these pods have seen with this signature at this step, this one included.
+        spent: where this launcher's time went, from index 0.
     """
 
     cause: Cause
@@ -83,6 +86,7 @@ class ExitFacts:
     failures: int | None = None
     signature: str = ""
     alike: int = 1
+    spent: Spent | None = None
 
 
 def encode(facts: ExitFacts) -> str:
@@ -113,7 +117,7 @@ def decode(text: str) -> ExitFacts | None:
     try:
         raw["cause"] = Cause(raw["cause"])
         known = {name: raw[name] for name in ExitFacts.__dataclass_fields__ if name in raw}
-        facts = ExitFacts(**known)
+        facts = ExitFacts(**{**known, "spent": Spent.read(known.get("spent"))})
     except (KeyError, TypeError, ValueError):
         return None
     return facts if _plausible(facts) else None

@@ -33,6 +33,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeVar
 
+from muster_protocol.goodput import Spent
+
 TOKEN_HEADER: Final = "X-Muster-Token"
 STATUS_PATH: Final = "/v1/status"
 MEMBERSHIP_PATH: Final = "/v1/membership"
@@ -339,6 +341,7 @@ class Status:
         copy: what it has of another's memory, as a `Member` tells it.
         saving: None until rank 0 has told it.
         numerics: None where nothing was unsound, or nobody looks.
+        spent: where this launcher's time went, from index 0.
     """
 
     phase: Phase
@@ -366,6 +369,7 @@ class Status:
     copy: tuple[int, ...] = ()
     saving: Saving | None = None
     numerics: Numerics | None = None
+    spent: Spent | None = None
 
 
 T = TypeVar("T", Member, Membership, Release, Copy, Stop, Ended, Restart, Heartbeat, Examined, GangState, Status)
@@ -387,6 +391,7 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Status", "copy"): int,
     ("Status", "saving"): Saving,
     ("Status", "numerics"): Numerics,
+    ("Status", "spent"): Spent,
     ("MemoryTier", "kept"): Kept,
     ("Member", "copy"): int,
     ("Release", "keeper"): Member,

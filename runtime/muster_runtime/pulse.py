@@ -1,14 +1,18 @@
 """The pulse: how a launcher sees what each of its ranks is at, without a message or a system call a step.
 
-A file in `MUSTER_RUN_DIR` with 64 bytes for each rank of the pod, in the order of their local ranks. The launcher makes
-it; a rank maps it into memory and writes its own bytes, little-endian:
+A file in `MUSTER_RUN_DIR` with 192 bytes for each rank of the pod, in the order of their local ranks. The launcher
+makes it; a rank maps it into memory and writes its own bytes, little-endian:
 
     byte 0        the section (`Section`)
+    byte 1        what its time counts as now (`Part`)
     bytes 8..16   beats: counts signs of life
     bytes 16..24  the run's step
     bytes 24..32  steps that this process has done, the first of them left out
     bytes 32..40  double: seconds that they took, without evaluations and checkpoints in them
     bytes 40..48  the process
+    bytes 48..56  steps that the run had done before, which the launcher writes and the rank reads
+    bytes 56..120 nanoseconds: when it wrote this (CLOCK_MONOTONIC), and what its time until then counts as, by part
+    bytes 120..   the same at the end of its last step
 
 A rank may be stopped in the middle of a write, so the launcher believes nothing that would do harm.
 """
@@ -24,13 +28,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from muster_protocol import env
+from muster_runtime.telemetry.goodput import Account, Part, Told
 
 FILE_NAME: Final = "pulse"
-_SIZE: Final = 64
-_WORD: Final = struct.Struct("<B7xQQQdQ")
+_SIZE: Final = 192
+_TIMES: Final = len(Part)
+_WORD: Final = struct.Struct(f"<BB6xQQQdQQ{2 * (1 + _TIMES)}q")
+_REACHED: Final = struct.Struct("<48xQ")
+_BEATS: Final = 2
+"""Places in a word."""
+_ACCOUNT: Final = 8
+_SECOND: Final = 1e9
 
 
 class Section(IntEnum):
@@ -51,6 +62,15 @@ class Section(IntEnum):
     """The loop is over: what the script does now is its own."""
     SETUP = 7
     """The loop hasn't begun: what the script does is its own as well, if it ever comes to a loop."""
+
+
+_PARTS: Final = {
+    Section.NONE: Part.STARTING,
+    Section.SETUP: Part.STARTING,
+    Section.START: Part.STARTING,
+    Section.CHECKPOINT: Part.CHECKPOINT,
+}
+"""What else there is, is training."""
 
 
 @dataclass(frozen=True)
@@ -74,29 +94,53 @@ class Pulse:
         self._section, self._beats = Section.NONE, 0
         self._step = self._steps = 0
         self._started = False
-        self._seconds = self._here = 0.0
-        self._since = time.monotonic()
+        self._seconds, self._here = 0.0, 0
+        self._reached = _REACHED.unpack_from(self._word)[0] if self._word is not None else 0
+        self._account = Account(time.monotonic_ns())
 
     @property
     def section(self) -> Section:
         return self._section
 
-    def enter(self, section: Section) -> None:
-        """The rank is at something else now; or at the same, and lives."""
-        now = time.monotonic()
-        if self._section in (Section.STEP, Section.BOUNDARY):
-            self._here += now - self._since
-        self._since, self._section = now, section
+    @property
+    def step(self) -> int:
+        return self._step
+
+    def enter(self, section: Section, part: Part | None = None) -> None:
+        """The rank is at something else now; or at the same, and lives. `part`: what its time counts as, where that
+        doesn't follow from the section."""
+        self._enter(section, part, settles=not self._started)
         self._write()
 
+    def _enter(self, section: Section, part: Part | None, *, settles: bool) -> None:
+        now, before = time.monotonic_ns(), self._account.at
+        if self._section in (Section.STEP, Section.BOUNDARY):
+            self._here += now - before
+        self._section = section
+        part = _PARTS.get(section, Part.TRAINING) if part is None else part
+        self._account.enter(part, now, again=self._step < self._reached, settles=settles)
+
     @contextmanager
-    def during(self, section: Section) -> Iterator[None]:
-        before = self._section
-        self.enter(section)
+    def during(self, section: Section, part: Part | None = None) -> Iterator[None]:
+        before = self._section, self._account.part
+        self.enter(section, part)
         try:
             yield
         finally:
-            self.enter(before)
+            self.enter(*before)
+
+    @contextmanager
+    def waits_for_data(self) -> Iterator[None]:
+        """While the loop, or an evaluation, waits for a batch. Before the loop that is the script's own matter."""
+        before = self._section, self._account.part
+        if self._section in (Section.NONE, Section.SETUP):
+            yield
+            return
+        self.enter(self._section, Part.DATA_WAIT)
+        try:
+            yield
+        finally:
+            self.enter(*before)
 
     def evaluates(self) -> None:
         """A batch that isn't trained on is at hand: an evaluation, though the script doesn't call it one."""
@@ -105,24 +149,49 @@ class Pulse:
 
     def begin(self, step: int) -> None:
         """A loop begins after `step` steps. Its first one may compile, and tells nothing of the others."""
-        self._step, self._started = step, False
-        self.enter(Section.START)
+        self._enter(Section.START, None, settles=True)
+        self._stand_at(step)
+        self._started = False
+        self._write()
 
     def step_opens(self) -> None:
-        self.enter(Section.STEP if self._started else Section.START)
+        self.enter(Section.STEP if self._started else Section.START, Part.TRAINING)
 
     def step_done(self, step: int) -> None:
         """`step` steps of the run are done, by all ranks."""
-        self.enter(Section.STEP)
+        self._enter(Section.STEP, None, settles=True)
         if self._started:
-            self._steps, self._seconds = self._steps + 1, self._seconds + self._here
-        self._step, self._here, self._started = step, 0.0, True
+            self._steps, self._seconds = self._steps + 1, self._seconds + self._here / _SECOND
+        self._stand_at(step)
+        self._here, self._started = 0, True
+        self._write()
+
+    def _stand_at(self, step: int) -> None:
+        self._reached, self._step = max(self._reached, self._step), step
+
+    def leave(self) -> None:
+        """The loop is over: what the script does now is its own."""
+        self._enter(Section.OUTSIDE, None, settles=True)
         self._write()
 
     def _write(self) -> None:
         self._beats += 1
         if self._word is not None:
-            word = _WORD.pack(self._section, self._beats, self._step, self._steps, self._seconds, self._pid)
+            account = self._account
+            word = _WORD.pack(
+                self._section,
+                account.part,
+                self._beats,
+                self._step,
+                self._steps,
+                self._seconds,
+                self._pid,
+                self._reached,
+                account.at,
+                *account.times,
+                account.settled_at,
+                *account.settled,
+            )
             self._word[: _WORD.size] = word
 
 
@@ -140,25 +209,42 @@ def _map(folder: str | None, local_rank: int) -> memoryview | None:
 
 
 class PulseReader:
-    """The launcher's side: makes the file for `ranks` ranks."""
+    """The launcher's side: makes the file for `ranks` ranks of a run that has done `reached` steps before."""
 
-    def __init__(self, run_dir: Path, ranks: int) -> None:
+    def __init__(self, run_dir: Path, ranks: int, reached: int = 0) -> None:
         path = run_dir / FILE_NAME
-        path.write_bytes(bytes(_SIZE * ranks))
+        path.write_bytes(_REACHED.pack(reached).ljust(_SIZE, b"\0") * ranks)
         with path.open("rb") as file:
             self._words = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def read(self, local_rank: int) -> Beat | None:
         """None where the rank is writing just now, or writes nonsense: whoever may write there isn't trusted."""
+        word = self._read(local_rank)
+        if word is None:
+            return None
+        section, _, *rest = word
+        try:
+            return Beat(Section(section), *rest[:5])
+        except ValueError:
+            return None
+
+    def told(self, local_rank: int) -> Told | None:
+        """What the rank's time counts as; None likewise, and before its session begins."""
+        word = self._read(local_rank)
+        if word is None or not word[_BEATS]:
+            return None
+        times, settled = word[_ACCOUNT : _ACCOUNT + _TIMES + 1], word[_ACCOUNT + _TIMES + 1 :]
+        try:
+            return Told(Part(word[1]), times[0], times[1:], settled[0], settled[1:])
+        except ValueError:
+            return None
+
+    def _read(self, local_rank: int) -> tuple[Any, ...] | None:
         start = local_rank * _SIZE
         word = self._words[start : start + _WORD.size]
         if word != self._words[start : start + _WORD.size]:
             return None
-        section, *rest = _WORD.unpack(word)
-        try:
-            return Beat(Section(section), *rest)
-        except ValueError:
-            return None
+        return _WORD.unpack(word)
 
     def close(self) -> None:
         self._words.close()

@@ -20,6 +20,7 @@ NodeName = Annotated[str, Len(1, 253)]
 Indexes = Annotated[str, Len(1, 32768)]
 ChunkName = Annotated[str, Len(1, 253)]
 SpecHash = Annotated[str, Len(0, 64)]
+Seconds = Annotated[int, Ge(0), Int64()]
 
 
 def format_indexes(indexes: Iterable[int]) -> str:
@@ -297,6 +298,50 @@ class Progress(Model):
     """When this was read from the launcher."""
 
 
+class PartSeconds(Model):
+    """Seconds by what they were spent on; what is absent took none."""
+
+    training: Seconds | None = None
+    """Steps for the first time, evaluations included."""
+    data_wait: Seconds | None = None
+    """Training waited for a batch."""
+    checkpoint: Seconds | None = None
+    """Training stood still for a save."""
+    starting: Seconds | None = None
+    """From placement to the first step, and from each end of the processes to the first step after it."""
+    restoring: Seconds | None = None
+    """A checkpoint was read."""
+    recomputing: Seconds | None = None
+    """Steps that were done before and lost, and steps that were broken off."""
+    queued: Seconds | None = None
+    """The job waited for its turn, or for room."""
+    hung: Seconds | None = None
+    """Nobody got on, from the last step until that was found."""
+
+
+class Counted(Model):
+    """What the launcher of one of index 0's pods has counted so far."""
+
+    attempt: Count = 0
+    """Number of the pod within the placement."""
+    seconds: PartSeconds = PartSeconds()
+    """What it has told."""
+
+
+class Goodput(Model):
+    """How much of the job's time was training. Each second since it was submitted belongs to one part, but for those in
+    which it was suspended."""
+
+    ratio: Annotated[str, Len(0, 8)] | None = None
+    """Seconds of training by all seconds, as decimal text from 0 to 1."""
+    seconds: PartSeconds = PartSeconds()
+    """All seconds up to `until`."""
+    until: Timestamp
+    """The moment up to which time is counted."""
+    launcher: Counted | None = None
+    """What of that the present launcher of index 0 has counted."""
+
+
 class AlmostFits(Model):
     """A domain in which the gang almost fits."""
 
@@ -462,6 +507,8 @@ class TrainingJobStatus(Model):
     """Steps whose numbers were not sound, where `numerics` has them watched."""
     progress: Progress | None = None
     """How far the training is."""
+    goodput: Goodput | None = None
+    """How much of its time was training, and where the rest went."""
     fixed_size: FixedSize | None = None
     """Set while the training can go on with as many workers only; then the job is never resized."""
     sizes: Annotated[tuple[Size, ...], Len(0, MAX_SIZES)] = ()

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from muster.api import goodput
 from muster.api.effective import effective_spec
 from muster.api.names import Phase
 from muster.api.trainingjob_status import PastFailure
@@ -21,6 +22,16 @@ from muster.cluster.views import parse_time
 from muster_protocol.durations import format_duration
 
 EVENTS_READ: Final = 100
+PARTS: Final = {
+    "training": "training",
+    "data_wait": "waiting for data",
+    "checkpoint": "standing still for saves",
+    "starting": "starting",
+    "restoring": "restoring a checkpoint",
+    "recomputing": "computing lost steps again",
+    "queued": "waiting in the queue",
+    "hung": "hung",
+}
 LINES_SHOWN: Final = 30
 """Of the history, the newest."""
 REPEATED_SECONDS: Final = 60.0
@@ -54,6 +65,7 @@ def page(scene: Scene) -> RenderableType:
         ("Restarts", _restarts(scene)),
         ("Unsound numbers", _numerics(scene)),
         ("Sizes (UTC)", _sizes(scene)),
+        ("Where the time went", _time(scene)),
         ("What follows", ((("", told),) if (told := follows(scene)) else ())),
         ("What you can do", (("-", told) for told in advice(scene))),
         ("History (UTC)", _lines(scene)),
@@ -172,6 +184,26 @@ def _sizes(scene: Scene) -> Iterator[tuple[str, ...]]:
     for size in scene.job.status.sizes:
         workers, moment = look.counted(size.workers, "worker"), f"{size.since:%Y-%m-%d %H:%M:%S}"
         yield moment, look.ago(size.since, scene.now), workers, size.reason
+
+
+def _time(scene: Scene) -> Iterator[tuple[str, ...]]:
+    """Goodput and the parts of the job's time, up to now for a job that waits."""
+    status = scene.job.status
+    known = status.goodput
+    if status.submitted_at is not None and status.placement is None and status.finished_at is None:
+        known = goodput.account(status, status.submitted_at)
+        if status.phase is not Phase.SUSPENDED:
+            known = goodput.up_to(known, goodput.QUEUED, scene.now)
+    if known is None or known.ratio is None:
+        return
+    training, queued = known.seconds.training or 0, known.seconds.queued or 0
+    held = goodput.whole_of(known.seconds) - queued
+    if not held:
+        return
+    apart = f", {training / held:.1%} of the time with GPUs" if queued else ""
+    yield "goodput", f"{float(known.ratio):.1%}", f"of the time since it was submitted was training{apart}"
+    for part, seconds, share in goodput.shares(known.seconds):
+        yield format_duration(seconds), f"{share:.1%}", PARTS[part]
 
 
 @dataclass(frozen=True)

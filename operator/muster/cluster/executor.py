@@ -166,6 +166,7 @@ class Executor:
         *,
         max_runtime: int | None = None,
         restarts: int = 0,
+        reached: int = 0,
     ) -> Outcome:
         """Make the Secret, the Service and the pods of `indexes`; those that exist are counted as made."""
         outcome = Outcome()
@@ -194,6 +195,7 @@ class Executor:
                     leader=placement.attempt_of(0),
                     max_runtime=max_runtime,
                     restarts=restarts,
+                    reached=reached,
                 )
                 await self._make_pod(job, body, index, placement.attempt_of(index), nodes[index], outcome)
 

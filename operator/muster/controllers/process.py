@@ -231,6 +231,11 @@ class Operator:
             metrics.node_hours.labels(kind).set(hours)
         if self._events is not None:
             metrics.events_dropped.set(self._events.dropped)
+        metrics.tell_goodput(
+            (record.identity.namespace, record.identity.name, float(told.ratio))
+            for record in scheduling.loop.records.values()
+            if (told := record.job.status.goodput) is not None and told.ratio is not None
+        )
         live = ((record.spec.queue, record.job.status.phase) for record in scheduling.loop.records.values())
         ended = ((one.queue, one.phase) for one in scheduling.loop.ended.values())
         metrics.count_jobs((queue, phase.value if phase else "Unseen") for queue, phase in chain(live, ended))

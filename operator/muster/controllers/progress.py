@@ -10,12 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
+from muster.api import goodput
 from muster.api.names import ConditionType, Reason
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, Placement, Saving, TrainingJobStatus
+from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, Goodput, Placement, Saving, TrainingJobStatus
 from muster.api.trainingjob_status import Progress as ProgressStatus
 from muster.cluster.launchers import Launcher, LauncherError, Launchers, due
 from muster.cluster.status import Draft, is_true
@@ -24,6 +26,7 @@ from muster.controllers.cache import Cache
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.records import Record
 from muster_protocol.env import DEFAULT_PORT
+from muster_protocol.goodput import Spent
 from muster_protocol.launcher_api import Kept, Member, Membership, MemoryTier
 from muster_protocol.launcher_api import Saving as LauncherSaving
 from muster_protocol.launcher_api import Status as LauncherStatus
@@ -38,6 +41,9 @@ JOINING_POLL: Final = 2.0
 
 ASKED_ABOUT_LEADER: Final = 3
 """Launchers that are asked about a leader that doesn't answer, until one does."""
+
+COUNTED_EVERY: Final = 60.0
+"""Seconds after which it is written where the time goes, though nothing else is news: a hang makes none."""
 
 MOVED: Final = 0.2
 """Share of it by which the interval that `auto` has chosen must change to be told anew."""
@@ -219,8 +225,26 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
         draft.condition(ConditionType.CHECKPOINT_IN_MEMORY, kept, reason.value, answer.memory_tier.why)
     if answer.saving is not None:
         draft.set(saving=_saving(job.status.saving, answer.saving))
+    changed = draft.done() != job.status
+    counted = _counted(job, answer, now)
+    if counted is not None and (changed or job.status.goodput is None or _stale(job.status.goodput, counted)):
+        draft.set(goodput=counted)
     status = draft.done()
     return None if status == job.status else status
+
+
+def _counted(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Goodput | None:
+    """Where the job's time went, with what index 0's launcher has counted; None without its word."""
+    spent = Spent.read(asdict(answer.spent)) if answer.spent is not None else None
+    placement = job.status.placement
+    if spent is None or placement is None:
+        return None
+    submitted_at = job.status.submitted_at or job.metadata.creation_timestamp or now
+    return goodput.told(goodput.account(job.status, submitted_at), placement.attempt_of(0), spent, now)
+
+
+def _stale(told: Goodput, counted: Goodput) -> bool:
+    return (counted.until - told.until).total_seconds() >= COUNTED_EVERY
 
 
 def _kept(tier: MemoryTier) -> Reason:

@@ -151,6 +151,7 @@ class Worker:
             indexes,
             max_runtime=remaining_seconds(record.spec, record.job.status),
             restarts=remaining_restarts(record.spec, record.job.status, datetime.now(timezone.utc)),
+            reached=record.job.status.progress.step if record.job.status.progress is not None else 0,
         )
         now = asyncio.get_running_loop().time()
         for made in outcome.made:

@@ -31,6 +31,12 @@ class Metrics:
             registry=self.registry,
         )
         self.jobs = Gauge("muster_jobs", "Live TrainingJobs.", ["queue", "phase"], registry=self.registry)
+        self.goodput = Gauge(
+            "muster_goodput_ratio",
+            "Part of a live job's time since it was submitted that was training, 0 to 1.",
+            ["namespace", "job"],
+            registry=self.registry,
+        )
         self.plan_seconds = Gauge(
             "muster_plan_duration_seconds", "Time that the last plan took.", registry=self.registry
         )
@@ -65,6 +71,12 @@ class Metrics:
         self.jobs.clear()
         for (queue, phase), number in Tally(queue_and_phase).items():
             self.jobs.labels(queue, phase).set(number)
+
+    def tell_goodput(self, jobs: Iterable[tuple[str, str, float]]) -> None:
+        """Set it from every live job's (namespace, name, ratio); series of others go."""
+        self.goodput.clear()
+        for namespace, name, ratio in jobs:
+            self.goodput.labels(namespace, name).set(ratio)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from muster_runtime.data.loader import Loader, to_device
 from muster_runtime.data.order import BatchPlan, Microbatch, microbatches
+from muster_runtime.data.waiting import waited
 
 
 class Listener(Protocol):
@@ -70,7 +71,7 @@ class ElasticLoader(Loader):
     def batches(self, epoch: int, start: int) -> Iterator[Microbatches]:
         """This rank's part of each global batch of `epoch` from number `start` on."""
         self._batches.epoch, self._batches.start = epoch, start
-        pieces = iter(self._loader)
+        pieces = waited(self._loader, self.waiting)
         for first in pieces:
             step = Microbatches(first, pieces, self._listener, self._device, trained=self.stepper is not None)
             yield step

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from muster_runtime.checkpoint.tree import join, split
 from muster_runtime.data.loader import to_device
+from muster_runtime.data.waiting import Waiting, waited
 from muster_runtime.errors import UsageError
 
 
@@ -28,12 +29,12 @@ def fixed_size(name: str, thing: Any, where: str) -> str:
     )
 
 
-def endless(loader: Iterable[Any], device: torch.device, where: str) -> Iterator[Any]:
+def endless(loader: Iterable[Any], device: torch.device, where: str, waiting: Waiting) -> Iterator[Any]:
     """Batches of a foreign loader from where it stands, pass after pass."""
     empty = 0
     while empty < 2:  # one pass is empty after a resume at an epoch's end
         empty += 1
-        for batch in loader:
+        for batch in waited(loader, waiting):
             empty = 0
             yield to_device(batch, device)
     raise UsageError(f"{where}: the loader has no batches on this rank")

@@ -18,6 +18,7 @@ from muster_runtime.data.seeded import (
     kept_generators,
     seed_generators,
 )
+from muster_runtime.data.waiting import UNTOLD, Waiting, waited
 from muster_runtime.errors import UsageError, caller
 
 
@@ -58,6 +59,7 @@ class Loader:
         """The session that tracks it."""
         self.untracked: Callable[[], None] = lambda: None
         """Called with each batch of a loader that isn't tracked."""
+        self.waiting: Waiting = UNTOLD
         self._passed: int | None = None  # the last epoch that a pass of steps began in, here in this process
         self._left_out: set[tuple[int, int]] = set()  # epoch and number of batches that nobody is to train on
         self._plan: BatchPlan | None = None
@@ -185,7 +187,7 @@ class Loader:
     def batches(self, epoch: int, start: int) -> Iterator[Any]:
         """This rank's batches of `epoch` from number `start` on."""
         self._batches.epoch, self._batches.start = epoch, start
-        for _, batch in self._loader:
+        for _, batch in waited(self._loader, self.waiting):
             yield to_device(batch, self._device)
 
     def requests(self, epoch: int, start: int) -> Iterator[Request]:

@@ -38,7 +38,8 @@ class ConfigError(Exception):
 class Config:
     """Times are in seconds. `ready_timeout` and `max_runtime` are infinite when there is no limit.
 
-    `replace_seconds`: how long a lost pod of the gang is waited for; 0 where nobody would replace it.
+    `replace_seconds`: how long a lost pod of the gang is waited for; 0 where nobody would replace it. `reached`: steps
+    that the run had done before this pod was made.
     """
 
     command: tuple[str, ...]
@@ -67,6 +68,7 @@ class Config:
     replace_seconds: float = 0.0
     node: str = ""
     hang: Limits = NEVER
+    reached: int = 0
 
     @property
     def keeps_memory(self) -> bool:
@@ -153,6 +155,7 @@ def _pod(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
         replace_seconds=0.0 if alone else _seconds(environ, env.REPLACE_SECONDS, 0.0),
         node=environ.get(env.NODE_NAME, ""),
         hang=_limits(environ),
+        reached=_whole(environ, env.REACHED_STEP, minimum=0, maximum=2**63 - 1, default=0),
     )
 
 

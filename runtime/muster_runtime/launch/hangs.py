@@ -41,15 +41,13 @@ class Hangs:
         self._folder = Path()
         self._looked = 0.0
 
-    def begin(self, folder: Path) -> None:
-        """Ranks start, with this run folder."""
-        self._folder, self._pulse = folder, PulseReader(folder, self._config.processes)
+    def begin(self, folder: Path, pulse: PulseReader) -> None:
+        """Ranks start, with this run folder, and their pulses there."""
+        self._folder, self._pulse = folder, pulse
         self._watchdog.begin_anew(self._state.clock())
 
     def end(self) -> None:
-        if self._pulse is not None:
-            self._pulse.close()
-            self._pulse = None
+        self._pulse = None
         self._watchdog.begin_anew(self._state.clock())
 
     @property

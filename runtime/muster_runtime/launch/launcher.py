@@ -10,6 +10,7 @@ from typing import Final
 
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
+from muster_protocol.goodput import Spent
 from muster_protocol.launcher_api import Ended, GangState, Kept, MemoryTier, Phase, Release, Status, Stop, StopReason
 from muster_protocol.uris import parse_uri
 from muster_runtime import report
@@ -27,10 +28,12 @@ from muster_runtime.launch.metrics import Metrics
 from muster_runtime.launch.progress import Progress
 from muster_runtime.launch.ranks import CommandError, Rank, Ranks, allow_open_files
 from muster_runtime.launch.run_folder import RunFolder
+from muster_runtime.launch.spending import Spending, how_ended
 from muster_runtime.launch.state import Over, State
 from muster_runtime.launch.stopping import Stopping
 from muster_runtime.launch.termination import say
 from muster_runtime.launch.verdict import Failure
+from muster_runtime.telemetry.goodput import End
 
 ECHO_SECONDS: Final = 1.0
 """How long a failure that looks like an echo waits for another of this pod's ranks to be its cause."""
@@ -67,6 +70,7 @@ class Launcher:
         self._folder: RunFolder | None = None
         self._oom_kills = termination.oom_kills()
         self._copies = Copies(config, self._roll, self._state)
+        self._spending = Spending(config.reached)
 
     async def run(self) -> ExitFacts:
         """Runs the gang's part on this pod; always returns, with the termination message written."""
@@ -88,7 +92,9 @@ class Launcher:
             termination.write(self._config.termination_log, facts)
             return facts
         say(f"index {self._config.index} of {self._config.workers}, job {self._config.job}, API on port {port}")
-        facts = self._complete(await self._join_and_train())
+        facts = await self._join_and_train()
+        self._spending.end(self._how_ended())
+        facts = self._complete(facts)
         self._leave_word(facts)
         self._copies.end()
         facts = await self._end_with_gang(facts)
@@ -148,6 +154,7 @@ class Launcher:
         self._ranks.sweep()
         await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
         self._committed()
+        self._spending.end(self._how_ended())
         self._ranks.forget()
         self._leave_folder()
         termination.clear(self._config.termination_log)
@@ -181,10 +188,13 @@ class Launcher:
 
     def _start_ranks(self, release: Release) -> None:
         self._incarnation = release.incarnation
-        self._folder = folder = RunFolder(self._config.run_roots, release.incarnation, self._hear)
+        ranks, reached = self._config.processes, self._spending.reached
+        self._folder = folder = RunFolder(
+            self._config.run_roots, release.incarnation, self._hear, ranks=ranks, reached=reached
+        )
         self._stopping = Stopping(self._ranks, self._state)
         self._stopping.control = folder.control
-        self._hangs.begin(folder.path)
+        self._hangs.begin(folder.path, folder.pulse)
         self._oom_kills, self._started_at = termination.oom_kills(), self._state.clock()
         environments = [
             (
@@ -196,6 +206,7 @@ class Launcher:
             )
             for local in range(self._config.processes)
         ]
+        self._spending.begin(folder.pulse)
         self._ranks.start(self._config.command, environments, prefix=self._config.world_size > 1)
 
     async def _watch(self) -> ExitFacts | None:
@@ -222,6 +233,11 @@ class Launcher:
             self._copies.look()
             self._gang.copy_error = self._copies.trouble
             self._hangs.look()
+            self._spending.look()
+
+    def _how_ended(self) -> End:
+        first = self._state.restart.first if self._starts_again() and self._state.restart else self._state.first
+        return how_ended((rank.exit_code for rank in self._ranks.all), first)
 
     def _starts_again(self) -> bool:
         return self._state.restart is not None and self._state.restart.incarnation > self._incarnation
@@ -329,7 +345,11 @@ class Launcher:
             incarnation=self._incarnation,
             restarts=self._restarts,
             failures=self._failures,
+            spent=self._spent(),
         )
+
+    def _spent(self) -> Spent | None:
+        return self._spending.spent() if self._config.leads else None
 
     def _step(self) -> int | None:
         """Where the ranks stand, or where they began."""
@@ -400,6 +420,7 @@ class Launcher:
             lost=lost,
             saving=progress.saving,
             numerics=progress.numerics,
+            spent=self._spent(),
         )
 
     def _memory_tier(self) -> MemoryTier | None:
@@ -411,6 +432,8 @@ class Launcher:
 
     def _metrics_text(self) -> tuple[bytes, str]:
         self._metrics.processes(len(self._ranks.running), self._incarnation)
+        if (spent := self._spent()) is not None:
+            self._metrics.spent(spent)
         return self._metrics.text()
 
     def _leave_folder(self) -> None:

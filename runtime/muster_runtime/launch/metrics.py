@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from muster_protocol.goodput import Spent
 from muster_runtime import report, vendored
 from muster_runtime.launch.config import Config
 
@@ -58,6 +60,14 @@ class Metrics:
             "muster_worker_checkpoint_bytes", "Bytes written for checkpoints.", labels, registry=self._registry
         )
 
+        self._seconds = Counter(
+            "muster_run_seconds",
+            "Time of the run since this pod's launcher started, by what it was spent on. Index 0 tells it.",
+            (*labels, "part"),
+            registry=self._registry,
+        )
+        self._spent = Spent()
+
     def take(self, message: report.Message) -> None:
         if isinstance(message, report.Progress):
             rank = str(message.rank)
@@ -75,6 +85,13 @@ class Metrics:
         elif isinstance(message, report.Numerics) and self._leads and message.rank == 0:
             self._skipped.labels(*self._values).set(message.skipped)
             self._rollbacks.labels(*self._values).set(message.rollbacks)
+
+    def spent(self, spent: Spent) -> None:
+        """Where the time went until now."""
+        before, self._spent = asdict(self._spent), spent
+        for part, seconds in asdict(spent).items():
+            if part != "pending":
+                self._seconds.labels(*self._values, part).inc(max(0.0, seconds - before[part]))
 
     def processes(self, running: int, incarnation: int) -> None:
         self._ranks.set(running)

@@ -11,6 +11,7 @@ from typing import Final
 
 from muster_runtime import report
 from muster_runtime.control import ControlWriter
+from muster_runtime.pulse import PulseReader
 
 _REPORTS_AT_ONCE: Final = 256
 """More than a socket's buffer holds; calls and signals get their turn in between."""
@@ -18,11 +19,17 @@ _SOCKET_PATH_LIMIT: Final = 100
 
 
 class RunFolder:
-    """`heard` is called when there are `messages`. OSError when no folder can be made below any of `roots`."""
+    """`heard` is called when there are `messages`; `reached`: steps that the run has done before.
 
-    def __init__(self, roots: Sequence[Path], incarnation: int, heard: Callable[[], None]) -> None:
+    OSError when no folder can be made below any of `roots`.
+    """
+
+    def __init__(
+        self, roots: Sequence[Path], incarnation: int, heard: Callable[[], None], *, ranks: int = 1, reached: int = 0
+    ) -> None:
         self.path = _make(roots, incarnation)
         self.control = ControlWriter(self.path)
+        self.pulse = PulseReader(self.path, ranks, reached)
         self._reports = report.listen(self.path)
         asyncio.get_running_loop().add_reader(self._reports.fileno(), heard)
 
@@ -43,6 +50,7 @@ class RunFolder:
         asyncio.get_running_loop().remove_reader(self._reports.fileno())
         self._reports.close()
         self.control.close()
+        self.pulse.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
 

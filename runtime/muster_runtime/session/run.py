@@ -30,6 +30,7 @@ from muster_runtime.session.progress import Progress
 from muster_runtime.session.saves import Saves
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Tracked
+from muster_runtime.telemetry.goodput import Part
 
 
 class Run:
@@ -92,7 +93,7 @@ class Run:
             for one in self.tracked:
                 if is_foreign(one.thing):
                     self.progress.fix_size(fixed_size(one.name, one.thing, one.where))
-            with self.pulse.during(Section.CHECKPOINT):
+            with self.pulse.during(Section.CHECKPOINT, Part.RESTORING):
                 restored = self.saves.restore(self.tracked)
             if restored is not None:
                 run = restored.run
@@ -133,7 +134,7 @@ class Run:
     def leave_loop(self) -> None:
         self.loop = ""
         self.closed = True
-        self.pulse.enter(Section.OUTSIDE)
+        self.pulse.leave()
 
     def last_word(self) -> None:
         """The process ends within the loop: its launcher learns the exact step, by which it knows a failure again."""
@@ -275,7 +276,7 @@ class Run:
         """Everything as it was at the last checkpoint, but that the step's batches are left out from now on."""
         if found.ends:
             self._give_up(found)
-        with self.pulse.during(Section.CHECKPOINT):
+        with self.pulse.during(Section.CHECKPOINT, Part.RESTORING):
             restored = self.saves.go_back(self.tracked)
         if restored is None:
             self._give_up(replace(found, ends="there is no checkpoint to go back to, since none could be saved yet"))
@@ -293,7 +294,7 @@ class Run:
         """What a script has done since the return, in the body of an epoch that it could not know to be over, counts
         for nothing."""
         self.went_back = False
-        with self.pulse.during(Section.CHECKPOINT):
+        with self.pulse.during(Section.CHECKPOINT, Part.RESTORING):
             self.saves.go_back(self.tracked)
 
     def _give_up(self, found: Unsound) -> NoReturn:
@@ -302,6 +303,8 @@ class Run:
         raise NumericsError(f"{found.told}, and the run ends: {found.ends}")
 
     def _stop(self) -> None:
+        if self.pulse.step < self.step:
+            self.pulse.step_done(self.step)  # all that was done is kept
         self.pulse.enter(Section.CHECKPOINT)
         if self.saves.save_now(self.tracked, self._state(), finished=False):
             self.progress.log(f"stopped after step {self.step}, as asked; the checkpoint is committed")

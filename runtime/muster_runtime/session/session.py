@@ -117,7 +117,7 @@ class Session:
             split = Loader(
                 thing, rank=self.rank, parts=self.world_size, seed=self.run.seed, device=self.device, where=where
             )
-            split.untracked = self.run.pulse.evaluates
+            split.untracked, split.waiting = self.run.pulse.evaluates, self.run.pulse.waits_for_data
             return split
         if not isinstance(thing, nn.Module):
             raise UsageError(f"{where}: session.wrap takes a model or a DataLoader, not this {type(thing).__name__}")
@@ -167,7 +167,7 @@ class Session:
             device=self.device,
             where=where,
         )
-        loader.untracked = self.run.pulse.evaluates
+        loader.untracked, loader.waiting = self.run.pulse.evaluates, self.run.pulse.waits_for_data
         if loader.last_batch:
             self.log(
                 f"the last of each epoch's {len(loader)} batches has {loader.last_batch} samples, the others have "
@@ -217,7 +217,11 @@ class Session:
             return
         batches = None
         if loader is not None:
-            batches = loader.endless() if isinstance(loader, Loader) else endless(loader, self.device, where)
+            batches = (
+                loader.endless()
+                if isinstance(loader, Loader)
+                else endless(loader, self.device, where, run.pulse.waits_for_data)
+            )
         while run.step < total:
             batch = next(batches) if batches is not None else None
             run.before_first_batch()

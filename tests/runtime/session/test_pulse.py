@@ -12,6 +12,7 @@ from muster_protocol.launcher_api import RankSeen
 from muster_runtime.control import ControlWriter
 from muster_runtime.launch import captures, hang
 from muster_runtime.pulse import PulseReader, Section
+from muster_runtime.telemetry.goodput import Part
 
 BEGIN = """
 import asyncio, json, os, threading, time
@@ -26,7 +27,11 @@ from muster_runtime.launch import captures
 folder = Path(os.environ["MUSTER_RUN_DIR"])
 session = muster.start()
 model = session.wrap(nn.Linear(4, 1))
-data = TensorDataset(torch.arange(48.0).view(12, 4))
+class Slow(TensorDataset):
+    def __getitem__(self, at):
+        time.sleep(0.02)
+        return super().__getitem__(at)
+data = Slow(torch.arange(48.0).view(12, 4))
 loader, held_out = (session.wrap(DataLoader(data, batch_size=4)) for _ in range(2))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 session.track(model=model, optimizer=optimizer, loader=loader)
@@ -79,10 +84,10 @@ for step, (x,) in session.steps(10, loader):
 """
 
 
-def run(tmp_path: Path, script: str) -> tuple[Path, PulseReader]:
+def run(tmp_path: Path, script: str, reached: int = 0) -> tuple[Path, PulseReader]:
     folder, path = tmp_path / "run", tmp_path / "script.py"
     folder.mkdir()
-    control, reader = ControlWriter(folder), PulseReader(folder, 2)
+    control, reader = ControlWriter(folder), PulseReader(folder, 2, reached)
     path.write_text(BEGIN + script)
     environment = {"MUSTER_RUN_DIR": str(folder), "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/checkpoints"}
     run_gang(path, tmp_path / "out", 2, environment, seconds=60).check()
@@ -91,7 +96,7 @@ def run(tmp_path: Path, script: str) -> tuple[Path, PulseReader]:
 
 
 def test_a_session_tells_where_it_is(tmp_path: Path) -> None:
-    folder, reader = run(tmp_path, LOOP)
+    folder, reader = run(tmp_path, LOOP, reached=2)
     for rank in (0, 1):
         at, record = json.loads((folder / f"at-{rank}").read_text())
         assert at[:5] == ["SETUP", "START", "STEP", "EVALUATION", "STEP"]
@@ -101,6 +106,15 @@ def test_a_session_tells_where_it_is(tmp_path: Path) -> None:
         assert beat is not None
         assert (beat.section, beat.step, beat.steps) == (Section.OUTSIDE, 6, 5)
         assert 0 < beat.seconds < 60
+        told = reader.told(rank)
+        assert told is not None
+        assert told.plausible
+        spent = dict(zip(Part, told.times, strict=True))
+        assert spent.pop(Part.HUNG) == 0
+        assert all(spent.values()), spent
+        # 6 samples an epoch and rank, and 2 of an evaluation; the first two of the six steps had been done before
+        assert spent[Part.DATA_WAIT] >= (8 + 2) * 0.02e9
+        assert spent[Part.RECOMPUTING] >= 4 * 0.02e9
         if record:  # where this torch has a flight recorder for gloo
             shown = captures.collectives(record)
             assert shown

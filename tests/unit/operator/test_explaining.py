@@ -81,6 +81,43 @@ def test_a_failed_job_tells_who_failed_where_and_when_what_was_tried_and_what_to
     assert any("it goes on from step 1180" in line for line in lines)
 
 
+SPENT = {
+    "training": 10800,
+    "dataWait": 360,
+    "checkpoint": 240,
+    "starting": 600,
+    "restoring": 60,
+    "recomputing": 840,
+    "queued": 1440,
+    "hung": 60,
+}
+
+
+def test_it_is_told_where_the_time_went() -> None:
+    """As docs/goodput.md shows it."""
+    known = {"ratio": "0.750", "seconds": SPENT, "until": "2026-01-02T03:04:00Z"}
+    lines = shown(job(phase="Running", placement=PLACED, goodput=known))
+    begin = lines.index("Where the time went")
+    assert lines[begin + 1 : begin + 10] == [
+        "goodput 75.0% of the time since it was submitted was training, 83.3% of the time with GPUs",
+        "3h 75.0% training",
+        "6m 2.5% waiting for data",
+        "4m 1.7% standing still for saves",
+        "10m 4.2% starting",
+        "1m 0.4% restoring a checkpoint",
+        "14m 5.8% computing lost steps again",
+        "24m 10.0% waiting in the queue",
+        "1m 0.4% hung",
+    ]
+
+
+def test_the_queue_counts_while_a_job_waits_again() -> None:
+    known = {"ratio": "0.750", "seconds": SPENT, "until": "2026-01-02T02:04:05Z"}
+    lines = shown(job(phase="Queued", submittedAt="2026-01-01T02:04:05Z", goodput=known))
+    assert "1h24m 28.0% waiting in the queue" in lines
+    assert not any("goodput" in line for line in shown(job(phase="Queued", submittedAt="2026-01-01T02:04:05Z")))
+
+
 def test_the_history_is_in_order_of_time_and_tells_nothing_twice() -> None:
     running = job(
         phase="Running",

@@ -186,6 +186,13 @@ def test_the_crashes_that_a_launcher_may_answer_go_to_it() -> None:
     assert "MUSTER_RESTARTS_IN_PLACE" not in environment(pod)
 
 
+def test_the_steps_that_the_run_had_done_are_told() -> None:
+    pod = pods.pod(JOB, template(), generation=2, index=0, attempt=0, node="n", workers=2, reached=1200)
+    assert environment(pod)["MUSTER_REACHED_STEP"] == "1200"
+    pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2)
+    assert "MUSTER_REACHED_STEP" not in environment(pod)
+
+
 def test_an_interval_of_its_own_choice_is_told_how_often_nodes_fail() -> None:
     auto = {"uri": "s3://models/llama", "interval": "auto"}
     found = environment(made(checkpoint=auto))

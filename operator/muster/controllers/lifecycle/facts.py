@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from muster.api import goodput
 from muster.api.trainingjob_status import CommittedCheckpoint, Progress
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle.turn import TERMINAL, Facts, Turn
@@ -18,12 +19,14 @@ from muster_protocol import exits
 def told_by(pods: Iterable[PodView], known: Facts) -> Facts:
     """`known`, and what ended pods tell beyond it."""
     ended = [pod for pod in pods if pod.phase in TERMINAL and pod.termination_message]
-    found = [facts for facts in (exits.decode(pod.termination_message) for pod in ended) if facts is not None]
-    steps = [known.step, *(facts.step for facts in found)]
-    committed = [known.committed_step, *(facts.committed_step for facts in found)]
+    found = [(pod, facts) for pod in ended if (facts := exits.decode(pod.termination_message)) is not None]
+    steps = [known.step, *(facts.step for _, facts in found)]
+    committed = [known.committed_step, *(facts.committed_step for _, facts in found)]
+    spent = [known.spent, *((pod.attempt, facts.spent) for pod, facts in found if pod.index == 0 and facts.spent)]
     return Facts(
         max((step for step in steps if step is not None), default=None),
         max((step for step in committed if step is not None), default=None),
+        max((told for told in spent if told is not None), key=lambda told: told[0], default=None),
     )
 
 
@@ -41,6 +44,8 @@ def take_facts(turn: Turn) -> None:
         _progress(turn, facts.step)
     if facts.committed_step is not None:
         _checkpoint(turn, facts.committed_step)
+    if facts.spent is not None:
+        turn.draft.set(goodput=goodput.told(turn.account(), *facts.spent, turn.s.now))
 
 
 def _progress(turn: Turn, step: int) -> None:

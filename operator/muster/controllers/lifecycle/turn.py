@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from muster.api import goodput
 from muster.api.effective import EffectiveSpec
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import QueuePosition, Stop, TrainingJobStatus, Victim
+from muster.api.trainingjob_status import Goodput, QueuePosition, Stop, TrainingJobStatus, Victim
 from muster.cluster.pods import pod_name
-from muster.cluster.status import Draft
+from muster.cluster.status import Draft, is_true
 from muster.cluster.views import PodView
 from muster.controllers import terms
 from muster.controllers.asking import Capacity
 from muster.controllers.lifecycle.hindrance import Heard
+from muster_protocol.goodput import Spent
 from muster_protocol.launcher_api import Status as LauncherStatus
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
@@ -78,6 +80,8 @@ class Facts:
 
     step: int | None = None
     committed_step: int | None = None
+    spent: tuple[int, Spent] | None = None
+    """Of index 0: the number of its pod, and what its launcher has counted."""
 
 
 NO_FACTS: Final = Facts()
@@ -267,6 +271,33 @@ class Turn:
             gpus = before.placement.held * self.s.spec.gpus_per_worker
             if gpus:
                 self.draft.set(usage=terms.used(before, gpus, self.s.price, self.s.now))
+        self._count_time(before)
+
+    def account(self) -> Goodput:
+        """Where the job's time went, as far as it is known."""
+        return goodput.account(self.status, self.status.submitted_at or self.submitted_at)
+
+    @property
+    def submitted_at(self) -> datetime:
+        return self.s.job.metadata.creation_timestamp or self.s.now
+
+    def _count_time(self, before: TrainingJobStatus) -> None:
+        """Book the time that this turn closes: with a placement, the job, or a suspension's begin or end."""
+        after, now = self.status, self.s.now
+        placed, goes_on = before.placement is not None, after.placement is not None
+        was, is_ = (is_true(status, ConditionType.SUSPENDED) for status in (before, after))
+        ends = before.finished_at is None and after.finished_at is not None
+        if goes_on or not (placed or was != is_ or ends):
+            return
+        left = before.model_copy(update={"goodput": after.goodput})
+        known = goodput.account(left, before.submitted_at or self.submitted_at)
+        if placed:
+            known = goodput.ended(known, before.finished_at or now)
+        elif was:
+            known = goodput.resumed(known, now)
+        else:
+            known = goodput.up_to(known, goodput.QUEUED, now)
+        self.draft.set(goodput=known)
 
 
 def write_stop(draft: Draft, stop: Stop) -> None:

@@ -1,0 +1,44 @@
+"""Where the time of a run went, as index 0's launcher tells it to the operator: each second belongs to one part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of this launcher's life by part, never less than before. docs/goodput.md says what counts as what.
+
+    Attributes:
+        pending: seconds whose part isn't known yet: those since the last step, which may turn out to be a hang. With
+            them the sum is the launcher's age.
+    """
+
+    training: float = 0.0
+    data_wait: float = 0.0
+    checkpoint: float = 0.0
+    starting: float = 0.0
+    restoring: float = 0.0
+    recomputing: float = 0.0
+    hung: float = 0.0
+    pending: float = 0.0
+
+    @property
+    def age(self) -> float:
+        return math.fsum(asdict(self).values())
+
+    @classmethod
+    def read(cls, raw: Any) -> Spent | None:
+        """From a JSON object; None for anything but non-negative numbers of seconds, which a century has room for."""
+        if not isinstance(raw, Mapping):
+            return None
+        values = {one.name: raw[one.name] for one in fields(cls) if one.name in raw}
+        if all(type(value) in (int, float) and 0 <= value < _CENTURY for value in values.values()):
+            return cls(**values)
+        return None
+
+
+_CENTURY: Final = 100 * 365.25 * 86400
