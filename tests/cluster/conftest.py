@@ -20,7 +20,15 @@ CRDS = ROOT / "crds"
 CHART = ROOT / "charts" / "muster"
 
 
-LONGEST_FIRST = ("test_two_operators.py", "test_preemption.py", "test_gang.py", "test_cuts.py", "test_time.py")
+LONGEST_FIRST = (
+    "test_two_operators.py",
+    "test_preemption.py",
+    "test_gang.py",
+    "test_alone.py",
+    "test_replacement.py",
+    "test_cuts.py",
+    "test_time.py",
+)
 """Files of minutes. Where processes share the files, one that came last would keep one of them busy alone."""
 
 
