@@ -14,6 +14,9 @@ from .gangs import Corner
 
 ROOT = Path(__file__).resolve().parents[2]
 
+MOMENTS = ("before", "after") if os.environ.get("MUSTER_THOROUGH") else ("after",)
+"""Where a test cuts at every write. A cut before a write finds what one after the write before it finds."""
+
 
 class Process:
     """The scheduling side as a process."""

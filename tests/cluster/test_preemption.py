@@ -20,7 +20,7 @@ from muster.cluster.errors import ApiError
 
 from .conftest import ControlPlane
 from .gangs import Corner, corner
-from .processes import Process, cut
+from .processes import MOMENTS, Process, cut
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
@@ -193,7 +193,7 @@ async def let_go_until_gone(place: Corner, name: str) -> None:
     await place.until(f"the pods of {name} are gone", gone)
 
 
-async def test_cut_before_and_after_every_write_of_a_preemption_it_is_finished(place: Corner, tmp_path: Path) -> None:
+async def test_cut_at_every_write_of_a_preemption_it_is_finished(place: Corner, tmp_path: Path) -> None:
     writes = await _recorded(place, tmp_path / "writes")
     kinds = Counter(line.split()[1] for line in writes if "trainingqueues" not in line and "topologies" not in line)
     assert kinds["create-pods"] == WORKERS, kinds
@@ -201,7 +201,7 @@ async def test_cut_before_and_after_every_write_of_a_preemption_it_is_finished(p
     async with Witness(place).looking():
         for kind, count in kinds.items():
             for number in range(1, count + 1):
-                for moment in ("before", "after"):
+                for moment in MOMENTS:
                     await _cut(place, f"{moment[0]}{kind.replace('/', '-')}{number}", f"{moment}:{kind}:{number}")
 
 
