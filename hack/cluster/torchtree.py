@@ -101,6 +101,8 @@ def _compile(packages: Path) -> None:
     python = shutil.which(f"python{versions.POD_PYTHON}")
     if python is not None:
         # Some packages carry files for other versions of Python, which do not compile: that is no error.
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        # Pods look into the tree, wherever this process keeps what it compiles itself.
+        own = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
+        environment = {key: value for key, value in os.environ.items() if key not in own}
         compiler = [python, "-m", "compileall", "-q", "-q", "-j", "0", str(packages)]
         subprocess.run(compiler, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
