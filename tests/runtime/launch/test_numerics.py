@@ -35,7 +35,7 @@ def test_a_rollback_from_memory_is_told_by_every_launcher(make_gang: Callable[..
     gang = make_gang(2, 1, MUSTER_RESTARTS_IN_PLACE="3", MUSTER_JOB_UID="uid", OMP_NUM_THREADS="1")
     uri = f"file://{gang.folder}/run"
     script = gang.script(SCRIPT)
-    pods = gang.all(script, MUSTER_NUMERICS="rollback", MUSTER_CHECKPOINT_URI=uri)
+    pods = gang.all(script, MUSTER_NUMERICS="rollback", MUSTER_CHECKPOINT_URI=uri, MUSTER_CHECKPOINT_BLOCKING="1")
     last = (
         "the loss of the step after step 6 is nan (by the loss on rank 1; the others' are finite); back to step 4, and "
         "on without batch 6 of epoch 0"

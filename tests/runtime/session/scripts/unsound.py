@@ -2,8 +2,8 @@
 
 Environment: FOLDER for the records, STEPS or EPOCHS, SAMPLES, BAD (samples: a rank that has one of them has a loss that
 is no number, or TIMES what it is), EPOCH (in which BAD counts; else in all), WITHOUT (samples that aren't in the data),
-LEFT_OUT (epoch:number of a batch that nobody trains on), KILL (a step before which rank 0 is killed), LATE (the loss is
-reported after the update), READ (steps between two readings of losses, as on GPUs).
+LEFT_OUT (epoch:number of a batch that nobody trains on), STOP (a step in which rank 0 is told to stop when it is there
+again), LATE (the loss is reported after the update), READ (steps between two readings of losses, as on GPUs).
 """
 
 import hashlib
@@ -73,14 +73,16 @@ if "LEFT_OUT" in os.environ:
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
 session.track(model=model, optimizer=optimizer, schedule=schedule, loader=loader)
+trained = []
 record = (FOLDER / f"record-{RANK}.jsonl").open("a")
 
 
 def train(batch):
     x, y, ids = batch
     step = session.step
-    if RANK == "0" and str(step) == os.environ.get("KILL"):
-        os.kill(os.getpid(), signal.SIGKILL)
+    trained.append(step)
+    if RANK == "0" and str(step) == os.environ.get("STOP") and trained.count(step) == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
     loss = nn.functional.mse_loss(model(x), y)
     if BAD & set(ids.tolist()) and EPOCH in ("", str(session.epoch)):
         loss = loss * TIMES
