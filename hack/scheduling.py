@@ -14,11 +14,13 @@ from typing import Any
 
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
+from muster.cluster.events import News
 from muster.cluster.informer import EVENT_DELAY, Informer
 from muster.cluster.pods import PodSettings
 from muster.cluster.provisioning import Asking
 from muster.controllers.assembly import Scheduling
 from muster.controllers.lifecycle.turn import Note
+from muster.controllers.quarantine import Rules
 from muster.controllers.records import Record
 from muster.controllers.situations import Patience
 
@@ -41,6 +43,8 @@ async def schedule(
     priority_class: str = "",
     watch_delay: float = EVENT_DELAY,
     asking: Asking | None = None,
+    quarantine: Rules | None = None,
+    tell_node: Callable[[News], None] = lambda news: None,
 ) -> None:
     """Everything that plans and makes gangs, until cancelled. What others do to pods and nodes is seen `watch_delay` s
     late."""
@@ -52,6 +56,8 @@ async def schedule(
         patience=patience,
         event_delay=watch_delay,
         asking=asking,
+        quarantine=quarantine,
+        tell_node=tell_node,
     )
     own = [
         watched(api, "trainingjobs", scheduling.job),

@@ -138,6 +138,14 @@ NUMERICS_LIMIT: Final = "MUSTER_NUMERICS_LIMIT"
 REACHED_STEP: Final = "MUSTER_REACHED_STEP"
 """Steps that the run had done when the pod was made, as far as the operator knew: those up to it are done again."""
 
+PREFLIGHT: Final = "MUSTER_PREFLIGHT"
+"""0: nodes are not looked at before the ranks start. Unset: they are."""
+
+SLOWER_BY: Final = "MUSTER_SLOWER_BY"
+"""Percent by which a rank's own work may be slower than the gang's median, before it is named; 0: it never is. Unset:
+`DEFAULT_SLOWER_BY`."""
+DEFAULT_SLOWER_BY: Final = 50
+
 MAX_RUNTIME: Final = "MUSTER_MAX_RUNTIME"
 """Seconds that the job may still run. At its end a checkpoint is saved and the run ends."""
 

@@ -69,6 +69,7 @@ class ExitFacts:
         restarts: how often the gang's processes were started again in these pods.
         failures: of those, how many followed a failure of the script; None: all.
         signature: by which this failure is known again: its exception, without numbers, and place; or "".
+        suspect: of a hang: the rank is one of those that held up the others.
         alike: failures in a row that these pods have seen with this signature at this step, this one included.
         spent: where this launcher's time went, from index 0.
     """
@@ -87,6 +88,7 @@ class ExitFacts:
     signature: str = ""
     alike: int = 1
     spent: Spent | None = None
+    suspect: bool = False
 
 
 def encode(facts: ExitFacts) -> str:
@@ -142,4 +144,5 @@ def _plausible(facts: ExitFacts) -> bool:
         and isinstance(facts.message, str)
         and isinstance(facts.traceback, str)
         and isinstance(facts.signature, str)
+        and isinstance(facts.suspect, bool)
     )

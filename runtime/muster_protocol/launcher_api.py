@@ -76,6 +76,37 @@ class StopReason(str, Enum):
 
 
 @dataclass(frozen=True)
+class GpuFigures:
+    """One GPU before any rank runs: bytes of its memory, those of them that are free, and how fast it multiplies."""
+
+    memory: int
+    free: int
+    tflops: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a worker has measured of its node before its first ranks. Bytes; None where it couldn't be told.
+
+    Attributes:
+        sent_at: the worker's clock when it joined, in seconds since the epoch.
+        skew: seconds that it is ahead of index 0's; index 0 sets it.
+        gpus_wanted: how many GPUs its ranks use.
+        gpu_error: why no GPU can be used, or "".
+    """
+
+    node: str = ""
+    memory_free: int | None = None
+    disk_free: int | None = None
+    shm_free: int | None = None
+    sent_at: float = 0.0
+    skew: float = 0.0
+    gpus_wanted: int = 0
+    gpus: tuple[GpuFigures, ...] = ()
+    gpu_error: str = ""
+
+
+@dataclass(frozen=True)
 class Member:
     """One worker of the gang: its index, its pod and where its launcher listens (an IP).
 
@@ -87,6 +118,7 @@ class Member:
             empty where it has none.
         restarts, failures: how often the gang's processes were started again in place, and after failures of the
             script, as far as this launcher has seen. So a new index 0 goes on counting.
+        figures: of its node, when it joins for the first time.
     """
 
     index: int
@@ -99,6 +131,7 @@ class Member:
     copy: tuple[int, ...] = ()
     restarts: int = 0
     failures: int = 0
+    figures: Figures | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +223,7 @@ class Ended:
         step, signature, alike: as in `exits.ExitFacts`; `alike` is what index 0 has found.
         incarnation: of the processes that ended; 0 before any was started.
         traceback: the last lines of the Python traceback or, of a rank that hangs, its stack.
+        suspect: of a hang: the rank is one of those that held up the others, which waited for them.
     """
 
     index: int
@@ -204,6 +238,7 @@ class Ended:
     traceback: str = ""
     signature: str = ""
     alike: int = 1
+    suspect: bool = False
 
 
 @dataclass(frozen=True)
@@ -218,12 +253,46 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How fast a rank is, since its process started. In the steps of a gang all ranks wait for each other, so `own`
+    alone tells which of them is slow.
+
+    Attributes:
+        steps: that count.
+        seconds: that they took.
+        own: of these, the ones in which the rank was at work by itself.
+    """
+
+    rank: int
+    steps: int
+    seconds: float
+    own: float
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that has been slower than the others for a while.
+
+    Attributes:
+        factor: its own time of a step over the gang's median.
+        own, usual: seconds of a step: its own, and the median.
+    """
+
+    rank: int
+    index: int
+    factor: float
+    own: float
+    usual: float
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """A worker's launcher lives and its ranks run.
 
     Attributes:
         stuck: all of them are still for longer than they may.
         copy_error: why no other launcher gets a copy of its memory.
+        paces: of its ranks.
     """
 
     index: int
@@ -231,6 +300,7 @@ class Heartbeat:
     storage_error: str = ""
     stuck: bool = False
     copy_error: str = ""
+    paces: tuple[Pace, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -342,6 +412,7 @@ class Status:
         saving: None until rank 0 has told it.
         numerics: None where nothing was unsound, or nobody looks.
         spent: where this launcher's time went, from index 0.
+        stragglers: the slowest first; index 0 knows them.
     """
 
     phase: Phase
@@ -370,6 +441,7 @@ class Status:
     saving: Saving | None = None
     numerics: Numerics | None = None
     spent: Spent | None = None
+    stragglers: tuple[Straggler, ...] = ()
 
 
 T = TypeVar("T", Member, Membership, Release, Copy, Stop, Ended, Restart, Heartbeat, Examined, GangState, Status)
@@ -392,8 +464,12 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Status", "saving"): Saving,
     ("Status", "numerics"): Numerics,
     ("Status", "spent"): Spent,
+    ("Status", "stragglers"): Straggler,
+    ("Heartbeat", "paces"): Pace,
     ("MemoryTier", "kept"): Kept,
     ("Member", "copy"): int,
+    ("Member", "figures"): Figures,
+    ("Figures", "gpus"): GpuFigures,
     ("Release", "keeper"): Member,
     ("Release", "holder"): Member,
     ("Copy", "order"): int,

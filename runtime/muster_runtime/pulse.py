@@ -12,7 +12,8 @@ makes it; a rank maps it into memory and writes its own bytes, little-endian:
     bytes 40..48  the process
     bytes 48..56  steps that the run had done before, which the launcher writes and the rank reads
     bytes 56..120 nanoseconds: when it wrote this (CLOCK_MONOTONIC), and what its time until then counts as, by part
-    bytes 120..   the same at the end of its last step
+    bytes 120..184 the same at the end of its last step
+    bytes 184..   double: of the seconds of its steps, those in which the rank worked by itself and waited for nobody
 
 A rank may be stopped in the middle of a write, so the launcher believes nothing that would do harm.
 """
@@ -28,7 +29,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from muster_protocol import env
 from muster_runtime.telemetry.goodput import Account, Part, Told
@@ -36,7 +37,7 @@ from muster_runtime.telemetry.goodput import Account, Part, Told
 FILE_NAME: Final = "pulse"
 _SIZE: Final = 192
 _TIMES: Final = len(Part)
-_WORD: Final = struct.Struct(f"<BB6xQQQdQQ{2 * (1 + _TIMES)}q")
+_WORD: Final = struct.Struct(f"<BB6xQQQdQQ{2 * (1 + _TIMES)}qd")
 _REACHED: Final = struct.Struct("<48xQ")
 _BEATS: Final = 2
 """Places in a word."""
@@ -83,12 +84,29 @@ class Beat:
     steps: int = 0
     seconds: float = 0.0
     pid: int = 0
+    own: float = 0.0
+
+
+class DeviceTimer(Protocol):
+    """Times a rank's own work where it happens: on a device that runs behind the script."""
+
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+
+    def take(self) -> float:
+        """Seconds between begins and ends that are over by now, since the last call. Never waits."""
 
 
 class Pulse:
-    """A rank's side. Without a launcher it is written nowhere."""
+    """A rank's side. Without a launcher it is written nowhere.
+
+    A step's own time is what is in the section `STEP` and not between `shares` and `owns`.
+    """
 
     def __init__(self, local_rank: int = 0, run_dir: str | None = None) -> None:
+        self.timer: DeviceTimer | None = None
+        self._together = False
+        self._own, self._own_here, self._owned_since = 0.0, 0, time.monotonic_ns()
         self._word = _map(run_dir or os.environ.get(env.RUN_DIR), local_rank)
         self._pid = os.getpid()
         self._section, self._beats = Section.NONE, 0
@@ -116,9 +134,26 @@ class Pulse:
         now, before = time.monotonic_ns(), self._account.at
         if self._section in (Section.STEP, Section.BOUNDARY):
             self._here += now - before
+        self._turn(now, section, self._together)
         self._section = section
         part = _PARTS.get(section, Part.TRAINING) if part is None else part
         self._account.enter(part, now, again=self._step < self._reached, settles=settles)
+
+    def shares(self) -> None:
+        """What follows is done together with the other ranks: its time may be a wait for them."""
+        self._turn(time.monotonic_ns(), self._section, True)
+
+    def owns(self) -> None:
+        """What follows the rank does by itself."""
+        self._turn(time.monotonic_ns(), self._section, False)
+
+    def _turn(self, now: int, section: Section, together: bool) -> None:
+        owned = self._section is Section.STEP and not self._together
+        if owned:
+            self._own_here += now - self._owned_since
+        self._owned_since, self._together = now, together
+        if self.timer is not None and owned != (section is Section.STEP and not together):
+            (self.timer.end if owned else self.timer.begin)()
 
     @contextmanager
     def during(self, section: Section, part: Part | None = None) -> Iterator[None]:
@@ -160,10 +195,13 @@ class Pulse:
     def step_done(self, step: int) -> None:
         """`step` steps of the run are done, by all ranks."""
         self._enter(Section.STEP, None, settles=True)
+        self.owns()
+        own = self._own_here / _SECOND if self.timer is None else self.timer.take()
         if self._started:
             self._steps, self._seconds = self._steps + 1, self._seconds + self._here / _SECOND
+            self._own += own
         self._stand_at(step)
-        self._here, self._started = 0, True
+        self._here, self._own_here, self._started = 0, 0, True
         self._write()
 
     def _stand_at(self, step: int) -> None:
@@ -191,6 +229,7 @@ class Pulse:
                 *account.times,
                 account.settled_at,
                 *account.settled,
+                self._own,
             )
             self._word[: _WORD.size] = word
 
@@ -224,7 +263,7 @@ class PulseReader:
             return None
         section, _, *rest = word
         try:
-            return Beat(Section(section), *rest[:5])
+            return Beat(Section(section), *(*rest[:5], word[-1]))
         except ValueError:
             return None
 
@@ -233,7 +272,7 @@ class PulseReader:
         word = self._read(local_rank)
         if word is None or not word[_BEATS]:
             return None
-        times, settled = word[_ACCOUNT : _ACCOUNT + _TIMES + 1], word[_ACCOUNT + _TIMES + 1 :]
+        times, settled = word[_ACCOUNT : _ACCOUNT + _TIMES + 1], word[_ACCOUNT + _TIMES + 1 : -1]
         try:
             return Told(Part(word[1]), times[0], times[1:], settled[0], settled[1:])
         except ValueError:

@@ -20,6 +20,7 @@ EVERYTHING = (
     "networkPolicy.enabled=true",
     "metrics.serviceMonitor.enabled=true",
     "defaultQueue.create=true",
+    "badNodes.policy=taint",
     "commonLabels.team=platform",
     "podLabels.tier=system",
     "podAnnotations.note=yes",
@@ -194,6 +195,18 @@ def test_it_should_set_rights_on_provisioning_requests_only_where_a_class_is_nam
     assert verbs["provisioningrequests"] == {"list", "create", "delete"}
     assert verbs["podtemplates"] == {"create", "delete"}
     assert environment(objects)["MUSTER_OPERATOR_PROVISIONING_CLASS"] == "some.class"
+
+
+def test_it_should_set_a_right_to_patch_nodes_only_where_they_are_tainted(render: Render) -> None:
+    def verbs(*values: str) -> set[str]:
+        rules = one(render(*values), "ClusterRole", "muster")["rules"]
+        return {verb for rule in rules if "nodes" in rule["resources"] for verb in rule["verbs"]}
+
+    assert verbs() == verbs("badNodes.policy=ignore") == {"get", "list", "watch"}
+    assert verbs("badNodes.policy=taint") == {"get", "list", "watch", "patch"}
+    given = environment(render("badNodes.policy=taint", "badNodes.forgiveAfter=2h", "badNodes.maxPercent=5"))
+    assert (given["MUSTER_OPERATOR_BAD_NODES"], given["MUSTER_OPERATOR_BAD_NODES_SHARE"]) == ("taint", "5")
+    assert given["MUSTER_OPERATOR_BAD_NODES_FORGIVE_AFTER"] == "2h"
 
 
 def test_it_should_set_the_labels_of_the_node_groups_to_ask_for(render: Render) -> None:

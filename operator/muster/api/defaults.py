@@ -14,6 +14,7 @@ _WHOLE: Final = (
     "disruption_budget",
     "restart",
     "hang",
+    "health",
     "ready_timeout",
     "max_runtime",
     "termination_grace_period",

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from muster.api.common import Duration
 from muster.api.defaults import filled
-from muster.api.jobparts import Capacity, Hang, JobDefaults, Restart, RestartCauses, TopologyMode
+from muster.api.jobparts import Capacity, Hang, Health, JobDefaults, Restart, RestartCauses, TopologyMode
 from muster.api.names import GPU_RESOURCE
 from muster.api.numerics import Numerics, NumericsAction, Spike
 from muster.api.podparts import (
@@ -26,6 +26,7 @@ from muster.api.podparts import (
 from muster.api.restarts import Group
 from muster.api.terms import AtWindowEnd, Window
 from muster.api.trainingjob import BestMode, Checkpoint, EncryptionType, Load, Strategy, TrainingJobSpec, Workers
+from muster_protocol import env
 from muster_protocol.checkpoints.retention import Best, Retention
 from muster_protocol.durations import format_duration, parse_duration
 
@@ -142,6 +143,7 @@ class EffectiveSpec:
         max_runtime, ttl: None for ever, never.
         window: None for any time.
         budget_gpu_hours, budget_cost: None for no limit.
+        slower_by: percent; 0: no straggler is named.
         node_selector: as the job writes it; the GPU type is not in it.
     """
 
@@ -178,6 +180,8 @@ class EffectiveSpec:
     restart_backoff: int
     hang: EffectiveHang
     numerics: EffectiveNumerics | None
+    preflight: bool
+    slower_by: int
     ready_timeout: int
     max_runtime: int | None
     window: EffectiveWindow | None
@@ -263,6 +267,8 @@ def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -
         restart_backoff=_seconds(restart.backoff if restart else None, RESTART_BACKOFF_SECONDS),
         hang=_hang(spec.hang or Hang()),
         numerics=_numerics(spec.numerics),
+        preflight=spec.health is None or spec.health.preflight is not False,
+        slower_by=_slower_by(spec.health or Health()),
         ready_timeout=_seconds(spec.ready_timeout, READY_TIMEOUT_SECONDS),
         max_runtime=_optional_seconds(spec.max_runtime),
         window=_window(spec.window),
@@ -355,6 +361,10 @@ def _numerics(numerics: Numerics | None) -> EffectiveNumerics | None:
     return EffectiveNumerics(numerics.action, spike.loss or "", spike.gradient_norm or "", limit)
 
 
+def _slower_by(health: Health) -> int:
+    return env.DEFAULT_SLOWER_BY if health.slower_by is None else health.slower_by
+
+
 def _seconds_or_auto(duration: str | None) -> int | Literal["auto"]:
     return AUTO if duration is None or duration == AUTO else parse_duration(duration)
 
@@ -407,6 +417,8 @@ BUILT_IN: Final[dict[str, str]] = {
     "spec.hang.evaluation": AUTO,
     "spec.hang.checkpoint": AUTO,
     "spec.numerics.limit": str(NUMERICS_LIMIT),
+    "spec.health.preflight": "true",
+    "spec.health.slowerBy": str(env.DEFAULT_SLOWER_BY),
     "spec.readyTimeout": format_duration(READY_TIMEOUT_SECONDS),
     "spec.window.atEnd": AtWindowEnd.STOP.value,
     "spec.terminationGracePeriod": format_duration(GRACE_SECONDS),

@@ -126,6 +126,16 @@ class Hang(Model):
     """A save or a restore, as far as training waits for it. auto: 30m. Left out: auto."""
 
 
+class Health(Model):
+    """What is looked at of the nodes, before the gang trains and while it does."""
+
+    preflight: bool | None = None
+    """Whether each worker's node is looked at before the ranks start: GPUs, memory, disk, clock. Left out: true."""
+    slower_by: Annotated[Count, Le(10_000)] | None = None
+    """Percent by which a rank's own part of a step may be slower than the gang's median before it is named as a
+    straggler, and a GPU in the preflight; 0: none ever is. Left out: 50."""
+
+
 class DefaultTopology(Model):
     """How close together the workers of jobs must be that name neither mode nor level."""
 
@@ -158,6 +168,8 @@ class JobDefaults(Model):
     """What happens after a failure."""
     hang: Hang | None = None
     """When the training counts as hung."""
+    health: Health | None = None
+    """What is looked at of the nodes."""
     ready_timeout: Duration | None = None
     """How long a gang may take from placement to its barrier."""
     max_runtime: Duration | None = None

@@ -66,6 +66,17 @@ HOST_LABEL: Final = "kubernetes.io/hostname"
 GPU_RESOURCE: Final = "nvidia.com/gpu"
 """The extended resource that `workers.gpusPerWorker` asks for."""
 
+# -- what the operator leaves on nodes, with `badNodes.policy: taint` ------------------------------------------------
+
+QUARANTINE_TAINT: Final = "muster.dev/quarantined"
+"""Key of the `NoSchedule` taint of a node on which gangs failed again and again."""
+QUARANTINE_REASON: Final = "muster.dev/quarantine-reason"
+"""Annotation: what has failed there, for people."""
+QUARANTINE_UNTIL: Final = "muster.dev/quarantine-until"
+"""Annotation: when the operator takes the taint away. A taint without it is somebody else's, and stays."""
+QUARANTINE_LIFTED: Final = "muster.dev/quarantine-lifted"
+"""Annotation: when the last quarantine ended; what failed before counts no more."""
+
 # -- objects that the chart makes ------------------------------------------------------------------------------------
 
 DEFAULT_TOPOLOGY: Final = "default"
@@ -112,6 +123,9 @@ class ConditionType(str, Enum):
     CHECKPOINT_IN_MEMORY = "CheckpointInMemory"
     """Whether the newest checkpoint also stays in the workers' memory, and where; the message tells what is lacking to
     more. From the first save on."""
+    STRAGGLING = "Straggling"
+    """True while a rank is slower than the others for a while, and all wait for it; the message names rank, node and
+    factor. Absent before the first."""
     SUSPENDED = "Suspended"
     """True when `spec.suspend` is true and the last pod is gone."""
     DEADLINE_REACHABLE = "DeadlineReachable"
@@ -208,6 +222,12 @@ class Reason(str, Enum):
     """The job holds no pods."""
     POD_LOST = "PodLost"
     """A worker was lost and is made anew; the others wait in their pods."""
+
+    # Straggling
+    SLOW_RANK = "SlowRank"
+    """Its own part of a step takes longer than the gang's median by more than `health.slowerBy`."""
+    EVEN_PACE = "EvenPace"
+    """All ranks keep up."""
 
     # CheckpointStorageReady
     STORAGE_READY = "StorageReady"
@@ -312,6 +332,8 @@ class EventReason(str, Enum):
     UNSOUND_NUMBERS = "UnsoundNumbers"
     """A step's loss or gradients were not finite, or spiked: its update was left out, or the run went back to its last
     checkpoint and on without the batch. The note has step and value."""
+    STRAGGLER = "Straggler"
+    """A rank is slower than the others for a while, and all wait for it; the note names node and factor."""
     PREEMPTING = "Preempting"
     """Room is kept for the job, and others are asked to leave it; the note says how many and what it costs."""
     PROMISE_BROKEN = "PromiseBroken"
@@ -336,3 +358,12 @@ class EventReason(str, Enum):
     """The job has failed; the note has the first cause."""
     INVALID = "Invalid"
     """The job cannot be queued as it is written; the note says how to mend it."""
+
+
+class NodeEventReason(str, Enum):
+    """Reasons of Events on a Node."""
+
+    QUARANTINED = "Quarantined"
+    """Gangs failed there again and again: it takes no new pods for a while. The note says what failed, until when."""
+    QUARANTINE_LIFTED = "QuarantineLifted"
+    """It takes pods again: its time was over, or somebody took the taint away."""

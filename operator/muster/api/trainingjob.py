@@ -22,7 +22,7 @@ from muster.api.common import (
     Timestamp,
     matches,
 )
-from muster.api.jobparts import MAX_WORKERS, Capacity, DisruptionBudget, Hang, JobTopology, Restart
+from muster.api.jobparts import MAX_WORKERS, Capacity, DisruptionBudget, Hang, Health, JobTopology, Restart
 from muster.api.names import DEFAULT_QUEUE
 from muster.api.numerics import Numerics
 from muster.api.podparts import (
@@ -276,6 +276,8 @@ class TrainingJobSpec(Model):
     """When the training counts as hung. Left out: auto in all."""
     numerics: Numerics | None = None
     """What follows a step whose loss or gradients are not finite, or spike. Left out: nobody looks."""
+    health: Health | None = None
+    """What is looked at of the nodes."""
     ready_timeout: Duration | None = None
     """How long the whole gang may take from placement to its barrier, image pulls included; then it is withdrawn.
     Left out: 30m."""

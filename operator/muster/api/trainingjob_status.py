@@ -428,6 +428,22 @@ class PastFailure(Model):
     """The gang's processes were started again in the pods that they had."""
 
 
+class NodeFault(Model):
+    """Something that may be a node's doing. By these the operator counts, over all jobs, how often a node fails."""
+
+    node: NodeName
+    """Name of the node."""
+    cause: Annotated[str, Len(1, 64)]
+    """hardware (broken, as a rank or the preflight has found), lost (gone or silent), hang (a rank there held up the
+    others) or straggler (a rank there is slower than the others)."""
+    at: Timestamp
+    """When it was seen last."""
+    placement: Annotated[int, Ge(0), Int64()] = 0
+    """Generation of the gang that it happened to."""
+    message: Annotated[str, clip(200), Len(0, 200)] = ""
+    """What was seen."""
+
+
 class FixedSize(Model):
     """Why an elastic job keeps its size."""
 
@@ -519,6 +535,8 @@ class TrainingJobStatus(Model):
     """The first cause of the last failure."""
     recent_failures: Annotated[tuple[PastFailure, ...], Len(0, 5 * (MAX_RESTARTS + 1))] = ()
     """The last failures of each kind, the oldest first; the limits of `restart` count those within its window."""
+    node_faults: Annotated[tuple[NodeFault, ...], Len(0, 32)] = ()
+    """What its nodes have done to the job, the oldest first; one for each node, cause and placement."""
     defaults: JobDefaults | None = None
     """What the queue's `defaultTemplate` filled in where the job says nothing; kept while the job is placed."""
     replicas: Count | None = None

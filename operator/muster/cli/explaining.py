@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.api import goodput
+from muster.api.common import find_condition
 from muster.api.effective import effective_spec
-from muster.api.names import Phase
+from muster.api.names import ConditionType, Phase
 from muster.api.trainingjob_status import PastFailure
 from muster.cli import look
 from muster.cli.look import STYLES, Scene
@@ -113,6 +114,9 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
         yield "", f"all {status.placement.workers} workers train{where}"
     if place is not None and place.position:
         yield "", f"place {place.position} in the order of queue {job.spec.queue}"
+    slow = find_condition(status.conditions, ConditionType.STRAGGLING.value)
+    if slow is not None and slow.status == "True":
+        yield "", slow.message
     for title, told in look.waiting(scene, changes=False):
         yield "", f"{title[0].lower()}{title[1:]}: {told}" if title != "Starts" else f"starts {told}"
     if status.progress is not None:
@@ -238,6 +242,8 @@ def _remembered(scene: Scene) -> Iterator[_Line]:
             yield _Line(at, what, told)
     for past in status.recent_failures:
         yield _Line(past.at, "Failure", _short(past))
+    for fault in status.node_faults:
+        yield _Line(fault.at, "Node", f"{fault.node}: {fault.cause}: {fault.message}")
     for moment in status.preempted_at:
         yield _Line(moment, "Preempted", "")
     for condition in status.conditions:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from enum import Enum
 from typing import Final
 
 from pydantic import Field, SecretStr, field_validator
@@ -12,8 +13,20 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from muster.api.jobparts import CapacityKind
 from muster.api.names import GANG_PRIORITY_CLASS
+from muster_protocol.durations import DURATION_PATTERN
 
 MIN_TOKEN_KEY: Final = 16
+
+
+class BadNodes(str, Enum):
+    """What is done about nodes on which runs fail."""
+
+    IGNORE = "ignore"
+    """Nothing; the faults are only told."""
+    AVOID = "avoid"
+    """A job stays away for a while from a node that is broken, or hurt it twice."""
+    TAINT = "taint"
+    """And a node that hurt several gangs is tainted, so that nobody gets it for a while."""
 
 
 def _identity() -> str:
@@ -56,6 +69,16 @@ class Settings(BaseSettings):
     """Seconds that a job lacks nodes before they are asked for."""
     provisioning_node_selectors: dict[str, dict[str, str]] = Field(default_factory=dict)
     """Labels of the node groups to ask for, by flavour, as JSON: `{"H100/spot": {"pool": "h100-spot"}}`."""
+    bad_nodes: BadNodes = BadNodes.AVOID
+    """What is done about nodes on which runs fail: ignore, avoid or taint."""
+    bad_nodes_threshold: int = Field(3, ge=1)
+    """Gangs that a node has to hurt within the window before it is tainted."""
+    bad_nodes_window: str = Field("1d", pattern=DURATION_PATTERN)
+    """Faults that are older count no more."""
+    bad_nodes_forgive_after: str = Field("12h", pattern=DURATION_PATTERN)
+    """How long a node stays tainted."""
+    bad_nodes_share: int = Field(10, ge=0, le=100)
+    """Percent of the nodes of one kind that may be tainted at once; of a small pool always one, unless this is 0."""
     http_host: str = "0.0.0.0"
     """Address of the HTTP server for probes and metrics."""
     http_port: int = Field(8080, ge=0, le=65535)

@@ -361,6 +361,8 @@ def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> l
         env.HANG_STEP: str(spec.hang.step),
         env.HANG_EVALUATION: str(spec.hang.evaluation),
         env.HANG_CHECKPOINT: str(spec.hang.checkpoint),
+        env.SLOWER_BY: str(spec.slower_by),
+        env.PREFLIGHT: str(int(spec.preflight)),
     }
     if spec.numerics is not None:
         watched = {env.NUMERICS_LOSS: spec.numerics.loss, env.NUMERICS_NORM: spec.numerics.gradient_norm}

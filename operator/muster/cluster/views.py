@@ -155,6 +155,8 @@ class NodeView:
         ready: the Ready condition is True.
         unschedulable: cordoned.
         allocatable: (resource, amount in base units), sorted.
+        created: None where that isn't known.
+        quarantine_until, quarantine_lifted: the annotations of a quarantine, as they stand there, or "".
     """
 
     name: str
@@ -164,6 +166,9 @@ class NodeView:
     ready: bool
     unschedulable: bool
     allocatable: Requests
+    created: datetime | None = None
+    quarantine_until: str = ""
+    quarantine_lifted: str = ""
 
     @property
     def key(self) -> str:
@@ -174,6 +179,7 @@ class NodeView:
         metadata, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
         conditions: list[Object] = status.get("conditions") or []
         ready = next((item for item in conditions if item.get("type") == "Ready"), {})
+        annotations = metadata.get("annotations") or {}
         return cls(
             name=sys.intern(metadata.get("name") or ""),
             uid=metadata.get("uid") or "",
@@ -187,6 +193,9 @@ class NodeView:
             allocatable=_shared(
                 tuple(sorted((key, amount(key, value)) for key, value in (status.get("allocatable") or {}).items()))
             ),
+            created=parse_time(metadata.get("creationTimestamp")),
+            quarantine_until=annotations.get(names.QUARANTINE_UNTIL) or "",
+            quarantine_lifted=annotations.get(names.QUARANTINE_LIFTED) or "",
         )
 
 

@@ -21,6 +21,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.events import News
 from muster.cluster.executor import Executor
 from muster.cluster.informer import EVENT_DELAY, Informer
 from muster.cluster.launchers import DirectTransport, Launchers, ProxyTransport
@@ -34,6 +35,8 @@ from muster.controllers.listening import Listening
 from muster.controllers.loop import Loop
 from muster.controllers.progress import Progress
 from muster.controllers.provisioning import Provisioning
+from muster.controllers.quarantine import Rules
+from muster.controllers.quarantining import Quarantining
 from muster.controllers.records import Record
 from muster.controllers.reliability import Reliability
 from muster.controllers.situations import PATIENCE, Patience
@@ -62,6 +65,7 @@ class Scheduling:
         informers: of other people's kinds, for health checks.
         loop: the scheduling loop; `loop.records` are the live jobs.
         reliability: how often nodes fail, as the jobs show.
+        quarantining: taints nodes; None where the platform doesn't want that.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class Scheduling:
         watch_seconds: int = 60,
         prices: Mapping[str, float] | None = None,
         asking: Asking | None = None,
+        quarantine: Rules | None = None,
+        tell_node: Callable[[News], None] = lambda news: None,
         executor: Callable[[Api, bytes], Executor] = Executor,
     ) -> None:
         """
@@ -84,6 +90,8 @@ class Scheduling:
             watch_seconds: how long one watch is held open; a dead one is noticed a quarter of that later.
             prices: money for an hour of one GPU, by flavour like `H100/on-demand`.
             asking: how an autoscaler is asked for nodes; None: it is not.
+            quarantine: when nodes are tainted; None: they are not.
+            tell_node: takes Events on nodes.
         """
         watched: dict[str, Any] = {"watch_seconds": watch_seconds, "patience": watch_seconds / 4}
         self.pods = Informer(api, PODS, PodView.from_raw, delay=event_delay, **watched)
@@ -114,6 +122,9 @@ class Scheduling:
         self._listening = Listening(api, self.cache)
         self._provisioning = Provisioning(api, self.cache, asking, settings) if asking else None
         self.cache.grows = asking is not None
+        self.quarantining = (
+            Quarantining(api, self.cache, quarantine, lambda: self.loop.faults(), tell_node) if quarantine else None
+        )
         self.loop = Loop(self.cache, self._worker, self._progress, patience=patience, prices=prices)
 
     @property
@@ -138,6 +149,8 @@ class Scheduling:
             tasks.create_task(self._progress.run(self.loop.records, self._write), name="progress")
             if self._provisioning is not None:
                 tasks.create_task(self._provisioning.run(self.loop.records), name="provisioning")
+            if self.quarantining is not None:
+                tasks.create_task(self.quarantining.run(), name="quarantine of nodes")
             tasks.create_task(self.loop.run(), name="scheduling loop")
 
     async def close(self) -> None:

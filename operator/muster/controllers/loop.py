@@ -28,6 +28,7 @@ from muster.controllers.lifecycle.replacement import shrinks_at
 from muster.controllers.lifecycle.turn import TERMINAL, Decision
 from muster.controllers.plans import Plans
 from muster.controllers.progress import Progress
+from muster.controllers.quarantine import Fault, faults_of
 from muster.controllers.records import ASK_AGAIN, MADE_PATIENCE, Ended, Record, deadline
 from muster.controllers.reliability import Stay, stay_of
 from muster.controllers.roster import Roster
@@ -105,6 +106,13 @@ class Loop:
             yield stay_of(record.job, record.spec.capacity, now)
         for ended in self.ended.values():
             yield ended.stay
+
+    def faults(self) -> Iterator[Fault]:
+        """What the jobs that exist say against their nodes."""
+        for record in self.records.values():
+            yield from faults_of(record.job)
+        for ended in self.ended.values():
+            yield from ended.faults
 
     async def run(self) -> None:
         """Tick for ever. An exception in one job's turn is that job's; one in planning is logged, and tried again."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster.api.common import API_VERSION
-from muster.cli.settings import Settings
+from muster.cli.settings import BadNodes, Settings
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials, CredentialsError
 from muster.cluster.errors import ApiError, ApiUnreachable
@@ -31,9 +31,12 @@ from muster.controllers import handlers, kopf_thread
 from muster.controllers.assembly import Scheduling
 from muster.controllers.lifecycle.turn import Note
 from muster.controllers.probes import Probes
+from muster.controllers.quarantine import Rules
 from muster.controllers.records import Record
+from muster.controllers.situations import PATIENCE, Patience
 from muster.telemetry.metrics import Metrics
 from muster_protocol import env
+from muster_protocol.durations import parse_duration
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +132,9 @@ class Operator:
             watch_seconds=settings.watch_seconds,
             prices=settings.prices,
             asking=asking(settings),
+            quarantine=quarantine_rules(settings),
+            tell_node=events.tell,
+            patience=Patience(bad_node=0.0) if settings.bad_nodes is BadNodes.IGNORE else PATIENCE,
         )
         kinds = self._kinds = handlers.Kinds(
             api,
@@ -229,6 +235,9 @@ class Operator:
         metrics.turn_errors.set(scheduling.loop.turn_errors)
         for kind, hours in scheduling.reliability.hours():
             metrics.node_hours.labels(kind).set(hours)
+        if scheduling.quarantining is not None:
+            held, spared = scheduling.quarantining.held, scheduling.quarantining.spared
+            metrics.count_bad_nodes(held, spared, scheduling.quarantining.faults_by_cause())
         if self._events is not None:
             metrics.events_dropped.set(self._events.dropped)
         metrics.tell_goodput(
@@ -285,6 +294,14 @@ def asking(settings: Settings) -> Asking | None:
     return Asking(
         settings.provisioning_class, parameters, settings.provisioning_patience, settings.provisioning_node_selectors
     )
+
+
+def quarantine_rules(settings: Settings) -> Rules | None:
+    """When nodes are tainted, or None: they are not."""
+    if settings.bad_nodes is not BadNodes.TAINT:
+        return None
+    window, forgive_after = parse_duration(settings.bad_nodes_window), parse_duration(settings.bad_nodes_forgive_after)
+    return Rules(settings.bad_nodes_threshold, window, forgive_after, settings.bad_nodes_share)
 
 
 def token_key(settings: Settings) -> bytes:

@@ -185,7 +185,7 @@ class Progress:
 
 def _stand(answer: LauncherStatus) -> tuple[object, ...]:
     """What of an answer a job's turn may depend on."""
-    return answer.phase, answer.incarnation, answer.lost, answer.numerics
+    return answer.phase, answer.incarnation, answer.lost, answer.numerics, answer.stragglers
 
 
 def _membership(placement: Placement, pods: Mapping[int, PodView]) -> Membership:

@@ -27,6 +27,7 @@ from muster.controllers.asking import Capacity
 from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.turn import NO_FACTS, Facts, Made, Refusal
+from muster.controllers.quarantine import Fault, faults_of
 from muster.controllers.reliability import Stay, stay_of
 from muster.scheduling.plan import Waiting
 from muster_protocol.launcher_api import Membership
@@ -280,15 +281,17 @@ class Ended:
 
     Attributes:
         version: resourceVersion of its end: what the watch shows of it later may be older.
+        faults: what its nodes have done to it.
     """
 
     version: int
     queue: str
     phase: Phase | None
     stay: Stay
+    faults: tuple[Fault, ...] = ()
 
     @classmethod
     def of(cls, record: Record, now: datetime) -> Ended:
         job, version = record.job, int(record.job.metadata.resource_version or 0)
         stay = stay_of(job, record.spec.capacity, now)
-        return cls(version, sys.intern(job.spec.queue), job.status.phase, stay)
+        return cls(version, sys.intern(job.spec.queue), job.status.phase, stay, faults_of(job))

@@ -13,7 +13,7 @@ from muster.cluster.views import PodView
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.inputs import Inputs
-from muster.controllers.lifecycle.turn import REPLACE_LIMIT, TERMINAL, Situation
+from muster.controllers.lifecycle.turn import BAD_NODE_AVOIDED, REPLACE_LIMIT, TERMINAL, Situation
 from muster.controllers.progress import Progress
 from muster.controllers.records import Record
 
@@ -29,10 +29,12 @@ class Patience:
     Attributes:
         launcher: seconds after which a gang whose launcher doesn't answer counts as running.
         replace: seconds in which a gang has to come together again once a worker was lost.
+        bad_node: seconds for which a job stays away from a node that failed under it; 0: it doesn't.
     """
 
     launcher: float = 60.0
     replace: float = REPLACE_LIMIT
+    bad_node: float = BAD_NODE_AVOIDED
 
 
 PATIENCE = Patience()
@@ -73,6 +75,7 @@ class Situations:
             peers_wait=_peers_wait(record, pods, monotonic),
             launcher_patience=self.patience.launcher,
             replace_limit=self.patience.replace,
+            bad_node_avoided=self.patience.bad_node,
             claim=self.claims.written(record.uid, _claimed(record)),
             facts=record.facts,
             placement_hash=record.placement_hash if placement else "",

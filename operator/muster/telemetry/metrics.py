@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -62,6 +62,21 @@ class Metrics:
             "muster_operator_events_dropped", "Events that were not written for want of time.", registry=self.registry
         )
 
+        self.quarantined = Gauge(
+            "muster_node_quarantined", "1 for each node in quarantine.", ["node"], registry=self.registry
+        )
+        self.spared = Gauge(
+            "muster_nodes_spared",
+            "Nodes that fail often and stay in service, for too many of their kind are in quarantine already.",
+            registry=self.registry,
+        )
+        self.node_faults = Gauge(
+            "muster_node_faults",
+            "Faults of nodes within the window of badNodes, by cause.",
+            ["cause"],
+            registry=self.registry,
+        )
+
     def request(self, method: str, code: int, seconds: float) -> None:
         self.requests.labels(method, str(code)).inc()
         self.request_seconds.labels(method).observe(seconds)
@@ -77,6 +92,16 @@ class Metrics:
         self.goodput.clear()
         for namespace, name, ratio in jobs:
             self.goodput.labels(namespace, name).set(ratio)
+
+    def count_bad_nodes(self, held: Iterable[str], spared: Iterable[str], faults: Mapping[str, int]) -> None:
+        """Set the gauges of `badNodes`; the series of a node goes when it is let out."""
+        self.quarantined.clear()
+        for node in held:
+            self.quarantined.labels(node).set(1)
+        self.spared.set(len(tuple(spared)))
+        self.node_faults.clear()
+        for cause, number in faults.items():
+            self.node_faults.labels(cause).set(number)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

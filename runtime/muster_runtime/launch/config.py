@@ -12,6 +12,7 @@ from typing import Final
 from muster_protocol import env, exits
 from muster_protocol.launcher_api import Member, heartbeat_seconds
 from muster_protocol.uris import parse_uri
+from muster_runtime.launch.stragglers import USUAL, Rule
 from muster_runtime.launch.watchdog import NEVER, Limits
 
 BIND: Final = "MUSTER_BIND"
@@ -26,6 +27,9 @@ can be written; a pod may have its root and /muster read-only."""
 
 HEARTBEAT: Final = "MUSTER_HEARTBEAT_SECONDS"
 """Seconds between two heartbeats. Unset: what `launcher_api.heartbeat_seconds` says. A worker is lost after ten."""
+
+PACE_WINDOW: Final = "MUSTER_PACE_WINDOW_SECONDS"
+"""Seconds over which ranks are compared. Unset: as `stragglers.Rule` says."""
 
 DEFAULT_GRACE_SECONDS: Final = 30.0
 
@@ -69,6 +73,8 @@ class Config:
     node: str = ""
     hang: Limits = NEVER
     reached: int = 0
+    pace: Rule = USUAL
+    preflight: bool = False
 
     @property
     def keeps_memory(self) -> bool:
@@ -156,6 +162,8 @@ def _pod(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
         node=environ.get(env.NODE_NAME, ""),
         hang=_limits(environ),
         reached=_whole(environ, env.REACHED_STEP, minimum=0, maximum=2**63 - 1, default=0),
+        pace=_pace(environ),
+        preflight=environ.get(env.PREFLIGHT) != "0",
     )
 
 
@@ -193,6 +201,12 @@ def _limits(environ: Mapping[str, str]) -> Limits:
     return Limits(
         *(None if environ.get(name) == "auto" else _seconds(environ, name, math.inf, zero=math.inf) for name in names)
     )
+
+
+def _pace(environ: Mapping[str, str]) -> Rule:
+    slower_by = _whole(environ, env.SLOWER_BY, minimum=0, default=env.DEFAULT_SLOWER_BY)
+    window = _seconds(environ, PACE_WINDOW, Rule.window)
+    return Rule(factor=1 + slower_by / 100 if slower_by else math.inf, window=window)
 
 
 def _run_roots(environ: Mapping[str, str]) -> tuple[Path, ...]:

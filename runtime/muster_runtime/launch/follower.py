@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Member, Release, Restart
+from muster_protocol.launcher_api import Ended, Figures, GangState, Heartbeat, Member, Release, Restart, Straggler
 from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.hangs import Hangs
@@ -52,6 +53,8 @@ class Follower:
         """How often the processes were started again in place: in all, and after a failure of the script."""
         self.copy_error = ""
         """Why nobody gets a copy of this pod's memory, or ""."""
+        self.figures: Figures | None = None
+        """Of this node, to be told when joining for the first time."""
         self._incarnation = 0
         self._silence = Silence(config.heartbeat, state.clock())
         self._lost: Ended | None = None
@@ -63,6 +66,10 @@ class Follower:
     @property
     def failing_copy(self) -> str:
         return self.copy_error
+
+    @property
+    def stragglers(self) -> tuple[Straggler, ...]:
+        return ()
 
     @property
     def joined(self) -> int:
@@ -101,7 +108,7 @@ class Follower:
                 self._leader_uid = release.leader_uid
                 return release
             if status == 410:
-                raise Over(_facts(api.decode(Ended, body)))
+                raise Over(_facts(api.decode(Ended, body), self._own.index))
             why = patience.spent()
             if why and self._lost is None:
                 raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, why))
@@ -114,6 +121,8 @@ class Follower:
         told_to_end = max(self._incarnation, state.restart.incarnation - 1 if state.restart is not None else 0)
         restarts, failures = self.restarts
         own = replace(self._own, incarnation=told_to_end, copy=self.copy, restarts=restarts, failures=failures)
+        if self.figures is not None and not self._released:
+            own = replace(own, figures=replace(self.figures, sent_at=time.time()))
         body = api.encode(own)
         call = asyncio.ensure_future(
             self._client.call("POST", self._leader, api.JOIN_PATH, body, timeout=api.JOIN_HOLD_SECONDS + 5)
@@ -245,7 +254,8 @@ class Follower:
     async def _beat_once(self) -> str:
         """ "" when index 0 answered, else why not."""
         stuck, copy_error = self._hangs.stuck, self.copy_error
-        beat = Heartbeat(self._config.index, self._config.pod_uid, self._progress.storage_error, stuck, copy_error)
+        own = self._config.index, self._config.pod_uid
+        beat = Heartbeat(*own, self._progress.storage_error, stuck, copy_error, self._hangs.paces())
         patience = min(_CALL_SECONDS, max(1.0, self._config.heartbeat))  # `Silence` counts two intervals a beat at most
         try:
             status, body = await self._client.call(
@@ -310,11 +320,13 @@ class _Patience:
             self._said = why
 
 
-def _facts(ended: Ended) -> ExitFacts:
+def _facts(ended: Ended, index: int) -> ExitFacts:
     """Index 0 ended before the gang was complete; this pod ends with the same exit code."""
     try:
         cause = Cause(ended.cause)
     except ValueError:
         cause = Cause.PEER
+    if cause is Cause.NODE and ended.index == index:
+        return verdict.unfit(ended, index)
     keep = cause in (Cause.PREEMPTED, Cause.MAX_RUNTIME)
     return ExitFacts(cause if keep else Cause.PEER, ended.exit_code, f"followed index {ended.index}: {ended.message}")

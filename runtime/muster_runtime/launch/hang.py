@@ -91,6 +91,7 @@ def judge(workers: Sequence[Examined]) -> Ended:
         crash=True,
         step=first.step,
         traceback="\n".join(first.stack.split("\n")[:STACK_LINES]),
+        suspect=len(found) < len(ranks),
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
 from muster_protocol import launcher_api as api
-from muster_protocol.launcher_api import Ended, Examined, Heartbeat, RankSeen
+from muster_protocol.launcher_api import Ended, Examined, Heartbeat, Pace, RankSeen
 from muster_runtime.launch import captures, hang
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.http_client import Client, Unreachable
@@ -63,6 +64,18 @@ class Hangs:
         self._looked = now
         first = self._config.rank(0)
         self._watchdog.look(now, {one.rank: self._pulse.read(one.rank - first) for one in self._ranks.running})
+
+    def paces(self) -> tuple[Pace, ...]:
+        """How fast the ranks of this pod are."""
+        if self._pulse is None:
+            return ()
+        first = self._config.rank(0)
+        beats = {one.rank: self._pulse.read(one.rank - first) for one in self._ranks.running}
+        return tuple(
+            Pace(rank, beat.steps, beat.seconds, beat.own)
+            for rank, beat in beats.items()
+            if beat is not None and math.isfinite(beat.seconds) and math.isfinite(beat.own)
+        )
 
     async def examine(self) -> Examined:
         """The ranks' stacks, in this pod's log and as the answer. A rank that is seen to compile is given more time."""

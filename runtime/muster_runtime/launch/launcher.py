@@ -18,6 +18,7 @@ from muster_runtime.launch import environment, preflight, termination, verdict
 from muster_runtime.launch.api_handler import ApiHandler
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.copies import Copies
+from muster_runtime.launch.figures import Machine, measure
 from muster_runtime.launch.follower import Follower
 from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_client import Client
@@ -108,7 +109,9 @@ class Launcher:
 
     async def _join_and_train(self) -> ExitFacts:
         try:
-            release = await self._gang.assemble(self._preflight())
+            preflight = self._preflight()
+            await self._look_at_node()
+            release = await self._gang.assemble(preflight)
             while True:
                 facts = await self._train(release)
                 if facts is not None:
@@ -165,6 +168,19 @@ class Launcher:
             self._restarted_after = restart.first.message
         self._gang.restarts = self._restarts, self._failures
         return await self._gang.assemble(None)
+
+    async def _look_at_node(self) -> None:
+        """Measures the node, for index 0 to judge. A stop doesn't wait for it."""
+        if not self._config.preflight:
+            return
+        work = asyncio.ensure_future(measure(Machine(), self._config.node))
+        work.add_done_callback(lambda _: self._state.tell())
+        while not work.done() and self._state.stop is None:
+            await self._state.wait(_LOOK_SECONDS)
+        if work.done():
+            self._gang.figures = work.result()
+        else:
+            work.cancel()
 
     def _preflight(self) -> asyncio.Future[None] | None:
         if not self._config.leads or not self._config.checkpoint_uri.startswith("s3://"):
@@ -421,6 +437,7 @@ class Launcher:
             saving=progress.saving,
             numerics=progress.numerics,
             spent=self._spent(),
+            stragglers=self._gang.stragglers,
         )
 
     def _memory_tier(self) -> MemoryTier | None:
@@ -434,6 +451,7 @@ class Launcher:
         self._metrics.processes(len(self._ranks.running), self._incarnation)
         if (spent := self._spent()) is not None:
             self._metrics.spent(spent)
+        self._metrics.stragglers(self._gang.stragglers)
         return self._metrics.text()
 
     def _leave_folder(self) -> None:

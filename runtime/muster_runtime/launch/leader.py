@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -13,8 +14,21 @@ from typing import Any, Final
 from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Ended, GangState, Heartbeat, Kept, Member, Release, Restart, Stop, StopReason
+from muster_protocol.launcher_api import (
+    Ended,
+    Figures,
+    GangState,
+    Heartbeat,
+    Kept,
+    Member,
+    Release,
+    Restart,
+    Stop,
+    StopReason,
+    Straggler,
+)
 from muster_runtime.launch import verdict
+from muster_runtime.launch.checkup import judge
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.hangs import Hangs, Search
 from muster_runtime.launch.http_client import Client
@@ -24,6 +38,7 @@ from muster_runtime.launch.partners import Partners
 from muster_runtime.launch.ports import Ports
 from muster_runtime.launch.restarts import Refusal, Restarts
 from muster_runtime.launch.state import Over, State
+from muster_runtime.launch.stragglers import Stragglers, told
 from muster_runtime.launch.termination import say
 
 SETTLE_SECONDS: Final = 2.0
@@ -46,6 +61,7 @@ class Leader:
         self._state = state
         self._roll = roll
         self._search = Search(hangs, client)
+        self._hangs, self._paces = hangs, Stragglers(config.pace, state.clock())
         self._own = config.member
         self._over: Ended | None = None
         self._members: dict[int, Member] = {}
@@ -61,6 +77,9 @@ class Leader:
         """What this launcher holds of another's memory, as a `Member` tells it."""
         self.restarts = 0, 0
         """How often the processes were started again in place: in all, and after a failure of the script."""
+        self.figures: Figures | None = None
+        """Of this node, before its first ranks."""
+        self._figures: dict[int, Figures] = {}
         self.copy_error = ""
         """Why nobody gets a copy of this pod's memory, or ""."""
         self._copy_errors: dict[int, str] = {}
@@ -77,6 +96,7 @@ class Leader:
         self._release: Release | None = None
         self._decided = asyncio.Event()
         """The barrier is over, well or not."""
+        self._unfit: Ended | None = None
         self._ended: dict[int, Ended] = {}
         self._failures: list[Ended] = []
         self._settled = False
@@ -87,6 +107,11 @@ class Leader:
     def failing_copy(self) -> str:
         """Why a worker's memory has no copy with another one, or ""."""
         return self.copy_error or next((self._copy_errors[index] for index in sorted(self._copy_errors)), "")
+
+    @property
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """Ranks that have been slower than the others for a while, the slowest first."""
+        return self._paces.found
 
     @property
     def joined(self) -> int:
@@ -127,6 +152,7 @@ class Leader:
                 now = state.clock()
                 checked = (preflight is None or preflight.done()) and now >= self._not_before
                 if checked and self._barrier.may_be_full and not self._barrier.missing(now):
+                    self._check_nodes()
                     release = self._let_go()
                     return self._partners.release(release, 0)
                 if now >= self._deadline:
@@ -139,7 +165,7 @@ class Leader:
                 await state.wait(min(1.0, until - now))
         except Over as over:
             facts = over.facts
-            self._over = Ended(0, facts.exit_code, facts.cause.value, facts.message)
+            self._over = self._unfit or Ended(0, facts.exit_code, facts.cause.value, facts.message)
             self._decided.set()
             raise
 
@@ -166,6 +192,20 @@ class Leader:
             message = f"the checkpoint's storage could not be checked {waited}"
         return ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, message)
 
+    def _check_nodes(self) -> None:
+        """Raises Over where a node is not fit to train, by the figures of those who join for the first time."""
+        present = self._barrier.present(self._state.clock())
+        new = {index: member.figures for index, member in present.items() if member.figures is not None}
+        if self.figures is not None and not self._figures:
+            new[0] = self.figures
+        self._figures |= new
+        found = [one for one in judge(self._figures, factor=self._config.pace.factor) if one.index in new]
+        for one in found:
+            say(one.ended().message)
+        if found:
+            self._unfit = found[0].ended()
+            raise Over(verdict.unfit(self._unfit, 0))
+
     def _let_go(self) -> Release:
         self._members = {**self._barrier.present(self._state.clock()), 0: replace(self._own, copy=self.copy)}
         if self._config.copies_memory:
@@ -188,6 +228,7 @@ class Leader:
             failures=counts.count,
         )
         self._copy_errors.clear()
+        self._paces.begin_anew(self._state.clock())
         self._silence = Silence(self._config.heartbeat, self._state.clock())
         self._decided.set()
         return self._release
@@ -205,6 +246,9 @@ class Leader:
         if refused is None and self._release is not None:
             return self._partners.release(self._release, member.index)
         if refused is None and self._over is None:
+            if member.figures is not None:
+                skew = member.figures.sent_at - time.time()
+                member = replace(member, figures=replace(member.figures, skew=skew))
             refused = self._barrier.enter(member, self._state.clock())
             if refused is None:
                 return await self._hold(member, gone)
@@ -241,6 +285,7 @@ class Leader:
             return refused
         self._silence.heard(beat.index)
         self._search.heard(beat)
+        self._paces.heard(beat.index, beat.paces)
         for error, known in ((beat.storage_error, self.storage_errors), (beat.copy_error, self._copy_errors)):
             known.pop(beat.index, None)
             if error:
@@ -395,11 +440,17 @@ class Leader:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._config.heartbeat)
+            self._compare_paces()
             lost = self._silence.pass_to(self._state.clock(), self._unfinished())
             why = "no heartbeat for {:.0f} s; its node or network failed"
             self._lose({index: why.format(seconds) for index, seconds in lost.items()})
             if self._trains() and self._search.may_find(self._unfinished(), own_ended=0 in self._ended):
                 self._background(self._find_hang())
+
+    def _compare_paces(self) -> None:
+        self._paces.heard(0, self._hangs.paces())
+        for one in self._paces.look(self._state.clock(), self._config.world_size):
+            say(told(one))
 
     def _trains(self) -> bool:
         return self._release is not None and not self._failures and self._state.stop is None

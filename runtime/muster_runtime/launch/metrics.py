@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from muster_protocol.goodput import Spent
+from muster_protocol.launcher_api import Straggler
 from muster_runtime import report, vendored
 from muster_runtime.launch.config import Config
 
@@ -38,6 +40,9 @@ class Metrics:
         self._mfu = gauge("mfu_ratio", "Model FLOP utilisation, 0 to 1.")
         self._ranks = gauge("ranks_running", "Rank processes that run in this pod.").labels(*self._values)
         self._incarnation = gauge("incarnation", "Counts every restart of the gang's processes.").labels(*self._values)
+        self._straggling = gauge(
+            "straggler_factor", "Own time of a step over the gang's median, of each rank that is a straggler.", "rank"
+        )
         self._committed = gauge("checkpoint_last_committed_step", "Step of the last committed checkpoint.")
         self._resumed = gauge("resumed_step", "Step that this incarnation restored.")
         self._skipped = gauge("updates_skipped", "Updates left out since the run began, their numbers being unsound.")
@@ -96,6 +101,12 @@ class Metrics:
     def processes(self, running: int, incarnation: int) -> None:
         self._ranks.set(running)
         self._incarnation.set(incarnation)
+
+    def stragglers(self, found: Iterable[Straggler]) -> None:
+        """Of the whole gang, as index 0 knows them; a rank that keeps up again has no series."""
+        self._straggling.clear()
+        for one in found:
+            self._straggling.labels(*self._values, str(one.rank)).set(one.factor)
 
     def text(self) -> tuple[bytes, str]:
         """(body, content type) for Prometheus."""

@@ -178,9 +178,17 @@ def failed(own: Failure, first: Ended | None, index: int) -> ExitFacts:
 def followed(first: Ended | None, index: int) -> ExitFacts:
     """The end of a pod whose own ranks had not failed when the gang ended. Of a hang, the one that held it up tells."""
     if first is not None and first.cause == Cause.HANG.value and first.index == index:
-        return ExitFacts(Cause.HANG, first.exit_code, first.message, first.rank, traceback=first.traceback)
+        facts = ExitFacts(Cause.HANG, first.exit_code, first.message, first.rank, traceback=first.traceback)
+        return replace(facts, suspect=first.suspect)
     code = first.exit_code if first is not None and first.exit_code == exits.EXIT_CONFIG else exits.EXIT_INFRASTRUCTURE
     return ExitFacts(Cause.PEER, code, _after(first))
+
+
+def unfit(found: Ended, index: int) -> ExitFacts:
+    """The end of worker `index` before any rank, because the node of one worker is not fit to train."""
+    if found.index == index:
+        return ExitFacts(Cause.NODE, found.exit_code, found.message)
+    return followed(found, index)
 
 
 def ended(index: int, facts: ExitFacts, *, echo: bool = False, crash: bool = False) -> Ended:
@@ -197,6 +205,7 @@ def ended(index: int, facts: ExitFacts, *, echo: bool = False, crash: bool = Fal
         incarnation=facts.incarnation,
         traceback=facts.traceback,
         signature=facts.signature,
+        suspect=facts.suspect,
     )
 
 

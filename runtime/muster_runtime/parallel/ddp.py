@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+
+class Pace(Protocol):
+    """See `muster_runtime.pulse.Pulse`."""
+
+    def shares(self) -> None: ...
+    def owns(self) -> None: ...
 
 
 class DataParallel(DistributedDataParallel):
@@ -22,10 +29,25 @@ class DataParallel(DistributedDataParallel):
     muster_forwards = 0
     """Calls of the model itself that can be trained on. Its methods don't count: DDP doesn't see those."""
 
+    muster_pace: ClassVar[Pace | None] = None
+    """Told what of a step is this rank's own work. Before the model runs DDP may share out buffers, and from its end on
+    the gradients are summed. One for the process: a model that holds it could not be copied."""
+
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
             self.muster_forwards += 1
+        if not torch.compiler.is_compiling() and self.muster_pace is not None:
+            self.muster_pace.shares()
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or self.muster_pace is None:
+            return super()._run_ddp_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        self.muster_pace.owns()
+        try:
+            return super()._run_ddp_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        finally:
+            self.muster_pace.shares()
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.module.named_parameters(*args, **kwargs)

@@ -20,7 +20,7 @@ from muster_runtime.data.loader import Loader
 from muster_runtime.errors import NumericsError, UsageError, caller
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.pulse import Pulse, Section
-from muster_runtime.session import checks
+from muster_runtime.session import checks, pace
 from muster_runtime.session.boundary import Agreement, Square, Votes, agree
 from muster_runtime.session.gradients import Gradients
 from muster_runtime.session.guard import Guard, Unsound
@@ -38,7 +38,7 @@ class Run:
 
     def __init__(self, settings: Settings, gang: Gang, device: torch.device, pulse: Pulse) -> None:
         self.pulse = pulse
-        self._gang, self._strategy = gang, settings.strategy
+        self._gang, self._strategy, self._device = gang, settings.strategy, device
         reporter = reports.Reporter()
         self._control = ControlReader()
         self.progress = Progress(settings.rank, settings.world_size, device, reporter)
@@ -90,6 +90,8 @@ class Run:
             if self.saves.wanted:
                 checks.refuse_unstorable(self.tracked)
             self._count_flops()
+            if self._gang.world_size > 1:
+                pace.follow(self.pulse, [one.thing for one in self.tracked], self._device)
             for one in self.tracked:
                 if is_foreign(one.thing):
                     self.progress.fix_size(fixed_size(one.name, one.thing, one.where))
@@ -218,6 +220,7 @@ class Run:
             alone = "" if len(names) == 1 else name
             if (ends := self._guard.sees_update(self.step, optimizer, alone, loss, closure=closure)) is not None:
                 self._give_up(ends)
+        self.pulse.owns()
 
     # ------------------------------------------------------------------ what the ranks agree on
 

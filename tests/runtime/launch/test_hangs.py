@@ -79,6 +79,7 @@ while not (folder / "end").exists(): time.sleep(0.01)
     hang = pods[0].status().restarted_by
     assert hang is not None
     assert (hang.cause, hang.index, hang.rank) == (Cause.HANG.value, 1, 3)
+    assert hang.suspect, "its node may be at fault"
     (gang.folder / "end").touch()
     for pod in pods:
         facts = pod.end()
@@ -102,6 +103,7 @@ def test_an_endless_loop_is_told_from_those_who_wait_for_it(make_gang: MakeGang)
     waiting, looping = gang.all(command(gang, body))
     facts = looping.end()
     assert (facts.cause, facts.exit_code, facts.rank) == (Cause.HANG, EXIT_USER, 1)
+    assert facts.suspect
     assert facts.message.startswith("rank 1 hangs in the step after step 5: it did not get on for ")
     assert f"{gang.folder}/script.py:" in facts.message
     assert "in stuck; the others wait for it. If it may take as long, raise spec.hang.step" in facts.message

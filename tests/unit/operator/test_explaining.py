@@ -211,6 +211,18 @@ def test_every_phase_that_can_be_helped_says_how(phase: Phase) -> None:
     assert bool(told) is (phase is not Phase.SUCCEEDED)
 
 
+def test_a_straggler_is_named_and_what_nodes_did_is_in_the_history() -> None:
+    slow: dict[str, Any] = {"type": "Straggling", "status": "True", "reason": "SlowRank", "observedGeneration": 1}
+    slow |= {"lastTransitionTime": NOW.isoformat(), "message": "rank 5, worker 1 on node n1 is slow"}
+    fault = {"node": "n1", "cause": "straggler", "at": NOW.isoformat(), "placement": 1, "message": "rank 5 is slow"}
+    lines = shown(job(phase="Running", placement=PLACED, conditions=[slow], nodeFaults=[fault]))
+    assert any("rank 5, worker 1 on node n1 is slow" in line for line in lines)
+    assert any("n1: straggler: rank 5 is slow" in line for line in lines)
+    slow["status"] = "False"
+    lines = shown(job(phase="Running", placement=PLACED, conditions=[slow]))
+    assert not any("worker 1 on node n1" in line for line in lines)
+
+
 def test_a_limit_that_is_used_up_is_a_warning() -> None:
     used = job({"restart": {"limit": 1}}, phase="Running", placement=PLACED, recentFailures=[failure(1)])
     assert "restart.limit (1) is used up: the next such failure ends the job" in " ".join(shown(used))

@@ -57,6 +57,7 @@ class End:
         message: one sentence for people.
         restarts: how many failures of the script before were answered by starting the processes again in their pods.
         signature, alike: as in `exits.ExitFacts`.
+        suspect: of a hang: the rank is one of those that held up the others.
         abrupt: the pod is over, its launcher has left no word, and it isn't the script's doing: the others of the gang
             may wait for a new one.
     """
@@ -74,6 +75,7 @@ class End:
     restarts: int = 0
     signature: str = ""
     alike: int = 1
+    suspect: bool = False
     abrupt: bool = False
 
     @property
@@ -205,6 +207,7 @@ def _failed(pod: PodView) -> End:
             restarts=facts.restarts if facts.failures is None else facts.failures,
             signature=facts.signature,
             alike=facts.alike,
+            suspect=facts.suspect,
         )
     if pod.status_reason:
         return _from_status(pod)

@@ -23,7 +23,7 @@ from muster.api.restarts import Group, group_of
 from muster.api.trainingjob_status import Failure, PastFailure, QueuePosition, TrainingJobStatus
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
-from muster.controllers.lifecycle import causes, preemption, withdraw
+from muster.controllers.lifecycle import blame, causes, preemption
 from muster.controllers.lifecycle.causes import BROKEN, COUNTED, FATAL, End, Kind
 from muster.controllers.lifecycle.completion import finish_run
 from muster.controllers.lifecycle.turn import TERMINAL, Turn
@@ -43,9 +43,6 @@ SETTLED: Final = 300.0
 
 ALIKE: Final = 2
 """Failures in a row that are one and the same, after which the script is not started again."""
-
-BROKEN_NODE_AVOIDED: Final = 600.0
-"""Seconds for which a node is avoided whose hardware a rank has found broken."""
 
 LONGEST_KEPT: Final = 60
 """Seconds of back-off over which the gang's room is kept. GPUs that stand idle for longer are somebody else's: then the
@@ -81,8 +78,7 @@ def recover(turn: Turn) -> bool:
     record(turn, cause)
     failures = (turn.status.failures or 0) + answered + (1 if cause.kind in COUNTED else 0)
     turn.draft.set(failures=failures or None, placement=placement.model_copy(update={"restarts": None}))
-    if cause.kind is Kind.NODE:
-        withdraw.avoid(turn, cause.node, cause.message, BROKEN_NODE_AVOIDED)
+    blame.note(turn, cause)
     if cause.kind is Kind.MAX_RUNTIME:
         fail(turn, cause, Reason.MAX_RUNTIME_EXCEEDED, "maxRuntime has passed")
     elif cause.kind in FATAL:
@@ -104,6 +100,7 @@ def go_on(turn: Turn, cause: End) -> None:
         tried = f"{group.value} {limit} is used up" if limit else ""
         fail(turn, cause, _FAILED_REASON.get(cause.kind, Reason.RESTART_LIMIT_EXCEEDED), tried)
     else:
+        blame.shun(turn, cause)
         restart(turn, cause, used, limit)
 
 

@@ -16,6 +16,7 @@ from muster.controllers.lifecycle.replacement import replace_lost
 from muster.controllers.lifecycle.runtime import limit_runtime
 from muster.controllers.lifecycle.start import follow, make_pods
 from muster.controllers.lifecycle.stopping import clean_finished, continue_stop, remove_strays
+from muster.controllers.lifecycle.stragglers import name_stragglers
 from muster.controllers.lifecycle.suspend import suspend
 from muster.controllers.lifecycle.turn import Decision, Situation, Turn
 from muster.controllers.lifecycle.waiting import wait
@@ -42,6 +43,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     give_way,
     withdraw,
     limit_runtime,
+    name_stragglers,
     follow,
     make_pods,
 )

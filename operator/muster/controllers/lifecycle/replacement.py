@@ -21,7 +21,7 @@ from muster.api.effective import EffectiveSpec
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.trainingjob_status import Attempt, Placement, Replacing, TrainingJobStatus, format_indexes
 from muster.cluster.status import is_true
-from muster.controllers.lifecycle import causes, failure, withdraw
+from muster.controllers.lifecycle import blame, causes, failure, withdraw
 from muster.controllers.lifecycle.causes import End, Kind
 from muster.controllers.lifecycle.stopping import remove_strays
 from muster.controllers.lifecycle.turn import Turn
@@ -111,6 +111,7 @@ def _replace(turn: Turn, placement: Placement, losses: Sequence[End]) -> None:
     attempts |= {end.index: attempts.get(end.index, 0) + 1 for end in losses}
     pods = turn.by_index()
     for end in losses:
+        blame.note(turn, end)
         if end.index in pods and causes.end_of(pods[end.index], lost_nodes=turn.s.lost_nodes) is None:
             withdraw.avoid(turn, end.node, end.message, AVOIDED)  # dead, it may be, and not known to be
     indexes = {*placement.replaced, *(end.index for end in losses)}

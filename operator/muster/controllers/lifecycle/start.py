@@ -7,9 +7,10 @@ from typing import Final
 from pydantic import ValidationError
 
 from muster.api.names import ConditionType, EventReason, Reason
+from muster.api.nodefaults import FaultCause
 from muster.api.trainingjob_status import Failure, NumericsStatus, Placement, QueuePosition
 from muster.cluster.status import is_true, reason_of
-from muster.controllers.lifecycle import failure, hindrance
+from muster.controllers.lifecycle import blame, failure, hindrance
 from muster.controllers.lifecycle.turn import Turn
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_api import Ended, Numerics
@@ -118,6 +119,8 @@ def _keep_failure(turn: Turn, ended: Ended) -> None:
     except ValidationError:
         return
     turn.draft.set(failure=known)
+    if known.node and ended.cause == Cause.HANG.value and ended.suspect:
+        blame.book(turn, known.node, FaultCause.HANG, known.message)
 
 
 def _tell_hindrance(turn: Turn) -> None:

@@ -28,6 +28,9 @@ REPLACE_LIMIT: Final = 90.0
 """Seconds in which a gang has to come together again once a worker was lost; then it starts again whole. The others
 wait for longer in their pods (`muster.cluster.pods.REPLACE_SECONDS`)."""
 
+BAD_NODE_AVOIDED: Final = 600.0
+"""Seconds for which a job stays away from a node that is broken, or hurt it repeatedly; until it trains at most."""
+
 _FARTHEST: Final = 30 * 86400.0
 """Seconds; a turn too many is harmless, and a moment beyond the calendar's end is an error."""
 
@@ -107,6 +110,7 @@ class Situation:
         peers_wait: seconds since the first pod ended that names another pod as the cause.
         launcher_patience: seconds after which a gang whose launcher doesn't answer counts as running.
         replace_limit: seconds in which a gang has to come together again once a worker was lost.
+        bad_node_avoided: seconds for which the job stays away from a node that is broken; 0: it doesn't.
         claim: the written promise of another job that counts on this one's room, or None.
         facts: what ended launchers have told.
         placement_hash, promise_hash: of the spec's fields that a placement and a promise stand for; see
@@ -134,6 +138,7 @@ class Situation:
     peers_wait: float = 0.0
     launcher_patience: float = 60.0
     replace_limit: float = REPLACE_LIMIT
+    bad_node_avoided: float = BAD_NODE_AVOIDED
     claim: Claim | None = None
     facts: Facts = NO_FACTS
     placement_hash: str = ""
@@ -319,3 +324,5 @@ def end_run(draft: Draft, now: datetime, reason: str, message: str) -> None:
     draft.set(running_since=None, runtime_seconds=(before or 0) + trained or before)
     for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
         draft.condition(kind, False, reason, message)
+    if is_true(draft.status, ConditionType.STRAGGLING):
+        draft.condition(ConditionType.STRAGGLING, False, reason, message)
