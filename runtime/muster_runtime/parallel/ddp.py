@@ -29,14 +29,20 @@ class DataParallel(DistributedDataParallel):
     muster_forwards = 0
     """Calls of the model itself that can be trained on. Its methods don't count: DDP doesn't see those."""
 
+    muster_compiled = False
+    """Whether torch.compile has taken the calls over: were they counted, it would compile anew for each number."""
+
     muster_pace: ClassVar[Pace | None] = None
     """Told what of a step is this rank's own work. Before the model runs DDP may share out buffers, and from its end on
     the gradients are summed. One for the process: a model that holds it could not be copied."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            self.muster_compiled = True
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         if torch.is_grad_enabled():
             self.muster_forwards += 1
-        if not torch.compiler.is_compiling() and self.muster_pace is not None:
+        if self.muster_pace is not None:
             self.muster_pace.shares()
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 

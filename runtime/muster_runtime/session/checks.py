@@ -115,7 +115,7 @@ def refuse_no_way_back(driver: Loader | None, saves: bool, loop: str) -> None:
 def refuse_bypassed(optimizer: Optimizer, tracked: Sequence[Tracked], seen: dict[tuple[int, int], int]) -> None:
     """UsageError when gradients came about without DDP's forward: they would not be averaged over the ranks."""
     for t in tracked:
-        if not isinstance(t.thing, DataParallel):
+        if not isinstance(t.thing, DataParallel) or t.thing.muster_compiled:
             continue
         at, forwards = (id(optimizer), id(t.thing)), t.thing.muster_forwards
         before, seen[at] = seen.get(at, 0), forwards

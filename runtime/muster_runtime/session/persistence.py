@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable
@@ -38,7 +39,9 @@ _TRIES_AT_THE_END: Final = 4
 _PAUSE_SECONDS: Final = 2.0
 _MEMORY: Final = "the memory of its pods"
 _MISSED_AT_MOST: Final = 5
-"""Saves in a row that may be missed: a rank that can't reach its store for so long had better start elsewhere."""
+_MISSED_SECONDS: Final = 1800.0
+"""A rank that has missed more saves in a row, for longer, had better start elsewhere. Many are missed in minutes for
+which a store may be away, so the number alone says little."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Persistence:
         )
         self.uri = self._store.uri
         self._restored_step = 0
-        self._missed = 0
+        self._missed, self._missed_since = 0, math.inf
         self.skipped = 0
         """Saves left out because the one before was still being written."""
 
@@ -251,15 +254,17 @@ class Persistence:
 
     def _land(self, saved: Saved | None) -> None:
         if saved is not None:
-            self._missed = 0
+            self._missed, self._missed_since = 0, math.inf
             self._landed(saved)
 
     def _miss(self, step: int, error: StorageError, *, must: bool, more: bool = False) -> None:
         """A save that the store did not take. Raises `error` when it may not be missed."""
         too_many = not more and self._missed >= _MISSED_AT_MOST
-        if Kind(error.kind) not in PASSING or must or too_many:
+        too_long = time.monotonic() - self._missed_since > _MISSED_SECONDS
+        if Kind(error.kind) not in PASSING or must or (too_many and too_long):
             raise error
         self._missed += not more
+        self._missed_since = min(self._missed_since, time.monotonic())
         trouble = f"the checkpoint of step {step} was not saved: {error}"
         self._warn(trouble)
         self._troubled(trouble)

@@ -55,6 +55,13 @@ def test_sparse_embeddings_train() -> None:
     assert changed == [1, 5]
 
 
+def test_what_is_compiled_around_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile(data_parallel(nn.Linear(2, 1), CPU, {}), backend="eager")
+    monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
+    for _ in range(3):
+        compiled(torch.ones(1, 2)).sum().backward()
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "none"])
 def test_a_compiled_model_is_known_as_wrapped(strategy: str) -> None:
     compiled = torch.compile(nn.Linear(2, 1), backend="eager")
@@ -78,5 +85,7 @@ def test_only_calls_that_can_be_trained_on_are_counted() -> None:
     with torch.no_grad():
         parallel(torch.ones(1, 2))
     assert parallel.muster_forwards == 0
-    torch.compile(parallel, backend="eager")(torch.ones(1, 2)).sum().backward()
+    parallel(torch.ones(1, 2)).sum().backward()
     assert parallel.muster_forwards == 1
+    torch.compile(parallel, backend="eager")(torch.ones(1, 2)).sum().backward()
+    assert parallel.muster_compiled
