@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from muster.api.common import format_time
@@ -85,12 +86,12 @@ class Quarantining:
         for sentence in decided.quarantine:
             await self._quarantine(sentence)
         for name, why in decided.lift:
-            await self._change(name, lambda raw: marks.lifted(raw, now), NodeEventReason.QUARANTINE_LIFTED, why)
+            await self._change(name, partial(marks.lifted, now=now), NodeEventReason.QUARANTINE_LIFTED, why)
 
     async def _quarantine(self, sentence: Sentence) -> None:
         reason, until = sentence.reason, sentence.until
         told = f"{reason}; it takes no new pods until {format_time(until)}"
-        patch = lambda raw: marks.quarantined(raw, reason, until)  # noqa: E731
+        patch = partial(marks.quarantined, reason=reason, until=until)
         await self._change(sentence.node, patch, NodeEventReason.QUARANTINED, told)
 
     async def _change(
