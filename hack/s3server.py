@@ -20,6 +20,8 @@ BUCKET: Final = "models"
 ACCESS_KEY: Final = "test-access"
 SECRET_KEY: Final = "test-secret"
 _PATIENCE: Final = 20.0
+_END_SECONDS: Final = 30.0
+"""It gives open connections ten seconds to end, and only then ends itself."""
 
 
 class S3Server:
@@ -76,7 +78,7 @@ class S3Server:
         """Away, until it is started again; what it holds stays."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(10)
+            self._process.wait(_END_SECONDS)
             self._process = None
 
     def _accepts(self) -> bool:
