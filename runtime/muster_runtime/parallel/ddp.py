@@ -39,11 +39,10 @@ class DataParallel(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             self.muster_compiled = True
-            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        if torch.is_grad_enabled():
-            self.muster_forwards += 1
-        if self.muster_pace is not None:
-            self.muster_pace.shares()
+        else:
+            self.muster_forwards += torch.is_grad_enabled()
+            if self.muster_pace is not None:
+                self.muster_pace.shares()
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
