@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from hack.cluster import cgroups
-from hack.cluster.processes import run
+from hack.cluster.processes import run, stat
 
 PERIOD_US = 100_000
 _TABLE = "muster_chaos"
@@ -14,10 +14,7 @@ _TABLE = "muster_chaos"
 
 def state(pid: int) -> str:
     """The letter of a process's state: R, S, T (stopped) and so on; empty when it has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    return next(iter(stat(pid)), "")
 
 
 def cgroup(pid: int, controller: str) -> Path:

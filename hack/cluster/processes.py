@@ -44,14 +44,18 @@ class Process:
         return start_ticks(self.pid) == self.start_ticks
 
 
+def stat(pid: int) -> list[str]:
+    """What /proc tells of a process behind its name: state, parent and so on; nothing when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def start_ticks(pid: int) -> int | None:
     """When the process started, or None if there is none, a zombie counting as none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in ("Z", "X") else int(fields[19])
+    fields = stat(pid)
+    return None if not fields or fields[0] in ("Z", "X") else int(fields[19])
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from hack.cluster.processes import stat
+
 
 def container_ids(pod: dict[str, Any]) -> tuple[str, ...]:
     """Ids of the pod's running containers, as containerd knows them."""
@@ -62,10 +64,8 @@ def _is_rank(pid: int) -> bool:
 
 
 def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    fields = stat(pid)
+    return int(fields[1]) if fields else 0
 
 
 def _pid_inside(pid: int) -> int:
