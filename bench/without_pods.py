@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from muster.api.trainingjob_status import Placement
+from muster.api.placement import Placement
 from muster.cli.settings import Settings
 from muster.cluster.client import Api
 from muster.cluster.executor import Executor, MadePod, Outcome

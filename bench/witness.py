@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from load import JobSet, Load
-from muster.api.trainingjob_status import parse_indexes
+from muster.api.placement import parse_indexes
 from muster.cluster.quantities import amount
 
 Object = dict[str, Any]

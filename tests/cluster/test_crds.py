@@ -12,9 +12,10 @@ from muster.api.crd import custom_resource_definition
 from muster.api.effective import effective_spec
 from muster.api.kinds import KINDS
 from muster.api.names import Phase
+from muster.api.placement import Placement
 from muster.api.rules import FROZEN_WHILE_ADMITTED
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Placement, Progress, TrainingJobStatus
+from muster.api.trainingjob_status import Progress, TrainingJobStatus
 
 from .conftest import ROOT
 

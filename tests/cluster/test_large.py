@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Placement
 from muster.cluster.executor import Executor
 
 from .conftest import ControlPlane

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hack.scheduling import GROUP
 
-from muster.api.trainingjob_status import parse_indexes
+from muster.api.placement import parse_indexes
 from muster.cluster.errors import ApiError
 
 from .conftest import ControlPlane

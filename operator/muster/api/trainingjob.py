@@ -25,6 +25,7 @@ from muster.api.common import (
 from muster.api.jobparts import MAX_WORKERS, Capacity, DisruptionBudget, Hang, Health, JobTopology, Restart
 from muster.api.names import DEFAULT_QUEUE
 from muster.api.numerics import Numerics
+from muster.api.placement import MAX_SPARES
 from muster.api.podparts import (
     EnvFromSource,
     EnvVar,
@@ -38,7 +39,7 @@ from muster.api.podparts import (
 from muster.api.rules import CHECKPOINT_RULES, ENCRYPTION_RULES, JOB_RULES, SPEC_RULES, WORKERS_RULES
 from muster.api.schema import Atomic, MapList, SchemaDefault
 from muster.api.terms import JobBudget, Window
-from muster.api.trainingjob_status import MAX_SPARES, TrainingJobStatus
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster_protocol.uris import S3_URI_PATTERN
 
 Argument = Annotated[str, Len(0, 4096)]

@@ -15,8 +15,9 @@ from typing import Any, Final, TypeVar
 
 from muster.api import names
 from muster.api.common import API_VERSION, ObjectMeta
+from muster.api.placement import NodeWorkers, Placement, Promise
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import NodeWorkers, Placement, Promise, TrainingJobStatus
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.api.common import API_VERSION, Condition
+from muster.api.placement import Placement
 from muster.api.topology import Topology, TopologyStatus
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Placement, TrainingJobStatus
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue, TrainingQueueStatus
 from muster.cluster import pods
 from muster.cluster.chunks import Chunks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from muster.api.trainingjob_status import Promise
+from muster.api.placement import Promise
 from muster.cluster.status import finished
 from muster.controllers.lifecycle.turn import Claim
 from muster.controllers.records import Record

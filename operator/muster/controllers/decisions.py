@@ -15,7 +15,7 @@ import numpy as np
 
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason
-from muster.api.trainingjob_status import NodeWorkers, Placement, Promise, Stop, Victim, nodes_with_workers
+from muster.api.placement import NodeWorkers, Placement, Promise, Stop, Victim, nodes_with_workers
 from muster.cluster.status import Draft, finished
 from muster.controllers import planning, replacing
 from muster.controllers.claims import Claims

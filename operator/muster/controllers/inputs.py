@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from muster.api.trainingjob_status import Placement, TrainingJobStatus, spares_by_index
+from muster.api.placement import Placement, spares_by_index
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster import pods as pod_objects
 from muster.cluster.eligibility import Matcher, NodeFilter, filter_of_pod
 from muster.cluster.gpus import flavour_of

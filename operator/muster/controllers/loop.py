@@ -14,8 +14,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
+from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Placement
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.gpus import flavour_of
 from muster.cluster.status import finished

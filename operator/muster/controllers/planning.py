@@ -13,18 +13,10 @@ from muster.api.effective import EffectiveSpec
 from muster.api.jobparts import JobDefaults
 from muster.api.jobparts import TopologyMode as SpecMode
 from muster.api.names import ConditionType, Reason
+from muster.api.placement import Placement, Promise, Stop, spares_by_index
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import (
-    MAX_SIZES,
-    Placement,
-    Promise,
-    QueuePosition,
-    Size,
-    Stop,
-    TrainingJobStatus,
-    spares_by_index,
-)
+from muster.api.trainingjob_status import MAX_SIZES, QueuePosition, Size, TrainingJobStatus
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.gpus import ON_DEMAND, flavour_of, gpu_type_of, same_type, short_type
 from muster.cluster.jobs import NO_ACCELERATOR, PLAIN_TERMS, AlternativeInput, JobInput, TermsInput

@@ -16,8 +16,9 @@ from typing import Final
 
 from muster.api import goodput
 from muster.api.names import ConditionType, Reason
+from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, Goodput, Placement, Saving, TrainingJobStatus
+from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, Goodput, Saving, TrainingJobStatus
 from muster.api.trainingjob_status import Progress as ProgressStatus
 from muster.cluster.launchers import Launcher, LauncherError, Launchers, due
 from muster.cluster.status import Draft, is_true

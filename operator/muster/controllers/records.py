@@ -15,8 +15,8 @@ from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.frozen import OF_PLACEMENT, OF_PROMISE, frozen_hash
 from muster.api.jobparts import JobDefaults
 from muster.api.names import Phase
+from muster.api.placement import Placement, Promise
 from muster.api.trainingjob import TrainingJob, TrainingJobSpec
-from muster.api.trainingjob_status import Placement, Promise
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.jobs import JobInput
 from muster.cluster.pods import Identity, PodSettings, spec_hash

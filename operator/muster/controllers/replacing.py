@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import Final
 
 from muster.api.names import ConditionType, EventReason, Reason
+from muster.api.placement import Placement, Promise, nodes_with_workers, spares_by_index
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Placement, Promise, TrainingJobStatus, nodes_with_workers, spares_by_index
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.status import Draft
 from muster.controllers.lifecycle.turn import Note
 from muster.controllers.planning import nodes_in_short, where

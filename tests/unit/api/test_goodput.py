@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.api import goodput
-from muster.api.trainingjob_status import Counted, Goodput, PartSeconds, Placement, TrainingJobStatus
+from muster.api.placement import Placement
+from muster.api.trainingjob_status import Counted, Goodput, PartSeconds, TrainingJobStatus
 from muster_protocol.goodput import Spent
 
 pytestmark = pytest.mark.unit

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from muster.api.common import Condition, find_condition, set_condition
 from muster.api.examples import EXAMPLES
 from muster.api.kinds import KINDS
+from muster.api.placement import Placement, format_indexes, parse_indexes
 from muster.api.podparts import OPERATOR_ENV
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Failure, Placement, format_indexes, parse_indexes
+from muster.api.trainingjob_status import Failure
 from muster.api.trainingqueue import LabelSelector
 
 pytestmark = pytest.mark.unit

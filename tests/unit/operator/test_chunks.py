@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from muster.api.placement import Placement, Promise, nodes_with_workers
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Placement, Promise, TrainingJobStatus, nodes_with_workers
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.chunks import CHUNK, LOST, WHOLE, Chunks
 from muster.cluster.errors import ApiError
 

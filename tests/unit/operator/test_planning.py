@@ -13,9 +13,10 @@ import pytest
 from muster.api.common import find_condition
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType
+from muster.api.placement import Placement
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import MAX_SIZES, FixedSize, Placement
+from muster.api.trainingjob_status import MAX_SIZES, FixedSize
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.snapshot import LevelInput, build

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from muster.api.common import find_condition
+from muster.api.placement import Placement, Promise, nodes_with_workers
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Placement, Promise, nodes_with_workers
 from muster.controllers.replacing import replaced
 
 from .lifecycle.cases import START, trainingjob

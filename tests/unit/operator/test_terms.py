@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.api.effective import EffectiveSpec, EffectiveWindow, effective_spec
+from muster.api.placement import Placement
 from muster.api.terms import Usage
-from muster.api.trainingjob_status import CommittedCheckpoint, Placement, Progress, TrainingJobStatus
+from muster.api.trainingjob_status import CommittedCheckpoint, Progress, TrainingJobStatus
 from muster.controllers import terms
 
 from .lifecycle.cases import trainingjob

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.trainingjob_status import Stop
+from muster.api.placement import Stop
 from muster.controllers import terms
 from muster.controllers.lifecycle.turn import Turn
 from muster.scheduling.plan import WaitReason

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.trainingjob_status import NodeWorkers, Promise, Stop, parse_indexes
+from muster.api.placement import NodeWorkers, Promise, Stop, parse_indexes
 from muster.cluster.status import reason_of
 from muster.controllers.lifecycle.turn import Note, Turn
 from muster.scheduling.plan import MoveReason

@@ -19,7 +19,8 @@ from typing import Final
 
 from muster.api.effective import EffectiveSpec
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.trainingjob_status import Attempt, Placement, Replacing, TrainingJobStatus, format_indexes
+from muster.api.placement import Attempt, Placement, Replacing, format_indexes
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.status import is_true
 from muster.controllers.lifecycle import blame, causes, failure, withdraw
 from muster.controllers.lifecycle.causes import End, Kind

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.nodefaults import FaultCause
-from muster.api.trainingjob_status import Failure, NumericsStatus, Placement, QueuePosition
+from muster.api.placement import Placement
+from muster.api.trainingjob_status import Failure, NumericsStatus, QueuePosition
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import blame, failure, hindrance
 from muster.controllers.lifecycle.turn import Turn

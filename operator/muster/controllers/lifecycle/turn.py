@@ -10,8 +10,9 @@ from typing import Final
 from muster.api import goodput
 from muster.api.effective import EffectiveSpec
 from muster.api.names import ConditionType, EventReason, Reason
+from muster.api.placement import Stop, Victim
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Goodput, QueuePosition, Stop, TrainingJobStatus, Victim
+from muster.api.trainingjob_status import Goodput, QueuePosition, TrainingJobStatus
 from muster.cluster.pods import pod_name
 from muster.cluster.status import Draft, is_true
 from muster.cluster.views import PodView

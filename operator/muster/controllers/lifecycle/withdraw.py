@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Final
 
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.trainingjob_status import AvoidedNode
+from muster.api.placement import AvoidedNode
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle import hindrance

@@ -11,8 +11,8 @@ from muster.api import names
 from muster.api.common import find_condition
 from muster.api.effective import effective_spec
 from muster.api.frozen import OF_PLACEMENT, OF_PROMISE, frozen_hash
+from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Placement
 from muster.cluster.pods import pod_name
 from muster.cluster.views import PodView
 from muster.controllers.asking import Capacity

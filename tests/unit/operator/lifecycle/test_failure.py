@@ -8,7 +8,7 @@ import pytest
 
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.trainingjob_status import Victim
+from muster.api.placement import Victim
 from muster.controllers.lifecycle.failure import remaining_restarts
 from muster.controllers.lifecycle.turn import Claim
 from muster_protocol.exits import Cause

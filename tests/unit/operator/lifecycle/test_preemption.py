@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from muster.api.names import ConditionType, EventReason
-from muster.api.trainingjob_status import Promise, Victim, nodes_with_workers
+from muster.api.placement import Promise, Victim, nodes_with_workers
 from muster.controllers.lifecycle.preemption import budget_left
 from muster.controllers.lifecycle.turn import Claim
 from muster.scheduling.plan import MoveReason

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from muster.api.names import ConditionType, EventReason
-from muster.api.trainingjob_status import FixedSize, Victim, nodes_with_workers
+from muster.api.placement import Victim, nodes_with_workers
+from muster.api.trainingjob_status import FixedSize
 from muster.controllers.lifecycle.failure import ANSWER_HOLDS
 from muster.controllers.lifecycle.replacement import AVOIDED, MOST, SHRINKING, shrinks_at
 from muster.controllers.lifecycle.turn import REPLACE_LIMIT, Claim, Made
