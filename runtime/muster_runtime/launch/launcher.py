@@ -452,6 +452,8 @@ class Launcher:
         if (spent := self._spent()) is not None:
             self._metrics.spent(spent)
         self._metrics.stragglers(self._gang.stragglers)
+        last, progress = self._progress.last, self._progress
+        self._metrics.pace(progress.step, last.total_steps if last else None, progress.steps_per_second())
         return self._metrics.text()
 
     def _leave_folder(self) -> None:

@@ -1,21 +1,21 @@
-"""/metrics: one training pod, in a registry of its own."""
+"""/metrics: one training pod, in a registry of its own. What there is, `muster_protocol.metrics` declares."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from muster_protocol import metrics as declared
 from muster_protocol.goodput import Spent
 from muster_protocol.launcher_api import Straggler
+from muster_protocol.metrics import Kind, Metric
 from muster_runtime import report, vendored
 from muster_runtime.launch.config import Config
 
 if TYPE_CHECKING:
-    from prometheus_client import Gauge
-
-_STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
-_SAVE_BUCKETS = (0.1, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
+    from prometheus_client import Counter, Gauge, Histogram
 
 
 class Metrics:
@@ -23,90 +23,60 @@ class Metrics:
 
     def __init__(self, config: Config) -> None:
         vendored.use()
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+        from prometheus_client import CollectorRegistry, disable_created_metrics
 
+        # A second series for each counter, which nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._values = (config.job, config.namespace, str(config.index))
-        labels = ("job", "namespace", "index")
-
-        def gauge(name: str, text: str, *more: str) -> Gauge:
-            return Gauge(f"muster_worker_{name}", text, (*labels, *more), registry=self._registry)
-
         self._leads = config.leads
-        self._step = gauge("step", "Last step that the rank reported.", "rank")
-        self._loss = gauge("loss", "Last reported loss of the global batch.")
-        self._tokens = gauge("tokens_per_second", "Tokens a second of the whole gang.")
-        self._samples = gauge("samples_per_second", "Samples a second of the whole gang.")
-        self._mfu = gauge("mfu_ratio", "Model FLOP utilisation, 0 to 1.")
-        self._ranks = gauge("ranks_running", "Rank processes that run in this pod.").labels(*self._values)
-        self._incarnation = gauge("incarnation", "Counts every restart of the gang's processes.").labels(*self._values)
-        self._straggling = gauge(
-            "straggler_factor", "Own time of a step over the gang's median, of each rank that is a straggler.", "rank"
-        )
-        self._committed = gauge("checkpoint_last_committed_step", "Step of the last committed checkpoint.")
-        self._resumed = gauge("resumed_step", "Step that this incarnation restored.")
-        self._skipped = gauge("updates_skipped", "Updates left out since the run began, their numbers being unsound.")
-        self._rollbacks = gauge("rollbacks", "Returns to a checkpoint since the run began, for unsound numbers.")
-        self._step_seconds = Histogram(
-            "muster_worker_step_seconds",
-            "Time of one training step.",
-            (*labels, "rank"),
-            buckets=_STEP_BUCKETS,
-            registry=self._registry,
-        )
-        self._save_seconds = Histogram(
-            "muster_worker_checkpoint_seconds",
-            "Time from the start of a save to its commit.",
-            labels,
-            buckets=_SAVE_BUCKETS,
-            registry=self._registry,
-        )
-        self._save_bytes = Counter(
-            "muster_worker_checkpoint_bytes", "Bytes written for checkpoints.", labels, registry=self._registry
-        )
-
-        self._seconds = Counter(
-            "muster_run_seconds",
-            "Time of the run since this pod's launcher started, by what it was spent on. Index 0 tells it.",
-            (*labels, "part"),
-            registry=self._registry,
-        )
+        self._gauges: dict[str, Gauge] = {}
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._declare()
         self._spent = Spent()
+        if config.checkpoint_uri and config.leads:
+            self._gauge(declared.COMMITTED_AT, time.time())
 
     def take(self, message: report.Message) -> None:
         if isinstance(message, report.Progress):
-            rank = str(message.rank)
-            self._step.labels(*self._values, rank).set(message.step)
-            if message.step_seconds is not None:
-                self._step_seconds.labels(*self._values, rank).observe(message.step_seconds)
-            if self._leads and message.rank == 0:
-                self._gang(message)
+            self._progress(message)
         elif isinstance(message, report.CheckpointCommitted):
-            self._committed.labels(*self._values).set(message.step)
-            self._save_seconds.labels(*self._values).observe(message.seconds)
-            self._save_bytes.labels(*self._values).inc(max(0, message.bytes))
+            self._committed(message)
         elif isinstance(message, report.Resumed):
-            self._resumed.labels(*self._values).set(message.step)
+            self._gauge(declared.RESUMED, message.step)
+        elif isinstance(message, report.StorageFailed):
+            self._count(declared.STORAGE_FAILURES, 1)
+        elif isinstance(message, report.Saving) and self._leads and message.rank == 0:
+            self._gauge(declared.SAVES_LEFT_OUT, message.left_out)
         elif isinstance(message, report.Numerics) and self._leads and message.rank == 0:
-            self._skipped.labels(*self._values).set(message.skipped)
-            self._rollbacks.labels(*self._values).set(message.rollbacks)
+            self._gauge(declared.SKIPPED, message.skipped)
+            self._gauge(declared.ROLLBACKS, message.rollbacks)
 
     def spent(self, spent: Spent) -> None:
         """Where the time went until now."""
         before, self._spent = asdict(self._spent), spent
         for part, seconds in asdict(spent).items():
             if part != "pending":
-                self._seconds.labels(*self._values, part).inc(max(0.0, seconds - before[part]))
+                self._count(declared.RUN_SECONDS, max(0.0, seconds - before[part]), part)
+
+    def pace(self, step: int | None, total: int | None, steps_per_second: float | None) -> None:
+        """How far the run is, and how fast it goes on; of index 0."""
+        if not self._leads or step is None or not total:
+            return
+        self._gauge(declared.PROGRESS, min(1.0, step / total))
+        if steps_per_second:
+            self._gauge(declared.ETA, max(0, total - step) / steps_per_second)
 
     def processes(self, running: int, incarnation: int) -> None:
-        self._ranks.set(running)
-        self._incarnation.set(incarnation)
+        self._gauge(declared.RANKS, running)
+        self._gauge(declared.INCARNATION, incarnation)
 
     def stragglers(self, found: Iterable[Straggler]) -> None:
         """Of the whole gang, as index 0 knows them; a rank that keeps up again has no series."""
-        self._straggling.clear()
+        self._gauges[declared.STRAGGLER.name].clear()
         for one in found:
-            self._straggling.labels(*self._values, str(one.rank)).set(one.factor)
+            self._gauge(declared.STRAGGLER, one.factor, str(one.rank))
 
     def text(self) -> tuple[bytes, str]:
         """(body, content type) for Prometheus."""
@@ -114,12 +84,50 @@ class Metrics:
 
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
-    def _gang(self, message: report.Progress) -> None:
-        for gauge, value in (
-            (self._loss, None if message.loss is None else float(message.loss)),
-            (self._tokens, message.tokens_per_second),
-            (self._samples, message.samples_per_second),
-            (self._mfu, message.mfu),
+    def _progress(self, message: report.Progress) -> None:
+        rank = str(message.rank)
+        self._gauge(declared.STEP, message.step, rank)
+        if message.step_seconds is not None:
+            self._observe(declared.STEP_SECONDS, message.step_seconds, rank)
+        if not self._leads or message.rank != 0:
+            return
+        for metric, value in (
+            (declared.LOSS, None if message.loss is None else float(message.loss)),
+            (declared.TOKENS, message.tokens_per_second),
+            (declared.SAMPLES, message.samples_per_second),
+            (declared.MFU, message.mfu),
         ):
             if value is not None:
-                gauge.labels(*self._values).set(value)
+                self._gauge(metric, value)
+
+    def _committed(self, message: report.CheckpointCommitted) -> None:
+        self._gauge(declared.COMMITTED_STEP, message.step)
+        if self._leads:
+            self._gauge(declared.COMMITTED_AT, message.committed_at)
+        self._observe(declared.SAVE_SECONDS, message.seconds)
+        self._count(declared.SAVE_BYTES, max(0, message.bytes))
+
+    # -- what is declared ----------------------------------------------------------------------------------------------
+
+    def _declare(self) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        for one in declared.RUNTIME:
+            if one.kind is Kind.GAUGE:
+                self._gauges[one.name] = Gauge(one.name, one.text, one.labels, registry=self._registry)
+            elif one.kind is Kind.COUNTER:
+                self._counters[one.name] = Counter(one.name, one.text, one.labels, registry=self._registry)
+            else:
+                self._histograms[one.name] = Histogram(
+                    one.name, one.text, one.labels, buckets=one.buckets, registry=self._registry
+                )
+
+    def _gauge(self, metric: Metric, value: float, *more: str) -> None:
+        """`more`: values of the labels behind those of the pod."""
+        self._gauges[metric.name].labels(*self._values, *more).set(value)
+
+    def _count(self, metric: Metric, amount: float, *more: str) -> None:
+        self._counters[metric.name].labels(*self._values, *more).inc(amount)
+
+    def _observe(self, metric: Metric, value: float, *more: str) -> None:
+        self._histograms[metric.name].labels(*self._values, *more).observe(value)

@@ -98,13 +98,14 @@ time.sleep(600)
     assert (status.phase, status.total_steps, status.loss) == (api.Phase.RUNNING, 100, "2.5")
     assert (status.resumed_from, status.warnings) == (40, ("slow disk",))
     assert status.checkpoint == api.Checkpoint(40, "s3://models/x", 1e9, 1.5, 4096)
-    labels = 'index="0",job="probe",namespace="research"'
+    labels = 'index="0",job_name="probe",namespace="research"'
     metrics = pod.ask("GET", "/metrics", token=None)[1].decode()
     for line in (
         f'muster_worker_step{{{labels},rank="1"}} 42.0',
         f"muster_worker_loss{{{labels}}} 2.5",
         f"muster_worker_mfu_ratio{{{labels}}} 0.5",
         f"muster_worker_tokens_per_second{{{labels}}} 1000.0",
+        f"muster_run_progress_ratio{{{labels}}} 0.42",
         f"muster_worker_ranks_running{{{labels}}} 2.0",
         f"muster_worker_incarnation{{{labels}}} 1.0",
         f"muster_worker_checkpoint_bytes_total{{{labels}}} 4096.0",

@@ -139,7 +139,7 @@ def test_a_gang_tells_its_slow_rank_and_when_it_keeps_up_again(make_gang: MakeGa
     assert (found.rank, found.index) == (1, 1), "both take as long for a step"
     assert found.factor > 3
     metrics = pods[0].ask("GET", METRICS_PATH)[1].decode()
-    assert 'muster_worker_straggler_factor{index="0",job="probe",namespace="research",rank="1"}' in metrics
+    assert 'muster_worker_straggler_factor{index="0",job_name="probe",namespace="research",rank="1"}' in metrics
     assert "rank 1 of worker 1 is" in pods[0].log()
     (gang.folder / "healed").touch()
     gang.eventually(lambda: not pods[0].status().stragglers, "it keeps up")
