@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from hack.cluster import api, build, cache, processes, state
+from hack.cluster import api, build, cache, packages, processes, state, versions
 from hack.cluster.errors import ClusterError
 from hack.cluster.plan import GPU_TYPES
 from hack.cluster.progress import Progress, fail
@@ -55,6 +55,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     # Simulated nodes too: whoever prepares does not know yet which kinds of clusters will be asked for.
     progress = Progress()
     api.prepare(api.Options(kwok_nodes=1), progress)
+    packages.ensure(versions.DEBIAN_DATABASE, progress)
     _prune(progress)
     return 0
 

@@ -212,4 +212,5 @@ DEBIAN_NODE = (
     ("iptables", "/usr/sbin/iptables"),
 )
 """Package and a file of it that shows that it is there."""
+DEBIAN_DATABASE = (("postgresql-15", "/usr/lib/postgresql/15/bin/initdb"),)
 DEBIAN_IMAGE_BUILD = (("debootstrap", "/usr/sbin/debootstrap"), ("buildah", "/usr/bin/buildah"))

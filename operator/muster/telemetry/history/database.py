@@ -1,0 +1,92 @@
+"""How the database is reached, and brought to this version's tables."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from pathlib import Path
+from typing import Any, Final
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import NullPool
+
+log = logging.getLogger(__name__)
+
+_MIGRATIONS: Final = Path(__file__).parent / "migrations"
+_LOCK: Final = 0x6D757374
+"""Key of the lock that one migration at a time holds in PostgreSQL."""
+_DRIVERS: Final = {"sqlite": "sqlite+pysqlite", "postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"}
+
+CONNECT_SECONDS: Final = 10
+BUSY_SECONDS: Final = 10
+
+
+class BadUrl(ValueError):
+    """Nothing can be stored at this URL; the message says why, without the password."""
+
+
+def parse(text: str) -> URL:
+    """The URL with the driver that we bring: `postgresql://USER:PASSWORD@HOST/NAME`, `sqlite:////PATH`. Raises
+    BadUrl."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise BadUrl("it is no URL: write postgresql://USER:PASSWORD@HOST:5432/NAME, or sqlite:////PATH") from None
+    kind = url.drivername.partition("+")[0]
+    if kind not in _DRIVERS:
+        raise BadUrl(f"{url.drivername} is not supported: write postgresql://... or sqlite:////PATH")
+    if kind == "sqlite" and (not url.database or url.database == ":memory:"):
+        raise BadUrl("a history in memory is none: write sqlite:////PATH, with four slashes")
+    return url.set(drivername=_DRIVERS[kind])
+
+
+def engine_of(url: URL, *, writes: bool) -> Engine:
+    """Connections are made when they are needed. `writes`: a transaction takes SQLite's write lock when it begins."""
+    if url.drivername.startswith("sqlite"):
+        # A connection for each use: they cost little, and none is left open for a thread that is gone.
+        engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, poolclass=NullPool)
+        event.listen(engine, "connect", _on_sqlite)
+        event.listen(engine, "begin", _begin_to_write if writes else _begin)
+        return engine
+    options = {"connect_timeout": CONNECT_SECONDS, "application_name": "muster"}
+    return create_engine(url, connect_args=options, pool_pre_ping=True, pool_size=2, pool_recycle=1800)
+
+
+def _on_sqlite(connection: Any, _: Any) -> None:
+    assert isinstance(connection, sqlite3.Connection)
+    connection.isolation_level = None  # so that BEGIN is ours to say, and tables are made within the transaction too
+    connection.execute("PRAGMA journal_mode=WAL")  # who reads does not wait for who writes
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
+def _begin_to_write(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the tables to this version, within the transaction of `connection`; others that want to wait for it. Tables
+    of a newer version stay as they are: versions only add."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    script = ScriptDirectory.from_config(config)
+    found, known = MigrationContext.configure(connection).get_current_revision(), script.get_current_head()
+    if found == known:
+        return
+    if found is not None and found not in {step.revision for step in script.walk_revisions()}:
+        log.warning("history: the database has the tables of a newer version, %s: going on as with %s", found, known)
+        return
+    command.upgrade(config, "head")
+    log.info("history: the database has the tables of version %s now", known)

@@ -1,0 +1,198 @@
+"""Reads the history, for the API and the cost report: typed, paged, filtered. Each call is one short transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Engine, and_, or_, select
+from sqlalchemy.engine import URL, Row
+
+from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval
+from muster.telemetry.history import rows, schema
+from muster.telemetry.history.database import engine_of
+from muster.telemetry.history.schema import KINDS, attempts, intervals, jobs, pools, preemptions
+
+LONGEST_PAGE: Final = 1_000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which jobs; what is not set filters nothing.
+
+    Attributes:
+        namespaces: any of these; an empty tuple is none.
+        phase: the last one, like Succeeded.
+        begins, ends: jobs that existed at some time within [begins, ends).
+        gone: only those whose object is gone (True), or still there (False).
+    """
+
+    namespaces: tuple[str, ...] | None = None
+    name: str | None = None
+    queue: str | None = None
+    user: str | None = None
+    project: str | None = None
+    phase: str | None = None
+    begins: datetime | None = None
+    ends: datetime | None = None
+    gone: bool | None = None
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Where the next page begins: after this job."""
+
+    submitted_at: datetime
+    uid: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """Jobs, those submitted last first. `next`: where there are more."""
+
+    jobs: tuple[rows.Job, ...]
+    next: Cursor | None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All that is known of one job, each part in the order of time."""
+
+    job: rows.Job
+    attempts: tuple[rows.Attempt, ...]
+    intervals: tuple[Interval, ...]
+    preemptions: tuple[rows.Preemption, ...]
+    checkpoints: tuple[rows.Checkpoint, ...]
+    failures: tuple[rows.Failure, ...]
+
+
+class Reader:
+    """From any thread. Raises sqlalchemy.exc.SQLAlchemyError while the database is away."""
+
+    def __init__(self, url: URL) -> None:
+        self._engine: Engine = engine_of(url, writes=False)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def jobs(self, which: Filter | None = None, *, after: Cursor | None = None, limit: int = 100) -> Page:
+        """A page of at most `limit` (1,000) jobs."""
+        limit = max(1, min(limit, LONGEST_PAGE))
+        wanted = _conditions(which or Filter())
+        if after is not None:
+            same = and_(jobs.c.submitted_at == after.submitted_at, jobs.c.uid < after.uid)
+            wanted.append(or_(jobs.c.submitted_at < after.submitted_at, same))
+        query = select(jobs).where(*wanted).order_by(jobs.c.submitted_at.desc(), jobs.c.uid.desc()).limit(limit + 1)
+        with self._reading() as connection:
+            found = [_read(rows.Job, row) for row in connection.execute(query)]
+        page = tuple(found[:limit])
+        return Page(page, Cursor(page[-1].submitted_at, page[-1].uid) if len(found) > limit else None)
+
+    def job(self, uid: str) -> Whole | None:
+        """One job by its UID, or None."""
+        with self._reading() as connection:
+            found = connection.execute(select(jobs).where(jobs.c.uid == uid)).one_or_none()
+            if found is None:
+                return None
+            return Whole(
+                _read(rows.Job, found),
+                _of_job(connection, rows.Attempt, uid),
+                _of_job(connection, Interval, uid),
+                _of_job(connection, rows.Preemption, uid),
+                _of_job(connection, rows.Checkpoint, uid),
+                _of_job(connection, rows.Failure, uid),
+            )
+
+    def intervals(self, begins: datetime, ends: datetime) -> tuple[Interval, ...]:
+        """Those that overlap [begins, ends), whole, by job and worker."""
+        table = intervals
+        order = tuple(KINDS[Interval].table.primary_key)
+        return self._all(Interval, _overlaps(table.c.begins, table.c.ends, begins, ends), order)
+
+    def pools(self, begins: datetime, ends: datetime) -> tuple[PoolInterval, ...]:
+        """Those that overlap [begins, ends), whole, the oldest first."""
+        return self._all(PoolInterval, _overlaps(pools.c.begins, pools.c.ends, begins, ends), (pools.c.begins,))
+
+    def facts(self, begins: datetime, ends: datetime) -> tuple[JobFacts, ...]:
+        """Of the jobs that have intervals that overlap [begins, ends)."""
+        overlap = _overlaps(intervals.c.begins, intervals.c.ends, begins, ends)
+        wanted = jobs.c.uid.in_(select(intervals.c.job).where(overlap))
+        return tuple(job.facts for job in self._all(rows.Job, wanted, (jobs.c.uid,)))
+
+    def parts(self, begins: datetime, ends: datetime) -> tuple[AttemptParts, ...]:
+        """How the placements of jobs spent their time that have intervals that overlap [begins, ends)."""
+        overlap = _overlaps(intervals.c.begins, intervals.c.ends, begins, ends)
+        wanted = attempts.c.job.in_(select(intervals.c.job).where(overlap))
+        return parts_of(self._all(rows.Attempt, wanted, (attempts.c.job, attempts.c.attempt)))
+
+    def preemptions(self, begins: datetime, ends: datetime) -> tuple[rows.Preemption, ...]:
+        """Those within [begins, ends), the oldest first."""
+        at = preemptions.c.at
+        return self._all(rows.Preemption, and_(at >= begins, at < ends), (at, preemptions.c.job))
+
+    def seen_at(self) -> datetime | None:
+        """Up to when the history reaches: what goes on by then is open. None for an empty one."""
+        with self._reading() as connection:
+            moment: datetime | None = connection.execute(select(schema.writers.c.seen_at)).scalar()
+            return moment
+
+    def _all(self, row_type: type[T], wanted: ColumnElement[bool], order: tuple[Any, ...]) -> tuple[T, ...]:
+        query = select(KINDS[row_type].table).where(wanted).order_by(*order)
+        with self._reading() as connection:
+            return tuple(_read(row_type, row) for row in connection.execute(query))
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with self._engine.begin() as connection:
+            yield connection
+
+
+def parts_of(found: tuple[rows.Attempt, ...]) -> tuple[AttemptParts, ...]:
+    """What each of the attempts took alone, without waiting in the queue; they come ordered by job and number."""
+    told, before = [], dict[str, Mapping[str, int]]()
+    for one in found:
+        last = before.get(one.job, {})
+        took = {part: seconds - last.get(part, 0) for part, seconds in one.goodput.items() if part != "queued"}
+        told.append(
+            AttemptParts(one.job, one.attempt, {part: seconds for part, seconds in took.items() if seconds > 0})
+        )
+        before[one.job] = one.goodput or last
+    return tuple(told)
+
+
+def _conditions(which: Filter) -> list[ColumnElement[bool]]:
+    wanted = [
+        jobs.c[name] == value
+        for name in ("name", "queue", "user", "project", "phase")
+        if (value := getattr(which, name)) is not None
+    ]
+    if which.namespaces is not None:
+        wanted.append(jobs.c.namespace.in_(which.namespaces))
+    if which.ends is not None:
+        wanted.append(jobs.c.submitted_at < which.ends)
+    if which.begins is not None:
+        wanted.append(or_(jobs.c.deleted_at.is_(None), jobs.c.deleted_at > which.begins))
+    if which.gone is not None:
+        wanted.append(jobs.c.deleted_at.is_not(None) if which.gone else jobs.c.deleted_at.is_(None))
+    return wanted
+
+
+def _overlaps(begin: Any, end: Any, begins: datetime, ends: datetime) -> ColumnElement[bool]:
+    return and_(begin < ends, or_(end.is_(None), end > begins))
+
+
+def _of_job(connection: Connection, row_type: type[T], uid: str) -> tuple[T, ...]:
+    table = KINDS[row_type].table
+    query = select(table).where(table.c.job == uid).order_by(*table.primary_key)
+    return tuple(_read(row_type, row) for row in connection.execute(query))
+
+
+def _read(row_type: type[T], row: Row[Any]) -> T:
+    kind = KINDS[row_type]
+    found = row._mapping
+    return row_type(**{name: found[kind.table.c[name]] for name in kind.fields})

@@ -1,0 +1,27 @@
+"""Forgets jobs that are gone for long, with all that belongs to them, and pools that ended long ago."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from sqlalchemy import Connection, and_, delete, select
+
+from muster.telemetry.history.schema import attempts, checkpoints, failures, intervals, jobs, pools, preemptions
+
+AT_ONCE: Final = 500
+"""Jobs that one transaction forgets."""
+
+_PARTS: Final = (intervals, attempts, preemptions, checkpoints, failures)
+
+
+def expire(connection: Connection, before: datetime) -> int:
+    """Forget up to AT_ONCE jobs whose objects were gone before, and all such pools. Returns the number of jobs: call it
+    again while that is AT_ONCE."""
+    connection.execute(delete(pools).where(and_(pools.c.ends.is_not(None), pools.c.ends < before)))
+    old = and_(jobs.c.deleted_at.is_not(None), jobs.c.deleted_at < before)
+    found = connection.execute(select(jobs.c.uid).where(old).limit(AT_ONCE)).scalars().all()
+    for table in _PARTS:
+        connection.execute(delete(table).where(table.c.job.in_(found)))
+    connection.execute(delete(jobs).where(jobs.c.uid.in_(found)))
+    return len(found)

@@ -1,0 +1,158 @@
+"""What the writer does within a transaction: take over, and write rows that leave newer ones alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import cache
+from itertools import groupby
+from typing import Any, Final
+
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    and_,
+    case,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DataError, IntegrityError
+
+from muster.telemetry.history.rows import Row
+from muster.telemetry.history.schema import KINDS, Kind, Moment, attempts, intervals, jobs, pools, writers
+
+log = logging.getLogger(__name__)
+
+OPERATOR: Final = "operator"
+BATCH: Final = 2_000
+"""Rows of one statement."""
+TERM: Final = 2**40
+"""A revision is a term times this, and the number of the row within the term."""
+
+Key = tuple[type[Any], tuple[Any, ...]]
+
+
+class Superseded(Exception):
+    """Another operator has taken this database over."""
+
+
+def key_of(row: Row) -> Key:
+    kind = KINDS[type(row)]
+    return type(row), tuple(getattr(row, name) for name in kind.key)
+
+
+def take_over(
+    connection: Connection, identity: str, picture: datetime, seen_at: datetime, gap: datetime | None = None
+) -> int:
+    """Begin a term: end all that is open, as an estimate, at the time up to which the rows are known to be complete:
+    when the predecessor last saw the cluster, or when `gap` began. Nodes are taken to have been there until `picture`.
+
+    Args:
+        picture: when the rows of everything that exists were taken.
+        seen_at: up to when the rows that now follow reach.
+        gap: from when on rows were dropped; None where none were.
+
+    Returns:
+        The term.
+    """
+    found = connection.execute(
+        select(writers.c.term, writers.c.seen_at).where(writers.c.name == OPERATOR).with_for_update()
+    ).one_or_none()
+    if found is None:
+        values = {"name": OPERATOR, "identity": identity, "term": 1, "seen_at": seen_at}
+        connection.execute(insert(writers).values(values))
+        return 1
+    term: int = found.term + 1
+    last_seen = min(found.seen_at, gap or found.seen_at)
+    values = {"identity": identity, "term": term, "seen_at": seen_at}
+    connection.execute(update(writers).where(writers.c.name == OPERATOR).values(values))
+    for table, begins, ends, moment in (
+        (intervals, intervals.c.begins, intervals.c.ends, last_seen),
+        (attempts, attempts.c.placed_at, attempts.c.ended_at, last_seen),
+        (jobs, jobs.c.submitted_at, jobs.c.deleted_at, last_seen),
+        (pools, pools.c.begins, pools.c.ends, picture),
+    ):
+        end = literal(moment, Moment)
+        closed = {ends: case((begins > end, begins), else_=end), table.c.estimated: True, table.c.revision: term * TERM}
+        connection.execute(update(table).where(ends.is_(None)).values(closed))
+    return term
+
+
+def beat(connection: Connection, term: int, seen_at: datetime) -> None:
+    """What is in the database is how the cluster was at `seen_at`. Raises Superseded when the term is over."""
+    mine = and_(writers.c.name == OPERATOR, writers.c.term == term)
+    if connection.execute(update(writers).where(mine).values(seen_at=seen_at)).rowcount != 1:
+        other = connection.execute(select(writers.c.identity).where(writers.c.name == OPERATOR)).scalar()
+        raise Superseded(
+            f"{other or 'nobody'} writes to this database now: each cluster needs a database of its own, and in a "
+            "cluster only the leader writes"
+        )
+
+
+def write(connection: Connection, term: int, rows: Sequence[tuple[int, Row]]) -> int:
+    """Write rows with their numbers within the term. Returns how many the database refused for what is in them; these
+    are logged, and left out."""
+    refused = 0
+    for row_type, group in groupby(sorted(rows, key=_type_name), lambda item: type(item[1])):
+        kind, statement = KINDS[row_type], _upsert(KINDS[row_type].table.name, connection.dialect.name)
+        for batch in _batches(list(group)):
+            values = [_values(kind, row, term * TERM + number) for number, row in batch]
+            try:
+                with connection.begin_nested():
+                    connection.execute(statement, values)
+            except (DataError, IntegrityError, OverflowError):
+                refused += sum(not _write_one(connection, statement, one) for one in values)
+    return refused
+
+
+def _write_one(connection: Connection, statement: Any, values: dict[str, Any]) -> bool:
+    try:
+        with connection.begin_nested():
+            connection.execute(statement, values)
+    except (DataError, IntegrityError, OverflowError) as error:
+        log.error("history: a row is left out: %s: %s", getattr(error, "orig", error), values)
+        return False
+    return True
+
+
+def _type_name(item: tuple[int, Row]) -> str:
+    return type(item[1]).__name__
+
+
+def _batches(rows: list[tuple[int, Row]]) -> Iterator[list[tuple[int, Row]]]:
+    for start in range(0, len(rows), BATCH):
+        yield rows[start : start + BATCH]
+
+
+def _values(kind: Kind, row: Row, revision: int) -> dict[str, Any]:
+    return {**{name: getattr(row, name) for name in kind.fields}, "revision": revision}
+
+
+@cache
+def _upsert(table_name: str, dialect: str) -> Any:
+    kind = next(kind for kind in KINDS.values() if kind.table.name == table_name)
+    table = kind.table
+    made = (postgresql if dialect == "postgresql" else sqlite).insert(table)
+    said = made.excluded
+    replaced = {
+        column: _kept(column, said[column.key]) if column.key in kind.kept else said[column.key]
+        for column in table.columns
+        if column.key not in kind.key and column.key not in kind.first
+    }
+    return made.on_conflict_do_update(
+        index_elements=list(table.primary_key), set_=replaced, where=table.c.revision <= said.revision
+    )
+
+
+def _kept(column: Column[Any], new: ColumnElement[Any]) -> ColumnElement[Any]:
+    """The new value, but for an empty one."""
+    if column.nullable:
+        return func.coalesce(new, column)
+    empty: Any = 0 if column.type.python_type in (int, float) else ""
+    return case((new == literal(empty, column.type), column), else_=new)

@@ -1,0 +1,379 @@
+"""What holds for every database that the history is kept in; each case gets an empty one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Thread
+from typing import Any, Protocol
+
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Engine, event, func, select, text
+from sqlalchemy.engine import URL
+
+from muster.telemetry.cost.intervals import AttemptParts, PoolInterval
+from muster.telemetry.history import upserts
+from muster.telemetry.history.database import engine_of, migrate
+from muster.telemetry.history.reading import Filter, Reader
+from muster.telemetry.history.retention import expire
+from muster.telemetry.history.rows import Checkpoint, Failure, Preemption, Row
+from muster.telemetry.history.schema import intervals, metadata
+from muster.telemetry.history.writer import Writer
+
+from .rows import at, attempt, interval, job
+
+
+class Database(Protocol):
+    """Where a case works, and how the database goes away and comes back."""
+
+    url: URL
+
+    def away(self) -> None: ...
+
+    def back(self) -> None: ...
+
+
+def until(what: str, holds: Callable[[], Any], timeout: float = 60.0) -> None:
+    end = time.monotonic() + timeout
+    while not holds():
+        assert time.monotonic() < end, f"{what}: not within {timeout} s"
+        time.sleep(0.01)
+
+
+@contextmanager
+def writing(database: Database, **options: Any) -> Iterator[Writer]:
+    writer = Writer(database.url, **{"identity": "one", "first_wait": 0.02, **options})
+    writer.start()
+    try:
+        yield writer
+    finally:
+        writer.close(30.0)
+
+
+@contextmanager
+def reading(database: Database) -> Iterator[Reader]:
+    reader = Reader(database.url)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+@contextmanager
+def engine(database: Database) -> Iterator[Engine]:
+    made = engine_of(database.url, writes=True)
+    try:
+        yield made
+    finally:
+        made.dispose()
+
+
+def first_rows(database: Database, rows: list[Row], moment: float = 10) -> None:
+    """One operator's life: its picture, and what it saw until `moment`."""
+    with writing(database) as writer:
+        writer.put(rows)
+        writer.picture(at(moment))
+        until("written", lambda: writer.health.written == len(rows))
+
+
+# -- the cases ---------------------------------------------------------------------------------------------------------
+
+
+def migrations_make_the_schema(database: Database) -> None:
+    with engine(database) as made, made.begin() as connection:
+        migrate(connection)
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, metadata) == []
+        migrate(connection)  # once more does nothing
+
+
+def two_migrate_at_once(database: Database) -> None:
+    failed: list[BaseException] = []
+
+    def one() -> None:
+        try:
+            with engine(database) as made, made.begin() as connection:
+                migrate(connection)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    threads = [Thread(target=one) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failed == []
+
+
+def an_older_version_goes_on(database: Database) -> None:
+    """What a newer version has added has defaults, and stays."""
+    with engine(database) as made, made.begin() as connection:
+        migrate(connection)
+        connection.execute(text("ALTER TABLE jobs ADD COLUMN later INTEGER NOT NULL DEFAULT 7"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    first_rows(database, [job("a")])
+    with engine(database) as made, made.begin() as connection:
+        assert connection.execute(text("SELECT uid, later FROM jobs")).all() == [("a", 7)]
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"
+
+
+def what_is_written_is_read(database: Database) -> None:
+    rows: list[Row] = [
+        job("a", message="a NUL \x00 and half a pair \ud83d", labels={"team": "blue"}, step=2**40),
+        attempt("a", goodput={"queued": 60, "training": 100}),
+        attempt("a", 2, goodput={"queued": 90, "training": 250}, ended_at=at(9), reason="Preempted"),
+        interval("a", 0, ends=at(5)),
+        interval("a", 1),
+        Preemption("a", 2, at(8), "b", "Reclaimed", 1200, "b is owed it"),
+        Checkpoint("a", 500, 2, "s3://models/a", at(7), 2**41, 1.5),
+        Failure("a", at(6), "network", 1, "node-1", 480, True, "a peer went"),
+        PoolInterval("H100", "on-demand", 64, at(0)),
+    ]
+    first_rows(database, rows)
+    with reading(database) as reader:
+        found = reader.job("a")
+        assert found is not None
+        assert found.job == replace(rows[0], message="a NUL  and half a pair ?")
+        told = [*found.attempts, *found.intervals, *found.preemptions, *found.checkpoints, *found.failures]
+        assert [*told, *reader.pools(at(0), at(1))] == rows[1:]
+        assert found.job.facts.user == "ada"
+        assert found.job.facts.labels == {"team": "blue"}
+        assert reader.parts(at(0), at(20)) == (
+            AttemptParts("a", 1, {"training": 100}),
+            AttemptParts("a", 2, {"training": 150}),
+        )
+        assert reader.preemptions(at(8), at(9)) == (rows[5],)
+        assert reader.preemptions(at(9), at(10)) == ()
+        assert reader.seen_at() == at(10)
+        assert reader.job("nobody") is None
+
+
+def pages_and_filters(database: Database) -> None:
+    many = [job(f"{number:02}", submitted_at=at(number // 2), namespace=f"ns{number % 3}") for number in range(20)]
+    many[3] = replace(many[3], queue="other", phase="Failed", deleted_at=at(4))
+    first_rows(database, [*many])
+    with reading(database) as reader:
+        whole, after, sizes = [], None, []
+        while True:
+            page = reader.jobs(after=after, limit=8)
+            whole += [one.uid for one in page.jobs]
+            sizes.append(len(page.jobs))
+            after = page.next
+            if after is None:
+                break
+        assert whole == [f"{number:02}" for number in reversed(range(20))]
+        assert sizes == [8, 8, 4]
+
+        def uids(**which: Any) -> list[str]:
+            return [one.uid for one in reader.jobs(Filter(**which)).jobs]
+
+        assert uids(queue="other") == uids(phase="Failed") == uids(gone=True) == ["03"]
+        assert uids(name="run-05", user="ada", project="llm") == ["05"]
+        assert uids(user="bob") == []
+        assert uids(namespaces=("ns0", "ns1"), ends=at(2)) == ["03", "01", "00"]
+        assert uids(namespaces=()) == []
+        assert uids(ends=at(1)) == ["01", "00"]
+        assert "03" not in uids(begins=at(4))
+        assert "03" in uids(begins=at(3))
+
+
+def intervals_overlap_half_open(database: Database) -> None:
+    rows: list[Row] = [
+        interval("a", 0, begins=at(1), ends=at(3)),
+        interval("a", 1, begins=at(3), ends=at(5)),
+        interval("a", 2, begins=at(5)),
+        job("a"),
+    ]
+    first_rows(database, rows)
+    with reading(database) as reader:
+
+        def within(begins: float, ends: float) -> list[int]:
+            return [one.index for one in reader.intervals(at(begins), at(ends))]
+
+        assert within(3, 5) == [1]
+        assert within(2.9, 5.1) == [0, 1, 2]
+        assert within(9, 10) == [2]
+        assert within(0, 1) == []
+        assert [one.uid for one in reader.facts(at(0), at(9))] == ["a"]
+        assert reader.facts(at(0), at(1)) == ()
+
+
+def rows_come_twice_and_out_of_order(database: Database) -> None:
+    begun = interval("a")
+    ended = replace(begun, ends=at(5), begins=at(2))
+    orders = [[(1, begun), (2, ended)], [(2, ended), (1, begun)], [(2, ended), (2, ended), (1, begun), (1, begun)]]
+    for order in orders:
+        with engine(database) as made, made.begin() as connection:
+            migrate(connection)
+            connection.execute(intervals.delete())
+            for numbered in order:
+                upserts.write(connection, 1, [numbered])
+        with reading(database) as reader:
+            (found,) = reader.intervals(at(0), at(9))
+            assert found.ends == at(5)
+            assert found.begins == (at(1) if order[0][0] == 1 else at(2))
+
+
+def the_database_goes_and_comes_back(database: Database) -> None:
+    with writing(database) as writer:
+        writer.put([job("a"), interval("a")])
+        writer.picture(at(2))
+        until("the first rows", lambda: writer.health.written == 2)
+        database.away()
+        writer.put([interval("a", ends=at(3)), job("b")])
+        writer.seen(at(3))
+        until("trouble", lambda: writer.health.trouble)
+        assert writer.health.waiting == 2
+        assert "test-password" not in writer.health.trouble
+        writer.put([job("b", phase="Succeeded")])
+        database.back()
+        until("catching up", lambda: not writer.health.trouble and not writer.health.waiting)
+    with reading(database) as reader:
+        assert [one.ends for one in reader.intervals(at(0), at(9))] == [at(3)]
+        assert [(one.uid, one.phase) for one in reader.jobs().jobs] == [("b", "Succeeded"), ("a", "Running")]
+
+
+def cut_between_write_and_commit(database: Database) -> None:
+    cut: list[int] = []
+
+    def before_commit(_: Any) -> None:
+        if not cut and writer.health.written:
+            cut.append(1)
+            database.away()
+            database.back()
+            raise ConnectionError("cut")
+
+    with writing(database) as writer:
+        writer.put([job("a"), interval("a")])
+        writer.picture(at(2))
+        until("the first rows", lambda: writer.health.written == 2)
+        event.listen(Engine, "commit", before_commit)
+        try:
+            writer.put([interval("a", ends=at(3)), interval("a", 1)])
+            writer.seen(at(3))
+            until("the rest", lambda: writer.health.written == 4)
+        finally:
+            event.remove(Engine, "commit", before_commit)
+    assert cut
+    with reading(database) as reader:
+        assert [(one.index, one.ends) for one in reader.intervals(at(0), at(9))] == [(0, at(3)), (1, None)]
+
+
+def a_successor_ends_what_is_gone(database: Database) -> None:
+    live: list[Row] = [job("a"), attempt("a"), interval("a"), interval("a", 1, ends=at(4))]
+    gone: list[Row] = [job("b"), attempt("b"), interval("b"), interval("b", 1, begins=at(11))]
+    first_rows(database, [*live, *gone, PoolInterval("H100", "spot", 8, at(0))], moment=10)
+    later = [job("a"), attempt("a"), interval("a", begins=at(30), gpu_type="", capacity=""), live[3]]
+    with writing(database, identity="two") as writer:
+        writer.put([*later, PoolInterval("H100", "spot", 16, at(30))])
+        writer.picture(at(30))
+        until("taken over", lambda: writer.health.written == 5)
+    with reading(database) as reader:
+        found = {(one.job, one.index): one for one in reader.intervals(at(0), at(60))}
+        assert found["a", 0] == interval("a"), "its begin, its flavour, and that it goes on"
+        assert found["a", 1] == live[3], "an end that was seen"
+        assert (found["b", 0].ends, found["b", 0].estimated) == (at(10), True)
+        assert (found["b", 1].ends, found["b", 1].estimated) == (at(11), True), "none ends before it begins"
+        a, b = reader.job("a"), reader.job("b")
+        assert a is not None
+        assert b is not None
+        assert (a.job.deleted_at, a.job.estimated, a.attempts[0].ended_at) == (None, False, None)
+        assert (b.job.deleted_at, b.job.estimated) == (at(10), True)
+        assert (b.attempts[0].ended_at, b.attempts[0].estimated) == (at(10), True)
+        pools = reader.pools(at(0), at(60))
+        assert [(one.gpus, one.ends, one.estimated) for one in pools] == [(8, at(30), True), (16, None, False)]
+
+
+def nobody_writes_after_a_successor(database: Database) -> None:
+    with writing(database) as first:
+        first.put([job("a")])
+        first.picture(at(1))
+        until("the first", lambda: first.health.written == 1)
+        with writing(database, identity="two") as second:
+            second.put([job("a", phase="Failed")])
+            second.picture(at(2))
+            until("the second", lambda: second.health.written == 1)
+            first.put([job("a"), job("b")])
+            first.seen(at(3))
+            until("the end of the first", lambda: first.health.trouble)
+            assert first.health.trouble.startswith("two writes to this database now")
+    with reading(database) as reader:
+        assert [(one.uid, one.phase) for one in reader.jobs().jobs] == [("a", "Failed")]
+
+
+def a_row_that_is_refused_holds_up_no_other(database: Database) -> None:
+    with writing(database) as writer:
+        writer.put([job("a"), job("b", gpus=2**70), job("c", submitted_at=None)])
+        writer.put([job("d"), interval("d")])
+        writer.picture(at(1))
+        until("written", lambda: writer.health.written == 3)
+        assert writer.health.dropped == 2
+        assert writer.health.waiting == 0
+    with reading(database) as reader:
+        assert [one.uid for one in reader.jobs().jobs] == ["d", "a"]
+
+
+def too_many_rows_while_it_is_away(database: Database) -> None:
+    """What found no room is said again; what ended meanwhile ends when the rows began to be dropped."""
+    with writing(database, most_rows=3) as writer:
+        writer.put([job("a"), interval("a"), job("b"), interval("b")])  # a picture is taken whole
+        writer.picture(at(2))
+        until("the picture", lambda: writer.health.written == 4)
+        database.away()
+        writer.seen(at(3))
+        until("trouble", lambda: writer.health.trouble)
+        writer.put([job(name) for name in ("c", "d", "e")])
+        writer.put([interval("b", ends=at(5)), job("b", deleted_at=at(5))])
+        assert (writer.health.waiting, writer.health.dropped) == (3, 2)
+        database.back()
+        until("a picture is wanted", lambda: writer.wants_picture)
+        writer.put([job(name) for name in ("a", "c", "d", "e")])
+        writer.put([interval("a")])
+        writer.picture(at(60))
+        until("all is well", lambda: not writer.health.waiting and not writer.wants_picture)
+    with reading(database) as reader:
+        found = {one.job: one for one in reader.intervals(at(0), at(90))}
+        assert (found["a"].ends, found["b"].ends, found["b"].estimated) == (None, at(3), True)
+        assert [one.uid for one in reader.jobs(Filter(gone=True)).jobs] == ["b"]
+        assert len(reader.jobs().jobs) == 5
+
+
+def what_is_old_is_forgotten(database: Database) -> None:
+    rows: list[Row] = [
+        *(job(uid, deleted_at=ended) for uid, ended in (("a", at(5)), ("b", at(7)), ("c", None))),
+        *(interval(uid) for uid in "abc"),
+        *(attempt(uid) for uid in "abc"),
+        PoolInterval("H100", "spot", 8, at(0), at(5)),
+        PoolInterval("H100", "spot", 9, at(5)),
+    ]
+    first_rows(database, rows)
+    with engine(database) as made, made.begin() as connection:
+        assert expire(connection, at(6)) == 1
+        assert expire(connection, at(6)) == 0
+        assert connection.execute(select(func.count()).select_from(intervals)).scalar() == 2
+    with reading(database) as reader:
+        assert [one.uid for one in reader.jobs().jobs] == ["c", "b"]
+        assert [one.gpus for one in reader.pools(at(0), at(9))] == [9]
+        assert reader.job("a") is None
+
+
+CASES: tuple[Callable[[Database], None], ...] = (
+    migrations_make_the_schema,
+    two_migrate_at_once,
+    an_older_version_goes_on,
+    what_is_written_is_read,
+    pages_and_filters,
+    intervals_overlap_half_open,
+    rows_come_twice_and_out_of_order,
+    the_database_goes_and_comes_back,
+    cut_between_write_and_commit,
+    a_successor_ends_what_is_gone,
+    nobody_writes_after_a_successor,
+    a_row_that_is_refused_holds_up_no_other,
+    too_many_rows_while_it_is_away,
+    what_is_old_is_forgotten,
+)
