@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from hack.chaos import kernel, unavailable
+from hack.chaos.recipe import CLOCK, FAKE_TIME, FAKED_CLOCK, FAKED_CLOCK_VOLUME
 from hack.chaos.stage import Stage, now
-from hack.chaos.victim import Hit, Victim, VoidRun, name_of
-from hack.cluster import network, processes, state, storage
+from hack.chaos.victim import Hit, Victim, VoidRun, inside, name_of
+from hack.cluster import network, packages, processes, state, storage
 from hack.cluster.plan import S3_PORT
 from hack.cluster.processes import Launcher
+from hack.cluster.progress import Progress
 from hack.demo import install, strike
 from hack.demo.kube import Json
 
@@ -29,16 +33,63 @@ def operator_killed(victim: Victim) -> Hit:
     """SIGKILL to the operator that leads; over when another has taken the Lease."""
     stage = victim.stage
     holder = _holder(stage)
-    pod = next((pod for pod in _operators(stage) if name_of(pod) in holder), None)
-    pid = strike.launcher(pod) if pod is not None else None
-    if pod is None or pid is None:
-        raise VoidRun(f"no process of the operator that leads ({holder!r}) was found")
+    name, pid = _leader(stage)
     at = now()
     os.kill(pid, signal.SIGKILL)
     victim.until_ended(pid)
     victim.until("another holder of the Lease", lambda: _holder(stage) not in ("", holder), READY_S)
     told = f"process {pid} is gone, and {_holder(stage)} holds the Lease in place of {holder}"
-    return Hit(at, f"SIGKILL to the operator that leads, {name_of(pod)}", told, healed=now())
+    return Hit(at, f"SIGKILL to the operator that leads, {name}", told, healed=now())
+
+
+def operators_clock_jumped(jump: float, seconds: float) -> Callable[[Victim], Hit]:
+    """The clock of the day of the operator that leads jumps, forwards or back, and is right again so long after."""
+
+    def fault(victim: Victim) -> Hit:
+        stage, off = victim.stage, victim.dice.choice((jump, -jump))
+        mend = _hold_clocks(stage)
+        try:
+            name, pid = _leader(stage)
+            clock, at = inside(pid, CLOCK), now()
+            clock.write_text(f"{off:+.0f}\n")
+            victim.until("the jump in the Lease", lambda: abs(_renewed(stage) - time.time() - off) < READY_S)
+            time.sleep(seconds)  # so long it lasts
+            if not (clock.exists() and name in _holder(stage)):
+                raise VoidRun(f"{name} no longer led with its clock off")
+            clock.write_text("+0\n")
+            victim.until("the clock's being right", lambda: abs(_renewed(stage) - time.time()) < READY_S)
+        except BaseException:
+            mend()
+            raise
+        what = f"the clock of {name}, the operator that leads, jumps by {off:+.0f} s for {seconds:g} s"
+        return Hit(at, what, "the Lease's renewTime shows it", healed=now(), mend=mend)
+
+    return fault
+
+
+def _hold_clocks(stage: Stage) -> Callable[[], None]:
+    """Makes the operator's pods anew, with clocks that can be set. Returns what takes that back."""
+    packages.ensure([("libfaketime", str(FAKE_TIME))], Progress(quiet=True))
+    container = {"name": "operator", **FAKED_CLOCK}
+    patch = {"spec": {"template": {"spec": {"containers": [container], "volumes": [FAKED_CLOCK_VOLUME]}}}}
+    deployment = ("deployment/muster", "--namespace", install.SYSTEM)
+
+    def rolled(*verb: str) -> None:
+        stage.kube.kubectl(*verb, *deployment)
+        stage.kube.kubectl("rollout", "status", *deployment, f"--timeout={READY_S:g}s")
+
+    rolled("patch", f"--patch={json.dumps(patch)}")
+    return lambda: rolled("rollout", "undo")
+
+
+def _leader(stage: Stage) -> tuple[str, int]:
+    """Name and process of the operator's pod that leads. Raises VoidRun when it isn't found."""
+    holder = _holder(stage)
+    pod = next((pod for pod in _operators(stage) if name_of(pod) in holder), None)
+    pid = strike.launcher(pod) if pod is not None else None
+    if pod is None or pid is None:
+        raise VoidRun(f"no process of the operator that leads ({holder!r}) was found")
+    return name_of(pod), pid
 
 
 def _operators(stage: Stage) -> list[Json]:
@@ -46,8 +97,18 @@ def _operators(stage: Stage) -> list[Json]:
     return stage.kube.items(f"/api/v1/namespaces/{install.SYSTEM}/pods?{selector}")
 
 
+def _lease(stage: Stage) -> Json:
+    return (stage.kube.get(LEASE) or {}).get("spec") or {}
+
+
 def _holder(stage: Stage) -> str:
-    return str(((stage.kube.get(LEASE) or {}).get("spec") or {}).get("holderIdentity") or "")
+    return str(_lease(stage).get("holderIdentity") or "")
+
+
+def _renewed(stage: Stage) -> float:
+    """When the Lease was renewed, by the clock of its holder, in seconds since the epoch; 0 when it has none."""
+    text = str(_lease(stage).get("renewTime") or "")
+    return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
 def apiserver_away(seconds: float) -> Callable[[Victim], Hit]:

@@ -27,6 +27,12 @@ _FAKED = {
     "FAKETIME_CACHE_DURATION": "1",
     "FAKETIME_DONT_FAKE_MONOTONIC": "1",
 }
+FAKED_CLOCK: Json = {
+    "env": [{"name": name, "value": value} for name, value in _FAKED.items()],
+    "volumeMounts": [{"name": "clock", "mountPath": "/faketime"}],
+}
+"""What a container has more when CLOCK sets its clock."""
+FAKED_CLOCK_VOLUME: Json = {"name": "clock", "hostPath": {"path": str(FAKE_TIME.parent)}}
 _APART: Json = {"spec": {"containers": [{"name": "trainer", "ports": [{"containerPort": 7470, "hostPort": 7470}]}]}}
 """Each node has that port once, so the workers lie on as many nodes."""
 
@@ -95,9 +101,9 @@ def training(recipe: Recipe, place: Place) -> Json:
         spec["volumes"].append({"name": "disk", "emptyDir": {"medium": "Memory", "sizeLimit": recipe.disk}})
         spec["volumeMounts"].append({"name": "disk", "mountPath": DISK})
     if recipe.clock:
-        spec["volumes"].append({"name": "clock", "hostPath": {"path": str(FAKE_TIME.parent)}})
-        spec["volumeMounts"].append({"name": "clock", "mountPath": "/faketime"})
-        spec["env"] = [{"name": name, "value": value} for name, value in _FAKED.items()]
+        spec["volumes"].append(FAKED_CLOCK_VOLUME)
+        spec["volumeMounts"] += FAKED_CLOCK["volumeMounts"]
+        spec["env"] = FAKED_CLOCK["env"]
     if recipe.apart:
         spec["podTemplate"] = copy.deepcopy(_APART)
     if recipe.quota:

@@ -156,6 +156,13 @@ _ROWS = (
         Recipe(clock=True),
         alone=False,
     ),
+    Row(
+        "operator-clock-jump",
+        "the operator's clock jumps by 10 minutes, and back",
+        on_platform.operators_clock_jumped(600, 20),
+        UNTOUCHED,
+        LONGER,
+    ),
     Row("straggler", "a worker gets 5% of a processor for 10 s", on_jobs.throttled, UNTOUCHED, LONG, alone=False),
     Row(
         "shrink-and-grow",
