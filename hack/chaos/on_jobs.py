@@ -18,6 +18,8 @@ from hack.demo.kube import Json, holds
 
 GONE_S = 150.0
 """Longer than a pod's grace."""
+SETTLED_S = 600.0
+"""So long a gang keeps a size before it grows."""
 
 
 def rank_ended(number: signal.Signals, how: str) -> Callable[[Victim], Hit]:
@@ -231,7 +233,7 @@ def shrunk_and_grown(victim: Victim) -> Hit:
         shrunk = max(line.at for line in lines if line.world == 1)
         return any(line.world > 1 and line.at > shrunk for line in lines)
 
-    victim.until("the gang's growing back", grown, GONE_S)
+    victim.until("the gang's growing back", grown, SETTLED_S + GONE_S)
     what = "a job of higher priority takes one worker's room for 15 s"
     return Hit(at, what, "it trained with 1 worker, then 2", healed=now())
 
