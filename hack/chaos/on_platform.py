@@ -14,14 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from hack.chaos import kernel, unavailable
-from hack.chaos.recipe import CLOCK, FAKE_TIME, FAKED_CLOCK, FAKED_CLOCK_VOLUME
+from hack.chaos import clock, kernel, unavailable
+from hack.chaos.recipe import CLOCK, SET_BY_CLOCK
 from hack.chaos.stage import Stage, now
 from hack.chaos.victim import Hit, Victim, VoidRun, inside, name_of
-from hack.cluster import network, packages, processes, state, storage
+from hack.cluster import network, processes, state, storage
 from hack.cluster.plan import S3_PORT
 from hack.cluster.processes import Launcher
-from hack.cluster.progress import Progress
 from hack.demo import install, strike
 from hack.demo.kube import Json
 
@@ -50,13 +49,13 @@ def operators_clock_jumped(jump: float, seconds: float) -> Callable[[Victim], Hi
         mend = _hold_clocks(stage)
         try:
             name, pid = _leader(stage)
-            clock, at = inside(pid, CLOCK), now()
-            clock.write_text(f"{off:+.0f}\n")
+            file, at = inside(pid, CLOCK), now()
+            file.write_text(f"{off:+.0f}\n")
             victim.until("the jump in the Lease", lambda: abs(_renewed(stage) - time.time() - off) < READY_S)
             time.sleep(seconds)  # so long it lasts
-            if not (clock.exists() and name in _holder(stage)):
+            if not (file.exists() and name in _holder(stage)):
                 raise VoidRun(f"{name} no longer led with its clock off")
-            clock.write_text("+0\n")
+            file.write_text("+0\n")
             victim.until("the clock's being right", lambda: abs(_renewed(stage) - time.time()) < READY_S)
         except BaseException:
             mend()
@@ -69,9 +68,13 @@ def operators_clock_jumped(jump: float, seconds: float) -> Callable[[Victim], Hi
 
 def _hold_clocks(stage: Stage) -> Callable[[], None]:
     """Makes the operator's pods anew, with clocks that can be set. Returns what takes that back."""
-    packages.ensure([("libfaketime", str(FAKE_TIME))], Progress(quiet=True))
-    container = {"name": "operator", **FAKED_CLOCK}
-    patch = {"spec": {"template": {"spec": {"containers": [container], "volumes": [FAKED_CLOCK_VOLUME]}}}}
+    folder = stage.folder / "operator"
+    folder.mkdir(parents=True, exist_ok=True)
+    clock.build(folder)
+    mount = {"name": "journal", "mountPath": "/journal"}
+    container = {"name": "operator", "env": SET_BY_CLOCK, "volumeMounts": [mount]}
+    volume = {"name": "journal", "hostPath": {"path": str(folder)}}
+    patch = {"spec": {"template": {"spec": {"containers": [container], "volumes": [volume]}}}}
     deployment = ("deployment/muster", "--namespace", install.SYSTEM)
 
     def rolled(*verb: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import platform
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hack import images
+from hack.chaos import clock
 from hack.demo import install
 from hack.demo.kube import Json
 
@@ -20,19 +20,11 @@ DISK = "/dev/shm"
 """Where the launcher has its run folder."""
 CLOCK = "/tmp/clock"
 """In a pod: by how much its clock is off, in seconds with a sign; nothing where the file is missing."""
-FAKE_TIME = Path(f"/usr/lib/{platform.machine()}-linux-gnu/faketime/libfaketime.so.1")
-_FAKED = {
-    "LD_PRELOAD": f"/faketime/{FAKE_TIME.name}",
-    "FAKETIME_TIMESTAMP_FILE": CLOCK,
-    "FAKETIME_CACHE_DURATION": "1",
-    "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-}
-FAKED_CLOCK: Json = {
-    "env": [{"name": name, "value": value} for name, value in _FAKED.items()],
-    "volumeMounts": [{"name": "clock", "mountPath": "/faketime"}],
-}
-"""What a container has more when CLOCK sets its clock."""
-FAKED_CLOCK_VOLUME: Json = {"name": "clock", "hostPath": {"path": str(FAKE_TIME.parent)}}
+SET_BY_CLOCK = [
+    {"name": "LD_PRELOAD", "value": f"/journal/{clock.LIBRARY}"},
+    {"name": "CHAOS_CLOCK", "value": CLOCK},
+]
+"""The environment of a container whose clock CLOCK sets."""
 _APART: Json = {"spec": {"containers": [{"name": "trainer", "ports": [{"containerPort": 7470, "hostPort": 7470}]}]}}
 """Each node has that port once, so the workers lie on as many nodes."""
 
@@ -101,9 +93,7 @@ def training(recipe: Recipe, place: Place) -> Json:
         spec["volumes"].append({"name": "disk", "emptyDir": {"medium": "Memory", "sizeLimit": recipe.disk}})
         spec["volumeMounts"].append({"name": "disk", "mountPath": DISK})
     if recipe.clock:
-        spec["volumes"].append(FAKED_CLOCK_VOLUME)
-        spec["volumeMounts"] += FAKED_CLOCK["volumeMounts"]
-        spec["env"] = FAKED_CLOCK["env"]
+        spec["env"] = SET_BY_CLOCK
     if recipe.apart:
         spec["podTemplate"] = copy.deepcopy(_APART)
     if recipe.quota:

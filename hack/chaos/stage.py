@@ -8,10 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from hack.chaos import journal, recipe
-from hack.chaos.recipe import FAKE_TIME, SCRIPT, WORKERS, Place, Recipe
-from hack.cluster import packages
-from hack.cluster.progress import Progress
+from hack.chaos import clock, journal, recipe
+from hack.chaos.recipe import SCRIPT, WORKERS, Place, Recipe
 from hack.demo import install
 from hack.demo.kube import JOBS, Json, Kube, KubeError, condition, holds
 from muster_protocol import manifest
@@ -38,7 +36,7 @@ class Stage:
         folder.chmod(0o777)  # the image's user writes there
         shutil.copy(SCRIPT, folder)
         if wanted.clock:
-            packages.ensure([("libfaketime", str(FAKE_TIME))], Progress(quiet=True))
+            clock.build(folder)
         uri, endpoint = f"s3://{self.bucket}/{name}", self.kube.cluster.s3_endpoint
         return recipe.training(wanted, Place(self.namespace, name, uri, endpoint, folder, self.queue_name(name)))
 
