@@ -150,7 +150,10 @@ class Launcher:
         say(f"the gang starts again in place, as incarnation {restart.incarnation}: {restart.first.message}")
         if not restart.first.crash:
             self._phase = Phase.JOINING
-        await self._stopping.end(lambda: True)
+        if restart.first.cause == Cause.HANG.value:
+            await self._stopping.kill()  # who hangs answers no SIGTERM, nor does who waits for it
+        else:
+            await self._stopping.end(lambda: True)
         if self._ranks.running:
             message = f"rank {self._ranks.running[0].rank} outlives SIGKILL, so the gang can't start again in this pod"
             raise Over(await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message)))

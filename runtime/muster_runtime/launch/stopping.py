@@ -63,7 +63,7 @@ class Stopping:
                 if self.control is not None:
                     self.control.ask_stop(deadlines.save_until)
             if now >= deadlines.kill_at:
-                return await self._kill()
+                return await self.kill()
             self._terminate([r for r in self._ranks.running if now >= deadlines.save_until or not r.session])
             if failed_at is None and any(r.exit_code not in (None, 0, exits.EXIT_PREEMPTED) for r in self._ranks.all):
                 failed_at = now  # the others wait for it in a collective, in vain
@@ -80,7 +80,15 @@ class Stopping:
         self._ranks.signal(signal.SIGTERM)
         began = self._state.clock()
         await self._until_none(lambda: began + (HURRY_SECONDS if hurried() else END_SECONDS))
-        await self._kill()
+        await self.kill()
+
+    async def kill(self) -> list[int]:
+        """SIGKILL to all that runs in the ranks' sessions; the ranks that it met."""
+        killed = [rank.rank for rank in self._ranks.running]
+        self._ranks.signal(signal.SIGKILL)
+        until = self._state.clock() + _UNKILLABLE_SECONDS
+        await self._until_none(lambda: until)
+        return killed
 
     def finished_by_themselves(self) -> bool:
         """All exited 0, and not because of our SIGTERM: a plain script that saves and exits 0 on SIGTERM isn't done."""
@@ -90,13 +98,6 @@ class Stopping:
         fresh = [rank for rank in ranks if rank.rank not in self._terminated]
         self._terminated.update(rank.rank for rank in fresh)
         self._ranks.signal_processes(signal.SIGTERM, fresh)
-
-    async def _kill(self) -> list[int]:
-        killed = [rank.rank for rank in self._ranks.running]
-        self._ranks.signal(signal.SIGKILL)
-        until = self._state.clock() + _UNKILLABLE_SECONDS
-        await self._until_none(lambda: until)
-        return killed
 
     async def _until_none(self, until: Callable[[], float]) -> None:
         while self._ranks.running and (left := until() - self._state.clock()) > 0:

@@ -69,6 +69,7 @@ def runs(gang: Any, incarnation: int, ranks: int) -> None:
 def test_a_stopped_rank_is_found_and_the_gang_starts_again(make_gang: MakeGang) -> None:
     gang = make_gang(2, 2, **QUICK, **ALLOWED)
     body = """
+signal.signal(signal.SIGTERM, lambda *_: mark("terminated"))
 run(lambda step: time.sleep(0.01), 100000 if incarnation == 1 else 5)
 while not (folder / "end").exists(): time.sleep(0.01)
 """
@@ -80,6 +81,7 @@ while not (folder / "end").exists(): time.sleep(0.01)
     assert hang is not None
     assert (hang.cause, hang.index, hang.rank) == (Cause.HANG.value, 1, 3)
     assert hang.suspect, "its node may be at fault"
+    assert not gang.marks("terminated"), "nobody who hangs answers SIGTERM: seconds would be waited for it in vain"
     (gang.folder / "end").touch()
     for pod in pods:
         facts = pod.end()
