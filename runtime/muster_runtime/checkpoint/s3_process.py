@@ -22,6 +22,7 @@ An answer has `error: {kind, message}` when the request failed.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import mmap
 import os
@@ -84,11 +85,12 @@ class Server:
         return f"{self._prefix}/{key}" if self._prefix else key
 
     def serve(self) -> None:
-        """Answers until the rank closes its end."""
-        while (frame := receive_frame(self._connection)) is not None:
-            header, payload = frame
-            handler = getattr(self, f"_{header['op']}")
-            self._requests.submit(self._answer, header, functools.partial(handler, header, payload))
+        """Answers until the rank closes its end, or dies with an answer unread."""
+        with contextlib.suppress(ConnectionResetError):
+            while (frame := receive_frame(self._connection)) is not None:
+                header, payload = frame
+                handler = getattr(self, f"_{header['op']}")
+                self._requests.submit(self._answer, header, functools.partial(handler, header, payload))
 
     def _answer(self, header: dict[str, Any], work: Callable[[], Answer]) -> None:
         try:

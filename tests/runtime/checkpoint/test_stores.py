@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.s3 import PART_BYTES
 from muster_protocol.checkpoints.store import Store, StreamingStore
 from muster_protocol.uris import parse_uri
-from muster_runtime.checkpoint import s3_store
+from muster_runtime.checkpoint import s3_process, s3_store
 from muster_runtime.checkpoint.s3_store import S3Store
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.errors import StorageError
@@ -206,6 +207,15 @@ def test_an_s3_process_that_was_killed_fails_what_it_was_asked_and_another_takes
         assert body.content == b"1"
         assert store.process.pid != killed.pid
     store.close()
+
+
+def test_an_s3_process_whose_rank_died_with_an_answer_unread_ends_without_a_word() -> None:
+    """What it wrote would be taken for the rank's last words."""
+    rank, own = socket.socketpair()
+    own.sendall(b"an answer")
+    rank.close()
+    with own:
+        s3_process.Server(own, -1, "bucket", "").serve()
 
 
 def test_an_s3_process_that_never_answers_asks_for_boto3(
