@@ -150,3 +150,17 @@ def current(rows: Iterable[Span]) -> list[Span]:
 def _known(row: Span) -> tuple[bool, bool, float, str]:
     ends = row.ends.timestamp() if row.ends is not None else 0.0
     return row.ends is not None and not row.estimated, row.ends is not None, ends, repr(row)
+
+
+def latest(rows: Iterable[AttemptParts]) -> list[AttemptParts]:
+    """One row an attempt: that in which most time has been told, since seconds are only ever added."""
+    found: dict[object, AttemptParts] = {}
+    for row in rows:
+        known = found.get(row.key)
+        if known is None or _told(row) > _told(known):
+            found[row.key] = row
+    return [found[key] for key in sorted(found, key=repr)]
+
+
+def _told(row: AttemptParts) -> tuple[int, str]:
+    return sum(row.seconds.values()), repr(sorted(row.seconds.items()))

@@ -1,0 +1,1 @@
+"""What things take and cost: prices, and the arithmetic of money."""

@@ -1,0 +1,193 @@
+"""The chargeback: charges added up by team, user, project or month, and rounded so that all sums on a page agree."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final
+
+from muster.sizing.money import GB, HOUR, MONTH, apportioned
+from muster.telemetry.cost.intervals import JobFacts
+from muster.telemetry.cost.ledger import UNTOLD, USEFUL, WASTE, Charge, Kind, Ledger
+
+IDLE: Final = "(idle)"
+"""Stands where a job's queue, user or project would, for GPUs that no job held."""
+
+UNKNOWN: Final = "(unknown)"
+"""Of a job of which no facts are known."""
+
+NONE: Final = "(none)"
+"""Of a job without such a label."""
+
+LABEL: Final = "label:"
+
+GROUPS: Final = ("queue", "namespace", "user", "project", "month", "job", "flavour")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. Money is rounded; `cost` is the sum of `useful`, `waste`, `idle` and `storage`.
+
+    Attributes:
+        group: the value of each of the report's groups.
+        gpu_hours, gb_months: of use, rounded.
+        useful: what training cost, and GPU time of which nobody told what it was spent on.
+        waste: what other parts of the jobs' time cost, by part.
+        saved: less than on demand, by spot capacity; not part of the cost.
+        estimated: an end in it is only the last time that something was seen.
+    """
+
+    group: tuple[str, ...]
+    gpu_hours: Decimal
+    gb_months: Decimal
+    useful: Decimal
+    waste: Mapping[str, Decimal]
+    idle: Decimal
+    storage: Decimal
+    saved: Decimal
+    estimated: bool
+
+    @property
+    def wasted(self) -> Decimal:
+        return sum(self.waste.values(), _NOTHING)
+
+    @property
+    def cost(self) -> Decimal:
+        return self.useful + self.wasted + self.idle + self.storage
+
+
+@dataclass(frozen=True)
+class Report:
+    """A chargeback. The total is that of the cluster: the rows add up to it in every column, to the last digit.
+
+    Attributes:
+        by: names of the groups.
+        places: decimals of the money in it.
+    """
+
+    by: tuple[str, ...]
+    ledger: Ledger
+    rows: tuple[Row, ...]
+    total: Row
+    places: int
+
+
+class UnknownGroup(ValueError):
+    """Nothing can be grouped by that."""
+
+
+def report(ledger: Ledger, jobs: Iterable[JobFacts], by: Sequence[str] = ("queue",), *, places: int = 2) -> Report:
+    """The ledger by groups: any of `GROUPS`, and `label:KEY`. The dearest row comes first, what was idle last.
+
+    Raises UnknownGroup.
+    """
+    for name in by:
+        if name not in GROUPS and not (name.startswith(LABEL) and len(name) > len(LABEL)):
+            raise UnknownGroup(f"nothing is grouped by {name!r}; there are {', '.join(GROUPS)} and label:KEY")
+    facts = {job.uid: job for job in jobs}
+    groups = defaultdict[tuple[str, ...], list[Charge]](list)
+    for charge in ledger.charges:
+        groups[tuple(_value(name, charge, facts.get(charge.line.job)) for name in by)].append(charge)
+    cells = [(group, cell) for group in groups for cell in _cells(groups[group]).items()]
+    money = apportioned([amount for _, (_, amount) in cells], places)
+    shown = {group: dict[str, Decimal]() for group in groups}
+    for (group, (name, _)), amount in zip(cells, money, strict=True):
+        shown[group][name] = amount
+    used = [_used(groups[group]) for group in shown]
+    columns = [apportioned([use[column] for use in used], digits) for column, digits in enumerate((2, 2, places))]
+    rows = [
+        _row(group, groups[group], shown[group], hours, kept, saved)
+        for group, hours, kept, saved in zip(shown, *columns, strict=True)
+    ]
+    rows.sort(key=lambda row: (IDLE in row.group, -row.cost, row.group))
+    return Report(tuple(by), ledger, tuple(rows), _total(rows), places)
+
+
+def _value(name: str, charge: Charge, job: JobFacts | None) -> str:
+    line = charge.line
+    if name == "month":
+        return line.month
+    if name == "flavour":
+        return "checkpoints" if line.kind is Kind.STORAGE else f"{line.gpu_type}/{line.capacity}"
+    if line.kind is Kind.IDLE:
+        return IDLE
+    if job is None:
+        return UNKNOWN
+    if name.startswith(LABEL):
+        return job.labels.get(name.removeprefix(LABEL), "") or NONE
+    if name == "job":
+        return f"{job.namespace}/{job.name}"
+    return str(getattr(job, name)) or NONE
+
+
+_USEFUL: Final = "useful"
+_IDLE: Final = "idle"
+_STORAGE: Final = "storage"
+_NOTHING: Final = Decimal(0)
+
+
+def _cells(charges: Iterable[Charge]) -> dict[str, Fraction]:
+    """Money by what it went to: `useful`, a part of waste, `idle`, `storage`."""
+    found = defaultdict[str, Fraction](Fraction)
+    for charge in charges:
+        part = charge.line.part
+        gpus = _USEFUL if part in (USEFUL, UNTOLD) else part
+        name = {Kind.GPU: gpus, Kind.IDLE: _IDLE, Kind.STORAGE: _STORAGE}[charge.line.kind]
+        found[name] += charge.cost
+    return dict(sorted(found.items()))
+
+
+def _used(charges: Iterable[Charge]) -> tuple[Fraction, Fraction, Fraction]:
+    """GPU-hours, GB-months, and what spot capacity saved."""
+    gpus = kept = saved = Fraction(0)
+    for charge in charges:
+        saved += charge.saved
+        if charge.line.kind is Kind.STORAGE:
+            kept += charge.quantity
+        else:
+            gpus += charge.quantity
+    return gpus / HOUR, kept / (GB * MONTH), saved
+
+
+def _row(
+    group: tuple[str, ...],
+    charges: Iterable[Charge],
+    money: Mapping[str, Decimal],
+    gpu_hours: Decimal,
+    gb_months: Decimal,
+    saved: Decimal,
+) -> Row:
+    others = (_USEFUL, _IDLE, _STORAGE)
+    told = (*WASTE, *(name for name in money if name not in (*WASTE, *others)))
+    return Row(
+        group=group,
+        gpu_hours=gpu_hours,
+        gb_months=gb_months,
+        useful=money.get(_USEFUL, _NOTHING),
+        waste={part: money[part] for part in told if part in money},
+        idle=money.get(_IDLE, _NOTHING),
+        storage=money.get(_STORAGE, _NOTHING),
+        saved=saved,
+        estimated=any(charge.estimated for charge in charges),
+    )
+
+
+def _total(rows: Sequence[Row]) -> Row:
+    waste = defaultdict[str, Decimal](Decimal)
+    for row in rows:
+        for part, amount in row.waste.items():
+            waste[part] += amount
+    return Row(
+        group=(),
+        gpu_hours=sum((row.gpu_hours for row in rows), _NOTHING),
+        gb_months=sum((row.gb_months for row in rows), _NOTHING),
+        useful=sum((row.useful for row in rows), _NOTHING),
+        waste=dict(waste),
+        idle=sum((row.idle for row in rows), _NOTHING),
+        storage=sum((row.storage for row in rows), _NOTHING),
+        saved=sum((row.saved for row in rows), _NOTHING),
+        estimated=any(row.estimated for row in rows),
+    )

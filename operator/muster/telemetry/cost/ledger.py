@@ -1,0 +1,215 @@
+"""The ledger: intervals and prices in, charges out. Pure and exact.
+
+A charge is GPU time of one job, in one month, of one flavour at one rate, spent on one part of its work; or GPUs that
+nobody used; or checkpoints that were kept. Everything else, by team or by month, is a sum of charges: all sums agree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from typing import Final
+
+from muster.sizing.money import gpu_cost, storage_cost
+from muster.sizing.prices import STORAGE, Catalogue
+from muster.telemetry.cost.intervals import AttemptParts, Interval, PoolInterval, Stored, current, latest
+from muster.telemetry.cost.periods import month_of, months, pieces, seconds
+from muster.telemetry.cost.pools import Holding, idle
+
+ON_DEMAND: Final = "on-demand"
+SPOT: Final = "spot"
+
+UNTOLD: Final = ""
+"""Part of GPU time of which nobody told what it was spent on."""
+
+USEFUL: Final = "training"
+
+WASTE: Final = ("starting", "restoring", "recomputing", "hung", "dataWait", "checkpoint", "underused")
+"""Parts in which GPUs were held and nothing new was learnt: goodput's, and `underused`, which is training below the
+utilisation that somebody has set."""
+
+
+class Kind(str, Enum):
+    """What a charge is for."""
+
+    GPU = "gpu"
+    """GPUs that a job held; its quantity is GPU-seconds."""
+    IDLE = "idle"
+    """GPUs that the cluster had and no job held; GPU-seconds."""
+    STORAGE = "storage"
+    """Checkpoints of a job; byte-seconds."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What charges are told apart by.
+
+    Attributes:
+        job: UID; "" for what is idle.
+        month: in UTC, like 2026-11.
+        part: of the job's time, see `muster.api.goodput.PARTS`; `UNTOLD` where nothing is known.
+        rate: what was paid for a GPU and hour, or a gigabyte and month; None where there is no price.
+        list_rate: what the GPU would have cost on demand; None where that is not known, or it is no GPU.
+    """
+
+    kind: Kind
+    job: str
+    month: str
+    gpu_type: str = ""
+    capacity: str = ""
+    part: str = UNTOLD
+    rate: Decimal | None = None
+    list_rate: Decimal | None = None
+
+
+@dataclass
+class _Sum:
+    quantity: Fraction = field(default_factory=Fraction)
+    begins: datetime | None = None
+    ends: datetime | None = None
+    estimated: bool = False
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One line of the ledger.
+
+    Attributes:
+        quantity: GPU-seconds, or byte-seconds.
+        begins, ends: the first and the last moment that it counts, within its month.
+        estimated: an end in it is only the last time that something was seen.
+    """
+
+    line: Line
+    quantity: Fraction
+    begins: datetime
+    ends: datetime
+    estimated: bool
+
+    @property
+    def cost(self) -> Fraction:
+        return self._at(self.line.rate)
+
+    @property
+    def saved(self) -> Fraction:
+        """Less than on demand, for spot capacity whose price on demand is known."""
+        line = self.line
+        if line.capacity != SPOT or line.rate is None or line.list_rate is None or line.kind is not Kind.GPU:
+            return Fraction(0)
+        return self._at(line.list_rate) - self.cost
+
+    def _at(self, rate: Decimal | None) -> Fraction:
+        if rate is None:
+            return Fraction(0)
+        price = storage_cost if self.line.kind is Kind.STORAGE else gpu_cost
+        return price(self.quantity, rate)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All charges of a period.
+
+    Attributes:
+        charges: in the order of their lines.
+        beyond: GPU-seconds by flavour that jobs held beyond what the pools say there was: the pools are wrong there.
+    """
+
+    currency: str
+    begins: datetime
+    ends: datetime
+    charges: tuple[Charge, ...]
+    beyond: Mapping[str, Fraction]
+
+    @property
+    def cost(self) -> Fraction:
+        return sum((charge.cost for charge in self.charges), Fraction(0))
+
+    @property
+    def unpriced(self) -> dict[str, Fraction]:
+        """GPU-seconds or byte-seconds that have no price, and count as nothing, by flavour or `storage`."""
+        found = defaultdict[str, Fraction](Fraction)
+        for charge in self.charges:
+            line = charge.line
+            if line.rate is None:
+                found[line.kind if line.kind is Kind.STORAGE else f"{line.gpu_type}/{line.capacity}"] += charge.quantity
+        return dict(sorted(found.items()))
+
+
+def ledger(
+    prices: Catalogue,
+    begins: datetime,
+    ends: datetime,
+    intervals: Iterable[Interval],
+    *,
+    parts: Iterable[AttemptParts] = (),
+    pools: Iterable[PoolInterval] = (),
+    stored: Iterable[Stored] = (),
+) -> Ledger:
+    """What [begins, ends) cost. What goes on is counted until `ends`, which should be no later than now.
+
+    Rows may come more than once and in any order (see `current`). GPU time of an attempt is spread over the parts of
+    its time by their share of it: all its workers wait for one another.
+    """
+    book = _Book(prices, begins, ends)
+    rows = current(intervals)
+    share = {row.key: _shares(row) for row in latest(parts)}
+    for row in rows:
+        if row.gpus:
+            book.gpus(Kind.GPU, row, row.job, share.get((row.job, row.attempt), {UNTOLD: Fraction(1)}))
+    for store in current(stored):
+        book.bytes(store)
+    unused, beyond = idle(rows, current(pools), begins, ends)
+    for holding in unused:
+        book.gpus(Kind.IDLE, holding, "", {UNTOLD: Fraction(1)})
+    return Ledger(prices.currency, begins, ends, book.charges(), beyond)
+
+
+def _shares(row: AttemptParts) -> dict[str, Fraction]:
+    whole = sum(row.seconds.values())
+    return {part: Fraction(number, whole) for part, number in row.seconds.items() if number} or {UNTOLD: Fraction(1)}
+
+
+class _Book:
+    def __init__(self, prices: Catalogue, begins: datetime, ends: datetime) -> None:
+        self._prices = prices
+        self._begins, self._ends = begins, ends
+        self._sums = defaultdict[Line, _Sum](_Sum)
+
+    def gpus(self, kind: Kind, row: Interval | Holding, job: str, share: Mapping[str, Fraction]) -> None:
+        begins, ends = self._clipped(row.begins, row.ends)
+        own, listed = (row.gpu_type.lower(), row.capacity), (row.gpu_type.lower(), ON_DEMAND)
+        cuts = [*months(begins, ends), *self._prices.changes(own), *self._prices.changes(listed)]
+        for start, end in pieces(begins, ends, cuts):
+            rate, on_demand = (self._prices.rate(key, start) for key in (own, listed))
+            for part, fraction in share.items():
+                line = Line(kind, job, month_of(start), row.gpu_type, row.capacity, part, rate, on_demand)
+                self._add(line, row.gpus * seconds(start, end) * fraction, start, end, row.estimated)
+
+    def bytes(self, row: Stored) -> None:
+        begins, ends = self._clipped(row.begins, row.ends)
+        for start, end in pieces(begins, ends, [*months(begins, ends), *self._prices.changes(STORAGE)]):
+            line = Line(Kind.STORAGE, row.job, month_of(start), rate=self._prices.rate(STORAGE, start))
+            self._add(line, row.size * seconds(start, end), start, end, row.estimated)
+
+    def charges(self) -> tuple[Charge, ...]:
+        lines = sorted(self._sums.items(), key=lambda item: repr(item[0]))
+        return tuple(
+            Charge(line, one.quantity, one.begins, one.ends, one.estimated)
+            for line, one in lines
+            if one.begins is not None and one.ends is not None
+        )
+
+    def _clipped(self, begins: datetime, ends: datetime | None) -> tuple[datetime, datetime]:
+        return max(begins, self._begins), self._ends if ends is None else min(ends, self._ends)
+
+    def _add(self, line: Line, quantity: Fraction, begins: datetime, ends: datetime, estimated: bool) -> None:
+        one = self._sums[line]
+        one.quantity += quantity
+        one.begins = begins if one.begins is None else min(one.begins, begins)
+        one.ends = ends if one.ends is None else max(one.ends, ends)
+        one.estimated |= estimated
