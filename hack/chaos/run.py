@@ -113,7 +113,7 @@ def play(
         new_pods=struck.new_pods,
     )
     try:
-        stage.until_succeeded(name)
+        stage.until_succeeded(name, 300 + row.recipe.steps * row.recipe.pace)
     except KubeError as error:
         say(str(error))
         return replace(
