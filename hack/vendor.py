@@ -104,6 +104,7 @@ def _trim(tree: Path) -> None:
             shutil.rmtree(entry)
     for folder in ("boto3/examples", "bin"):
         shutil.rmtree(tree / folder, ignore_errors=True)
+    (tree / "example.py").unlink(missing_ok=True)  # of nvidia-ml-py
     for entry in [*tree.rglob("__pycache__"), *tree.glob(".*")]:
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     for entry in tree.glob("*.dist-info"):

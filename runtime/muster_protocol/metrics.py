@@ -68,9 +68,25 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], labels: tuple[s
 STEP: Final = _gauge("muster_worker_step", "Last step that the rank reported.", RANK)
 STEP_SECONDS: Final = _histogram(
     "muster_worker_step_seconds",
-    "Time of one training step.",
+    "Time of one training step; all ranks take as long, and the pod's first tells it.",
     (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100),
+)
+STEPS: Final = _counter("muster_worker_steps_total", "Steps since the rank's process started, but for its first.", RANK)
+STAGE_SECONDS: Final = _counter(
+    "muster_worker_stage_seconds_total",
+    "Time of those steps by stage: data, compute, forward, backward, optimizer, boundary; and beside them checkpoint, "
+    "while training stood still for a save.",
+    (*RANK, "stage"),
+)
+OWN_SECONDS: Final = _counter(
+    "muster_worker_own_seconds_total",
+    "Time of those steps in which the rank worked by itself and waited for no other: by it stragglers are known.",
     RANK,
+)
+GRAD_NORM: Final = _gauge(
+    "muster_worker_gradient_norm",
+    "Norm of the global batch's gradient, as an update of the last seconds got it.",
+    who=INDEX_0,
 )
 LOSS: Final = _gauge("muster_worker_loss", "Last reported loss of the global batch.", who=INDEX_0)
 TOKENS: Final = _gauge("muster_worker_tokens_per_second", "Tokens a second of the whole gang.", who=INDEX_0)
@@ -95,6 +111,11 @@ SAVE_SECONDS: Final = _histogram(
     "muster_worker_checkpoint_seconds",
     "Time from the start of a save to its commit.",
     (0.1, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500),
+)
+SAVE_STALL: Final = _histogram(
+    "muster_worker_checkpoint_stall_seconds",
+    "How long a rank's training stood still for a save.",
+    (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 50),
 )
 SAVE_BYTES: Final = _counter("muster_worker_checkpoint_bytes_total", "Bytes written for checkpoints.")
 SAVES_LEFT_OUT: Final = _gauge(
@@ -123,6 +144,27 @@ PROGRESS: Final = _gauge(
 )
 ETA: Final = _gauge(
     "muster_run_eta_seconds", "Time to the run's last step, at the pace of the last minute.", who=INDEX_0
+)
+TOTAL_STEPS: Final = _gauge("muster_run_total_steps", "Steps of the whole run, where the script tells.", who=INDEX_0)
+
+# By NVML, where there is a driver. A GPU that doesn't have the figure has no series.
+GPU: Final = (*POD, "gpu", "uuid", "model")
+GPU_UTILIZATION: Final = _gauge(
+    "muster_worker_gpu_utilization_ratio", "Part of the time in which the GPU ran anything, 0 to 1.", GPU
+)
+GPU_MEMORY_USED: Final = _gauge("muster_worker_gpu_memory_used_bytes", "Memory of the GPU that is taken.", GPU)
+GPU_MEMORY_TOTAL: Final = _gauge("muster_worker_gpu_memory_total_bytes", "Memory of the GPU.", GPU)
+GPU_POWER: Final = _gauge("muster_worker_gpu_power_watts", "Power that the GPU draws.", GPU)
+GPU_TEMPERATURE: Final = _gauge("muster_worker_gpu_temperature_celsius", "Temperature of the GPU.", GPU)
+GPU_ECC: Final = _counter(
+    "muster_worker_gpu_ecc_errors_total",
+    "Errors of the GPU's memory since its driver was loaded, by kind: corrected or uncorrected.",
+    (*GPU, "kind"),
+)
+GPU_XID: Final = _counter(
+    "muster_worker_gpu_xid_errors_total",
+    "Errors that the driver has told of the GPU since the launcher started, by NVIDIA's code.",
+    (*GPU, "xid"),
 )
 
 RUNTIME: Final = tuple(one for one in list(globals().values()) if isinstance(one, Metric))

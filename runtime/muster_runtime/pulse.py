@@ -1,6 +1,6 @@
 """The pulse: how a launcher sees what each of its ranks is at, without a message or a system call a step.
 
-A file in `MUSTER_RUN_DIR` with 192 bytes for each rank of the pod, in the order of their local ranks. The launcher
+A file in `MUSTER_RUN_DIR` with 256 bytes for each rank of the pod, in the order of their local ranks. The launcher
 makes it; a rank maps it into memory and writes its own bytes, little-endian:
 
     byte 0        the section (`Section`)
@@ -13,7 +13,8 @@ makes it; a rank maps it into memory and writes its own bytes, little-endian:
     bytes 48..56  steps that the run had done before, which the launcher writes and the rank reads
     bytes 56..120 nanoseconds: when it wrote this (CLOCK_MONOTONIC), and what its time until then counts as, by part
     bytes 120..184 the same at the end of its last step
-    bytes 184..   double: of the seconds of its steps, those in which the rank worked by itself and waited for nobody
+    bytes 184..192 double: of the seconds of its steps, those in which the rank worked by itself and waited for nobody
+    bytes 192..   doubles: the seconds of its steps by stage (`Stage`), and beside them those of saves
 
 A rank may be stopped in the middle of a write, so the launcher believes nothing that would do harm.
 """
@@ -35,14 +36,14 @@ from muster_protocol import env
 from muster_runtime.telemetry.goodput import Account, Part, Told
 
 FILE_NAME: Final = "pulse"
-_SIZE: Final = 192
+_SIZE: Final = 256
 _TIMES: Final = len(Part)
-_WORD: Final = struct.Struct(f"<BB6xQQQdQQ{2 * (1 + _TIMES)}qd")
 _REACHED: Final = struct.Struct("<48xQ")
 _BEATS: Final = 2
 """Places in a word."""
 _ACCOUNT: Final = 8
 _SECOND: Final = 1e9
+_NANOSECOND: Final = 1e-9
 
 
 class Section(IntEnum):
@@ -74,9 +75,40 @@ _PARTS: Final = {
 """What else there is, is training."""
 
 
+class Stage(IntEnum):
+    """What a step's time goes to."""
+
+    DATA = 0
+    """Waiting for a batch."""
+    COMPUTE = 1
+    """The script's own work, and forward and backward pass where nothing tells them apart."""
+    FORWARD = 2
+    BACKWARD = 3
+    """From the model's end on: the loss, the gradients, and their sum over all ranks."""
+    OPTIMIZER = 4
+    BOUNDARY = 5
+    """The step is done, and the others are waited for."""
+    CHECKPOINT = 6
+    """Training stands still for a save. Beside the steps: it is not part of their time."""
+    NONE = 7
+    """No step goes on."""
+
+
+STAGES: Final = tuple(Stage)[: Stage.NONE]
+"""Those whose time is told."""
+_STAGE_OF: Final = {
+    Section.STEP: Stage.COMPUTE,
+    Section.BOUNDARY: Stage.BOUNDARY,
+    Section.CHECKPOINT: Stage.CHECKPOINT,
+}
+_WORD: Final = struct.Struct(f"<BB6xQQQdQQ{2 * (1 + _TIMES)}qd{len(STAGES)}d")
+_OWN: Final = -1 - len(STAGES)
+
+
 @dataclass(frozen=True)
 class Beat:
-    """What a rank wrote last. `steps` and `seconds` count those that tell how long a step usually takes."""
+    """What a rank wrote last. `steps` and `seconds` count those that tell how long a step usually takes, and `stages`
+    are their seconds by `STAGES`."""
 
     section: Section = Section.NONE
     beats: int = 0
@@ -85,28 +117,34 @@ class Beat:
     seconds: float = 0.0
     pid: int = 0
     own: float = 0.0
+    stages: tuple[float, ...] = (0.0,) * len(STAGES)
 
 
 class DeviceTimer(Protocol):
-    """Times a rank's own work where it happens: on a device that runs behind the script."""
+    """Times a rank's work where it happens: on a device that runs behind the script."""
 
-    def begin(self) -> None: ...
-    def end(self) -> None: ...
+    def mark(self, stage: Stage, own: bool) -> None:
+        """What the device is given from now on belongs to `stage`."""
 
-    def take(self) -> float:
-        """Seconds between begins and ends that are over by now, since the last call. Never waits."""
+    def take(self) -> tuple[list[float], float]:
+        """Seconds by stage, `NONE` included, and those of them that were own work, between marks that the device has
+        come past since the last call. Never waits."""
 
 
 class Pulse:
     """A rank's side. Without a launcher it is written nowhere.
 
-    A step's own time is what is in the section `STEP` and not between `shares` and `owns`.
+    A step's own time is what is in the section `STEP` and not between `shares` and `owns`. The wait for data is always
+    own.
     """
 
     def __init__(self, local_rank: int = 0, run_dir: str | None = None) -> None:
         self.timer: DeviceTimer | None = None
         self._together = False
-        self._own, self._own_here, self._owned_since = 0.0, 0, time.monotonic_ns()
+        self._stage, self._owned = Stage.NONE, False
+        self._own, self._stages = 0.0, [0.0] * len(STAGES)
+        self._own_here, self._stages_here = 0, [0] * len(Stage)  # in this step, in nanoseconds
+        self._turned = time.monotonic_ns()
         self._word = _map(run_dir or os.environ.get(env.RUN_DIR), local_rank)
         self._pid = os.getpid()
         self._section, self._beats = Section.NONE, 0
@@ -134,26 +172,31 @@ class Pulse:
         now, before = time.monotonic_ns(), self._account.at
         if self._section in (Section.STEP, Section.BOUNDARY):
             self._here += now - before
-        self._turn(now, section, self._together)
+        stage = _STAGE_OF.get(section, Stage.NONE)
+        if stage is Stage.COMPUTE and part is Part.DATA_WAIT:
+            stage = Stage.DATA
+        self._turn(now, stage, self._together)
         self._section = section
         part = _PARTS.get(section, Part.TRAINING) if part is None else part
         self._account.enter(part, now, again=self._step < self._reached, settles=settles)
 
-    def shares(self) -> None:
+    def shares(self, stage: Stage = Stage.BACKWARD) -> None:
         """What follows is done together with the other ranks: its time may be a wait for them."""
-        self._turn(time.monotonic_ns(), self._section, True)
+        self._turn(time.monotonic_ns(), stage if self._section is Section.STEP else Stage.NONE, True)
 
-    def owns(self) -> None:
+    def owns(self, stage: Stage = Stage.COMPUTE) -> None:
         """What follows the rank does by itself."""
-        self._turn(time.monotonic_ns(), self._section, False)
+        self._turn(time.monotonic_ns(), stage if self._section is Section.STEP else Stage.NONE, False)
 
-    def _turn(self, now: int, section: Section, together: bool) -> None:
-        owned = self._section is Section.STEP and not self._together
-        if owned:
-            self._own_here += now - self._owned_since
-        self._owned_since, self._together = now, together
-        if self.timer is not None and owned != (section is Section.STEP and not together):
-            (self.timer.end if owned else self.timer.begin)()
+    def _turn(self, now: int, stage: Stage, together: bool) -> None:
+        passed, self._turned = now - self._turned, now
+        self._stages_here[self._stage] += passed
+        if self._owned:
+            self._own_here += passed
+        owned = stage is Stage.DATA or (stage < Stage.BOUNDARY and not together)
+        if self.timer is not None and (stage is not self._stage or owned is not self._owned):
+            self.timer.mark(stage, owned)
+        self._stage, self._together, self._owned = stage, together, owned
 
     @contextmanager
     def during(self, section: Section, part: Part | None = None) -> Iterator[None]:
@@ -196,12 +239,16 @@ class Pulse:
         """`step` steps of the run are done, by all ranks."""
         self._enter(Section.STEP, None, settles=True)
         self.owns()
-        own = self._own_here / _SECOND if self.timer is None else self.timer.take()
+        here, own = [nanoseconds * _NANOSECOND for nanoseconds in self._stages_here], self._own_here * _NANOSECOND
+        if self.timer is not None:
+            on_device, own = self.timer.take()
+            here[: Stage.BOUNDARY] = on_device[: Stage.BOUNDARY]
         if self._started:
             self._steps, self._seconds = self._steps + 1, self._seconds + self._here / _SECOND
             self._own += own
+            self._stages = [before + more for before, more in zip(self._stages, here, strict=False)]
         self._stand_at(step)
-        self._here, self._own_here, self._started = 0, 0, True
+        self._here, self._own_here, self._stages_here, self._started = 0, 0, [0] * len(Stage), True
         self._write()
 
     def _stand_at(self, step: int) -> None:
@@ -230,6 +277,7 @@ class Pulse:
                 account.settled_at,
                 *account.settled,
                 self._own,
+                *self._stages,
             )
             self._word[: _WORD.size] = word
 
@@ -261,9 +309,9 @@ class PulseReader:
         word = self._read(local_rank)
         if word is None:
             return None
-        section, _, *rest = word
+        section, _, beats, step, steps, seconds, pid, *_ = word
         try:
-            return Beat(Section(section), *(*rest[:5], word[-1]))
+            return Beat(Section(section), beats, step, steps, seconds, pid, word[_OWN], word[_OWN + 1 :])
         except ValueError:
             return None
 
@@ -272,7 +320,7 @@ class PulseReader:
         word = self._read(local_rank)
         if word is None or not word[_BEATS]:
             return None
-        times, settled = word[_ACCOUNT : _ACCOUNT + _TIMES + 1], word[_ACCOUNT + _TIMES + 1 : -1]
+        times, settled = word[_ACCOUNT : _ACCOUNT + _TIMES + 1], word[_ACCOUNT + _TIMES + 1 : _OWN]
         try:
             return Told(Part(word[1]), times[0], times[1:], settled[0], settled[1:])
         except ValueError:

@@ -32,7 +32,8 @@ class Hello:
 
 @dataclass(frozen=True)
 class Progress:
-    """After a step. `loss` is a decimal string, since JSON has no NaN; rates are per second and of the whole gang."""
+    """After a step. `loss` and `grad_norm` are decimal strings, since JSON has no NaN; rates are per second and of the
+    whole gang."""
 
     rank: int
     step: int
@@ -42,11 +43,13 @@ class Progress:
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
     mfu: float | None = None
+    grad_norm: str | None = None
 
 
 @dataclass(frozen=True)
 class CheckpointCommitted:
-    """`committed_at` is in seconds since the epoch; `bytes` is what this rank wrote."""
+    """`committed_at` is in seconds since the epoch; `bytes` is what this rank wrote, `stall` how long its training
+    stood still."""
 
     rank: int
     step: int
@@ -54,6 +57,7 @@ class CheckpointCommitted:
     seconds: float
     bytes: int
     committed_at: float
+    stall: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -135,9 +139,15 @@ KINDS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Message
 
 _WHOLE: Final = frozenset({"rank", "pid", "step", "total_steps", "bytes", "left_out", "skipped", "rollbacks"})
 _TEXT: Final = frozenset({"uri", "text", "kept", "why"})
-_OPTIONAL: Final = frozenset(
-    {"total_steps", "loss", "step_seconds", "tokens_per_second", "samples_per_second", "mfu", "interval_seconds"}
-)
+_DECIMAL: Final = frozenset({"loss", "grad_norm"})
+_OPTIONAL: Final = _DECIMAL | {
+    "total_steps",
+    "step_seconds",
+    "tokens_per_second",
+    "samples_per_second",
+    "mfu",
+    "interval_seconds",
+}
 
 
 def encode(message: Message) -> bytes:
@@ -163,7 +173,7 @@ def _fits(name: str, value: Any) -> bool:
         return name in _OPTIONAL
     if name in _TEXT:
         return isinstance(value, str)
-    if name == "loss":
+    if name in _DECIMAL:
         return isinstance(value, str) and float(value) is not None  # ValueError when it is no number
     if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
         return False

@@ -111,6 +111,11 @@ class Loader:
         """Samples in a global batch."""
         return self._source.batch_size
 
+    @property
+    def samples(self) -> int | None:
+        """Samples of the global batch at hand; None where its size is the script's own matter."""
+        return len(self._plan.places(self.number)) if self._plan is not None else None
+
     def __iter__(self) -> Iterator[Any]:
         stepper = self.stepper
         if stepper is None or not stepper.loader_steps():

@@ -18,6 +18,9 @@ from typing import Any, Final
 
 from muster_protocol import env
 from muster_protocol.launcher_api import Figures, GpuFigures
+from muster_runtime import vendored
+from muster_runtime.launch.termination import say
+from muster_runtime.telemetry.gpus import Watch
 
 PROBE: Final = (sys.executable, "-m", "muster_runtime.launch.gpu_probe")
 PROBE_SECONDS: Final = 60.0
@@ -42,6 +45,19 @@ class Machine:
     gpu_control: Path = _CONTROL
     probe: Sequence[str] = PROBE
     probe_seconds: float = PROBE_SECONDS
+
+
+def gpus(machine: Machine | None = None) -> Watch | None:
+    """Who looks at this pod's GPUs while it trains; None where there is no driver."""
+    machine = machine or Machine()
+    return Watch(_nvml, machine.visible, say) if machine.gpu_control.exists() else None
+
+
+def _nvml() -> Any:
+    vendored.use()
+    import pynvml
+
+    return pynvml
 
 
 async def measure(machine: Machine, node: str = "") -> Figures:

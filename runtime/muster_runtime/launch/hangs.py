@@ -18,7 +18,7 @@ from muster_runtime.launch.ranks import Rank, Ranks
 from muster_runtime.launch.state import State
 from muster_runtime.launch.termination import say
 from muster_runtime.launch.watchdog import Watchdog
-from muster_runtime.pulse import PulseReader, Section
+from muster_runtime.pulse import Beat, PulseReader, Section
 
 LOOK_SECONDS: Final = 1.0
 _ASK_SECONDS: Final = captures.CAPTURE_SECONDS + 3.0
@@ -67,15 +67,19 @@ class Hangs:
 
     def paces(self) -> tuple[Pace, ...]:
         """How fast the ranks of this pod are."""
+        return tuple(Pace(rank, beat.steps, beat.seconds, beat.own) for rank, beat in self.beats().items())
+
+    def beats(self) -> dict[int, Beat]:
+        """What the ranks of this pod wrote last, but for nonsense."""
         if self._pulse is None:
-            return ()
+            return {}
         first = self._config.rank(0)
         beats = {one.rank: self._pulse.read(one.rank - first) for one in self._ranks.running}
-        return tuple(
-            Pace(rank, beat.steps, beat.seconds, beat.own)
+        return {
+            rank: beat
             for rank, beat in beats.items()
-            if beat is not None and math.isfinite(beat.seconds) and math.isfinite(beat.own)
-        )
+            if beat is not None and all(map(math.isfinite, (beat.seconds, beat.own, *beat.stages)))
+        }
 
     async def examine(self) -> Examined:
         """The ranks' stacks, in this pod's log and as the answer. A rank that is seen to compile is given more time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -18,8 +18,9 @@ from muster_runtime.launch import environment, preflight, termination, verdict
 from muster_runtime.launch.api_handler import ApiHandler
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.copies import Copies
-from muster_runtime.launch.figures import Machine, measure
+from muster_runtime.launch.figures import Machine, gpus, measure
 from muster_runtime.launch.follower import Follower
+from muster_runtime.launch.gathered import Sample, of_gpus, of_ranks
 from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_client import Client
 from muster_runtime.launch.http_server import Server
@@ -54,7 +55,8 @@ class Launcher:
         self._state = State()
         self._roll = Roll(config.generation, config.workers)
         self._progress = Progress()
-        self._metrics = Metrics(config)
+        self._gpus = gpus()
+        self._metrics = Metrics(config, self._gathered)
         self._ranks = Ranks(self._state.tell)
         self._hangs = Hangs(config, self._ranks, self._state)
         self._client = Client(config.port, config.token, config.pod_uid)
@@ -93,11 +95,15 @@ class Launcher:
             termination.write(self._config.termination_log, facts)
             return facts
         say(f"index {self._config.index} of {self._config.workers}, job {self._config.job}, API on port {port}")
+        if self._gpus is not None:
+            self._gpus.start()
         facts = await self._join_and_train()
         self._spending.end(self._how_ended())
         facts = self._complete(facts)
         self._leave_word(facts)
         self._copies.end()
+        if self._gpus is not None:
+            self._gpus.end()
         facts = await self._end_with_gang(facts)
         await server.close(patience=1.0)
         self._ranks.sweep()
@@ -458,6 +464,11 @@ class Launcher:
         last, progress = self._progress.last, self._progress
         self._metrics.pace(progress.step, last.total_steps if last else None, progress.steps_per_second())
         return self._metrics.text()
+
+    def _gathered(self) -> Iterator[Sample]:
+        yield from of_ranks(self._hangs.beats())
+        if self._gpus is not None:
+            yield from of_gpus(self._gpus.gpus)
 
     def _leave_folder(self) -> None:
         self._hangs.end()

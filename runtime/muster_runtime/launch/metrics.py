@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from muster_protocol.launcher_api import Straggler
 from muster_protocol.metrics import Kind, Metric
 from muster_runtime import report, vendored
 from muster_runtime.launch.config import Config
+from muster_runtime.launch.gathered import GATHERED, Gathered, Sample
 
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class Metrics:
     """The gang's own figures (loss, tokens, MFU) are given by index 0 alone, so that sums over pods stay true."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, gathered: Callable[[], Iterable[Sample]]) -> None:
         vendored.use()
         from prometheus_client import CollectorRegistry, disable_created_metrics
 
@@ -34,6 +35,8 @@ class Metrics:
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
         self._declare()
+        self._first = config.rank(0)
+        self._registry.register(Gathered(self._values, gathered))
         self._spent = Spent()
         if config.checkpoint_uri and config.leads:
             self._gauge(declared.COMMITTED_AT, time.time())
@@ -64,6 +67,7 @@ class Metrics:
         """How far the run is, and how fast it goes on; of index 0."""
         if not self._leads or step is None or not total:
             return
+        self._gauge(declared.TOTAL_STEPS, total)
         self._gauge(declared.PROGRESS, min(1.0, step / total))
         if steps_per_second:
             self._gauge(declared.ETA, max(0, total - step) / steps_per_second)
@@ -87,12 +91,13 @@ class Metrics:
     def _progress(self, message: report.Progress) -> None:
         rank = str(message.rank)
         self._gauge(declared.STEP, message.step, rank)
-        if message.step_seconds is not None:
-            self._observe(declared.STEP_SECONDS, message.step_seconds, rank)
+        if message.step_seconds is not None and message.rank == self._first:
+            self._observe(declared.STEP_SECONDS, message.step_seconds)
         if not self._leads or message.rank != 0:
             return
         for metric, value in (
             (declared.LOSS, None if message.loss is None else float(message.loss)),
+            (declared.GRAD_NORM, None if message.grad_norm is None else float(message.grad_norm)),
             (declared.TOKENS, message.tokens_per_second),
             (declared.SAMPLES, message.samples_per_second),
             (declared.MFU, message.mfu),
@@ -105,6 +110,7 @@ class Metrics:
         if self._leads:
             self._gauge(declared.COMMITTED_AT, message.committed_at)
         self._observe(declared.SAVE_SECONDS, message.seconds)
+        self._observe(declared.SAVE_STALL, message.stall)
         self._count(declared.SAVE_BYTES, max(0, message.bytes))
 
     # -- what is declared ----------------------------------------------------------------------------------------------
@@ -113,6 +119,8 @@ class Metrics:
         from prometheus_client import Counter, Gauge, Histogram
 
         for one in declared.RUNTIME:
+            if one in GATHERED:
+                continue
             if one.kind is Kind.GAUGE:
                 self._gauges[one.name] = Gauge(one.name, one.text, one.labels, registry=self._registry)
             elif one.kind is Kind.COUNTER:

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from muster_runtime.pulse import Stage
+
 
 class Pace(Protocol):
     """See `muster_runtime.pulse.Pulse`."""
 
-    def shares(self) -> None: ...
-    def owns(self) -> None: ...
+    def shares(self, stage: Stage) -> None: ...
+    def owns(self, stage: Stage) -> None: ...
 
 
 class DataParallel(DistributedDataParallel):
@@ -42,17 +44,17 @@ class DataParallel(DistributedDataParallel):
         else:
             self.muster_forwards += torch.is_grad_enabled()
             if self.muster_pace is not None:
-                self.muster_pace.shares()
+                self.muster_pace.shares(Stage.FORWARD)
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def _run_ddp_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or self.muster_pace is None:
             return super()._run_ddp_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        self.muster_pace.owns()
+        self.muster_pace.owns(Stage.FORWARD)
         try:
             return super()._run_ddp_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         finally:
-            self.muster_pace.shares()
+            self.muster_pace.shares(Stage.BACKWARD)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.module.named_parameters(*args, **kwargs)

@@ -3,7 +3,8 @@
 The vector that is summed: votes to save, votes to stop, ranks at the loop's end, the step modulo a prime and that
 squared (equal on all ranks if and only if the sums are N times this rank's own), tokens, ranks that are still writing
 the save in flight, ranks whose writing has failed, ranks whose part of it isn't in memory whole, then a (sum, weight)
-of losses for each step since the last time losses were read. Where the job's numbers are watched, a (square, presence)
+of losses for each step since the last time losses were read, and rank 0's wish to see the gradient's norm with a
+(square, presence) of it, for people. Where the job's numbers are watched, a (square, presence)
 of the gradient follows for each of these steps: what isn't finite on one rank isn't in the sum.
 """
 
@@ -42,6 +43,8 @@ class Votes:
     write_failed: bool = False
     unsealed: bool = False
     squares: tuple[Square | None, ...] = ()
+    asks_norm: bool = False
+    square: Square | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Agreement:
     write_failed: bool = False
     unsealed: bool = False
     norms: tuple[float | None, ...] = ()
+    norm_asked: bool = False
+    norm: float | None = None
 
 
 def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
@@ -72,7 +77,10 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
         float(votes.writing),
         float(votes.write_failed),
         float(votes.unsealed),
+        float(votes.asks_norm),
+        *(votes.square or (0.0, 0.0)),
     ]
+    fixed = len(own)
     for pair in (*votes.losses, *votes.squares):
         own += pair or (0.0, 0.0)
     total = gang.sum(own)
@@ -87,8 +95,23 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
             f"{where}: the ranks are at different steps ({told}). Every rank must take every step: look for a number "
             "of steps that depends on the rank, or a break or return that only some ranks reach"
         )
-    pairs = tuple(zip(total[9::2], total[10::2], strict=True))
+    pairs = tuple(zip(total[fixed::2], total[fixed + 1 :: 2], strict=True))
     losses, squares = pairs[: len(votes.losses)], pairs[len(votes.losses) :]
     means = tuple(value / weight if weight else None for value, weight in losses)
-    norms = tuple(math.sqrt(square) if present else None for square, present in squares)
-    return Agreement(total[0] > 0, total[1] > 0, total[5], means, total[6] > 0, total[7] > 0, total[8] > 0, norms)
+    norms = tuple(map(_norm, squares))
+    return Agreement(
+        save=total[0] > 0,
+        stop=total[1] > 0,
+        tokens=total[5],
+        losses=means,
+        writing=total[6] > 0,
+        write_failed=total[7] > 0,
+        unsealed=total[8] > 0,
+        norms=norms,
+        norm_asked=total[9] > 0,
+        norm=_norm((total[10], total[11])),
+    )
+
+
+def _norm(square: Square) -> float | None:
+    return math.sqrt(square[0]) if square[1] else None

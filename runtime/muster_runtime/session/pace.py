@@ -16,26 +16,28 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from muster_runtime.parallel.ddp import DataParallel
-from muster_runtime.pulse import Pulse
+from muster_runtime.pulse import Pulse, Stage
 
 _PENDING: Final = 64
 """Spans on the device that may be under way; older ones that still are count as nothing."""
 
 
 def follow(pulse: Pulse, things: Iterable[Any], device: torch.device) -> None:
-    """Have the models among `things` tell `pulse` when they work together with other ranks."""
+    """Have the models among `things` tell `pulse` what stage of a step they are at, and when they work together with
+    other ranks."""
     for thing in things:
         if isinstance(thing, DataParallel):
             DataParallel.muster_pace = pulse
         elif isinstance(thing, nn.Module) and isinstance(thing, FSDPModule):
-            thing.register_forward_pre_hook(lambda *_: _shares(pulse))
+            thing.register_forward_pre_hook(lambda *_: _shares(pulse, Stage.FORWARD))
+            thing.register_forward_hook(lambda *_: _shares(pulse, Stage.BACKWARD))
     if device.type == "cuda":
         pulse.timer = DeviceSpans(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
-def _shares(pulse: Pulse) -> None:
+def _shares(pulse: Pulse, stage: Stage) -> None:
     if not torch.compiler.is_compiling():
-        pulse.shares()
+        pulse.shares(stage)
 
 
 class DeviceSpans:
@@ -43,23 +45,22 @@ class DeviceSpans:
 
     def __init__(self, event: Callable[[], Any]) -> None:
         self._event = event
-        self._begun: Any = None
-        self._spans: deque[tuple[Any, Any]] = deque(maxlen=_PENDING)
+        self._since: Any = None
+        self._stage, self._own = Stage.NONE, False
+        self._spans: deque[tuple[Any, Any, Stage, bool]] = deque(maxlen=_PENDING)
 
-    def begin(self) -> None:
-        self._begun = self._event()
-        self._begun.record()
+    def mark(self, stage: Stage, own: bool) -> None:
+        event = self._event()
+        event.record()
+        if self._stage is not Stage.NONE:
+            self._spans.append((self._since, event, self._stage, self._own))
+        self._since, self._stage, self._own = event, stage, own
 
-    def end(self) -> None:
-        if self._begun is not None:
-            end = self._event()
-            end.record()
-            self._spans.append((self._begun, end))
-            self._begun = None
-
-    def take(self) -> float:
-        total = 0.0
+    def take(self) -> tuple[list[float], float]:
+        stages, owned = [0.0] * len(Stage), 0.0
         while self._spans and self._spans[0][1].query():
-            begun, end = self._spans.popleft()
-            total += begun.elapsed_time(end) / 1000
-        return total
+            begun, end, stage, own = self._spans.popleft()
+            seconds = begun.elapsed_time(end) / 1000
+            stages[stage] += seconds
+            owned += seconds if own else 0.0
+        return stages, owned

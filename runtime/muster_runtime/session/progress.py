@@ -32,6 +32,8 @@ class Progress:
     total_steps: int | None = None
     flops_per_token: float | None = None
     latest_loss: float | None = None
+    latest_norm: float | None = None
+    """The gradient's, at the last step where it was looked at."""
     reported: dict[str, Any] = field(default_factory=dict)
     """What the script last said of each metric but the loss, on this rank."""
     _pending: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -92,9 +94,9 @@ class Progress:
                     self._unsaved[number - 1] = self.latest_loss = loss
             self._read_to = step
 
-    def count(self, tokens: float) -> None:
-        """One more step is done, of `tokens` tokens over the whole gang."""
-        self._meter.add(tokens)
+    def count(self, tokens: float, samples: int) -> None:
+        """One more step is done, of so many tokens and samples over the whole gang; 0 where that isn't known."""
+        self._meter.add(tokens, samples)
 
     def tell(self, step: int, *, last: bool = False, quiet: bool = False) -> None:
         """Sends and prints where the run stands, at most so often; or, `quiet`, sends it only."""
@@ -118,6 +120,8 @@ class Progress:
                 loss=None if loss is None else repr(loss),
                 step_seconds=step_seconds,
                 tokens_per_second=tokens_per_second,
+                samples_per_second=rates.samples_per_second if rates else None,
+                grad_norm=None if self.latest_norm is None else repr(self.latest_norm),
                 mfu=model_flops_utilisation(tokens_per_second, self.flops_per_token, self._peak(), self.world_size),
             )
         )
@@ -153,7 +157,7 @@ class Progress:
         """To where `step` steps were done; what came after them was not."""
         self._pending.clear()
         self._unsaved.clear()
-        self.latest_loss = None
+        self.latest_loss = self.latest_norm = None
         self.begin(step)
 
     def saved(self, step: int) -> None:

@@ -19,11 +19,12 @@ from muster_runtime.data.foreign import fixed_size, is_foreign
 from muster_runtime.data.loader import Loader
 from muster_runtime.errors import NumericsError, UsageError, caller
 from muster_runtime.parallel.gang import Gang
-from muster_runtime.pulse import Pulse, Section
+from muster_runtime.pulse import Pulse, Section, Stage
 from muster_runtime.session import checks, pace
 from muster_runtime.session.boundary import Agreement, Square, Votes, agree
 from muster_runtime.session.gradients import Gradients
 from muster_runtime.session.guard import Guard, Unsound
+from muster_runtime.session.norms import Norms
 from muster_runtime.session.numerics import Action
 from muster_runtime.session.persistence import RunState
 from muster_runtime.session.progress import Progress
@@ -64,6 +65,8 @@ class Run:
         self.went_back = False
         """The last step ended with a return to a checkpoint, and nobody has gone on from there yet."""
         self._guard = Guard(settings.numerics, gang, self.progress) if settings.numerics is not None else None
+        self._norms = Norms(settings.rank, settings.world_size)
+        self._samples = 0  # of the step that was done last, over the whole gang
         self._forwards: dict[tuple[int, int], int] = {}  # by optimizer and model, at the optimizer's last step
         self._signalled = False
         self.closed = False
@@ -90,8 +93,7 @@ class Run:
             if self.saves.wanted:
                 checks.refuse_unstorable(self.tracked)
             self._count_flops()
-            if self._gang.world_size > 1:
-                pace.follow(self.pulse, [one.thing for one in self.tracked], self._device)
+            pace.follow(self.pulse, [one.thing for one in self.tracked], self._device)
             for one in self.tracked:
                 if is_foreign(one.thing):
                     self.progress.fix_size(fixed_size(one.name, one.thing, one.where))
@@ -178,6 +180,7 @@ class Run:
             if self._guard is not None:
                 batch = self.driver.epoch, self.driver.number
                 self._guard.trained(self.step - 1, batch, updated=self._optimizer_stepped)
+            self._samples = self.driver.samples or 0
             self.driver.move_on()
         due = self._is_due()  # also where the save waits, or its turn would pass unseen
         save, stop = votes and due, votes and self._stops_here()
@@ -220,7 +223,8 @@ class Run:
             alone = "" if len(names) == 1 else name
             if (ends := self._guard.sees_update(self.step, optimizer, alone, loss, closure=closure)) is not None:
                 self._give_up(ends)
-        self.pulse.owns()
+        self._norms.sees_update(self.step, optimizer, closure=closure)
+        self.pulse.owns(Stage.OPTIMIZER)
 
     # ------------------------------------------------------------------ what the ranks agree on
 
@@ -242,9 +246,13 @@ class Run:
         progress = self.progress
         read = progress.reads_now(self.step, soon)
         losses, tokens = progress.take_losses(self.step, read)
-        votes = Votes(self.step, save, stop, ends, tokens, losses, *self.saves.word(), self._squares(read))
+        word, norms = self.saves.word(), self._norms
+        votes = Votes(
+            self.step, save, stop, ends, tokens, losses, *word, self._squares(read), norms.asks(), norms.take(read)
+        )
         self.pulse.enter(Section.BOUNDARY)
         agreed = agree(votes, self._gang, self.loop)
+        norms.heard(asked=agreed.norm_asked)
         unsound = self._absorb(agreed, votes, read)
         with self.pulse.during(Section.CHECKPOINT):
             self.saves.heard(writing=agreed.writing, failed=agreed.write_failed, unsealed=agreed.unsealed)
@@ -256,7 +264,7 @@ class Run:
             self._go_back(unsound)
         if not ends:
             if counts:
-                progress.count(agreed.tokens)
+                progress.count(agreed.tokens, self._samples)
             progress.tell(self.step, last=agreed.stop)
         if agreed.stop:
             self._stop()
@@ -273,6 +281,8 @@ class Run:
         """The gang's word about the steps read now, and the first of them that calls for something."""
         first = self.progress.read_to
         self.progress.absorb(self.step, agreed, read)
+        if agreed.norm is not None:
+            self.progress.latest_norm = agreed.norm
         return self._guard.hear(first, agreed, own) if self._guard is not None and read else None
 
     def _go_back(self, found: Unsound) -> None:

@@ -171,7 +171,13 @@ class Saves:
         )
         self._reporter.send(
             reports.CheckpointCommitted(
-                self._gang.rank, saved.step, self.persistence.uri, saved.seconds, saved.own_bytes, time.time()
+                self._gang.rank,
+                saved.step,
+                self.persistence.uri,
+                saved.seconds,
+                saved.own_bytes,
+                time.time(),
+                saved.stall,
             )
         )
 

@@ -7,20 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rates:
-    """Means over a window: seconds a step, the gang's tokens a second (None when none were reported)."""
+    """Means over a window: seconds a step, the gang's tokens and samples a second (None when none were told)."""
 
     step_seconds: float
     tokens_per_second: float | None
+    samples_per_second: float | None = None
 
 
 class Meter:
     def __init__(self, now: float) -> None:
-        self._start, self._steps, self._tokens = now, 0, 0.0
+        self._start, self._steps, self._tokens, self._samples = now, 0, 0.0, 0
 
-    def add(self, tokens: float) -> None:
-        """One more step of `tokens` tokens over the whole gang."""
+    def add(self, tokens: float, samples: int = 0) -> None:
+        """One more step of so many tokens and samples over the whole gang; 0 where that isn't known."""
         self._steps += 1
         self._tokens += tokens
+        self._samples += samples
 
     def pause(self, seconds: float) -> None:
         """Leaves `seconds` out of the window: a save is no training."""
@@ -34,8 +36,9 @@ class Meter:
         if not self._steps or now <= self._start:
             return None
         seconds = now - self._start
-        rates = Rates(seconds / self._steps, self._tokens / seconds if self._tokens else None)
-        self._start, self._steps, self._tokens = now, 0, 0.0
+        tokens, samples = (count / seconds if count else None for count in (self._tokens, self._samples))
+        rates = Rates(seconds / self._steps, tokens, samples)
+        self._start, self._steps, self._tokens, self._samples = now, 0, 0.0, 0
         return rates
 
 

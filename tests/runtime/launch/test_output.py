@@ -84,10 +84,10 @@ for text in (b"junk", b"[]", b'{"kind": "Progress", "rank": "x", "step": NaN}', 
     junk.sendto(text, os.environ["MUSTER_RUN_DIR"] + "/report")
 reporter = report.Reporter()
 reporter.send(report.Hello(RANK, os.getpid()))
-reporter.send(report.Progress(RANK, 41 + RANK, 100, "2.5", 0.25, 1000.0, 8.0, 0.5))
+reporter.send(report.Progress(RANK, 41 + RANK, 100, "2.5", 0.25, 1000.0, 8.0, 0.5, "1.25"))
 reporter.send(report.Resumed(RANK, 40, "s3://models/x"))
 reporter.send(report.Warned(RANK, "slow disk"))
-if RANK == 0: reporter.send(report.CheckpointCommitted(0, 40, "s3://models/x", 1.5, 4096, 1e9))
+if RANK == 0: reporter.send(report.CheckpointCommitted(0, 40, "s3://models/x", 1.5, 4096, 1e9, 0.125))
 mark("running")
 time.sleep(600)
 """
@@ -103,6 +103,10 @@ time.sleep(600)
     for line in (
         f'muster_worker_step{{{labels},rank="1"}} 42.0',
         f"muster_worker_loss{{{labels}}} 2.5",
+        f"muster_worker_gradient_norm{{{labels}}} 1.25",
+        f"muster_worker_samples_per_second{{{labels}}} 8.0",
+        f"muster_run_total_steps{{{labels}}} 100.0",
+        f"muster_worker_checkpoint_stall_seconds_sum{{{labels}}} 0.125",
         f"muster_worker_mfu_ratio{{{labels}}} 0.5",
         f"muster_worker_tokens_per_second{{{labels}}} 1000.0",
         f"muster_run_progress_ratio{{{labels}}} 0.42",
@@ -110,7 +114,7 @@ time.sleep(600)
         f"muster_worker_incarnation{{{labels}}} 1.0",
         f"muster_worker_checkpoint_bytes_total{{{labels}}} 4096.0",
         f"muster_worker_checkpoint_last_committed_step{{{labels}}} 40.0",
-        f'muster_worker_step_seconds_count{{{labels},rank="0"}} 1.0',
+        f"muster_worker_step_seconds_count{{{labels}}} 1.0",
     ):
         assert line in metrics
 

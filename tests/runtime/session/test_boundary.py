@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from muster_runtime.errors import UsageError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session.boundary import Votes, agree
+from muster_runtime.session.norms import Norms
 
 
 class Ranks(Gang):
@@ -50,3 +54,39 @@ def test_the_norm_is_that_of_all_ranks_shares() -> None:
     )
     assert alone.losses == (None,)
     assert alone.norms[0] != alone.norms[0], "what isn't finite on one rank isn't in the sum"
+
+
+class Parameters:
+    """An optimizer as far as `Norms` looks: gradients of the norm 5."""
+
+    def __init__(self, *gradient: float, **more: object) -> None:
+        weight = torch.nn.Parameter(torch.zeros(len(gradient)))
+        weight.grad = torch.tensor(gradient)
+        self.param_groups = [{"params": [weight]}]
+        self.__dict__.update(more)
+
+
+def test_the_norm_for_people_is_looked_at_now_and_then_and_read_with_the_losses() -> None:
+    now = 100.0
+    norms, other = Norms(0, 2, lambda: now), Norms(1, 2, lambda: now)
+    step: Any = Parameters(3.0, 4.0)
+    assert norms.asks()
+    assert not other.asks(), "one clock decides"
+    norms.sees_update(6, step, closure=False)
+    assert norms.take(read=True) is None, "nobody has agreed yet"
+    norms.heard(asked=True)
+    assert not norms.asks(), "it waits for that one"
+    norms.sees_update(7, step, closure=True)
+    norms.sees_update(7, Parameters(9.0, found_inf=0), closure=False)  # type: ignore[arg-type]
+    norms.sees_update(7, step, closure=False)
+    norms.sees_update(8, step, closure=False)
+    assert norms.take(read=False) is None
+    square = norms.take(read=True)
+    assert square == (12.5, 1.0), "its share of two equal ones"
+    assert norms.take(read=True) is None
+    own = Votes(9, save=False, stop=False, ends=False, losses=((1.0, 1.0),), square=square, asks_norm=True)
+    agreed = agree(own, Ranks(2), "train.py:9")
+    assert (agreed.norm, agreed.norm_asked, agreed.losses) == (5.0, True, (1.0,))
+    assert not norms.asks()
+    now += 10
+    assert norms.asks()

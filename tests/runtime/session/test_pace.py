@@ -10,7 +10,7 @@ from gangs import run_gang
 
 from muster_runtime import pulse as pulses
 from muster_runtime.control import ControlWriter
-from muster_runtime.pulse import Beat, Pulse, PulseReader, Section
+from muster_runtime.pulse import STAGES, Beat, Pulse, PulseReader, Section, Stage
 from muster_runtime.session.pace import DeviceSpans
 
 pytestmark = pytest.mark.runtime
@@ -35,11 +35,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def step(pulse: Pulse, clock: Clock, number: int) -> None:
     """1 s for data, 2 forward, 4 backward, 8 for the optimizer, 16 at the boundary, 32 in a save."""
-    clock.now += 1
+    with pulse.waits_for_data():
+        clock.now += 1
     pulse.step_opens()
-    for seconds, then in ((2, pulse.shares), (4, pulse.owns), (8, lambda: pulse.enter(Section.BOUNDARY))):
-        clock.now += seconds
-        then()
+    pulse.owns(Stage.FORWARD)
+    clock.now += 2
+    pulse.shares(Stage.BACKWARD)
+    clock.now += 4
+    pulse.owns(Stage.OPTIMIZER)
+    clock.now += 8
+    pulse.enter(Section.BOUNDARY)
     clock.now += 16
     pulse.step_done(number)
     with pulse.during(Section.CHECKPOINT):
@@ -60,6 +65,7 @@ def test_own_are_data_forward_and_optimizer(tmp_path: Path, clock: Clock) -> Non
         step(pulse, clock, number)
     beat = read(tmp_path, reader)
     assert (beat.steps, beat.seconds, beat.own) == (2, 2 * 31.0, 2 * 11.0)
+    assert beat.stages == tuple(2.0 * seconds for seconds in (1, 0, 2, 4, 8, 16, 32)), "by `STAGES`"
 
 
 class Event:
@@ -96,6 +102,9 @@ def test_on_a_device_time_counts_there_and_nobody_waits_for_it(tmp_path: Path, c
     assert read(tmp_path, reader).own == 0.0, "nothing is done there yet"
     Event.done = len(Event.made)
     step(pulse, clock, 3)
+    stages = read(tmp_path, reader).stages
+    assert all(stages[stage] > 0 and stages[stage] % 0.25 == 0 for stage in STAGES if stage < Stage.BOUNDARY)
+    assert stages[Stage.BOUNDARY] == 2 * 16.0, "nothing of it is on the device"
     assert read(tmp_path, reader).own > 0
     assert read(tmp_path, reader).own % 0.25 == 0, "by the device's clock"
 
@@ -141,3 +150,6 @@ def test_the_slow_rank_of_a_real_gang_is_known_by_its_own_time_alone(tmp_path: P
     assert held.own >= 11 * 0.06
     assert free.own < held.own / 2
     assert free.seconds > held.own / 2, "it waited as long"
+    assert held.stages[Stage.FORWARD] >= 11 * 0.06, "the model is what is slow"
+    assert all(held.stages[stage] > 0 for stage in (Stage.DATA, Stage.BACKWARD, Stage.OPTIMIZER, Stage.BOUNDARY))
+    assert sum(held.stages[: Stage.CHECKPOINT]) == pytest.approx(held.seconds, rel=0.01)
