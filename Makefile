@@ -70,6 +70,10 @@ bench-placement: setup ## one gang of 1,024 GPUs on 12,500 nodes, and how a plan
 bench-queues: setup ## put 10,000 waiting jobs of 1,000 queues in order, and open the books of their quota
 	@.venv/bin/python bench/queues.py $(ARGS)
 
+.PHONY: bench-metrics
+bench-metrics: setup ## /metrics of the operator with 10,000 jobs: bytes and processor time
+	@PYTHONPATH=. .venv/bin/python bench/metrics.py $(ARGS)
+
 .PHONY: bench-reservations
 bench-reservations: setup ## reservations, the proof of backfill, and expected starts of 10,000 waiting jobs
 	@.venv/bin/python bench/reservations.py $(ARGS)
@@ -88,8 +92,9 @@ bench-checkpoint: ## checkpoints to a real S3 server beside other ways: stall, s
 	@PYTHONPATH=. .venv/bin/python bench/checkpoint.py $(ARGS)
 
 .PHONY: generate
-generate: setup ## write crds/, the chart's CRDs and the field reference anew from the models
+generate: setup ## write anew what is made from the models and the metrics: CRDs, field reference, dashboards
 	@.venv/bin/python -m muster.api.generate
+	@.venv/bin/python -m hack.monitoring
 
 .PHONY: images
 images: setup ## build the operator's and the runtime's image and load them into the local cluster

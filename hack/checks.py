@@ -76,6 +76,7 @@ STATIC: dict[str, tuple[str, ...]] = {
     "mypy of the benches": (PYTHON, "-m", "mypy", "bench"),
     "import-linter": (str(_BIN / "lint-imports"),),
     "generated files": (PYTHON, "-m", "muster.api.generate", "--check"),
+    "generated docs and dashboards": (PYTHON, "-m", "hack.monitoring", "--check"),
     "lock file": ("uv", "lock", "--check", "--quiet"),
 }
 

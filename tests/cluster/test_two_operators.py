@@ -86,8 +86,8 @@ async def test_a_leader_frozen_past_its_lease_writes_nothing_when_it_wakes(
         first, second = (old, new) if await _first(place, old, new) == "old" else (new, old)
         await leading(first)
         await second.until_probe("/readyz", 200)
-        assert "muster_operator_leader 1.0" in (await first.probe("/metrics"))[1]
-        assert "muster_operator_leader 0.0" in (await second.probe("/metrics"))[1]
+        assert "muster_operator_leader 1" in (await first.probe("/metrics"))[1]
+        assert "muster_operator_leader 0" in (await second.probe("/metrics"))[1]
         await place.submit("before", 4)
         await until_pods(place, "before", 4)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from muster.api.names import CAPACITY_LABEL, GPU_PRODUCT_LABEL
@@ -32,6 +33,7 @@ _MODEL: Final = re.compile(r"^(RTX[0-9]+|[A-Z]{1,3}[0-9]{1,4}[A-Z]{0,2})$")
 _MIG: Final = re.compile(r"-MIG-([0-9]+g\.[0-9]+gb)", re.IGNORECASE)
 
 
+@lru_cache(maxsize=1024)
 def short_type(product: str) -> str:
     """The name people use: `NVIDIA-H100-80GB-HBM3` is `H100`, `NVIDIA-GeForce-RTX-4090` is `RTX-4090`.
 

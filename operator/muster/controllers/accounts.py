@@ -6,7 +6,7 @@ So what is used now is known at any time, also after a restart, and nothing is w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -114,6 +114,16 @@ def _used_up(queue: TrainingQueue, budget: MonthlyBudget, now: datetime) -> str:
     if budget.cost is not None and cost >= budget.cost:
         return f"queue {name} has spent its {budget.cost}{kind} of {month_of(now)}; {then}"
     return ""
+
+
+def used_parts(queue: TrainingQueue, now: datetime) -> Iterator[tuple[str, str, float]]:
+    """(GPU type or "", `gpu_hours` or `cost`, part that is used) of each of the queue's budgets of the month."""
+    for budget in queue.spec.budgets or ():
+        uses, kind = list(_counted(budget, brought_forward(queue.status.month, now))), budget.gpu_type
+        if budget.gpu_hours is not None:
+            yield kind, "gpu_hours", sum(use.gpu_seconds for use in uses) / (budget.gpu_hours * _HOUR)
+        if budget.cost is not None:
+            yield kind, "cost", float(sum(Decimal(use.cost or 0) for use in uses) / budget.cost)
 
 
 def changes(queue: TrainingQueue, now: datetime) -> datetime | None:

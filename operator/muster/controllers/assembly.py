@@ -33,6 +33,7 @@ from muster.controllers.cache import Cache, Key
 from muster.controllers.lifecycle.turn import Decision, Note
 from muster.controllers.listening import Listening
 from muster.controllers.loop import Loop
+from muster.controllers.observing import Observing
 from muster.controllers.progress import Progress
 from muster.controllers.provisioning import Provisioning
 from muster.controllers.quarantine import Rules
@@ -41,6 +42,7 @@ from muster.controllers.records import Record
 from muster.controllers.reliability import Reliability
 from muster.controllers.situations import PATIENCE, Patience
 from muster.controllers.work import Worker, utc_now
+from muster.telemetry.metrics import Metrics
 
 Object = dict[str, Any]
 Tell = Callable[[Record, Note], None]
@@ -84,6 +86,7 @@ class Scheduling:
         quarantine: Rules | None = None,
         tell_node: Callable[[News], None] = lambda news: None,
         executor: Callable[[Api, bytes], Executor] = Executor,
+        observing: Observing | None = None,
     ) -> None:
         """
         Args:
@@ -92,6 +95,7 @@ class Scheduling:
             asking: how an autoscaler is asked for nodes; None: it is not.
             quarantine: when nodes are tainted; None: they are not.
             tell_node: takes Events on nodes.
+            observing: counts what happens; None: for nobody.
         """
         watched: dict[str, Any] = {"watch_seconds": watch_seconds, "patience": watch_seconds / 4}
         self.pods = Informer(api, PODS, PodView.from_raw, delay=event_delay, **watched)
@@ -105,6 +109,7 @@ class Scheduling:
         self.nodes.on_change(lambda name: self.cache.on_node(name, self.nodes.items.get(name)))
         self.namespaces.on_change(self.cache.on_world)
         self.priorities.on_change(self.cache.on_world)
+        observing = observing or Observing(Metrics(), {})
         self._telling: set[asyncio.Task[None]] = set()
         self._fetching: set[asyncio.Task[None]] = set()
         self._direct = None if through_proxy else DirectTransport()
@@ -117,6 +122,7 @@ class Scheduling:
             tell,
             asyncio.Semaphore(JOBS_AT_ONCE),
             node_hours=self.reliability.hours,
+            wrote=observing.wrote,
         )
         self._progress = Progress(self.cache, launchers)
         self._listening = Listening(api, self.cache)
@@ -125,7 +131,9 @@ class Scheduling:
         self.quarantining = (
             Quarantining(api, self.cache, quarantine, lambda: self.loop.faults(), tell_node) if quarantine else None
         )
-        self.loop = Loop(self.cache, self._worker, self._progress, patience=patience, prices=prices)
+        self.loop = Loop(
+            self.cache, self._worker, self._progress, patience=patience, prices=prices, planned=observing.planned
+        )
 
     @property
     def informers(self) -> tuple[Informer[Any], ...]:

@@ -45,7 +45,7 @@ AT_ONCE: Final = 2
 """Writes under way: they are news for people, and must not compete with placements while the API server is slow."""
 
 _SHOWN: Final = 3
-_GPUS: Final = ("nvidia.com/gpu", "amd.com/gpu")
+GPUS: Final = ("nvidia.com/gpu", "amd.com/gpu")
 
 Status = TrainingQueueStatus | TopologyStatus
 Name = tuple[str, str]
@@ -53,7 +53,11 @@ Name = tuple[str, str]
 
 
 class Books:
-    """The newest status that each object should have, and the writing of it."""
+    """The newest status that each object should have, and the writing of it.
+
+    Attributes:
+        tally: of the last round that was kept; None before the first.
+    """
 
     def __init__(self, cache: Cache, executor: Executor) -> None:
         self._cache = cache
@@ -62,6 +66,7 @@ class Books:
         self._written: dict[Name, float] = {}
         self._seen: dict[str, tuple[object, ...]] = {}
         self._tasks: dict[Name, asyncio.Task[None]] = {}
+        self.tally: Tally | None = None
 
     def keep(
         self,
@@ -74,7 +79,7 @@ class Books:
         """Take over what a round of planning has seen. `errors`: what is wrong with a queue's spec, by its name;
         `spent`: the budgets that are used up, by the names of the queues that they close."""
         queues = self._cache.queues
-        tally = Tally.of(snapshot, count_waiting(records.values()))
+        tally = self.tally = Tally.of(snapshot, count_waiting(records.values()))
         self._seen = {name: seen for name, seen in self._seen.items() if name in queues}
         for name, standing in standings(queues, errors, spent).items():
             # A thousand queues are there: nothing dear is done for those of which nothing has changed.
@@ -178,7 +183,7 @@ def queue_status(queue: TrainingQueue, tally: Tally, standing: Standing, now: da
     row = tally.rows.get(queue.metadata.name, NONE)
     usage = _usage(tally, row) if row != NONE else ()
     generation = queue.metadata.generation
-    gpus = sum(int(use.used) for item in usage for use in item.resources if use.name in _GPUS)
+    gpus = sum(int(use.used) for item in usage for use in item.resources if use.name in GPUS)
     return TrainingQueueStatus(
         conditions=_queue_conditions(queue, standing, now),
         observed_generation=generation,
@@ -194,7 +199,7 @@ def queue_status(queue: TrainingQueue, tally: Tally, standing: Standing, now: da
 def _held(tally: Tally, row: int) -> dict[str, Held]:
     """GPUs that are held, by their type."""
     snapshot, held = tally.snapshot, dict[str, Held]()
-    columns = [column for column, resource in enumerate(snapshot.resources) if resource in _GPUS]
+    columns = [column for column, resource in enumerate(snapshot.resources) if resource in GPUS]
     for flavour, name in enumerate(snapshot.flavours):
         gpus, kind = int(tally.held[row, flavour, columns].sum()), name.partition("/")[0]
         if gpus:

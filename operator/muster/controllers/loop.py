@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
@@ -21,6 +21,7 @@ from muster.cluster.gpus import flavour_of
 from muster.cluster.status import finished
 from muster.cluster.views import PodView
 from muster.controllers.alarms import Alarms
+from muster.controllers.books import Tally
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.lifecycle.reconcile import reconcile
@@ -69,8 +70,13 @@ class Loop:
         *,
         patience: Patience = PATIENCE,
         prices: Mapping[str, float] | None = None,
+        planned: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`."""
+        """
+        Args:
+            prices: money for an hour of one GPU, by flavour like `H100/on-demand`.
+            planned: is told what each plan took.
+        """
         self._cache = cache
         self._worker = worker
         self._prices = prices or {}
@@ -91,13 +97,14 @@ class Loop:
             start=self.start,
             trouble=self._trouble,
             prices=self._prices,
+            planned=planned,
         )
         self._situations = Situations(cache, progress, self._claims, self._plans.inputs, patience)
 
     @property
-    def plan_seconds(self) -> float:
-        """What the last plan took."""
-        return self._plans.seconds
+    def tally(self) -> Tally | None:
+        """What queues held when the planner last looked at everything; None before it first did."""
+        return self._plans.books.tally
 
     def stays(self) -> Iterator[Stay]:
         """What the jobs that exist have seen of their nodes."""

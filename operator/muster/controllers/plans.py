@@ -75,7 +75,6 @@ class Plans:
     Attributes:
         inputs: what is made of records for the planner.
         books: status of queues and of the Topology.
-        seconds: what the last plan took, snapshot not included.
         round_seconds: what the last round took, all in.
         again_at: monotonic time of another round without any change, for words that were held back; None for none.
     """
@@ -91,8 +90,13 @@ class Plans:
         start: Start,
         trouble: Trouble,
         prices: Mapping[str, float] | None = None,
+        planned: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`."""
+        """
+        Args:
+            prices: money for an hour of one GPU, by flavour like `H100/on-demand`.
+            planned: is told what each plan took, snapshot not included.
+        """
         self._cache = cache
         self._worker = worker
         self._records = records
@@ -103,6 +107,7 @@ class Plans:
         self._detector = Detector()
         self._queue_errors: dict[str, str] = {}
         self._prices = prices or {}
+        self._planned = planned
         self._budgets = Budgets()
         self._spent: dict[str, Spent] = {}
         self.inputs = Inputs(cache, worker.settings, claims)
@@ -113,7 +118,6 @@ class Plans:
         self._explain_at = float("-inf")
         self._looked: tuple[object, ...] = ()
         self._begun = False
-        self.seconds = 0.0
         self.round_seconds = 0.0
         self.again_at: float | None = None
 
@@ -164,7 +168,7 @@ class Plans:
             decided = await asyncio.to_thread(plan, snapshot, policy)
         else:
             decided = plan(snapshot, policy)
-        self.seconds = time.monotonic() - began
+        self._planned(time.monotonic() - began)
         return decided
 
     def due(self) -> bool:

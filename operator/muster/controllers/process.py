@@ -14,7 +14,6 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +29,12 @@ from muster.cluster.provisioning import Asking
 from muster.controllers import handlers, kopf_thread
 from muster.controllers.assembly import Scheduling
 from muster.controllers.lifecycle.turn import Note
+from muster.controllers.observing import Observing
 from muster.controllers.probes import Probes
 from muster.controllers.quarantine import Rules
 from muster.controllers.records import Record
 from muster.controllers.situations import PATIENCE, Patience
+from muster.telemetry import metrics_declared as declared
 from muster.telemetry.metrics import Metrics
 from muster_protocol import env
 from muster_protocol.durations import parse_duration
@@ -53,6 +54,7 @@ class Operator:
         self._settings = settings
         self._assemble = assemble
         self._metrics = Metrics()
+        self._observing = Observing(self._metrics, settings.prices)
         self._scheduling: Scheduling | None = None
         self._kinds: handlers.Kinds | None = None
         self._events: EventRecorder | None = None
@@ -98,7 +100,7 @@ class Operator:
         if not await self._until(leadership.acquired.wait()):
             return 0
         self._state = "syncing"
-        self._metrics.leader.set(1)
+        self._metrics.leads()
         work = asyncio.create_task(self._lead(api), name="operator")
         stop = asyncio.create_task(self._stopping.wait(), name="stop")
         done, pending = await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -131,6 +133,7 @@ class Operator:
             through_proxy=settings.through_proxy,
             watch_seconds=settings.watch_seconds,
             prices=settings.prices,
+            observing=self._observing,
             asking=asking(settings),
             quarantine=quarantine_rules(settings),
             tell_node=events.tell,
@@ -228,26 +231,25 @@ class Operator:
         if scheduling is None:
             return
         now = time.monotonic()
-        for informer in scheduling.informers:
-            metrics.relists.labels(informer.path).set(max(0, informer.lists - 1))
-            metrics.watch_age.labels(informer.path).set(now - informer.last_event_at)
-        metrics.plan_seconds.set(scheduling.loop.plan_seconds)
-        metrics.turn_errors.set(scheduling.loop.turn_errors)
-        for kind, hours in scheduling.reliability.hours():
-            metrics.node_hours.labels(kind).set(hours)
-        if scheduling.quarantining is not None:
-            held, spared = scheduling.quarantining.held, scheduling.quarantining.spared
-            metrics.count_bad_nodes(held, spared, scheduling.quarantining.faults_by_cause())
-        if self._events is not None:
-            metrics.events_dropped.set(self._events.dropped)
-        metrics.tell_goodput(
-            (record.identity.namespace, record.identity.name, float(told.ratio))
-            for record in scheduling.loop.records.values()
-            if (told := record.job.status.goodput) is not None and told.ratio is not None
+        self._observing.look(scheduling.loop, scheduling.cache)
+        informers = scheduling.informers
+        metrics.show(
+            {
+                declared.RELISTS: {(one.path,): max(0, one.lists - 1) for one in informers},
+                declared.WATCH_AGE: {(one.path,): now - one.last_event_at for one in informers},
+                declared.FAILURE_FREE: {(kind,): hours * 3600 for kind, hours in scheduling.reliability.hours()},
+                declared.EVENTS_DROPPED: {(): self._events.dropped if self._events is not None else 0},
+            }
         )
-        live = ((record.spec.queue, record.job.status.phase) for record in scheduling.loop.records.values())
-        ended = ((one.queue, one.phase) for one in scheduling.loop.ended.values())
-        metrics.count_jobs((queue, phase.value if phase else "Unseen") for queue, phase in chain(live, ended))
+        quarantining = scheduling.quarantining
+        if quarantining is not None:
+            metrics.show(
+                {
+                    declared.QUARANTINED: {(node,): 1 for node in quarantining.held},
+                    declared.SPARED: {(): len(quarantining.spared)},
+                    declared.FAULTS: {(cause,): number for cause, number in quarantining.faults_by_cause().items()},
+                }
+            )
 
 
 async def connect(settings: Settings, **options: Any) -> Api:

@@ -68,6 +68,7 @@ class Worker:
         rehearsals: when a pod was last taken, and as what, by namespace and what it is made from.
         rehearsing: of what pods are being rehearsed for the first time in a while: one is enough.
         pace: of status writes.
+        wrote: is told the status that a job had before each write, once its record has the new one.
         node_hours: hours between two failures of one worker, as this cluster shows; None: as `settings` suppose.
     """
 
@@ -79,6 +80,7 @@ class Worker:
     rehearsing: set[tuple[str, str]] = field(default_factory=set)
     pace: Pace = field(default_factory=Pace)
     node_hours: Callable[[], NodeHours] | None = None
+    wrote: Callable[[Record, TrainingJobStatus], None] = lambda record, before: None
 
     async def carry_out(self, record: Record, decision: Decision) -> None:
         """Status first, then deletions, then new pods, then words."""
@@ -106,7 +108,7 @@ class Worker:
 
     async def write(self, record: Record, status: TrainingJobStatus) -> bool:
         """Write a status over the one that was decided on. False: somebody wrote in between; decide again."""
-        began = time.monotonic()
+        began, before = time.monotonic(), record.job.status
         try:
             record.take(await self.executor.write_status(record.job, status))
             self.pace.took(time.monotonic() - began)
@@ -120,6 +122,9 @@ class Worker:
             record.unsure = True  # it may have been written
             await self.settle(record)
             raise
+        finally:
+            if not record.unsure:
+                self.wrote(record, before)
         return True
 
     async def settle(self, record: Record) -> None:

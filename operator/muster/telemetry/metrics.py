@@ -1,107 +1,38 @@
-"""The operator's metrics. Labels are bounded: queues, phases, verbs; never jobs, on counters that live for ever."""
+"""The operator's metrics: what has happened is counted here, what stands is put here before each scrape."""
 
 from __future__ import annotations
 
-from collections import Counter as Tally
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from muster.telemetry import metrics_declared as declared
+from muster.telemetry.exposition import CONTENT_TYPE, Labels, Store
+from muster_protocol.metrics import Metric
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+__all__ = ["CONTENT_TYPE", "Metrics"]
 
 
 class Metrics:
-    """One registry a process."""
+    """One a process."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.leader = Gauge("muster_operator_leader", "1 while this process leads.", registry=self.registry)
-        self.requests = Counter(
-            "muster_operator_api_requests",
-            "Requests to the API server.",
-            ["method", "code"],
-            registry=self.registry,
-        )
-        self.request_seconds = Histogram(
-            "muster_operator_api_request_seconds",
-            "Time until the API server's answer began.",
-            ["method"],
-            buckets=(0.005, 0.02, 0.1, 0.5, 2.0, 10.0),
-            registry=self.registry,
-        )
-        self.jobs = Gauge("muster_jobs", "Live TrainingJobs.", ["queue", "phase"], registry=self.registry)
-        self.goodput = Gauge(
-            "muster_goodput_ratio",
-            "Part of a live job's time since it was submitted that was training, 0 to 1.",
-            ["namespace", "job"],
-            registry=self.registry,
-        )
-        self.plan_seconds = Gauge(
-            "muster_plan_duration_seconds", "Time that the last plan took.", registry=self.registry
-        )
-        self.turn_errors = Gauge(
-            "muster_operator_turn_errors", "Turns of jobs that failed, since the start.", registry=self.registry
-        )
-        self.relists = Gauge(
-            "muster_operator_relists", "Lists made afresh since the start.", ["path"], registry=self.registry
-        )
-        self.watch_age = Gauge(
-            "muster_operator_watch_age_seconds",
-            "Time since its last sign of life.",
-            ["path"],
-            registry=self.registry,
-        )
-        self.node_hours = Gauge(
-            "muster_worker_hours_between_failures",
-            "Hours that one worker trains between two failures of its node, by what is supposed and seen.",
-            ["capacity"],
-            registry=self.registry,
-        )
-        self.events_dropped = Gauge(
-            "muster_operator_events_dropped", "Events that were not written for want of time.", registry=self.registry
-        )
-
-        self.quarantined = Gauge(
-            "muster_node_quarantined", "1 for each node in quarantine.", ["node"], registry=self.registry
-        )
-        self.spared = Gauge(
-            "muster_nodes_spared",
-            "Nodes that fail often and stay in service, for too many of their kind are in quarantine already.",
-            registry=self.registry,
-        )
-        self.node_faults = Gauge(
-            "muster_node_faults",
-            "Faults of nodes within the window of badNodes, by cause.",
-            ["cause"],
-            registry=self.registry,
-        )
+        self.store = Store(declared.OPERATOR)
 
     def request(self, method: str, code: int, seconds: float) -> None:
-        self.requests.labels(method, str(code)).inc()
-        self.request_seconds.labels(method).observe(seconds)
+        """The API server has answered."""
+        self.store.count(declared.REQUESTS, 1, method, str(code))
+        self.store.observe(declared.REQUEST_SECONDS, seconds, method)
 
-    def count_jobs(self, queue_and_phase: Iterable[tuple[str, str]]) -> None:
-        """Set the jobs gauge from every live job's (queue, phase); series of empty ones go."""
-        self.jobs.clear()
-        for (queue, phase), number in Tally(queue_and_phase).items():
-            self.jobs.labels(queue, phase).set(number)
+    def leads(self) -> None:
+        self.store.set(declared.LEADS, 1)
 
-    def tell_goodput(self, jobs: Iterable[tuple[str, str, float]]) -> None:
-        """Set it from every live job's (namespace, name, ratio); series of others go."""
-        self.goodput.clear()
-        for namespace, name, ratio in jobs:
-            self.goodput.labels(namespace, name).set(ratio)
+    def planned(self, seconds: float) -> None:
+        """A plan was made."""
+        self.store.observe(declared.PLAN_SECONDS, seconds)
 
-    def count_bad_nodes(self, held: Iterable[str], spared: Iterable[str], faults: Mapping[str, int]) -> None:
-        """Set the gauges of `badNodes`; the series of a node goes when it is let out."""
-        self.quarantined.clear()
-        for node in held:
-            self.quarantined.labels(node).set(1)
-        self.spared.set(len(tuple(spared)))
-        self.node_faults.clear()
-        for cause, number in faults.items():
-            self.node_faults.labels(cause).set(number)
+    def show(self, what: Mapping[Metric, Mapping[Labels, float]]) -> None:
+        """What stands now; series that are not named go."""
+        for metric, values in what.items():
+            self.store.replace(metric, values)
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        return self.store.text()

@@ -1,18 +1,106 @@
-"""The operator's own metrics."""
+"""The operator's own metrics, as Prometheus reads them."""
 
 from __future__ import annotations
 
-import pytest
+import math
+import subprocess
+from datetime import datetime, timezone
 
+import pytest
+from hack.monitoring import busy
+from hack.prometheus import program
+from prometheus_client.parser import text_string_to_metric_families
+
+from muster.telemetry import metrics_declared as declared
+from muster.telemetry.exposition import Store
 from muster.telemetry.metrics import Metrics
+from muster_protocol.metrics import Kind, Metric
 
 pytestmark = pytest.mark.unit
 
+NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
+GAUGE = Metric("a_gauge", Kind.GAUGE, "A gauge.", ("queue", "of"))
+COUNTER = Metric("a_total", Kind.COUNTER, "A counter.", ("queue",))
+HISTOGRAM = Metric("a_seconds", Kind.HISTOGRAM, "A histogram.", ("queue",), "", (1.0, 2.5))
+PLAIN = Metric("plain", Kind.GAUGE, "Without labels.")
 
-def test_the_goodput_of_a_job_goes_with_the_job() -> None:
+
+def store() -> Store:
+    return Store((GAUGE, COUNTER, HISTOGRAM, PLAIN))
+
+
+def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    found = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_the_text_is_prometheus_format() -> None:
+    filled = store()
+    filled.set(GAUGE, 0.25, "q", 'odd "value"\\\n')
+    filled.count(COUNTER, 2, "q")
+    filled.count(COUNTER, 0.5, "q")
+    filled.set(PLAIN, math.inf)
+    assert samples(filled.text()) == {
+        ("a_gauge", (("of", 'odd "value"\\\n'), ("queue", "q"))): 0.25,
+        ("a_total", (("queue", "q"),)): 2.5,
+        ("plain", ()): math.inf,
+    }
+
+
+def test_buckets_add_up() -> None:
+    filled = store()
+    for value in (0.5, 1.0, 2.0, 7.0):
+        filled.observe(HISTOGRAM, value, "q")
+    found = {labels[0][1]: value for (name, labels), value in samples(filled.text()).items() if name.endswith("bucket")}
+    assert found == {"1": 2, "2.5": 3, "+Inf": 4}
+    assert samples(filled.text())["a_seconds_sum", (("queue", "q"),)] == 10.5
+    assert samples(filled.text())["a_seconds_count", (("queue", "q"),)] == 4
+
+
+def test_series_of_a_queue_that_is_gone_go() -> None:
+    filled = store()
+    for queue in ("kept", "gone"):
+        filled.set(GAUGE, 1, queue, "x")
+        filled.count(COUNTER, 1, queue)
+        filled.observe(HISTOGRAM, 1, queue)
+    filled.forget("queue", {"kept"})
+    text = filled.text()
+    assert text.count(b'queue="kept"') == 7
+    assert b"gone" not in text
+
+
+def test_what_is_shown_anew_takes_the_place_of_what_was() -> None:
     metrics = Metrics()
-    metrics.tell_goodput([("research", "llama", 0.75), ("research", "bert", 0.9)])
-    assert b'muster_goodput_ratio{job="llama",namespace="research"} 0.75' in metrics.text()
-    metrics.tell_goodput([("research", "bert", 0.91)])
-    assert b"llama" not in metrics.text()
-    assert b'muster_goodput_ratio{job="bert",namespace="research"} 0.91' in metrics.text()
+    metrics.show({declared.JOBS: {("a", "Running"): 2}})
+    metrics.show({declared.JOBS: {("b", "Queued"): 1}})
+    assert b'muster_jobs{queue="b",phase="Queued"} 1' in metrics.text()
+    assert b'queue="a"' not in metrics.text()
+
+
+def test_ten_thousand_jobs_are_four_series_each_and_at_most_5_megabytes() -> None:
+    metrics = Metrics()
+    busy.state(metrics, NOW, jobs=10_000, queues=200, waiting=100)()
+    lines = [line for line in metrics.text().splitlines() if not line.startswith(b"#")]
+    of_jobs = [line for line in lines if b"job_name=" in line]
+    assert len(of_jobs) == 4 * 10_000, "four of each job that holds GPUs, none of those that wait"
+    assert len(lines) - len(of_jobs) <= 60 * 200 + 200
+    assert len(metrics.text()) <= 5_000_000
+
+
+def test_promtool_has_nothing_to_say_about_metrics_of_an_operator_at_work() -> None:
+    metrics = Metrics()
+    metrics.leads()
+    metrics.request("GET", 200, 0.01)
+    metrics.planned(0.2)
+    busy.state(metrics, NOW, jobs=16, queues=2, waiting=1)()
+    done = subprocess.run([program("promtool"), "check", "metrics"], input=metrics.text(), capture_output=True)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+def test_a_process_that_stands_by_says_only_so() -> None:
+    found = samples(Metrics().text())
+    assert found["muster_operator_leader", ()] == 0
+    assert all(value == 0 for value in found.values())

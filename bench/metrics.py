@@ -1,0 +1,85 @@
+"""What /metrics of the operator costs with 10,000 jobs that all hold GPUs, in 200 queues: bytes and processor time.
+
+Run it with `python bench/metrics.py`. Exit code 1 if a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+from hack.monitoring import busy
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from muster.telemetry.metrics import Metrics
+from report import Target, report
+
+JOBS, QUEUES = 10_000, 200
+
+TARGETS = {"bytes_mb": Target(5), "scrape_ms": Target(300)}
+NOTES = {
+    "bytes_mb": f"{JOBS:,} jobs in {QUEUES:,} queues, each job with its four series",
+    "scrape_ms": "one scrape: to look at all jobs, and to write the text",
+    "text_ms": "of that, to write the text",
+    "series": "lines with a value",
+    "client_text_ms": "four series of each job alone, written by prometheus-client",
+}
+
+
+def fastest(run: Callable[[], object], repeats: int) -> float:
+    """Milliseconds of this thread's processor time."""
+    times = []
+    for _ in range(repeats):
+        start = time.thread_time()
+        run()
+        times.append((time.thread_time() - start) * 1e3)
+    return min(times)
+
+
+class Client:
+    """Four series of each job, for prometheus-client."""
+
+    def collect(self) -> list[Metric]:
+        families: list[Metric] = []
+        for name in ("info", "gpus", "phase", "cost_per_hour"):
+            more = {"info": ["queue", "gpu_type", "capacity", "priority_class"], "phase": ["phase"]}.get(name, [])
+            family = GaugeMetricFamily(f"muster_job_{name}", name, labels=["namespace", "job_name", *more])
+            for number in range(JOBS):
+                family.add_metric([f"team-{number % QUEUES}", f"llama-8b-{number:05d}", *more], 8)
+            families.append(family)
+        return families
+
+
+async def measure(repeats: int) -> dict[str, float]:
+    metrics = Metrics()
+    look = busy.state(metrics, datetime.now(timezone.utc), jobs=JOBS, queues=QUEUES)
+    registry = CollectorRegistry()
+    registry.register(Client())
+
+    def scrape() -> bytes:
+        look()
+        return metrics.text()
+
+    text = scrape()
+    return {
+        "bytes_mb": len(text) / 1e6,
+        "scrape_ms": fastest(scrape, repeats),
+        "text_ms": fastest(metrics.text, repeats),
+        "series": sum(not line.startswith(b"#") for line in text.splitlines()),
+        "client_text_ms": fastest(lambda: generate_latest(registry), repeats),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    return 0 if report("metrics", asyncio.run(measure(parser.parse_args().repeats)), TARGETS, NOTES) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

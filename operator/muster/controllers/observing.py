@@ -1,0 +1,168 @@
+"""What the operator's metrics show: what has happened since the start, and how jobs, queues and fleet stand now.
+
+Nothing is decided here. `wrote` and `planned` are called as things happen, `look` before each scrape, all of them in
+the loop's thread. What has happened is counted by the difference that a status write has made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Final
+
+from muster.api.names import Phase
+from muster.api.trainingjob_status import TrainingJobStatus
+from muster.cluster.gpus import flavour_of
+from muster.controllers import accounts, standing
+from muster.controllers.cache import Cache
+from muster.controllers.loop import Loop
+from muster.controllers.records import Record
+from muster.controllers.work import utc_now
+from muster.scheduling.plan import MoveReason
+from muster.telemetry import metrics_declared as declared
+from muster.telemetry.exposition import Labels
+from muster.telemetry.metrics import Metrics
+from muster_protocol.metrics import Metric
+
+Shown = dict[Metric, dict[Labels, float]]
+
+_MOVES: Final = frozenset(reason.value for reason in MoveReason)
+
+
+class Observing:
+    """Fills the metrics of one process."""
+
+    def __init__(self, metrics: Metrics, prices: Mapping[str, float]) -> None:
+        """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`."""
+        self._metrics = metrics
+        self._prices = prices
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def planned(self, seconds: float) -> None:
+        """A plan has taken so long."""
+        self._metrics.planned(seconds)
+
+    def wrote(self, record: Record, before: TrainingJobStatus) -> None:
+        """A job's status has become what the record has."""
+        after, queue, store = record.job.status, record.spec.queue, self._metrics.store
+        priority = record.spec.priority_class
+        if after.placement is not None and (after.placements or 0) > (before.placements or 0):
+            store.count(declared.ADMISSIONS, 1, queue, priority)
+            placed_at = after.placement.placed_at or utc_now()
+            store.observe(declared.WAIT_SECONDS, _waited(record, before, placed_at), queue, priority)
+        if after.stop is not None and before.stop is None and after.stop.reason in _MOVES:
+            store.count(declared.PREEMPTIONS, 1, queue, after.stop.reason)
+            store.count(declared.LOST, after.stop.lost, queue, after.stop.reason)
+        for kind, number in _restarts(before, after):
+            store.count(declared.RESTARTS, number, queue, kind, _cause(after))
+        if after.finished_at is not None and before.finished_at is None:
+            outcome = Phase.FAILED if after.phase is Phase.FAILED else Phase.SUCCEEDED
+            store.count(declared.FINISHED, 1, queue, outcome.value)
+
+    # -- what stands ---------------------------------------------------------------------------------------------------
+
+    def look(self, loop: Loop, cache: Cache) -> None:
+        """Put down how everything stands now."""
+        now, records = utc_now(), loop.records.values()
+        metrics = self._metrics
+        metrics.show({declared.JOBS: _number(loop)} | _jobs(records, cache) | _waiting(records, cache, now))
+        metrics.show(standing.queues(loop.tally, cache.queues, now))
+        if loop.tally is not None:
+            metrics.show(standing.fleet(loop.tally.snapshot))
+        metrics.show({declared.PRICE: {standing.flavour(name): price for name, price in self._prices.items()}})
+        metrics.show({declared.BUDGET: dict(_budgets(cache, now))})
+        waiting = len(cache.dirty)
+        metrics.show(
+            {
+                declared.WORK_DEPTH: {(): waiting},
+                declared.WORK_AGE: {(): time.monotonic() - loop.last_tick if waiting else 0.0},
+                declared.AT_WORK: {(): sum(record.task is not None for record in records)},
+                declared.RECONCILE_ERRORS: {(): loop.turn_errors},
+            }
+        )
+        used = {record.spec.queue for record in records} | {ended.queue for ended in loop.ended.values()}
+        metrics.store.forget("queue", cache.queues.keys() | used)
+
+
+def _waited(record: Record, before: TrainingJobStatus, placed_at: datetime) -> float:
+    """Seconds in the queue. The account of goodput reaches up to the end of the last placement, or of a suspension."""
+    since = before.goodput.until if before.goodput is not None else record.job.metadata.creation_timestamp
+    return max(0.0, (placed_at - since).total_seconds()) if since is not None else 0.0
+
+
+def _restarts(before: TrainingJobStatus, after: TrainingJobStatus) -> Iterator[tuple[str, int]]:
+    """(kind, how many) of those that the write has told."""
+    for kind, old, new in (
+        ("gang", before.restarts, after.restarts),
+        ("in-place", before.restarts_in_place, after.restarts_in_place),
+        ("worker", before.replacements, after.replacements),
+    ):
+        if (more := (new or 0) - (old or 0)) > 0:
+            yield kind, more
+
+
+def _cause(status: TrainingJobStatus) -> str:
+    """Of the newest failure."""
+    if status.recent_failures:
+        return status.recent_failures[-1].cause
+    return status.failure.cause if status.failure is not None else ""
+
+
+def _number(loop: Loop) -> dict[Labels, float]:
+    phases = Counter(
+        (record.spec.queue, (record.job.status.phase or Phase.QUEUED).value) for record in loop.records.values()
+    )
+    phases.update((ended.queue, ended.phase.value) for ended in loop.ended.values() if ended.phase is not None)
+    return dict(phases.items())
+
+
+def _jobs(records: Iterable[Record], cache: Cache) -> Shown:
+    """Four series of each job that holds room."""
+    info: dict[Labels, float] = {}
+    gpus: dict[Labels, float] = {}
+    phases: dict[Labels, float] = {}
+    costs: dict[Labels, float] = {}
+    for record in records:
+        placement, spec, status = record.placement, record.spec, record.job.status
+        if placement is None:
+            continue
+        job = (record.identity.namespace, record.identity.name)
+        node = cache.node(placement.nodes[0].node) if placement.nodes else None
+        flavour = standing.flavour(flavour_of(node.labels) if node is not None else "")
+        held = placement.held * spec.gpus_per_worker
+        info[(*job, spec.queue, *flavour, spec.priority_class)] = 1
+        gpus[job] = held
+        phases[(*job, (status.phase or Phase.STARTING).value)] = 1
+        costs[job] = held * record.price
+    return {declared.JOB_INFO: info, declared.JOB_GPUS: gpus, declared.JOB_PHASE: phases, declared.JOB_COST: costs}
+
+
+def _waiting(records: Iterable[Record], cache: Cache, now: datetime) -> Shown:
+    """By queue; of those without waiting jobs there are zeros, so that alerts see them empty."""
+    jobs: dict[Labels, float] = defaultdict(float, {(name, ""): 0 for name in cache.queues})
+    gpus: dict[Labels, float] = defaultdict(float, {(name,): 0 for name in cache.queues})
+    oldest: dict[Labels, float] = defaultdict(float, {(name,): 0 for name in cache.queues})
+    reasons: dict[Labels, float] = defaultdict(float)
+    for record in records:
+        spec, status = record.spec, record.job.status
+        if record.placement is not None or status.finished_at is not None or spec.suspend or record.deleted:
+            continue
+        jobs[spec.queue, spec.priority_class] += 1
+        gpus[spec.queue,] += spec.gpus
+        reasons[spec.queue, status.queue.reason if status.queue is not None else ""] += 1
+        oldest[spec.queue,] = max(oldest[spec.queue,], _waited(record, status, now))
+    return {
+        declared.WAITING: jobs,
+        declared.WAITING_GPUS: gpus,
+        declared.WAITING_WHY: reasons,
+        declared.OLDEST: oldest,
+    }
+
+
+def _budgets(cache: Cache, now: datetime) -> Iterator[tuple[Labels, float]]:
+    for name, queue in cache.queues.items():
+        for gpu_type, unit, ratio in accounts.used_parts(queue, now):
+            yield (name, gpu_type, unit), ratio

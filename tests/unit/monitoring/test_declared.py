@@ -1,0 +1,84 @@
+"""What is served is what is declared, and the other way round."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hack.prometheus import program
+
+from muster.telemetry.metrics import Metrics
+from muster.telemetry.metrics_declared import ALL, OPERATOR
+from muster_protocol.goodput import Spent
+from muster_protocol.launcher_api import Straggler
+from muster_protocol.metrics import RUNTIME, Kind
+from muster_runtime import report
+from muster_runtime.launch import config
+from muster_runtime.launch.metrics import Metrics as LauncherMetrics
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def families(text: bytes) -> dict[str, str]:
+    """Type by name."""
+    lines = (line.split() for line in text.decode().splitlines() if line.startswith("# TYPE"))
+    return {name: kind for _, _, name, kind in lines}
+
+
+def launcher() -> LauncherMetrics:
+    laptop = config.read({"MUSTER_CHECKPOINT_URI": "s3://bucket/run"}, ("python", "x.py"))
+    return LauncherMetrics(replace(laptop, job="job", namespace="ns"))
+
+
+def at_work() -> LauncherMetrics:
+    metrics = launcher()
+    for message in (
+        report.Progress(0, 4, 8, "2.5", 0.1, 1000.0, 4.0, 0.5),
+        report.CheckpointCommitted(0, 4, "s3://bucket/run", 1.5, 4096, 1e9),
+        report.Resumed(0, 2, "s3://bucket/run"),
+        report.StorageFailed(0, "refused"),
+        report.Saving(0, 1, 60.0),
+        report.Numerics(0, 4, 1, 1, "nan"),
+    ):
+        metrics.take(message)
+    metrics.processes(1, 1)
+    metrics.pace(4, 8, 2.0)
+    metrics.spent(Spent(training=3.0, starting=1.0))
+    return metrics
+
+
+def test_the_operator_serves_what_is_declared() -> None:
+    assert families(Metrics().text()) == {one.name: one.kind.value for one in OPERATOR}
+
+
+def test_the_launcher_serves_what_is_declared() -> None:
+    assert families(launcher().text()[0]) == {one.name: one.kind.value for one in RUNTIME}
+
+
+def test_promtool_has_nothing_to_say_about_a_launchers_metrics() -> None:
+    metrics = at_work()
+    metrics.stragglers([Straggler(1, 0, 2.0, 0.2, 0.1)])
+    done = subprocess.run([program("promtool"), "check", "metrics"], input=metrics.text()[0], capture_output=True)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+
+
+def test_a_launcher_at_work_has_a_value_for_each() -> None:
+    text = at_work().text()[0].decode()
+    without = {one.name for one in RUNTIME if not any(f"\n{series}{{" in text for series in one.series)}
+    assert without == {"muster_worker_straggler_factor"}, "nobody is slow"
+
+
+def test_names_are_unique_and_follow_the_rules() -> None:
+    assert len({one.name for one in ALL}) == len(ALL)
+    for one in ALL:
+        assert one.name.startswith("muster_")
+        assert one.name.endswith("_total") is (one.kind is Kind.COUNTER)
+        assert one.text.endswith(".")
+        assert one.who
+        assert list(one.buckets) == sorted(one.buckets)
+        assert bool(one.buckets) is (one.kind is Kind.HISTOGRAM)
+        assert "job" not in one.labels, "Prometheus gives it itself"
