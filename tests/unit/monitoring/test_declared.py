@@ -16,6 +16,7 @@ from muster_protocol.launcher_api import Straggler
 from muster_protocol.metrics import RUNTIME, Kind
 from muster_runtime import report
 from muster_runtime.launch import config
+from muster_runtime.launch.gathered import GATHERED
 from muster_runtime.launch.metrics import Metrics as LauncherMetrics
 
 pytestmark = pytest.mark.unit
@@ -29,15 +30,18 @@ def families(text: bytes) -> dict[str, str]:
     return {name: kind for _, _, name, kind in lines}
 
 
+SAMPLES = [(one, one.labels[3:], 1.0) for one in GATHERED]
+
+
 def launcher() -> LauncherMetrics:
     laptop = config.read({"MUSTER_CHECKPOINT_URI": "s3://bucket/run"}, ("python", "x.py"))
-    return LauncherMetrics(replace(laptop, job="job", namespace="ns"))
+    return LauncherMetrics(replace(laptop, job="job", namespace="ns"), lambda: SAMPLES)
 
 
 def at_work() -> LauncherMetrics:
     metrics = launcher()
     for message in (
-        report.Progress(0, 4, 8, "2.5", 0.1, 1000.0, 4.0, 0.5),
+        report.Progress(0, 4, 8, "2.5", 0.1, 1000.0, 4.0, 0.5, grad_norm="1.5"),
         report.CheckpointCommitted(0, 4, "s3://bucket/run", 1.5, 4096, 1e9),
         report.Resumed(0, 2, "s3://bucket/run"),
         report.StorageFailed(0, "refused"),
