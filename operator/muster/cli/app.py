@@ -16,7 +16,7 @@ import typer
 from pydantic import ValidationError
 
 from muster import __version__
-from muster.cli import checkpoint, explaining, look, tables
+from muster.cli import checkpoint, cost, explaining, look, tables
 from muster.cli import logs as printing
 from muster.cli.settings import Settings
 from muster.cluster.credentials import CredentialsError
@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(cost.app, name="cost")
+app.add_typer(cost.prices_app, name="prices")
 
 Kubeconfig = Annotated[str | None, typer.Option(help="Path of a kubeconfig; else KUBECONFIG or ~/.kube/config.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]

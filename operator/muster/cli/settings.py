@@ -6,7 +6,7 @@ import os
 import socket
 import uuid
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -58,6 +58,14 @@ class Settings(BaseSettings):
     """Reach launchers through the API server's pod proxy. For an operator that can't reach pods by IP."""
     prices: dict[str, float] = Field(default_factory=dict)
     """Money for an hour of one GPU by flavour, as JSON: `{"H100/on-demand": 2.5}`."""
+    catalogue: dict[str, Any] = Field(default_factory=dict)
+    """A price file (docs/cost.md), as JSON. What is wrong in it is logged and left out."""
+    price_region: str = ""
+    """Whose prices of it, and of the public list prices, hold, like `aws/us-east-1`."""
+    currency: str = ""
+    """Of `prices`, as ISO 4217 has it."""
+    list_prices: bool = True
+    """Count GPUs without a price of yours at public list prices."""
     node_hours: dict[CapacityKind, float] = Field(default_factory=dict)
     """Hours that one node runs between two failures, by kind of capacity, as JSON: `{"spot": 24}`. For checkpoints with
     `interval: auto`."""

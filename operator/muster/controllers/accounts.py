@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from fractions import Fraction
 from typing import Final
 
 from muster.api.common import format_time
@@ -17,6 +18,7 @@ from muster.api.terms import AtBudgetEnd, Month, MonthlyBudget, MonthUse
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.gpus import short_type
 from muster.cluster.queues import QueueInput
+from muster.sizing.money import exact, gpu_cost, written
 
 _HOUR: Final = 3600
 
@@ -26,7 +28,7 @@ class Held:
     """GPUs of one type that are held, and what they cost in an hour."""
 
     gpus: int
-    hourly: float
+    hourly: Decimal
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,10 @@ def brought_forward(month: Month | None, now: datetime) -> tuple[MonthUse, ...]:
 
 
 def _forward(use: MonthUse, seconds: int) -> MonthUse:
-    cost = Decimal(use.cost or 0) + Decimal(use.hourly or 0) * seconds / _HOUR
+    # `hourly` is that of all its GPUs together.
+    cost = Fraction(use.cost or 0) + gpu_cost(seconds, Decimal(use.hourly or 0))
     return use.model_copy(
-        update={"gpu_seconds": use.gpu_seconds + use.gpus * seconds, "cost": _money(cost) if cost else None}
+        update={"gpu_seconds": use.gpu_seconds + use.gpus * seconds, "cost": written(cost) if cost else None}
     )
 
 
@@ -82,7 +85,7 @@ def account(queue: TrainingQueue, held: Mapping[str, Held], now: datetime) -> Mo
     found = queue.status.month
     if not queue.spec.budgets:
         return None
-    rates = {kind: (one.gpus, _money(Decimal(str(one.hourly))) if one.hourly else None) for kind, one in held.items()}
+    rates = {kind: (one.gpus, exact(Decimal(str(one.hourly))) if one.hourly else None) for kind, one in held.items()}
     known = {use.gpu_type: (use.gpus, use.hourly) for use in found.uses if use.gpus} if found else {}
     if found is not None and {kind: rate for kind, rate in rates.items() if rate[0]} == known:
         return found
@@ -189,7 +192,3 @@ def closed(inputs: Iterable[QueueInput], spent: Mapping[str, Spent]) -> list[Que
 
 def _counted(budget: MonthlyBudget, uses: Iterable[MonthUse]) -> Iterable[MonthUse]:
     return (use for use in uses if not budget.gpu_type or short_type(budget.gpu_type) == use.gpu_type)
-
-
-def _money(amount: Decimal) -> str:
-    return f"{amount:.4f}".rstrip("0").rstrip(".") or "0"

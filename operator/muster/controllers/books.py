@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -203,8 +204,8 @@ def _held(tally: Tally, row: int) -> dict[str, Held]:
     for flavour, name in enumerate(snapshot.flavours):
         gpus, kind = int(tally.held[row, flavour, columns].sum()), name.partition("/")[0]
         if gpus:
-            price = 0.0 if snapshot.prices is None else float(snapshot.prices[flavour])
-            before = held.get(kind, Held(0, 0.0))
+            price = Decimal(0) if snapshot.prices is None else Decimal(str(snapshot.prices[flavour]))
+            before = held.get(kind, Held(0, Decimal(0)))
             held[kind] = Held(before.gpus + gpus, before.hourly + gpus * price)
     return held
 

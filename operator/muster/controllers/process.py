@@ -14,6 +14,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ from muster.controllers.probes import Probes
 from muster.controllers.quarantine import Rules
 from muster.controllers.records import Record
 from muster.controllers.situations import PATIENCE, Patience
+from muster.sizing.price_file import read
+from muster.sizing.prices import catalogue
 from muster.telemetry import metrics_declared as declared
 from muster.telemetry.metrics import Metrics
 from muster_protocol import env
@@ -132,7 +135,7 @@ class Operator:
             tell=tell,
             through_proxy=settings.through_proxy,
             watch_seconds=settings.watch_seconds,
-            prices=settings.prices,
+            prices=hourly_prices(settings, datetime.now(timezone.utc)),
             observing=self._observing,
             asking=asking(settings),
             quarantine=quarantine_rules(settings),
@@ -286,6 +289,20 @@ def node_hours(settings: Settings) -> tuple[tuple[str, float], ...]:
     """Of every kind of capacity: what the settings say, else what is supposed."""
     said = {kind.value: hours for kind, hours in settings.node_hours.items()}
     return tuple(sorted({**env.NODE_HOURS, **said}.items()))
+
+
+def hourly_prices(settings: Settings, now: datetime) -> dict[str, float]:
+    """What holds now, by flavour. What is wrong with the prices is logged, and stops nothing."""
+    found = catalogue(
+        settings.prices,
+        read(settings.catalogue, "cost.catalogue"),
+        region=settings.price_region,
+        currency=settings.currency,
+        defaults=settings.list_prices,
+    )
+    for problem in found.problems:
+        log.warning("prices: %s; what is right is used all the same", problem)
+    return found.flat(now)
 
 
 def asking(settings: Settings) -> Asking | None:

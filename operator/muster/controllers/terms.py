@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo
@@ -18,6 +19,7 @@ from muster.api.common import format_time
 from muster.api.effective import EffectiveSpec, EffectiveWindow
 from muster.api.terms import Usage
 from muster.api.trainingjob_status import TrainingJobStatus
+from muster.sizing.money import gpu_cost, written
 from muster_protocol.durations import format_duration
 
 NEVER: Final = datetime.max.replace(tzinfo=timezone.utc)
@@ -173,9 +175,8 @@ def used(status: TrainingJobStatus, gpus: int, price: float, until: datetime) ->
 
 def spend(before: Usage, gpu_seconds: int, price: float) -> Usage:
     """`before` and so many GPU-seconds more, at `price` for a GPU and hour."""
-    cost = Decimal(before.cost or 0) + Decimal(str(price)) * gpu_seconds / _HOUR
-    written = f"{cost:.4f}".rstrip("0").rstrip(".") if cost else None
-    return Usage(gpu_seconds=before.gpu_seconds + gpu_seconds, cost=written)
+    cost = Fraction(before.cost or 0) + gpu_cost(gpu_seconds, Decimal(str(price)))
+    return Usage(gpu_seconds=before.gpu_seconds + gpu_seconds, cost=written(cost) if cost else None)
 
 
 def budget_spent(spec: EffectiveSpec, usage: Usage) -> str:

@@ -37,6 +37,11 @@ def written(amount: Fraction | Decimal) -> str:
     return f"{rounded(Fraction(amount), 4):f}".rstrip("0").rstrip(".") or "0"
 
 
+def exact(amount: Decimal) -> str:
+    """As decimal text, with all its digits: for a rate, by which time is still to be multiplied."""
+    return f"{amount.normalize():f}"
+
+
 def rounded(amount: Fraction, places: int) -> Decimal:
     """The nearest decimal with so many places; halves to even."""
     return Decimal(round(amount * 10**places)).scaleb(-places)

@@ -13,6 +13,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Final
 
+from muster.sizing.currencies import CURRENCIES
 from muster.sizing.price_file import (
     CAPACITIES,
     DOLLAR,
@@ -21,6 +22,9 @@ from muster.sizing.price_file import (
     PriceFile,
     list_prices,
 )
+
+NO_CURRENCY: Final = "XXX"
+"""ISO 4217's word for none: of flat prices whose currency nobody told."""
 
 FLAT: Final = "the chart's prices"
 """Source of a price of the flat map."""
@@ -125,19 +129,25 @@ def catalogue(
         flat: the chart's `prices`, by flavour like `H100/on-demand`; in `currency`.
         own: the chart's catalogue, or a file.
         region: as prices name it, like `aws/us-east-1`; "" for that which the catalogue or the list prices name.
-        currency: of `flat`, where there is no catalogue to say so; "" for dollars.
+        currency: of `flat`; "" where nobody told.
         defaults: take the public list prices for what has no other. They are in dollars; no other currency has them.
     """
     first, problems = _flat(flat or {})
+    if currency and currency not in CURRENCIES:
+        problems.append(f"there is no currency {currency!r}; write a code of ISO 4217 like EUR")
+        currency = ""
     layers = [first] if first.gpus else []
+    money = currency or (NO_CURRENCY if layers else DOLLAR)
     if own is not None:
         problems += own.problems
+        if own.gpus or own.storage or own.transfer:
+            if layers and money != own.currency:
+                told = f"in {currency}" if currency else "in a currency that nobody told"
+                problems.append(
+                    f"prices are {told} and the catalogue in {own.currency}; the catalogue's holds for both"
+                )
+            money = own.currency
         layers.append(own)
-    money = own.currency if own is not None and (own.gpus or own.storage or own.transfer) else currency or DOLLAR
-    if own is not None and currency and own.gpus and own.currency != currency:
-        problems.append(
-            f"prices are in {currency} and the catalogue in {own.currency}; the catalogue's is taken for both"
-        )
     if defaults and money == DOLLAR:
         layers.append(list_prices())
     regions = {price.region for layer in layers for _, price in _keyed(layer)} - {""}

@@ -1,0 +1,280 @@
+"""`muster cost` and `muster prices`: what the work cost, and at which prices. Needs no cluster."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Final, NoReturn
+
+import typer
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from muster.cli.look import print_plainly
+from muster.sizing.price_file import PriceFile, parse, read
+from muster.sizing.prices import Catalogue, catalogue
+from muster.telemetry.cost import formats, rows
+from muster.telemetry.cost.chargeback import Report, Row, UnknownGroup, report
+from muster.telemetry.cost.ledger import ledger
+from muster.telemetry.cost.periods import month as month_named
+from muster.telemetry.cost.periods import month_of
+
+app = typer.Typer(
+    help="What the work cost: by team, user, project and month.", no_args_is_help=True, rich_markup_mode=None
+)
+prices_app = typer.Typer(help="What GPUs and storage cost: list, check.", no_args_is_help=True, rich_markup_mode=None)
+
+_PARTS: Final = {"recomputing": "lost steps computed again", "dataWait": "waiting for data", "checkpoint": "saves"}
+"""What people call parts whose names do not say it."""
+
+_PIPED: Final = 400
+"""Columns of a table that goes to no terminal: nothing is cut off."""
+
+
+class Format(str, Enum):
+    TABLE = "table"
+    CSV = "csv"
+    FOCUS = "focus"
+    JSON = "json"
+
+
+PricesFile = Annotated[
+    Path | None, typer.Option("--prices", help="A price file, or the chart's values. Left out: public list prices.")
+]
+Region = Annotated[str, typer.Option(help="Whose prices: as price files name it, like aws/us-east-1.")]
+ListPrices = Annotated[
+    bool, typer.Option("--list-prices/--no-list-prices", help="Public list prices where no other is.")
+]
+
+
+@app.command("report")
+def report_(
+    intervals: Annotated[
+        list[Path] | None, typer.Option(help="JSON lines of who held which GPUs when; may be given again.")
+    ] = None,
+    pools: Annotated[
+        list[Path] | None, typer.Option(help="JSON lines of the GPUs that the cluster had; for what was idle.")
+    ] = None,
+    database: Annotated[str | None, typer.Option(help="URL of the history's database, in place of files.")] = None,
+    by: Annotated[
+        str, typer.Option(help="queue, namespace, user, project, month, job, flavour, label:KEY; several with commas.")
+    ] = "queue",
+    month: Annotated[
+        str | None, typer.Option(help="Like 2026-11, in UTC. Left out: all that the files tell of; this month.")
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="FOCUS is the FinOps specification's CSV.")] = Format.TABLE,
+    prices: PricesFile = None,
+    region: Region = "",
+    list_prices: ListPrices = True,
+    cluster: Annotated[str, typer.Option(help="FOCUS: the billing account.")] = "cluster",
+) -> None:
+    """A chargeback from the history, or from exported rows. What goes on is counted until now."""
+    if (database is None) == (not intervals):
+        _fail("give either --intervals FILE or --database URL")
+    charged = _catalogue(prices, region, list_prices)
+    try:
+        if database is not None:
+            found, begins, ends = _history(database, month)
+        else:
+            found, begins, ends = _files(intervals or [], pools or [], month)
+    except ValueError as error:
+        _fail(str(error))
+    book = ledger(charged, begins, ends, found.intervals, parts=found.parts, pools=found.pools, stored=found.stored)
+    if form is Format.FOCUS:
+        account = formats.Account(cluster=cluster, host=cluster, region=charged.region)
+        typer.echo(formats.to_focus(book, found.jobs, account), nl=False)
+        return
+    try:
+        table = report(
+            book, found.jobs, [name.strip() for name in by.split(",")], places=2 if form is Format.TABLE else 6
+        )
+    except UnknownGroup as error:
+        _fail(f"--by: {error}")
+    if form is Format.CSV:
+        typer.echo(formats.to_csv(table), nl=False)
+    elif form is Format.JSON:
+        typer.echo(formats.to_json(table))
+    else:
+        _print(table)
+
+
+def _files(intervals: list[Path], pools: list[Path], month: str | None) -> tuple[rows.Rows, datetime, datetime]:
+    """Rows of files, and the period. Raises ValueError."""
+    found, now = rows.Rows(), datetime.now(timezone.utc)
+    for path in intervals:
+        rows.read(_text(path).splitlines(), str(path), into=found)
+    for path in pools:
+        rows.read(_text(path).splitlines(), str(path), kind="pool", into=found)
+    begun = [row.begins for row in found.intervals] + [row.begins for row in found.pools]
+    begins, ends = month_named(month) if month else (min(begun, default=now), now)
+    return found, begins, min(ends, now)
+
+
+def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, datetime]:
+    """Rows of the history, and the period: what goes on is counted as far as the history reaches. Raises ValueError."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from muster.telemetry.history.database import parse as parse_url
+    from muster.telemetry.history.reading import Reader
+
+    begins, ends = month_named(month or month_of(datetime.now(timezone.utc)))
+    reader = Reader(parse_url(database))
+    try:
+        seen_at = reader.seen_at()
+        found = rows.Rows(
+            intervals=list(reader.intervals(begins, ends)),
+            jobs=list(reader.facts(begins, ends)),
+            pools=list(reader.pools(begins, ends)),
+            parts=list(reader.parts(begins, ends)),
+        )
+    except SQLAlchemyError as error:
+        raise ValueError(
+            f"cannot read the history: {getattr(error, 'orig', None) or error}; check --database"
+        ) from None
+    finally:
+        reader.close()
+    return found, begins, min(ends, seen_at or begins)
+
+
+@prices_app.command("list")
+def list_(
+    prices: PricesFile = None,
+    region: Region = "",
+    list_prices: ListPrices = True,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of a table.")] = False,
+) -> None:
+    """The prices that hold today, and where each comes from."""
+    found, now = _catalogue(prices, region, list_prices), datetime.now(timezone.utc)
+    known = found.known(now)
+    if as_json:
+        gpus = [price.model_dump(mode="json", by_alias=True) for price in known]
+        typer.echo(json.dumps({"currency": found.currency, "region": found.region, "gpus": gpus}, indent=2))
+        return
+    table = Table("GPU", "CAPACITY", f"{found.currency} AN HOUR", "REGION", "AS OF", "SOURCE", box=None, pad_edge=False)
+    for price in known:
+        as_of = price.as_of.isoformat() if price.as_of else ""
+        table.add_row(price.gpu, price.capacity, f"{price.hourly:f}", price.region, as_of, price.source)
+    for name, other in (
+        ("a gigabyte kept for a month", found.storage(now)),
+        ("a terabyte sent out", found.transfer(now)),
+    ):
+        if other is not None:
+            as_of = other.as_of.isoformat() if other.as_of else ""
+            table.add_row(name, "", f"{other.amount:f}", other.region, as_of, other.source)
+    console = Console()
+    print_plainly(console if console.is_terminal else Console(width=_PIPED), table)
+
+
+@prices_app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A price file, or the chart's values.")],
+    region: Region = "",
+) -> None:
+    """Whether a price file is right, before the operator gets it. Exits with 1 when something in it is not."""
+    given = _read(file)
+    found = given.catalogue(region, True)
+    for problem in found.problems:
+        typer.echo(problem, err=True)
+    own = given.own
+    count = len(given.flat) + len(own.gpus) + len(own.storage) + len(own.transfer)
+    typer.echo(f"{file}: {len(found.problems)} problems, {count} prices in {found.currency}")
+    raise typer.Exit(1 if found.problems else 0)
+
+
+def _catalogue(path: Path | None, region: str, list_prices: bool) -> Catalogue:
+    found = (
+        _read(path).catalogue(region, list_prices)
+        if path is not None
+        else catalogue(region=region, defaults=list_prices)
+    )
+    for problem in found.problems:
+        typer.echo(f"muster: {problem}", err=True)
+    return found
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a price file says, or the chart's values."""
+
+    flat: Mapping[str, Decimal]
+    own: PriceFile
+    currency: str = ""
+    region: str = ""
+    list_prices: bool = True
+
+    def catalogue(self, region: str, list_prices: bool) -> Catalogue:
+        defaults = list_prices and self.list_prices
+        return catalogue(self.flat, self.own, region=region or self.region, currency=self.currency, defaults=defaults)
+
+
+def _read(path: Path) -> _Given:
+    text = _text(path)
+    try:
+        raw = yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        raw = None
+    if not isinstance(raw, dict) or not {"prices", "cost"} & set(raw):
+        return _Given({}, parse(text, str(path)))
+    flat, cost = raw.get("prices") or {}, raw.get("cost") or {}
+    try:
+        hourly = {str(name): Decimal(price) for name, price in flat.items()}
+    except (ArithmeticError, TypeError, AttributeError):
+        _fail(f"{path}: prices: is no map of numbers; write it like `H100/on-demand: 2.50`")
+    if not isinstance(cost, dict):
+        _fail(f"{path}: cost: is no map; see docs/cost.md")
+    own = read(cost.get("catalogue") or {}, f"{path}: cost.catalogue")
+    listed = cost.get("listPrices", "true") != "false"
+    return _Given(hourly, own, cost.get("currency") or "", cost.get("region") or "", listed)
+
+
+def _print(table: Report) -> None:
+    titles = ("GPU HOURS", "USEFUL", "WASTED", "IDLE", "STORAGE", f"COST {table.ledger.currency}", "SPOT SAVED")
+    shown = Table(box=None, pad_edge=False)
+    for name in table.by:
+        shown.add_column(name.upper(), no_wrap=True)
+    for title in titles:
+        shown.add_column(title, justify="right", no_wrap=True)
+    for row in table.rows:
+        shown.add_row(*row.group, *_cells(row))
+    shown.add_row("total", *("" for _ in table.by[1:]), *_cells(table.total), style="bold")
+    console = Console()
+    print_plainly(console if console.is_terminal else Console(width=_PIPED), shown)
+    for sentence in _notes(table):
+        typer.echo(sentence)
+
+
+def _cells(row: Row) -> list[str]:
+    amounts = (row.gpu_hours, row.useful, row.wasted, row.idle, row.storage, row.cost, row.saved)
+    return [f"{amount:,.2f}" for amount in amounts]
+
+
+def _notes(table: Report) -> Iterable[str]:
+    wasted = [f"{_PARTS.get(part, part)} {amount:,.2f}" for part, amount in table.total.waste.items() if amount]
+    if wasted:
+        yield f"Wasted: {', '.join(wasted)}"
+    for name, quantity in table.ledger.unpriced.items():
+        much = "of checkpoints" if name == "storage" else f"{float(quantity) / 3600:,.2f} GPU hours of {name}"
+        yield f"No price is known for {much}: counted as nothing. Give one with --prices, see docs/cost.md"
+    for flavour, over in table.ledger.beyond.items():
+        much = f"{float(over) / 3600:,.2f} GPU hours of {flavour}"
+        yield f"Jobs held {much} more than its pool had: rows of pools are missing"
+    if table.total.estimated:
+        yield "Some ends are estimated: the last time that a worker was seen, since its end was not"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        _fail(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; name a file that can be read")
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"muster: {message}", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,164 @@
+"""`muster cost report` and `muster prices`, as a person calls them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from datetime import datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from muster.api.terms import Usage
+from muster.cli.app import app
+from muster.controllers.terms import spend
+from muster.telemetry.cost.formats import FOCUS_COLUMNS
+from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
+from muster.telemetry.cost.rows import Entry, UnreadableRow, read, written
+
+pytestmark = pytest.mark.unit
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "cost"
+MANDATORY = """BilledCost BillingAccountId BillingAccountName BillingCurrency BillingPeriodEnd BillingPeriodStart
+ChargeCategory ChargeClass ChargeDescription ChargePeriodEnd ChargePeriodStart ContractedCost EffectiveCost
+HostProviderName InvoiceIssuerName ListCost PricingQuantity PricingUnit ServiceCategory ServiceName ServiceProviderName
+ProviderName PublisherName"""
+"""Of FOCUS 1.3's Cost and Usage dataset, and the last two of 1.2."""
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def reported(*arguments: str) -> str:
+    files = ("--intervals", str(EXAMPLE / "october.jsonl"), "--prices", str(EXAMPLE / "prices.yaml"))
+    found = run("cost", "report", *files, "--month", "2026-10", *arguments)
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+def test_the_table_ends_with_the_clusters_total() -> None:
+    lines = reported().splitlines()
+    assert lines[0].split()[:3] == ["QUEUE", "GPU", "HOURS"]
+    assert [line.split()[0] for line in lines[1:5]] == ["research", "vision", "(idle)", "total"]
+
+
+@pytest.mark.parametrize("by", ["queue", "namespace", "user", "project", "month", "job", "flavour", "queue,month"])
+def test_every_table_has_the_same_total(by: str) -> None:
+    whole = json.loads(reported("--format", "json", "--by", by))
+    assert sum(Decimal(row["cost"]) for row in whole["rows"]) == Decimal(whole["total"]["cost"])
+    assert whole["total"]["cost"] == json.loads(reported("--format", "json"))["total"]["cost"]
+
+
+def test_the_csv_adds_up_to_the_same() -> None:
+    rows = list(csv.DictReader(io.StringIO(reported("--format", "csv", "--by", "user,month"))))
+    assert sum(Decimal(row["cost"]) for row in rows) == Decimal(
+        json.loads(reported("--format", "json"))["total"]["cost"]
+    )
+
+
+def test_focus_has_the_columns_of_the_specification_and_the_same_total() -> None:
+    rows = list(csv.DictReader(io.StringIO(reported("--format", "focus", "--cluster", "prod"))))
+    assert set(MANDATORY.split()) <= set(FOCUS_COLUMNS) == set(rows[0])
+    total = sum(Decimal(row["BilledCost"]) for row in rows)
+    assert round(total, 6) == Decimal(json.loads(reported("--format", "json"))["total"]["cost"])
+    for row in rows:
+        for name, price in (("ContractedCost", "ContractedUnitPrice"), ("ListCost", "ListUnitPrice")):
+            product = Decimal(row["PricingQuantity"]) * Decimal(row[price])
+            assert abs(product - Decimal(row[name])) < Decimal("1e-6")
+        assert row["ChargeCategory"] == "Usage"
+        assert row["BillingPeriodStart"] <= row["ChargePeriodStart"] < row["ChargePeriodEnd"] <= row["BillingPeriodEnd"]
+    spot = next(row for row in rows if row["SkuId"].endswith("/spot"))
+    assert (spot["PricingCategory"], Decimal(spot["ListCost"]) > Decimal(spot["EffectiveCost"])) == ("Dynamic", True)
+
+
+def test_a_jobs_status_and_the_ledger_say_the_same() -> None:
+    rows = json.loads(reported("--format", "json", "--by", "job"))["rows"]
+    row = next(row for row in rows if row["job"] == "vision/vit-l")
+    seconds = round(Decimal(row["gpu_hours"]) * 3600)
+    gpus = Decimal(row["useful"]) + Decimal(row["wasted"])
+    assert Decimal(spend(Usage(), seconds, 2.7).cost or 0) == round(gpus, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "is no JSON"),
+        ("[]", "is no object"),
+        ('{"kind": "guess"}', "there is no kind 'guess'; there are interval, job"),
+        ('{"job": "a"}', "interval.attempt"),
+        ('{"kind": "job", "uid": "a", "team": "b"}', "job has no team; it has uid"),
+        (
+            '{"kind": "pool", "gpu_type": "H100", "capacity": "spot", "gpus": -1, "begins": "2026-11-01T00:00:00Z"}',
+            "negative",
+        ),
+        (
+            '{"kind": "pool", "gpu_type": "H100", "capacity": "x", "gpus": 1, "begins": "2026-11-01T00:00:00Z"}',
+            "'x' is none",
+        ),
+        (
+            '{"kind": "pool", "gpu_type": "H100", "capacity": "spot", "gpus": 1, "begins": "2026-11-01T00:00:00"}',
+            "no time zone",
+        ),
+        ('{"kind": "parts", "job": "a", "attempt": 1, "seconds": {"hung": -1}}', "seconds.hung: is negative"),
+        (
+            '{"kind": "stored", "job": "a", "checkpoint": "1", "size": 1, "begins": "2026-11-02T00:00:00Z", '
+            '"ends": "2026-11-01T00:00:00Z"}',
+            "is before it begins",
+        ),
+    ],
+)
+def test_a_line_that_is_no_row_says_which_and_why(line: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"\n{line}\n")
+    found = run("cost", "report", "--intervals", str(file))
+    assert found.exit_code == 2
+    assert f"{file}:2: " in found.stderr
+    assert said in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--intervals", "/nowhere"], "cannot read /nowhere: No such file"),
+        (["--intervals", str(EXAMPLE / "october.jsonl"), "--month", "2026-13"], "'2026-13' is no month"),
+        (["--intervals", str(EXAMPLE / "october.jsonl"), "--by", "team"], "nothing is grouped by 'team'"),
+        ([], "give either --intervals FILE or --database URL"),
+    ],
+)
+def test_what_was_asked_wrongly_is_said(arguments: list[str], said: str) -> None:
+    found = run("cost", "report", *arguments)
+    assert (found.exit_code, said in found.stderr) == (2, True), found.stderr
+
+
+def test_rows_are_read_as_they_were_written() -> None:
+    moment = datetime(2026, 11, 1, tzinfo=timezone.utc)
+    every: list[Entry] = [
+        Interval("a", 1, 0, 0, "n", "H100", "spot", 8, moment, moment, True),
+        JobFacts("a", "ns", "n", "q", "u", "p", {"x": "y"}),
+        PoolInterval("H100", "spot", 8, moment),
+        AttemptParts("a", 1, {"training": 5}),
+        Stored("a", "100", 7, moment),
+    ]
+    found = read(written(every), "rows")
+    assert [*found.intervals, *found.jobs, *found.pools, *found.parts, *found.stored] == every
+    with pytest.raises(UnreadableRow):
+        read(['{"gpus": "many"}'], "rows")
+
+
+def test_prices_check_tells_what_is_wrong_in_a_file_and_in_values(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("prices: {H100/spot: 2}\ncost: {currency: USD, catalogue: {gpus: [{gpu: A100, hourly: 1}]}}\n")
+    found = run("prices", "check", str(file))
+    assert (found.exit_code, found.stdout.strip()) == (1, f"{file}: 1 problems, 1 prices in USD")
+    assert "cost.catalogue: gpus[0].capacity: is missing; write one of on-demand" in found.stderr
+    assert run("prices", "check", str(EXAMPLE / "prices.yaml")).exit_code == 0
+
+
+def test_prices_list_shows_what_holds_and_whence() -> None:
+    lines = run("prices", "list", "--region", "aws/us-east-1").stdout.splitlines()
+    assert any(line.split()[:3] == ["H100", "on-demand", "6.88"] for line in lines)
+    assert json.loads(run("prices", "list", "--json").stdout)["currency"] == "USD"
