@@ -86,6 +86,10 @@ bench-admission: setup ## jobs admitted on a real API server: 15,000 gangs, 640 
 bench-start: setup ## a gang of 512 pods beside a bare Indexed Job of 512, on simulated nodes, until all are bound
 	@PYTHONPATH=. .venv/bin/python bench/start.py $(ARGS)
 
+.PHONY: bench-api
+bench-api: setup ## pages of 100 of 10,000 jobs for 20 clients, beside a loop that plans (ARGS="--seconds 5")
+	@PYTHONPATH=. .venv/bin/python bench/api.py $(ARGS)
+
 .PHONY: bench-checkpoint
 bench-checkpoint: ## checkpoints to a real S3 server beside other ways: stall, speed, memory (ARGS="--megabytes 100 --repetitions 1")
 	@bash hack/setup.sh --group bench

@@ -43,6 +43,13 @@ class Running:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    @property
+    def address(self) -> str:
+        """Of its HTTP server, once it listens."""
+        found = _PORT.search(self.told())
+        assert found, self.told()
+        return f"http://127.0.0.1:{found[1]}"
+
     def told(self) -> str:
         """Its log so far."""
         return self.log.read_text()

@@ -209,6 +209,21 @@ def test_it_should_set_a_right_to_patch_nodes_only_where_they_are_tainted(render
     assert given["MUSTER_OPERATOR_BAD_NODES_FORGIVE_AFTER"] == "2h"
 
 
+def test_it_should_set_rights_to_review_tokens_only_where_the_api_is_served(render: Render) -> None:
+    def reviews(*values: str) -> dict[str, set[str]]:
+        rules = one(render(*values), "ClusterRole", "muster")["rules"]
+        verbs = {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]}
+        return {resource: verbs[resource] for resource in verbs if resource.endswith("reviews")}
+
+    assert reviews() == {"tokenreviews": {"create"}, "subjectaccessreviews": {"create"}}
+    assert reviews("api.enabled=false") == {}
+    assert environment(render("api.enabled=false"))["MUSTER_OPERATOR_API"] == "false"
+    assert "MUSTER_OPERATOR_API_HOST" not in environment(render("api.enabled=false"))
+    policy = one(render("networkPolicy.enabled=true", "networkPolicy.metricsFrom[0].podSelector={}"), "NetworkPolicy")
+    peers = policy["spec"]["ingress"][0]["from"]
+    assert policy["spec"]["podSelector"] in [peer.get("podSelector") for peer in peers]
+
+
 def test_it_should_set_the_labels_of_the_node_groups_to_ask_for(render: Render) -> None:
     name = "MUSTER_OPERATOR_PROVISIONING_NODE_SELECTORS"
     assert name not in environment(render("provisioning.className=some.class"))

@@ -32,6 +32,9 @@ REQUEST_KEY_ANNOTATION: Final = "muster.dev/request-key"
 REQUEST_ATTEMPT_ANNOTATION: Final = "muster.dev/request-attempt"
 """How often the same was asked for, from 1; on the request."""
 
+ADDRESS_ANNOTATION: Final = "muster.dev/address"
+"""`host:port` at which the operator that leads answers HTTP; on its Lease. The other replicas pass on to it."""
+
 KEEP_ANNOTATIONS: Final = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",

@@ -72,7 +72,7 @@ def operator(
     namespace: Annotated[str | None, typer.Option(help="Namespace of the leadership Lease.")] = None,
     runtime_image: Annotated[str | None, typer.Option(help="Image that brings the launcher into pods.")] = None,
     priority_class: Annotated[str | None, typer.Option(help="PriorityClass of training pods; '' for none.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Port of probes and metrics; 0 takes a free one.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of probes, metrics and API; 0 takes a free one.")] = None,
 ) -> None:
     """Run the operator, in the cluster or outside it.
 

@@ -60,6 +60,13 @@ def page(scene: Scene) -> RenderableType:
     title.append(phase, STYLES.get(status.phase, "") if status.phase else "")
     title.append(_since(scene))
     parts: list[RenderableType] = [title]
+    for heading, rows in sections(scene):
+        parts += [Text(), Text(heading, "bold"), _grid(rows)]
+    return Group(*parts)
+
+
+def sections(scene: Scene) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
+    """(heading, rows of texts) of those in which there is something to tell."""
     for heading, rows in (
         ("Why", _why(scene)),
         ("The last failure", _failure(scene)),
@@ -71,10 +78,8 @@ def page(scene: Scene) -> RenderableType:
         ("What you can do", (("-", told) for told in advice(scene))),
         ("History (UTC)", _lines(scene)),
     ):
-        found = tuple(rows)
-        if found:
-            parts += [Text(), Text(heading, "bold"), _grid(found)]
-    return Group(*parts)
+        if found := tuple(rows):
+            yield heading, found
 
 
 def _grid(rows: tuple[tuple[str, ...], ...]) -> Table:

@@ -355,16 +355,16 @@ def _workers(scene: Scene) -> Table:
     for pod in shown:
         waiting = "; ".join(f"{item.reason} {item.message}".strip() for item in pod.waiting if item.reason)
         extra = pod.unschedulable or (waiting if pod.phase == "Pending" else "") or pod.status_message
-        table.add_row(str(pod.index), pod.name, pod.node, f"{_state(pod)}  {extra}".strip())
+        table.add_row(str(pod.index), pod.name, pod.node, f"{pod_state(pod)}  {extra}".strip())
     if len(scene.pods) > len(shown):
-        rest = Counter(_state(pod) for pod in order[WORKERS_SHOWN:])
+        rest = Counter(pod_state(pod) for pod in order[WORKERS_SHOWN:])
         table.add_row(
             "…", f"and {len(scene.pods) - len(shown)} more", "", ", ".join(f"{n} {s}" for s, n in rest.items())
         )
     return table
 
 
-def _state(pod: PodView) -> str:
+def pod_state(pod: PodView) -> str:
     if pod.terminating:
         return "Terminating"
     if pod.exit_code:

@@ -88,9 +88,15 @@ class Settings(BaseSettings):
     bad_nodes_share: int = Field(10, ge=0, le=100)
     """Percent of the nodes of one kind that may be tainted at once; of a small pool always one, unless this is 0."""
     http_host: str = "0.0.0.0"
-    """Address of the HTTP server for probes and metrics."""
+    """Address of the HTTP server for probes, metrics and the API."""
     http_port: int = Field(8080, ge=0, le=65535)
     """Its port; 0 takes a free one."""
+    api: bool = True
+    """Serve the read-only API under /v1."""
+    api_host: str = ""
+    """Host or IP by which the other replicas reach this one's HTTP. Empty: `http_host`, or the machine's name."""
+    api_kept_seconds: float = Field(10.0, ge=0, le=300)
+    """How long the API server's word about a token or a right is kept."""
     lease_seconds: float = Field(15.0, ge=3.0)
     """How long a leader that has gone silent keeps the others waiting."""
     watch_seconds: int = Field(60, ge=1)

@@ -103,16 +103,24 @@ def _workers(job: TrainingJob) -> str:
 def queue_rows(every: Sequence[TrainingQueue]) -> list[tuple[str, ...]]:
     """One row a queue. What a queue has is its own nominal and that of all queues below it, as its use is."""
     parents = {queue.metadata.name: queue.spec.parent for queue in every}
-    above = {name: _above(name, parents) for name in parents}
-    has: dict[str, Use] = {name: {} for name in parents}
-    for queue in every:
-        for name in (queue.metadata.name, *above[queue.metadata.name]):
-            _add(has[name], queue.spec.quotas or ())
+    has = nominals(every)
     limited = {queue.metadata.name for queue in every if queue.spec.quotas}
     return [
-        _queue_row(queue, has[queue.metadata.name], limited=not limited.isdisjoint(above[queue.metadata.name]))
+        _queue_row(
+            queue, has[queue.metadata.name], limited=not limited.isdisjoint(_above(queue.metadata.name, parents))
+        )
         for queue in every
     ]
+
+
+def nominals(every: Sequence[TrainingQueue]) -> dict[str, Use]:
+    """By queue: its own nominal and that of all queues below it."""
+    parents = {queue.metadata.name: queue.spec.parent for queue in every}
+    has: dict[str, Use] = {name: {} for name in parents}
+    for queue in every:
+        for name in (queue.metadata.name, *_above(queue.metadata.name, parents)):
+            _add(has[name], queue.spec.quotas or ())
+    return has
 
 
 def _queue_row(queue: TrainingQueue, has: Use, *, limited: bool) -> tuple[str, ...]:
@@ -120,13 +128,13 @@ def _queue_row(queue: TrainingQueue, has: Use, *, limited: bool) -> tuple[str, .
     return (
         queue.metadata.name,
         queue.spec.parent or (f"cohort {queue.spec.cohort}" if queue.spec.cohort else ""),
-        _state(queue),
+        state(queue),
         *("" if number is None else str(number) for number in (status.running, status.waiting, status.used_gpus)),
         _quota(queue, has, limited=limited),
     )
 
 
-def _state(queue: TrainingQueue) -> str:
+def state(queue: TrainingQueue) -> str:
     """`open`, or in one word each what is wrong; empty while no operator has seen the queue."""
     faults = [condition.reason for condition in queue.status.conditions if condition.status == "False"]
     return ", ".join(faults) or ("open" if queue.status.conditions else "")
@@ -134,7 +142,7 @@ def _state(queue: TrainingQueue) -> str:
 
 def _quota(queue: TrainingQueue, has: Use, *, limited: bool) -> str:
     """`H100 on-demand: 80 of 64 nvidia.com/gpu, 16 borrowed`. `limited`: a queue above has a quota."""
-    used, borrowed = _used(queue)
+    used, borrowed = in_use(queue)
     told = []
     for flavour in {**has, **used}:
         nominal, held = has.get(flavour, {}), used.get(flavour, {})
@@ -160,7 +168,7 @@ def _add(total: Use, quotas: Sequence[Quota]) -> None:
             amounts[item.name] = amounts.get(item.name, 0) + in_units(item.name, item.nominal)
 
 
-def _used(queue: TrainingQueue) -> tuple[Use, Use]:
+def in_use(queue: TrainingQueue) -> tuple[Use, Use]:
     """(in use, borrowed of that)."""
     used: Use = {}
     borrowed: Use = {}

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Final
 
+from muster.api.names import ADDRESS_ANNOTATION
 from muster.cluster.client import Api
 from muster.cluster.credentials import CredentialsError
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
@@ -86,6 +87,8 @@ class Leadership:
     Attributes:
         acquired: set when this process leads; of the event loop that called `start`.
         last_answer: `clock()` of the API server's last answer about the Lease.
+        address: where this process answers HTTP, as `host:port`; written into the Lease when it leads.
+        leader_address: that of who holds the Lease, as last seen; "" when nobody does.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class Leadership:
         self.acquired = asyncio.Event()
         self.last_answer = clock()
         self.trouble = ""
+        self.address = self.leader_address = ""
 
     @property
     def leading(self) -> bool:
@@ -204,6 +208,8 @@ class Leadership:
         lease = await self._read(api)
         now, spec = clock(), (lease or {}).get("spec") or {}
         holder, renewed = spec.get("holderIdentity") or "", spec.get("renewTime") or ""
+        annotations = (lease or {}).get("metadata", {}).get("annotations") or {}
+        self.leader_address = annotations.get(ADDRESS_ANNOTATION, "") if holder else ""
         if lease is None and self._seen is not None and self._seen.holder:
             # Somebody deleted the Lease. Its holder learns that only at its next look, and writes until then.
             holder, renewed = self._seen.holder, "deleted"
@@ -241,6 +247,8 @@ class Leadership:
     def _body(self, lease: Object | None, spec: Object, mine: bool) -> Object:
         now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         metadata: Object = {"name": self._name, "namespace": self._namespace}
+        if self.address:
+            metadata["annotations"] = {ADDRESS_ANNOTATION: self.address}
         if lease is not None:
             # Only onto the Lease that was looked at: of several candidates one wins.
             metadata |= {key: lease["metadata"][key] for key in ("resourceVersion", "uid")}

@@ -85,6 +85,7 @@ class Scheduling:
         asking: Asking | None = None,
         quarantine: Rules | None = None,
         tell_node: Callable[[News], None] = lambda news: None,
+        show: Callable[[Key, Object | None], None] | None = None,
         executor: Callable[[Api, bytes], Executor] = Executor,
         observing: Observing | None = None,
     ) -> None:
@@ -96,6 +97,7 @@ class Scheduling:
             quarantine: when nodes are tainted; None: they are not.
             tell_node: takes Events on nodes.
             observing: counts what happens; None: for nobody.
+            show: is given every TrainingJob that is seen, or None when it is gone.
         """
         watched: dict[str, Any] = {"watch_seconds": watch_seconds, "patience": watch_seconds / 4}
         self.pods = Informer(api, PODS, PodView.from_raw, delay=event_delay, **watched)
@@ -110,6 +112,7 @@ class Scheduling:
         self.namespaces.on_change(self.cache.on_world)
         self.priorities.on_change(self.cache.on_world)
         observing = observing or Observing(Metrics(), {})
+        self._show = show or (lambda key, raw: None)
         self._telling: set[asyncio.Task[None]] = set()
         self._fetching: set[asyncio.Task[None]] = set()
         self._direct = None if through_proxy else DirectTransport()
@@ -169,6 +172,7 @@ class Scheduling:
 
     def job(self, key: Key, raw: Object | None) -> None:
         """A TrainingJob was seen, or (None) is gone. One that can't be read is left alone, and logged."""
+        self._show(key, raw)
         if raw is None:
             self.cache.on_job(key, None)
             return

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster.api.common import API_VERSION
+from muster.api.names import DEFAULT_TOPOLOGY
 from muster.cli.settings import BadNodes, Settings
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials, CredentialsError
@@ -31,10 +32,13 @@ from muster.controllers import handlers, kopf_thread
 from muster.controllers.assembly import Scheduling
 from muster.controllers.lifecycle.turn import Note
 from muster.controllers.observing import Observing
-from muster.controllers.probes import Probes
 from muster.controllers.quarantine import Rules
 from muster.controllers.records import Record
 from muster.controllers.situations import PATIENCE, Patience
+from muster.server.board import Board
+from muster.server.probes import Probes
+from muster.server.replica import Replica, app_of, reached_at
+from muster.server.serving import Server
 from muster.sizing.price_file import read
 from muster.sizing.prices import catalogue
 from muster.telemetry import metrics_declared as declared
@@ -58,6 +62,7 @@ class Operator:
         self._assemble = assemble
         self._metrics = Metrics()
         self._observing = Observing(self._metrics, settings.prices)
+        self._board = Board()
         self._scheduling: Scheduling | None = None
         self._kinds: handlers.Kinds | None = None
         self._events: EventRecorder | None = None
@@ -79,19 +84,27 @@ class Operator:
             times=LeaseTimes.of(settings.lease_seconds),
         )
         api = await connect(settings, guard=leadership.check, observe=self._metrics.request)
-        probes = Probes(
-            self._metrics,
-            ages=self.ages,
-            not_ready=self._not_ready,
-            refresh=self._refresh,
-            limit=settings.stale_seconds,
+        probes = Probes(self._metrics_text, self.ages, self._not_ready, settings.stale_seconds)
+
+        def observed(method: str, code: int, seconds: float) -> None:
+            loop.call_soon_threadsafe(self._metrics.request, method, code, seconds)
+
+        replica = Replica(
+            self._board,
+            settings.identity,
+            connect=lambda: connect(settings, observe=observed),
+            leading=lambda: leadership.leading,
+            leader=lambda: leadership.leader_address,
+            kept_seconds=settings.api_kept_seconds,
         )
-        await probes.start(settings.http_host, settings.http_port)
+        server = Server(app_of(probes, replica if settings.api else None))
+        await server.start(settings.http_host, settings.http_port)
+        leadership.address = reached_at(settings.api_host or settings.http_host, server.port)
         try:
             return await self._serve(api, leadership)
         finally:
             await leadership.stop()
-            await probes.stop()
+            await server.stop()
             await api.close()
 
     async def _serve(self, api: Api, leadership: Leadership) -> int:
@@ -140,6 +153,7 @@ class Operator:
             asking=asking(settings),
             quarantine=quarantine_rules(settings),
             tell_node=events.tell,
+            show=self._board.job if settings.api else None,
             patience=Patience(bad_node=0.0) if settings.bad_nodes is BadNodes.IGNORE else PATIENCE,
         )
         kinds = self._kinds = handlers.Kinds(
@@ -152,7 +166,7 @@ class Operator:
                 tasks.create_task(events.run(), name="events")
                 tasks.create_task(scheduling.run(kinds.listed), name="scheduling")
                 tasks.create_task(kinds.run(), name="kinds")
-                tasks.create_task(self._announce_ready(), name="ready")
+                tasks.create_task(self._announce_ready(), name="ready and board")
                 tasks.create_task(self._kopf(api, kinds), name="kopf")
         finally:
             await scheduling.close()
@@ -179,6 +193,8 @@ class Operator:
         await self._kinds.listed.wait()
         self._state = "ready"
         log.info("caches are full: planning begins")
+        if self._settings.api:
+            await self._board.run(self._scheduling.cache, DEFAULT_TOPOLOGY)
 
     async def _crds(self, api: Api) -> None:
         """Wait until the API server serves our kinds."""
@@ -228,6 +244,10 @@ class Operator:
 
     def _not_ready(self) -> str:
         return "" if self._state in ("ready", "standby") else self._state
+
+    def _metrics_text(self) -> bytes:
+        self._refresh()
+        return self._metrics.text()
 
     def _refresh(self) -> None:
         scheduling, metrics = self._scheduling, self._metrics

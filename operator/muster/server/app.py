@@ -1,0 +1,286 @@
+"""The read-only API: jobs, queues and the fleet, to whoever may read the same with kubectl."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, FastAPI, Path, Query, Request, Security
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from muster import __version__
+from muster.api.common import format_time
+from muster.cluster.client import Api
+from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.jobs import LevelInput
+from muster.cluster.topologies import detect
+from muster.server import fleet, queues
+from muster.server.board import Board, Shown
+from muster.server.details import detail
+from muster.server.identity import Kept, Reviewer, Right, User
+from muster.server.listing import BadCursor, Filter, Lists, page, question_of
+from muster.server.models import Fleet, JobDetail, JobPage, JobsQuery, QueueDetail, QueueList, QueueSummary, Told
+from muster.server.problems import MEDIA_TYPE, BadField, Problem, ProblemBody, unavailable
+from muster.server.selectors import parse
+
+log = logging.getLogger(__name__)
+
+OPENAPI: Final = "/v1/openapi.json"
+SUMS_SECONDS: Final = 2.0
+"""For which sums over all nodes, pods and queues are kept."""
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    400: {"model": ProblemBody, "description": "A parameter can't be taken."},
+    401: {"model": ProblemBody, "description": "No token, or one that the API server does not know (any more)."},
+    403: {"model": ProblemBody, "description": "kubectl would not show it to this user either."},
+    404: {"model": ProblemBody, "description": "It does not exist."},
+    503: {"model": ProblemBody, "description": "No replica leads, or the API server is away; `Retry-After` says when."},
+}
+_bearer: Final = HTTPBearer(
+    auto_error=False, description="A token of Kubernetes, as `kubectl create token SERVICEACCOUNT` makes it."
+)
+
+
+@dataclass
+class Context:
+    """What the routes work with; all of it belongs to the server's thread, but for the board's snapshots."""
+
+    board: Board
+    api: Api
+    reviewer: Reviewer
+    lists: Lists = field(default_factory=Lists)
+    sums: Kept[str, Any] = field(default_factory=Kept)
+
+    @property
+    def shown(self) -> Shown:
+        if self.board.shown is None:
+            raise unavailable("the operator still fills its caches")
+        return self.board.shown
+
+    async def summed(self, name: str, make: Callable[[Shown], Any]) -> Any:
+        """`make` of a snapshot, at most every SUMS_SECONDS, and in a thread: it may take a tenth of a second."""
+        shown = self.shown
+
+        async def work() -> tuple[Any, float]:
+            return await asyncio.to_thread(make, shown), SUMS_SECONDS
+
+        return await self.sums.get(name, work)
+
+
+async def _context(request: Request) -> Context:
+    found: Context = request.app.state.context
+    return found
+
+
+async def _user(
+    request: Request,
+    context: Annotated[Context, Depends(_context)],
+    _: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+) -> User:
+    return await context.reviewer.user(request.headers.get("authorization"))
+
+
+Ctx = Annotated[Context, Depends(_context)]
+SignedIn = Annotated[User, Depends(_user)]
+Name = Annotated[str, Path(max_length=253, pattern="^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+
+
+def build(context: Context) -> FastAPI:
+    app = FastAPI(
+        title="Muster",
+        version=__version__,
+        description="Jobs, queues and GPUs of this cluster, to whoever may read the same with kubectl.",
+        openapi_url=OPENAPI,
+        docs_url=None,  # their pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.context = context
+    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ApiError, _refused)
+    app.add_exception_handler(ApiUnreachable, _unreachable)
+    app.add_exception_handler(Exception, _bug)
+    for path, route, model in (
+        ("/v1/jobs", jobs, JobPage),
+        ("/v1/jobs/{namespace}/{name}", job, JobDetail),
+        ("/v1/queues", all_queues, QueueList),
+        ("/v1/queues/{name}", queue, QueueDetail),
+        ("/v1/fleet", whole_fleet, Fleet),
+    ):
+        app.add_api_route(path, route, methods=["GET"], response_model=model, responses=ERRORS)
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _with_problems(described())
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+# -- routes ------------------------------------------------------------------------------------------------------------
+
+
+async def jobs(context: Ctx, user: SignedIn, query: Annotated[JobsQuery, Query()]) -> Response:
+    """Jobs of the namespaces that the user may list them in, a page at a time."""
+    try:
+        labels = parse(query.label_selector)
+    except ValueError as error:
+        raise _bad("labelSelector", str(error)) from error
+    shown, right = context.shown, Right("list", "trainingjobs", query.namespace)
+    if query.namespace:
+        await context.reviewer.demand(user, right)
+        visible: frozenset[str] | None = frozenset({query.namespace})
+    else:
+        visible = await context.reviewer.namespaces(user, right, lambda: context.lists.namespaces(shown.jobs))
+    wanted = Filter(
+        visible,
+        queues.with_below(query.queue, shown.queues) if query.queue else None,
+        frozenset(phase.value for phase in query.phase),
+        labels,
+        query.sort,
+    )
+    question = question_of(**query.model_dump(exclude={"limit", "cursor"}))
+    try:
+        found = page(context.lists.rows(shown.jobs, wanted), wanted, query.cursor, query.limit, question)
+    except BadCursor as error:
+        raise _bad("cursor", str(error)) from error
+    tail = f'],"next":"{found.following}","total":{found.total},"asOf":"{format_time(shown.at)}"}}'
+    return _json(b'{"items":[' + b",".join(row.document for row in found.rows) + tail.encode())
+
+
+async def job(context: Ctx, user: SignedIn, namespace: Name, name: Name) -> Response:
+    """One job: the same as in the list, its pods, and what `muster explain` says."""
+    reviewer = context.reviewer
+    await reviewer.demand(user, Right("get", "trainingjobs", namespace, name))
+    pods, events = await asyncio.gather(
+        *(reviewer.allows(user, Right("list", kind, namespace, group="")) for kind in ("pods", "events"))
+    )
+    return _answer(await detail(context.api, namespace, name, pods=pods, events=events))
+
+
+async def all_queues(context: Ctx, user: SignedIn) -> Response:
+    """All queues, with what each may use, uses and borrows."""
+    await context.reviewer.demand(user, Right("list", "trainingqueues"))
+    return _answer(await context.summed("queues", _queue_list))
+
+
+async def queue(context: Ctx, user: SignedIn, name: Name) -> Response:
+    """One queue."""
+    await context.reviewer.demand(user, Right("get", "trainingqueues", name=name))
+    every: QueueList = await context.summed("queues", _queue_list)
+    summary = next((one for one in every.items if one.name == name), None)
+    found = next((one for one in context.shown.queues if one.metadata.name == name), None)
+    if summary is None or found is None:
+        raise Problem(404, f'trainingqueues.muster.dev "{name}" not found')
+    share = found.status.fair_share
+    conditions = [
+        Told(type=c.type, status=c.status, reason=c.reason, message=c.message) for c in found.status.conditions
+    ]
+    return _answer(
+        QueueDetail(
+            queue=summary,
+            below=[one.name for one in every.items if one.parent == name],
+            fair_share=share.share if share else None,
+            conditions=conditions,
+            as_of=every.as_of,
+        )
+    )
+
+
+async def whole_fleet(context: Ctx, user: SignedIn) -> Response:
+    """Nodes and GPUs by type and level of the topology: total, used, free, and the domain with the most free."""
+    await context.reviewer.demand(user, Right("list", "nodes", group=""))
+    told = await context.reviewer.allows(user, Right("list", "pods", group=""))
+    return _answer(await context.summed(f"fleet {told}", lambda shown: _fleet(shown, told)))
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+def _queue_list(shown: Shown) -> QueueList:
+    items: list[QueueSummary] = queues.summaries(shown.queues)
+    return QueueList(items=items, as_of=shown.at)
+
+
+def _fleet(shown: Shown, told: bool) -> Fleet:
+    levels = (
+        detect(shown.nodes)
+        if shown.topology is None
+        else tuple(LevelInput(level.name, level.label) for level in shown.topology.spec.levels)
+    )
+    return Fleet(
+        nodes=fleet.counts(shown.nodes),
+        pools=fleet.pools(shown.nodes, shown.pods if told else None, levels),
+        withheld=[] if told else ["pods"],
+        as_of=shown.at,
+    )
+
+
+def _answer(model: BaseModel) -> Response:
+    return _json(model.model_dump_json(by_alias=True, exclude_defaults=True).encode())
+
+
+def _json(body: bytes) -> Response:
+    # Whose answer it is depends on the token, so nobody between may keep it.
+    return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def _bad(name: str, message: str) -> Problem:
+    return Problem(400, f"{name}: {message}", errors=(BadField(name=name, message=message),))
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return error.response()
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    found = tuple(
+        BadField(name=".".join(str(part) for part in item["loc"][1:]), message=item["msg"]) for item in error.errors()
+    )
+    return Problem(400, "; ".join(f"{one.name}: {one.message}" for one in found), errors=found).response()
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return Problem(404, f"there is no {request.url.path} here; {OPENAPI} describes what there is").response()
+    return Problem(error.status_code, str(error.detail), headers=error.headers).response()
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return unavailable(f"the API server refused the operator: {error.message}", seconds=10).response()
+
+
+async def _unreachable(_: Request, error: Exception) -> Response:
+    return unavailable(f"the API server gives no answer: {error}").response()
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    return Problem(500, f"a fault of Muster's ({type(error).__name__}); the operator's log has more").response()
+
+
+def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
+    """Errors have a media type of their own, and what FastAPI answers to bad parameters is not ours."""
+    for path in schema["paths"].values():
+        for operation in path.values():
+            answers = operation["responses"]
+            answers.pop("422", None)
+            for status, answer in answers.items():
+                if status >= "400":
+                    answer["content"] = {MEDIA_TYPE: answer["content"].pop("application/json")}
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(unused, None)
+    return schema

@@ -1,0 +1,57 @@
+"""One job with what `muster explain` says of it, read from the API server at that moment."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from muster.api.common import API_VERSION
+from muster.api.names import JOB_UID_LABEL
+from muster.api.trainingjob import TrainingJob
+from muster.cli.explaining import EVENTS_READ, sections
+from muster.cli.look import Scene, event_time, pod_state
+from muster.cluster.client import Api
+from muster.cluster.errors import ApiError
+from muster.cluster.views import PodView
+from muster.server.models import JobDetail, JobSummary, Section, Worker
+from muster.server.problems import Problem
+from muster.server.rows import summary
+
+JOB: Final = f"/apis/{API_VERSION}/namespaces/{{}}/trainingjobs/{{}}"
+
+
+async def detail(api: Api, namespace: str, name: str, *, pods: bool, events: bool) -> JobDetail:
+    """`pods`, `events`: whether the user may list them. Raises Problem 404, ApiError, ApiUnreachable."""
+    try:
+        raw = await api.get(JOB.format(namespace, name))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise Problem(404, f'trainingjobs.muster.dev "{name}" not found in namespace "{namespace}"') from error
+    uid = raw["metadata"]["uid"]
+    base = f"/api/v1/namespaces/{namespace}"
+    found = await api.list(f"{base}/pods", labelSelector=f"{JOB_UID_LABEL}={uid}") if pods else []
+    told = await api.list(f"{base}/events", fieldSelector=f"involvedObject.uid={uid}") if events else []
+    views = tuple(sorted(map(PodView.from_raw, found), key=lambda pod: (pod.generation, pod.index)))
+    newest = tuple(sorted(told, key=event_time)[-EVENTS_READ:])
+    return JobDetail(
+        job=JobSummary.model_validate(summary(raw)),
+        explanation=_explained(raw, views, newest),
+        workers=[
+            Worker(index=pod.index, pod=pod.name, node=pod.node, state=pod_state(pod), ready=pod.ready) for pod in views
+        ],
+        withheld=[what for what, allowed in (("pods", pods), ("events", events)) if not allowed],
+    )
+
+
+def _explained(raw: dict[str, Any], pods: tuple[PodView, ...], events: tuple[dict[str, Any], ...]) -> list[Section]:
+    try:
+        job = TrainingJob.from_raw(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        return [Section(heading="Why", rows=[["", f"this operator can't read the job: {where}: {first['msg']}"]])]
+    scene = Scene(job, pods, events, datetime.now(timezone.utc))
+    return [Section(heading=heading, rows=[list(row) for row in rows]) for heading, rows in sections(scene)]

@@ -1,0 +1,56 @@
+"""Queues: what each may use, uses and borrows, by flavour. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster.api.trainingqueue import TrainingQueue
+from muster.cli.tables import Use, in_use, nominals, state
+from muster.server.models import FlavourShare, QueueSummary, ResourceShare
+
+
+def summaries(every: Sequence[TrainingQueue]) -> list[QueueSummary]:
+    """By name."""
+    has = nominals(every)
+    return [_summary(queue, has[queue.metadata.name]) for queue in sorted(every, key=lambda one: one.metadata.name)]
+
+
+def with_below(name: str, every: Sequence[TrainingQueue]) -> frozenset[str]:
+    """The names of a queue and of all queues below it; of a queue that isn't there, its own."""
+    within = {name}
+    while grown := {queue.metadata.name for queue in every if queue.spec.parent in within} - within:
+        within |= grown
+    return frozenset(within)
+
+
+def _summary(queue: TrainingQueue, has: Use) -> QueueSummary:
+    used, borrowed = in_use(queue)
+    status = queue.status
+    flavours = [
+        FlavourShare(
+            gpu_type=flavour[0],
+            capacity=flavour[1],
+            resources=[
+                _share(name, has.get(flavour, {}), used.get(flavour, {}), borrowed.get(flavour, {}))
+                for name in sorted({**has.get(flavour, {}), **used.get(flavour, {})})
+            ],
+        )
+        for flavour in sorted({**has, **used})
+    ]
+    return QueueSummary(
+        name=queue.metadata.name,
+        parent=queue.spec.parent or "",
+        cohort=queue.spec.cohort or "",
+        state=state(queue),
+        weight=queue.spec.weight,
+        running=status.running,
+        waiting=status.waiting,
+        used_gpus=status.used_gpus,
+        flavours=flavours,
+    )
+
+
+def _share(name: str, has: dict[str, int], used: dict[str, int], borrowed: dict[str, int]) -> ResourceShare:
+    nominal, held = has.get(name), used.get(name, 0)
+    free = None if nominal is None else max(0, nominal - held)
+    return ResourceShare(name=name, nominal=nominal, used=held, borrowed=borrowed.get(name, 0), free=free)

@@ -1,0 +1,158 @@
+"""One job, queues and the fleet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.api.topology import Topology
+from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.views import NodeView, PodView
+from muster.server.models import Fleet, JobDetail, QueueDetail, QueueList
+
+from .samples import World, client, everything, job
+
+pytestmark = pytest.mark.unit
+
+PATH = "/apis/muster.dev/v1alpha1/namespaces/vision/trainingjobs/a"
+
+
+def node(name: str, rack: str, **spec: Any) -> NodeView:
+    return NodeView.from_raw(
+        {
+            "metadata": {"name": name, "labels": {"rack": rack, "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}},
+            "spec": spec,
+            "status": {
+                "allocatable": {"nvidia.com/gpu": "8"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }
+    )
+
+
+def pod(name: str, where: str, gpus: int, phase: str = "Running") -> PodView:
+    resources = {"requests": {"nvidia.com/gpu": str(gpus)}, "limits": {"nvidia.com/gpu": str(gpus)}}
+    return PodView.from_raw(
+        {
+            "metadata": {"name": name, "namespace": "n", "uid": name},
+            "spec": {"nodeName": where, "containers": [{"name": "trainer", "resources": resources}]},
+            "status": {"phase": phase},
+        }
+    )
+
+
+async def test_a_job_is_explained_as_muster_explain_does() -> None:
+    cluster = everything()
+    waiting = {"position": 3, "reason": "QuotaExceeded", "message": "8 GPUs are missing"}
+    cluster.objects[PATH] = job("vision", "a", queue="research") | {"status": {"phase": "Queued", "queue": waiting}}
+    cluster.objects["/api/v1/namespaces/vision/pods"] = {
+        "items": [{"metadata": {"name": "a-g1-0-0", "labels": {"muster.dev/index": "0"}}, "spec": {"nodeName": "n1"}}]
+    }
+    async with client(cluster) as http:
+        answer = await http.get("/v1/jobs/vision/a")
+    assert answer.status_code == 200, answer.text
+    found = JobDetail.model_validate(answer.json())
+    why = next(section for section in found.explanation if section.heading == "Why")
+    assert ["", "QuotaExceeded: 8 GPUs are missing"] in why.rows
+    assert [worker.node for worker in found.workers] == ["n1"]
+    assert found.withheld == []
+
+
+async def test_pods_and_events_are_left_out_where_the_user_may_not_list_them() -> None:
+    cluster = everything()
+    cluster.rights = {("jane", "get", "trainingjobs", "vision")}
+    cluster.objects[PATH] = job("vision", "a")
+    cluster.objects["/api/v1/namespaces/vision/pods"] = {"items": [{"metadata": {"name": "secret"}}]}
+    async with client(cluster) as http:
+        answer = await http.get("/v1/jobs/vision/a")
+    assert answer.json()["withheld"] == ["pods", "events"]
+    assert "secret" not in answer.text
+
+
+async def test_a_job_that_is_not_there_and_one_that_cannot_be_read() -> None:
+    cluster = everything()
+    unreadable = job("vision", "a")
+    unreadable["spec"]["workers"]["replicas"] = -1
+    cluster.objects[PATH] = unreadable
+    async with client(cluster) as http:
+        absent, odd = await http.get("/v1/jobs/vision/none"), await http.get("/v1/jobs/vision/a")
+        bad = await http.get("/v1/jobs/vision/Not%20a%20name")
+    assert absent.status_code == 404
+    assert '"none" not found' in absent.json()["detail"]
+    assert "can't read the job" in odd.json()["explanation"][0]["rows"][0][1]
+    assert bad.status_code == 400
+
+
+async def test_queues_tell_quota_use_and_what_is_borrowed() -> None:
+    quota = {"gpuType": "H100", "resources": [{"name": "nvidia.com/gpu", "nominal": 16}]}
+    usage = [{"gpuType": "H100", "resources": [{"name": "nvidia.com/gpu", "used": "24", "borrowed": "8"}]}]
+    tree = [
+        {"metadata": {"name": "company"}, "spec": {"quotas": [quota]}},
+        {"metadata": {"name": "nlp"}, "spec": {"parent": "company", "quotas": [quota]}, "status": {"usage": usage}},
+    ]
+    world = World(queues={raw["metadata"]["name"]: TrainingQueue.from_raw(raw) for raw in tree})  # type: ignore[index]
+    async with client(everything(), world=world) as http:
+        every = QueueList.model_validate((await http.get("/v1/queues")).json())
+        one = QueueDetail.model_validate((await http.get("/v1/queues/company")).json())
+        absent = await http.get("/v1/queues/none")
+    share = every.items[1].flavours[0].resources[0]
+    assert (share.nominal, share.used, share.borrowed, share.free) == (16, 24, 8, 0)
+    assert one.queue.flavours[0].resources[0].nominal == 32
+    assert one.below == ["nlp"]
+    assert absent.status_code == 404
+
+
+async def test_the_fleet_adds_up_by_type_and_level() -> None:
+    taint = [{"key": "muster.dev/quarantined", "effect": "NoSchedule"}]
+    nodes = [
+        node("a1", "a"),
+        node("a2", "a"),
+        node("b1", "b"),
+        node("b2", "b", unschedulable=True),
+        node("c1", "c", taints=taint),
+    ]
+    pods = [pod("p", "a1", 8), pod("q", "a2", 6), pod("old", "b1", 8, "Succeeded"), pod("r", "b2", 2)]
+    topology = Topology.from_raw(
+        {"metadata": {"name": "default"}, "spec": {"levels": [{"name": "rack", "label": "rack"}]}}
+    )
+    world = World(topologies={"default": topology}, held_nodes=nodes, held_pods=pods)
+    async with client(everything(), world=world) as http:
+        found = Fleet.model_validate((await http.get("/v1/fleet")).json())
+    (pool,) = found.pools
+    assert (pool.gpu_type, pool.capacity, pool.nodes, pool.total) == ("H100", "on-demand", 5, 40)
+    assert (pool.used, pool.free, pool.unavailable) == (16, 10, 14)
+    (rack,) = pool.levels
+    assert (rack.domains, rack.largest_domain, rack.largest_free) == (3, "b", 8)
+    assert found.nodes.model_dump() == {"total": 5, "not_ready": 0, "cordoned": 1, "quarantined": 1}
+
+
+async def test_without_the_right_to_list_pods_the_fleet_does_not_tell_what_is_used() -> None:
+    cluster = everything()
+    cluster.rights.discard(("jane", "list", "pods", ""))
+    world = World(held_nodes=[node("a1", "a")], held_pods=[pod("p", "a1", 8)])
+    async with client(cluster, world=world) as http:
+        found = (await http.get("/v1/fleet")).json()
+    assert found["withheld"] == ["pods"]
+    assert found["pools"][0]["total"] == 8
+    assert not {"used", "free", "unavailable", "largestFreeNode"} & set(found["pools"][0])
+
+
+async def test_openapi_describes_every_answer_with_an_example_that_fits() -> None:
+    async with client(everything(), token="") as http:
+        described = (await http.get("/v1/openapi.json")).json()
+    assert set(described["paths"]) == {
+        "/v1/jobs",
+        "/v1/jobs/{namespace}/{name}",
+        "/v1/queues",
+        "/v1/queues/{name}",
+        "/v1/fleet",
+    }
+    for path in described["paths"].values():
+        answers = path["get"]["responses"]
+        assert set(answers) == {"200", "400", "401", "403", "404", "503"}
+        assert set(answers["401"]["content"]) == {"application/problem+json"}
+        assert path["get"]["security"]
+    schemas = described["components"]["schemas"]
+    JobDetail.model_validate(schemas["JobDetail"]["example"])
+    Fleet.model_validate(schemas["Fleet"]["example"])

@@ -1,0 +1,141 @@
+"""Pages of jobs over HTTP: filters, order, cursors, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.server.models import JobPage
+
+from .samples import Cluster, World, client, everything, job
+
+pytestmark = pytest.mark.unit
+
+JOBS = [
+    job("vision", "a", phase="Running", labels={"team": "x"}, gpus=8, created="2026-01-05T00:00:00Z"),
+    job("vision", "b", labels={"team": "y"}, gpus=64, created="2026-01-03T00:00:00Z", queue="nlp"),
+    job("speech", "c", phase="Failed", gpus=8, created="2026-01-04T00:00:00Z"),
+    job("speech", "d", labels={"team": "x", "old": ""}, gpus=1, created="2026-01-03T00:00:00Z", queue={"position": 2}),
+]
+JOBS[3]["spec"]["queue"] = "nlp"
+
+
+async def names(query: str, jobs: list[Any] = JOBS, cluster: Cluster | None = None) -> list[str]:
+    async with client(cluster or everything(), jobs) as http:
+        answer = await http.get(f"/v1/jobs?{query}")
+    assert answer.status_code == 200, answer.text
+    return [item["name"] for item in JobPage.model_validate(answer.json()).model_dump()["items"]]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", "cdab"),
+        ("sort=-name", "badc"),
+        ("sort=created", "dbca"),
+        ("sort=-created", "acbd"),
+        ("sort=gpus", "dcab"),
+        ("sort=queue", "dbca"),
+        ("namespace=vision", "ab"),
+        ("phase=Running&phase=Failed", "ca"),
+        ("queue=nlp", "db"),
+        ("labelSelector=team%3Dx", "da"),
+        ("labelSelector=team%20in%20(x,y),!old", "ab"),
+        ("labelSelector=team!=x", "cb"),
+        ("labelSelector=old", "d"),
+    ],
+)
+async def test_jobs_are_filtered_and_sorted(query: str, found: str) -> None:
+    assert await names(query) == list(found)
+
+
+async def test_a_queue_means_those_below_it_too() -> None:
+    from muster.api.trainingqueue import TrainingQueue
+
+    tree = {
+        name: TrainingQueue.from_raw({"metadata": {"name": name}, "spec": {"parent": parent} if parent else {}})
+        for name, parent in (("company", None), ("nlp", "company"), ("other", None))
+    }
+    async with client(everything(), JOBS, World(queues=tree)) as http:
+        found = (await http.get("/v1/jobs?queue=company")).json()
+    assert [item["name"] for item in found["items"]] == ["d", "b"]
+
+
+@pytest.mark.parametrize("sort", ["name", "-name", "created", "-created", "-gpus", "queue", "phase"])
+async def test_pages_together_have_every_job_once_in_order(sort: str) -> None:
+    many = [
+        job(f"n{number % 3}", f"job-{number}", gpus=number % 5, created=f"2026-01-0{number % 4 + 1}T00:00:00Z")
+        for number in range(23)
+    ]
+    async with client(everything(), many) as http:
+        whole = (await http.get(f"/v1/jobs?sort={sort}&limit=500")).json()
+        cursor, pages, found = "", 0, []
+        while pages == 0 or cursor:
+            answer = (await http.get(f"/v1/jobs?sort={sort}&limit=5&cursor={cursor}")).json()
+            found += answer["items"]
+            cursor, pages = answer["next"], pages + 1
+            assert answer["total"] == 23
+    assert pages == 5
+    assert found == whole["items"]
+    assert len({item["uid"] for item in found}) == 23
+
+
+@pytest.mark.parametrize(
+    ("query", "wrong"),
+    [
+        ("limit=0", "limit"),
+        ("limit=501", "limit"),
+        ("limit=x", "limit"),
+        ("sort=colour", "sort"),
+        ("phase=Dancing", "phase.0"),
+        ("quee=x", "quee"),
+        ("labelSelector=a%20b", "labelSelector"),
+        ("labelSelector=a%3D%3D%3Db", "labelSelector"),
+        ("cursor=x", "cursor"),
+        ("cursor=NQ", "cursor"),
+        ("cursor=WzEsIDJd", "cursor"),
+    ],
+)
+async def test_a_bad_parameter_is_named(query: str, wrong: str) -> None:
+    async with client(everything(), JOBS) as http:
+        answer = await http.get(f"/v1/jobs?{query}")
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert [one["name"] for one in answer.json()["errors"]] == [wrong]
+
+
+async def test_a_cursor_belongs_to_its_question() -> None:
+    async with client(everything(), JOBS) as http:
+        following = (await http.get("/v1/jobs?limit=1")).json()["next"]
+        same = await http.get(f"/v1/jobs?limit=3&cursor={following}")
+        other = await http.get(f"/v1/jobs?limit=1&sort=gpus&cursor={following}")
+        forged = await http.get("/v1/jobs?cursor=" + _forged(following))
+    assert [item["name"] for item in same.json()["items"]] == ["d", "a", "b"]
+    assert same.json()["next"] == ""
+    assert other.status_code == 400
+    assert forged.status_code == 400
+
+
+def _forged(cursor: str) -> str:
+    import base64
+    import json
+
+    question = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))[0]
+    return base64.urlsafe_b64encode(json.dumps([question, {"a": 1}, 5]).encode()).decode().rstrip("=")
+
+
+async def test_a_job_that_says_little_is_shown() -> None:
+    bare = {"metadata": {"namespace": "n", "name": "bare", "uid": "u", "creationTimestamp": "2026-01-02T03:04:05Z"}}
+    bare |= {"spec": {"workers": {"replicas": 1}}}
+    async with client(everything(), [bare]) as http:
+        item = (await http.get("/v1/jobs")).json()["items"][0]
+    assert item["queue"] == "default"
+    assert "phase" not in item
+
+
+async def test_other_paths_are_problems() -> None:
+    async with client(everything()) as http:
+        answer = await http.get("/v1/nothing")
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+    assert "/v1/openapi.json" in answer.json()["detail"]
