@@ -66,6 +66,10 @@ bench-attainable: setup ## what waits could be on these traces: an oracle that k
 bench-placement: setup ## one gang of 1,024 GPUs on 12,500 nodes, and how a plan's time grows with the cluster, drawn (ARGS="--repeats 50")
 	@.venv/bin/python bench/placement.py --chart docs/images/growth.svg $(ARGS)
 
+.PHONY: bench-telemetry
+bench-telemetry: setup ## what telemetry costs a training step, in processor time
+	@.venv/bin/python bench/telemetry.py $(ARGS)
+
 .PHONY: bench-queues
 bench-queues: setup ## put 10,000 waiting jobs of 1,000 queues in order, and open the books of their quota
 	@.venv/bin/python bench/queues.py $(ARGS)

@@ -66,13 +66,16 @@ class Section(IntEnum):
     """The loop hasn't begun: what the script does is its own as well, if it ever comes to a loop."""
 
 
-_PARTS: Final = {
-    Section.NONE: Part.STARTING,
-    Section.SETUP: Part.STARTING,
-    Section.START: Part.STARTING,
-    Section.CHECKPOINT: Part.CHECKPOINT,
-}
-"""What else there is, is training."""
+_PARTS: Final = tuple(
+    {
+        Section.NONE: Part.STARTING,
+        Section.SETUP: Part.STARTING,
+        Section.START: Part.STARTING,
+        Section.CHECKPOINT: Part.CHECKPOINT,
+    }.get(section, Part.TRAINING)
+    for section in Section
+)
+"""By section; a tuple, for these are looked up several times a step."""
 
 
 class Stage(IntEnum):
@@ -96,13 +99,21 @@ class Stage(IntEnum):
 
 STAGES: Final = tuple(Stage)[: Stage.NONE]
 """Those whose time is told."""
-_STAGE_OF: Final = {
-    Section.STEP: Stage.COMPUTE,
-    Section.BOUNDARY: Stage.BOUNDARY,
-    Section.CHECKPOINT: Stage.CHECKPOINT,
-}
+_STAGE_OF: Final = tuple(
+    {
+        Section.STEP: Stage.COMPUTE,
+        Section.BOUNDARY: Stage.BOUNDARY,
+        Section.CHECKPOINT: Stage.CHECKPOINT,
+    }.get(section, Stage.NONE)
+    for section in Section
+)
+_NOW: Final = struct.Struct(f"<BB6xQQQdQQ{1 + _TIMES}q")
+"""Of a word, what changes within a step."""
 _WORD: Final = struct.Struct(f"<BB6xQQQdQQ{2 * (1 + _TIMES)}qd{len(STAGES)}d")
 _OWN: Final = -1 - len(STAGES)
+_DATA, _COMPUTE, _BOUNDARY, _CHECKPOINT = Stage.DATA, Stage.COMPUTE, Stage.BOUNDARY, Stage.CHECKPOINT
+_DATA_WAIT: Final = Part.DATA_WAIT
+"""Names of the module's own, which are found sooner than an enum's."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +152,7 @@ class Pulse:
     def __init__(self, local_rank: int = 0, run_dir: str | None = None) -> None:
         self.timer: DeviceTimer | None = None
         self._together = False
-        self._stage, self._owned = Stage.NONE, False
+        self._stage, self._owned, self._settles = Stage.NONE, False, False
         self._own, self._stages = 0.0, [0.0] * len(STAGES)
         self._own_here, self._stages_here = 0, [0] * len(Stage)  # in this step, in nanoseconds
         self._turned = time.monotonic_ns()
@@ -170,30 +181,31 @@ class Pulse:
 
     def _enter(self, section: Section, part: Part | None, *, settles: bool) -> None:
         now, before = time.monotonic_ns(), self._account.at
-        if self._section in (Section.STEP, Section.BOUNDARY):
+        if self._stage < _CHECKPOINT:
             self._here += now - before
-        stage = _STAGE_OF.get(section, Stage.NONE)
-        if stage is Stage.COMPUTE and part is Part.DATA_WAIT:
-            stage = Stage.DATA
+        stage = _STAGE_OF[section]
+        if stage is _COMPUTE and part is _DATA_WAIT:
+            stage = _DATA
         self._turn(now, stage, self._together)
         self._section = section
-        part = _PARTS.get(section, Part.TRAINING) if part is None else part
+        part = _PARTS[section] if part is None else part
         self._account.enter(part, now, again=self._step < self._reached, settles=settles)
+        self._settles |= settles
 
     def shares(self, stage: Stage = Stage.BACKWARD) -> None:
         """What follows is done together with the other ranks: its time may be a wait for them."""
-        self._turn(time.monotonic_ns(), stage if self._section is Section.STEP else Stage.NONE, True)
+        self._turn(time.monotonic_ns(), stage if self._section is Section.STEP else self._stage, True)
 
     def owns(self, stage: Stage = Stage.COMPUTE) -> None:
         """What follows the rank does by itself."""
-        self._turn(time.monotonic_ns(), stage if self._section is Section.STEP else Stage.NONE, False)
+        self._turn(time.monotonic_ns(), stage if self._section is Section.STEP else self._stage, False)
 
     def _turn(self, now: int, stage: Stage, together: bool) -> None:
         passed, self._turned = now - self._turned, now
         self._stages_here[self._stage] += passed
         if self._owned:
             self._own_here += passed
-        owned = stage is Stage.DATA or (stage < Stage.BOUNDARY and not together)
+        owned = stage is _DATA or (stage < _BOUNDARY and not together)
         if self.timer is not None and (stage is not self._stage or owned is not self._owned):
             self.timer.mark(stage, owned)
         self._stage, self._together, self._owned = stage, together, owned
@@ -233,7 +245,8 @@ class Pulse:
         self._write()
 
     def step_opens(self) -> None:
-        self.enter(Section.STEP if self._started else Section.START, Part.TRAINING)
+        if self._stage is not _COMPUTE:  # else the end of the wait for its batch has told it
+            self.enter(Section.STEP if self._started else Section.START, Part.TRAINING)
 
     def step_done(self, step: int) -> None:
         """`step` steps of the run are done, by all ranks."""
@@ -260,26 +273,29 @@ class Pulse:
         self._write()
 
     def _write(self) -> None:
+        """All of the word where something settled, and else only what changes within a step."""
         self._beats += 1
-        if self._word is not None:
-            account = self._account
-            word = _WORD.pack(
-                self._section,
-                account.part,
-                self._beats,
-                self._step,
-                self._steps,
-                self._seconds,
-                self._pid,
-                self._reached,
-                account.at,
-                *account.times,
-                account.settled_at,
-                *account.settled,
-                self._own,
-                *self._stages,
-            )
-            self._word[: _WORD.size] = word
+        if self._word is None:
+            return
+        account = self._account
+        now = (
+            self._section,
+            account.part,
+            self._beats,
+            self._step,
+            self._steps,
+            self._seconds,
+            self._pid,
+            self._reached,
+            account.at,
+            *account.times,
+        )
+        if not self._settles:
+            self._word[: _NOW.size] = _NOW.pack(*now)
+            return
+        self._settles = False
+        word = _WORD.pack(*now, account.settled_at, *account.settled, self._own, *self._stages)
+        self._word[: _WORD.size] = word
 
 
 def _map(folder: str | None, local_rank: int) -> memoryview | None:

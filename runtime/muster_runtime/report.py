@@ -151,7 +151,7 @@ _OPTIONAL: Final = _DECIMAL | {
 
 
 def encode(message: Message) -> bytes:
-    return json.dumps({"kind": type(message).__name__, **dataclasses.asdict(message)}).encode()
+    return json.dumps({"kind": type(message).__name__, **vars(message)}).encode()
 
 
 def decode(datagram: bytes) -> Message | None:

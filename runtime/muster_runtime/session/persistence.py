@@ -196,6 +196,10 @@ class Persistence:
         isn't in memory whole. Local."""
         return self._keeper.busy, self._keeper.failed, self._keeper.unsealed
 
+    @property
+    def in_flight(self) -> bool:
+        return self._keeper.in_flight is not None
+
     def heard(self, *, writing: bool, failed: bool, unsealed: bool) -> None:
         """The gang's word: whether any of these is true of any rank."""
         step = self._keeper.in_flight

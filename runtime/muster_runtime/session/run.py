@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NoReturn
 
@@ -254,7 +255,7 @@ class Run:
         agreed = agree(votes, self._gang, self.loop)
         norms.heard(asked=agreed.norm_asked)
         unsound = self._absorb(agreed, votes, read)
-        with self.pulse.during(Section.CHECKPOINT):
+        with self.pulse.during(Section.CHECKPOINT) if self.saves.in_flight else nullcontext():
             self.saves.heard(writing=agreed.writing, failed=agreed.write_failed, unsealed=agreed.unsealed)
         if (agreed.save or agreed.stop) and not read:
             losses, _ = progress.take_losses(self.step, True)

@@ -132,6 +132,11 @@ class Saves:
         isn't in memory whole."""
         return self.persistence.word() if self.persistence is not None else (False, False, False)
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether a save has begun that isn't committed yet."""
+        return self.persistence is not None and self.persistence.in_flight
+
     def heard(self, *, writing: bool, failed: bool, unsealed: bool) -> None:
         """The gang's word about the save in flight."""
         if self.persistence is not None:
