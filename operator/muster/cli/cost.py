@@ -118,13 +118,18 @@ def _files(intervals: list[Path], pools: list[Path], month: str | None) -> tuple
 
 def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, datetime]:
     """Rows of the history, and the period: what goes on is counted as far as the history reaches. Raises ValueError."""
+    # Here, since the other commands do without a database's libraries.
     from sqlalchemy.exc import SQLAlchemyError
 
+    from muster.telemetry.history.database import BadUrl
     from muster.telemetry.history.database import parse as parse_url
     from muster.telemetry.history.reading import Reader
 
     begins, ends = month_named(month or month_of(datetime.now(timezone.utc)))
-    reader = Reader(parse_url(database))
+    try:
+        reader = Reader(parse_url(database))
+    except BadUrl as error:
+        raise ValueError(f"--database: {error}") from None
     try:
         seen_at = reader.seen_at()
         found = rows.Rows(

@@ -80,6 +80,7 @@ class Loop:
         self._cache = cache
         self._worker = worker
         self._prices = prices or {}
+        self._unpriced: set[str] = set()
         self._must_plan = True
         self.records: dict[str, Record] = {}
         self.ended: dict[str, Ended] = {}
@@ -252,7 +253,11 @@ class Loop:
         """Take over the price of the gang's nodes; one that is gone leaves the price that was known."""
         node = self._cache.node(placement.nodes[0].node) if placement.nodes else None
         if node is not None:
-            record.price = self._prices.get(flavour_of(node.labels), 0.0)
+            flavour = flavour_of(node.labels)
+            record.price = self._prices.get(flavour, 0.0)
+            if flavour and flavour not in self._prices and flavour not in self._unpriced:
+                self._unpriced.add(flavour)
+                log.warning("no price is known for %s: it costs nothing; give the chart's `prices` one", flavour)
 
     def _withhold_first_word(self, record: Record, decision: Decision, monotonic: float) -> Decision:
         """A new job's first status is the planner's word, which comes in a moment: that spares a write in each job's

@@ -18,6 +18,9 @@ from muster.controllers.terms import spend
 from muster.telemetry.cost.formats import FOCUS_COLUMNS
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
 from muster.telemetry.cost.rows import Entry, UnreadableRow, read, written
+from muster.telemetry.history.database import engine_of, migrate
+from muster.telemetry.history.database import parse as parse_url
+from muster.telemetry.history.upserts import take_over, write
 
 pytestmark = pytest.mark.unit
 
@@ -132,6 +135,32 @@ def test_a_line_that_is_no_row_says_which_and_why(line: str, said: str, tmp_path
 def test_what_was_asked_wrongly_is_said(arguments: list[str], said: str) -> None:
     found = run("cost", "report", *arguments)
     assert (found.exit_code, said in found.stderr) == (2, True), found.stderr
+
+
+def test_the_history_gives_the_same_report_and_what_goes_on_is_counted_as_far_as_it_reaches(tmp_path: Path) -> None:
+    begins, seen_at = datetime(2026, 10, 2, tzinfo=timezone.utc), datetime(2026, 10, 2, 3, tzinfo=timezone.utc)
+    url = f"sqlite:///{tmp_path}/history.db"
+    engine = engine_of(parse_url(url), writes=True)
+    with engine.begin() as connection:
+        migrate(connection)
+        term = take_over(connection, "one", begins, seen_at)
+        rows = [Interval("a", 1, 0, 0, "n", "H100", "spot", 8, begins), PoolInterval("H100", "spot", 10, begins)]
+        write(connection, term, list(enumerate(rows)))
+    engine.dispose()
+    arguments = ("--prices", str(EXAMPLE / "prices.yaml"), "--month", "2026-10", "--format", "json")
+    found = run("cost", "report", "--database", url, *arguments)
+    assert found.exit_code == 0, found.output
+    total = json.loads(found.stdout)["total"]
+    assert (total["gpu_hours"], total["useful"], total["idle"]) == ("30.00", "34.800000", "8.700000")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("mysql://x", "--database: mysql is not supported"), ("sqlite:////nowhere/x.db", "cannot read the history")],
+)
+def test_a_database_that_is_none_or_is_away_is_said(url: str, said: str) -> None:
+    found = run("cost", "report", "--database", url)
+    assert (found.exit_code, said in found.stderr) == (2, True), found.output
 
 
 def test_rows_are_read_as_they_were_written() -> None:
