@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import yaml
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, utils
 
 from muster.server.models import JobDetail, JobPage
 
@@ -86,8 +86,9 @@ def ending(token: str, plane: ControlPlane, seconds: int) -> str:
     signed = f"{head}.{_encoded(json.dumps(claims).encode())}"
     pem = (plane.cluster.kubeconfig.parent / "pki" / "service-account.key").read_bytes()
     key = serialization.load_pem_private_key(pem, None)
-    assert isinstance(key, rsa.RSAPrivateKey)
-    return f"{signed}.{_encoded(key.sign(signed.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    pair = utils.decode_dss_signature(key.sign(signed.encode(), ec.ECDSA(hashes.SHA256())))
+    return f"{signed}.{_encoded(b''.join(number.to_bytes(32, 'big') for number in pair))}"
 
 
 def _encoded(raw: bytes) -> str:
