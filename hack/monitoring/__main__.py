@@ -1,4 +1,4 @@
-"""`python -m hack.monitoring`: writes docs/reference/metrics.md. `--check` only compares."""
+"""`python -m hack.monitoring`: writes docs/reference/metrics.md and charts/muster/dashboards; `--check` compares."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from hack.monitoring import reference
+from hack.monitoring import dashboards, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def documents(root: Path) -> dict[Path, str]:
     """Every generated file, with its text."""
-    return {root / "docs/reference/metrics.md": reference.page()}
+    folder = root / "charts/muster/dashboards"
+    return {
+        root / "docs/reference/metrics.md": reference.page(),
+        **{folder / dashboard.file: dashboards.text(dashboard) for dashboard in dashboards.DASHBOARDS},
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

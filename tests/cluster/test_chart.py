@@ -33,6 +33,9 @@ EVERYTHING = (
     "resources.limits.memory=2Gi",
     "serviceAccount.annotations.role=a",
     "metrics.serviceMonitor.labels.release=prometheus",
+    "monitoring.podMonitor.enabled=true",
+    "monitoring.rules.enabled=true",
+    "monitoring.dashboards.enabled=true",
 )
 
 Render = Callable[..., list[Object]]
@@ -77,9 +80,18 @@ def test_the_api_server_takes_every_object(
 ) -> None:
     control_plane.kubectl("create", "namespace", NAMESPACE, check=False)
     for item in render(*values):
-        if item["kind"] == "ServiceMonitor":
-            continue  # a kind of the Prometheus operator; this API server has no such CRD
+        if item["apiVersion"].startswith("monitoring.coreos.com/"):
+            continue  # kinds of the Prometheus operator; this API server has no such CRDs
         control_plane.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=item)
+
+
+def test_it_should_set_thresholds_and_runbooks_in_alerts(render: Render) -> None:
+    values = ("monitoring.rules.enabled=true", "monitoring.rules.thresholds.queueWaitSeconds=7200")
+    groups = one(render(*values, "monitoring.rules.runbookUrl=https://x/"), "PrometheusRule")["spec"]["groups"]
+    alerts = {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+    assert alerts["MusterQueueWaitLong"]["expr"].strip() == "muster_queue_oldest_wait_seconds > 7200"
+    assert alerts["MusterGPUXid"]["annotations"]["runbook_url"] == "https://x/MusterGPUXid.md"
+    assert "@" not in str(groups)
 
 
 def test_it_should_set_nobody_read_only_root_and_no_capabilities(render: Render) -> None:

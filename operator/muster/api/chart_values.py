@@ -92,7 +92,7 @@ def _leaf(node: yaml.Node) -> dict[str, Any]:
         return {"type": "array"}
     if isinstance(node, yaml.MappingNode):
         return {"type": "object"}
-    kinds = {"bool": "boolean", "int": "integer", "str": "string"}
+    kinds = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"}
     kind = node.tag.rsplit(":", 1)[-1]
     if kind not in kinds:
         raise ValueError(f"values.yaml line {node.start_mark.line + 1}: write a default of a plain type, not {kind}")
