@@ -1,6 +1,6 @@
 """Puts one replica's HTTP together: probes and metrics always, the API where it is wanted.
 
-FastAPI is imported only then: it costs 10 MiB.
+FastAPI is imported only then: with its thread and app it costs 16 MiB.
 """
 
 from __future__ import annotations
