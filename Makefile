@@ -38,6 +38,10 @@ demo: setup ## cluster, images, chart and a training run that loses a worker and
 chaos: setup ## faults on the local cluster, and what they cost a run (ROW=rank-sigkill SEED=3 for one; LIST=1 lists them)
 	@.venv/bin/python -m hack.chaos $(if $(LIST),--list) $(addprefix --row ,$(ROW)) $(addprefix --seed ,$(SEED)) $(ARGS)
 
+.PHONY: soak
+soak: setup ## 20 gangs on the local cluster and a fault every 20 s until all have ended (ARGS="--jobs 4 --seed 2")
+	@.venv/bin/python -m hack.chaos.soak $(ARGS)
+
 .PHONY: test
 test: setup ## every check and test: static, unit, scheduling, runtime, cluster, e2e
 	@.venv/bin/python -m hack.checks all

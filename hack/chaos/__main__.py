@@ -7,31 +7,22 @@ only if every run that was played met its target.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from hack import images
 from hack.chaos import results, table
-from hack.chaos.recipe import SCRIPT
+from hack.chaos.bring_up import BUCKET, NAMESPACE, OPTIONS, bring_up
 from hack.chaos.results import Outcome, Result
-from hack.chaos.rows import REFERENCE_STEPS, ROWS, Row, entries
+from hack.chaos.rows import ROWS, Row, entries
 from hack.chaos.run import Circumstances, play
 from hack.chaos.stage import Stage
 from hack.cluster import api
 from hack.cluster.errors import ClusterError
-from hack.cluster.progress import Progress
-from hack.demo import install
 from hack.demo.kube import Kube, KubeError
-
-NAMESPACE = BUCKET = "chaos"
-OPTIONS = api.Options(name="chaos", nodes=4, gpus=4, racks=4)
-"""Two nodes for a gang, and two that can take their place."""
 
 
 def main() -> int:
@@ -67,7 +58,7 @@ def _list() -> None:
 
 
 def _play_all(rows: Sequence[Row], seeds: Sequence[int], again: bool) -> int:
-    cluster, circumstances = _bring_up()
+    cluster, circumstances = bring_up()
     known = results.read()
     wanted: list[tuple[Row, int]] = []
     for row, seed in itertools.product(rows, seeds):
@@ -82,25 +73,6 @@ def _play_all(rows: Sequence[Row], seeds: Sequence[int], again: bool) -> int:
     print(f"{len(played)} runs played, {len(missed)} of them not as they should be; docs/reliability.md has the table")
     print(f".venv/bin/python -m hack.cluster down --name {OPTIONS.name}   # takes the cluster away")
     return 1 if missed else 0
-
-
-def _bring_up() -> tuple[api.Cluster, Circumstances]:
-    """The cluster with Muster on it, and what is the same for all runs."""
-    progress = Progress()
-    cluster = api.up(OPTIONS, progress)
-    built = images.build_all(cluster, progress)
-    kube = Kube(cluster)
-    install.operator(kube, built, progress)
-    install.bucket(kube, BUCKET)
-    install.namespace(kube, NAMESPACE)
-    parts = [*sorted(built.values()), SCRIPT.read_text()]
-    version = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=results.ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
-    with progress.part(f"a run of {REFERENCE_STEPS} steps without faults"):
-        Stage(kube, NAMESPACE, BUCKET, version).reference(REFERENCE_STEPS)
-    return cluster, Circumstances(commit, version, results.machine())
 
 
 def _play(

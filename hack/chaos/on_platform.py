@@ -88,14 +88,15 @@ def _hold_clocks(stage: Stage) -> Callable[[], None]:
 def _leader(stage: Stage) -> tuple[str, int]:
     """Name and process of the operator's pod that leads. Raises VoidRun when it isn't found."""
     holder = _holder(stage)
-    pod = next((pod for pod in _operators(stage) if name_of(pod) in holder), None)
+    pod = next((pod for pod in operators(stage) if name_of(pod) in holder), None)
     pid = strike.launcher(pod) if pod is not None else None
     if pod is None or pid is None:
         raise VoidRun(f"no process of the operator that leads ({holder!r}) was found")
     return name_of(pod), pid
 
 
-def _operators(stage: Stage) -> list[Json]:
+def operators(stage: Stage) -> list[Json]:
+    """The operator's pods, whoever of them leads."""
     selector = "labelSelector=app.kubernetes.io%2Fname%3Dmuster"
     return stage.kube.items(f"/api/v1/namespaces/{install.SYSTEM}/pods?{selector}")
 

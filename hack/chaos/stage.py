@@ -110,19 +110,20 @@ class Stage:
         """Waits until the job has done that step (from 0) and committed a checkpoint."""
 
         def look() -> bool:
-            if self._ended(name):
+            if self.ended(name):
                 raise KubeError(f"{name} ended before anything could be done to it")
             return journal.highest(self.lines(name)) >= step and self.committed(name) is not None
 
         self.wait(f"step {step}", look, timeout_s, name)
 
     def until_succeeded(self, name: str, timeout_s: float = 300) -> None:
-        self.wait("its end", lambda: self._ended(name), timeout_s, name)
+        self.wait("its end", lambda: self.ended(name), timeout_s, name)
         failed = condition(self.job(name), "Failed")
         if failed and failed["status"] == "True":
             raise KubeError(f"{name} failed: {failed['reason']}: {failed.get('message', '')}")
 
-    def _ended(self, name: str) -> bool:
+    def ended(self, name: str) -> bool:
+        """Whether the job has succeeded or failed."""
         job = self.job(name)
         return holds(job, "Succeeded") or holds(job, "Failed")
 
