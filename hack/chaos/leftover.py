@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +14,7 @@ from hack.chaos.on_platform import LEASE, operators
 from hack.chaos.stage import Stage
 from hack.demo import install, strike
 from hack.demo.kube import KubeError
-from muster_protocol.checkpoints import inventory
+from muster_protocol.checkpoints import inventory, retention
 from muster_protocol.checkpoints.s3 import S3Store
 from muster_protocol.uris import CheckpointUri
 
@@ -24,14 +25,18 @@ WARM_UP = 3
 
 
 def in_storage(stage: Stage, names: Sequence[str]) -> list[str]:
-    """Objects under the jobs' prefixes that no committed checkpoint accounts for."""
+    """Objects under the jobs' prefixes that no committed checkpoint accounts for, and no prune would ever delete."""
     wrong = []
     for name in names:
         with _store(stage, name) as store:
             found = inventory.take(store)
+        pruned = retention.plan(found, retention.Retention(), time.time() + 2 * retention.ORPHAN_SECONDS)
+        folders = {removal.folder.prefix for removal in pruned.removals}
+        orphans = [folder.prefix for folder in found.orphans if folder.prefix not in folders]
+        uploads = [one.key for one in found.unfinished if one not in pruned.unfinished]
         wrong += [f"s3://{stage.bucket}/{name}: {damaged}" for damaged in found.damaged]
-        wrong += [f"s3://{stage.bucket}/{name}: {folder.prefix} is of no checkpoint" for folder in found.orphans]
-        wrong += [f"s3://{stage.bucket}/{name}: an upload of {one.key} was never ended" for one in found.unfinished]
+        wrong += [f"s3://{stage.bucket}/{name}: {prefix} is of no checkpoint" for prefix in orphans]
+        wrong += [f"s3://{stage.bucket}/{name}: an upload of {key} was never ended" for key in uploads]
     return wrong
 
 

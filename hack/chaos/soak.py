@@ -65,7 +65,7 @@ class Plan:
     @property
     def recipe(self) -> Recipe:
         """Jobs that are hit again and again, on purpose: the script's own limit of failures is not what is shown."""
-        return Recipe(steps=self.steps, pace=0.5, spec={"restart": {"limit": 100, "backoff": "1s"}})
+        return Recipe(steps=self.steps, pace=0.5, spec={"restart": {"limit": 32, "backoff": "1s"}})
 
 
 class Soak:
