@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -97,12 +97,13 @@ def main_thread(dump: str) -> str:
     return "\n".join(line for line in block.split("\n") if line.startswith("  "))
 
 
-async def flight(ranks: Collection[int], folder: Path) -> dict[int, str]:
-    """What torch's flight recorder has of the ranks' collectives, as JSON, of those that have a recorder."""
+async def flight(pids: Mapping[int, int], folder: Path) -> dict[int, str]:
+    """What torch's flight recorder has of the collectives of the processes, by rank, as JSON; of those that have a
+    recorder and aren't stopped."""
     asked = set()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mouth:
         mouth.setblocking(False)
-        for rank in ranks:
+        for rank in (rank for rank, pid in pids.items() if state(pid) not in _STOPPED):
             with contextlib.suppress(OSError):
                 stacks.flight_file(folder, rank).unlink(missing_ok=True)
                 mouth.sendto(b"?", str(stacks.flight_ears(folder, rank)))

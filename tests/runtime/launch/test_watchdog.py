@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import os
+import signal
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +16,7 @@ from hypothesis import strategies as st
 
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_api import Ended, Examined, RankSeen
+from muster_runtime import stacks
 from muster_runtime.launch import captures, config, hang, verdict
 from muster_runtime.launch.watchdog import AUTO_SECONDS, NOTICE_SECONDS, Limits, StepTimes, Watchdog
 from muster_runtime.pulse import Beat, Pulse, PulseReader, Section
@@ -316,6 +322,20 @@ Current thread 0x00007f50 (most recent call first):
 def test_of_a_dump_the_main_thread_is_the_last() -> None:
     assert captures.main_thread(DUMP) == LOOPS
     assert captures.main_thread("") == ""
+
+
+def test_a_stopped_process_is_not_asked_for_its_collectives(tmp_path: Path) -> None:
+    """It would be waited for in vain, and the gang with it."""
+    with subprocess.Popen(["sleep", "60"]) as stopped, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ears:
+        try:
+            stopped.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
+            ears.bind(str(stacks.flight_ears(tmp_path, 0)))
+            assert asyncio.run(captures.flight({0: stopped.pid}, tmp_path)) == {}
+            with pytest.raises(BlockingIOError):
+                ears.recv(1, socket.MSG_DONTWAIT)
+        finally:
+            stopped.kill()
 
 
 def test_the_worker_that_held_up_the_others_tells_the_hang() -> None:

@@ -62,7 +62,7 @@ note()
 for _ in held_out:
     pass
 note()
-record = asyncio.run(captures.flight([session.rank], folder)).get(session.rank, "")
+record = asyncio.run(captures.flight({session.rank: os.getpid()}, folder)).get(session.rank, "")
 (folder / f"at-{session.rank}").write_text(json.dumps([at, record]))
 """
 
