@@ -19,6 +19,9 @@ Bodies are JSON objects, made and read by the dataclasses here.
     POST /v1/restart         Restart -> 202; index 0 tells the others to end their ranks and to join again;
                              403 for a pod that was replaced, or lost and not let in again: what it says means nothing
     POST /v1/stacks          -> Examined; what this pod's ranks are at, asked by index 0 when the gang does not get on
+    POST /v1/profile         Profile -> Profiling with 202; ranks record their next steps. Of index 0 alone; 400 without
+                             a place to store it, 409 while one is under way
+    GET  /v1/profile         -> Profiling; how far this pod is with it
     POST /v1/copy            Copy -> 204 when it is here already, else 101: its bytes follow on the same connection
     POST /v1/copy/fetch      Copy -> 101, and its bytes follow; 404 when it isn't here
 
@@ -44,6 +47,7 @@ HEARTBEAT_PATH: Final = "/v1/heartbeat"
 ENDED_PATH: Final = "/v1/ended"
 RESTART_PATH: Final = "/v1/restart"
 STACKS_PATH: Final = "/v1/stacks"
+PROFILE_PATH: Final = "/v1/profile"
 COPY_PATH: Final = "/v1/copy"
 FETCH_PATH: Final = "/v1/copy/fetch"
 METRICS_PATH: Final = "/metrics"
@@ -304,6 +308,51 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
+class Profile:
+    """A wish to see what ranks do in their next steps, by PyTorch's profiler.
+
+    Attributes:
+        steps: how many, 1 to `PROFILE_STEPS`.
+        everybody: all ranks record, not only rank 0.
+        memory: each allocation on CUDA, too.
+    """
+
+    steps: int = 3
+    everybody: bool = False
+    memory: bool = False
+
+
+PROFILE_STEPS: Final = 100
+"""At most: a trace has megabytes a step."""
+
+
+class ProfilePhase(str, Enum):
+    NONE = "none"
+    """None was asked for yet."""
+    ASKED = "asked"
+    """The ranks begin at their next step's end, or record."""
+    STORING = "storing"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """One pod's last profile.
+
+    Attributes:
+        uri: the folder that it lies in, once it is known.
+        stored: names of files in it, of this pod's ranks.
+        text: what went wrong, or is worth knowing, for people; or "".
+    """
+
+    phase: ProfilePhase = ProfilePhase.NONE
+    uri: str = ""
+    stored: tuple[str, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class RankSeen:
     """What a rank was at when it was looked at.
 
@@ -444,7 +493,22 @@ class Status:
     stragglers: tuple[Straggler, ...] = ()
 
 
-T = TypeVar("T", Member, Membership, Release, Copy, Stop, Ended, Restart, Heartbeat, Examined, GangState, Status)
+T = TypeVar(
+    "T",
+    Member,
+    Membership,
+    Release,
+    Copy,
+    Stop,
+    Ended,
+    Restart,
+    Heartbeat,
+    Examined,
+    GangState,
+    Status,
+    Profile,
+    Profiling,
+)
 
 _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Membership", "members"): Member,
@@ -473,6 +537,8 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Release", "keeper"): Member,
     ("Release", "holder"): Member,
     ("Copy", "order"): int,
+    ("Profiling", "phase"): ProfilePhase,
+    ("Profiling", "stored"): str,
     ("Examined", "ranks"): RankSeen,
 }
 

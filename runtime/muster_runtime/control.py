@@ -4,6 +4,8 @@ A file of 64 bytes in `MUSTER_RUN_DIR` that the launcher writes and every rank m
 
     byte 0        0 run on, 1 stop
     bytes 8..16   little-endian double: when the grace ends, on this machine's monotonic clock, in seconds
+    bytes 16..40  the last profile that was asked for: its number, steps, flags (1 all ranks, 2 memory, too) and when,
+                  in seconds since the epoch
 
 The deadline is written before the flag, so a rank that sees the flag also sees the deadline.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +24,20 @@ from muster_protocol import env
 FILE_NAME: Final = "control"
 SIZE: Final = 64
 _DEADLINE: Final = struct.Struct("<d")
+_PROFILE: Final = struct.Struct("<QIId")
+_PROFILE_AT: Final = 16
+_EVERYBODY, _MEMORY = 1, 2
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A profile that was asked for. `at`: seconds since the epoch."""
+
+    number: int
+    steps: int
+    everybody: bool
+    memory: bool
+    at: float
 
 
 class ControlWriter:
@@ -39,6 +56,11 @@ class ControlWriter:
         self._word[8:16] = _DEADLINE.pack(deadline)
         self._word[0] = 1
 
+    def ask_profile(self, wish: Wish) -> None:
+        flags = wish.everybody * _EVERYBODY + wish.memory * _MEMORY
+        word = _PROFILE.pack(wish.number, wish.steps, flags, wish.at)
+        self._word[_PROFILE_AT : _PROFILE_AT + len(word)] = word
+
     def _deadline(self) -> float:
         (value,) = _DEADLINE.unpack(self._word[8:16])
         return float(value)
@@ -53,12 +75,20 @@ class ControlReader:
     def __init__(self, run_dir: str | None = None) -> None:
         folder = run_dir or os.environ.get(env.RUN_DIR)
         self._word: mmap.mmap | None = None
+        self.folder = Path(folder) if folder else None
         if folder:
             with (Path(folder) / FILE_NAME).open("rb") as file:
                 self._word = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)
 
     def stop_requested(self) -> bool:
         return self._word is not None and self._word[0] == 1
+
+    def wish(self) -> Wish | None:
+        """The last profile that was asked for."""
+        if self._word is None or not self._word[_PROFILE_AT]:
+            return None
+        number, steps, flags, at = _PROFILE.unpack_from(self._word, _PROFILE_AT)
+        return Wish(number, steps, bool(flags & _EVERYBODY), bool(flags & _MEMORY), at)
 
     def deadline(self) -> float | None:
         """When the grace ends, on the monotonic clock; None while nobody asked to stop."""

@@ -122,6 +122,28 @@ class Numerics:
     text: str
 
 
+@dataclass(frozen=True)
+class Profiled:
+    """The steps behind `step` were recorded, in `profile_file` and perhaps `memory_file`; or they were not, and `text`
+    says why. `at` is when it was asked for, in seconds since the epoch, the same on all ranks."""
+
+    rank: int
+    step: int
+    steps: int
+    at: float
+    text: str = ""
+
+
+def profile_file(run_dir: Path, rank: int) -> Path:
+    """PyTorch's trace of a rank."""
+    return run_dir / f"profile-{rank}.json"
+
+
+def memory_file(run_dir: Path, rank: int) -> Path:
+    """Its allocations on CUDA."""
+    return run_dir / f"profile-{rank}.memory.pickle"
+
+
 Message = (
     Hello
     | Progress
@@ -133,11 +155,12 @@ Message = (
     | KeptInMemory
     | Saving
     | Numerics
+    | Profiled
 )
 KINDS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
-_WHOLE: Final = frozenset({"rank", "pid", "step", "total_steps", "bytes", "left_out", "skipped", "rollbacks"})
+_WHOLE: Final = frozenset({"rank", "pid", "step", "steps", "total_steps", "bytes", "left_out", "skipped", "rollbacks"})
 _TEXT: Final = frozenset({"uri", "text", "kept", "why"})
 _DECIMAL: Final = frozenset({"loss", "grad_norm"})
 _OPTIONAL: Final = _DECIMAL | {

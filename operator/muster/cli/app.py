@@ -16,11 +16,12 @@ import typer
 from pydantic import ValidationError
 
 from muster import __version__
-from muster.cli import checkpoint, cost, explaining, look, tables
+from muster.cli import checkpoint, cost, explaining, look, profiling, tables
 from muster.cli import logs as printing
 from muster.cli.settings import Settings
 from muster.cluster.credentials import CredentialsError
 from muster.cluster.errors import ApiError, ApiUnreachable
+from muster_protocol.launcher_api import PROFILE_STEPS
 
 app = typer.Typer(
     help="Muster: gangs of GPUs, trained together.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
@@ -155,6 +156,31 @@ def logs(
         rank=rank,
         follow=follow,
         tail=tail,
+        kubeconfig=kubeconfig,
+        context=context,
+    )
+    raise typer.Exit(_run(work))
+
+
+@app.command()
+def profile(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.")],
+    namespace: Namespace = None,
+    steps: Annotated[int, typer.Option(help="How many steps.", min=1, max=PROFILE_STEPS)] = 3,
+    ranks: Annotated[str, typer.Option(help="0 or all.")] = "0",
+    memory: Annotated[bool, typer.Option("--memory", help="Allocations of memory, too.")] = False,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Record the next steps by PyTorch's profiler, and store the traces beside the job's checkpoints."""
+    if ranks not in ("0", "all"):
+        _fail(f"--ranks is {ranks!r}; say 0 or all")
+    work = profiling.profile(
+        job,
+        namespace,
+        steps=steps,
+        everybody=ranks == "all",
+        memory=memory,
         kubeconfig=kubeconfig,
         context=context,
     )

@@ -14,6 +14,7 @@ from muster_protocol.launcher_api import (
     Heartbeat,
     Member,
     Membership,
+    Profile,
     Release,
     Restart,
     Status,
@@ -24,6 +25,7 @@ from muster_runtime.launch.copies import Copies, Stream
 from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_server import Request, Response
 from muster_runtime.launch.membership import Refused, Roll
+from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.state import State
 
 _FENCED: Final = frozenset({api.STOP_PATH, api.RESTART_PATH})
@@ -60,6 +62,7 @@ class ApiHandler:
         metrics: Callable[[], tuple[bytes, str]],
         copies: Copies,
         hangs: Hangs,
+        profiles: Profiles,
     ) -> None:
         self._own = own
         self._token = token
@@ -70,6 +73,7 @@ class ApiHandler:
         self._metrics = metrics
         self._copies = copies
         self._hangs = hangs
+        self._profiles = profiles
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", api.STATUS_PATH): self._get_status,
             ("GET", api.MEMBERSHIP_PATH): self._get_membership,
@@ -80,6 +84,8 @@ class ApiHandler:
             ("POST", api.ENDED_PATH): self._ended,
             ("POST", api.RESTART_PATH): self._restart,
             ("POST", api.STACKS_PATH): self._stacks,
+            ("POST", api.PROFILE_PATH): self._ask_profile,
+            ("GET", api.PROFILE_PATH): self._get_profile,
             ("POST", api.COPY_PATH): self._copy,
             ("POST", api.FETCH_PATH): self._fetch,
         }
@@ -151,6 +157,13 @@ class ApiHandler:
 
     async def _stacks(self, request: Request) -> Response:
         return _json(200, await self._hangs.examine())
+
+    async def _ask_profile(self, request: Request) -> Response:
+        answer = self._profiles.ask(api.decode(Profile, request.body))
+        return _text(answer.status, answer.text) if isinstance(answer, Refused) else _json(202, answer)
+
+    async def _get_profile(self, request: Request) -> Response:
+        return _json(200, self._profiles.state)
 
     async def _copy(self, request: Request) -> Response:
         return _stream(self._copies.offered(api.decode(Copy, request.body)))

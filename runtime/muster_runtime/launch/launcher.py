@@ -27,6 +27,7 @@ from muster_runtime.launch.http_server import Server
 from muster_runtime.launch.leader import Leader
 from muster_runtime.launch.membership import Roll
 from muster_runtime.launch.metrics import Metrics
+from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.progress import Progress
 from muster_runtime.launch.ranks import CommandError, Rank, Ranks, allow_open_files
 from muster_runtime.launch.run_folder import RunFolder
@@ -74,13 +75,14 @@ class Launcher:
         self._oom_kills = termination.oom_kills()
         self._copies = Copies(config, self._roll, self._state)
         self._spending = Spending(config.reached)
+        self._profiles = Profiles(config)
 
     async def run(self) -> ExitFacts:
         """Runs the gang's part on this pod; always returns, with the termination message written."""
         self._listen_to_signals()
         config = self._config
-        parts = (self._state, self._roll, self._gang, self._status, self._metrics_text, self._copies, self._hangs)
-        handler = ApiHandler(config.member, config.token, *parts)
+        parts = (self._state, self._roll, self._gang, self._status, self._metrics_text)
+        handler = ApiHandler(config.member, config.token, *parts, self._copies, self._hangs, self._profiles)
         connections = 2 * self._config.workers + 256
         allow_open_files(connections)
         server = Server(handler, connections)
@@ -220,6 +222,7 @@ class Launcher:
         self._stopping = Stopping(self._ranks, self._state)
         self._stopping.control = folder.control
         self._hangs.begin(folder.path, folder.pulse)
+        self._profiles.begin(folder.path, folder.control)
         self._oom_kills, self._started_at = termination.oom_kills(), self._state.clock()
         environments = [
             (
@@ -407,6 +410,8 @@ class Launcher:
                 rank = self._ranks.of_rank(message.rank)
                 if rank is not None:
                     rank.session = True
+            if isinstance(message, report.Profiled):
+                self._profiles.heard(message)
             self._progress.take(message)
             self._metrics.take(message)
 
@@ -472,6 +477,7 @@ class Launcher:
 
     def _leave_folder(self) -> None:
         self._hangs.end()
+        self._profiles.end()
         if self._folder is not None:
             self._folder.close()
             self._folder = None

@@ -4,8 +4,8 @@ The vector that is summed: votes to save, votes to stop, ranks at the loop's end
 squared (equal on all ranks if and only if the sums are N times this rank's own), tokens, ranks that are still writing
 the save in flight, ranks whose writing has failed, ranks whose part of it isn't in memory whole, then a (sum, weight)
 of losses for each step since the last time losses were read, and rank 0's wish to see the gradient's norm with a
-(square, presence) of it, for people. Where the job's numbers are watched, a (square, presence)
-of the gradient follows for each of these steps: what isn't finite on one rank isn't in the sum.
+(square, presence) of it, for people, and its wish of a profile, with the time. Where the job's numbers are watched, a
+(square, presence) of the gradient follows for each of these steps: what isn't finite on one rank isn't in the sum.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Votes:
     squares: tuple[Square | None, ...] = ()
     asks_norm: bool = False
     square: Square | None = None
+    profile: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Agreement:
     norms: tuple[float | None, ...] = ()
     norm_asked: bool = False
     norm: float | None = None
+    profile: tuple[float, float] = (0.0, 0.0)
 
 
 def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
@@ -79,6 +81,7 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
         float(votes.unsealed),
         float(votes.asks_norm),
         *(votes.square or (0.0, 0.0)),
+        *votes.profile,
     ]
     fixed = len(own)
     for pair in (*votes.losses, *votes.squares):
@@ -110,6 +113,7 @@ def agree(votes: Votes, gang: Gang, where: str) -> Agreement:
         norms=norms,
         norm_asked=total[9] > 0,
         norm=_norm((total[10], total[11])),
+        profile=(total[12], total[13]),
     )
 
 

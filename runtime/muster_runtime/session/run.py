@@ -28,6 +28,7 @@ from muster_runtime.session.guard import Guard, Unsound
 from muster_runtime.session.norms import Norms
 from muster_runtime.session.numerics import Action
 from muster_runtime.session.persistence import RunState
+from muster_runtime.session.profiling import Profiler
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.saves import Saves
 from muster_runtime.session.settings import Settings
@@ -66,6 +67,7 @@ class Run:
         self.went_back = False
         """The last step ended with a return to a checkpoint, and nobody has gone on from there yet."""
         self._guard = Guard(settings.numerics, gang, self.progress) if settings.numerics is not None else None
+        self._profiler = Profiler(settings.rank, device, self._control, reporter)
         self._norms = Norms(settings.rank, settings.world_size)
         self._samples = 0  # of the step that was done last, over the whole gang
         self._forwards: dict[tuple[int, int], int] = {}  # by optimizer and model, at the optimizer's last step
@@ -189,6 +191,9 @@ class Run:
         self.pulse.step_done(self.step)
         if agreed:
             self._save()
+        if self._profiler.at_boundary(self.step):
+            with self.pulse.during(Section.EVALUATION):  # it may take longer than a step
+                self._profiler.turn(self.step)
         if self.driver is not None and self.driver.is_over:
             self.pulse.enter(Section.EVALUATION)  # and whatever else stands between two epochs
 
@@ -247,13 +252,24 @@ class Run:
         progress = self.progress
         read = progress.reads_now(self.step, soon)
         losses, tokens = progress.take_losses(self.step, read)
-        word, norms = self.saves.word(), self._norms
+        norms, profiler = self._norms, self._profiler
         votes = Votes(
-            self.step, save, stop, ends, tokens, losses, *word, self._squares(read), norms.asks(), norms.take(read)
+            self.step,
+            save,
+            stop,
+            ends,
+            tokens,
+            losses,
+            *self.saves.word(),
+            squares=self._squares(read),
+            asks_norm=norms.asks(),
+            square=norms.take(read),
+            profile=profiler.asks(),
         )
         self.pulse.enter(Section.BOUNDARY)
         agreed = agree(votes, self._gang, self.loop)
         norms.heard(asked=agreed.norm_asked)
+        profiler.heard(agreed.profile)
         unsound = self._absorb(agreed, votes, read)
         with self.pulse.during(Section.CHECKPOINT) if self.saves.in_flight else nullcontext():
             self.saves.heard(writing=agreed.writing, failed=agreed.write_failed, unsealed=agreed.unsealed)
