@@ -98,6 +98,10 @@ bench-start: setup ## a gang of 512 pods beside a bare Indexed Job of 512, on si
 bench-api: setup ## pages of 100 of 10,000 jobs for 20 clients, beside a loop that plans (ARGS="--seconds 5")
 	@PYTHONPATH=. .venv/bin/python bench/api.py $(ARGS)
 
+.PHONY: bench-history
+bench-history: setup ## what the history costs a turn of one of 10,000 jobs, and how fast it is written to SQLite and PostgreSQL
+	@PYTHONPATH=. .venv/bin/python bench/history.py $(ARGS)
+
 .PHONY: bench-checkpoint
 bench-checkpoint: ## checkpoints to a real S3 server beside other ways: stall, speed, memory (ARGS="--megabytes 100 --repetitions 1")
 	@bash hack/setup.sh --group bench

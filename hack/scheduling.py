@@ -23,6 +23,7 @@ from muster.controllers.lifecycle.turn import Note
 from muster.controllers.quarantine import Rules
 from muster.controllers.records import Record
 from muster.controllers.situations import Patience
+from muster.telemetry.history.writer import Writer
 
 GROUP = "/apis/muster.dev/v1alpha1"
 TOKEN_KEY = b"only for tests, never elsewhere!"
@@ -45,6 +46,7 @@ async def schedule(
     asking: Asking | None = None,
     quarantine: Rules | None = None,
     tell_node: Callable[[News], None] = lambda news: None,
+    history: Writer | None = None,
 ) -> None:
     """Everything that plans and makes gangs, until cancelled. What others do to pods and nodes is seen `watch_delay` s
     late."""
@@ -58,6 +60,7 @@ async def schedule(
         asking=asking,
         quarantine=quarantine,
         tell_node=tell_node,
+        history=history,
     )
     own = [
         watched(api, "trainingjobs", scheduling.job),

@@ -290,12 +290,46 @@ def test_it_should_set_names_that_hold_two_releases_apart(render: Render) -> Non
         ("image.tga=1", "additional properties 'tga' not allowed"),
         ("replicas=0", "minimum: got 0, want 1"),
         ("serviceAccount.create=false", "name the service account, since serviceAccount.create is false"),
+        ("history.database=sqlite", "replicas is 2: set replicas=1, or history.database=postgresql"),
+        ("history.database=postgresql", "name the Secret with its URL in history.postgresql.urlSecretRef.name"),
     ],
 )
 def test_a_wrong_value_is_refused(value: str, words: str, control_plane: ControlPlane) -> None:
     done = control_plane.helm("template", "muster", str(CHART), "--set", value, check=False)
     assert done.returncode != 0
     assert words in done.stderr
+
+
+def test_a_history_in_sqlite_has_a_volume_and_one_pod_at_a_time(render: Render) -> None:
+    objects = render("history.database=sqlite", "replicas=1", "history.sqlite.storageClassName=fast")
+    claim, deployment = one(objects, "PersistentVolumeClaim"), one(objects, "Deployment")
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    volumes = {item["name"]: item for item in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["history"]["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    (mount,) = [item for item in container(objects)["volumeMounts"] if item["name"] == "history"]
+    assert environment(objects)["MUSTER_OPERATOR_HISTORY_URL"] == f"sqlite:///{mount['mountPath']}/history.db"
+    assert environment(objects)["MUSTER_OPERATOR_HISTORY_RETENTION"] == "400d"
+
+
+def test_a_history_in_a_volume_that_is_there(render: Render) -> None:
+    objects = render("history.database=sqlite", "replicas=1", "history.sqlite.existingClaim=mine")
+    assert not [item for item in objects if item["kind"] == "PersistentVolumeClaim"]
+
+
+def test_a_history_in_postgresql(render: Render) -> None:
+    objects = render("history.database=postgresql", "history.postgresql.urlSecretRef.name=db", "history.retention=90d")
+    reference = environment(objects)["MUSTER_OPERATOR_HISTORY_URL"]["secretKeyRef"]
+    assert reference == {"name": "db", "key": "url"}
+    assert environment(objects)["MUSTER_OPERATOR_HISTORY_RETENTION"] == "90d"
+    assert "strategy" not in one(objects, "Deployment")["spec"]
+
+
+def test_no_history_unless_asked_for(render: Render) -> None:
+    objects = render()
+    assert "MUSTER_OPERATOR_HISTORY_URL" not in environment(objects)
+    assert not [item for item in objects if item["kind"] == "PersistentVolumeClaim"]
 
 
 @pytest.fixture(scope="module")

@@ -95,3 +95,17 @@ the same GPUs away. Kinds that an uninstalled release has left behind are no obs
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{- define "muster.historyClaim" -}}
+{{- default (printf "%s-history" (include "muster.fullname" .)) .Values.history.sqlite.existingClaim }}
+{{- end }}
+
+{{/* Refuses a history that could not work. */}}
+{{- define "muster.refuseHistory" -}}
+{{- if and (eq .Values.history.database "sqlite") (gt (int .Values.replicas) 1) }}
+{{- fail (printf "history.database is sqlite, a file that one pod alone can write, and replicas is %d: set replicas=1, or history.database=postgresql with history.postgresql.urlSecretRef.name" (int .Values.replicas)) }}
+{{- end }}
+{{- if and (eq .Values.history.database "postgresql") (not .Values.history.postgresql.urlSecretRef.name) }}
+{{- fail "history.database is postgresql: name the Secret with its URL in history.postgresql.urlSecretRef.name" }}
+{{- end }}
+{{- end }}

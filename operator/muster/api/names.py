@@ -53,6 +53,13 @@ OWN_LABELS: Final = (
 )
 """Labels that a job's `podTemplate` may not set."""
 
+# -- labels that Muster reads on jobs --------------------------------------------------------------------------------
+
+USER_LABEL: Final = "muster.dev/user"
+"""Who pays for the job; a label or an annotation. The history and the cost report group by it."""
+PROJECT_LABEL: Final = "muster.dev/project"
+"""What the job is for; a label or an annotation. The history and the cost report group by it."""
+
 # -- labels that Muster reads on nodes -------------------------------------------------------------------------------
 
 GPU_PRODUCT_LABEL: Final = "nvidia.com/gpu.product"

@@ -87,6 +87,11 @@ class Settings(BaseSettings):
     """How long a node stays tainted."""
     bad_nodes_share: int = Field(10, ge=0, le=100)
     """Percent of the nodes of one kind that may be tainted at once; of a small pool always one, unless this is 0."""
+    history_url: SecretStr = SecretStr("")
+    """Database of the history: `postgresql://USER:PASSWORD@HOST/NAME`, or `sqlite:////PATH` for an operator that is
+    alone. Empty: none is kept."""
+    history_retention: str = Field("400d", pattern=DURATION_PATTERN)
+    """Jobs whose objects are gone for longer are forgotten; empty: never."""
     http_host: str = "0.0.0.0"
     """Address of the HTTP server for probes, metrics and the API."""
     http_port: int = Field(8080, ge=0, le=65535)

@@ -58,6 +58,7 @@ class PodView:
         restarts: of all containers together.
         disruption_target: reason and message of the DisruptionTarget condition, or "".
         status_reason, status_message: of the whole pod, such as Evicted, OutOfcpu, UnexpectedAdmissionError.
+        finished: when the last container of a pod ended that has ended; None before, or where kubelet tells no time.
     """
 
     namespace: str
@@ -90,6 +91,7 @@ class PodView:
     created: datetime | None
     status_reason: str
     status_message: str
+    finished: datetime | None = None
 
     @property
     def key(self) -> str:
@@ -137,6 +139,7 @@ class PodView:
             created=parse_time(metadata.get("creationTimestamp")),
             status_reason=status.get("reason") or "",
             status_message=status.get("message") or "",
+            finished=_finished(containers) if status.get("phase") in ("Succeeded", "Failed") else None,
         )
 
 
@@ -300,6 +303,11 @@ def _ended(status: Object) -> Object:
         if not first_bad and ended.get("exitCode"):
             first_bad = ended
     return first_bad
+
+
+def _finished(containers: Iterable[Object]) -> datetime | None:
+    ends = ((item.get("state") or {}).get("terminated") or {} for item in containers)
+    return max((at for end in ends if (at := parse_time(end.get("finishedAt"))) is not None), default=None)
 
 
 def _disruption(condition: Object | None) -> str:

@@ -30,6 +30,7 @@ from muster.cluster.provisioning import Asking
 from muster.cluster.reading import read_job
 from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView
 from muster.controllers.cache import Cache, Key
+from muster.controllers.chronicle import Chronicle
 from muster.controllers.lifecycle.turn import Decision, Note
 from muster.controllers.listening import Listening
 from muster.controllers.loop import Loop
@@ -42,6 +43,7 @@ from muster.controllers.records import Record
 from muster.controllers.reliability import Reliability
 from muster.controllers.situations import PATIENCE, Patience
 from muster.controllers.work import Worker, utc_now
+from muster.telemetry.history.writer import Writer
 from muster.telemetry.metrics import Metrics
 
 Object = dict[str, Any]
@@ -88,6 +90,7 @@ class Scheduling:
         show: Callable[[Key, Object | None], None] | None = None,
         executor: Callable[[Api, bytes], Executor] = Executor,
         observing: Observing | None = None,
+        history: Writer | None = None,
     ) -> None:
         """
         Args:
@@ -98,6 +101,7 @@ class Scheduling:
             tell_node: takes Events on nodes.
             observing: counts what happens; None: for nobody.
             show: is given every TrainingJob that is seen, or None when it is gone.
+            history: writes what becomes of jobs; None: nobody does.
         """
         watched: dict[str, Any] = {"watch_seconds": watch_seconds, "patience": watch_seconds / 4}
         self.pods = Informer(api, PODS, PodView.from_raw, delay=event_delay, **watched)
@@ -109,6 +113,10 @@ class Scheduling:
         )
         self.pods.on_change(lambda key: self.cache.on_pod(key, self.pods.items.get(key)))
         self.nodes.on_change(lambda name: self.cache.on_node(name, self.nodes.items.get(name)))
+        chronicle = self._chronicle = Chronicle(self.cache, history) if history is not None else None
+        if chronicle is not None:
+            self.pods.on_change(lambda key: chronicle.on_pod(self.pods.items.get(key)))
+            self.nodes.on_change(lambda _: chronicle.on_node())
         self.namespaces.on_change(self.cache.on_world)
         self.priorities.on_change(self.cache.on_world)
         observing = observing or Observing(Metrics(), {})
@@ -135,7 +143,13 @@ class Scheduling:
             Quarantining(api, self.cache, quarantine, lambda: self.loop.faults(), tell_node) if quarantine else None
         )
         self.loop = Loop(
-            self.cache, self._worker, self._progress, patience=patience, prices=prices, planned=observing.planned
+            self.cache,
+            self._worker,
+            self._progress,
+            patience=patience,
+            prices=prices,
+            planned=observing.planned,
+            chronicle=chronicle,
         )
 
     @property
@@ -162,6 +176,8 @@ class Scheduling:
                 tasks.create_task(self._provisioning.run(self.loop.records), name="provisioning")
             if self.quarantining is not None:
                 tasks.create_task(self.quarantining.run(), name="quarantine of nodes")
+            if self._chronicle is not None:
+                tasks.create_task(self._chronicle.run(), name="history")
             tasks.create_task(self.loop.run(), name="scheduling loop")
 
     async def close(self) -> None:

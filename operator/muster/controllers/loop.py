@@ -23,6 +23,7 @@ from muster.cluster.views import PodView
 from muster.controllers.alarms import Alarms
 from muster.controllers.books import Tally
 from muster.controllers.cache import Cache
+from muster.controllers.chronicle import Chronicle
 from muster.controllers.claims import Claims
 from muster.controllers.lifecycle.reconcile import reconcile
 from muster.controllers.lifecycle.replacement import shrinks_at
@@ -71,16 +72,19 @@ class Loop:
         patience: Patience = PATIENCE,
         prices: Mapping[str, float] | None = None,
         planned: Callable[[float], None] = lambda seconds: None,
+        chronicle: Chronicle | None = None,
     ) -> None:
         """
         Args:
             prices: money for an hour of one GPU, by flavour like `H100/on-demand`.
             planned: is told what each plan took.
+            chronicle: keeps the history; None: nobody does.
         """
         self._cache = cache
         self._worker = worker
         self._prices = prices or {}
         self._unpriced: set[str] = set()
+        self._chronicle = chronicle
         self._must_plan = True
         self.records: dict[str, Record] = {}
         self.ended: dict[str, Ended] = {}
@@ -129,6 +133,8 @@ class Loop:
             self.last_tick = time.monotonic()
             self.absorb()
             self.turns()
+            if self._chronicle is not None:
+                self._chronicle.all_seen()
             if self._must_plan or self._plans.due():
                 self._must_plan = False
                 await self._plan_guarded()
@@ -166,7 +172,9 @@ class Loop:
         for uid in self._cache.take_deleted():
             self.ended.pop(uid, None)
             record = self.records.get(uid)
-            if record is not None:
+            if record is None and self._chronicle is not None:
+                self._chronicle.forget_ended(uid, utc_now())
+            elif record is not None:
                 record.deleted = True
                 self._cache.dirty.add(uid)
         if templates := self._cache.take_new_templates():
@@ -214,6 +222,8 @@ class Loop:
         pods = self._cache.pods_of(record.uid)
         self._roster.touched.add(record.uid)
         record.see(pods, monotonic)
+        if self._chronicle is not None:
+            self._chronicle.see(record, pods, now)
         self._claims.update(record)
         record.wake_at = None
         if record.retry_at is not None and record.retry_at <= monotonic:
@@ -229,6 +239,8 @@ class Loop:
             record.plannable = False
             if not record.made and not any(pod.phase not in TERMINAL for pod in pods):
                 del self.records[record.uid]
+                if self._chronicle is not None:
+                    self._chronicle.forget(record, now)
             self._must_plan = True
             return
         placement = record.job.status.placement

@@ -14,7 +14,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,9 +42,12 @@ from muster.server.serving import Server
 from muster.sizing.price_file import read
 from muster.sizing.prices import catalogue
 from muster.telemetry import metrics_declared as declared
+from muster.telemetry.history.database import BadUrl, parse
+from muster.telemetry.history.writer import Health, Writer
 from muster.telemetry.metrics import Metrics
 from muster_protocol import env
 from muster_protocol.durations import parse_duration
+from muster_protocol.metrics import Metric
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class Operator:
         self._scheduling: Scheduling | None = None
         self._kinds: handlers.Kinds | None = None
         self._events: EventRecorder | None = None
+        self._history: Writer | None = None
         self._leadership: Leadership | None = None
         self._state = "starting"
         self._stopping = asyncio.Event()
@@ -131,6 +135,9 @@ class Operator:
     async def _lead(self, api: Api) -> None:
         settings = self._settings
         events = self._events = EventRecorder(api, settings.identity)
+        self._history = history_writer(settings)
+        if self._history is not None:
+            self._history.start()
 
         def tell(record: Record, note: Note) -> None:
             if not scheduling.cache.terminating(record.identity.namespace):  # it takes no new objects
@@ -155,6 +162,7 @@ class Operator:
             tell_node=events.tell,
             show=self._board.job if settings.api else None,
             patience=Patience(bad_node=0.0) if settings.bad_nodes is BadNodes.IGNORE else PATIENCE,
+            history=self._history,
         )
         kinds = self._kinds = handlers.Kinds(
             api,
@@ -170,6 +178,8 @@ class Operator:
                 tasks.create_task(self._kopf(api, kinds), name="kopf")
         finally:
             await scheduling.close()
+            if self._history is not None:
+                await asyncio.to_thread(self._history.close)
 
     async def _kopf(self, api: Api, kinds: handlers.Kinds) -> None:
         """Run kopf. It fails when our CRDs go: then wait until they are back, and run it again."""
@@ -264,6 +274,8 @@ class Operator:
                 declared.EVENTS_DROPPED: {(): self._events.dropped if self._events is not None else 0},
             }
         )
+        if self._history is not None:
+            metrics.show(history_shown(self._history.health))
         quarantining = scheduling.quarantining
         if quarantining is not None:
             metrics.show(
@@ -303,6 +315,31 @@ def _end_at_once(why: str) -> None:
     """Without any clean-up: that could write, and the next leader counts on our silence."""
     log.critical("%s: ending at once", why)
     os._exit(EXIT_LEASE_LOST)
+
+
+def history_shown(health: Health) -> dict[Metric, dict[tuple[str, ...], float]]:
+    """How the history does, as values of metrics."""
+    return {
+        declared.HISTORY_UP: {(): 0 if health.trouble else 1},
+        declared.HISTORY_WAITING: {(): health.waiting},
+        declared.HISTORY_WRITTEN: {(): health.written},
+        declared.HISTORY_DROPPED: {(): health.dropped},
+    }
+
+
+def history_writer(settings: Settings) -> Writer | None:
+    """What writes the history, not started yet; None where none is kept, or the URL is wrong, which is logged."""
+    if not settings.history_url.get_secret_value():
+        return None
+    try:
+        url = parse(settings.history_url.get_secret_value())
+    except BadUrl as error:
+        log.error("history: nothing is kept, for the database's URL is wrong: %s", error)
+        return None
+    kept = settings.history_retention
+    retention = timedelta(seconds=parse_duration(kept)) if kept else None
+    log.info("history: kept in %s", url.render_as_string(hide_password=True))
+    return Writer(url, identity=settings.identity, retention=retention)
 
 
 def node_hours(settings: Settings) -> tuple[tuple[str, float], ...]:

@@ -77,6 +77,18 @@ RELISTS: Final = _counter("muster_operator_relists_total", "Lists made afresh.",
 WATCH_AGE: Final = _gauge("muster_operator_watch_age_seconds", "Time since its last sign of life.", "path")
 EVENTS_DROPPED: Final = _counter("muster_operator_events_dropped_total", "Events not written for want of time.")
 
+# -- the history -------------------------------------------------------------------------------------------------------
+
+HISTORY_UP: Final = _gauge(
+    "muster_history_up",
+    "1 while the history's database takes what is written, else 0. Absent without one.",
+)
+HISTORY_WAITING: Final = _gauge("muster_history_waiting_rows", "Rows of the history that are not written yet.")
+HISTORY_WRITTEN: Final = _counter("muster_history_written_rows_total", "Rows of the history that were written.")
+HISTORY_DROPPED: Final = _counter(
+    "muster_history_dropped_rows_total", "Rows that found no room while they waited, or that the database refused."
+)
+
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 JOBS: Final = _gauge("muster_jobs", "Jobs that exist, the ended ones included.", "queue", "phase")

@@ -1,0 +1,159 @@
+"""Hands what the operator sees to the history: of jobs in their turns, of pods and nodes when they change.
+
+It costs a turn a comparison, and the loop never waits for it. What was put of each job that exists stays here, so that
+a whole picture can be given at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from muster.cluster.gpus import capacity_of, gpu_type_of
+from muster.cluster.views import NodeView, PodView
+from muster.controllers.books import GPUS
+from muster.controllers.cache import Cache
+from muster.controllers.records import Record
+from muster.controllers.sightings import Flavour, PodOf, Seen, Sight, gone, look
+from muster.controllers.work import utc_now
+from muster.telemetry.cost.intervals import PoolInterval
+from muster.telemetry.history.rows import Row
+from muster.telemetry.history.writer import Writer
+
+ROUND: Final = 1.0
+"""Seconds that rows gather before they are written."""
+BEAT: Final = timedelta(seconds=30)
+"""Time after which it is written up to when the cluster was seen, though nothing is new."""
+
+
+class Chronicle:
+    """On the loop's thread; the writer has its own."""
+
+    def __init__(self, cache: Cache, writer: Writer) -> None:
+        self._cache, self._writer = cache, writer
+        self._seen: dict[str, Seen] = {}
+        self._finished: dict[str, dict[PodOf, datetime]] = {}
+        self._flavours: dict[str, tuple[NodeView, Flavour, int]] = {}
+        self._pools: dict[Flavour, PoolInterval] = {}
+        self._nodes_changed = True
+        self._all_seen = False
+        self._news = False
+
+    # -- fed -----------------------------------------------------------------------------------------------------------
+
+    def on_pod(self, pod: PodView | None) -> None:
+        """A pod was seen. Its end is noted at once: it may be gone before its job has a turn."""
+        if pod is not None and pod.finished is not None and pod.job:
+            self._finished.setdefault(pod.owner_uid, {})[pod.generation, pod.index, pod.attempt] = pod.finished
+
+    def on_node(self) -> None:
+        """A node has come, changed or gone."""
+        self._nodes_changed = True
+
+    def see(self, record: Record, pods: tuple[PodView, ...], now: datetime) -> None:
+        """A job has a turn."""
+        uid, before = record.uid, self._seen.get(record.uid)
+        seen, rows = look(before, self._sight(record, pods, now))
+        self._seen[uid] = seen
+        self._put(rows)
+        if uid in self._finished and (before is None or before.attempt != seen.attempt) and seen.attempt is not None:
+            # Of placements that are over nobody asks again.
+            kept = {pod: at for pod, at in self._finished[uid].items() if pod[0] >= seen.attempt.attempt}
+            self._finished[uid] = kept
+
+    def all_seen(self) -> None:
+        """Every job that exists was seen since the start."""
+        self._all_seen = True
+
+    def forget(self, record: Record, now: datetime) -> None:
+        """A job is gone, and all its pods."""
+        seen = self._seen.pop(record.uid, None)
+        if seen is not None:
+            self._put(gone(seen, self._sight(record, (), now)))
+        self._finished.pop(record.uid, None)
+
+    def forget_ended(self, uid: str, now: datetime) -> None:
+        """The object of a job is gone that had ended and held nothing."""
+        seen = self._seen.pop(uid, None)
+        if seen is not None:
+            self._put([replace(seen.job, deleted_at=now)])
+        self._finished.pop(uid, None)
+
+    # -- written -------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Have it written, for ever."""
+        beat = utc_now()
+        while True:
+            await asyncio.sleep(ROUND)
+            now = utc_now()
+            if not self._all_seen:
+                continue
+            if self._nodes_changed:
+                self._nodes_changed = False
+                self._put(self._changed_pools(now))
+            if self._writer.wants_picture:
+                self._writer.put(row for seen in self._seen.values() for row in seen.open())
+                self._writer.put(self._pools.values())
+                self._writer.picture(now)
+            elif self._news or now - beat >= BEAT:
+                self._writer.seen(now)
+            else:
+                continue
+            beat, self._news = now, False
+
+    def _put(self, rows: Iterable[Row]) -> None:
+        rows = list(rows)
+        if rows:
+            self._writer.put(rows)
+            self._news = True
+
+    def _sight(self, record: Record, pods: tuple[PodView, ...], now: datetime) -> Sight:
+        placement = record.job.status.placement
+        current = placement is not None and record.launcher_generation == placement.generation
+        return Sight(
+            record.job,
+            record.spec,
+            now,
+            pods,
+            self._finished.get(record.uid, {}),
+            self._flavour_of,
+            record.launcher if current else None,
+            record.deleted,
+        )
+
+    def _flavour_of(self, name: str) -> Flavour:
+        node = self._cache.node(name)
+        return ("", "") if node is None else self._look_at(node)[0]
+
+    def _look_at(self, node: NodeView) -> tuple[Flavour, int]:
+        """The node's flavour, and its GPUs."""
+        known = self._flavours.get(node.name)
+        if known is None or known[0] is not node:
+            gpus = sum(number for resource, number in node.allocatable if resource in GPUS)
+            known = self._flavours[node.name] = node, (gpu_type_of(node.labels), capacity_of(node.labels)), gpus
+        return known[1], known[2]
+
+    def _changed_pools(self, now: datetime) -> list[Row]:
+        """Of GPUs that nodes have, whether they are ready or not."""
+        nodes, totals = self._cache.nodes(), dict[Flavour, int]()
+        for node in nodes:
+            flavour, gpus = self._look_at(node)
+            totals[flavour] = totals.get(flavour, 0) + gpus
+        names = {node.name for node in nodes}
+        self._flavours = {name: known for name, known in self._flavours.items() if name in names}
+        rows: list[Row] = []
+        for flavour in {*totals, *self._pools}:
+            before, gpus = self._pools.get(flavour), totals.get(flavour, 0)
+            if (before.gpus if before is not None else 0) == gpus:
+                continue
+            if before is not None:
+                rows.append(replace(before, ends=now))
+                del self._pools[flavour]
+            if gpus:
+                self._pools[flavour] = PoolInterval(*flavour, gpus, now)
+                rows.append(self._pools[flavour])
+        return rows

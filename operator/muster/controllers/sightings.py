@@ -1,0 +1,339 @@
+"""What the operator sees of a job, as rows of its history. Pure: `now` is given.
+
+`look` compares a sight with what was put before, and gives the rows that have changed. All of a job can be looked at
+anew after a restart: what is put twice does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from muster.api.effective import EffectiveSpec
+from muster.api.names import PROJECT_LABEL, USER_LABEL
+from muster.api.placement import Placement, spares_by_index
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import Goodput, PastFailure, TrainingJobStatus
+from muster.cluster.views import PodView
+from muster.controllers.lifecycle.turn import TERMINAL
+from muster.telemetry.cost.intervals import Interval
+from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row
+from muster_protocol.launcher_api import Status as LauncherStatus
+
+STEADY: Final = timedelta(minutes=10)
+"""How long the step and the goodput of a job may be old when nothing else of it changes."""
+
+DELETED: Final = "Deleted"
+"""Why an attempt ended whose job is gone."""
+
+Worker = tuple[int, int]
+"""Index and number of its pod."""
+PodOf = tuple[int, int, int]
+"""Generation, index and number of a pod."""
+Flavour = tuple[str, str]
+"""GPU type and kind of capacity."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One look at a job.
+
+    Attributes:
+        finished: when the containers of pods ended that were seen to; some of these pods may be gone.
+        flavour: of a node by its name; empty words for one that is gone.
+        launcher: the last answer of the present placement's leader, or None.
+        deleted: the job's object is gone.
+    """
+
+    job: TrainingJob
+    spec: EffectiveSpec
+    now: datetime
+    pods: tuple[PodView, ...] = ()
+    finished: Mapping[PodOf, datetime] = field(default_factory=dict)
+    flavour: Callable[[str], Flavour] = lambda node: ("", "")
+    launcher: LauncherStatus | None = None
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was put of a job.
+
+    Attributes:
+        told_at: when its row was.
+        attempt, intervals: of the present or last placement.
+        alive: workers of it whose pods were seen running.
+        version, spec, placement, basis: what they were made from.
+        asked: the last placement that was told to be ended for another job.
+        step: of the last checkpoint.
+    """
+
+    job: Job
+    told_at: datetime
+    attempt: Attempt | None = None
+    intervals: Mapping[Worker, Interval] = field(default_factory=dict)
+    alive: frozenset[Worker] = frozenset()
+    version: str = ""
+    spec: EffectiveSpec | None = None
+    placement: Placement | None = None
+    basis: tuple[object, ...] = ()
+    asked: int = 0
+    step: int | None = None
+    failures: tuple[PastFailure, ...] = ()
+
+    def open(self) -> Iterable[Row]:
+        """What a whole picture has of the job."""
+        yield self.job
+        if self.attempt is not None and self.attempt.ended_at is None:
+            yield self.attempt
+        yield from (one for one in self.intervals.values() if one.ends is None)
+
+
+def look(seen: Seen | None, sight: Sight) -> tuple[Seen, list[Row]]:
+    """What is known of the job now, and the rows that say what is new in it."""
+    version, basis = sight.job.metadata.resource_version, _basis(sight)
+    if seen is not None and version and (version, basis) == (seen.version, seen.basis) and seen.spec is sight.spec:
+        return seen, []  # most turns are for the sake of time
+    rows: list[Row] = []
+    job = _job(sight, seen.job.deleted_at if seen is not None else None)
+    if seen is None or _differs(seen.job, job) or (job != seen.job and sight.now - seen.told_at >= STEADY):
+        rows.append(job)
+        seen = Seen(job, sight.now) if seen is None else replace(seen, job=job, told_at=sight.now)
+    placement = sight.job.status.placement
+    if seen.attempt is not None and (placement is None or placement.generation != seen.attempt.attempt):
+        seen = _end(seen, sight, rows)
+    if placement is not None:
+        seen = _place(seen, placement, basis, sight, rows)
+    seen = _events(seen, sight, rows)
+    return replace(seen, version=version, spec=sight.spec, basis=basis), rows
+
+
+def gone(seen: Seen, sight: Sight) -> list[Row]:
+    """The job's object is gone with all its pods."""
+    rows: list[Row] = [replace(seen.job, deleted_at=seen.job.deleted_at or sight.now)]
+    _end(seen, sight, rows)
+    return rows
+
+
+def parts(goodput: Goodput | None) -> dict[str, int]:
+    """Seconds by part."""
+    return {} if goodput is None else {part: number for part, number in goodput.seconds if number}
+
+
+def _basis(sight: Sight) -> tuple[object, ...]:
+    """What of its pods a job's rows depend on."""
+    pods = ((pod.generation, pod.index, pod.attempt, pod.phase) for pod in sight.pods)
+    return (sight.deleted, len(sight.finished), *pods)
+
+
+def _job(sight: Sight, deleted_at: datetime | None) -> Job:
+    job, spec, status = sight.job, sight.spec, sight.job.status
+    metadata, failure = job.metadata, status.failure
+    placement = status.placement
+    return Job(
+        uid=metadata.uid,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        queue=job.spec.queue,
+        user=metadata.labels.get(USER_LABEL) or metadata.annotations.get(USER_LABEL, ""),
+        project=metadata.labels.get(PROJECT_LABEL) or metadata.annotations.get(PROJECT_LABEL, ""),
+        labels=metadata.labels,
+        image=job.spec.image,
+        gpu_type=spec.gpu_type,
+        gpus=spec.gpus_per_worker * placement.held if placement is not None else spec.gpus,
+        workers=placement.workers if placement is not None else spec.replicas,
+        phase=status.phase.value if status.phase is not None else "",
+        cause=failure.cause if failure is not None else "",
+        message=failure.message if failure is not None else "",
+        submitted_at=status.submitted_at or metadata.creation_timestamp or sight.now,
+        started_at=status.started_at,
+        finished_at=status.finished_at,
+        deleted_at=deleted_at or (sight.now if sight.deleted else None),
+        estimated=False,
+        restarts=status.restarts or 0,
+        preemptions=status.preemptions or 0,
+        lost_gpu_seconds=status.lost_gpu_seconds or 0,
+        gpu_seconds=status.usage.gpu_seconds if status.usage is not None else 0,
+        goodput=parts(status.goodput),
+        step=status.progress.step if status.progress is not None else None,
+    )
+
+
+def _differs(old: Job, new: Job) -> bool:
+    """In more than what changes all the time."""
+    return replace(new, step=old.step, goodput=old.goodput) != old
+
+
+def _place(seen: Seen, placement: Placement, basis: tuple[object, ...], sight: Sight, rows: list[Row]) -> Seen:
+    attempt = _attempt(placement, sight)
+    before = seen.attempt if seen.attempt is not None and seen.attempt.attempt == attempt.attempt else None
+    if before is not None and seen.told_at != sight.now:
+        attempt = replace(attempt, goodput=before.goodput)
+    if attempt != before:
+        rows.append(attempt)
+    if before is not None and basis == seen.basis and placement == seen.placement:
+        return replace(seen, attempt=attempt)
+    mine = [pod for pod in sight.pods if pod.generation == placement.generation]
+    known = seen.intervals if before is not None else {}
+    alive = (seen.alive if before is not None else frozenset()) | {
+        (pod.index, pod.attempt) for pod in mine if pod.phase == "Running"
+    }
+    intervals = _intervals(known, alive, placement, mine, sight)
+    rows += (one for key, one in intervals.items() if known.get(key) != one)
+    return replace(seen, attempt=attempt, intervals=intervals, alive=alive, placement=placement)
+
+
+def _attempt(placement: Placement, sight: Sight) -> Attempt:
+    status, stop = sight.job.status, sight.job.status.stop
+    return Attempt(
+        job=sight.job.metadata.uid,
+        attempt=placement.generation,
+        queue=placement.queue or sight.job.spec.queue,
+        workers=placement.workers,
+        gpus=sight.spec.gpus_per_worker * placement.held,
+        domain=placement.domain,
+        placed_at=placement.placed_at or sight.now,
+        running_at=status.running_since,
+        ended_at=None,
+        estimated=False,
+        reason=stop.reason if stop is not None else "",
+        cause="",
+        message=stop.message if stop is not None else "",
+        restarts=(placement.restarts or 0) + (placement.network_restarts or 0),
+        replacements=sum(item.attempt for item in placement.attempts),
+        goodput=parts(status.goodput),
+    )
+
+
+def _intervals(
+    known: Mapping[Worker, Interval],
+    alive: frozenset[Worker],
+    placement: Placement,
+    pods: list[PodView],
+    sight: Sight,
+) -> dict[Worker, Interval]:
+    """Of the present placement, those that have ended included."""
+    created = {(pod.index, pod.attempt): pod.created for pod in pods}
+    found = dict(known)
+    numbers = {item.index: item.attempt for item in placement.attempts}
+    workers = {(index, numbers.get(index, 0)): node for index, node in enumerate(placement.node_of_index())}
+    spares = {(index, _number(known, index)): node for index, node in spares_by_index(placement.spares).items()}
+    for worker, node in (workers | spares).items():
+        first = not known or (worker[1] == 0 and worker in workers)
+        begins = placement.placed_at if first and worker[1] == 0 else created.get(worker)
+        found[worker] = _held(found.get(worker), worker, node, begins or sight.now, placement.generation, sight)
+    ended = {(pod.index, pod.attempt) for pod in pods if pod.phase in TERMINAL}
+    vanished = alive - {(pod.index, pod.attempt) for pod in pods}
+    for worker, one in found.items():
+        if one.ends is None:
+            replaced = worker not in workers and worker not in spares
+            over = replaced or worker in ended or worker in vanished
+            guessed = worker in ended or worker in alive
+            found[worker] = _ended(one, sight, guessed=guessed) if over else _finished(one, sight)
+    return found
+
+
+def _number(known: Mapping[Worker, Interval], index: int) -> int:
+    """Of a spare's room: counts how often there was none for it."""
+    number = 0
+    while (index, number) in known and known[index, number].ends is not None:
+        number += 1
+    return number
+
+
+def _held(
+    before: Interval | None, worker: Worker, node: str, begins: datetime, generation: int, sight: Sight
+) -> Interval:
+    if before is not None and (before.node == node or before.ends is not None):
+        return before
+    gpu_type, capacity = sight.flavour(node)
+    if not sight.spec.gpus_per_worker:
+        gpu_type = ""
+    if before is not None:  # its pod could not be made there: the room has moved
+        return replace(before, node=node, gpu_type=gpu_type or before.gpu_type, capacity=capacity or before.capacity)
+    index, number = worker
+    return Interval(
+        job=sight.job.metadata.uid,
+        attempt=generation,
+        index=index,
+        replacement=number,
+        node=node,
+        gpu_type=gpu_type,
+        capacity=capacity,
+        gpus=sight.spec.gpus_per_worker,
+        begins=min(begins, sight.now),
+    )
+
+
+def _finished(one: Interval, sight: Sight) -> Interval:
+    at = sight.finished.get((one.attempt, one.index, one.replacement))
+    return one if at is None else replace(one, ends=max(at, one.begins), estimated=False)
+
+
+def _ended(one: Interval, sight: Sight, *, guessed: bool) -> Interval:
+    """It is over: when its containers finished, or now. `guessed`: a pod of it ran, whose end was not seen."""
+    known = _finished(one, sight)
+    return known if known.ends is not None else replace(one, ends=max(sight.now, one.begins), estimated=guessed)
+
+
+def _end(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
+    """The placement that was seen last is over."""
+    attempt = seen.attempt
+    if attempt is None or attempt.ended_at is not None:
+        return seen
+    status, failure = sight.job.status, sight.job.status.failure
+    caused = failure is not None and failure.at is not None and failure.at >= attempt.placed_at
+    attempt = replace(
+        attempt,
+        ended_at=max(sight.now, attempt.placed_at),
+        reason=attempt.reason or (DELETED if sight.deleted else _word(status)),
+        cause=failure.cause if caused and failure is not None else "",
+        message=failure.message if caused and failure is not None else attempt.message,
+        goodput=parts(status.goodput) or attempt.goodput,
+    )
+    rows.append(attempt)
+    intervals = {
+        worker: one if one.ends is not None else _ended(one, sight, guessed=worker in seen.alive)
+        for worker, one in seen.intervals.items()
+    }
+    rows += (one for worker, one in intervals.items() if one != seen.intervals[worker])
+    return replace(seen, attempt=attempt, intervals={}, alive=frozenset(), placement=None)
+
+
+def _word(status: TrainingJobStatus) -> str:
+    return status.phase.value if status.finished_at is not None and status.phase is not None else ""
+
+
+def _events(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
+    """Preemptions, checkpoints and failures, each told once."""
+    uid, status = sight.job.metadata.uid, sight.job.status
+    stop, placement, saved = status.stop, status.placement, status.checkpoint
+    if stop is not None and stop.beneficiary and placement is not None and placement.generation != seen.asked:
+        at, number = stop.requested_at, placement.generation
+        rows.append(Preemption(uid, number, at, stop.beneficiary, stop.reason, stop.lost, stop.message))
+        seen = replace(seen, asked=number)
+    if saved is not None and saved.step != seen.step:
+        told = sight.launcher.checkpoint if sight.launcher is not None else None
+        same = told is not None and told.step == saved.step
+        rows.append(
+            Checkpoint(
+                job=uid,
+                step=saved.step,
+                attempt=placement.generation if placement is not None and same else 0,
+                uri=saved.uri or "",
+                committed_at=saved.committed_at or sight.now,
+                bytes=told.bytes if told is not None and same else 0,
+                save_seconds=told.save_seconds if told is not None and same else 0.0,
+            )
+        )
+        seen = replace(seen, step=saved.step)
+    if status.recent_failures != seen.failures:
+        rows += (
+            Failure(uid, one.at, one.cause, one.index, one.node or "", one.step, one.in_place, one.message)
+            for one in status.recent_failures
+            if one not in seen.failures
+        )
+        seen = replace(seen, failures=status.recent_failures)
+    return seen

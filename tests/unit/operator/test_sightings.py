@@ -1,0 +1,295 @@
+"""What becomes of a job in its history, as the lifecycle makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from muster.api.effective import effective_spec
+from muster.api.placement import Stop
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import CommittedCheckpoint
+from muster.controllers.sightings import PodOf, Seen, Sight, gone, look
+from muster.telemetry.cost.intervals import Interval
+from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row
+from muster.telemetry.history.upserts import Key, key_of
+from muster_protocol import exits
+from muster_protocol.launcher_api import Checkpoint as Saved
+from muster_protocol.launcher_api import Phase, Status
+
+from .lifecycle.cases import START, Case, trainingjob
+
+pytestmark = pytest.mark.unit
+
+
+@dataclass
+class Story:
+    """A case, looked at after each thing that happens, and the rows of it that are newest."""
+
+    case: Case
+    seen: Seen | None = None
+    finished: dict[PodOf, datetime] = field(default_factory=dict)
+    rows: dict[Key, Row] = field(default_factory=dict)
+    put: int = 0
+    deleted: bool = False
+
+    def sight(self) -> Sight:
+        case = self.case
+        pods = tuple(case.pods.values())
+        self.finished |= {(pod.generation, pod.index, pod.attempt): pod.finished for pod in pods if pod.finished}
+        return Sight(
+            case.job,
+            effective_spec(case.job.spec),
+            case.now,
+            pods,
+            self.finished,
+            lambda node: ("H100", "spot" if node.startswith("s") else "on-demand"),
+            case.launcher,
+            self.deleted,
+        )
+
+    def look(self) -> None:
+        self.seen, rows = look(self.seen, self.sight())
+        self._take(rows)
+
+    def gone(self) -> None:
+        assert self.seen is not None
+        self._take(gone(self.seen, self.sight()))
+
+    def _take(self, rows: list[Row]) -> None:
+        self.rows |= {key_of(row): row for row in rows}
+        self.put += len(rows)
+
+    def settle(self) -> None:
+        """Turns, each with a look before it as in the loop."""
+        for _ in range(10):
+            self.look()
+            decision = self.case.turn()
+            if not (decision.status or decision.delete or decision.make):
+                break
+        self.look()
+
+    def finish(self, index: int, at: datetime, cause: exits.Cause = exits.Cause.SUCCEEDED, code: int = 0) -> None:
+        self.case.end(index, cause, code)
+        self.case.change(self.case.worker(index).name, finished=at)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [row for row in self.rows.values() if isinstance(row, kind)]
+
+    def intervals(self) -> list[tuple[int, int, int, str, float, float | None, bool]]:
+        """Attempt, index, replacement, node, begin and end in seconds since START, estimated."""
+        return sorted(
+            (
+                one.attempt,
+                one.index,
+                one.replacement,
+                one.node,
+                (one.begins - START).total_seconds(),
+                None if one.ends is None else (one.ends - START).total_seconds(),
+                one.estimated,
+            )
+            for one in self.of(Interval)
+        )
+
+
+def running(*nodes: str, **spec: Any) -> Story:
+    """A gang that was placed 10 s after START, and trains."""
+    story = Story(Case(trainingjob(**spec)))
+    story.settle()
+    story.case.later(10)
+    story.case.place(*(nodes or ("a", "b")))
+    story.settle()
+    story.case.run_pods()
+    story.case.train()
+    story.settle()
+    return story
+
+
+def test_a_run_that_succeeds() -> None:
+    story = running()
+    assert story.intervals() == [(1, 0, 0, "a", 10, None, False), (1, 1, 0, "b", 10, None, False)]
+    story.case.later(100)
+    story.finish(0, START + timedelta(seconds=105))
+    story.finish(1, START + timedelta(seconds=107))
+    story.settle()
+    assert story.intervals() == [(1, 0, 0, "a", 10, 105, False), (1, 1, 0, "b", 10, 107, False)]
+    (job,), (attempt,) = story.of(Job), story.of(Attempt)
+    assert (job.phase, job.gpus, job.finished_at) == ("Succeeded", 2, story.case.now)
+    assert (attempt.reason, attempt.cause, attempt.gpus, attempt.ended_at) == ("Succeeded", "", 2, story.case.now)
+    assert {one.gpu_type for one in story.of(Interval)} == {"H100"}
+
+
+def test_nothing_new_is_nothing_put() -> None:
+    story = running()
+    put = story.put
+    story.case.later(60)
+    story.settle()
+    assert story.put == put
+
+
+def test_the_flavour_is_the_nodes_own() -> None:
+    story = running("s1", "b")
+    assert [one.capacity for one in sorted(story.of(Interval), key=lambda one: one.index)] == ["spot", "on-demand"]
+
+
+def test_pods_that_vanish_end_when_they_were_last_seen() -> None:
+    story = running()
+    story.case.later(50)
+    story.case.vanish(story.case.worker(1).name)
+    story.look()
+    assert story.intervals()[1] == (1, 1, 0, "b", 10, 60, True)
+
+
+def test_an_end_that_the_turn_did_not_see() -> None:
+    """The pod is gone by the time of the turn, and the watch had shown its end."""
+    story = running()
+    story.case.later(50)
+    story.finished[1, 1, 0] = START + timedelta(seconds=55)
+    story.case.vanish(story.case.worker(1).name)
+    story.look()
+    assert story.intervals()[1] == (1, 1, 0, "b", 10, 55, False)
+
+
+def test_a_worker_is_replaced_alone() -> None:
+    story = running("a", "b")
+    story.case.later(50)
+    lost = story.case.worker(1).name
+    story.case.change(lost, phase="Failed", ready=False, finished=START + timedelta(seconds=58), exit_code=137)
+    story.settle()
+    assert story.intervals() == [
+        (1, 0, 0, "a", 10, None, False),
+        (1, 1, 0, "b", 10, 58, False),
+        (1, 1, 1, "b", 60, None, False),
+    ]
+    assert story.of(Attempt)[0].replacements == 1
+    placement = story.case.job.status.placement
+    assert placement is not None
+    moved = placement.of(1, ("a", "c"), attempts={1: 1}, placed_at=placement.placed_at)
+    status = story.case.job.status.model_copy(update={"placement": moved})
+    story.case.job = TrainingJob.from_raw(story.case.job.to_raw() | {"status": status.to_raw()})
+    story.case.later(5)
+    story.look()
+    assert story.intervals()[2] == (1, 1, 1, "c", 60, None, False)
+
+
+def test_a_gang_that_starts_again_is_another_attempt() -> None:
+    story = running()
+    story.case.later(50)
+    story.finish(0, story.case.now, exits.Cause.USER, 1)
+    story.finish(1, story.case.now, exits.Cause.USER, 1)
+    story.settle()
+    story.case.later(5)
+    story.case.vanish()
+    story.settle()
+    (failure,) = story.of(Failure)
+    assert (failure.cause, failure.at) == ("user", START + timedelta(seconds=60))
+    (first,) = story.of(Attempt)
+    assert (first.cause, first.reason, first.ended_at is not None) == ("user", "Restarting", True)
+    story.case.later(30)
+    story.case.place("a", "b")
+    story.settle()
+    assert [one.attempt for one in story.of(Attempt)] == [1, 2]
+    assert [row[:2] for row in story.intervals()] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [row[5] for row in story.intervals()] == [60, 60, None, None]
+
+
+def test_a_gang_that_never_ran_is_charged_for_its_room() -> None:
+    story = Story(Case(trainingjob()))
+    story.settle()
+    story.case.place("a", "b")
+    story.settle()
+    story.case.later(7)
+    story.case.edit(suspend=True)
+    story.settle()
+    story.case.vanish()
+    story.settle()
+    assert story.intervals() == [(1, 0, 0, "a", 0, 7, False), (1, 1, 0, "b", 0, 7, False)]
+    assert story.of(Attempt)[0].reason == "Suspended"
+
+
+def test_spares_hold_room_too() -> None:
+    story = running("a", "b", "s", workers={"replicas": 2, "gpusPerWorker": 4, "spares": 1})
+    assert story.intervals()[2] == (1, 2, 0, "s", 10, None, False)
+    assert story.of(Attempt)[0].gpus == story.of(Job)[0].gpus == 12
+
+
+def test_a_preemption_is_told_once() -> None:
+    story = running()
+    stop = Stop(reason="Reclaimed", message="x", requested_at=story.case.now, beneficiary="other", lost=77)
+    status = story.case.job.status.model_copy(update={"stop": stop})
+    story.case.job = TrainingJob.from_raw(story.case.job.to_raw() | {"status": status.to_raw()})
+    story.look()
+    assert story.of(Preemption) == [Preemption("0123456789abcdef", 1, story.case.now, "other", "Reclaimed", 77, "x")]
+    put = story.put
+    story.look()
+    assert story.put == put
+
+
+def test_checkpoints_with_what_the_launcher_says_of_them() -> None:
+    story = running()
+    for step, told in ((100, 100), (200, 300)):
+        saved = CommittedCheckpoint(step=step, uri="s3://models/a", committed_at=story.case.now)
+        status = story.case.job.status.model_copy(update={"checkpoint": saved})
+        story.case.job = TrainingJob.from_raw(story.case.job.to_raw() | {"status": status.to_raw()})
+        said = Saved(told, "s3://models/a", story.case.now.timestamp(), 1.5, 4096)
+        story.case.launcher = replace(Status(Phase.RUNNING, 1, 1, 0), checkpoint=said)
+        story.look()
+    assert [(one.step, one.attempt, one.bytes, one.save_seconds) for one in story.of(Checkpoint)] == [
+        (100, 1, 4096, 1.5),
+        (200, 0, 0, 0.0),
+    ]
+
+
+def test_a_job_that_is_deleted() -> None:
+    story = running()
+    story.case.later(50)
+    story.deleted = True
+    story.look()
+    story.case.later(5)
+    story.case.pods.clear()
+    story.gone()
+    (job,), (attempt,) = story.of(Job), story.of(Attempt)
+    assert (job.deleted_at, job.estimated) == (START + timedelta(seconds=60), False)
+    assert (attempt.reason, attempt.ended_at) == ("Deleted", START + timedelta(seconds=65))
+    assert [row[5:] for row in story.intervals()] == [(65, True), (65, True)]
+
+
+def test_a_look_after_a_restart_says_the_same() -> None:
+    """Of what goes on, and of ends that can still be seen."""
+    story = running()
+    story.case.later(50)
+    story.finish(1, START + timedelta(seconds=58))
+    story.look()
+    again = Story(story.case)
+    again.case.later(100)
+    again.look()
+    assert again.intervals() == story.intervals()
+    assert again.intervals()[1] == (1, 1, 0, "b", 10, 58, False)
+    assert again.of(Attempt) == story.of(Attempt)
+    assert again.of(Job) == story.of(Job)
+
+
+def test_progress_alone_is_put_every_ten_minutes() -> None:
+    story = running()
+    put = story.put
+    for step in range(1, 31):
+        story.case.later(60)
+        raw = story.case.job.to_raw()
+        raw["status"] = {**raw["status"], "progress": {"step": step}}
+        story.case.job = TrainingJob.from_raw(raw)
+        story.look()
+    assert story.put == put + 3
+    assert story.of(Job)[0].step in (28, 29, 30)
+
+
+def test_who_pays_by_label_or_annotation() -> None:
+    job = trainingjob()
+    labels = {"muster.dev/project": "llm", "team": "blue"}
+    metadata = job.metadata.model_copy(update={"labels": labels, "annotations": {"muster.dev/user": "ada@example.com"}})
+    story = Story(Case(job.model_copy(update={"metadata": metadata})))
+    story.look()
+    (row,) = story.of(Job)
+    assert (row.user, row.project, row.labels) == ("ada@example.com", "llm", labels)
