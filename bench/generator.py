@@ -141,11 +141,13 @@ class Generator:
         task.add_done_callback(self._writes.discard)
 
     async def _finish(self, name: str, generation: int) -> None:
-        """Write the end, unless the job was preempted meanwhile."""
+        """Write the end as Muster does, without the spec, unless the job was preempted meanwhile."""
         while self._running.get(name, (0,))[0] == generation:
             raw = self._newest[name]
             try:
-                body = {**raw, "status": _ended(raw["status"])}
+                metadata = {field: raw["metadata"][field] for field in ("name", "namespace", "uid", "resourceVersion")}
+                body = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata}
+                body["status"] = _ended(raw["status"])
                 await self._wire.call("PUT", f"{JOBS}/{name}/status?fieldManager={FIELD_MANAGER}", body)
             except Refused as error:
                 if error.status != 409:

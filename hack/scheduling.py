@@ -63,7 +63,6 @@ async def schedule(
         history=history,
     )
     own = [
-        watched(api, "trainingjobs", scheduling.job),
         watched(api, "trainingqueues", scheduling.queue),
         watched(api, "topologies", scheduling.topology),
     ]
@@ -93,7 +92,7 @@ class Raw(dict[str, Any]):
 
 
 def watched(api: Api, plural: str, feed: Callable[[tuple[str, str], dict[str, Any] | None], None]) -> Informer[Raw]:
-    """An informer that feeds one of our own kinds; the operator has kopf for this."""
+    """An informer that feeds queues or topologies; the operator has kopf for this."""
     informer = Informer(api, f"{GROUP}/{plural}", Raw)
 
     def tell(key: str) -> None:

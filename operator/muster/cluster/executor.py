@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -101,7 +101,7 @@ class Executor:
         body = {**found.to_raw(), "status": status.to_raw()}
         await self._api.update_status(f"/apis/{API_VERSION}/{plural}/{found.metadata.name}", body)
 
-    async def tell_unreadable(self, raw: Object, condition: Condition) -> None:
+    async def tell_unreadable(self, raw: Mapping[str, Any], condition: Condition) -> None:
         """Say of a job that does not fit this version's model why it is left alone; its other conditions stay."""
         metadata, told = raw["metadata"], condition.to_raw()
         others = [item for item in (raw.get("status") or {}).get("conditions") or [] if item["type"] != told["type"]]

@@ -40,6 +40,12 @@ class View(Protocol):
 
 T = TypeVar("T", bound=View)
 
+Take = Callable[[str, Object | None], None]
+"""Takes a key and the object as it came, or None when it is gone."""
+
+_UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""What reading an object raises that is not what it should be."""
+
 
 class Informer(Generic[T]):
     """
@@ -69,6 +75,7 @@ class Informer(Generic[T]):
         self._delay = delay
         self._selectors = selectors
         self._subscribers: list[Callable[[str], None]] = []
+        self._takers: list[Take] = []
         self._resource_version = ""
         self._held: deque[tuple[float, WatchEvent]] = deque()
         self._release: asyncio.TimerHandle | None = None
@@ -85,6 +92,10 @@ class Informer(Generic[T]):
     def on_change(self, callback: Callable[[str], None]) -> None:
         """Call `callback` with the key of everything that comes, changes or goes, from now on."""
         self._subscribers.append(callback)
+
+    def on_object(self, take: Take) -> None:
+        """Pass everything that comes or changes on whole, and the keys of what goes: for views that keep only part."""
+        self._takers.append(take)
 
     @property
     def age(self) -> float:
@@ -110,25 +121,21 @@ class Informer(Generic[T]):
             self._drop_held()
 
     async def _list(self) -> None:
-        fresh: dict[str, T] = {}
+        # Each page is shown as it comes, so that a large list is never held whole. What went is known after the last.
+        listed: set[str] = set()
         version = ""
         async for page in self._api.pages(self.path, self._selectors):
+            self._drop_held()  # the list is newer than what was held back
             version = page["metadata"]["resourceVersion"]
             for raw in page.get("items") or ():
-                view = self._view(raw)
+                view = self._show(raw)
                 if view is not None:
-                    fresh[view.key] = view
-        self._drop_held()  # the list is newer than what was held back
+                    listed.add(view.key)
         self._resource_version = version
         self.lists += 1
         self._heard()
-        changed = [key for key, view in fresh.items() if self.items.get(key) != view]
-        gone = [key for key in self.items if key not in fresh]
-        self.items.update(fresh)
-        for key in gone:
-            del self.items[key]
-        for key in (*gone, *changed):
-            self._tell(key)
+        for key in [key for key in self.items if key not in listed]:
+            self._drop(key)
         self.synced.set()
 
     async def _watch(self) -> None:
@@ -152,29 +159,45 @@ class Informer(Generic[T]):
         self._heard()
 
     def _apply(self, event: WatchEvent) -> None:
-        view = self._view(event.object)
-        if view is None:
+        if event.type != "DELETED":
+            self._show(event.object)
             return
-        before = self.items.get(view.key)
-        if event.type == "DELETED":
-            if self.items.pop(view.key, None) is not None:
-                self._tell(view.key)
-        elif before != view:
+        view = self._view(event.object)
+        if view is not None:
+            self._drop(view.key)
+
+    def _show(self, raw: Object) -> T | None:
+        """The object's view; whoever listens is told when it is new."""
+        view = self._view(raw)
+        if view is not None and self.items.get(view.key) != view:
             self.items[view.key] = view
-            self._tell(view.key)
+            self._tell(view.key, raw)
+        return view
+
+    def _drop(self, key: str) -> None:
+        if self.items.pop(key, None) is not None:
+            self._tell(key, None)
 
     def _view(self, raw: Object) -> T | None:
         try:
             return self._parse(raw)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            name = (raw.get("metadata") or {}).get("name")
-            log.exception("%s %s cannot be read, and is left as it was", self.path, name)
-            self.failures += 1
+        except _UNREADABLE:
+            self._cannot_read((raw.get("metadata") or {}).get("name"))
             return None
 
-    def _tell(self, key: str) -> None:
+    def _tell(self, key: str, raw: Object | None) -> None:
         for callback in self._subscribers:
             callback(key)
+        for take in self._takers:
+            try:
+                take(key, raw)
+            except _UNREADABLE:
+                self._cannot_read(key)
+
+    def _cannot_read(self, name: object) -> None:
+        """One bad object stops nobody. Call it where the exception is at hand."""
+        log.exception("%s %s cannot be read, and is left as it was", self.path, name)
+        self.failures += 1
 
     def _heard(self) -> None:
         self.last_event_at = time.monotonic()
@@ -182,8 +205,9 @@ class Informer(Generic[T]):
 
     def _failed(self, error: ApiError | ApiUnreachable) -> None:
         self.failures += 1
+        if isinstance(error, ApiError) and (error.gone or error.status == 404):
+            self._resource_version = ""  # of a kind that went, nothing is there when it is back
         if isinstance(error, ApiError) and error.gone:
-            self._resource_version = ""
             log.info("watch of %s is too old to go on: listing afresh", self.path)
             return
         self.trouble = _sentence(self.path, error)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
 from muster.api.trainingjob import TrainingJob, TrainingJobSpec
 from muster.api.trainingjob_status import TrainingJobStatus
 
-Object = dict[str, Any]
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -25,14 +24,14 @@ SHARED: Final = 4096
 _UNTOLD: Final = TrainingJobStatus()
 
 
-def read_job(raw: Object) -> TrainingJob:
+def read_job(raw: Mapping[str, Any]) -> TrainingJob:
     """Raises pydantic.ValidationError when the object does not fit the model."""
     if "spec" not in raw:
-        return TrainingJob.from_raw(raw)
+        return TrainingJob.model_validate(raw)
     try:
         spec = _spec(json.dumps(raw["spec"], separators=(",", ":")))
     except ValueError:
-        return TrainingJob.from_raw(raw)  # says where in the whole object
+        return TrainingJob.model_validate(raw)  # says where in the whole object
     return TrainingJob.model_validate({**raw, "spec": spec, "status": raw.get("status") or _UNTOLD})
 
 

@@ -1,7 +1,7 @@
 """Puts the scheduling side together: informers, cache, executor, loop. Whoever runs it brings the API and our kinds.
 
-Our own kinds are fed from outside (`job`, `queue`, `topology`): by kopf's handlers in the operator, by an informer in
-tests. Nothing is planned before `started` was called, which waits for the informers' first lists.
+Queues and the Topology are fed from outside (`queue`, `topology`): by kopf's handlers in the operator, by informers in
+tests. Nothing is planned before they and the informers' first lists are there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from muster.api.common import Condition
+from muster.api.common import API_VERSION, Condition
 from muster.api.names import ConditionType, Reason
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
@@ -28,7 +28,7 @@ from muster.cluster.launchers import DirectTransport, Launchers, ProxyTransport
 from muster.cluster.pods import PodSettings, token_tag
 from muster.cluster.provisioning import Asking
 from muster.cluster.reading import read_job
-from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView
+from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView, VersionView
 from muster.controllers.cache import Cache, Key
 from muster.controllers.chronicle import Chronicle
 from muster.controllers.lifecycle.turn import Decision, Note
@@ -50,6 +50,7 @@ Object = dict[str, Any]
 Tell = Callable[[Record, Note], None]
 log = logging.getLogger(__name__)
 
+JOBS: Final = f"/apis/{API_VERSION}/trainingjobs"
 PODS: Final = "/api/v1/pods"
 NODES: Final = "/api/v1/nodes"
 NAMESPACES: Final = "/api/v1/namespaces"
@@ -66,7 +67,7 @@ class Scheduling:
     """Everything between the API server and the planner.
 
     Attributes:
-        informers: of other people's kinds, for health checks.
+        informers: of TrainingJobs and of other people's kinds, for health checks.
         loop: the scheduling loop; `loop.records` are the live jobs.
         reliability: how often nodes fail, as the jobs show.
         quarantining: taints nodes; None where the platform doesn't want that.
@@ -87,7 +88,7 @@ class Scheduling:
         asking: Asking | None = None,
         quarantine: Rules | None = None,
         tell_node: Callable[[News], None] = lambda news: None,
-        show: Callable[[Key, Object | None], None] | None = None,
+        show: Callable[[Key, Mapping[str, Any] | None], None] | None = None,
         executor: Callable[[Api, bytes], Executor] = Executor,
         observing: Observing | None = None,
         history: Writer | None = None,
@@ -104,6 +105,7 @@ class Scheduling:
             history: writes what becomes of jobs; None: nobody does.
         """
         watched: dict[str, Any] = {"watch_seconds": watch_seconds, "patience": watch_seconds / 4}
+        self.jobs = Informer(api, JOBS, VersionView.from_raw, **watched)
         self.pods = Informer(api, PODS, PodView.from_raw, delay=event_delay, **watched)
         self.nodes = Informer(api, NODES, NodeView.from_raw, delay=event_delay, **watched)
         self.namespaces = Informer(api, NAMESPACES, NamespaceView.from_raw, **watched)
@@ -111,6 +113,9 @@ class Scheduling:
         self.cache = Cache(
             pods=self.pods, nodes=self.nodes, namespaces=self.namespaces, priority_classes=self.priorities
         )
+        if show is not None:
+            self.jobs.on_object(lambda name, raw: show(_key(name), raw))
+        self.jobs.on_object(self.job)
         self.pods.on_change(lambda key: self.cache.on_pod(key, self.pods.items.get(key)))
         self.nodes.on_change(lambda name: self.cache.on_node(name, self.nodes.items.get(name)))
         chronicle = self._chronicle = Chronicle(self.cache, history) if history is not None else None
@@ -120,7 +125,6 @@ class Scheduling:
         self.namespaces.on_change(self.cache.on_world)
         self.priorities.on_change(self.cache.on_world)
         observing = observing or Observing(Metrics(), {})
-        self._show = show or (lambda key, raw: None)
         self._telling: set[asyncio.Task[None]] = set()
         self._fetching: set[asyncio.Task[None]] = set()
         self._direct = None if through_proxy else DirectTransport()
@@ -154,7 +158,7 @@ class Scheduling:
 
     @property
     def informers(self) -> tuple[Informer[Any], ...]:
-        return self.pods, self.nodes, self.namespaces, self.priorities
+        return self.jobs, self.pods, self.nodes, self.namespaces, self.priorities
 
     async def synced(self) -> None:
         """Wait for the informers' first lists."""
@@ -162,7 +166,7 @@ class Scheduling:
             await informer.synced.wait()
 
     async def run(self, ready: asyncio.Event) -> None:
-        """Watch at once; plan when the caches are full and `ready` is set: our own kinds are listed."""
+        """Watch at once; plan when the caches are full and `ready` is set: queues and the Topology are listed."""
         async with asyncio.TaskGroup() as tasks:
             for informer in self.informers:
                 tasks.create_task(informer.run(), name=f"informer {informer.path}")
@@ -186,14 +190,16 @@ class Scheduling:
 
     # -- our own kinds -----------------------------------------------------------------------------------------------
 
-    def job(self, key: Key, raw: Object | None) -> None:
-        """A TrainingJob was seen, or (None) is gone. One that can't be read is left alone, and logged."""
-        self._show(key, raw)
+    def job(self, name: str, raw: Mapping[str, Any] | None) -> None:
+        """The TrainingJob `namespace/name` was seen, or (None) is gone. One that can't be read is left alone, and says
+        so."""
+        key = _key(name)
         if raw is None:
             self.cache.on_job(key, None)
             return
         if self.loop.knows(raw):
             return
+        self.cache.on_uid(key, raw["metadata"]["uid"])
         try:
             job = read_job(raw)
         except ValidationError as error:
@@ -231,7 +237,7 @@ class Scheduling:
         except ValidationError as error:
             log.error("Topology %s does not fit this operator's version: %s", key[1], error)
 
-    def _unreadable(self, key: Key, raw: Object, error: ValidationError) -> None:
+    def _unreadable(self, key: Key, raw: Mapping[str, Any], error: ValidationError) -> None:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         message = (
@@ -255,7 +261,7 @@ class Scheduling:
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def _tell_unreadable(self, key: Key, raw: Object, condition: Condition) -> None:
+    async def _tell_unreadable(self, key: Key, raw: Mapping[str, Any], condition: Condition) -> None:
         try:
             await self._worker.executor.tell_unreadable(raw, condition)
         except (ApiError, ApiUnreachable) as error:
@@ -265,3 +271,8 @@ class Scheduling:
 
     def _write(self, record: Record, status: Any) -> None:
         self.loop.start(record, self._worker.carry_out(record, Decision(status=status)))
+
+
+def _key(name: str) -> Key:
+    namespace, _, own = name.partition("/")
+    return namespace, own

@@ -106,6 +106,11 @@ class Cache:
         self._world_changed = True
         self.wake.set()
 
+    def on_uid(self, key: Key, uid: str) -> None:
+        """A TrainingJob of this UID has the name: another that had it is gone, whether this one can be read or not."""
+        if self._jobs.get(key, uid) != uid:
+            self.on_job(key, None)
+
     def on_job(self, key: Key, job: TrainingJob | None) -> None:
         """A TrainingJob was seen, or (None) is gone."""
         before = self._jobs.pop(key, None)

@@ -1,4 +1,5 @@
-"""Our own kinds, by kopf: `on.event` handlers that store what was seen and wake the loop, and nothing else.
+"""TrainingQueues and Topologies, by kopf: `on.event` handlers that store what was seen and wake the loop, and nothing
+else. TrainingJobs come by an informer: they are many, and kopf took more processor time for them than planning did.
 
 kopf has no signal for "the first list is in", so it is compared with a list of our own. Nor does it tell of objects
 that were deleted while its watch was away, nor how old its watch is, so names and versions are compared again once a
@@ -26,7 +27,7 @@ Key = tuple[str, str]
 Feed = Callable[[Key, Object | None], None]
 
 GROUP, VERSION = API_VERSION.split("/")
-PATHS: Final = {plural: f"/apis/{API_VERSION}/{plural}" for plural in ("trainingjobs", "trainingqueues", "topologies")}
+PATHS: Final = {plural: f"/apis/{API_VERSION}/{plural}" for plural in ("trainingqueues", "topologies")}
 SWEEP_SECONDS: Final = 60.0
 FIRST_LIST_RETRY: Final = 1.0
 
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Kinds:
-    """Feeds the scheduling side with TrainingJobs, TrainingQueues and Topologies.
+    """Feeds the scheduling side with TrainingQueues and Topologies.
 
     Attributes:
         listed: set once all objects that existed at the start were seen.

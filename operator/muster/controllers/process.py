@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster.api.common import API_VERSION
+from muster.api.kinds import KINDS
 from muster.api.names import DEFAULT_TOPOLOGY
 from muster.cli.settings import BadNodes, Settings
 from muster.cluster.client import Api
@@ -166,7 +167,7 @@ class Operator:
         )
         kinds = self._kinds = handlers.Kinds(
             api,
-            {"trainingjobs": scheduling.job, "trainingqueues": scheduling.queue, "topologies": scheduling.topology},
+            {"trainingqueues": scheduling.queue, "topologies": scheduling.topology},
             sweep_seconds=min(handlers.SWEEP_SECONDS, settings.stale_seconds / 3),
         )
         try:
@@ -307,7 +308,7 @@ async def _missing_crds(api: Api) -> str:
         if error.status != 404:
             raise
         return "the CRDs are not installed"
-    missing = set(handlers.PATHS) - {item["name"] for item in found.get("resources") or []}
+    missing = {kind.plural for kind in KINDS} - {item["name"] for item in found.get("resources") or []}
     return f"the CRDs of {', '.join(sorted(missing))} are not installed" if missing else ""
 
 

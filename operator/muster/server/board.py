@@ -17,7 +17,6 @@ from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.views import NodeView, PodView
 from muster.server.rows import JobRow
 
-Object = dict[str, Any]
 Key = tuple[str, str]
 
 PUBLISH_SECONDS: Final = 1.0
@@ -63,7 +62,7 @@ class Board:
         self._changed = True
         self.shown: Shown | None = None
 
-    def job(self, key: Key, raw: Object | None) -> None:
+    def job(self, key: Key, raw: Mapping[str, Any] | None) -> None:
         """A TrainingJob was seen, or (None) is gone."""
         self._changed = True
         if raw is None:

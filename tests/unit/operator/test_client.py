@@ -17,7 +17,7 @@ from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials, CredentialsError
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
 from muster.cluster.informer import Informer
-from muster.cluster.views import NamespaceView
+from muster.cluster.views import NamespaceView, VersionView
 
 pytestmark = pytest.mark.unit
 
@@ -191,6 +191,42 @@ async def test_pages_whose_token_expires_are_read_from_the_start_by_the_informer
     async with served(tmp_path, paged) as api, informed(api) as informer:
         assert set(informer.items) == {"a", "b"}
         assert calls == ["", "t", "", "t"]
+
+
+async def test_a_kind_that_went_and_came_back_is_listed_afresh(tmp_path: Path) -> None:
+    listing = Listing(failure(404, "NotFound", "the server could not find the requested resource"))
+    async with served(tmp_path, listing) as api, informed(api) as informer:
+        listing.items = [namespace("b", "150")]
+        await until(lambda: listing.versions == ["100", "200"])
+        assert set(informer.items) == {"b"}
+
+
+async def test_objects_are_passed_on_whole_and_one_that_is_not_taken_stops_nobody(tmp_path: Path) -> None:
+    told: list[tuple[str, str]] = []
+
+    def take(key: str, raw: Any) -> None:
+        told.append((key, "" if raw is None else raw["metadata"]["resourceVersion"]))
+        if told[-1] == ("n/a", "3"):
+            raise ValueError("it makes no sense")
+
+    def job(name: str, version: str) -> Object:
+        return {"metadata": {"namespace": "n", "name": name, "resourceVersion": version}}
+
+    async def changes(stream: web.StreamResponse) -> None:
+        for kind, found in (("MODIFIED", job("a", "3")), ("ADDED", job("b", "4")), ("DELETED", job("a", "5"))):
+            await stream.write(event(kind, found))
+
+    listing = Listing(changes)
+    listing.items = [job("a", "1")]
+    async with served(tmp_path, listing) as api:
+        informer = Informer(api, NAMESPACES, VersionView.from_raw)
+        informer.on_object(take)
+        task = asyncio.create_task(informer.run())
+        await until(lambda: len(told) == 4)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert told == [("n/a", "1"), ("n/a", "3"), ("n/b", "4"), ("n/a", "")]
+    assert set(informer.items) == {"n/b"}
 
 
 async def test_errors_have_the_servers_words(tmp_path: Path) -> None:

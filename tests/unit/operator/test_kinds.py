@@ -23,7 +23,7 @@ class Server:
 
     async def pages(self, path: str, *, metadata_only: bool = False) -> AsyncIterator[Object]:
         assert metadata_only
-        yield {"items": list(self.objects.values()) if path == PATHS["trainingjobs"] else []}
+        yield {"items": list(self.objects.values()) if path == PATHS["trainingqueues"] else []}
 
 
 def job(uid: str, version: str, name: str = "a") -> Object:
@@ -34,13 +34,13 @@ class Scene:
     def __init__(self) -> None:
         self.server = Server()
         self.fed: list[tuple[str, str | None]] = []
-        self.kinds = Kinds(self.server, {"trainingjobs": self.feed})  # type: ignore[arg-type]
+        self.kinds = Kinds(self.server, {"trainingqueues": self.feed})  # type: ignore[arg-type]
 
     def feed(self, key: tuple[str, str], raw: Object | None) -> None:
         self.fed.append((key[1], raw["metadata"]["uid"] if raw else None))
 
     def show(self, kind: str | None, raw: Object) -> None:
-        self.kinds.take("trainingjobs", kind, raw)
+        self.kinds.take("trainingqueues", kind, raw)
 
 
 async def test_it_is_listed_only_when_kopf_has_shown_everything() -> None:

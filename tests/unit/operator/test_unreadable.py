@@ -32,15 +32,29 @@ def raw(name: str, **spec: Any) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {**good, **spec}}
 
 
+def scheduling(api: Any) -> Scheduling:
+    settings = PodSettings("x")
+    return Scheduling(api, settings=settings, token_key=b"k" * 32, tell=lambda record, note: None, through_proxy=True)
+
+
+async def test_an_unreadable_job_under_the_name_of_one_that_is_gone_does_not_keep_it() -> None:
+    side = scheduling(Api())
+    side.job("ns/a", raw("a"))
+    assert [job.metadata.uid for job in side.cache.take_jobs()] == ["uid-a"]
+    other = raw("a", workers={"replicas": "many"})
+    other["metadata"]["uid"] = "another"
+    side.job("ns/a", other)
+    assert side.cache.take_deleted() == {"uid-a"}
+    await asyncio.sleep(0)
+
+
 async def test_an_unreadable_job_gets_a_condition_once_and_the_others_go_on() -> None:
     api: Any = Api()
-    side = Scheduling(
-        api, settings=PodSettings("x"), token_key=b"k" * 32, tell=lambda record, note: None, through_proxy=True
-    )
+    side = scheduling(api)
     bad = raw("bad", workers={"replicas": "many"})
     bad["status"] = {"conditions": [{"type": "Running", "status": "True"}]}
-    side.job(("ns", "bad"), bad)
-    side.job(("ns", "good"), raw("good"))
+    side.job("ns/bad", bad)
+    side.job("ns/good", raw("good"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert [job.metadata.name for job in side.cache.take_jobs()] == ["good"]
@@ -50,6 +64,6 @@ async def test_an_unreadable_job_gets_a_condition_once_and_the_others_go_on() ->
     assert kept == {"type": "Running", "status": "True"}
     assert (condition["type"], condition["status"], condition["reason"]) == ("Admitted", "False", "InvalidSpec")
     assert "spec.workers.replicas" in condition["message"]
-    side.job(("ns", "bad"), bad | patch)
+    side.job("ns/bad", {**bad, "status": patch["status"]})
     await asyncio.sleep(0)
     assert len(api.patches) == 1
