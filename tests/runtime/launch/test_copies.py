@@ -26,6 +26,7 @@ from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_server import Server
 from muster_runtime.launch.leader import Leader
 from muster_runtime.launch.membership import Roll
+from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.ranks import Ranks
 from muster_runtime.launch.state import State
 
@@ -106,7 +107,8 @@ async def pods(count: int = 2, *, memory: str = "auto") -> AsyncIterator[list[Po
         hangs = Hangs(given, Ranks(state.tell), state)
         gang = Leader(given, None, state, roll, hangs)  # type: ignore[arg-type]
         status = Status(api.Phase.RUNNING, 1, 1, index)
-        handler = ApiHandler(given.member, TOKEN, state, roll, gang, lambda: status, lambda: (b"", ""), copies, hangs)  # noqa: B023
+        parts = copies, hangs, Profiles(given)
+        handler = ApiHandler(given.member, TOKEN, state, roll, gang, lambda: status, lambda: (b"", ""), *parts)  # noqa: B023
         servers.append(Server(handler, 100))
         await servers[-1].start(given.address, PORT)
         made.append(Pod(copies, given.member, state))
