@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 from muster.sizing.money import gpu_cost, storage_cost
 from muster.sizing.prices import STORAGE, Catalogue
 from muster.telemetry.cost.intervals import AttemptParts, Interval, PoolInterval, Stored, current, latest
-from muster.telemetry.cost.periods import month_of, months, pieces, seconds
+from muster.telemetry.cost.periods import microseconds, month_of, months, pieces
 from muster.telemetry.cost.pools import Holding, idle
 
 ON_DEMAND: Final = "on-demand"
@@ -69,7 +69,9 @@ class Line:
 
 @dataclass
 class _Sum:
-    quantity: Fraction = field(default_factory=Fraction)
+    """`quantity`: GPU-microseconds, or byte-microseconds."""
+
+    quantity: int = 0
     begins: datetime | None = None
     ends: datetime | None = None
     estimated: bool = False
@@ -157,16 +159,16 @@ def ledger(
     """
     book = _Book(prices, begins, ends)
     rows = current(intervals)
-    share = {row.key: _shares(row) for row in latest(parts)}
     for row in rows:
         if row.gpus:
-            book.gpus(Kind.GPU, row, row.job, share.get((row.job, row.attempt), {UNTOLD: Fraction(1)}))
+            book.gpus(Kind.GPU, row, row.job, row.attempt)
     for store in current(stored):
         book.bytes(store)
     unused, beyond = idle(rows, current(pools), begins, ends)
     for holding in unused:
-        book.gpus(Kind.IDLE, holding, "", {UNTOLD: Fraction(1)})
-    return Ledger(prices.currency, begins, ends, book.charges(), beyond)
+        book.gpus(Kind.IDLE, holding, "", 0)
+    shares = {row.key: _shares(row) for row in latest(parts)}
+    return Ledger(prices.currency, begins, ends, book.charges(shares), beyond)
 
 
 def _shares(row: AttemptParts) -> dict[str, Fraction]:
@@ -174,42 +176,67 @@ def _shares(row: AttemptParts) -> dict[str, Fraction]:
     return {part: Fraction(number, whole) for part, number in row.seconds.items() if number} or {UNTOLD: Fraction(1)}
 
 
+_WHOLE: Final = {UNTOLD: Fraction(1)}
+
+
 class _Book:
+    """Sums by attempt first, and as whole numbers: gangs have many workers, and fractions are slow."""
+
     def __init__(self, prices: Catalogue, begins: datetime, ends: datetime) -> None:
         self._prices = prices
         self._begins, self._ends = begins, ends
-        self._sums = defaultdict[Line, _Sum](_Sum)
+        self._sums = defaultdict[tuple[Line, int], _Sum](_Sum)
+        self._lines = dict[tuple[Any, ...], Line]()
 
-    def gpus(self, kind: Kind, row: Interval | Holding, job: str, share: Mapping[str, Fraction]) -> None:
+    def gpus(self, kind: Kind, row: Interval | Holding, job: str, attempt: int) -> None:
         begins, ends = self._clipped(row.begins, row.ends)
         own, listed = (row.gpu_type.lower(), row.capacity), (row.gpu_type.lower(), ON_DEMAND)
         cuts = [*months(begins, ends), *self._prices.changes(own), *self._prices.changes(listed)]
         for start, end in pieces(begins, ends, cuts):
             rate, on_demand = (self._prices.rate(key, start) for key in (own, listed))
-            for part, fraction in share.items():
-                line = Line(kind, job, month_of(start), row.gpu_type, row.capacity, part, rate, on_demand)
-                self._add(line, row.gpus * seconds(start, end) * fraction, start, end, row.estimated)
+            line = self._line(kind, job, month_of(start), row.gpu_type, row.capacity, UNTOLD, rate, on_demand)
+            self._add(line, attempt, row.gpus * microseconds(start, end), start, end, row.estimated)
 
     def bytes(self, row: Stored) -> None:
         begins, ends = self._clipped(row.begins, row.ends)
         for start, end in pieces(begins, ends, [*months(begins, ends), *self._prices.changes(STORAGE)]):
-            line = Line(Kind.STORAGE, row.job, month_of(start), rate=self._prices.rate(STORAGE, start))
-            self._add(line, row.size * seconds(start, end), start, end, row.estimated)
+            rate = self._prices.rate(STORAGE, start)
+            line = self._line(Kind.STORAGE, row.job, month_of(start), "", "", UNTOLD, rate, None)
+            self._add(line, 0, row.size * microseconds(start, end), start, end, row.estimated)
 
-    def charges(self) -> tuple[Charge, ...]:
-        lines = sorted(self._sums.items(), key=lambda item: repr(item[0]))
-        return tuple(
-            Charge(line, one.quantity, one.begins, one.ends, one.estimated)
-            for line, one in lines
-            if one.begins is not None and one.ends is not None
-        )
+    def charges(self, shares: Mapping[tuple[str, int], Mapping[str, Fraction]]) -> tuple[Charge, ...]:
+        """`shares`: the parts of an attempt's time, by job and attempt."""
+        found = defaultdict[Line, list[tuple[Fraction, _Sum]]](list)
+        for (line, attempt), one in self._sums.items():
+            whole = Fraction(one.quantity, 10**6)
+            parts = shares.get((line.job, attempt), _WHOLE) if line.kind is Kind.GPU else _WHOLE
+            for part, share in parts.items():
+                found[replace(line, part=part)].append((whole * share, one))
+        return tuple(_charge(line, found[line]) for line in sorted(found, key=repr))
+
+    def _line(self, *values: Any) -> Line:
+        line = self._lines.get(values)
+        if line is None:
+            line = self._lines[values] = Line(*values)
+        return line
 
     def _clipped(self, begins: datetime, ends: datetime | None) -> tuple[datetime, datetime]:
         return max(begins, self._begins), self._ends if ends is None else min(ends, self._ends)
 
-    def _add(self, line: Line, quantity: Fraction, begins: datetime, ends: datetime, estimated: bool) -> None:
-        one = self._sums[line]
+    def _add(self, line: Line, attempt: int, quantity: int, begins: datetime, ends: datetime, estimated: bool) -> None:
+        one = self._sums[line, attempt]
         one.quantity += quantity
         one.begins = begins if one.begins is None else min(one.begins, begins)
         one.ends = ends if one.ends is None else max(one.ends, ends)
         one.estimated |= estimated
+
+
+def _charge(line: Line, found: list[tuple[Fraction, _Sum]]) -> Charge:
+    sums = [one for _, one in found]
+    return Charge(
+        line,
+        sum((quantity for quantity, _ in found), Fraction(0)),
+        min(one.begins for one in sums if one.begins is not None),
+        max(one.ends for one in sums if one.ends is not None),
+        any(one.estimated for one in sums),
+    )

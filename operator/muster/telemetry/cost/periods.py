@@ -33,9 +33,13 @@ def next_month(moment: datetime) -> datetime:
     return (first + timedelta(days=32)).replace(day=1)
 
 
+def microseconds(begins: datetime, ends: datetime) -> int:
+    return (ends - begins) // _MICROSECOND
+
+
 def seconds(begins: datetime, ends: datetime) -> Fraction:
     """Exactly."""
-    return Fraction((ends - begins) // _MICROSECOND, _SECOND // _MICROSECOND)
+    return Fraction(microseconds(begins, ends), _SECOND // _MICROSECOND)
 
 
 def months(begins: datetime, ends: datetime) -> list[datetime]:
