@@ -115,13 +115,20 @@ async def test_users_see_what_kubectl_would_show_them_on_every_replica(
     theirs = {**job, "metadata": {"name": "theirs", "namespace": elsewhere}}
     control_plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all([job, theirs]))
     at = control_plane.kubeconfig, tmp_path
-    async with operator(*at, "one", api_kept_seconds=KEPT) as one, operator(*at, "two", api_kept_seconds=KEPT) as two:
+    settings = {"api_kept_seconds": KEPT, "history_url": f"sqlite:///{tmp_path}/history.db"}
+    async with operator(*at, "one", **settings) as one, operator(*at, "two", **settings) as two:
         await asyncio.gather(one.until_probe("/healthz", 200), two.until_probe("/healthz", 200))
         mine = await ask(one, "/v1/jobs", token, until=lambda answer: answer.status == 200)
         assert mine.names == [(namespace, "tiny")]
         assert (await ask(two, "/v1/jobs", token)).names == mine.names  # one of the two stands by
         detail = await ask(two, f"/v1/jobs/{namespace}/tiny", token)
         assert JobDetail.model_validate(detail.document).withheld == []
+
+        was = await ask(two, "/v1/history/jobs", token, until=lambda found: bool(found.document.get("items")))
+        assert [(item["namespace"], item["name"]) for item in was.document["items"]] == mine.names
+        assert (await ask(one, f"/v1/history/jobs/{was.document['items'][0]['uid']}", token)).status == 200
+        # It held nothing, and what is idle isn't for its owner.
+        assert (await ask(two, "/v1/cost", token)).document["rows"] == []
 
         other = await ask(one, f"/v1/jobs?namespace={elsewhere}", token)
         said = f'cannot list resource "trainingjobs" in API group "muster.dev" in the namespace "{elsewhere}"'

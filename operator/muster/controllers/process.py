@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,26 +27,28 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.events import About, EventRecorder, News
 from muster.cluster.lease import Leadership, LeaseTimes, clock
 from muster.cluster.pods import PodSettings
-from muster.cluster.provisioning import Asking
 from muster.controllers import handlers, kopf_thread
 from muster.controllers.assembly import Scheduling
+from muster.controllers.chosen import (
+    asking,
+    history_url,
+    history_writer,
+    node_hours,
+    price_catalogue,
+    quarantine_rules,
+    token_key,
+)
 from muster.controllers.lifecycle.turn import Note
 from muster.controllers.observing import Observing
-from muster.controllers.quarantine import Rules
 from muster.controllers.records import Record
 from muster.controllers.situations import PATIENCE, Patience
 from muster.server.board import Board
 from muster.server.probes import Probes
 from muster.server.replica import Replica, app_of, reached_at
 from muster.server.serving import Server
-from muster.sizing.price_file import read
-from muster.sizing.prices import catalogue
 from muster.telemetry import metrics_declared as declared
-from muster.telemetry.history.database import BadUrl, parse
 from muster.telemetry.history.writer import Health, Writer
 from muster.telemetry.metrics import Metrics
-from muster_protocol import env
-from muster_protocol.durations import parse_duration
 from muster_protocol.metrics import Metric
 
 log = logging.getLogger(__name__)
@@ -65,8 +66,10 @@ class Operator:
         self._settings = settings
         self._assemble = assemble
         self._metrics = Metrics()
-        self._observing = Observing(self._metrics, settings.prices)
+        self._prices = price_catalogue(settings)
+        self._observing = Observing(self._metrics, self._prices.flat(datetime.now(timezone.utc)))
         self._board = Board()
+        self._history_url = history_url(settings)
         self._scheduling: Scheduling | None = None
         self._kinds: handlers.Kinds | None = None
         self._events: EventRecorder | None = None
@@ -101,6 +104,7 @@ class Operator:
             leading=lambda: leadership.leading,
             leader=lambda: leadership.leader_address,
             kept_seconds=settings.api_kept_seconds,
+            history=(self._history_url, self._prices) if self._history_url is not None else None,
         )
         server = Server(app_of(probes, replica if settings.api else None))
         await server.start(settings.http_host, settings.http_port)
@@ -136,7 +140,7 @@ class Operator:
     async def _lead(self, api: Api) -> None:
         settings = self._settings
         events = self._events = EventRecorder(api, settings.identity)
-        self._history = history_writer(settings)
+        self._history = history_writer(settings, self._history_url)
         if self._history is not None:
             self._history.start()
 
@@ -156,7 +160,7 @@ class Operator:
             tell=tell,
             through_proxy=settings.through_proxy,
             watch_seconds=settings.watch_seconds,
-            prices=hourly_prices(settings, datetime.now(timezone.utc)),
+            prices=self._prices.flat(datetime.now(timezone.utc)),
             observing=self._observing,
             asking=asking(settings),
             quarantine=quarantine_rules(settings),
@@ -326,71 +330,6 @@ def history_shown(health: Health) -> dict[Metric, dict[tuple[str, ...], float]]:
         declared.HISTORY_WRITTEN: {(): health.written},
         declared.HISTORY_DROPPED: {(): health.dropped},
     }
-
-
-def history_writer(settings: Settings) -> Writer | None:
-    """What writes the history, not started yet; None where none is kept, or the URL is wrong, which is logged."""
-    if not settings.history_url.get_secret_value():
-        return None
-    try:
-        url = parse(settings.history_url.get_secret_value())
-    except BadUrl as error:
-        log.error("history: nothing is kept, for the database's URL is wrong: %s", error)
-        return None
-    kept = settings.history_retention
-    retention = timedelta(seconds=parse_duration(kept)) if kept else None
-    log.info("history: kept in %s", url.render_as_string(hide_password=True))
-    return Writer(url, identity=settings.identity, retention=retention)
-
-
-def node_hours(settings: Settings) -> tuple[tuple[str, float], ...]:
-    """Of every kind of capacity: what the settings say, else what is supposed."""
-    said = {kind.value: hours for kind, hours in settings.node_hours.items()}
-    return tuple(sorted({**env.NODE_HOURS, **said}.items()))
-
-
-def hourly_prices(settings: Settings, now: datetime) -> dict[str, float]:
-    """What holds now, by flavour. What is wrong with the prices is logged, and stops nothing."""
-    found = catalogue(
-        settings.prices,
-        read(settings.catalogue, "cost.catalogue"),
-        region=settings.price_region,
-        currency=settings.currency,
-        defaults=settings.list_prices,
-    )
-    for problem in found.problems:
-        log.warning("prices: %s; what is right is used all the same", problem)
-    return found.flat(now)
-
-
-def asking(settings: Settings) -> Asking | None:
-    """How an autoscaler is asked for nodes, or None."""
-    if not settings.provisioning_class:
-        return None
-    parameters = tuple(sorted(settings.provisioning_parameters.items()))
-    return Asking(
-        settings.provisioning_class, parameters, settings.provisioning_patience, settings.provisioning_node_selectors
-    )
-
-
-def quarantine_rules(settings: Settings) -> Rules | None:
-    """When nodes are tainted, or None: they are not."""
-    if settings.bad_nodes is not BadNodes.TAINT:
-        return None
-    window, forgive_after = parse_duration(settings.bad_nodes_window), parse_duration(settings.bad_nodes_forgive_after)
-    return Rules(settings.bad_nodes_threshold, window, forgive_after, settings.bad_nodes_share)
-
-
-def token_key(settings: Settings) -> bytes:
-    """The configured key, or a random one with a warning: then a restart can't talk to launchers that run already."""
-    text = settings.token_key.get_secret_value()
-    if text:
-        return text.encode()
-    log.warning(
-        "MUSTER_OPERATOR_TOKEN_KEY is not set: using a random key. Progress of jobs that run already can't be read; "
-        "set it to the output of `openssl rand -hex 32`"
-    )
-    return secrets.token_bytes(32)
 
 
 def _news(record: Record, note: Note) -> News:

@@ -27,6 +27,8 @@ from muster.server.details import detail
 from muster.server.identity import Kept, Reviewer, Right, User
 from muster.server.listing import BadCursor, Filter, Lists, page, question_of
 from muster.server.models import Fleet, JobDetail, JobPage, JobsQuery, QueueDetail, QueueList, QueueSummary, Told
+from muster.server.past import Past
+from muster.server.past_models import CostQuery, PastJobDetail, PastPage, PastQuery
 from muster.server.problems import MEDIA_TYPE, BadField, Problem, ProblemBody, unavailable
 from muster.server.selectors import parse
 
@@ -49,11 +51,16 @@ _bearer: Final = HTTPBearer(
 
 @dataclass
 class Context:
-    """What the routes work with; all of it belongs to the server's thread, but for the board's snapshots."""
+    """What the routes work with; all of it belongs to the server's thread, but for the board's snapshots.
+
+    Attributes:
+        past: the history; None where none is kept.
+    """
 
     board: Board
     api: Api
     reviewer: Reviewer
+    past: Past | None = None
     lists: Lists = field(default_factory=Lists)
     sums: Kept[str, Any] = field(default_factory=Kept)
 
@@ -62,6 +69,12 @@ class Context:
         if self.board.shown is None:
             raise unavailable("the operator still fills its caches")
         return self.board.shown
+
+    @property
+    def history(self) -> Past:
+        if self.past is None:
+            raise Problem(404, "no history is kept here: set `history.database` in the chart")
+        return self.past
 
     async def summed(self, name: str, make: Callable[[Shown], Any]) -> Any:
         """`make` of a snapshot, at most every SUMS_SECONDS, and in a thread: it may take a tenth of a second."""
@@ -114,6 +127,9 @@ def build(context: Context) -> FastAPI:
         ("/v1/queues", all_queues, QueueList),
         ("/v1/queues/{name}", queue, QueueDetail),
         ("/v1/fleet", whole_fleet, Fleet),
+        ("/v1/history/jobs", past_jobs, PastPage),
+        ("/v1/history/jobs/{uid}", past_job, PastJobDetail),
+        ("/v1/cost", cost, None),
     ):
         app.add_api_route(path, route, methods=["GET"], response_model=model, responses=ERRORS)
     described = app.openapi
@@ -202,6 +218,22 @@ async def whole_fleet(context: Ctx, user: SignedIn) -> Response:
     await context.reviewer.demand(user, Right("list", "nodes", group=""))
     told = await context.reviewer.allows(user, Right("list", "pods", group=""))
     return _answer(await context.summed(f"fleet {told}", lambda shown: _fleet(shown, told)))
+
+
+async def past_jobs(context: Ctx, user: SignedIn, query: Annotated[PastQuery, Query()]) -> Response:
+    """Jobs that are or were, those submitted last first, a page at a time."""
+    return _answer(await context.history.jobs(context.reviewer, user, query))
+
+
+async def past_job(context: Ctx, user: SignedIn, uid: Annotated[str, Path(max_length=64)]) -> Response:
+    """One job that is or was: its placements, what it held where, preemptions, checkpoints and failures."""
+    return _answer(await context.history.job(context.reviewer, user, uid))
+
+
+async def cost(context: Ctx, user: SignedIn, query: Annotated[CostQuery, Query()]) -> Response:
+    """What a month cost, by team or otherwise; at most a minute old."""
+    body = await context.history.cost(context.reviewer, user, query)
+    return Response(body, media_type=query.format.media_type, headers={"Cache-Control": "no-store"})
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

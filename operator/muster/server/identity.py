@@ -83,8 +83,9 @@ class Right:
 class Kept(Generic[K, V]):
     """Answers that hold for a while. Who asks for the same meanwhile waits for the one question that is under way."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, most: int = KEPT) -> None:
+        """`most` answers are kept, the last used ones."""
+        self._clock, self._most = clock, most
         self._known: OrderedDict[K, tuple[float, V]] = OrderedDict()
         self._asked: dict[K, asyncio.Task[V]] = {}
 
@@ -105,7 +106,7 @@ class Kept(Generic[K, V]):
         value, seconds = await ask()
         self._known[key] = asked_at + seconds, value
         self._known.move_to_end(key)
-        if len(self._known) > KEPT:
+        if len(self._known) > self._most:
             self._known.popitem(last=False)
         return value
 

@@ -111,14 +111,14 @@ def page(rows: Sequence[JobRow], wanted: Filter, cursor: str, limit: int, questi
     at = len(rows) if backwards else 0
     if cursor:
         try:
-            at = (bisect_left if backwards else bisect_right)(rows, _after(cursor, question), key=key)
+            at = (bisect_left if backwards else bisect_right)(rows, behind(cursor, question), key=key)
         except TypeError as error:
             raise BadCursor(FORGED) from error
     if backwards:
         found, more = rows[max(0, at - limit) : at][::-1], at > limit
     else:
         found, more = rows[at : at + limit], at + limit < len(rows)
-    return Page(found, _cursor(key(found[-1]), question) if more else "", len(rows))
+    return Page(found, cursor_of(key(found[-1]), question) if more else "", len(rows))
 
 
 def question_of(**asked: object) -> str:
@@ -126,11 +126,13 @@ def question_of(**asked: object) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def _cursor(last: SortKey, question: str) -> str:
+def cursor_of(last: SortKey, question: str) -> str:
+    """Where the page behind `last` begins, for the same question only."""
     return base64.urlsafe_b64encode(json.dumps([question, *last]).encode()).decode().rstrip("=")
 
 
-def _after(cursor: str, question: str) -> SortKey:
+def behind(cursor: str, question: str) -> SortKey:
+    """The reverse of `cursor_of`. Raises BadCursor."""
     try:
         asked, *last = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except (ValueError, TypeError) as error:

@@ -11,12 +11,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from sqlalchemy.engine import URL
 from starlette.middleware.gzip import GZipMiddleware
 
 from muster.cluster.client import Api
 from muster.server.board import Board
 from muster.server.probes import Probes, with_probes
 from muster.server.serving import App, OnLoop, Scope
+from muster.sizing.prices import Catalogue
 
 GZIP_FROM: Final = 1024
 """Bytes of an answer; shorter ones are not worth it."""
@@ -33,6 +35,7 @@ class Replica:
         leading: whether this replica leads. Called from the server's thread.
         leader: `host:port` of the replica that leads, or "". Called from the server's thread.
         kept_seconds: how long the API server's word about tokens and rights is kept.
+        history: its database, and the prices for reports of cost; None where none is kept.
     """
 
     board: Board
@@ -41,6 +44,7 @@ class Replica:
     leading: Callable[[], bool]
     leader: Callable[[], str]
     kept_seconds: float
+    history: tuple[URL, Catalogue] | None = None
 
 
 def reached_at(host: str, port: int) -> str:
@@ -75,9 +79,15 @@ async def _api(replica: Replica) -> AsyncIterator[App]:
     from muster.server.entrance import Entrance
     from muster.server.forwarding import Forwarder, session
     from muster.server.identity import Reviewer
+    from muster.server.past import Past
     from muster.server.problems import unavailable
+    from muster.telemetry.history.reading import Reader
 
     api = await replica.connect()
+    past = None
+    if replica.history is not None:
+        url, prices = replica.history
+        past = Past(Reader(url), prices)
     try:
         async with session() as client:
             forwarder = Forwarder(replica.leader, replica.identity, client)
@@ -90,6 +100,8 @@ async def _api(replica: Replica) -> AsyncIterator[App]:
                 return await forwarder.ask(scope)
 
             reviewer = Reviewer(api, seconds=replica.kept_seconds)
-            yield Entrance(build(Context(replica.board, api, reviewer)), elsewhere)
+            yield Entrance(build(Context(replica.board, api, reviewer, past)), elsewhere)
     finally:
+        if past is not None:
+            past.reader.close()
         await api.close()

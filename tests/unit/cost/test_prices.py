@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cli.settings import Settings
-from muster.controllers.process import hourly_prices
+from muster.controllers.chosen import price_catalogue
 from muster.sizing.money import apportioned, exact, gpu_cost, written
 from muster.sizing.price_file import list_prices, parse
 from muster.sizing.prices import NO_CURRENCY, catalogue
@@ -128,7 +128,7 @@ def test_the_operator_goes_on_with_what_is_right(caplog: pytest.LogCaptureFixtur
         "gpus": [{"gpu": "H100", "capacity": "spot", "hourly": -1}, {"gpu": "A100", "capacity": "spot", "hourly": 1.1}]
     }
     settings = Settings(catalogue=bad, currency="Taler", list_prices=False)
-    assert hourly_prices(settings, NOW) == {"A100/spot": 1.1}
+    assert price_catalogue(settings).flat(NOW) == {"A100/spot": 1.1}
     assert "cost.catalogue: gpus[0].hourly: -1 is negative" in caplog.text
     assert "there is no currency 'Taler'" in caplog.text
 

@@ -17,6 +17,7 @@ from muster.cluster.views import NodeView, PodView
 from muster.server.app import Context, build
 from muster.server.board import Board
 from muster.server.identity import TOKENS, Reviewer
+from muster.server.past import Past
 
 Object = dict[str, Any]
 
@@ -93,7 +94,11 @@ class Cluster:
 
 
 def client(
-    cluster: Cluster, jobs: Iterable[Object] = (), world: World | None = None, token: str = "t"
+    cluster: Cluster,
+    jobs: Iterable[Object] = (),
+    world: World | None = None,
+    token: str = "t",
+    past: Past | None = None,
 ) -> httpx.AsyncClient:
     """Talks to the API, with a token."""
     board = Board()
@@ -101,7 +106,7 @@ def client(
         board.job((raw["metadata"]["namespace"], raw["metadata"]["name"]), raw)
     board.publish(world or World(), "default")
     api: Api = cluster  # type: ignore[assignment]
-    app = build(Context(board, api, Reviewer(cluster, seconds=60)))
+    app = build(Context(board, api, Reviewer(cluster, seconds=60), past))
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(app=app, raise_app_exceptions=False),
         base_url="http://muster",

@@ -135,6 +135,11 @@ class Reader:
         at = preemptions.c.at
         return self._all(rows.Preemption, and_(at >= begins, at < ends), (at, preemptions.c.job))
 
+    def namespaces(self) -> frozenset[str]:
+        """Those that have, or had, jobs."""
+        with self._reading() as connection:
+            return frozenset(connection.execute(select(jobs.c.namespace).distinct()).scalars())
+
     def seen_at(self) -> datetime | None:
         """Up to when the history reaches: what goes on by then is open. None for an empty one."""
         with self._reading() as connection:

@@ -1,0 +1,93 @@
+"""What the operator's settings make: prices, the history's database, rules. What is wrong in them is logged or refused
+here, at the start."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from datetime import timedelta
+
+from sqlalchemy.engine import URL
+
+from muster.cli.settings import BadNodes, Settings
+from muster.cluster.provisioning import Asking
+from muster.controllers.quarantine import Rules
+from muster.sizing.price_file import read
+from muster.sizing.prices import Catalogue, catalogue
+from muster.telemetry.history.database import BadUrl, parse
+from muster.telemetry.history.writer import Writer
+from muster_protocol import env
+from muster_protocol.durations import parse_duration
+
+log = logging.getLogger(__name__)
+
+
+def history_url(settings: Settings) -> URL | None:
+    """The history's database; None where none is kept, or the URL is wrong, which is logged."""
+    if not settings.history_url.get_secret_value():
+        return None
+    try:
+        return parse(settings.history_url.get_secret_value())
+    except BadUrl as error:
+        log.error("history: nothing is kept, for the database's URL is wrong: %s", error)
+        return None
+
+
+def history_writer(settings: Settings, url: URL | None) -> Writer | None:
+    """What writes the history, not started yet."""
+    if url is None:
+        return None
+    kept = settings.history_retention
+    retention = timedelta(seconds=parse_duration(kept)) if kept else None
+    log.info("history: kept in %s", url.render_as_string(hide_password=True))
+    return Writer(url, identity=settings.identity, retention=retention)
+
+
+def node_hours(settings: Settings) -> tuple[tuple[str, float], ...]:
+    """Of every kind of capacity: what the settings say, else what is supposed."""
+    said = {kind.value: hours for kind, hours in settings.node_hours.items()}
+    return tuple(sorted({**env.NODE_HOURS, **said}.items()))
+
+
+def price_catalogue(settings: Settings) -> Catalogue:
+    """All prices. What is wrong with them is logged, and stops nothing."""
+    found = catalogue(
+        settings.prices,
+        read(settings.catalogue, "cost.catalogue"),
+        region=settings.price_region,
+        currency=settings.currency,
+        defaults=settings.list_prices,
+    )
+    for problem in found.problems:
+        log.warning("prices: %s; what is right is used all the same", problem)
+    return found
+
+
+def asking(settings: Settings) -> Asking | None:
+    """How an autoscaler is asked for nodes, or None."""
+    if not settings.provisioning_class:
+        return None
+    parameters = tuple(sorted(settings.provisioning_parameters.items()))
+    return Asking(
+        settings.provisioning_class, parameters, settings.provisioning_patience, settings.provisioning_node_selectors
+    )
+
+
+def quarantine_rules(settings: Settings) -> Rules | None:
+    """When nodes are tainted, or None: they are not."""
+    if settings.bad_nodes is not BadNodes.TAINT:
+        return None
+    window, forgive_after = parse_duration(settings.bad_nodes_window), parse_duration(settings.bad_nodes_forgive_after)
+    return Rules(settings.bad_nodes_threshold, window, forgive_after, settings.bad_nodes_share)
+
+
+def token_key(settings: Settings) -> bytes:
+    """The configured key, or a random one with a warning: then a restart can't talk to launchers that run already."""
+    text = settings.token_key.get_secret_value()
+    if text:
+        return text.encode()
+    log.warning(
+        "MUSTER_OPERATOR_TOKEN_KEY is not set: using a random key. Progress of jobs that run already can't be read; "
+        "set it to the output of `openssl rand -hex 32`"
+    )
+    return secrets.token_bytes(32)

@@ -1,0 +1,136 @@
+"""What was, and what it cost: from the history's database, to whoever may list the same jobs with kubectl.
+
+A job whose object is gone is shown to those who may list jobs in its namespace today. What was idle is told to those
+who may list all jobs and the nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Final, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from muster.server.identity import Kept, Reviewer, Right, User
+from muster.server.listing import BadCursor, behind, cursor_of, question_of
+from muster.server.past_models import CostForm, CostQuery, PastJob, PastJobDetail, PastPage, PastQuery
+from muster.server.problems import BadField, Problem, unavailable
+from muster.sizing.prices import Catalogue
+from muster.telemetry.cost import formats
+from muster.telemetry.cost.chargeback import UnknownGroup, report
+from muster.telemetry.cost.ledger import ledger
+from muster.telemetry.cost.periods import month, month_of
+from muster.telemetry.history.reading import Cursor, Filter, Reader
+
+LIST: Final = Right("list", "trainingjobs")
+NODES: Final = Right("list", "nodes", group="")
+REPORT_SECONDS: Final = 60.0
+"""For which a report is kept; the history itself is some seconds behind."""
+REPORTS: Final = 16
+
+T = TypeVar("T")
+
+
+@dataclass
+class Past:
+    """Attributes:
+    reader: of the history.
+    prices: those that hold for reports.
+    """
+
+    reader: Reader
+    prices: Catalogue
+    reports: Kept[tuple[Any, ...], str] = field(default_factory=lambda: Kept(most=REPORTS))
+    one_report: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def jobs(self, reviewer: Reviewer, user: User, query: PastQuery) -> PastPage:
+        visible = await self._visible(reviewer, user, query.namespace)
+        question = question_of(**query.model_dump(exclude={"limit", "cursor"}))
+        wanted = Filter(
+            tuple(sorted(visible)) if visible is not None else None,
+            **query.model_dump(include={"name", "queue", "user", "project", "begins", "ends", "gone"}),
+            phase=query.phase.value if query.phase else None,
+        )
+        after = _cursor(query.cursor, question) if query.cursor else None
+        page = await self._read(self.reader.jobs, wanted, after=after, limit=query.limit)
+        following = cursor_of((page.next.submitted_at.isoformat(), page.next.uid), question) if page.next else ""
+        return PastPage(items=[PastJob.model_validate(one) for one in page.jobs], next=following)
+
+    async def job(self, reviewer: Reviewer, user: User, uid: str) -> PastJobDetail:
+        found = await self._read(self.reader.job, uid)
+        if found is None or not await reviewer.allows(
+            user, Right("get", "trainingjobs", found.job.namespace, found.job.name)
+        ):
+            raise Problem(404, f"the history has no job with the UID {uid!r} that you may see")
+        return PastJobDetail.model_validate(found)
+
+    async def cost(self, reviewer: Reviewer, user: User, query: CostQuery) -> str:
+        """The report as text in the form that was asked for."""
+        visible = await self._visible(reviewer, user, query.namespace)
+        idle = visible is None and await reviewer.allows(user, NODES)
+        asked_for = query.month or month_of(datetime.now(timezone.utc))
+
+        async def work() -> tuple[str, float]:
+            async with self.one_report:  # a large one takes a processor for seconds
+                return await self._read(self._report, asked_for, query, visible, idle), REPORT_SECONDS
+
+        return await self.reports.get((asked_for, query.by, query.format, query.cluster, visible, idle), work)
+
+    def _report(self, asked_for: str, query: CostQuery, visible: frozenset[str] | None, idle: bool) -> str:
+        try:
+            begins, ends = month(asked_for)
+        except ValueError as error:
+            raise _bad("month", str(error)) from error
+        reader = self.reader
+        ends = max(begins, min(ends, reader.seen_at() or begins))
+        jobs = [one for one in reader.facts(begins, ends) if visible is None or one.namespace in visible]
+        uids = {one.uid for one in jobs}
+        book = ledger(
+            self.prices,
+            begins,
+            ends,
+            [row for row in reader.intervals(begins, ends) if row.job in uids],
+            parts=[row for row in reader.parts(begins, ends) if row.job in uids],
+            pools=reader.pools(begins, ends) if idle else (),
+        )
+        if query.format is CostForm.FOCUS:
+            account = formats.Account(cluster=query.cluster, host=query.cluster, region=self.prices.region)
+            return formats.to_focus(book, jobs, account)
+        try:
+            table = report(book, jobs, [name.strip() for name in query.by.split(",")], places=6)
+        except UnknownGroup as error:
+            raise _bad("by", str(error)) from error
+        return formats.to_csv(table) if query.format is CostForm.CSV else formats.to_json(table)
+
+    async def _visible(self, reviewer: Reviewer, user: User, namespace: str) -> frozenset[str] | None:
+        """Namespaces whose jobs the user may list; None: all. Raises Problem 403 where there are none."""
+        if namespace:
+            await reviewer.demand(user, Right(LIST.verb, LIST.resource, namespace))
+            return frozenset({namespace})
+        if await reviewer.allows(user, LIST):
+            return None
+        names = await self._read(self.reader.namespaces)
+        return await reviewer.namespaces(user, LIST, lambda: names)
+
+    async def _read(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        try:
+            return await asyncio.to_thread(functools.partial(work, *arguments, **options))
+        except SQLAlchemyError as error:
+            told = " ".join(str(getattr(error, "orig", None) or error).split())
+            raise unavailable(f"the history's database gives no answer: {told}", seconds=10) from error
+
+
+def _cursor(text: str, question: str) -> Cursor:
+    try:
+        moment, uid = behind(text, question)
+        return Cursor(datetime.fromisoformat(moment), str(uid))
+    except (BadCursor, ValueError, TypeError) as error:
+        raise _bad("cursor", str(error) if isinstance(error, BadCursor) else "it is no cursor of this API") from error
+
+
+def _bad(name: str, message: str) -> Problem:
+    return Problem(400, f"{name}: {message}", errors=(BadField(name=name, message=message),))
