@@ -104,7 +104,11 @@ async def test_a_database_that_is_not_there_holds_up_nobody(
     place.start(history=writer)
     uid = (await place.submit("early", 2))["metadata"]["uid"]
     await place.until_phase("early", "Running")
-    assert "unable to open database file" in writer.health.trouble
+
+    async def told() -> bool:
+        return "unable to open database file" in writer.health.trouble
+
+    await place.until("the writer says what is wrong", told)
     await place.succeed("early")
     await place.delete_job("early")
     (tmp_path / "later").mkdir()

@@ -26,7 +26,7 @@ STEADY: Final = timedelta(minutes=10)
 """How long the step and the goodput of a job may be old when nothing else of it changes."""
 
 DELETED: Final = "Deleted"
-"""Why an attempt ended whose job is gone."""
+"""Why an attempt ended whose job is gone before its end."""
 
 Worker = tuple[int, int]
 """Index and number of its pod."""
@@ -288,7 +288,7 @@ def _end(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
     attempt = replace(
         attempt,
         ended_at=max(sight.now, attempt.placed_at),
-        reason=attempt.reason or (DELETED if sight.deleted else _word(status)),
+        reason=attempt.reason or _word(status) or (DELETED if sight.deleted else ""),
         cause=failure.cause if caused and failure is not None else "",
         message=failure.message if caused and failure is not None else attempt.message,
         goodput=parts(status.goodput) or attempt.goodput,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from muster.api.effective import effective_spec
+from muster.api.names import Phase as JobPhase
 from muster.api.placement import Stop
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import CommittedCheckpoint
@@ -255,6 +256,18 @@ def test_a_job_that_is_deleted() -> None:
     assert (job.deleted_at, job.estimated) == (START + timedelta(seconds=60), False)
     assert (attempt.reason, attempt.ended_at) == ("Deleted", START + timedelta(seconds=65))
     assert [row[5:] for row in story.intervals()] == [(65, True), (65, True)]
+
+
+def test_a_job_that_is_deleted_when_it_has_ended() -> None:
+    story = running()
+    story.case.later(50)
+    ended = {"phase": JobPhase.SUCCEEDED, "finished_at": story.case.now}
+    status = story.case.job.status.model_copy(update=ended)
+    story.case.job = TrainingJob.from_raw(story.case.job.to_raw() | {"status": status.to_raw()})
+    story.deleted = True
+    story.gone()
+    (attempt,) = story.of(Attempt)
+    assert attempt.reason == "Succeeded"
 
 
 def test_a_look_after_a_restart_says_the_same() -> None:
