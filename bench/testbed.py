@@ -66,7 +66,7 @@ class Muster:
         """Requests by method so far."""
         found: dict[str, int] = {}
         for method, count in re.findall(
-            r'^muster_operator_api_requests_total\{.*?method="(\w+)"\} ([0-9.e+]+)$', self.ask("/metrics")[1], re.M
+            r'^muster_operator_api_requests_total\{method="(\w+)".*\} ([0-9.e+]+)$', self.ask("/metrics")[1], re.M
         ):
             found[method] = found.get(method, 0) + int(float(count))
         return found
