@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated, Final
 
@@ -304,3 +305,11 @@ class TrainingQueue(Resource):
     """Who may use the queue, and how much."""
     status: Annotated[TrainingQueueStatus, Atomic()] = TrainingQueueStatus()
     """What the operator tells of it."""
+
+
+def with_below(name: str, every: Sequence[TrainingQueue]) -> frozenset[str]:
+    """The names of a queue and of all queues below it; of a queue that isn't there, its own."""
+    within = {name}
+    while grown := {queue.metadata.name for queue in every if queue.spec.parent in within} - within:
+        within |= grown
+    return frozenset(within)

@@ -11,13 +11,14 @@ import asyncio
 import base64
 import binascii
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from muster.cli.logs import pods_of
 from muster.cli.look import NotThere, connect, look
 from muster.cluster.errors import ApiError
+from muster.cluster.launchers import ProxyCall
 from muster.cluster.overrides import TRAINER
 from muster.cluster.views import PodView
 from muster_protocol import env, launcher_api
@@ -36,16 +37,8 @@ class Asks(Protocol):
 
     async def get(self, path: str) -> dict[str, Any]: ...
 
-    async def proxy(
-        self,
-        namespace: str,
-        pod: str,
-        port: int,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-    ) -> tuple[int, bytes]: ...
+    @property
+    def proxy(self) -> ProxyCall: ...
 
 
 async def profile(

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from muster.api.common import API_VERSION
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingqueue import Quota, TrainingQueue
+from muster.api.trainingqueue import Quota, TrainingQueue, with_below
 from muster.cli.look import FINAL, NO_KINDS, STYLES, NotThere, connect, print_plainly
 from muster.cluster.errors import ApiError
 from muster.cluster.quantities import amount as in_units
@@ -55,15 +55,12 @@ async def queues(*, kubeconfig: str | None, context: str | None) -> int:
     return 0
 
 
-def below(name: str, every: Sequence[TrainingQueue]) -> set[str]:
+def below(name: str, every: Sequence[TrainingQueue]) -> frozenset[str]:
     """The names of a queue and of all queues below it. Raises NotThere when there is no such queue."""
     names = sorted(queue.metadata.name for queue in every)
     if name not in names:
         raise NotThere(f"no TrainingQueue {name!r}; there {'are: ' + ', '.join(names) if names else 'are none'}")
-    within = {name}
-    while grown := {queue.metadata.name for queue in every if queue.spec.parent in within} - within:
-        within |= grown
-    return within
+    return with_below(name, every)
 
 
 def _standing(job: TrainingJob) -> tuple[bool, bool, str, int]:

@@ -19,6 +19,7 @@ from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.gpus import short_type
 from muster.cluster.queues import QueueInput
 from muster.sizing.money import exact, gpu_cost, written
+from muster.telemetry.cost.periods import month_of, next_month
 
 _HOUR: Final = 3600
 
@@ -42,17 +43,6 @@ class Spent:
 
     message: str
     drains: bool
-
-
-def month_of(moment: datetime) -> str:
-    """Like 2026-11."""
-    return f"{moment:%Y-%m}"
-
-
-def next_month(moment: datetime) -> datetime:
-    """When the month after that of `moment` begins."""
-    first = moment.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    return (first + timedelta(days=32)).replace(day=1)
 
 
 def brought_forward(month: Month | None, now: datetime) -> tuple[MonthUse, ...]:

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from muster import __version__
 from muster.api.common import format_time
+from muster.api.trainingqueue import with_below
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.jobs import LevelInput
@@ -29,7 +30,7 @@ from muster.server.listing import BadCursor, Filter, Lists, page, question_of
 from muster.server.models import Fleet, JobDetail, JobPage, JobsQuery, QueueDetail, QueueList, QueueSummary, Told
 from muster.server.past import Past
 from muster.server.past_models import CostQuery, PastJobDetail, PastPage, PastQuery
-from muster.server.problems import MEDIA_TYPE, BadField, Problem, ProblemBody, unavailable
+from muster.server.problems import MEDIA_TYPE, BadField, Problem, ProblemBody, bad_parameter, unavailable
 from muster.server.selectors import parse
 
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ async def jobs(context: Ctx, user: SignedIn, query: Annotated[JobsQuery, Query()
     try:
         labels = parse(query.label_selector)
     except ValueError as error:
-        raise _bad("labelSelector", str(error)) from error
+        raise bad_parameter("labelSelector", str(error)) from error
     shown, right = context.shown, Right("list", "trainingjobs", query.namespace)
     if query.namespace:
         await context.reviewer.demand(user, right)
@@ -160,7 +161,7 @@ async def jobs(context: Ctx, user: SignedIn, query: Annotated[JobsQuery, Query()
         visible = await context.reviewer.namespaces(user, right, lambda: context.lists.namespaces(shown.jobs))
     wanted = Filter(
         visible,
-        queues.with_below(query.queue, shown.queues) if query.queue else None,
+        with_below(query.queue, shown.queues) if query.queue else None,
         frozenset(phase.value for phase in query.phase),
         labels,
         query.sort,
@@ -169,7 +170,7 @@ async def jobs(context: Ctx, user: SignedIn, query: Annotated[JobsQuery, Query()
     try:
         found = page(context.lists.rows(shown.jobs, wanted), wanted, query.cursor, query.limit, question)
     except BadCursor as error:
-        raise _bad("cursor", str(error)) from error
+        raise bad_parameter("cursor", str(error)) from error
     tail = f'],"next":"{found.following}","total":{found.total},"asOf":"{format_time(shown.at)}"}}'
     return _json(b'{"items":[' + b",".join(row.document for row in found.rows) + tail.encode())
 
@@ -265,10 +266,6 @@ def _answer(model: BaseModel) -> Response:
 def _json(body: bytes) -> Response:
     # Whose answer it is depends on the token, so nobody between may keep it.
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
-
-
-def _bad(name: str, message: str) -> Problem:
-    return Problem(400, f"{name}: {message}", errors=(BadField(name=name, message=message),))
 
 
 async def _problem(_: Request, error: Exception) -> Response:

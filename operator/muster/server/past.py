@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from muster.server.identity import Kept, Reviewer, Right, User
 from muster.server.listing import BadCursor, behind, cursor_of, question_of
 from muster.server.past_models import CostForm, CostQuery, PastJob, PastJobDetail, PastPage, PastQuery
-from muster.server.problems import BadField, Problem, unavailable
+from muster.server.problems import Problem, bad_parameter, unavailable
 from muster.sizing.prices import Catalogue
 from muster.telemetry.cost import formats
 from muster.telemetry.cost.chargeback import UnknownGroup, report
@@ -84,7 +84,7 @@ class Past:
         try:
             begins, ends = month(asked_for)
         except ValueError as error:
-            raise _bad("month", str(error)) from error
+            raise bad_parameter("month", str(error)) from error
         reader = self.reader
         ends = max(begins, min(ends, reader.seen_at() or begins))
         jobs = [one for one in reader.facts(begins, ends) if visible is None or one.namespace in visible]
@@ -103,7 +103,7 @@ class Past:
         try:
             table = report(book, jobs, [name.strip() for name in query.by.split(",")], places=6)
         except UnknownGroup as error:
-            raise _bad("by", str(error)) from error
+            raise bad_parameter("by", str(error)) from error
         return formats.to_csv(table) if query.format is CostForm.CSV else formats.to_json(table)
 
     async def _visible(self, reviewer: Reviewer, user: User, namespace: str) -> frozenset[str] | None:
@@ -129,8 +129,5 @@ def _cursor(text: str, question: str) -> Cursor:
         moment, uid = behind(text, question)
         return Cursor(datetime.fromisoformat(moment), str(uid))
     except (BadCursor, ValueError, TypeError) as error:
-        raise _bad("cursor", str(error) if isinstance(error, BadCursor) else "it is no cursor of this API") from error
-
-
-def _bad(name: str, message: str) -> Problem:
-    return Problem(400, f"{name}: {message}", errors=(BadField(name=name, message=message),))
+        told = str(error) if isinstance(error, BadCursor) else "it is no cursor of this API"
+        raise bad_parameter("cursor", told) from error

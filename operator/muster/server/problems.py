@@ -71,3 +71,7 @@ def unauthorized(why: str, *, token_given: bool) -> Problem:
 def unavailable(why: str, *, seconds: int = 2) -> Problem:
     """503, to be tried again after `seconds`."""
     return Problem(503, why, headers={"Retry-After": str(seconds)})
+
+
+def bad_parameter(name: str, message: str) -> Problem:
+    return Problem(400, f"{name}: {message}", errors=(BadField(name=name, message=message),))

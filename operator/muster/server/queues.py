@@ -15,14 +15,6 @@ def summaries(every: Sequence[TrainingQueue]) -> list[QueueSummary]:
     return [_summary(queue, has[queue.metadata.name]) for queue in sorted(every, key=lambda one: one.metadata.name)]
 
 
-def with_below(name: str, every: Sequence[TrainingQueue]) -> frozenset[str]:
-    """The names of a queue and of all queues below it; of a queue that isn't there, its own."""
-    within = {name}
-    while grown := {queue.metadata.name for queue in every if queue.spec.parent in within} - within:
-        within |= grown
-    return frozenset(within)
-
-
 def _summary(queue: TrainingQueue, has: Use) -> QueueSummary:
     used, borrowed = in_use(queue)
     status = queue.status

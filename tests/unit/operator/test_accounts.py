@@ -21,6 +21,7 @@ from muster.controllers.accounts import Held
 from muster.controllers.admission import World, obstacle
 from muster.controllers.books import Tally, queue_status
 from muster.controllers.queues import standings
+from muster.telemetry.cost import periods
 
 from .lifecycle.cases import trainingjob
 
@@ -69,7 +70,7 @@ def test_a_new_month_begins_at_nothing_with_what_is_held_then() -> None:
     assert accounts.spent(found, DECEMBER + HOUR) is None
     (use,) = accounts.brought_forward(found.status.month, DECEMBER + HOUR)
     assert (use.gpu_seconds, use.cost) == (8 * 3600, "20")
-    assert accounts.next_month(datetime(2026, 12, 31, 23, tzinfo=timezone.utc)) == datetime(
+    assert periods.next_month(datetime(2026, 12, 31, 23, tzinfo=timezone.utc)) == datetime(
         2027, 1, 1, tzinfo=timezone.utc
     )
 
@@ -138,7 +139,7 @@ def test_the_sum_over_any_changes_of_rate_is_what_was_held(steps: list[tuple[int
         found = holding(found, {"H100": Held(gpus, 2.0 * gpus)} if gpus else {}, now)
         then = now + timedelta(seconds=seconds)
         begins = then.replace(day=1, hour=0, minute=0, second=0)
-        if accounts.month_of(now) != accounts.month_of(then):
+        if periods.month_of(now) != periods.month_of(then):
             expected, now = 0, begins
         expected += gpus * round((then - now).total_seconds())
         now = then
