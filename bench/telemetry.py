@@ -5,7 +5,8 @@
 The loop is a session's own, on one rank, without a model's arithmetic, which would only hide the difference; it tells
 what a loader and DDP tell of a step's stages. Steps here are as short as can be, so what goes by the clock happens as
 often as in steps of 100 ms: a report each 10th step, a line each 20th, the gradient's norm each 100th. "Without" leaves
-out the pulse, the stages, the reports and the norm; the rest of a session's boundary is in both.
+out the pulse, the stages, the reports, the norm and what the run's tracker is told, two metrics of each step; the rest
+of a session's boundary is in both.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,8 +69,8 @@ class Silent:
 class Loop:
     """One session and its loop."""
 
-    def __init__(self, pulse: Any, steps: int) -> None:
-        settings = replace(read_settings({}, seed=1, strategy=None, checkpoint=None, every_steps=None))
+    def __init__(self, pulse: Any, steps: int, uri: str = "") -> None:
+        settings = read_settings({env.TRACKING_URI: uri}, seed=1, strategy=None, checkpoint=None, every_steps=None)
         self.session = session = Session(settings, Gang(), torch.device("cpu"), pulse)
         self.model = torch.nn.Linear(16, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
@@ -99,7 +99,7 @@ class Loop:
             pulse.owns(Stage.FORWARD)
             pulse.shares(Stage.BACKWARD)
             run.optimizer_steps(self.optimizer)
-            self.session.report(loss=1.0, tokens=1)
+            self.session.report(loss=1.0, tokens=1, accuracy=0.5)
         return (time.process_time() - began) / steps * 1e6
 
 
@@ -132,7 +132,7 @@ def measure(steps: int, rounds: int, folder: Path) -> dict[str, float]:
     (folder / "control").write_bytes(bytes(64))
     os.environ[env.RUN_DIR] = str(folder)
     total = steps * (rounds + 1) + 1
-    told = Loop(Pulse(0, str(folder)), total)
+    told = Loop(Pulse(0, str(folder)), total, "https://mlflow.example.com")
     del os.environ[env.RUN_DIR]
     untold = silenced(Loop(Silent(), total))
     spent: dict[str, list[float]] = {"with": [], "without": []}

@@ -149,6 +149,19 @@ DEFAULT_SLOWER_BY: Final = 50
 MAX_RUNTIME: Final = "MUSTER_MAX_RUNTIME"
 """Seconds that the job may still run. At its end a checkpoint is saved and the run ends."""
 
+TRACKING_URI: Final = "MUSTER_TRACKING_URI"
+"""Where the run's parameters and metrics go: `https://...` for MLflow, `wandb://ENTITY/PROJECT`, or `python://MODULE:NAME`
+for a tracker of the script's own. Unset: nowhere."""
+
+TRACKING_EXPERIMENT: Final = "MUSTER_TRACKING_EXPERIMENT"
+"""What the run belongs to there. Unset: the job's namespace."""
+
+TRACKING_RUN_NAME: Final = "MUSTER_TRACKING_RUN_NAME"
+"""Unset: the job's name."""
+
+TRACKING_TAGS: Final = "MUSTER_TRACKING_TAGS"
+"""JSON object of names and texts, put on the run."""
+
 S3_ENDPOINT: Final = "AWS_ENDPOINT_URL_S3"
 """Botocore's own variable; named here because the launcher's messages mention it."""
 

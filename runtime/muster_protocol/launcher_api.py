@@ -22,6 +22,8 @@ Bodies are JSON objects, made and read by the dataclasses here.
     POST /v1/profile         Profile -> Profiling with 202; ranks record their next steps. Of index 0 alone; 400 without
                              a place to store it, 409 while one is under way
     GET  /v1/profile         -> Profiling; how far this pod is with it
+    PUT  /v1/facts           Facts -> 204; what the operator knows of the job, for the run's tracker. Of index 0 alone;
+                             404 where nothing is tracked
     POST /v1/copy            Copy -> 204 when it is here already, else 101: its bytes follow on the same connection
     POST /v1/copy/fetch      Copy -> 101, and its bytes follow; 404 when it isn't here
 
@@ -48,6 +50,7 @@ ENDED_PATH: Final = "/v1/ended"
 RESTART_PATH: Final = "/v1/restart"
 STACKS_PATH: Final = "/v1/stacks"
 PROFILE_PATH: Final = "/v1/profile"
+FACTS_PATH: Final = "/v1/facts"
 COPY_PATH: Final = "/v1/copy"
 FETCH_PATH: Final = "/v1/copy/fetch"
 METRICS_PATH: Final = "/metrics"
@@ -344,12 +347,14 @@ class Profiling:
         uri: the folder that it lies in, once it is known.
         stored: names of files in it, of this pod's ranks.
         text: what went wrong, or is worth knowing, for people; or "".
+        asked_at: when it was asked for, in seconds since the epoch.
     """
 
     phase: ProfilePhase = ProfilePhase.NONE
     uri: str = ""
     stored: tuple[str, ...] = ()
     text: str = ""
+    asked_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -411,6 +416,45 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What only the operator knows of a job, for the tracker of its run.
+
+    Attributes:
+        tags: names and texts.
+        gpus: that are held now.
+        gpu_seconds: of all placements, up to `at`.
+        cost: of those, in `currency`, as decimal text; "" where the GPUs have no price.
+        hourly: what the GPUs that are held cost in an hour.
+        at: seconds since the epoch.
+    """
+
+    tags: dict[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    gpu_seconds: int = 0
+    cost: str = ""
+    hourly: float = 0.0
+    currency: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """How the run's tracker takes what it is told.
+
+    Attributes:
+        well: it took the last of it; None before it was asked.
+        url: of the run there, or "".
+        text: what went wrong, for people, or "".
+        dropped: values that were given up.
+    """
+
+    well: bool | None = None
+    url: str = ""
+    text: str = ""
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
 class Saving:
     """How the saves of these processes do.
 
@@ -462,6 +506,8 @@ class Status:
         numerics: None where nothing was unsound, or nobody looks.
         spent: where this launcher's time went, from index 0.
         stragglers: the slowest first; index 0 knows them.
+        tracking: None where nothing is tracked.
+        profile: the last one of index 0's ranks, once one was asked for.
     """
 
     phase: Phase
@@ -491,6 +537,8 @@ class Status:
     numerics: Numerics | None = None
     spent: Spent | None = None
     stragglers: tuple[Straggler, ...] = ()
+    tracking: Tracking | None = None
+    profile: Profiling | None = None
 
 
 T = TypeVar(
@@ -508,6 +556,7 @@ T = TypeVar(
     Status,
     Profile,
     Profiling,
+    Facts,
 )
 
 _NESTED: Final[dict[tuple[str, str], Any]] = {
@@ -529,6 +578,8 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Status", "numerics"): Numerics,
     ("Status", "spent"): Spent,
     ("Status", "stragglers"): Straggler,
+    ("Status", "tracking"): Tracking,
+    ("Status", "profile"): Profiling,
     ("Heartbeat", "paces"): Pace,
     ("MemoryTier", "kept"): Kept,
     ("Member", "copy"): int,

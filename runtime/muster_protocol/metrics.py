@@ -124,6 +124,16 @@ SAVES_LEFT_OUT: Final = _gauge(
     who=INDEX_0,
 )
 STORAGE_FAILURES: Final = _counter("muster_worker_checkpoint_failures_total", "Saves that the storage has refused.")
+TRACKING_UP: Final = _gauge(
+    "muster_worker_tracking_up",
+    "Whether the run's tracker takes what it is told: 1 or 0. Only with `tracking`.",
+    who=INDEX_0,
+)
+TRACKING_DROPPED: Final = _counter(
+    "muster_worker_tracking_dropped_values_total",
+    "Values of metrics that the run's tracker will never get, to make room or because it refused them.",
+    who=INDEX_0,
+)
 RESUMED: Final = _gauge("muster_worker_resumed_step", "Step that this incarnation restored.")
 SKIPPED: Final = _gauge(
     "muster_worker_updates_skipped", "Updates left out since the run began, their numbers being unsound.", who=INDEX_0

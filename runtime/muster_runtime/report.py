@@ -11,6 +11,7 @@ import json
 import math
 import os
 import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -134,6 +135,24 @@ class Profiled:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class Points:
+    """Values of metrics, for the tracker of the run: for each step its number, the time in seconds since the epoch, and
+    its metrics by name, as decimal strings."""
+
+    rank: int
+    points: Sequence[tuple[int, float, Mapping[str, str]]]
+
+
+@dataclass(frozen=True)
+class Described:
+    """What the run was set up with (`params`), or what it runs on (`environment`), for its tracker."""
+
+    rank: int
+    about: str
+    values: Mapping[str, str]
+
+
 def profile_file(run_dir: Path, rank: int) -> Path:
     """PyTorch's trace of a rank."""
     return run_dir / f"profile-{rank}.json"
@@ -156,12 +175,14 @@ Message = (
     | Saving
     | Numerics
     | Profiled
+    | Points
+    | Described
 )
 KINDS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 _WHOLE: Final = frozenset({"rank", "pid", "step", "steps", "total_steps", "bytes", "left_out", "skipped", "rollbacks"})
-_TEXT: Final = frozenset({"uri", "text", "kept", "why"})
+_TEXT: Final = frozenset({"uri", "text", "kept", "why", "about"})
 _DECIMAL: Final = frozenset({"loss", "grad_norm"})
 _OPTIONAL: Final = _DECIMAL | {
     "total_steps",
@@ -196,11 +217,28 @@ def _fits(name: str, value: Any) -> bool:
         return name in _OPTIONAL
     if name in _TEXT:
         return isinstance(value, str)
+    if name == "values":
+        return _maps(value, str)
+    if name == "points":
+        return isinstance(value, list) and all(_is_step(*one) for one in value)  # TypeError when it is no triple
     if name in _DECIMAL:
         return isinstance(value, str) and float(value) is not None  # ValueError when it is no number
     if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
         return False
     return math.isfinite(value)
+
+
+def _is_step(step: Any, at: Any, values: Any) -> bool:
+    return type(step) is int and _fits("at", at) and _maps(values, _decimal)
+
+
+def _maps(value: Any, fits: Callable[[Any], object]) -> bool:
+    """Whether it maps names to strings that `fits` takes; ValueError where it doesn't."""
+    return isinstance(value, dict) and all(isinstance(one, str) and fits(one) is not None for one in value.values())
+
+
+def _decimal(text: str) -> float:
+    return float(text)
 
 
 class Reporter:

@@ -15,6 +15,7 @@ _WHOLE: Final = (
     "restart",
     "hang",
     "health",
+    "tracking",
     "ready_timeout",
     "max_runtime",
     "termination_grace_period",

@@ -25,6 +25,7 @@ from muster.api.podparts import (
 )
 from muster.api.restarts import Group
 from muster.api.terms import AtWindowEnd, Window
+from muster.api.tracking import Tracking
 from muster.api.trainingjob import BestMode, Checkpoint, EncryptionType, Load, Strategy, TrainingJobSpec, Workers
 from muster_protocol import env
 from muster_protocol.checkpoints.retention import Best, Retention
@@ -104,6 +105,18 @@ class EffectiveNumerics:
 
 
 @dataclass(frozen=True)
+class EffectiveTracking:
+    """Where the run is tracked. `experiment` and `run_name` are "" for the namespace's and the job's; `secret`: name of
+    the Secret with credentials, or ""."""
+
+    uri: str
+    experiment: str
+    run_name: str
+    tags: tuple[tuple[str, str], ...]
+    secret: str
+
+
+@dataclass(frozen=True)
 class EffectiveWindow:
     """When the gang may run.
 
@@ -180,6 +193,7 @@ class EffectiveSpec:
     restart_backoff: int
     hang: EffectiveHang
     numerics: EffectiveNumerics | None
+    tracking: EffectiveTracking | None
     preflight: bool
     slower_by: int
     ready_timeout: int
@@ -267,6 +281,7 @@ def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -
         restart_backoff=_seconds(restart.backoff if restart else None, RESTART_BACKOFF_SECONDS),
         hang=_hang(spec.hang or Hang()),
         numerics=_numerics(spec.numerics),
+        tracking=_tracking(spec.tracking),
         preflight=spec.health is None or spec.health.preflight is not False,
         slower_by=_slower_by(spec.health or Health()),
         ready_timeout=_seconds(spec.ready_timeout, READY_TIMEOUT_SECONDS),
@@ -361,6 +376,18 @@ def _numerics(numerics: Numerics | None) -> EffectiveNumerics | None:
     return EffectiveNumerics(numerics.action, spike.loss or "", spike.gradient_norm or "", limit)
 
 
+def _tracking(tracking: Tracking | None) -> EffectiveTracking | None:
+    if tracking is None or tracking.enabled is False or not tracking.uri:
+        return None
+    return EffectiveTracking(
+        uri=tracking.uri,
+        experiment=tracking.experiment or "",
+        run_name=tracking.run_name or "",
+        tags=tuple(sorted((tracking.tags or {}).items())),
+        secret=tracking.secret_ref.name if tracking.secret_ref else "",
+    )
+
+
 def _slower_by(health: Health) -> int:
     return env.DEFAULT_SLOWER_BY if health.slower_by is None else health.slower_by
 
@@ -417,6 +444,9 @@ BUILT_IN: Final[dict[str, str]] = {
     "spec.hang.evaluation": AUTO,
     "spec.hang.checkpoint": AUTO,
     "spec.numerics.limit": str(NUMERICS_LIMIT),
+    "spec.tracking.enabled": "true",
+    "spec.tracking.experiment": "the namespace",
+    "spec.tracking.runName": "the job's name",
     "spec.health.preflight": "true",
     "spec.health.slowerBy": str(env.DEFAULT_SLOWER_BY),
     "spec.readyTimeout": format_duration(READY_TIMEOUT_SECONDS),

@@ -11,6 +11,7 @@ from muster.api.common import Count, Duration, DurationOrAuto, Label63, Labels, 
 from muster.api.podparts import EnvVar, NameRef, Toleration
 from muster.api.rules import CAPACITY_RULES, CLOSENESS_RULES, READY_TIMEOUT_RULE, TOPOLOGY_RULES
 from muster.api.schema import MapList, SetList
+from muster.api.tracking import Tracking
 
 MAX_WORKERS: Final = 16384
 """Workers of one gang."""
@@ -170,6 +171,8 @@ class JobDefaults(Model):
     """When the training counts as hung."""
     health: Health | None = None
     """What is looked at of the nodes."""
+    tracking: Tracking | None = None
+    """Where runs are tracked; each job's namespace must have the Secret."""
     ready_timeout: Duration | None = None
     """How long a gang may take from placement to its barrier."""
     max_runtime: Duration | None = None

@@ -136,6 +136,9 @@ class ConditionType(str, Enum):
     STRAGGLING = "Straggling"
     """True while a rank is slower than the others for a while, and all wait for it; the message names rank, node and
     factor. Absent before the first."""
+    TRACKING_REACHABLE = "TrackingReachable"
+    """False while the tracker that `spec.tracking` names does not take what it is told; the message says why. The
+    training goes on, and what is not told yet is kept for a while. Absent before the first word."""
     SUSPENDED = "Suspended"
     """True when `spec.suspend` is true and the last pod is gone."""
     DEADLINE_REACHABLE = "DeadlineReachable"
@@ -247,6 +250,12 @@ class Reason(str, Enum):
     NOT_CHECKED = "NotChecked"
     """No launcher has tried the storage yet."""
 
+    # TrackingReachable
+    TRACKED = "Tracked"
+    """The tracker takes what it is told."""
+    TRACKER_FAILS = "TrackerFails"
+    """It can't be reached, refuses access, or fails."""
+
     # CheckpointInMemory
     KEPT_LOCALLY = "KeptLocally"
     """In each worker's own memory: a crash of a rank is mended from there, a lost worker from the store."""
@@ -342,6 +351,10 @@ class EventReason(str, Enum):
     UNSOUND_NUMBERS = "UnsoundNumbers"
     """A step's loss or gradients were not finite, or spiked: its update was left out, or the run went back to its last
     checkpoint and on without the batch. The note has step and value."""
+    PROFILED = "Profiled"
+    """Steps were recorded by PyTorch's profiler, as `muster profile` had asked; the note says where the traces lie."""
+    PROFILE_FAILED = "ProfileFailed"
+    """They were not, or could not be stored; the note says why. The training goes on."""
     STRAGGLER = "Straggler"
     """A rank is slower than the others for a while, and all wait for it; the note names node and factor."""
     PREEMPTING = "Preempting"

@@ -34,6 +34,7 @@ FROZEN_WHILE_ADMITTED: Final = (
     "topology",
     "preemptible",
     "checkpoint.uri",
+    "tracking",
     "env",
     "envFrom",
     "volumeMounts",

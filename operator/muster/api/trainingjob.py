@@ -39,6 +39,7 @@ from muster.api.podparts import (
 from muster.api.rules import CHECKPOINT_RULES, ENCRYPTION_RULES, JOB_RULES, SPEC_RULES, WORKERS_RULES
 from muster.api.schema import Atomic, MapList, SchemaDefault
 from muster.api.terms import JobBudget, Window
+from muster.api.tracking import Tracking
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster_protocol.uris import S3_URI_PATTERN
 
@@ -275,6 +276,8 @@ class TrainingJobSpec(Model):
     """What happens after a failure."""
     hang: Hang | None = None
     """When the training counts as hung. Left out: auto in all."""
+    tracking: Tracking | None = None
+    """Where the run's parameters and metrics go, beside Prometheus. Left out: nowhere."""
     numerics: Numerics | None = None
     """What follows a step whose loss or gradients are not finite, or spike. Left out: nobody looks."""
     health: Health | None = None

@@ -12,6 +12,7 @@ from muster.api.names import Phase
 from muster.api.placement import AvoidedNode, NodeName, Placement, Promise, Stop
 from muster.api.schema import Int64, MapList
 from muster.api.terms import Usage
+from muster.api.tracking import TrackingStatus
 
 Seconds = Annotated[int, Ge(0), Int64()]
 
@@ -49,6 +50,19 @@ class NumericsStatus(Model):
     """The newest of them: its step, its value, and what was done."""
     at: Timestamp | None = None
     """When it was seen."""
+
+
+class ProfileStatus(Model):
+    """The last profile that was asked for (`muster profile`), as index 0 tells it."""
+
+    asked_at: Timestamp
+    """When it was asked for."""
+    stored: bool = False
+    """Whether it lies at `uri`."""
+    uri: S3Uri | None = None
+    """Folder of its files."""
+    message: ShortMessage = ""
+    """What went wrong, or is worth knowing."""
 
 
 class Progress(Model):
@@ -293,6 +307,10 @@ class TrainingJobStatus(Model):
     """Steps whose numbers were not sound, where `numerics` has them watched."""
     progress: Progress | None = None
     """How far the training is."""
+    tracking: TrackingStatus | None = None
+    """The run in its tracker, where `tracking` names one."""
+    profile: ProfileStatus | None = None
+    """The last profile of its steps."""
     goodput: Goodput | None = None
     """How much of its time was training, and where the rest went."""
     fixed_size: FixedSize | None = None

@@ -72,6 +72,7 @@ def sections(scene: Scene) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
         ("The last failure", _failure(scene)),
         ("Restarts", _restarts(scene)),
         ("Unsound numbers", _numerics(scene)),
+        ("Tracking", ((("", look.tracked(scene).plain),) if scene.job.status.tracking is not None else ())),
         ("Sizes (UTC)", _sizes(scene)),
         ("Where the time went", _time(scene)),
         ("What follows", ((("", told),) if (told := follows(scene)) else ())),

@@ -219,6 +219,8 @@ def render(scene: Scene) -> RenderableType:
         told = f"{IN_MEMORY.get(kept.reason, kept.reason)}{': ' if kept.message else ''}{kept.message}"
         lacking = kept.message and (kept.status == "False" or kept.reason == Reason.COPY_FAILS.value)
         head.add_row("Memory tier", Text(told, "yellow" if lacking else ""))
+    if status.tracking is not None:
+        head.add_row("Tracking", tracked(scene))
     if status.restarts or status.restarts_in_place:
         head.add_row("Restarts", _restarts(scene))
     for title, told in _replacements(scene):
@@ -267,6 +269,18 @@ def unsound(numerics: NumericsStatus) -> str:
     told = [f"{counted(numerics.skipped, 'update')} skipped"] if numerics.skipped else []
     told += [counted(numerics.rollbacks, "rollback")] if numerics.rollbacks else []
     return f"{', '.join(told)}; the last: {numerics.last}"
+
+
+def tracked(scene: Scene) -> Text:
+    """The run in its tracker, and what is wrong with that."""
+    status = scene.job.status
+    known = find_condition(status.conditions, ConditionType.TRACKING_REACHABLE.value)
+    told = [status.tracking.url] if status.tracking is not None and status.tracking.url else []
+    if status.tracking is not None and status.tracking.dropped:
+        told.append(f"{counted(status.tracking.dropped, 'value')} given up")
+    if known is not None and known.message:
+        told.append(known.message)
+    return Text("\n".join(told), "yellow" if known is not None and known.status == "False" else "")
 
 
 def _saves(saving: Saving) -> Text:

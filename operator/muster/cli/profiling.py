@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,12 +83,17 @@ async def record(api: Asks, pods: list[PodView], wish: Profile, write: Write, ev
     if wish.everybody and led.uri:
         others = [Door(api, pod, door.port, door.token) for pod in pods[1:]]
         found += await asyncio.gather(*(_other(other, led.uri, every) for other in others))
-    for state in found:
-        for file in state.stored:
-            write(f"{state.uri}/{file}\n")
-        if state.text:
-            write(f"{state.text}\n")
+    for path in sorted((f"{state.uri}/{file}" for state in found for file in state.stored), key=_by_rank):
+        write(f"{path}\n")
+    for text in dict.fromkeys(state.text for state in found if state.text):  # what all say is said once
+        write(f"{text}\n")
     return 0 if all(state.phase is ProfilePhase.DONE for state in found) else 1
+
+
+def _by_rank(path: str) -> tuple[int, str]:
+    """Ranks in their order, and behind them what speaks of all."""
+    rank = re.search(r"/rank-(\d+)\.[^/]*$", path)
+    return int(rank[1]) if rank else sys.maxsize, path
 
 
 @dataclass(frozen=True)

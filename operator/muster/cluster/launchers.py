@@ -15,7 +15,7 @@ import aiohttp
 
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster_protocol import launcher_api
-from muster_protocol.launcher_api import Membership, Status, Stop
+from muster_protocol.launcher_api import Facts, Membership, Status, Stop
 from muster_protocol.tokens import job_token
 
 POLL_SECONDS: Final = 10.0
@@ -154,6 +154,10 @@ class Launchers:
     async def stop(self, launcher: Launcher, stop: Stop) -> None:
         """Ask the gang to stop; any one launcher relays it. Raises LauncherError."""
         await self._request(launcher, "POST", launcher_api.STOP_PATH, launcher_api.encode(stop))
+
+    async def facts(self, launcher: Launcher, facts: Facts) -> None:
+        """Tell index 0 what its run's tracker should know. Raises LauncherError."""
+        await self._request(launcher, "PUT", launcher_api.FACTS_PATH, launcher_api.encode(facts))
 
     async def _request(self, launcher: Launcher, method: str, path: str, body: bytes | None) -> bytes:
         code, answer = await self._transport(launcher, method, path, body, job_token(self._key, launcher.job_uid))

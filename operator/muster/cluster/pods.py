@@ -16,7 +16,7 @@ from typing import Any, Final
 from muster.api import names
 from muster.api.common import API_VERSION
 from muster.api.effective import EffectiveSpec
-from muster.cluster import overrides, pod_storage
+from muster.cluster import overrides, pod_storage, pod_tracking
 from muster.cluster.overrides import RUNTIME, RUNTIME_VOLUME, TRAINER
 from muster_protocol import env, exits
 
@@ -382,4 +382,6 @@ def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> l
     if spec.checkpoint is not None:
         storage = pod_storage.environment(spec.checkpoint, spec.capacity, dict(settings.node_hours))
         result += [entry for entry in storage if entry["name"] not in own]
+    if spec.tracking is not None:
+        result += [entry for entry in pod_tracking.environment(spec.tracking) if entry["name"] not in own]
     return result + [entry.to_raw() for entry in spec.env]

@@ -58,6 +58,7 @@ class PodView:
         restarts: of all containers together.
         disruption_target: reason and message of the DisruptionTarget condition, or "".
         status_reason, status_message: of the whole pod, such as Evicted, OutOfcpu, UnexpectedAdmissionError.
+        image: of the trainer's container, by digest; "" before kubelet tells.
         finished: when the last container of a pod ended that has ended; None before, or where kubelet tells no time.
     """
 
@@ -92,6 +93,7 @@ class PodView:
     status_reason: str
     status_message: str
     finished: datetime | None = None
+    image: str = ""
 
     @property
     def key(self) -> str:
@@ -140,6 +142,7 @@ class PodView:
             status_reason=status.get("reason") or "",
             status_message=status.get("message") or "",
             finished=_finished(containers) if status.get("phase") in ("Succeeded", "Failed") else None,
+            image=sys.intern(next((one.get("imageID") or "" for one in containers if one.get("name") == TRAINER), "")),
         )
 
 

@@ -92,6 +92,7 @@ class Scheduling:
         executor: Callable[[Api, bytes], Executor] = Executor,
         observing: Observing | None = None,
         history: Writer | None = None,
+        currency: str = "",
     ) -> None:
         """
         Args:
@@ -103,6 +104,7 @@ class Scheduling:
             observing: counts what happens; None: for nobody.
             show: is given every TrainingJob that is seen, or None when it is gone.
             history: writes what becomes of jobs; None: nobody does.
+            currency: of `prices`, as a code of ISO 4217.
         """
         watched: dict[str, Any] = {"watch_seconds": watch_seconds, "patience": watch_seconds / 4}
         self.jobs = Informer(api, JOBS, VersionView.from_raw, **watched)
@@ -139,7 +141,7 @@ class Scheduling:
             node_hours=self.reliability.hours,
             wrote=observing.wrote,
         )
-        self._progress = Progress(self.cache, launchers)
+        self._progress = Progress(self.cache, launchers, currency)
         self._listening = Listening(api, self.cache)
         self._provisioning = Provisioning(api, self.cache, asking, settings) if asking else None
         self.cache.grows = asking is not None

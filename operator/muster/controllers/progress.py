@@ -23,6 +23,7 @@ from muster.api.trainingjob_status import Progress as ProgressStatus
 from muster.cluster.launchers import Launcher, LauncherError, Launchers, due
 from muster.cluster.status import Draft, is_true
 from muster.cluster.views import PodView
+from muster.controllers import tracking
 from muster.controllers.cache import Cache
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.records import Record
@@ -59,8 +60,10 @@ Write = Callable[[Record, TrainingJobStatus], None]
 class Progress:
     """One background task for all jobs."""
 
-    def __init__(self, cache: Cache, launchers: Launchers | None) -> None:
+    def __init__(self, cache: Cache, launchers: Launchers | None, currency: str = "") -> None:
+        """`currency`: of all prices, as a code of ISO 4217; "" where nobody told."""
         self._cache = cache
+        self._currency = currency
         self._launchers = launchers
         self._asked: dict[str, float] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
@@ -117,6 +120,7 @@ class Progress:
             if 0 in living:
                 try:
                     await self._ask(record, placement.generation, living[0], told, write)
+                    await self._tell_tracker(record, living[0])
                 except LauncherError as error:
                     log.debug("%s", error)
                     await self._ask_about_leader(record, placement.generation, living)
@@ -166,6 +170,18 @@ class Progress:
             if status is not None:
                 write(record, status)
 
+    async def _tell_tracker(self, record: Record, leader: PodView) -> None:
+        """Tell index 0 what the tracker of the run should know, when its image is known and now and then."""
+        assert self._launchers is not None
+        known, now = (leader.uid, leader.image), time.monotonic()
+        if record.spec.tracking is None or not _runs(record):
+            return
+        if record.tracker_knows == known and now - record.tracker_told_at < tracking.FACTS_EVERY:
+            return
+        facts = tracking.facts(record, leader, self._currency, datetime.now(timezone.utc))
+        await self._launchers.facts(_launcher(leader, record), facts)
+        record.tracker_knows, record.tracker_told_at = known, now
+
     async def _ask_about_leader(self, record: Record, generation: int, living: Mapping[int, PodView]) -> None:
         """The leader does not answer the operator: ask some others whether they miss it, too."""
         assert self._launchers is not None
@@ -186,7 +202,7 @@ class Progress:
 
 def _stand(answer: LauncherStatus) -> tuple[object, ...]:
     """What of an answer a job's turn may depend on."""
-    return answer.phase, answer.incarnation, answer.lost, answer.numerics, answer.stragglers
+    return answer.phase, answer.incarnation, answer.lost, answer.numerics, answer.stragglers, answer.profile
 
 
 def _membership(placement: Placement, pods: Mapping[int, PodView]) -> Membership:
@@ -224,6 +240,8 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
     if answer.memory_tier is not None and job.spec.checkpoint is not None:
         kept, reason = answer.memory_tier.kept is not Kept.OFF, _kept(answer.memory_tier)
         draft.condition(ConditionType.CHECKPOINT_IN_MEMORY, kept, reason.value, answer.memory_tier.why)
+    if answer.tracking is not None:
+        tracking.tell(draft, answer.tracking)
     if answer.saving is not None:
         draft.set(saving=_saving(job.status.saving, answer.saving))
     changed = draft.done() != job.status

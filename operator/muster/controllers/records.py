@@ -98,6 +98,7 @@ class Record:
         made: pods our POSTs made and the watch has not shown, by name.
         shown: names of this generation's pods that the watch has shown.
         facts: what ended launchers of the present placement have told.
+        tracker_knows: index 0's pod UID and image, as its run's tracker was told, at `tracker_told_at` (monotonic).
         task: the work under way; the job has no turn until it is over.
         plannable: the last turn left the job to the planner.
         waiting: the last word of a plan that explains.
@@ -171,6 +172,8 @@ class Record:
     steady: tuple[object, ...] | None = None
     identity: Identity = field(init=False)
     facts: Facts = NO_FACTS
+    tracker_knows: tuple[str, str] = ("", "")
+    tracker_told_at: float = float("-inf")
     _filled: tuple[JobDefaults | None] | None = None
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from muster_protocol import launcher_api as api
 from muster_protocol.launcher_api import (
     Copy,
     Ended,
+    Facts,
     GangState,
     Heartbeat,
     Member,
@@ -27,6 +28,7 @@ from muster_runtime.launch.http_server import Request, Response
 from muster_runtime.launch.membership import Refused, Roll
 from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.state import State
+from muster_runtime.launch.tracking import Tracking
 
 _FENCED: Final = frozenset({api.STOP_PATH, api.RESTART_PATH})
 """What a pod may say only while it is of the gang: it would end the ranks of all."""
@@ -63,6 +65,7 @@ class ApiHandler:
         copies: Copies,
         hangs: Hangs,
         profiles: Profiles,
+        tracking: Tracking,
     ) -> None:
         self._own = own
         self._token = token
@@ -74,6 +77,7 @@ class ApiHandler:
         self._copies = copies
         self._hangs = hangs
         self._profiles = profiles
+        self._tracking = tracking
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", api.STATUS_PATH): self._get_status,
             ("GET", api.MEMBERSHIP_PATH): self._get_membership,
@@ -86,6 +90,7 @@ class ApiHandler:
             ("POST", api.STACKS_PATH): self._stacks,
             ("POST", api.PROFILE_PATH): self._ask_profile,
             ("GET", api.PROFILE_PATH): self._get_profile,
+            ("PUT", api.FACTS_PATH): self._facts,
             ("POST", api.COPY_PATH): self._copy,
             ("POST", api.FETCH_PATH): self._fetch,
         }
@@ -164,6 +169,10 @@ class ApiHandler:
 
     async def _get_profile(self, request: Request) -> Response:
         return _json(200, self._profiles.state)
+
+    async def _facts(self, request: Request) -> Response:
+        refused = self._tracking.know(api.decode(Facts, request.body))
+        return Response(204) if refused is None else _text(refused.status, refused.text)
 
     async def _copy(self, request: Request) -> Response:
         return _stream(self._copies.offered(api.decode(Copy, request.body)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,17 @@ DEFAULT_GRACE_SECONDS: Final = 30.0
 
 class ConfigError(Exception):
     """One line: which variable or argument is wrong, and what a right one looks like."""
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """Where the run's parameters and metrics go. `key` is the same for all starts of the run, "" on a laptop."""
+
+    uri: str
+    experiment: str
+    name: str
+    key: str
+    tags: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,7 @@ class Config:
     reached: int = 0
     pace: Rule = USUAL
     preflight: bool = False
+    tracking: Tracked | None = None
 
     @property
     def keeps_memory(self) -> bool:
@@ -120,6 +133,7 @@ def read(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
     if processes is not None and processes < 1:
         raise ConfigError(f"--nproc is {processes}; it has to be 1 or more")
     config = _pod(environ, command, processes) if environ.get(env.JOB) else _laptop(environ, command, processes)
+    config = replace(config, tracking=_tracking(environ, config))
     if config.checkpoint_uri:
         try:
             parse_uri(config.checkpoint_uri)
@@ -193,6 +207,24 @@ def _laptop(environ: Mapping[str, str], command: tuple[str, ...], processes: int
         restarts=_whole(environ, env.RESTARTS_IN_PLACE, minimum=0, default=0),
         memory=environ.get(env.CHECKPOINT_MEMORY) or "auto",
         hang=_limits(environ),
+    )
+
+
+def _tracking(environ: Mapping[str, str], config: Config) -> Tracked | None:
+    """None also for all but index 0. Tags that can't be read are left out: nothing ends for telemetry."""
+    uri = environ.get(env.TRACKING_URI, "")
+    if not uri or not config.leads:
+        return None
+    try:
+        tags = json.loads(environ.get(env.TRACKING_TAGS) or "{}")
+    except ValueError:
+        tags = {}
+    return Tracked(
+        uri=uri,
+        experiment=environ.get(env.TRACKING_EXPERIMENT) or config.namespace or "Default",
+        name=environ.get(env.TRACKING_RUN_NAME) or config.job,
+        key=environ.get(env.JOB_UID, ""),
+        tags={str(name): str(value) for name, value in tags.items()} if isinstance(tags, dict) else {},
     )
 
 

@@ -16,7 +16,7 @@ from muster_runtime.launch.config import Config
 LIB: Final = "MUSTER_LIB"
 """Set by `muster-launch`: the folder with nothing but muster_runtime and muster_protocol. Unset: installed by pip."""
 
-_LAUNCHER_ONLY: Final = (env.TOKEN, LIB, launch_config.BIND, launch_config.TERMINATION_LOG, env.MEMORY_TIER)
+LAUNCHER_ONLY: Final = (env.TOKEN, LIB, launch_config.BIND, launch_config.TERMINATION_LOG, env.MEMORY_TIER)
 
 
 def for_rank(
@@ -31,7 +31,7 @@ def for_rank(
 
     `memory` is what it says of the rank's memory tier.
     """
-    values = {name: value for name, value in base.items() if name not in _LAUNCHER_ONLY}
+    values = {name: value for name, value in base.items() if name not in LAUNCHER_ONLY}
     values |= {
         "RANK": str(config.rank(local_rank)),
         "LOCAL_RANK": str(local_rank),
@@ -55,13 +55,19 @@ def for_rank(
     }
     if config.processes > 1:
         values.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
-    if base.get(LIB):
-        values["PYTHONPATH"] = base[LIB] + (":" + base["PYTHONPATH"] if base.get("PYTHONPATH") else "")
+    values |= library_path(base)
     values |= temporary_folder(run_dir)
     vendor = vendored.folder()
     if vendor is not None:
         values[vendored.FOLDER] = str(vendor)
     return values
+
+
+def library_path(base: Mapping[str, str]) -> dict[str, str]:
+    """PYTHONPATH with the runtime on it, where pip hasn't installed it."""
+    if not base.get(LIB):
+        return {}
+    return {"PYTHONPATH": base[LIB] + (":" + base["PYTHONPATH"] if base.get("PYTHONPATH") else "")}
 
 
 def temporary_folder(run_dir: Path) -> dict[str, str]:

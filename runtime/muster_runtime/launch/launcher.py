@@ -11,7 +11,18 @@ from typing import Final
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.goodput import Spent
-from muster_protocol.launcher_api import Ended, GangState, Kept, MemoryTier, Phase, Release, Status, Stop, StopReason
+from muster_protocol.launcher_api import (
+    Ended,
+    GangState,
+    Kept,
+    MemoryTier,
+    Phase,
+    ProfilePhase,
+    Release,
+    Status,
+    Stop,
+    StopReason,
+)
 from muster_protocol.uris import parse_uri
 from muster_runtime import report
 from muster_runtime.launch import environment, preflight, termination, verdict
@@ -35,6 +46,7 @@ from muster_runtime.launch.spending import Spending, how_ended
 from muster_runtime.launch.state import Over, State
 from muster_runtime.launch.stopping import Stopping
 from muster_runtime.launch.termination import say
+from muster_runtime.launch.tracking import LAST_SECONDS, Tracking
 from muster_runtime.launch.verdict import Failure
 from muster_runtime.telemetry.goodput import End
 
@@ -76,13 +88,16 @@ class Launcher:
         self._copies = Copies(config, self._roll, self._state)
         self._spending = Spending(config.reached)
         self._profiles = Profiles(config)
+        self._tracking = Tracking(config, environ)
+        self._signalled = False
 
     async def run(self) -> ExitFacts:
         """Runs the gang's part on this pod; always returns, with the termination message written."""
         self._listen_to_signals()
         config = self._config
         parts = (self._state, self._roll, self._gang, self._status, self._metrics_text)
-        handler = ApiHandler(config.member, config.token, *parts, self._copies, self._hangs, self._profiles)
+        kept = (self._copies, self._hangs, self._profiles, self._tracking)
+        handler = ApiHandler(config.member, config.token, *parts, *kept)
         connections = 2 * self._config.workers + 256
         allow_open_files(connections)
         server = Server(handler, connections)
@@ -99,6 +114,7 @@ class Launcher:
         say(f"index {self._config.index} of {self._config.workers}, job {self._config.job}, API on port {port}")
         if self._gpus is not None:
             self._gpus.start()
+        self._tracking.begin()
         facts = await self._join_and_train()
         self._spending.end(self._how_ended())
         facts = self._complete(facts)
@@ -107,6 +123,7 @@ class Launcher:
         if self._gpus is not None:
             self._gpus.end()
         facts = await self._end_with_gang(facts)
+        await self._end_tracking(facts)
         await server.close(patience=1.0)
         self._ranks.sweep()
         await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
@@ -262,6 +279,7 @@ class Launcher:
             self._gang.copy_error = self._copies.trouble
             self._hangs.look()
             self._spending.look()
+            self._tracking.look(self._gpus.gpus if self._gpus is not None else (), self._profiles.state)
 
     def _how_ended(self) -> End:
         first = self._state.restart.first if self._starts_again() and self._state.restart else self._state.first
@@ -361,6 +379,12 @@ class Launcher:
             return replace(facts, cause=Cause.INFRASTRUCTURE, message=first.message)
         return facts
 
+    async def _end_tracking(self, facts: ExitFacts) -> None:
+        stop = self._state.stop
+        seconds = LAST_SECONDS if stop is None else self._state.stop_deadline - self._state.clock() - 1.0
+        reason = stop.reason if stop is not None else None
+        await self._tracking.end(facts, reason, by_signal=self._signalled, seconds=max(0.0, seconds))
+
     def _leave_word(self, facts: ExitFacts) -> None:
         """Writes the termination message before anything that may take long: kubelet may end the grace meanwhile."""
         termination.write(self._config.termination_log, self._complete(facts))
@@ -401,6 +425,7 @@ class Launcher:
 
     def _asked_by_signal(self, number: int) -> None:
         again = number == signal.SIGINT and self._state.stop is not None
+        self._signalled |= self._state.stop is None
         if self._state.ask_stop(Stop(StopReason.PREEMPT, 0.0 if again else self._config.grace)):
             self._gang.spread()
 
@@ -414,6 +439,7 @@ class Launcher:
                 self._profiles.heard(message)
             self._progress.take(message)
             self._metrics.take(message)
+            self._tracking.hear(message)
 
     # ---------------------------------------------------------------------------------------------------------- answers
 
@@ -452,6 +478,8 @@ class Launcher:
             numerics=progress.numerics,
             spent=self._spent(),
             stragglers=self._gang.stragglers,
+            tracking=self._tracking.told,
+            profile=self._profiles.state if self._profiles.state.phase is not ProfilePhase.NONE else None,
         )
 
     def _memory_tier(self) -> MemoryTier | None:
@@ -466,6 +494,7 @@ class Launcher:
         if (spent := self._spent()) is not None:
             self._metrics.spent(spent)
         self._metrics.stragglers(self._gang.stragglers)
+        self._metrics.tracking(self._tracking.told)
         last, progress = self._progress.last, self._progress
         self._metrics.pace(progress.step, last.total_steps if last else None, progress.steps_per_second())
         return self._metrics.text()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from muster_protocol import metrics as declared
 from muster_protocol.goodput import Spent
-from muster_protocol.launcher_api import Straggler
+from muster_protocol.launcher_api import Straggler, Tracking
 from muster_protocol.metrics import Kind, Metric
 from muster_runtime import report, vendored
 from muster_runtime.launch.config import Config
@@ -38,6 +38,7 @@ class Metrics:
         self._first = config.rank(0)
         self._registry.register(Gathered(self._values, gathered))
         self._spent = Spent()
+        self._dropped = 0
         if config.checkpoint_uri and config.leads:
             self._gauge(declared.COMMITTED_AT, time.time())
 
@@ -81,6 +82,14 @@ class Metrics:
         self._gauges[declared.STRAGGLER.name].clear()
         for one in found:
             self._gauge(declared.STRAGGLER, one.factor, str(one.rank))
+
+    def tracking(self, told: Tracking | None) -> None:
+        """How the run's tracker does; None where there is none."""
+        if told is None or told.well is None:
+            return
+        self._gauge(declared.TRACKING_UP, told.well)
+        self._count(declared.TRACKING_DROPPED, max(0, told.dropped - self._dropped))
+        self._dropped = max(told.dropped, self._dropped)
 
     def text(self) -> tuple[bytes, str]:
         """(body, content type) for Prometheus."""

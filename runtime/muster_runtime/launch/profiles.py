@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -69,7 +70,7 @@ class Profiles:
         if self._busy():
             return Refused(409, "a profile is under way already; wait until it is stored")
         self._number, self._asked_at = self._number + 1, float(int(self._clock()))
-        self.state = Profiling(ProfilePhase.ASKED)
+        self.state = Profiling(ProfilePhase.ASKED, asked_at=self._asked_at)
         self._control.ask_profile(
             Wish(self._number, wish.steps, bool(wish.everybody), bool(wish.memory), self._asked_at)
         )
@@ -94,7 +95,7 @@ class Profiles:
         folder = f"profiles/{told.step}-{moment}"
         uri = f"{parse_uri(self._config.checkpoint_uri)}/{folder}"
         before = self.state.stored if self.state.uri == uri else ()
-        self.state = Profiling(ProfilePhase.STORING, uri, before, told.text)
+        self.state = Profiling(ProfilePhase.STORING, uri, before, told.text, told.at)
         self._storing.add(told.rank)
         loop = asyncio.get_running_loop()
 
@@ -108,13 +109,13 @@ class Profiles:
     def _stored(self, told: report.Profiled, stored: tuple[str, ...], trouble: str) -> None:
         self._storing.discard(told.rank)
         state = self.state
-        self.state = Profiling(state.phase, state.uri, (*state.stored, *stored), trouble or state.text)
+        self.state = replace(state, stored=(*state.stored, *stored), text=trouble or state.text)
         if not self._storing:
             failed = bool(trouble) and not self.state.stored
             self._settle(ProfilePhase.FAILED if failed else ProfilePhase.DONE, self.state.text)
 
     def _settle(self, phase: ProfilePhase, text: str) -> None:
-        self.state = Profiling(phase, self.state.uri, self.state.stored, text)
+        self.state = replace(self.state, phase=phase, text=text)
         where = f" at {self.state.uri}" if self.state.uri else ""
         say(f"profile {phase.value}{where}{f': {text}' if text else ''}")
 

@@ -14,6 +14,7 @@ import torch
 from muster_protocol.losses import LossRecord
 from muster_runtime import report
 from muster_runtime.session.boundary import Agreement, Loss
+from muster_runtime.session.points import Points
 from muster_runtime.telemetry.peaks import peak_flops
 from muster_runtime.telemetry.throughput import Meter, model_flops_utilisation
 
@@ -29,6 +30,8 @@ class Progress:
     world_size: int
     device: torch.device
     reporter: report.Reporter
+    points: Points | None = None
+    """For the run's tracker, on rank 0 where there is one."""
     total_steps: int | None = None
     flops_per_token: float | None = None
     latest_loss: float | None = None
@@ -63,6 +66,8 @@ class Progress:
     def note(self, step: int, loss: Any, tokens: int | None, metrics: Mapping[str, Any]) -> None:
         """This rank's word about `step` (counted from 1)."""
         self.reported.update(metrics)
+        if self.points is not None:
+            self.points.note(step, metrics)
         if loss is not None:
             self.note_loss(step, loss.detach() if isinstance(loss, torch.Tensor) else float(loss), 1)
         self._tokens += tokens or 0
@@ -92,6 +97,8 @@ class Progress:
             for number, loss in zip(range(self._read_to + 1, step + 1), agreed.losses, strict=False):
                 if loss is not None:
                     self._unsaved[number - 1] = self.latest_loss = loss
+                    if self.points is not None:
+                        self.points.note(number, {"loss": loss})
             self._read_to = step
 
     def count(self, tokens: float, samples: int) -> None:
@@ -125,6 +132,8 @@ class Progress:
                 mfu=model_flops_utilisation(tokens_per_second, self.flops_per_token, self._peak(), self.world_size),
             )
         )
+        for message in self.points.take(self._read_to) if self.points is not None else ():
+            self.reporter.send(message)
         if not quiet and (last or now - self._printed_at >= PRINT_SECONDS):
             self._printed_at = now
             self.log(_line(step, self.total_steps, loss, step_seconds, tokens_per_second))
@@ -158,6 +167,8 @@ class Progress:
         self._pending.clear()
         self._unsaved.clear()
         self.latest_loss = self.latest_norm = None
+        if self.points is not None:
+            self.points.go_back(step)
         self.begin(step)
 
     def saved(self, step: int) -> None:

@@ -28,6 +28,7 @@ from muster_runtime.session.guard import Guard, Unsound
 from muster_runtime.session.norms import Norms
 from muster_runtime.session.numerics import Action
 from muster_runtime.session.persistence import RunState
+from muster_runtime.session.points import Points
 from muster_runtime.session.profiling import Profiler
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.saves import Saves
@@ -44,7 +45,8 @@ class Run:
         self._gang, self._strategy, self._device = gang, settings.strategy, device
         reporter = reports.Reporter()
         self._control = ControlReader()
-        self.progress = Progress(settings.rank, settings.world_size, device, reporter)
+        points = Points(settings.rank) if settings.tracked and settings.rank == 0 else None
+        self.progress = Progress(settings.rank, settings.world_size, device, reporter, points)
         self.saves = Saves(settings, gang, device, self.progress, reporter)
         self.seed = settings.seed
         self.step = 0

@@ -18,7 +18,7 @@ from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.parallel.wrap import unwrap, wrap_model
 from muster_runtime.pulse import Pulse, Section
-from muster_runtime.session import checks
+from muster_runtime.session import checks, described
 from muster_runtime.session.run import Run
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Tracked
@@ -287,8 +287,15 @@ class Session:
         """
         self.run.gradients.backward(loss, weight, scaler.scale if scaler is not None else None)
 
+    def params(self, **values: Any) -> None:
+        """What the run was set up with, for its tracker (`spec.tracking`): hyperparameters, names of datasets, ..."""
+        if self.run.progress.points is not None:
+            for message in described.messages(self.rank, "params", values):
+                self.run.progress.reporter.send(message)
+
     def report(self, *, loss: torch.Tensor | float | None = None, tokens: int | None = None, **metrics: float) -> None:
-        """What this step did on this rank. Rank 0's last word of each metric is kept with the checkpoint."""
+        """What this step did on this rank. Rank 0's last word of each metric is kept with the checkpoint, and its words
+        of every step go to the run's tracker."""
         checks.refuse_unreportable({"loss": loss, "tokens": tokens, **metrics})
         if loss is not None:
             self.run.gradients.refuse_second_loss()

@@ -42,6 +42,8 @@ class Settings:
     start_load: str = "all"
     numerics: Rules | None = None
     """None: nobody watches losses and gradients."""
+    tracked: bool = False
+    """A tracker is told of the run."""
 
     @property
     def identity(self) -> str:
@@ -100,6 +102,7 @@ def read_settings(
         start_from=environment.get(env.CHECKPOINT_FROM, ""),
         start_load=start_load,
         numerics=_numerics(environment),
+        tracked=bool(environment.get(env.TRACKING_URI)),
     )
 
 

@@ -19,7 +19,7 @@ from muster_runtime import report, stacks
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.pulse import Pulse, Section
-from muster_runtime.session import flight, rng
+from muster_runtime.session import described, flight, rng
 from muster_runtime.session.mistakes import tell_shortly
 from muster_runtime.session.run import Run
 from muster_runtime.session.session import Session
@@ -61,7 +61,11 @@ def start(
     pulse.enter(Section.SETUP)
     _started.append((session, where))
     _listen(session.run)
-    report.Reporter().send(report.Hello(settings.rank, os.getpid()))
+    reporter = report.Reporter()
+    reporter.send(report.Hello(settings.rank, os.getpid()))
+    if session.run.progress.points is not None:
+        for message in described.messages(settings.rank, "environment", described.environment(device)):
+            reporter.send(message)
     atexit.register(_leave, session.run)
     return session
 

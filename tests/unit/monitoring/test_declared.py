@@ -12,7 +12,7 @@ from hack.prometheus import program
 from muster.telemetry.metrics import Metrics
 from muster.telemetry.metrics_declared import ALL, OPERATOR
 from muster_protocol.goodput import Spent
-from muster_protocol.launcher_api import Straggler
+from muster_protocol.launcher_api import Straggler, Tracking
 from muster_protocol.metrics import RUNTIME, Kind
 from muster_runtime import report
 from muster_runtime.launch import config
@@ -52,6 +52,7 @@ def at_work() -> LauncherMetrics:
     metrics.processes(1, 1)
     metrics.pace(4, 8, 2.0)
     metrics.spent(Spent(training=3.0, starting=1.0))
+    metrics.tracking(Tracking(True, dropped=3))
     return metrics
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,7 +65,8 @@ class Cluster:
 async def test_it_waits_for_all_workers_and_names_their_files() -> None:
     asked, done = Profiling(ProfilePhase.ASKED), Profiling(ProfilePhase.DONE, URI, ("rank-0.json.gz", "index.json"))
     old = Profiling(ProfilePhase.DONE, "s3://models/run/profiles/1-20250101T000000Z", ("rank-1.json.gz",))
-    other = Profiling(ProfilePhase.DONE, URI, ("rank-1.json.gz",))
+    other = Profiling(ProfilePhase.DONE, URI, ("rank-10.json.gz", "rank-9.json.gz"), "no CUDA")
+    done = replace(done, text="no CUDA")
     cluster, written = Cluster([asked, asked, done], [old, other]), list[str]()
     wish = Profile(5, everybody=True, memory=True)
     assert await record(cluster, [pod(0), pod(1)], wish, written.append, every=0.001) == 0
@@ -72,8 +74,10 @@ async def test_it_waits_for_all_workers_and_names_their_files() -> None:
     assert written == [
         "5 steps of all ranks will be recorded\n",
         f"{URI}/rank-0.json.gz\n",
+        f"{URI}/rank-9.json.gz\n",
+        f"{URI}/rank-10.json.gz\n",
         f"{URI}/index.json\n",
-        f"{URI}/rank-1.json.gz\n",
+        "no CUDA\n",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Final
 
 from pydantic import ValidationError
@@ -9,12 +10,12 @@ from pydantic import ValidationError
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.nodefaults import FaultCause
 from muster.api.placement import Placement
-from muster.api.trainingjob_status import Failure, NumericsStatus, QueuePosition
+from muster.api.trainingjob_status import Failure, NumericsStatus, ProfileStatus, QueuePosition
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import blame, failure, hindrance
 from muster.controllers.lifecycle.turn import Turn
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Ended, Numerics
+from muster_protocol.launcher_api import Ended, Numerics, ProfilePhase, Profiling
 from muster_protocol.launcher_api import Phase as LauncherPhase
 from muster_protocol.launcher_api import Status as LauncherStatus
 
@@ -61,6 +62,7 @@ def follow(turn: Turn) -> bool:
     elif turn.s.launcher is not None and placement.replacing is None and not turn.s.launcher.lost:
         _tell_restarts(turn, placement, turn.s.launcher)
         _tell_numerics(turn, turn.s.launcher.numerics)
+        _tell_profile(turn, turn.s.launcher.profile)
     return False
 
 
@@ -101,6 +103,28 @@ def _tell_numerics(turn: Turn, said: Numerics | None) -> None:
     turn.draft.set(numerics=known)
     if said.skipped + said.rollbacks > (old.skipped or 0) + (old.rollbacks or 0):
         turn.tell(EventReason.UNSOUND_NUMBERS, known.last, warning=True)
+
+
+def _tell_profile(turn: Turn, said: Profiling | None) -> None:
+    """Say how a profile has ended, for those who don't look at the command's terminal. A word may be nonsense."""
+    if said is None or said.phase not in (ProfilePhase.DONE, ProfilePhase.FAILED):
+        return
+    stored = said.phase is ProfilePhase.DONE
+    try:
+        asked_at = datetime.fromtimestamp(said.asked_at, timezone.utc)
+        uri = said.uri if said.uri.startswith("s3://") else None
+        known = ProfileStatus(asked_at=asked_at, stored=stored, uri=uri, message=said.text)
+    except (ValidationError, ValueError, OverflowError, OSError, TypeError, AttributeError):
+        return
+    old = turn.status.profile
+    if old is not None and old.asked_at >= known.asked_at:
+        return
+    turn.draft.set(profile=known)
+    if stored:
+        told = f"a profile lies at {said.uri}{f'; {known.message}' if known.message else ''}"
+        turn.tell(EventReason.PROFILED, told)
+    else:
+        turn.tell(EventReason.PROFILE_FAILED, known.message, warning=True)
 
 
 def _keep_failure(turn: Turn, ended: Ended) -> None:

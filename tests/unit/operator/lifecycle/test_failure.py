@@ -12,7 +12,7 @@ from muster.api.placement import Victim
 from muster.controllers.lifecycle.failure import remaining_restarts
 from muster.controllers.lifecycle.turn import Claim
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Ended, Numerics, Phase
+from muster_protocol.launcher_api import Ended, Numerics, Phase, ProfilePhase, Profiling
 
 from .cases import Case, trainingjob
 
@@ -134,6 +134,26 @@ def test_unsound_steps_are_counted_and_told_as_they_come() -> None:
     case.launcher = replace(case.launcher, numerics=Numerics(1, 1, "less, after a crash before the next checkpoint"))
     case.settle()
     assert len([note for note in case.notes if note.reason is EventReason.UNSOUND_NUMBERS]) == 2
+
+
+def test_how_a_profile_ended_is_told_once() -> None:
+    case = Case(trainingjob(checkpoint={"uri": "s3://models/a"}))
+    case.start()
+    uri = "s3://models/a/profiles/7-20260102T030405Z"
+    asked = Profiling(ProfilePhase.ASKED, asked_at=1000.0)
+    done = Profiling(ProfilePhase.DONE, uri, ("rank-0.json.gz",), "no CUDA", 1000.0)
+    failed = Profiling(ProfilePhase.FAILED, text="bucket away", asked_at=2000.0)
+    nonsense = (replace(failed, asked_at=1e300), replace(failed, asked_at=3000.0, uri=7))  # type: ignore[arg-type]
+    for said in (None, asked, done, done, asked, failed, *nonsense, done):
+        assert case.launcher is not None
+        case.launcher = replace(case.launcher, profile=said)
+        case.settle()
+    known = case.job.status.profile
+    assert known is not None
+    assert (known.stored, known.message, known.asked_at.timestamp()) == (False, "bucket away", 2000.0)
+    ends = (EventReason.PROFILED, EventReason.PROFILE_FAILED)
+    notes = [(note.message, note.warning) for note in case.notes if note.reason in ends]
+    assert notes == [(f"a profile lies at {uri}; no CUDA", False), ("bucket away", True)]
 
 
 def test_processes_that_start_anew_without_a_crash_are_no_restart() -> None:

@@ -1,0 +1,167 @@
+"""Brings what is known of a run to its tracker: in batches, with pauses when it is away, and with bounded memory.
+
+What waits is bounded: when the tracker is away for long, the oldest values go and are counted.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from operator import methodcaller
+from typing import Final
+
+from muster_runtime.tracking.tracker import BATCH, Point, Rejected, Run, RunStatus, Tracker
+
+FLUSH_SECONDS: Final = 5.0
+FIRST_PAUSE: Final = 1.0
+LAST_PAUSE: Final = 60.0
+POINTS_KEPT: Final = 50_000
+"""About 10 MB, and three quarters of an hour at twenty values a second."""
+FACTS_KEPT: Final = 2_000
+"""Parameters, and tags."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """How it goes.
+
+    Attributes:
+        well: the last call succeeded; None before the first.
+        url: the run's, once it is open.
+        text: what went wrong last, or "".
+        dropped: values that were given up, to make room or because the tracker will not have them.
+    """
+
+    well: bool | None = None
+    url: str = ""
+    text: str = ""
+    dropped: int = 0
+
+
+class Courier:
+    """`add`, `know` and `end` may be called from another thread than `run`. `tell` gets each change of `Told`."""
+
+    def __init__(
+        self, make: Callable[[], Tracker], run: Run, tell: Callable[[Told], None], *, points_kept: int = POINTS_KEPT
+    ) -> None:
+        self._make, self._run, self._tell = make, run, tell
+        self._tracker: Tracker | None = None
+        self._points: deque[Point] = deque()
+        self._points_kept = points_kept
+        self._params: dict[str, str] = {}
+        self._tags: dict[str, str] = {}
+        self._status: RunStatus | None = None
+        self._ended_at = 0.0
+        self._changed = threading.Condition()
+        self._told = Told()
+        self._dropped = 0
+        self._rejected = ""
+
+    # ----------------------------------------------------------------------------------------------------- what is told
+
+    def add(self, points: Sequence[Point]) -> None:
+        with self._changed:
+            self._points.extend(points)
+            while len(self._points) > self._points_kept:
+                self._points.popleft()
+                self._dropped += 1
+
+    def know(self, *, params: Mapping[str, str] | None = None, tags: Mapping[str, str] | None = None) -> None:
+        with self._changed:
+            for known, news in ((self._params, params), (self._tags, tags)):
+                for name, value in (news or {}).items():
+                    if name in known or len(known) < FACTS_KEPT:
+                        known[name] = value
+
+    def end(self, status: RunStatus | None, at: float) -> None:
+        """Nothing more comes. None: nobody knows how the run stands."""
+        with self._changed:
+            self._status, self._ended_at = status or RunStatus.RUNNING, at
+            self._changed.notify()
+
+    # ------------------------------------------------------------------------------------------------- what is brought
+
+    def run(self) -> None:
+        """Returns when everything is brought after `end`."""
+        pause = 0.0
+        while True:
+            ended = self._status is not None
+            try:
+                self._flush()
+                if ended:
+                    self._close()
+            except Exception as error:  # noqa: BLE001 - a tracker may be anybody's
+                pause = min(LAST_PAUSE, pause * 2 or FIRST_PAUSE)
+                self._news(well=False, text=str(error) or type(error).__name__)
+            else:
+                pause = 0.0
+                self._news(well=True, text=self._rejected)
+                if ended:
+                    return
+            self._wait(pause * random.uniform(0.8, 1.2) if pause else FLUSH_SECONDS)
+
+    def _wait(self, seconds: float) -> None:
+        with self._changed:
+            if self._status is None:
+                self._changed.wait_for(lambda: self._status is not None, seconds)
+                return
+        time.sleep(min(seconds, FIRST_PAUSE))  # whoever ended us doesn't wait for long
+
+    def _flush(self) -> None:
+        self._open()
+        for known, name in ((self._params, "params"), (self._tags, "tags")):
+            with self._changed:
+                news = dict(known)
+            if news:
+                self._bring(methodcaller(name, news))
+                with self._changed:
+                    for each, value in news.items():
+                        if known.get(each) == value:
+                            del known[each]
+        while batch := self._batch():
+            if not self._bring(methodcaller("metrics", batch)):
+                self._dropped += len(batch)
+            with self._changed:
+                for point in batch:
+                    if self._points and self._points[0] is point:  # the oldest may have made room meanwhile
+                        self._points.popleft()
+
+    def _batch(self) -> tuple[Point, ...]:
+        with self._changed:
+            return tuple(islice(self._points, BATCH))
+
+    def _bring(self, call: Callable[[Tracker], None]) -> bool:
+        """Whether the tracker took it. A run that was deleted there is opened anew first."""
+        try:
+            call(self._open())
+        except Rejected:
+            self._tracker = None
+            try:
+                call(self._open())
+            except Rejected as rejected:
+                self._rejected = str(rejected)
+                return False
+        return True
+
+    def _open(self) -> Tracker:
+        if self._tracker is None:
+            tracker = self._make()
+            url = tracker.begin(self._run)
+            self._tracker = tracker
+            self._news(well=True, url=url)
+        return self._tracker
+
+    def _close(self) -> None:
+        if self._status is not None and self._status is not RunStatus.RUNNING:
+            self._open().end(self._status, self._ended_at)
+
+    def _news(self, **changes: object) -> None:
+        told = replace(self._told, dropped=self._dropped, **changes)  # type: ignore[arg-type]
+        if told != self._told:
+            self._told = told
+            self._tell(told)

@@ -1,0 +1,246 @@
+"""Pure: what a tracker is told of a run, and how what waits for it is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from muster_protocol import exits
+from muster_protocol.exits import Cause, ExitFacts
+from muster_protocol.launcher_api import Facts, StopReason
+from muster_runtime import report
+from muster_runtime.launch import tracked
+from muster_runtime.session import described
+from muster_runtime.session.points import STEPS_AT_ONCE, Points
+from muster_runtime.telemetry.gpus import Gpu
+from muster_runtime.tracking import wire
+from muster_runtime.tracking.courier import Courier, Told
+from muster_runtime.tracking.tracker import BATCH, Point, Rejected, Run, RunStatus, TrackerError
+
+pytestmark = pytest.mark.runtime
+
+RUN = Run("own://", "uid", "research", "llama")
+
+
+def test_options_of_a_command_line() -> None:
+    words = ["python", "train.py", "--lr", "3e-4", "--bf16", "--batch=8", "data", "--", "-x"]
+    assert tracked.arguments(words) == {"args/lr": "3e-4", "args/bf16": "true", "args/batch": "8"}
+    assert tracked.arguments(["python", "x.py", "--bf16", "--lr", "-1"]) == {"args/bf16": "true", "args/lr": "-1"}
+
+
+def test_the_commit_comes_from_the_image_or_the_folder(tmp_path: Path) -> None:
+    first, second, third = "a" * 40, "b" * 40, "c" * 40
+    assert tracked.commit({}, tmp_path) == ""
+    git = tmp_path / ".git"
+    git.mkdir()
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    assert tracked.commit({}, tmp_path) == ""
+    (git / "packed-refs").write_text(f"# pack-refs\n{first} refs/heads/main\n")
+    assert tracked.commit({}, tmp_path) == first
+    (git / "refs" / "heads").mkdir(parents=True)
+    (git / "refs" / "heads" / "main").write_text(f"{second}\n")
+    assert tracked.commit({"GITHUB_SHA": "no commit"}, tmp_path) == second
+    assert tracked.commit({"GIT_COMMIT": third}, tmp_path) == third
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason", "by_signal", "status"),
+    [
+        (Cause.SUCCEEDED, None, False, RunStatus.FINISHED),
+        (Cause.SUCCEEDED, StopReason.PREEMPT, False, RunStatus.FINISHED),
+        (Cause.PREEMPTED, StopReason.PREEMPT, False, RunStatus.SCHEDULED),
+        (Cause.PREEMPTED, StopReason.SUSPEND, False, RunStatus.SCHEDULED),
+        (Cause.PREEMPTED, StopReason.PREEMPT, True, RunStatus.KILLED),
+        (Cause.MAX_RUNTIME, StopReason.MAX_RUNTIME, False, RunStatus.KILLED),
+        (Cause.USER, None, False, RunStatus.FAILED),
+        (Cause.PEER, None, False, RunStatus.FAILED),
+    ],
+)
+def test_how_a_run_stands_at_its_end(cause: Cause, reason: StopReason, by_signal: bool, status: RunStatus) -> None:
+    assert tracked.status(ExitFacts(cause, exits.EXIT_OK, ""), reason, by_signal=by_signal) is status
+
+
+def test_what_the_operator_tells_goes_on_counting() -> None:
+    facts = Facts({"muster.queue": "q"}, gpus=4, gpu_seconds=7200, cost="10", hourly=8.0, currency="USD", at=1000.0)
+    assert tracked.readable(facts)
+    points = {point.name: point.value for point in tracked.of_facts(facts, 5, 1000.0 + 1800).points}
+    assert points == {"muster/gpu_hours": 4.0, "muster/cost": 14.0}
+    assert not tracked.readable(Facts(hourly=math.nan))
+    assert not tracked.readable(Facts(tags={"a": 1}))  # type: ignore[dict-item]
+
+
+def test_gpus_have_the_names_of_mlflows_system_metrics() -> None:
+    gpu = Gpu("0", "GPU-1", "H100", 0.5, 40 * 2**30, 80 * 2**30, 350.0)
+    points = {point.name: point.value for point in tracked.of_machine([gpu], 7, 1.0).points}
+    assert points == {
+        "system/gpu_0_utilization_percentage": 50.0,
+        "system/gpu_0_memory_usage_megabytes": 40960.0,
+        "system/gpu_0_memory_usage_percentage": 50.0,
+        "system/gpu_0_power_usage_watts": 350.0,
+    }
+
+
+# -- in the rank -------------------------------------------------------------------------------------------------------
+
+
+def test_points_are_thinned_fit_and_survive_what_is_no_number() -> None:
+    points = Points(0)
+    many = {f"metric_{number:04}": 1.0 for number in range(300)}
+    for step in range(1, 501):
+        points.note(
+            step, {"accuracy": torch.tensor(step / 2), "several": torch.ones(2), **(many if step == 500 else {})}
+        )
+    points.note(500, {"loss": math.inf})
+    messages = list(points.take(499))
+    told = {step: values for message in messages for step, _, values in message.points}
+    assert len(told) == STEPS_AT_ONCE
+    assert told[499] == {"accuracy": "249.5"}
+    assert all(report.decode(report.encode(one)) is not None for one in messages)
+    (last,) = points.take(500)
+    assert not list(points.take(500))
+    assert last.points[0][2]["loss"] == "inf"
+    assert len(report.encode(last)) < report.DATAGRAM_LIMIT
+    points.note(9, {"x": 1.0})
+    points.go_back(8)
+    assert not list(points.take(10)), "what was not, is not told"
+
+
+def test_a_graph_is_not_kept() -> None:
+    points = Points(0)
+    weight = torch.ones(1, requires_grad=True)
+    value = (weight * 2).sum()
+    points.note(1, {"x": value})
+    ((_, (_, kept)),) = points._steps.items()
+    assert kept["x"].grad_fn is None
+
+
+def test_descriptions_fit() -> None:
+    messages = list(described.messages(0, "params", {f"p{number}": "ü" * 5000 for number in range(40)}))
+    assert all(len(report.encode(one)) <= report.DATAGRAM_LIMIT for one in messages)
+    assert {name for one in messages for name in one.values} == {f"p{number}" for number in range(40)}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"kind": "Points", "rank": 0, "points": 3},
+        {"kind": "Points", "rank": 0, "points": [[1, 2.0]]},
+        {"kind": "Points", "rank": 0, "points": [["1", 2.0, {}]]},
+        {"kind": "Points", "rank": 0, "points": [[1, 2.0, {"loss": "low"}]]},
+        {"kind": "Points", "rank": 0, "points": [[1, float("nan"), {"loss": "1"}]]},
+        {"kind": "Described", "rank": 0, "about": "params", "values": {"lr": 3}},
+        {"kind": "Described", "rank": 0, "about": "params", "values": "lr"},
+    ],
+)
+def test_what_is_no_message_is_refused(said: object) -> None:
+    import json
+
+    assert report.decode(json.dumps(said).encode()) is None
+
+
+# -- what waits for the tracker ----------------------------------------------------------------------------------------
+
+
+class Log:
+    """A tracker that fails where it is told to."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.points: list[Point] = []
+        self.facts: dict[str, str] = {}
+        self.status: RunStatus | None = None
+        self.failing: list[Exception] = []
+
+    def _fails(self) -> None:
+        if self.failing:
+            raise self.failing.pop(0)
+
+    def begin(self, run: Run) -> str:
+        self._fails()
+        self.begun += 1
+        return "log://"
+
+    def params(self, values: Mapping[str, str]) -> None:
+        self.facts |= values
+
+    tags = params
+
+    def metrics(self, points: Sequence[Point]) -> None:
+        self._fails()
+        assert len(points) <= BATCH
+        self.points += points
+
+    def end(self, status: RunStatus, at: float) -> None:
+        self.status = status
+
+
+def bring(log: Log, number: int, **options: int) -> list[Told]:
+    told: list[Told] = []
+    courier = Courier(lambda: log, RUN, told.append, **options)
+    for first in range(0, number, 100):
+        courier.add([Point("loss", 1.0, step, 0.0) for step in range(first, min(number, first + 100))])
+    courier.know(params={"a": "1"}, tags={"b": "2"})
+    courier.end(RunStatus.FINISHED, 1.0)
+    courier.run()
+    return told
+
+
+def test_everything_arrives_in_order_and_in_batches() -> None:
+    log = Log()
+    told = bring(log, 2 * BATCH + 1)
+    assert [point.step for point in log.points] == list(range(2 * BATCH + 1))
+    assert (log.facts, log.status) == ({"a": "1", "b": "2"}, RunStatus.FINISHED)
+    assert told[-1] == Told(True, "log://")
+
+
+def test_the_oldest_make_room_and_are_counted() -> None:
+    log = Log()
+    told = bring(log, 500, points_kept=200)
+    assert [point.step for point in log.points] == list(range(300, 500))
+    assert told[-1].dropped == 300
+
+
+def test_what_fails_is_tried_again_and_what_is_rejected_is_given_up() -> None:
+    log = Log()
+    log.failing = [TrackerError("away"), OSError("of somebody's own")]
+    told = bring(log, 3)
+    assert [one.text for one in told if one.well is False] == ["away", "of somebody's own"]
+    assert len(log.points) == 3
+    log = Log()
+    log.failing = []
+    told = []
+    courier = Courier(lambda: log, RUN, told.append)
+    courier.add([Point("loss", 1.0, 1, 0.0)])
+    courier._flush()
+    log.failing = [Rejected("deleted")]
+    courier.add([Point("loss", 1.0, 2, 0.0)])
+    courier._flush()
+    assert (log.begun, len(log.points)) == (2, 2), "a run that was deleted there is begun anew"
+    log.failing = [Rejected("no such thing"), Rejected("no such thing")]
+    courier.add([Point("loss", 1.0, 3, 0.0)])
+    courier.end(RunStatus.FINISHED, 1.0)
+    courier.run()
+    assert (told[-1].dropped, told[-1].well) == (1, True)
+
+
+def test_packets_keep_their_bounds() -> None:
+    facts = {f"name-{number}": "\u20ac" * 10_000 for number in range(50)}
+    packets = [
+        *wire.facts("tags", facts),
+        *(packet for packet, _ in wire.points([Point("x" * 250, 1.0, 1, 1.0)] * 999)),
+    ]
+    assert max(map(len, packets)) <= wire.PACKET_LIMIT
+    courier = Courier(Log, RUN, lambda told: None)
+    ours, its = wire.pair()
+    with ours, its:
+        for packet in packets:
+            ours.send(packet)
+            assert wire.take(its.recv(wire.PACKET_LIMIT), courier)
+        ours.send(wire.end(RunStatus.FAILED, 1.0))
+        assert not wire.take(its.recv(wire.PACKET_LIMIT), courier)
+    assert courier._tags.keys() == facts.keys()
+    assert len(courier._points) == 999
