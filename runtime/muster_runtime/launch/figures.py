@@ -19,6 +19,7 @@ from typing import Any, Final
 from muster_protocol import env
 from muster_protocol.launcher_api import Figures, GpuFigures
 from muster_runtime import vendored
+from muster_runtime.launch.environment import library_path
 from muster_runtime.launch.termination import say
 from muster_runtime.telemetry.gpus import Watch
 
@@ -113,7 +114,11 @@ def _statvfs(folder: Path) -> os.statvfs_result | None:
 async def _gpus(machine: Machine) -> tuple[str, tuple[GpuFigures, ...]]:
     """What is wrong with all of them, or ""; and each one's figures."""
     process = await asyncio.create_subprocess_exec(
-        *machine.probe, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *machine.probe,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **library_path(os.environ)},
     )
     try:
         output, errors = await asyncio.wait_for(process.communicate(), machine.probe_seconds)

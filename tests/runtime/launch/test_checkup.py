@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -151,3 +153,20 @@ def test_the_preflight_can_be_left_out(make_gang: MakeGang) -> None:
     (gang.folder / "full" / "sitecustomize.py").write_text(NO_DISK)
     assert gang.pod(0, gang.script("mark('ran')"), PYTHONPATH=str(gang.folder / "full")).end().cause is Cause.SUCCEEDED
     assert gang.marks("ran")
+
+
+IN_A_POD = """
+import asyncio, os, sys
+from pathlib import Path
+sys.path.insert(0, os.environ["MUSTER_LIB"])
+from muster_runtime.launch.figures import Machine, measure
+print(repr(asyncio.run(measure(Machine(gpu_control=Path("/dev/null")))).gpu_error))
+"""
+
+
+def test_the_probe_is_found_where_only_the_launcher_knows_the_runtime() -> None:
+    """As `muster-launch` starts in a pod: the image's Python, which has nothing of Muster."""
+    bare = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    library = {"MUSTER_LIB": str(Path(__file__).parents[3] / "runtime"), "PATH": os.environ["PATH"]}
+    done = subprocess.run([bare, "-I", "-S", "-c", IN_A_POD], env=library, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "''\n"), done.stderr
