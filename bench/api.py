@@ -1,8 +1,8 @@
 """The API with 10,000 jobs and 20 clients: how long a page of 100 takes, and what a plan beside it suffers.
 
 A process of its own serves as the operator does: the same app, tokens and rights asked of a real API server, and a
-loop that plans half of its time (12,500 nodes, 10,000 waiting jobs). Three ways are compared: nobody plans; uvicorn in
-a thread of its own, as Muster has it; uvicorn in the loop that plans. Latencies are of clients that ask again at once.
+loop that plans half of its time (12,500 nodes, 10,000 waiting jobs), while 50 jobs change in a second. Three ways are
+compared: nobody plans; uvicorn in a thread of its own, as Muster has it; uvicorn in the loop that plans.
 
 `--kubeconfig` takes an API server that runs, in which it leaves nothing; without it one is started and taken down. On a
 machine that other work keeps busy only the comparison means something. Exit code 1 if a target is missed.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import socket
@@ -19,8 +20,11 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +46,8 @@ from report import Target, report
 JOBS: Final = 10_000
 NAMESPACES: Final = 50
 CLIENTS: Final = 20
+CHANGES: Final = 50
+"""Jobs that change in a second."""
 PLACES: Final = ("idle", "thread", "loop")
 NOTES: Final = {
     "idle": "nobody plans",
@@ -130,6 +136,7 @@ async def _serve(place: str, kubeconfig: str) -> None:
     replica = Replica(board, "bench", connect, lambda: True, lambda: "", 10.0)
     enter = app_of(Probes(lambda: b"", dict, str, 60.0), replica)
     publishing = asyncio.create_task(board.run(Nothing(), "default"))
+    changing = asyncio.create_task(_change(board))
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     alone: list[float] = []
     took: list[float] = []
@@ -150,7 +157,7 @@ async def _serve(place: str, kubeconfig: str) -> None:
         print(server.port, flush=True)
         await ended
         await server.stop()
-    for task in (publishing, planning):
+    for task in (publishing, changing, planning):
         if task is not None:
             task.cancel()
     print(
@@ -163,6 +170,16 @@ async def _serve(place: str, kubeconfig: str) -> None:
             }
         )
     )
+
+
+async def _change(board: Board) -> None:
+    """Each second so many jobs have made progress as the operator writes down at most."""
+    for turn in itertools.count(1):
+        await asyncio.sleep(1)
+        for number in range(0, JOBS, JOBS // CHANGES):
+            raw = job(number)
+            raw["status"]["preemptions"] = turn
+            board.job((raw["metadata"]["namespace"], raw["metadata"]["name"]), raw)
 
 
 async def _in_this_loop(enter: Any, ended: asyncio.Task[str]) -> None:
@@ -201,43 +218,89 @@ def resident_mib() -> float:
 # -- the clients -------------------------------------------------------------------------------------------------------
 
 
-async def ask(port: int, token: str, seconds: float) -> tuple[list[float], int]:
-    """(seconds of each answer, bytes of one): each client goes through the pages again and again."""
-    took: list[float] = []
-    size = 0
-    end = time.monotonic() + seconds
-    headers = {"Authorization": f"Bearer {token}"}
-    async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as session:
+@dataclass
+class Told:
+    """Attributes:
+    took: seconds of each answer.
+    size: bytes of one, as it is before compression.
+    cpu: seconds of processor time of all clients.
+    """
 
-        async def client(number: int) -> None:
-            nonlocal size
-            cursor, sort = "", ("name", "-created", "queue", "gpus")[number % 4]
-            while time.monotonic() < end:
-                query = {"limit": "100", "sort": sort, "cursor": cursor}
-                started = time.monotonic()
-                async with session.get(f"http://127.0.0.1:{port}/v1/jobs", params=query) as answer:
-                    body = await answer.read()
-                took.append(time.monotonic() - started)
-                if answer.status != 200:
-                    raise SystemExit(f"{answer.status}: {body.decode()}")
-                size, cursor = len(body), json.loads(body)["next"]
-
-        await client_once(session, port)
-        took.clear()
-        await asyncio.gather(*(client(number) for number in range(CLIENTS)))
-    return took, size
+    took: list[float] = field(default_factory=list)
+    size: int = 0
+    cpu: float = 0.0
 
 
-async def client_once(session: aiohttp.ClientSession, port: int) -> None:
+class Client(asyncio.Protocol):
+    """Goes through the pages again and again, and does little else: its processor time is the server's neighbours'."""
+
+    def __init__(self, port: int, token: str, sort: str, until: float, told: Told) -> None:
+        self._headers = f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\nAccept-Encoding: gzip\r\n\r\n"
+        self._sort, self._until, self._told = sort, until, told
+        self._cursor, self._got, self._asked_at = "", b"", 0.0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._ask()
+
+    def _ask(self) -> None:
+        query = f"limit=100&sort={self._sort}&cursor={self._cursor}"
+        self._got, self._asked_at = b"", time.monotonic()
+        self._transport.write(f"GET /v1/jobs?{query} HTTP/1.1\r\n{self._headers}".encode())
+
+    def data_received(self, data: bytes) -> None:
+        self._got += data
+        head, end, body = self._got.partition(b"\r\n\r\n")
+        headers = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        if not end or len(body) < int(headers[b"content-length"]):
+            return
+        self._told.took.append(time.monotonic() - self._asked_at)
+        page = zlib.decompress(body, wbits=31) if b"content-encoding" in headers else body
+        if not head.startswith(b"HTTP/1.1 200 "):
+            self._end(SystemExit(page.decode()))
+            return
+        self._told.size = max(self._told.size, len(page))
+        self._cursor = page.rpartition(b'"next":"')[2].partition(b'"')[0].decode()
+        if time.monotonic() < self._until:
+            self._ask()
+        else:
+            self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(SystemExit(f"the server has hung up: {exc}"))
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error) if error else self.done.set_result(None)
+        self._transport.close()
+
+
+async def ask(port: int, token: str, seconds: float) -> Told:
+    await until_answered(port, token)
+    told, spent, loop = Told(), time.process_time(), asyncio.get_running_loop()
+    until = time.monotonic() + seconds
+    clients = []
+    for number in range(CLIENTS):
+        sort = ("name", "-created", "queue", "gpus")[number % 4]
+        _, client = await loop.create_connection(partial(Client, port, token, sort, until, told), "127.0.0.1", port)
+        clients.append(client)
+    await asyncio.gather(*(client.done for client in clients))
+    told.cpu = time.process_time() - spent
+    return told
+
+
+async def until_answered(port: int, token: str) -> None:
     """The first question waits for the token's review."""
-    while True:
-        async with session.get(f"http://127.0.0.1:{port}/v1/jobs?limit=1") as answer:
-            if answer.status == 200:
-                return
-            text = await answer.text()
-        if answer.status != 503:
-            raise SystemExit(f"{answer.status}: {text}")
-        await asyncio.sleep(0.2)
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
+        while True:
+            async with session.get(f"http://127.0.0.1:{port}/v1/jobs?limit=1") as answer:
+                if answer.status == 200:
+                    return
+                text = await answer.text()
+            if answer.status != 503:
+                raise SystemExit(f"{answer.status}: {text}")
+            await asyncio.sleep(0.2)
 
 
 def measure(place: str, kubeconfig: str, token: str, seconds: float) -> dict[str, float]:
@@ -246,7 +309,8 @@ def measure(place: str, kubeconfig: str, token: str, seconds: float) -> dict[str
     assert process.stdin is not None
     assert process.stdout is not None
     port = int(process.stdout.readline())
-    took, size = asyncio.run(ask(port, token, seconds))
+    asked = asyncio.run(ask(port, token, seconds))
+    took = asked.took
     process.stdin.close()
     told = json.loads(process.stdout.readline())
     process.wait(30)
@@ -256,7 +320,8 @@ def measure(place: str, kubeconfig: str, token: str, seconds: float) -> dict[str
         f"{place}_p99_ms": 1e3 * cut[98],
         f"{place}_answers_per_s": len(took) / seconds,
         **({"idle_cpu_ms": 1e3 * told["cpu"] / len(took)} if place == "idle" else {}),
-        "page_kib": size / 1024,
+        f"{place}_clients_cpu_ms": 1e3 * asked.cpu / len(took),
+        "page_kib": asked.size / 1024,
         **told["memory"],
         **{
             f"{place}_plan{suffix}_ms": 1e3 * statistics.median(told[when])
@@ -309,6 +374,7 @@ def main() -> int:
     notes |= {
         "page_kib": "100 of 10,000 jobs, JSON",
         "idle_cpu_ms": "processor time of the serving process for one answer; other work does not count",
+        "idle_clients_cpu_ms": "processor time of the clients for one answer: they share the processors",
         "rows_mib": "memory of the rows of 10,000 jobs",
         "fastapi_mib": "memory of FastAPI, uvicorn's thread and the app",
     }

@@ -29,13 +29,17 @@ PER_NODE: Final = 8
 FLAVOUR: Final = "H100/on-demand"
 
 
-def state(metrics: Metrics, now: datetime, *, jobs: int, queues: int, waiting: int = 0) -> Callable[[], None]:
-    """What to call before each scrape: it looks at so many jobs of one GPU each, and at others that wait."""
+def state(
+    metrics: Metrics, now: datetime, *, jobs: int, queues: int, waiting: int = 0, strangers: int = 0
+) -> Callable[[], None]:
+    """What to call before each scrape: it looks at so many jobs of one GPU each, and at others that wait; `strangers`
+    wait, too, each for a queue and a priority that nobody has made."""
     nodes = [_node(number) for number in range(-(-jobs // PER_NODE))]
     cache = _cache(nodes)
     for number in range(queues):
         cache.queues[_queue(number)] = _trainingqueue(number, 2 * jobs // queues)
     records = _records(now, jobs, queues, waiting)
+    records += [_stranger(number, now) for number in range(strangers)]
     for record in records:
         record.price = 2.5
     inputs = [_input(number, jobs, queues) for number in range(queues)]
@@ -58,7 +62,8 @@ def state(metrics: Metrics, now: datetime, *, jobs: int, queues: int, waiting: i
 def _cache(nodes: list[NodeView]) -> Cache:
     none: Any = SimpleNamespace(items={})
     found: Any = SimpleNamespace(items={node.name: node for node in nodes})
-    return Cache(pods=none, nodes=found, namespaces=none, priority_classes=none)
+    classes: Any = SimpleNamespace(items={name: SimpleNamespace(name=name, value=1) for name in ("high", "low")})
+    return Cache(pods=none, nodes=found, namespaces=none, priority_classes=classes)
 
 
 def _queue(number: int) -> str:
@@ -97,6 +102,13 @@ def _records(now: datetime, jobs: int, queues: int, waiting: int) -> list[Record
         made = {"metadata": pattern.metadata.model_copy(update=metadata), "status": status}
         records.append(Record.of(pattern.model_copy(update=made)))
     return records
+
+
+def _stranger(number: int, now: datetime) -> Record:
+    job = _job(number, now)
+    metadata = job.metadata.model_copy(update={"name": f"stranger-{number}", "uid": f"stranger-{number}"})
+    spec = job.spec.model_copy(update={"queue": f"none-{number}", "priority_class_name": f"none-{number}"})
+    return Record.of(job.model_copy(update={"metadata": metadata, "spec": spec}))
 
 
 def _job(number: int, now: datetime) -> TrainingJob:

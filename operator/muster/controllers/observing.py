@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -28,6 +28,8 @@ from muster_protocol.metrics import Metric
 
 Shown = dict[Metric, dict[Labels, float]]
 
+UNKNOWN: Final = "(unknown)"
+"""For all queues and priorities together that jobs name and that do not exist."""
 _MOVES: Final = frozenset(reason.value for reason in MoveReason)
 
 
@@ -48,11 +50,12 @@ class Observing:
     def wrote(self, record: Record, before: TrainingJobStatus) -> None:
         """A job's status has become what the record has."""
         after, queue, store = record.job.status, record.spec.queue, self._metrics.store
-        priority = record.spec.priority_class
         if after.placement is not None and (after.placements or 0) > (before.placements or 0):
-            store.count(declared.ADMISSIONS, 1, queue, priority)
+            store.count(declared.ADMISSIONS, 1, queue)
             placed_at = after.placement.placed_at or utc_now()
-            store.observe(declared.WAIT_SECONDS, _waited(record, before, placed_at), queue, priority)
+            waited = _waited(record, before, placed_at)
+            store.observe(declared.WAIT_SECONDS, waited, queue)
+            store.observe(declared.PRIORITY_WAIT_SECONDS, waited, record.spec.priority_class)
         if after.stop is not None and before.stop is None and after.stop.reason in _MOVES:
             store.count(declared.PREEMPTIONS, 1, queue, after.stop.reason)
             store.count(declared.LOST, after.stop.lost, queue, after.stop.reason)
@@ -68,7 +71,7 @@ class Observing:
         """Put down how everything stands now."""
         now, records = utc_now(), loop.records.values()
         metrics = self._metrics
-        metrics.show({declared.JOBS: _number(loop)} | _jobs(records, cache) | _waiting(records, cache, now))
+        metrics.show({declared.JOBS: _number(loop, cache)} | _jobs(records, cache) | _waiting(records, cache, now))
         metrics.show(standing.queues(loop.tally, cache.queues, now))
         if loop.tally is not None:
             metrics.show(standing.fleet(loop.tally.snapshot))
@@ -84,7 +87,7 @@ class Observing:
             }
         )
         used = {record.spec.queue for record in records} | {ended.queue for ended in loop.ended.values()}
-        metrics.store.forget("queue", cache.queues.keys() | used)
+        metrics.store.forget("queue", cache.queues.keys() | used | {UNKNOWN})
 
 
 def _waited(record: Record, before: TrainingJobStatus, placed_at: datetime) -> float:
@@ -111,11 +114,20 @@ def _cause(status: TrainingJobStatus) -> str:
     return status.failure.cause if status.failure is not None else ""
 
 
-def _number(loop: Loop) -> dict[Labels, float]:
+def _known(name: str, there: Container[str]) -> str:
+    """What a job may name as it likes must not make a series for each name."""
+    return name if name in there else UNKNOWN
+
+
+def _number(loop: Loop, cache: Cache) -> dict[Labels, float]:
+    there = cache.queues
     phases = Counter(
-        (record.spec.queue, (record.job.status.phase or Phase.QUEUED).value) for record in loop.records.values()
+        (_known(record.spec.queue, there), (record.job.status.phase or Phase.QUEUED).value)
+        for record in loop.records.values()
     )
-    phases.update((ended.queue, ended.phase.value) for ended in loop.ended.values() if ended.phase is not None)
+    phases.update(
+        (_known(ended.queue, there), ended.phase.value) for ended in loop.ended.values() if ended.phase is not None
+    )
     return dict(phases.items())
 
 
@@ -146,14 +158,16 @@ def _waiting(records: Iterable[Record], cache: Cache, now: datetime) -> Shown:
     gpus: dict[Labels, float] = defaultdict(float, {(name,): 0 for name in cache.queues})
     oldest: dict[Labels, float] = defaultdict(float, {(name,): 0 for name in cache.queues})
     reasons: dict[Labels, float] = defaultdict(float)
+    priorities = {"", *cache.priorities()}
     for record in records:
         spec, status = record.spec, record.job.status
         if record.placement is not None or status.finished_at is not None or spec.suspend or record.deleted:
             continue
-        jobs[spec.queue, spec.priority_class] += 1
-        gpus[spec.queue,] += spec.gpus
-        reasons[spec.queue, status.queue.reason if status.queue is not None else ""] += 1
-        oldest[spec.queue,] = max(oldest[spec.queue,], _waited(record, status, now))
+        queue = _known(spec.queue, cache.queues)
+        jobs[queue, _known(spec.priority_class, priorities)] += 1
+        gpus[queue,] += spec.gpus
+        reasons[queue, status.queue.reason if status.queue is not None else ""] += 1
+        oldest[queue,] = max(oldest[queue,], _waited(record, status, now))
     return {
         declared.WAITING: jobs,
         declared.WAITING_GPUS: gpus,

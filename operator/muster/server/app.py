@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -28,14 +28,16 @@ from muster.server.details import detail
 from muster.server.identity import Kept, Reviewer, Right, User
 from muster.server.listing import BadCursor, Filter, Lists, page, question_of
 from muster.server.models import Fleet, JobDetail, JobPage, JobsQuery, QueueDetail, QueueList, QueueSummary, Told
+from muster.server.parameters import bad_field, parameters
 from muster.server.past import Past
 from muster.server.past_models import CostQuery, PastJobDetail, PastPage, PastQuery
-from muster.server.problems import MEDIA_TYPE, BadField, Problem, ProblemBody, bad_parameter, unavailable
+from muster.server.problems import MEDIA_TYPE, Problem, ProblemBody, bad_parameter, unavailable
 from muster.server.selectors import parse
 
 log = logging.getLogger(__name__)
 
 OPENAPI: Final = "/v1/openapi.json"
+LIST_QUEUES: Final = Right("list", "trainingqueues")
 SUMS_SECONDS: Final = 2.0
 """For which sums over all nodes, pods and queues are kept."""
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
@@ -161,7 +163,7 @@ async def jobs(context: Ctx, user: SignedIn, query: Annotated[JobsQuery, Query()
         visible = await context.reviewer.namespaces(user, right, lambda: context.lists.namespaces(shown.jobs))
     wanted = Filter(
         visible,
-        with_below(query.queue, shown.queues) if query.queue else None,
+        await _queues(context, user, query.queue) if query.queue else None,
         frozenset(phase.value for phase in query.phase),
         labels,
         query.sort,
@@ -187,38 +189,44 @@ async def job(context: Ctx, user: SignedIn, namespace: Name, name: Name) -> Resp
 
 async def all_queues(context: Ctx, user: SignedIn) -> Response:
     """All queues, with what each may use, uses and borrows."""
-    await context.reviewer.demand(user, Right("list", "trainingqueues"))
+    await context.reviewer.demand(user, LIST_QUEUES)
     return _answer(await context.summed("queues", _queue_list))
 
 
 async def queue(context: Ctx, user: SignedIn, name: Name) -> Response:
     """One queue."""
     await context.reviewer.demand(user, Right("get", "trainingqueues", name=name))
-    every: QueueList = await context.summed("queues", _queue_list)
-    summary = next((one for one in every.items if one.name == name), None)
-    found = next((one for one in context.shown.queues if one.metadata.name == name), None)
-    if summary is None or found is None:
+    shown = context.shown
+    found = next((one for one in shown.queues if one.metadata.name == name), None)
+    if found is None:
         raise Problem(404, f'trainingqueues.muster.dev "{name}" not found')
+    listed = await context.reviewer.allows(user, LIST_QUEUES)
+    known = shown.queues if listed else (found,)
     share = found.status.fair_share
     conditions = [
         Told(type=c.type, status=c.status, reason=c.reason, message=c.message) for c in found.status.conditions
     ]
     return _answer(
         QueueDetail(
-            queue=summary,
-            below=[one.name for one in every.items if one.parent == name],
+            queue=queues.summary(found, known),
+            below=sorted(one.metadata.name for one in known if one.spec.parent == name),
             fair_share=share.share if share else None,
             conditions=conditions,
-            as_of=every.as_of,
+            withheld=[] if listed else ["trainingqueues"],
+            as_of=shown.at,
         )
     )
 
 
 async def whole_fleet(context: Ctx, user: SignedIn) -> Response:
     """Nodes and GPUs by type and level of the topology: total, used, free, and the domain with the most free."""
-    await context.reviewer.demand(user, Right("list", "nodes", group=""))
-    told = await context.reviewer.allows(user, Right("list", "pods", group=""))
-    return _answer(await context.summed(f"fleet {told}", lambda shown: _fleet(shown, told)))
+    reviewer, topology = context.reviewer, context.shown.topology
+    await reviewer.demand(user, Right("list", "nodes", group=""))
+    asked = {"pods": Right("list", "pods", group="")}
+    if topology is not None:
+        asked["topologies"] = Right("get", "topologies", name=topology.metadata.name)
+    withheld = [what for what, right in asked.items() if not await reviewer.allows(user, right)]
+    return _answer(await context.summed(f"fleet without {withheld}", lambda shown: _fleet(shown, withheld)))
 
 
 async def past_jobs(context: Ctx, user: SignedIn, query: Annotated[PastQuery, Query()]) -> Response:
@@ -226,7 +234,9 @@ async def past_jobs(context: Ctx, user: SignedIn, query: Annotated[PastQuery, Qu
     return _answer(await context.history.jobs(context.reviewer, user, query))
 
 
-async def past_job(context: Ctx, user: SignedIn, uid: Annotated[str, Path(max_length=64)]) -> Response:
+async def past_job(
+    context: Ctx, user: SignedIn, uid: Annotated[str, Path(max_length=64, pattern="^[-A-Za-z0-9]*$")]
+) -> Response:
     """One job that is or was: its placements, what it held where, preemptions, checkpoints and failures."""
     return _answer(await context.history.job(context.reviewer, user, uid))
 
@@ -237,6 +247,13 @@ async def cost(context: Ctx, user: SignedIn, query: Annotated[CostQuery, Query()
     return Response(body, media_type=query.format.media_type, headers={"Cache-Control": "no-store"})
 
 
+async def _queues(context: Context, user: User, name: str) -> frozenset[str]:
+    """A queue and those below it, as far as the user may know which they are."""
+    if await context.reviewer.allows(user, LIST_QUEUES):
+        return with_below(name, context.shown.queues)
+    return frozenset({name})
+
+
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
@@ -245,16 +262,16 @@ def _queue_list(shown: Shown) -> QueueList:
     return QueueList(items=items, as_of=shown.at)
 
 
-def _fleet(shown: Shown, told: bool) -> Fleet:
-    levels = (
-        detect(shown.nodes)
-        if shown.topology is None
-        else tuple(LevelInput(level.name, level.label) for level in shown.topology.spec.levels)
-    )
+def _fleet(shown: Shown, withheld: Sequence[str]) -> Fleet:
+    levels: tuple[LevelInput, ...] = ()
+    if shown.topology is None:
+        levels = detect(shown.nodes)
+    elif "topologies" not in withheld:
+        levels = tuple(LevelInput(level.name, level.label) for level in shown.topology.spec.levels)
     return Fleet(
         nodes=fleet.counts(shown.nodes),
-        pools=fleet.pools(shown.nodes, shown.pods if told else None, levels),
-        withheld=[] if told else ["pods"],
+        pools=fleet.pools(shown.nodes, None if "pods" in withheld else shown.pods, levels),
+        withheld=list(withheld),
         as_of=shown.at,
     )
 
@@ -273,10 +290,10 @@ async def _problem(_: Request, error: Exception) -> Response:
     return error.response()
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
+async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = tuple(
-        BadField(name=".".join(str(part) for part in item["loc"][1:]), message=item["msg"]) for item in error.errors()
+        bad_field(item, parameters(request.app.openapi(), request.scope["route"].path)) for item in error.errors()
     )
     return Problem(400, "; ".join(f"{one.name}: {one.message}" for one in found), errors=found).response()
 

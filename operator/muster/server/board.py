@@ -64,11 +64,13 @@ class Board:
 
     def job(self, key: Key, raw: Mapping[str, Any] | None) -> None:
         """A TrainingJob was seen, or (None) is gone."""
+        before = self._rows.pop(key, None) if raw is None else self._rows.get(key)
+        if raw is not None:
+            row = JobRow.from_raw(raw)
+            if before is not None and before.document == row.document:
+                return  # of what has changed, a list shows nothing
+            self._rows[key] = row
         self._changed = True
-        if raw is None:
-            self._rows.pop(key, None)
-        else:
-            self._rows[key] = JobRow.from_raw(raw)
 
     def publish(self, world: World, topology: str) -> None:
         """`topology`: name of the one that the planner reads."""

@@ -57,6 +57,12 @@ class Entrance:
         headers = Headers(scope=scope)
         if scope["method"] not in METHODS:
             raise Problem(405, "this API only reads: use GET", headers={"Allow": ", ".join(METHODS)})
+        if not scope["raw_path"].startswith(b"/"):  # "@elsewhere/" would make a name of whom it is passed on to
+            raise Problem(400, "the path of a question begins with /")
+        if impersonated := next((name for name in headers if name.startswith("impersonate-")), ""):
+            raise Problem(
+                400, f"this API answers for the token's own user and impersonates nobody: leave out {impersonated}"
+            )
         if headers.get("content-length", "0").strip("0") or "transfer-encoding" in headers:
             raise Problem(413, "a question has no body: leave it out", headers={"Connection": "close"})
         if self._under_way > AT_ONCE:

@@ -43,12 +43,12 @@ class Forwarder:
             raise unavailable("no replica leads at the moment; one takes over within seconds")
         sent = {name: headers[name] for name in REQUEST_HEADERS if name in headers}
         query = scope["query_string"].decode("latin-1")
-        url = f"http://{address}{scope['raw_path'].decode('latin-1')}{'?' if query else ''}{query}"
+        path = scope["raw_path"].decode("latin-1")
         timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS)
         try:
             async with self._session.request(
                 "GET",
-                URL(url, encoded=True),
+                URL.build(scheme="http", authority=address, path=path, query_string=query, encoded=True),
                 headers={**sent, FORWARDED: self._identity},
                 timeout=timeout,
                 allow_redirects=False,

@@ -158,7 +158,8 @@ class Reviewer:
             return None
         names = sorted(there())
         if len(names) > NAMESPACES_ASKED:
-            raise Problem(403, f"{right.refused(user).detail}, and there are {len(names)} namespaces: name one of them")
+            more = f"and more than {NAMESPACES_ASKED} namespaces have some: name one of them"
+            raise Problem(403, f"{right.refused(user).detail}, {more}")
         each = [Right(right.verb, right.resource, name, group=right.group) for name in names]
         answers = await asyncio.gather(*(self.allows(user, one) for one in each))
         allowed = frozenset(name for name, yes in zip(names, answers, strict=True) if yes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, StringConstraints
 from pydantic.alias_generators import to_camel
@@ -197,15 +197,20 @@ class Told(Answer):
 
 
 class QueueDetail(Answer):
+    """One queue. To who may not list queues, `below` and the nominal of those below it stay untold."""
+
     queue: QueueSummary
     below: list[str] = Field(description="Names of the queues directly below it.")
     fair_share: str | None = Field(None, description="Part of the whole cluster that it holds, 0 to 1.")
     conditions: list[Told]
+    withheld: list[str] = Field(
+        description="`trainingqueues`: the user may not list them, and so those below are left out."
+    )
     as_of: Moment
 
 
 class LevelRoom(Answer):
-    """The domains of one level of the topology."""
+    """The domains of one level of the Topology, or of the levels that nodes' usual labels name where there is none."""
 
     level: str
     domains: int
@@ -262,13 +267,14 @@ class Fleet(Answer):
     nodes: NodeCounts
     pools: list[Pool]
     withheld: list[str] = Field(
-        description="`pods`: the user may not list those of all namespaces, and so what is used and free is left out."
+        description="`pods`: the user may not list those of all namespaces, and so what is used and free is left out. "
+        "`topologies`: they may not get the Topology, and so its levels are."
     )
     as_of: Moment
 
 
 Limit = Annotated[int, Field(ge=1, le=500, description="Jobs on a page.")]
-SORT_PATTERN: Final = "^-?(name|created|queue|phase|gpus)$"
+Sort = Literal["name", "-name", "created", "-created", "queue", "-queue", "phase", "-phase", "gpus", "-gpus"]
 
 
 class JobsQuery(BaseModel):
@@ -278,15 +284,13 @@ class JobsQuery(BaseModel):
 
     namespace: Annotated[str, StringConstraints(max_length=63)] = Field("", description="Only of this namespace.")
     queue: Annotated[str, StringConstraints(max_length=63)] = Field(
-        "", description="Only of this queue and those below it."
+        "", description="Only of this queue and, for who may list queues, those below it."
     )
     phase: list[Phase] = Field([], description="Only in this phase; may be given again.")
     label_selector: Annotated[str, StringConstraints(max_length=2048)] = Field(
         "", alias="labelSelector", description="As kubectl takes it: `team=vision,tier!=test,zone in (a,b),!old`."
     )
-    sort: Annotated[str, StringConstraints(pattern=SORT_PATTERN)] = Field(
-        "name", description="name, created, queue (and place in it), phase or gpus; with `-` before it, descending."
-    )
+    sort: Sort = Field("name", description="`queue` means the place in it, too; with `-` before it, descending.")
     limit: Limit = 100
     cursor: Annotated[str, StringConstraints(max_length=2048)] = Field(
         "", description="`next` of the page before, with the same filters and order."

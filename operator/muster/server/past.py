@@ -87,14 +87,14 @@ class Past:
             raise bad_parameter("month", str(error)) from error
         reader = self.reader
         ends = max(begins, min(ends, reader.seen_at() or begins))
-        jobs = [one for one in reader.facts(begins, ends) if visible is None or one.namespace in visible]
-        uids = {one.uid for one in jobs}
+        jobs = reader.facts(begins, ends, visible)
+        uids = {one.uid for one in jobs}  # the history is written meanwhile
         book = ledger(
             self.prices,
             begins,
             ends,
-            [row for row in reader.intervals(begins, ends) if row.job in uids],
-            parts=[row for row in reader.parts(begins, ends) if row.job in uids],
+            [row for row in reader.intervals(begins, ends, visible) if row.job in uids],
+            parts=[row for row in reader.parts(begins, ends, visible) if row.job in uids],
             pools=reader.pools(begins, ends) if idle else (),
         )
         if query.format is CostForm.FOCUS:
@@ -127,7 +127,7 @@ class Past:
 def _cursor(text: str, question: str) -> Cursor:
     try:
         moment, uid = behind(text, question)
-        return Cursor(datetime.fromisoformat(moment), str(uid))
-    except (BadCursor, ValueError, TypeError) as error:
+        return Cursor(datetime.fromisoformat(moment).astimezone(timezone.utc), str(uid).replace("\0", ""))
+    except (BadCursor, ValueError, TypeError, OverflowError) as error:
         told = str(error) if isinstance(error, BadCursor) else "it is no cursor of this API"
         raise bad_parameter("cursor", told) from error

@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstrai
 from muster.api.names import Phase
 from muster.server.models import Answer, Limit, Moment
 
-Name = Annotated[str, StringConstraints(max_length=253)]
+Name = Annotated[str, StringConstraints(max_length=253, pattern="^[-A-Za-z0-9_.]*$")]
 
 
 class Read(Answer):
@@ -134,9 +134,9 @@ class PastQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    namespace: Annotated[str, StringConstraints(max_length=63)] = Field("", description="Only of this namespace.")
+    namespace: Name = Field("", description="Only of this namespace.")
     name: Name | None = Field(None, description="Only of this name: one name may have been used by many jobs.")
-    queue: Annotated[str, StringConstraints(max_length=63)] | None = Field(None, description="Only of this queue.")
+    queue: Name | None = Field(None, description="Only of this queue.")
     user: Name | None = Field(None, description="Only of this user, as the label `muster.dev/user` says.")
     project: Name | None = Field(None, description="Only of this project, as the label `muster.dev/project` says.")
     phase: Phase | None = Field(None, description="Only whose last phase this is.")
@@ -170,5 +170,7 @@ class CostQuery(BaseModel):
         description="queue, namespace, user, project, month, job, flavour or label:KEY; several with commas.",
     )
     format: CostForm = Field(CostForm.JSON, description="json, csv, or focus: the FinOps specification's CSV.")
-    namespace: Annotated[str, StringConstraints(max_length=63)] = Field("", description="Only jobs of this namespace.")
-    cluster: Name = Field("cluster", description="FOCUS: the billing account.")
+    namespace: Name = Field("", description="Only jobs of this namespace.")
+    cluster: Annotated[str, StringConstraints(max_length=253)] = Field(
+        "cluster", description="FOCUS: the billing account."
+    )

@@ -20,9 +20,10 @@ MESSAGE: Final = 256
 _NO_LABELS: Final[Mapping[str, str]] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class JobRow:
-    """
+    """Equal to itself alone, so that sets of rows tell quickly which are new.
+
     Attributes:
         created: as Kubernetes writes it, which sorts by time.
         position: in its queue, or 0.

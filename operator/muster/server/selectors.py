@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+MOST: Final = 32
+"""Requirements of one selector: each is asked of every job."""
 _KEY: Final = r"(?:[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?"
 _VALUE: Final = r"[-A-Za-z0-9_.]*"
 _EQUAL: Final = re.compile(rf"({_KEY})\s*(==|=|!=)\s*({_VALUE})")
@@ -30,8 +32,11 @@ class Requirement:
 
 
 def parse(text: str) -> tuple[Requirement, ...]:
-    """All of them must match. Raises ValueError for what kubectl would not take either."""
-    return tuple(_requirement(part.strip()) for part in _COMMA.split(text)) if text.strip() else ()
+    """All of them must match. Raises ValueError for what kubectl would not take either, and for more than MOST."""
+    parts = _COMMA.split(text) if text.strip() else []
+    if len(parts) > MOST:
+        raise ValueError(f"it has {len(parts)} requirements, and at most {MOST} are taken")
+    return tuple(_requirement(part.strip()) for part in parts)
 
 
 def _requirement(part: str) -> Requirement:

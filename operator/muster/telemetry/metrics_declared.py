@@ -33,6 +33,8 @@ WAITS: Final = (
     7 * _DAY,
 )
 """Seconds: from an idle cluster to a week in the queue."""
+QUEUE_WAITS: Final = (_MINUTE, 10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY)
+"""Fewer, for there are a thousand queues: each bucket is then 60 kB of every scrape."""
 
 
 def _gauge(name: str, text: str, *labels: str, who: str = LEADER) -> Metric:
@@ -100,13 +102,15 @@ JOB_PHASE: Final = _gauge("muster_job_phase", "1, with the job's phase as a labe
 JOB_COST: Final = _gauge(
     "muster_job_cost_per_hour", "Money for an hour of the GPUs that the job holds; 0 where they have no price.", *JOB
 )
-ADMISSIONS: Final = _counter("muster_admissions_total", "Placements that were made.", "queue", "priority_class")
+ADMISSIONS: Final = _counter("muster_admissions_total", "Placements that were made.", "queue")
 WAIT_SECONDS: Final = _histogram(
     "muster_wait_seconds",
     "Time in the queue before each placement: since the job was submitted, or since its last placement ended.",
-    WAITS,
+    QUEUE_WAITS,
     "queue",
-    "priority_class",
+)
+PRIORITY_WAIT_SECONDS: Final = _histogram(
+    "muster_priority_wait_seconds", "The same by priority, over all queues.", WAITS, "priority_class"
 )
 PREEMPTIONS: Final = _counter(
     "muster_preemptions_total", "Placements that the planner has ended, by the queue that gave room.", "queue", "reason"

@@ -80,14 +80,23 @@ def test_what_is_shown_anew_takes_the_place_of_what_was() -> None:
     assert b'queue="a"' not in metrics.text()
 
 
-def test_ten_thousand_jobs_are_four_series_each_and_at_most_5_megabytes() -> None:
-    metrics = Metrics()
-    busy.state(metrics, NOW, jobs=10_000, queues=200, waiting=100)()
+def test_ten_thousand_jobs_are_four_series_each_and_with_a_thousand_queues_at_most_5_megabytes() -> None:
+    metrics, queues = Metrics(), 1_000
+    busy.state(metrics, NOW, jobs=10_000, queues=queues, waiting=100)()
     lines = [line for line in metrics.text().splitlines() if not line.startswith(b"#")]
     of_jobs = [line for line in lines if b"job_name=" in line]
     assert len(of_jobs) == 4 * 10_000, "four of each job that holds GPUs, none of those that wait"
-    assert len(lines) - len(of_jobs) <= 60 * 200 + 200
+    assert len(lines) - len(of_jobs) <= 25 * queues + 200
     assert len(metrics.text()) <= 5_000_000
+
+
+def test_names_that_users_make_up_are_no_series() -> None:
+    metrics = Metrics()
+    busy.state(metrics, NOW, jobs=2, queues=2, strangers=50)()
+    text = metrics.text().decode()
+    assert 'muster_queue_waiting_jobs{queue="(unknown)",priority_class="(unknown)"} 50' in text
+    assert 'muster_jobs{queue="(unknown)",phase="Queued"} 50' in text
+    assert "none-1" not in text
 
 
 def test_promtool_has_nothing_to_say_about_metrics_of_an_operator_at_work() -> None:

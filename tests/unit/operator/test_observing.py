@@ -47,16 +47,18 @@ def counted(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str
 
 def test_a_placement_is_an_admission_and_ends_a_wait() -> None:
     assert counted({}, {"placements": 1, "placement": PLACED}) == {
-        "muster_admissions_total": {"q,high": 1},
-        "muster_wait_seconds_count": {"q,high": 1},
-        "muster_wait_seconds_sum": {"q,high": 600},
+        "muster_admissions_total": {"q": 1},
+        "muster_wait_seconds_count": {"q": 1},
+        "muster_wait_seconds_sum": {"q": 600},
+        "muster_priority_wait_seconds_count": {"high": 1},
+        "muster_priority_wait_seconds_sum": {"high": 600},
     }
 
 
 def test_a_later_wait_begins_where_the_last_placement_ended() -> None:
     before = {"placements": 1, "goodput": {"until": "2026-03-01T11:59:00Z"}}
     found = counted(before, before | {"placements": 2, "placement": PLACED | {"generation": 2}})
-    assert found["muster_wait_seconds_sum"] == {"q,high": 60}
+    assert found["muster_wait_seconds_sum"] == {"q": 60}
 
 
 def test_what_is_written_again_is_not_counted_again() -> None:

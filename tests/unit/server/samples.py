@@ -116,7 +116,7 @@ def client(
 
 def everything() -> Cluster:
     """One user, who may read all."""
-    kinds = ("trainingjobs", "trainingqueues", "nodes", "pods", "events")
+    kinds = ("trainingjobs", "trainingqueues", "topologies", "nodes", "pods", "events")
     rights = {("jane", verb, kind, "") for verb in ("get", "list") for kind in kinds}
     return Cluster({"t": {"username": "jane", "groups": ["research"], "extra": {"scopes": ["a"]}}}, rights)
 

@@ -88,11 +88,15 @@ async def test_pages_together_have_every_job_once_in_order(sort: str) -> None:
         ("limit=501", "limit"),
         ("limit=x", "limit"),
         ("sort=colour", "sort"),
-        ("phase=Dancing", "phase.0"),
+        ("phase=Dancing", "phase"),
         ("quee=x", "quee"),
+        ("namespace=" + "n" * 64, "namespace"),
+        ("cursor=" + "x" * 3000, "cursor"),
         ("labelSelector=a%20b", "labelSelector"),
         ("labelSelector=a%3D%3D%3Db", "labelSelector"),
+        ("labelSelector=" + "!a," * 40 + "b", "labelSelector"),
         ("cursor=x", "cursor"),
+        ("cursor=" + "W1tb" * 500, "cursor"),  # [[[ without an end
         ("cursor=NQ", "cursor"),
         ("cursor=WzEsIDJd", "cursor"),
     ],
@@ -103,6 +107,48 @@ async def test_a_bad_parameter_is_named(query: str, wrong: str) -> None:
     assert answer.status_code == 400
     assert answer.headers["content-type"] == "application/problem+json"
     assert [one["name"] for one in answer.json()["errors"]] == [wrong]
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("quee=x", "quee: there is no such parameter; did you mean queue"),
+        ("colour=x", "there are cursor, labelSelector, limit, namespace, phase, queue, sort"),
+        ("limit=501", "501 is too much: give 500 or less"),
+        ("limit=few", "'few' is no whole number"),
+        ("phase=Dancing", "'Dancing' is none of 'Queued', "),
+        ("sort=colour", "'colour' is none of 'name', '-name', "),
+        ("namespace=" + "n" * 64, "it has 64 characters, and at most 63 are taken"),
+    ],
+)
+async def test_a_bad_parameter_is_told_with_what_would_do(query: str, says: str) -> None:
+    async with client(everything(), JOBS) as http:
+        answer = await http.get(f"/v1/jobs?{query}")
+    assert says in answer.json()["detail"]
+
+
+async def test_whoever_may_not_list_queues_is_not_told_which_are_below_one() -> None:
+    from muster.api.trainingqueue import TrainingQueue
+
+    raw = [{"name": "company"}, {"name": "nlp", "parent": "company"}]
+    quota = [{"gpuType": "H100", "resources": [{"name": "nvidia.com/gpu", "nominal": 8}]}]
+    world = World(
+        queues={
+            one["name"]: TrainingQueue.from_raw(
+                {"metadata": {"name": one["name"]}, "spec": {"parent": one.get("parent"), "quotas": quota}}
+            )
+            for one in raw
+        }
+    )
+    rights = {("jane", "list", "trainingjobs", ""), ("jane", "get", "trainingqueues", "")}
+    async with client(Cluster({"t": {"username": "jane"}}, rights), JOBS, world) as http:
+        assert (await http.get("/v1/jobs?queue=company")).json()["items"] == []
+        told = (await http.get("/v1/queues/company")).json()
+    async with client(everything(), JOBS, world) as http:
+        whole = (await http.get("/v1/queues/company")).json()
+    nominal = [one["queue"]["flavours"][0]["resources"][0]["nominal"] for one in (told, whole)]
+    assert (told["below"], told["withheld"], nominal) == ([], ["trainingqueues"], [8, 16])
+    assert (whole["below"], whole["withheld"]) == (["nlp"], [])
 
 
 async def test_a_cursor_belongs_to_its_question() -> None:

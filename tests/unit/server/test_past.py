@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from muster.server.listing import cursor_of, question_of
 from muster.server.past import Past
+from muster.server.past_models import PastQuery
 from muster.sizing.prices import catalogue
 from muster.telemetry.cost.intervals import PoolInterval
 from muster.telemetry.history.database import parse
@@ -33,6 +35,7 @@ ROWS = [
     interval("b", begins=at(5), ends=at(65)),
     PoolInterval("H100", "on-demand", 24, at(0), None, False),
 ]
+NO_FILTER = question_of(**PastQuery().model_dump(exclude={"limit", "cursor"}))
 ENDS = at(121)
 """Up to when the history reaches: the pool was there for 48.4 GPU-hours, of which 24 were held."""
 
@@ -148,6 +151,9 @@ async def test_a_report_as_csv(past: Past, form: str) -> None:
         ("/v1/history/jobs?begins=2026-11-20T12:00:00", "begins"),
         ("/v1/history/jobs?gone=perhaps", "gone"),
         ("/v1/history/jobs?limit=501", "limit"),
+        ("/v1/history/jobs?name=a%00b", "name"),
+        ("/v1/history/jobs/a%00b", "uid"),
+        (f"/v1/history/jobs?cursor={cursor_of(('0001-01-01T00:00:00+14:00', 'a'), NO_FILTER)}", "cursor"),
     ],
 )
 async def test_what_cannot_be_asked(past: Past, path: str, says: str) -> None:

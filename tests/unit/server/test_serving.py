@@ -138,6 +138,32 @@ async def test_a_replica_that_stands_by_passes_questions_on_to_the_leader() -> N
         assert twice.status_code == 503
 
 
+async def test_no_target_takes_a_question_elsewhere_than_to_the_leader() -> None:
+    met = asyncio.Event()
+
+    async def meet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met.set()
+        writer.close()
+
+    stranger = await asyncio.start_server(meet, "127.0.0.1", 0)
+    port = stranger.sockets[0].getsockname()[1]
+    state = State(leader="127.0.0.1:9")  # nobody is there
+    async with stranger, served(state, Board()) as client:
+        for target in (f"@127.0.0.1:{port}/v1/jobs", f"http://127.0.0.1:{port}/v1/jobs", f"//127.0.0.1:{port}/v1/jobs"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+            writer.write(f"GET {target} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+            status = (await reader.read()).split()[1]
+            assert status == (b"503" if target.startswith("/") else b"400")
+            writer.close()
+    assert not met.is_set()
+
+
+async def test_nobody_is_impersonated() -> None:
+    async with served(State(), full_board()) as client:
+        answer = await client.get("/v1/jobs", headers={"Impersonate-User": "joe"})
+    assert (answer.status_code, "impersonate-user" in answer.json()["detail"]) == (400, True)
+
+
 async def test_a_leader_that_is_gone_and_one_that_fills_its_caches_are_503() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, or_, select
 from sqlalchemy.engine import URL, Row
 
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval
@@ -108,26 +108,32 @@ class Reader:
                 _of_job(connection, rows.Failure, uid),
             )
 
-    def intervals(self, begins: datetime, ends: datetime) -> tuple[Interval, ...]:
-        """Those that overlap [begins, ends), whole, by job and worker."""
-        table = intervals
-        order = tuple(KINDS[Interval].table.primary_key)
-        return self._all(Interval, _overlaps(table.c.begins, table.c.ends, begins, ends), order)
+    def intervals(
+        self, begins: datetime, ends: datetime, namespaces: Collection[str] | None = None
+    ) -> tuple[Interval, ...]:
+        """Those that overlap [begins, ends), whole, by job and worker; in `namespaces`, or (None) in all."""
+        wanted = _overlaps(intervals.c.begins, intervals.c.ends, begins, ends)
+        if namespaces is not None:
+            wanted = and_(wanted, intervals.c.job.in_(select(jobs.c.uid).where(jobs.c.namespace.in_(namespaces))))
+        return self._all(Interval, wanted, tuple(KINDS[Interval].table.primary_key))
 
     def pools(self, begins: datetime, ends: datetime) -> tuple[PoolInterval, ...]:
         """Those that overlap [begins, ends), whole, the oldest first."""
         return self._all(PoolInterval, _overlaps(pools.c.begins, pools.c.ends, begins, ends), (pools.c.begins,))
 
-    def facts(self, begins: datetime, ends: datetime) -> tuple[JobFacts, ...]:
-        """Of the jobs that have intervals that overlap [begins, ends)."""
-        overlap = _overlaps(intervals.c.begins, intervals.c.ends, begins, ends)
-        wanted = jobs.c.uid.in_(select(intervals.c.job).where(overlap))
+    def facts(
+        self, begins: datetime, ends: datetime, namespaces: Collection[str] | None = None
+    ) -> tuple[JobFacts, ...]:
+        """Of the jobs (in `namespaces`; None: in all) that have intervals that overlap [begins, ends)."""
+        wanted = jobs.c.uid.in_(_holding(begins, ends, namespaces))
         return tuple(job.facts for job in self._all(rows.Job, wanted, (jobs.c.uid,)))
 
-    def parts(self, begins: datetime, ends: datetime) -> tuple[AttemptParts, ...]:
-        """How the placements of jobs spent their time that have intervals that overlap [begins, ends)."""
-        overlap = _overlaps(intervals.c.begins, intervals.c.ends, begins, ends)
-        wanted = attempts.c.job.in_(select(intervals.c.job).where(overlap))
+    def parts(
+        self, begins: datetime, ends: datetime, namespaces: Collection[str] | None = None
+    ) -> tuple[AttemptParts, ...]:
+        """How the placements of jobs (in `namespaces`; None: in all) spent their time that have intervals that overlap
+        [begins, ends)."""
+        wanted = attempts.c.job.in_(_holding(begins, ends, namespaces))
         return parts_of(self._all(rows.Attempt, wanted, (attempts.c.job, attempts.c.attempt)))
 
     def preemptions(self, begins: datetime, ends: datetime) -> tuple[rows.Preemption, ...]:
@@ -189,6 +195,14 @@ def _conditions(which: Filter) -> list[ColumnElement[bool]]:
 
 def _overlaps(begin: Any, end: Any, begins: datetime, ends: datetime) -> ColumnElement[bool]:
     return and_(begin < ends, or_(end.is_(None), end > begins))
+
+
+def _holding(begins: datetime, ends: datetime, namespaces: Collection[str] | None) -> Select[tuple[str]]:
+    """UIDs of jobs in `namespaces` (None: in all) that have intervals that overlap [begins, ends)."""
+    found = select(intervals.c.job).where(_overlaps(intervals.c.begins, intervals.c.ends, begins, ends))
+    if namespaces is None:
+        return found
+    return found.join(jobs, jobs.c.uid == intervals.c.job).where(jobs.c.namespace.in_(namespaces))
 
 
 def _of_job(connection: Connection, row_type: type[T], uid: str) -> tuple[T, ...]:
