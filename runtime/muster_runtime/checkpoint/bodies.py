@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from botocore.config import Config
@@ -12,8 +15,9 @@ from botocore.exceptions import IncompleteReadError, ResponseStreamingError
 _PIECE: Final = 1 << 20
 """Bytes that one call to the socket takes, whatever the HTTP library asks for: it means to save memory, and 128 KiB at
 a time cost the interpreter more than they save. A connection's time-out counts for each."""
-_READ_BYTES: Final = 1 << 19
-"""Small enough for a processor's cache: what has come is summed while it is there."""
+_READ_BYTES: Final = 1 << 22
+"""Small enough for the processor's caches, the last of them: what has come is summed while it is there."""
+_TIME: Final = struct.Struct("@ll")  # the kernel's timeval
 
 
 class Content(io.RawIOBase):
@@ -62,9 +66,10 @@ def pieces_into(memory: memoryview, body: Any) -> Iterator[memoryview]:
     answer = body._raw_stream
     at = 0
     try:
-        while at < len(memory) and (length := answer._fp.readinto(memory[at : at + _READ_BYTES])):
-            yield memory[at : at + length]
-            at += length
+        with _receiver(answer._fp) as receive:
+            while at < len(memory) and (length := receive(memory[at : at + _READ_BYTES])):
+                yield memory[at : at + length]
+                at += length
     except OSError as error:
         answer.close()
         raise ResponseStreamingError(error=error) from error
@@ -73,3 +78,33 @@ def pieces_into(memory: memoryview, body: Any) -> Iterator[memoryview]:
         raise IncompleteReadError(actual_bytes=at, expected_bytes=len(memory))
     answer._fp.close()  # which an empty body leaves open
     answer.release_conn()  # for the next request
+
+
+@contextmanager
+def _receiver(answer: Any) -> Iterator[Callable[[memoryview], int]]:
+    """What fills memory, or as much of it as there is, with the rest of an http.client response.
+
+    A plain socket does so in one call, waiting in the kernel; Python asks it anew for each segment that has come.
+    """
+    connection = answer.fp.raw._sock if answer.fp is not None else None
+    if type(connection) is not socket.socket or answer.chunked:  # TLS, or nothing to come
+        yield answer.readinto
+        return
+    ahead = len(answer.fp.peek())  # came with the headers; at least a byte, when there is any to come
+
+    def receive(memory: memoryview) -> int:
+        nonlocal ahead
+        if ahead:
+            length = int(answer.fp.readinto1(memory[:ahead]))
+            ahead -= length
+            return length
+        return connection.recv_into(memory, 0, socket.MSG_WAITALL)
+
+    patience = connection.gettimeout()
+    if patience is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(*divmod(int(patience * 1e6), 10**6)))
+    connection.settimeout(None)
+    try:
+        yield receive
+    finally:
+        connection.settimeout(patience)

@@ -62,6 +62,7 @@ class Server:
         self.pool = ThreadPoolExecutor(THREADS)
         self._requests = ThreadPoolExecutor(THREADS)  # apart from `pool`: `_delete` waits for it
         self._uploads = ThreadPoolExecutor(_TRANSFERS, initializer=_give_way)
+        self._sums = ThreadPoolExecutor(1, initializer=_give_way)
         self._fetches = ThreadPoolExecutor(_TRANSFERS)
         self._endpoint = endpoint_in_environment()
         self._client: Any = None
@@ -174,7 +175,7 @@ class Server:
     def _sum(self, header: dict[str, Any], _payload: bytearray) -> Answer:
         """From the last to the first, since `upload` goes the other way: each piece is summed by who comes first."""
         memory, self._summed = self._shared(), {}
-        found = [self._sums_of(file, memory) for file in reversed(header["files"])]
+        found = list(self._sums.map(lambda file: self._sums_of(file, memory), reversed(header["files"])))
         return {"sums": [(named(crc32), [named(each) for each in of_chunks]) for crc32, of_chunks in found[::-1]]}, b""
 
     def _sums_of(self, file: Piece, memory: memoryview) -> tuple[int, list[int]]:

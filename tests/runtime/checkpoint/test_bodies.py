@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -11,8 +16,9 @@ import botocore.awsrequest
 import botocore.config
 import pytest
 import urllib3
+from botocore.exceptions import IncompleteReadError, ResponseStreamingError
 
-from muster_runtime.checkpoint.bodies import Content, send_unsigned
+from muster_runtime.checkpoint.bodies import Content, pieces_into, send_unsigned
 
 pytestmark = pytest.mark.runtime
 STATE = memoryview(bytearray(range(256)) * 20_000)
@@ -57,3 +63,62 @@ def test_a_body_is_read_again_from_where_it_is_set() -> None:
     assert body.read() == STATE[-10:]
     body.seek(0)
     assert b"".join(iter(lambda: bytes(body.read(1)), b"")) == STATE
+
+
+class _Storage(BaseHTTPRequestHandler):
+    """/whole sends all of STATE; /half ends the connection in the middle, /stalled only waits there."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.server.connections.add(self.client_address)  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(STATE)))
+        self.end_headers()
+        self.wfile.write(STATE if self.path == "/whole" else STATE[: len(STATE) // 2])
+        if self.path == "/stalled":
+            self.server.over.wait()  # type: ignore[attr-defined]
+        self.close_connection = self.path != "/whole"
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def storage() -> Iterator[tuple[urllib3.HTTPConnectionPool, set[Any]]]:
+    """A pool of connections to a server, and the connections that the server has seen."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Storage)
+    server.connections, server.over = set(), threading.Event()  # type: ignore[attr-defined]
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        with urllib3.HTTPConnectionPool("127.0.0.1", server.server_port, timeout=0.5, retries=False) as pool:
+            yield pool, server.connections  # type: ignore[attr-defined]
+    finally:
+        server.over.set()  # type: ignore[attr-defined]
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def received(pool: urllib3.HTTPConnectionPool, path: str) -> bytearray:
+    memory = bytearray(len(STATE))
+    answer = pool.request("GET", path, preload_content=False)
+    assert b"".join(pieces_into(memoryview(memory), SimpleNamespace(_raw_stream=answer))) == memory
+    return memory
+
+
+def test_a_body_comes_whole_and_leaves_its_connection_to_the_next() -> None:
+    with storage() as (pool, connections):
+        for _ in range(3):
+            assert received(pool, "/whole") == STATE
+    assert len(connections) == 1
+
+
+def test_a_body_that_breaks_off_or_stalls_is_an_error_to_try_again() -> None:
+    with storage() as (pool, _):
+        with pytest.raises(IncompleteReadError):
+            received(pool, "/half")
+        with pytest.raises(ResponseStreamingError):
+            received(pool, "/stalled")
+        assert received(pool, "/whole") == STATE
