@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
-from collections.abc import Callable
 from datetime import datetime, timezone
 
 from hack.monitoring import busy
@@ -18,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from muster.telemetry.metrics import Metrics
 from report import Target, report
+from timing import fastest
 
 JOBS, QUEUES = 10_000, 1_000
 
@@ -29,16 +28,6 @@ NOTES = {
     "series": "lines with a value",
     "client_text_ms": "four series of each job alone, written by prometheus-client",
 }
-
-
-def fastest(run: Callable[[], object], repeats: int) -> float:
-    """Milliseconds of this thread's processor time."""
-    times = []
-    for _ in range(repeats):
-        start = time.thread_time()
-        run()
-        times.append((time.thread_time() - start) * 1e3)
-    return min(times)
 
 
 class Client:

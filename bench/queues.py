@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -17,6 +15,7 @@ from muster.scheduling.quota import Ledger
 from muster.scheduling.snapshot import Snapshot
 from planner import crowded
 from report import Target, report
+from timing import fastest
 
 NODES, RUNNING, WAITING = 12_500, 5_000, 10_000
 
@@ -37,16 +36,6 @@ def ordered(world: Snapshot, *, charged: bool) -> int:
         if charged:
             ordering.charged(job)
     return count
-
-
-def fastest(run: Callable[[], object], repeats: int) -> float:
-    """Milliseconds of this thread's processor time: other work on the machine is not the planner's."""
-    times = []
-    for _ in range(repeats):
-        start = time.thread_time()
-        run()
-        times.append((time.thread_time() - start) * 1e3)
-    return min(times)
 
 
 def measure(repeats: int) -> dict[str, float]:
