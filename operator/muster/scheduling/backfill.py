@@ -50,7 +50,8 @@ class Guard:
     """What must be known of a job that waits for room, so that others behind it are judged in no time.
 
     Attributes:
-        worker, gang, reservation: of the job that waits.
+        gang, reservation: of the job that waits.
+        resources, amounts: what each of its workers asks for: A; A x 1, amounts above zero.
         most: N, workers that a place takes when it is empty, in a domain that could ever hold the whole gang; 0 on all
             others: they are out of its reach.
         starts, ends: D, ranges of places of the domains of which one must hold the gang; one range without a required
@@ -59,9 +60,10 @@ class Guard:
             alone gives none, and where others than the snapshot's jobs hold room: nobody knows what they give back.
     """
 
-    worker: Worker
     gang: Gang
     reservation: Reservation
+    resources: Int
+    amounts: Int
     most: Int
     starts: Int
     ends: Int
@@ -85,7 +87,8 @@ def guard(timeline: Timeline, tree: Tree, room: Room, gang: Gang, worker: Worker
         inside = np.ones(len(empty.counts), dtype=np.bool_)
     most = np.where(inside, empty.counts, 0)
     smallest = _smallest_ends(timeline, room, worker, most, starts)
-    return Guard(worker, gang, reservation, most, starts, ends, smallest)
+    asks = np.array(worker.asks, dtype=np.int64).reshape(-1, 2)
+    return Guard(gang, reservation, asks[:, 0], asks[:, 1:], most, starts, ends, smallest)
 
 
 def delays(
@@ -121,26 +124,25 @@ def delays(
         # Slices need more than a sum of slots: what is in excess cannot be told from it.
         return True
     # What lacks slots is in reach, so it lies in one of the domains.
-    domains, home = np.unique(
-        np.searchsorted(guard.starts, taken.places[lacking], side="right") - 1, return_inverse=True
-    )
+    home = guard.starts.searchsorted(taken.places[lacking], side="right") - 1
+    first = np.flatnonzero(np.append(True, home[1:] != home[:-1]))  # places are in order, and so are their domains
+    domains, cost = home[first], np.add.reduceat(lost[lacking], first)
     free = room.free_slots(guard.gang.worker).between(guard.starts[domains], guard.ends[domains])
     excess = np.minimum(free + guard.smallest[domains], _MANY) - guard.gang.total
-    cost = np.bincount(home, weights=lost[lacking])
     return bool((cost > excess).any())
 
 
 def lost_slots(guard: Guard, room: Room, worker: Worker, taken: Taken) -> Int:
     """At most how many slots the guarded job could ever lack on each place that a gang takes now."""
     asked, places = dict(worker.asks), taken.places
-    most, lost = guard.most[places], np.zeros(len(places), dtype=np.int64)
-    for resource, amount in guard.worker.asks:
-        used = taken.workers * asked.get(resource, 0)
-        # Where all that the guarded job could ever take there is free besides, nothing is lost of this resource.
-        scarce = room.free[resource, places] - used < most * amount
-        # Ceiling: whatever is free beforehand, taking `used` costs no more slots than this.
-        np.maximum(lost, np.where(scarce, -(-used // amount), 0), out=lost)
-    return np.minimum(lost, most)
+    most, resources, amounts = guard.most[places], guard.resources, guard.amounts
+    each = np.array([asked.get(resource, 0) for resource in resources.tolist()], dtype=np.int64)
+    used = each[:, None] * taken.workers
+    # Where all that the guarded job could ever take there is free besides, nothing is lost of this resource.
+    scarce = room.free[resources[:, None], places] - used < most * amounts
+    # Ceiling: whatever is free beforehand, taking `used` costs no more slots than this.
+    lost: Int = np.minimum((-(-used // amounts) * scarce).max(axis=0, initial=0), most)
+    return lost
 
 
 def worthwhile(reservation: Reservation, now: float, estimate: Seconds, restart: Seconds, grace: Seconds) -> Mask:

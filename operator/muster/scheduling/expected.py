@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
+from itertools import pairwise
 
 import numpy as np
 
@@ -199,13 +200,11 @@ def _quota_pools(
 
 
 def _pools(left: list[float], pool: Int, ends: Seconds, amounts: Int) -> _Pools:
-    backs: list[list[tuple[float, float]]] = [[] for _ in left]
+    order = np.lexsort((amounts, ends, pool))  # what is sorted is a heap
+    backs = list(zip(ends[order].tolist(), amounts[order].tolist(), strict=True))
+    bounds = pool[order].searchsorted(np.arange(len(left) + 1)).tolist()
     owed = np.bincount(pool, weights=amounts, minlength=len(left)).tolist()
-    for at, end, amount in zip(pool.tolist(), ends.tolist(), amounts.tolist(), strict=True):
-        backs[at].append((end, amount))
-    for back in backs:
-        heapify(back)
-    return _Pools(left, backs, owed)
+    return _Pools(left, [backs[start:end] for start, end in pairwise(bounds)], owed)
 
 
 def _holding(snapshot: Snapshot, timeline: Timeline) -> Int:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from muster.scheduling.claims import held_by, movable
+from muster.scheduling.hierarchy import path
 from muster.scheduling.offers import lost_seconds, needs_of, replicas_to_spare, without
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Ledger
@@ -32,7 +33,7 @@ def give_up(snapshot: Snapshot, ledger: Ledger, gone: frozenset[int]) -> tuple[t
     evicted = _drain(snapshot, ledger, may)
     may[[each.row for each in evicted]] = False
     shrunk: list[Shrunk] = []
-    for queue, flavour, resource in _excesses(snapshot, ledger) if ledger.exceeded() else ():
+    for queue, flavour, resource in _excesses(snapshot, ledger):
         more, smaller = _lower(snapshot, ledger, may, queue, flavour, resource)
         evicted += more
         shrunk += smaller
@@ -52,20 +53,20 @@ def _drain(snapshot: Snapshot, ledger: Ledger, may: Mask) -> list[Evicted]:
 
 def _excesses(snapshot: Snapshot, ledger: Ledger) -> list[tuple[int, int, int]]:
     """(queue, flavour, resource) of which more is used than may be, those of the lowest queues first."""
-    jobs, queues = snapshot.jobs, snapshot.queues
-    used = np.unique(np.stack([jobs.queues, jobs.flavours], axis=1)[jobs.held.any(axis=1) & (jobs.queues >= 0)], axis=0)
-    found = []
-    for queue, flavour in used.tolist():
-        row, depth = queue, 0
-        while row >= 0:
-            over = [
-                resource for resource in range(len(snapshot.resources)) if ledger.excess(row, flavour, resource) > 0
-            ]
-            found += [(depth, row, flavour, resource) for resource in over]
-            row, depth = int(queues.parents[row]), depth + 1
+    over: dict[tuple[int, int], list[int]] = {}
+    for queue, flavour, resource in ledger.exceeded():
+        over.setdefault((queue, flavour), []).append(resource)
+    if not over:
+        return []
+    jobs, parents, count = snapshot.jobs, snapshot.queues.parents.tolist(), len(snapshot.flavours)
+    holds = jobs.held.any(axis=1) & (jobs.queues >= 0)
     deepest: dict[tuple[int, int, int], int] = {}
-    for depth, row, flavour, resource in found:
-        deepest[row, flavour, resource] = max(depth, deepest.get((row, flavour, resource), 0))
+    for key in np.unique(jobs.queues[holds].astype(np.int64) * count + jobs.flavours[holds]).tolist():
+        row, flavour = divmod(key, count)
+        for depth, above in enumerate(path(parents, row)):
+            for resource in over.get((above, flavour), ()):
+                at = (above, flavour, resource)
+                deepest[at] = max(depth, deepest.get(at, 0))
     return sorted(deepest, key=lambda key: (deepest[key], key))
 
 

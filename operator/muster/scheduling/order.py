@@ -85,7 +85,7 @@ class Ordering:
         """Jobs of one queue that follow each other as long as none of them is charged, else up to that one."""
         lines, tree, left = self._lines, self._tree, self._lines.waiting
         jobs, pending, at, first, renew = lines.jobs, lines.pending, lines.at, tree.first, tree.renew
-        yields = self._jobs.runs.yields
+        yields: list[bool] = self._jobs.runs.yields.tolist()
         while left:
             line = first()
             index = at[line]

@@ -18,13 +18,13 @@ from functools import cached_property
 
 import numpy as np
 
-from muster.scheduling.quota import Ledger, Need, Shortage
+from muster.scheduling.quota import Ledger, Need
 from muster.scheduling.ranks import AGE_STEPS, ages, ranked
 from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import NONE, Index, Int, Preempts
 
-Wants = Callable[[int], tuple[int, Need] | None]
-"""The flavour and the least quota that a waiting job wants, of what is limited; None if it could never start."""
+Wants = Callable[[int], tuple[int, int, Need] | None]
+"""(row, flavour, need): the least quota that a waiting job wants, of what is limited; None if it could never start."""
 
 
 class Owners:
@@ -47,7 +47,7 @@ class Owners:
     def left(self, queue: int, flavour: int) -> bool:
         """Whether somebody in another queue of its tree may still have a turn; quick, so that it can be asked first."""
         lines = self._open.get((self._round.used.circle(queue), flavour))
-        return lines is None or any(other != queue for other in lines)
+        return lines is None or lines not in ([], [queue])
 
     def before(self, queue: int, flavour: int) -> int | None:
         """The next owner whose turn is before a job of the queue borrows of the flavour; None: all have had theirs."""
@@ -105,24 +105,27 @@ class Owners:
             found = self._lines[line] = [(row, need) for row, of, need in self._wanted_in(queue) if of == flavour]
         return found
 
-    def shortage(self, queue: int, flavour: int, need: Need, *, passing: bool = False) -> Shortage | None:
-        """What is lacking for a job when owners have had theirs; None for one that does not borrow.
+    def allow(self, queue: int, flavour: int, need: Need, *, passing: bool = False) -> bool:
+        """Whether a job for which there is quota still has it when owners have had theirs, or does not borrow.
 
         Args:
             passing: it may take what is held back for others of its queue.
         """
         if self._round.promised.within(queue, flavour, need):
-            return None
+            return True
         claims, ledger = self._claims_and_ledger(self._round.used.circle(queue))
         if not claims or (len(claims) == 1 and queue in claims):
-            return None
+            return True
         own = claims.get(queue, {})
-        for of_flavour, mine in own.items():
-            ledger.discharge(queue, of_flavour, mine)
+        if not passing:
+            # Without its own claims the queue may use more, but by no more than these.
+            mine = dict(own.get(flavour, ()))
+            if any(ledger.available(queue, flavour, at) + mine.get(at, 0) < amount for at, amount in need):
+                return False
+        _charge(ledger, queue, own, -1)
         short = (ledger.shortage_in_passing if passing else ledger.shortage)(queue, flavour, need)
-        for of_flavour, mine in own.items():
-            ledger.charge(queue, of_flavour, mine)
-        return short
+        _charge(ledger, queue, own, 1)
+        return short is None
 
     def ledger_for(self, queue: int, flavour: int, need: Need) -> Ledger:
         """The ledger of promises as a job sees it: less what owners want, if it has to borrow."""
@@ -199,8 +202,10 @@ class Owners:
         if found is None:
             rows, queues = self._ranked
             first, last = np.searchsorted(queues, (queue, queue + 1)).tolist()
-            wants = ((row, self._wants(row)) for row in rows[first:last].tolist())
-            found = self._wanted[queue] = [(row, *each) for row, each in wants if each is not None]
+            wants = self._wants
+            found = self._wanted[queue] = [
+                each for row in rows[first:last].tolist() if (each := wants(row)) is not None
+            ]
         return found
 
     @cached_property

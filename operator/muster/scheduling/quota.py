@@ -230,10 +230,11 @@ class Ledger:
         at = self._at(queue, flavour, resource)
         return 0 if self._free[at] else max(0, self._used.get(at, 0) - self._cap[at])
 
-    def exceeded(self) -> bool:
-        """Whether any queue may use more than nominal + borrowing limit."""
-        cap = self._cap
-        return any(used > cap[at] for at, used in self._used.items())
+    def exceeded(self) -> list[tuple[int, int, int]]:
+        """(queue, flavour, resource) of which more is used than nominal + borrowing limit."""
+        cap, free, resources = self._cap, self._free, self._resources
+        places = [at for at, used in self._used.items() if used > cap[at] and not free[at]]
+        return [(*divmod(at // resources, self._flavours), at % resources) for at in places]
 
     def limiting(self, queue: int, flavour: int, resource: int) -> int:
         """The nearest queue on the way up, itself included, whose limit allows no more than `available`."""

@@ -192,18 +192,20 @@ class Starting:
                 if it.preemptible:  # what others may not use, a job that must not borrow may
                     left[queue, flavour, short.resource] = short.available
                 continue
-            if owners is None or owners.shortage(queue, flavour, need, passing=passing) is None:
+            if owners is None or owners.allow(queue, flavour, need, passing=passing):
                 return size
         return 0
 
-    def _wants(self, job: int) -> tuple[int, Need] | None:
+    def _wants(self, job: int) -> tuple[int, int, Need] | None:
         """See `muster.scheduling.owners.Wants`. It is the same all through a plan."""
+        # Asked for nearly every job that waits.
         if job in self.obstacles:
             return None
-        kinds, kind, queue = self._round.kinds, self._round.kinds.of[job], self._round.queue_of[job]
-        choice, it = self._first_choice_of(job), kinds.kinds[kind]
+        kinds, queue = self._round.kinds, self._round.queue_of[job]
+        kind = kinds.of[job]
+        choice, it = self._first_choice.get((queue, kind), 0), kinds.kinds[kind]
         flavour = it.choices[choice].flavour
-        return flavour, kinds.limited_need(kind, choice, it.sizes[-1], self._round.used.limited(queue, flavour))
+        return job, flavour, kinds.limited_need(kind, choice, it.sizes[-1], self._round.used.limited(queue, flavour))
 
     def _first_choice_of(self, job: int) -> int:
         """The first choice of nodes for which its queue could ever have the quota."""
