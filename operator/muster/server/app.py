@@ -198,18 +198,22 @@ async def queue(context: Ctx, user: SignedIn, name: Name) -> Response:
     await context.reviewer.demand(user, Right("get", "trainingqueues", name=name))
     shown = context.shown
     found = next((one for one in shown.queues if one.metadata.name == name), None)
-    if found is None:
-        raise Problem(404, f'trainingqueues.muster.dev "{name}" not found')
     listed = await context.reviewer.allows(user, LIST_QUEUES)
-    known = shown.queues if listed else (found,)
+    if listed:
+        told: list[QueueSummary] = (await context.summed("queues", _queue_list)).items
+    else:
+        told = queues.summaries([found] if found is not None else [])
+    summary = next((one for one in told if one.name == name), None)
+    if found is None or summary is None:
+        raise Problem(404, f'trainingqueues.muster.dev "{name}" not found')
     share = found.status.fair_share
     conditions = [
         Told(type=c.type, status=c.status, reason=c.reason, message=c.message) for c in found.status.conditions
     ]
     return _answer(
         QueueDetail(
-            queue=queues.summary(found, known),
-            below=sorted(one.metadata.name for one in known if one.spec.parent == name),
+            queue=summary,
+            below=[one.name for one in told if one.parent == name],
             fair_share=share.share if share else None,
             conditions=conditions,
             withheld=[] if listed else ["trainingqueues"],

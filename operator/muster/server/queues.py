@@ -15,11 +15,6 @@ def summaries(every: Sequence[TrainingQueue]) -> list[QueueSummary]:
     return [_summary(queue, has[queue.metadata.name]) for queue in sorted(every, key=lambda one: one.metadata.name)]
 
 
-def summary(queue: TrainingQueue, known: Sequence[TrainingQueue]) -> QueueSummary:
-    """Of one of `known`: nominal counts those below it among them."""
-    return _summary(queue, nominals(known)[queue.metadata.name])
-
-
 def _summary(queue: TrainingQueue, has: Use) -> QueueSummary:
     used, borrowed = in_use(queue)
     status = queue.status
