@@ -34,6 +34,10 @@ install: setup ## Muster on the local cluster: images, chart, a namespace and a 
 demo: setup ## cluster, images, chart and a training run that loses a worker and resumes
 	@.venv/bin/python -m hack.demo
 
+.PHONY: dashboards
+dashboards: setup ## pictures of all dashboards in build/dashboards, from a Prometheus beside the local cluster (ARGS=--keep)
+	@.venv/bin/python -m hack.monitoring.show $(ARGS)
+
 .PHONY: chaos
 chaos: setup ## faults on the local cluster, and what they cost a run (ROW=rank-sigkill SEED=3 for one; LIST=1 lists them)
 	@.venv/bin/python -m hack.chaos $(if $(LIST),--list) $(addprefix --row ,$(ROW)) $(addprefix --seed ,$(SEED)) $(ARGS)

@@ -14,16 +14,11 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from hack import images
-from hack.cluster import api
 from hack.cluster.errors import ClusterError
-from hack.cluster.progress import Progress
-from hack.demo import install, run, verify
+from hack.demo import run, verify
+from hack.demo.bring_up import BUCKET, NAMESPACE, bring_up
 from hack.demo.kube import Kube, KubeError
 from hack.demo.plot import curve
-
-NAMESPACE = "research"
-BUCKET = "models"
 
 
 def main() -> int:
@@ -35,7 +30,7 @@ def main() -> int:
     console = Console(highlight=False, soft_wrap=True)
     started = time.monotonic()
     try:
-        kube = _bring_up(options.cluster)
+        kube = bring_up(options.cluster)
         if options.install_only:
             _tell_next_steps(console, kube, "gpt")
             return 0
@@ -50,30 +45,6 @@ def main() -> int:
         return 130
     console.print(f"{'demo passed' if verdict.good else 'demo FAILED'} in {time.monotonic() - started:.0f} s")
     return 0 if verdict.good else 1
-
-
-def _bring_up(name: str) -> Kube:
-    """Cluster, images, chart, namespace, bucket. What is there already stays."""
-    progress = Progress()
-    cluster = api.get(name) if name in api.names() and _is_ready(name) else api.up(api.Options(name=name), progress)
-    if not cluster.nodes:
-        raise ClusterError(
-            f"cluster {name} has no real nodes: take it down by `make cluster-down`, then run this again"
-        )
-    built = images.build_all(cluster, progress)
-    kube = Kube(cluster)
-    install.operator(kube, built, progress)
-    install.bucket(kube, BUCKET)
-    install.namespace(kube, NAMESPACE)
-    return kube
-
-
-def _is_ready(name: str) -> bool:
-    try:
-        api.get(name)
-    except ClusterError:
-        return False
-    return True
 
 
 def _tell(console: Console, kube: Kube, outcome: run.Outcome, verdict: verify.Verdict) -> None:

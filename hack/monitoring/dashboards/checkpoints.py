@@ -12,8 +12,9 @@ _QUEUES: Final = f'{_CLUSTER},queue=~"$queue"'
 
 
 def _quantiles(title: str, description: str, metric: str) -> Panel:
+    """Over an hour: saves are too rare for less."""
     queries = tuple(
-        Query(f"histogram_quantile({part}, sum by (le) (rate({metric}_bucket{{{_JOBS}}}[$__rate_interval])))", name)
+        Query(f"histogram_quantile({part}, sum by (le) (rate({metric}_bucket{{{_JOBS}}}[1h])))", name)
         for part, name in ((0.5, "p50"), (0.95, "p95"))
     )
     return Panel(title, description, SECONDS, queries)
@@ -45,9 +46,15 @@ DASHBOARD: Final = Dashboard(
                     "bargauge",
                     ((3600.0, "orange"), (7200.0, "red")),
                 ),
-                _quantiles("Time of a save", "From its start to its commit.", "muster_worker_checkpoint_seconds"),
                 _quantiles(
-                    "Training stands still", "For one save, on one rank.", "muster_worker_checkpoint_stall_seconds"
+                    "Time of a save",
+                    "From its start to its commit, of the saves of an hour.",
+                    "muster_worker_checkpoint_seconds",
+                ),
+                _quantiles(
+                    "Training stands still",
+                    "For one save, on one rank, of the saves of an hour.",
+                    "muster_worker_checkpoint_stall_seconds",
                 ),
                 Panel(
                     "Written",
@@ -64,14 +71,14 @@ DASHBOARD: Final = Dashboard(
                 _counted(
                     "Saves that the storage refused",
                     "In an hour, by job.",
-                    "sum by (namespace, job_name) "
-                    f"(increase(muster_worker_checkpoint_failures_total{{{_JOBS}}}[1h])) > 0",
+                    "topk(10, sum by (namespace, job_name) "
+                    f"(increase(muster_worker_checkpoint_failures_total{{{_JOBS}}}[1h])))",
                     "{{namespace}}/{{job_name}}",
                 ),
                 _counted(
                     "Saves left out",
                     "The one before was still being written.",
-                    f"sum by (namespace, job_name) (muster_worker_checkpoints_left_out{{{_JOBS}}}) > 0",
+                    f"topk(10, sum by (namespace, job_name) (muster_worker_checkpoints_left_out{{{_JOBS}}}))",
                     "{{namespace}}/{{job_name}}",
                 ),
             ),
@@ -91,7 +98,8 @@ DASHBOARD: Final = Dashboard(
                     RATIO,
                     (
                         Query(
-                            f'sum(increase(muster_jobs_finished_total{{{_QUEUES},outcome="Failed"}}[1d]))'
+                            f'(sum(increase(muster_jobs_finished_total{{{_QUEUES},outcome="Failed"}}[1d]))'
+                            f" or sum(increase(muster_jobs_finished_total{{{_QUEUES}}}[1d])) * 0)"
                             f" / (sum(increase(muster_jobs_finished_total{{{_QUEUES}}}[1d])) > 0)",
                             "failed",
                         ),
@@ -101,16 +109,17 @@ DASHBOARD: Final = Dashboard(
                 ),
                 _counted(
                     "Faults of nodes",
-                    "Within the window of badNodes, by cause.",
-                    f"sum by (cause) (muster_node_faults{{{_CLUSTER}}})",
+                    "Within the window of badNodes, by cause; counted where its policy is taint.",
+                    f"sum by (cause) (muster_node_faults{{{_CLUSTER}}})"
+                    f' or label_replace(sum(muster_fleet_gpus{{{_CLUSTER}}}) * 0, "cause", "none", "", "")',
                     "{{cause}}",
                 ),
                 _counted(
                     "Errors of GPUs",
                     "Xid and uncorrected memory errors in an hour, as the driver told.",
                     f"sum by (xid) (increase(muster_worker_gpu_xid_errors_total{{{_JOBS}}}[1h]))"
-                    " or label_replace(sum(increase(muster_worker_gpu_ecc_errors_total"
-                    f'{{{_JOBS},kind="uncorrected"}}[1h])), "xid", "memory", "", "")',
+                    f" or label_replace(sum(gpu:muster_memory_errors:increase1h{{{_JOBS}}}),"
+                    ' "xid", "memory", "", "")',
                     "{{xid}}",
                 ),
                 Panel(
@@ -122,8 +131,8 @@ DASHBOARD: Final = Dashboard(
                 _counted(
                     "Unsound numbers",
                     "Updates left out, and returns to a checkpoint, since each run began.",
-                    f"sum by (namespace, job_name) (muster_worker_updates_skipped{{{_JOBS}}} + "
-                    f"muster_worker_rollbacks{{{_JOBS}}}) > 0",
+                    f"topk(10, sum by (namespace, job_name) (muster_worker_updates_skipped{{{_JOBS}}} + "
+                    f"muster_worker_rollbacks{{{_JOBS}}}))",
                     "{{namespace}}/{{job_name}}",
                 ),
             ),

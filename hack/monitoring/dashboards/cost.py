@@ -82,8 +82,9 @@ DASHBOARD: Final = Dashboard(
                         ),
                     ),
                     "bargauge",
-                    ((0.8, "orange"), (0.95, "red")),
+                    ((0.8, "orange"), (0.9, "red")),
                     12,
+                    most=1,
                 ),
                 Panel(
                     "Waste, an hour",
@@ -122,7 +123,8 @@ DASHBOARD: Final = Dashboard(
                             "(muster_job_gpus * on (cluster, namespace, job_name) group_left (gpu_type) "
                             f'muster_job_info{{{_QUEUE},capacity="spot"}}) * on (cluster, gpu_type) group_left () '
                             '(muster_gpu_price_per_hour{capacity="on-demand"} - ignoring (capacity) '
-                            'muster_gpu_price_per_hour{capacity="spot"}))',
+                            'muster_gpu_price_per_hour{capacity="spot"}))'
+                            f" or sum by (gpu_type) (muster_fleet_gpus{{{_HERE}}}) * 0",
                             "{{gpu_type}}",
                         ),
                     ),

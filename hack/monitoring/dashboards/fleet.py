@@ -7,6 +7,13 @@ from typing import Final
 from hack.monitoring.dashboards.parts import COUNT, RATIO, SECONDS, Dashboard, Panel, Query
 
 _HERE: Final = 'cluster=~"$cluster"'
+_HELD: Final = "and on (cluster, namespace, pod) pod:muster_job:info"
+"""The DCGM exporter tells of free GPUs, too."""
+
+
+def _mean(recorded: str) -> str:
+    return f"avg({recorded}{{{_HERE}}} {_HELD})"
+
 
 DASHBOARD: Final = Dashboard(
     "muster-fleet",
@@ -20,7 +27,7 @@ DASHBOARD: Final = Dashboard(
                     "Utilisation",
                     "Mean utilisation of the GPUs that jobs hold: the part of the time in which any kernel ran.",
                     RATIO,
-                    (Query(f"avg(gpu:muster_utilization:ratio{{{_HERE}}})", "utilisation"),),
+                    (Query(_mean("gpu:muster_utilization:ratio"), "utilisation"),),
                     "stat",
                     ((0.0, "red"), (0.5, "orange"), (0.7, "green")),
                     6,
@@ -66,9 +73,9 @@ DASHBOARD: Final = Dashboard(
                     "How busy GPUs, their engines and tensor cores are; the last two come from the DCGM exporter.",
                     RATIO,
                     (
-                        Query(f"avg(gpu:muster_utilization:ratio{{{_HERE}}})", "any kernel"),
-                        Query(f"avg(gpu:muster_engine_active:ratio{{{_HERE}}})", "engine"),
-                        Query(f"avg(gpu:muster_tensor_active:ratio{{{_HERE}}})", "tensor cores"),
+                        Query(_mean("gpu:muster_utilization:ratio"), "any kernel"),
+                        Query(_mean("gpu:muster_engine_active:ratio"), "engine"),
+                        Query(_mean("gpu:muster_tensor_active:ratio"), "tensor cores"),
                     ),
                     width=12,
                     most=1,
@@ -144,12 +151,12 @@ DASHBOARD: Final = Dashboard(
                 ),
                 Panel(
                     "Time of a plan",
-                    "95 of 100 plans take at most so long.",
+                    "95 of 100 plans of ten minutes took at most so long.",
                     SECONDS,
                     (
                         Query(
                             "histogram_quantile(0.95, sum by (le) "
-                            f"(rate(muster_plan_duration_seconds_bucket{{{_HERE}}}[$__rate_interval])))",
+                            f"(rate(muster_plan_duration_seconds_bucket{{{_HERE}}}[10m])))",
                             "p95",
                         ),
                     ),
@@ -166,9 +173,10 @@ DASHBOARD: Final = Dashboard(
                             "looks at jobs",
                         ),
                         Query(
-                            "sum by (code) (rate(muster_operator_api_requests_total"
-                            f'{{{_HERE},code=~"5..|429"}}[$__rate_interval]))',
-                            "{{code}}",
+                            "sum(rate(muster_operator_api_requests_total"
+                            f'{{{_HERE},code=~"5..|429"}}[$__rate_interval]))'
+                            f" or sum(muster_operator_leader{{{_HERE}}}) * 0",
+                            "requests",
                         ),
                     ),
                     width=6,

@@ -29,8 +29,10 @@ def _run(title: str, description: str, metric: str, unit: str = COUNT) -> Panel:
     return Panel(title, description, unit, (Query(f"max({metric}{{{_HERE}}})", title),))
 
 
-def _gpus(title: str, description: str, metric: str, unit: str) -> Panel:
-    return Panel(title, description, unit, (Query(f"{metric}{{{_HERE}}}", "{{index}}: GPU {{gpu}}"),))
+def _gpus(title: str, description: str, recorded: str, unit: str) -> Panel:
+    """Of each GPU of the job's pods, whoever told of it."""
+    joined = f"{recorded} * on (cluster, namespace, pod) group_left (index) pod:muster_job:info{{{_HERE}}}"
+    return Panel(title, description, unit, (Query(joined, "{{index}}: GPU {{gpu}}"),))
 
 
 DASHBOARD: Final = Dashboard(
@@ -125,10 +127,10 @@ DASHBOARD: Final = Dashboard(
                 ),
                 Panel(
                     "Stragglers",
-                    "Ranks that are slower than the others for a while: own time over the median.",
+                    "Own time of each rank's step over the median of all ranks: above 1 the others wait for it.",
                     COUNT,
-                    (Query(f"muster_worker_straggler_factor{{{_HERE}}}", "rank {{rank}}"),),
-                    steps=((1.2, "orange"), (2.0, "red")),
+                    (Query(f"topk(16, rank:muster_straggler_score:ratio{{{_HERE}}})", "rank {{rank}}"),),
+                    steps=((1.5, "orange"), (3.0, "red")),
                 ),
             ),
         ),
@@ -152,9 +154,9 @@ DASHBOARD: Final = Dashboard(
                     (Query(f"job:muster_gpu_tensor_active:avg{{{_HERE}}}", "mean"),),
                     most=1,
                 ),
-                _gpus("Memory", "Memory of each GPU that is taken.", "muster_worker_gpu_memory_used_bytes", BYTES),
-                _gpus("Power", "That each GPU draws.", "muster_worker_gpu_power_watts", WATTS),
-                _gpus("Temperature", "Of each GPU.", "muster_worker_gpu_temperature_celsius", CELSIUS),
+                _gpus("Memory", "Memory of each GPU that is taken.", "gpu:muster_memory_used:bytes", BYTES),
+                _gpus("Power", "That each GPU draws.", "gpu:muster_power:watts", WATTS),
+                _gpus("Temperature", "Of each GPU.", "gpu:muster_temperature:celsius", CELSIUS),
                 Panel(
                     "Ranks",
                     "Rank processes that run.",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 WIDTH: Final = 24
 HEIGHT: Final = 8
+FLAT: Final = 4
+"""Of panels beside which there is nothing but single figures."""
 
 RATIO: Final = "percentunit"
 SECONDS: Final = "s"
@@ -49,7 +51,7 @@ class Panel:
     stacked: bool = False
     most: float | None = None
 
-    def model(self, number: int, x: int, y: int) -> Json:
+    def model(self, number: int, x: int, y: int, height: int) -> Json:
         custom: Json = {}
         if self.kind == "timeseries":
             stacking = {"mode": "normal" if self.stacked else "none"}
@@ -58,6 +60,7 @@ class Panel:
                 "lineWidth": 1,
                 "showPoints": "never",
                 "stacking": stacking,
+                "thresholdsStyle": {"mode": "dashed" if self.steps else "off"},
             }
         defaults: Json = {
             "unit": self.unit,
@@ -73,7 +76,7 @@ class Panel:
             "title": self.title,
             "description": self.description,
             "datasource": _DATASOURCE,
-            "gridPos": {"x": x, "y": y, "w": self.width, "h": HEIGHT},
+            "gridPos": {"x": x, "y": y, "w": self.width, "h": height},
             "fieldConfig": {"defaults": defaults, "overrides": []},
             "options": _OPTIONS[self.kind],
             "targets": [self._target(letter, query) for letter, query in zip("ABCDEFGH", self.queries, strict=False)],
@@ -197,10 +200,22 @@ class Dashboard:
                 "panels": [],
                 "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1},
             }
-            number, x, y = number + 1, 0, y + 1
-            for panel in panels:
-                if x + panel.width > WIDTH:
-                    x, y = 0, y + HEIGHT
-                yield panel.model(number, x, y)
-                number, x = number + 1, x + panel.width
-            y += HEIGHT
+            number, y = number + 1, y + 1
+            for line in _lines(panels):
+                height = FLAT if all(panel.kind == "stat" for panel in line) else HEIGHT
+                x = 0
+                for panel in line:
+                    yield panel.model(number, x, y, height)
+                    number, x = number + 1, x + panel.width
+                y += height
+
+
+def _lines(panels: Iterable[Panel]) -> Iterator[list[Panel]]:
+    """As many panels beside each other as there is room for."""
+    line: list[Panel] = []
+    for panel in panels:
+        if sum(one.width for one in line) + panel.width > WIDTH:
+            yield line
+            line = []
+        line.append(panel)
+    yield line

@@ -89,6 +89,7 @@ DASHBOARD: Final = Dashboard(
                     ),
                     "bargauge",
                     ((1.0, "orange"),),
+                    most=1,
                 ),
                 _by_queue(
                     "Share of the cluster",

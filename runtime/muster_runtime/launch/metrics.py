@@ -41,6 +41,10 @@ class Metrics:
         self._dropped = 0
         if config.checkpoint_uri and config.leads:
             self._gauge(declared.COMMITTED_AT, time.time())
+        if config.checkpoint_uri:
+            # There from the start: a counter that first appears as 1 has never increased, by Prometheus' reckoning.
+            self._count(declared.STORAGE_FAILURES, 0)
+            self._count(declared.SAVE_BYTES, 0)
 
     def take(self, message: report.Message) -> None:
         if isinstance(message, report.Progress):

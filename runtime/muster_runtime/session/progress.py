@@ -34,6 +34,8 @@ class Progress:
     """For the run's tracker, on rank 0 where there is one."""
     total_steps: int | None = None
     flops_per_token: float | None = None
+    peak_flops: float | None = None
+    """As the script says; else the data sheet's."""
     latest_loss: float | None = None
     latest_norm: float | None = None
     """The gradient's, at the last step where it was looked at."""
@@ -129,7 +131,7 @@ class Progress:
                 tokens_per_second=tokens_per_second,
                 samples_per_second=rates.samples_per_second if rates else None,
                 grad_norm=None if self.latest_norm is None else repr(self.latest_norm),
-                mfu=model_flops_utilisation(tokens_per_second, self.flops_per_token, self._peak(), self.world_size),
+                mfu=model_flops_utilisation(tokens_per_second, self.flops_per_token, self.peak(), self.world_size),
             )
         )
         for message in self.points.take(self._read_to) if self.points is not None else ():
@@ -138,8 +140,11 @@ class Progress:
             self._printed_at = now
             self.log(_line(step, self.total_steps, loss, step_seconds, tokens_per_second))
 
-    def _peak(self) -> float | None:
-        return peak_flops(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
+    def peak(self) -> float | None:
+        """FLOP/s of one GPU."""
+        if self.peak_flops is not None or self.device.type != "cuda":
+            return self.peak_flops
+        return peak_flops(torch.cuda.get_device_name(self.device))
 
     def paused(self, seconds: float) -> None:
         self._meter.pause(seconds)

@@ -71,6 +71,15 @@ class Session:
     def flops_per_token(self, value: float | None) -> None:
         self.run.progress.flops_per_token = value
 
+    @property
+    def peak_flops(self) -> float | None:
+        """FLOP/s that one GPU does at most, for MFU; None until it is said, or for a GPU that isn't known."""
+        return self.run.progress.peak()
+
+    @peak_flops.setter
+    def peak_flops(self, value: float | None) -> None:
+        self.run.progress.peak_flops = value
+
     def should_stop(self) -> bool:
         """Whether this rank was asked to stop. Purely local; the gang stops at the next boundary."""
         return self.run.should_stop()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster_protocol import losses
 from muster_protocol.losses import LossRecord
+from muster_runtime.report import Reporter
+from muster_runtime.session.progress import Progress
 from muster_runtime.session.schedule import FIRST_SECONDS, LONGEST_SECONDS, AutoInterval, Schedule
 from muster_runtime.session.settings import read_settings
 from muster_runtime.telemetry.peaks import peak_flops
@@ -92,6 +95,13 @@ def test_rates_leave_saves_out() -> None:
 )
 def test_peaks_by_device_name(name: str, peak: float | None) -> None:
     assert peak_flops(name) == peak
+
+
+def test_the_peak_is_what_the_script_says() -> None:
+    progress = Progress(0, 1, torch.device("cpu"), Reporter())
+    assert progress.peak() is None
+    progress.peak_flops = 1e9
+    assert progress.peak() == 1e9
 
 
 def test_mfu() -> None:

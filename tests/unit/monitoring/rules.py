@@ -15,6 +15,9 @@ VALUES: Final = yaml.safe_load((CHART / "values.yaml").read_text())["monitoring"
 DCGM: Final = frozenset(
     {
         "DCGM_FI_DEV_GPU_UTIL",
+        "DCGM_FI_DEV_FB_USED",
+        "DCGM_FI_DEV_POWER_USAGE",
+        "DCGM_FI_DEV_GPU_TEMP",
         "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
         "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
         "DCGM_FI_DEV_XID_ERRORS",
@@ -42,5 +45,6 @@ ALERTS: Final = tuple(rules("alerts"))
 
 def names(expression: str) -> set[str]:
     """Names of metrics in a PromQL expression: ours, DCGM's, and recorded ones."""
+    expression = re.sub(r'\{__name__=~"([^"]*)"\}', lambda found: found[1].replace("|", " "), expression)
     bare = re.sub(r'"(\\.|[^"\\])*"', '""', expression)
     return set(re.findall(r"\b(?:muster_\w+|DCGM_\w+|[a-z]+:muster_[\w:]+)", bare))

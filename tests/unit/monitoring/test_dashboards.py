@@ -56,6 +56,24 @@ def test_variables_come_from_what_exists(board: Dashboard) -> None:
     assert used <= {variable.name for variable in board.variables} | {"__rate_interval", "__range"}
 
 
+WATCHED = {
+    ("muster-fleet", "Least busy jobs"): "utilization",
+    ("muster-fleet", "Time of a plan"): "planSeconds",
+    ("muster-queues", "Longest wait"): "queueWaitSeconds",
+    ("muster-cost", "Budgets"): "budget",
+    ("muster-checkpoints", "Oldest last commits"): "checkpointAgeSeconds",
+    ("muster-checkpoints", "Jobs that failed"): "failureRate",
+}
+"""Panels that show what an alert watches, and the alert's threshold."""
+
+
+def test_a_panel_turns_red_or_green_where_its_alert_fires() -> None:
+    panels = {(board.uid, panel.title): panel for board in DASHBOARDS for panel in board.panels}
+    for where, threshold in WATCHED.items():
+        steps = [value for value, _ in panels[where].steps]
+        assert rules.VALUES["thresholds"][threshold] in steps, where
+
+
 def test_prometheus_can_read_every_query(tmp_path: Path) -> None:
     found = [
         {"record": f"panel:query_{number}", "expr": filled(query.expression), "labels": {"number": str(number)}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,13 @@ def test_a_launcher_at_work_has_a_value_for_each() -> None:
     text = at_work().text()[0].decode()
     without = {one.name for one in RUNTIME if not any(f"\n{series}{{" in text for series in one.series)}
     assert without == {"muster_worker_straggler_factor"}, "nobody is slow"
+
+
+def test_what_has_not_happened_yet_is_zero() -> None:
+    """Prometheus doesn't see a counter increase that first appears as 1."""
+    text = launcher().text()[0].decode()
+    for name in ("muster_worker_checkpoint_failures_total", "muster_worker_checkpoint_bytes_total"):
+        assert re.search(rf"^{name}{{.*}} 0\.0$", text, re.MULTILINE)
 
 
 def test_names_are_unique_and_follow_the_rules() -> None:

@@ -1,0 +1,37 @@
+"""The local cluster with Muster on it, as `make install` leaves it."""
+
+from __future__ import annotations
+
+from hack import images
+from hack.cluster import api
+from hack.cluster.errors import ClusterError
+from hack.cluster.progress import Progress
+from hack.demo import install
+from hack.demo.kube import Kube
+
+NAMESPACE = "research"
+BUCKET = "models"
+
+
+def bring_up(name: str) -> Kube:
+    """Cluster, images, chart, namespace, bucket. What is there already stays."""
+    progress = Progress()
+    cluster = api.get(name) if name in api.names() and _is_ready(name) else api.up(api.Options(name=name), progress)
+    if not cluster.nodes:
+        raise ClusterError(
+            f"cluster {name} has no real nodes: take it down by `make cluster-down`, then run this again"
+        )
+    built = images.build_all(cluster, progress)
+    kube = Kube(cluster)
+    install.operator(kube, built, progress)
+    install.bucket(kube, BUCKET)
+    install.namespace(kube, NAMESPACE)
+    return kube
+
+
+def _is_ready(name: str) -> bool:
+    try:
+        api.get(name)
+    except ClusterError:
+        return False
+    return True
