@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final
 
-from muster.sizing.money import GB, HOUR, MONTH, apportioned
+from muster.sizing.money import GB, HOUR, MONTH, apportioned, rounded
 from muster.telemetry.cost.intervals import JobFacts
 from muster.telemetry.cost.ledger import UNTOLD, USEFUL, WASTE, Charge, Kind, Ledger
+from muster.telemetry.cost.periods import month, month_of, next_month, seconds
 
 IDLE: Final = "(idle)"
 """Stands where a job's queue, user or project would, for GPUs that no job held."""
@@ -74,6 +76,16 @@ class Report:
     total: Row
     places: int
 
+    @property
+    def forecast(self) -> Decimal | None:
+        """What the month that goes on comes to, at the pace of the days that it counts; None for any other period, and
+        in a month's first day."""
+        begins, ends = self.ledger.begins, self.ledger.ends
+        over = next_month(begins)
+        if begins != month(month_of(begins))[0] or ends >= over or ends - begins < timedelta(days=1):
+            return None
+        return rounded(Fraction(self.total.cost) * seconds(begins, over) / seconds(begins, ends), self.places)
+
 
 class UnknownGroup(ValueError):
     """Nothing can be grouped by that."""
@@ -104,6 +116,40 @@ def report(ledger: Ledger, jobs: Iterable[JobFacts], by: Sequence[str] = ("queue
     ]
     rows.sort(key=lambda row: (IDLE in row.group, -row.cost, row.group))
     return Report(tuple(by), ledger, tuple(rows), _total(rows), places)
+
+
+_CALLED: Final = {
+    "recomputing": "lost steps computed again",
+    "data_wait": "waiting for data",
+    "checkpoint": "saves",
+    "underused": "training with GPUs hardly used",
+}
+"""What people call parts whose names do not say it."""
+
+
+def notes(table: Report) -> Iterator[str]:
+    """What stands below a table: sentences without their full stop."""
+    book = table.ledger
+    if table.forecast is not None:
+        days = (book.ends - book.begins) / timedelta(days=1)
+        yield (
+            f"Month to date, {days:,.1f} days: {table.total.cost:,.2f} {book.currency}; "
+            f"at this pace the month comes to {table.forecast:,.2f} {book.currency}"
+        )
+    wasted = [f"{_CALLED.get(part, part)} {amount:,.2f}" for part, amount in table.total.waste.items() if amount]
+    if wasted:
+        yield f"Wasted: {', '.join(wasted)}"
+    for name, quantity in book.unpriced.items():
+        much = "of checkpoints" if name == Kind.STORAGE.value else f"{_hours(quantity)} GPU hours of {name}"
+        yield f"No price is known for {much}: counted as nothing. Give one with --prices, see docs/cost.md"
+    for flavour, over in book.beyond.items():
+        yield f"Jobs held {_hours(over)} GPU hours of {flavour} more than its pool had: rows of pools are missing"
+    if table.total.estimated:
+        yield "Some ends are estimated: the last time that a worker was seen, since its end was not"
+
+
+def _hours(gpu_seconds: Fraction) -> str:
+    return f"{rounded(gpu_seconds / HOUR, 2):,.2f}"
 
 
 def _value(name: str, charge: Charge, job: JobFacts | None) -> str:

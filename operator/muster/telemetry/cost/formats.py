@@ -1,8 +1,9 @@
 """A chargeback as CSV and JSON, and the ledger in the FinOps Open Cost and Usage Specification's columns.
 
-FOCUS 1.3 (focus.finops.org), with the two columns that it has deprecated and 1.2 still demands, so that readers of both
-take the file. A job is the resource, its queue the sub-account. Nobody sends an invoice here: billed and effective cost
-are what the prices make of the use. `x_` columns are ours, as the specification allows.
+FOCUS 1.3 (focus.finops.org), with the columns that it has deprecated and 1.2 still demands, so that readers of both
+take the file; the FinOps Foundation's validator has rules for 1.2. A job is the resource, its queue the sub-account.
+Nobody sends an invoice here: billed and effective cost are what the prices make of the use. `x_` columns are ours, as
+the specification allows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
@@ -40,16 +41,22 @@ FOCUS_COLUMNS: Final = (
     "ChargeFrequency",
     "ChargePeriodEnd",
     "ChargePeriodStart",
+    "CommitmentDiscountStatus",
     "ConsumedQuantity",
     "ConsumedUnit",
     "ContractedCost",
     "ContractedUnitPrice",
     "EffectiveCost",
     "HostProviderName",
+    "InvoiceId",
     "InvoiceIssuerName",
     "ListCost",
     "ListUnitPrice",
     "PricingCategory",
+    "PricingCurrency",
+    "PricingCurrencyContractedUnitPrice",
+    "PricingCurrencyEffectiveCost",
+    "PricingCurrencyListUnitPrice",
     "PricingQuantity",
     "PricingUnit",
     "ProviderName",
@@ -64,6 +71,8 @@ FOCUS_COLUMNS: Final = (
     "ServiceProviderName",
     "ServiceSubcategory",
     "SkuId",
+    "SkuMeter",
+    "SkuPriceDetails",
     "SkuPriceId",
     "SubAccountId",
     "SubAccountName",
@@ -72,6 +81,12 @@ FOCUS_COLUMNS: Final = (
     "x_Estimated",
     "x_WastedCost",
 )
+
+_COSTS: Final = ("BilledCost", "ContractedCost", "EffectiveCost", "PricingCurrencyEffectiveCost")
+"""Columns that are the same here: nobody negotiates, prepays, or converts."""
+
+_ALMOST: Final = timedelta(seconds=1) - timedelta(microseconds=1)
+"""FOCUS counts whole seconds: a period's end is rounded up, so that none is empty."""
 
 _PRICING: Final = {"on-demand": "Standard", "reserved": "Committed", "spot": "Dynamic"}
 
@@ -111,6 +126,7 @@ def to_json(report: Report) -> str:
         "by": list(report.by),
         "rows": [fields(row) for row in report.rows],
         "total": fields(report.total),
+        "forecast": report.forecast,
         "unpriced": {name: str(quantity) for name, quantity in _unpriced(report.ledger)},
         "beyond": {name: str(rounded(over / HOUR, 2)) for name, over in report.ledger.beyond.items()},
     }
@@ -149,7 +165,8 @@ def to_focus(ledger: Ledger, jobs: Iterable[JobFacts], account: Account) -> str:
     waste = apportioned([_wasted(charges) for charges in merged.values()], FOCUS_PLACES)
     rows = (
         _focus(charge, facts.get(charge.line.job), account, ledger.currency)
-        | {"BilledCost": cost, "ContractedCost": cost, "EffectiveCost": cost, "ListCost": listed, "x_WastedCost": lost}
+        | dict.fromkeys(_COSTS, cost)
+        | {"ListCost": listed, "x_WastedCost": lost}
         for charge, cost, listed, lost in zip(lines, costs, lists, waste, strict=True)
     )
     return _csv(FOCUS_COLUMNS, rows)
@@ -189,7 +206,7 @@ def _focus(charge: Charge, job: JobFacts | None, account: Account, currency: str
         "ChargeDescription": _description(charge, sku),
         "ChargeFrequency": "Usage-Based",
         "ChargePeriodStart": _time(charge.begins),
-        "ChargePeriodEnd": _time(charge.ends),
+        "ChargePeriodEnd": _time(charge.ends + _ALMOST),
         "ConsumedQuantity": quantity,
         "ConsumedUnit": "GB-Months" if stored else "GPU-Hours",
         "ContractedUnitPrice": line.rate,
@@ -197,6 +214,9 @@ def _focus(charge: Charge, job: JobFacts | None, account: Account, currency: str
         "InvoiceIssuerName": "Muster",
         "ListUnitPrice": listed,
         "PricingCategory": "Standard" if stored else _PRICING.get(line.capacity, "Other"),
+        "PricingCurrency": currency,
+        "PricingCurrencyContractedUnitPrice": line.rate,
+        "PricingCurrencyListUnitPrice": listed,
         "PricingQuantity": quantity,
         "PricingUnit": "GB-Months" if stored else "GPU-Hours",
         "ProviderName": "Muster",
@@ -211,6 +231,7 @@ def _focus(charge: Charge, job: JobFacts | None, account: Account, currency: str
         "ServiceProviderName": "Muster",
         "ServiceSubcategory": "Object Storage" if stored else "Containers",
         "SkuId": sku,
+        "SkuMeter": "Checkpoint storage" if stored else "GPU time",
         "SkuPriceId": sku,
         "SubAccountId": queue,
         "SubAccountName": queue,

@@ -99,7 +99,7 @@ class AttemptParts:
 
     Attributes:
         seconds: by part (`muster.api.goodput.PARTS`), of this placement alone; without `queued`, since a job that waits
-            holds no GPUs.
+            holds no GPUs. `underused` is no part of `training` here.
     """
 
     job: str

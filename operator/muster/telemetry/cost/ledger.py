@@ -29,9 +29,8 @@ UNTOLD: Final = ""
 
 USEFUL: Final = "training"
 
-WASTE: Final = ("starting", "restoring", "recomputing", "hung", "dataWait", "checkpoint", "underused")
-"""Parts in which GPUs were held and nothing new was learnt: goodput's, and `underused`, which is training below the
-utilisation that somebody has set."""
+WASTE: Final = ("starting", "restoring", "recomputing", "hung", "data_wait", "checkpoint", "underused")
+"""Parts in which GPUs were held and nothing new was learnt: goodput's, and training in which they were hardly used."""
 
 
 class Kind(str, Enum):

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
+from muster.telemetry.cost.ledger import USEFUL, WASTE
 
 Entry = Interval | JobFacts | PoolInterval | AttemptParts | Stored
 
@@ -22,6 +23,7 @@ _KINDS: Final[dict[str, type[Any]]] = {
     "stored": Stored,
 }
 _ADAPTERS: Final = {kind: TypeAdapter(row) for kind, row in _KINDS.items()}
+_PARTS: Final = (USEFUL, *WASTE)
 _CAPACITIES: Final = ("on-demand", "reserved", "spot")
 
 
@@ -101,8 +103,12 @@ def _row(line: str, kind: str) -> Entry:
 def _wrong(row: Entry) -> str:
     """What no type can say; "" for nothing."""
     if isinstance(row, AttemptParts):
-        bad = [part for part, number in row.seconds.items() if number < 0]
-        return f"seconds.{bad[0]}: is negative; leave the part out" if bad else ""
+        for part, number in row.seconds.items():
+            if part not in _PARTS:
+                return f"seconds: there is no part {part!r}; there are {', '.join(_PARTS)}"
+            if number < 0:
+                return f"seconds.{part}: is negative; leave the part out"
+        return ""
     if isinstance(row, JobFacts):
         return ""
     if row.begins.tzinfo is None or (row.ends is not None and row.ends.tzinfo is None):
