@@ -40,6 +40,7 @@ class Muster:
             landed=lambda saved: self._committed.add(saved.step),
             troubled=_tell,
             settled=lambda _: None,
+            counted=lambda _: None,
         )
 
     def save(self, step: int) -> None:

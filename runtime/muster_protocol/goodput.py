@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
+UNDERUSED_BELOW: Final = 0.3
+"""Part of the time that NVML must see a GPU at work, or its training is called underused. A run bound by its GPUs
+has 0.9 and more."""
+
 
 @dataclass(frozen=True)
 class Spent:
@@ -15,6 +19,7 @@ class Spent:
     Attributes:
         pending: seconds whose part isn't known yet: those since the last step, which may turn out to be a hang. With
             them the sum is the launcher's age.
+        underused: of the seconds of training, those in which this pod's GPUs were busy for less than `UNDERUSED_BELOW`.
     """
 
     training: float = 0.0
@@ -25,10 +30,11 @@ class Spent:
     recomputing: float = 0.0
     hung: float = 0.0
     pending: float = 0.0
+    underused: float = 0.0
 
     @property
     def age(self) -> float:
-        return math.fsum(asdict(self).values())
+        return math.fsum(seconds for part, seconds in asdict(self).items() if part != "underused")
 
     @classmethod
     def read(cls, raw: Any) -> Spent | None:

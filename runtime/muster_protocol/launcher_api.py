@@ -406,7 +406,7 @@ class GangState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The last committed checkpoint. `committed_at` is in seconds since the epoch."""
+    """The last committed checkpoint. `committed_at` is in seconds since the epoch, `bytes` are of all ranks' shards."""
 
     step: int
     uri: str
@@ -502,6 +502,7 @@ class Status:
             all that are lost; of the others index 0, where it is.
         memory_tier: None until it is known, at the first save.
         copy: what it has of another's memory, as a `Member` tells it.
+        stored: bytes that all committed checkpoints under the run's uri take; None until rank 0 has told it.
         saving: None until rank 0 has told it.
         numerics: None where nothing was unsound, or nobody looks.
         spent: where this launcher's time went, from index 0.
@@ -533,6 +534,7 @@ class Status:
     lost: tuple[int, ...] = ()
     memory_tier: MemoryTier | None = None
     copy: tuple[int, ...] = ()
+    stored: int | None = None
     saving: Saving | None = None
     numerics: Numerics | None = None
     spent: Spent | None = None

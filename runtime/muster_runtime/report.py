@@ -50,7 +50,7 @@ class Progress:
 @dataclass(frozen=True)
 class CheckpointCommitted:
     """`committed_at` is in seconds since the epoch; `bytes` is what this rank wrote, `stall` how long its training
-    stood still."""
+    stood still, `total` what all ranks wrote (0: not told)."""
 
     rank: int
     step: int
@@ -59,6 +59,15 @@ class CheckpointCommitted:
     bytes: int
     committed_at: float
     stall: float = 0.0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What all of the run's committed checkpoints take in the store (`launcher_api.Status.stored`)."""
+
+    rank: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,7 @@ Message = (
     Hello
     | Progress
     | CheckpointCommitted
+    | Stored
     | Resumed
     | Warned
     | FixedSize
@@ -181,7 +191,9 @@ Message = (
 KINDS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
-_WHOLE: Final = frozenset({"rank", "pid", "step", "steps", "total_steps", "bytes", "left_out", "skipped", "rollbacks"})
+_WHOLE: Final = frozenset(
+    {"rank", "pid", "step", "steps", "total_steps", "bytes", "total", "left_out", "skipped", "rollbacks"}
+)
 _TEXT: Final = frozenset({"uri", "text", "kept", "why", "about"})
 _DECIMAL: Final = frozenset({"loss", "grad_norm"})
 _OPTIONAL: Final = _DECIMAL | {

@@ -18,6 +18,9 @@ from muster_protocol.goodput import Spent
 
 QUEUED: Final = "queued"
 STARTING: Final = "starting"
+TRAINING: Final = "training"
+UNDERUSED: Final = "underused"
+"""No part of its own, but of the time of training."""
 PARTS: Final = tuple(PartSeconds.model_fields)
 
 
@@ -51,7 +54,10 @@ def told(known: Goodput, attempt: int, spent: Spent, now: datetime) -> Goodput:
     old = before.seconds.model_dump()
     latest = {part: max(seconds, old[part] or 0) for part, seconds in counted.items()}
     known = _add(known, {part: seconds - (old[part] or 0) for part, seconds in latest.items()})
-    return known.model_copy(update={"launcher": Counted(attempt=attempt, seconds=_parts(latest))})
+    underused = max(before.underused or 0, min(round(spent.underused), latest[TRAINING]))
+    more = underused - (before.underused or 0)
+    launcher = Counted(attempt=attempt, seconds=_parts(latest), underused=underused or None)
+    return known.model_copy(update={"launcher": launcher, "underused": (known.underused or 0) + more or None})
 
 
 def ended(known: Goodput, moment: datetime) -> Goodput:
@@ -83,7 +89,7 @@ def _add(known: Goodput, more: dict[str, int]) -> Goodput:
         update={
             "seconds": _parts(seconds),
             "until": known.until + timedelta(seconds=sum(more.values())),
-            "ratio": f"{seconds['training'] / whole:.3f}" if whole else None,
+            "ratio": f"{seconds[TRAINING] / whole:.3f}" if whole else None,
         }
     )
 

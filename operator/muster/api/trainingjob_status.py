@@ -110,6 +110,8 @@ class Counted(Model):
     """Number of the pod within the placement."""
     seconds: PartSeconds = PartSeconds()
     """What it has told."""
+    underused: Seconds | None = None
+    """Of its seconds of training, those in which its GPUs were hardly used."""
 
 
 class Goodput(Model):
@@ -120,6 +122,8 @@ class Goodput(Model):
     """Seconds of training by all seconds, as decimal text from 0 to 1."""
     seconds: PartSeconds = PartSeconds()
     """All seconds up to `until`."""
+    underused: Seconds | None = None
+    """Of the seconds of training, those in which index 0's GPUs were busy for less than 30 % of the time."""
     until: Timestamp
     """The moment up to which time is counted."""
     launcher: Counted | None = None

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,8 +71,11 @@ class Keeper:
         job: str,
         retention: Retention,
         warn: Callable[[str], None],
+        counted: Callable[[int], None] | None = None,
         tier: Tier | None = None,
     ) -> None:
+        """`counted` hears on rank 0, perhaps from another thread, of the bytes that all committed checkpoints under the
+        uri take now."""
         self._store, self._gang, self._job, self._retention, self._warn = store, gang, job, retention, warn
         self._owner = owner
         self._claim: Claim | None = None  # rank 0 alone, as is the next
@@ -85,7 +88,10 @@ class Keeper:
         self._tier = tier
         self._transfers = transfers(store, tier.memory if tier else None)
         self._saver = Saver(store, self._transfers, gang, tier)
-        self._pruning: Future[None] | None = None  # rank 0 alone
+        self._pruning: Future[None] | None = None  # rank 0 alone, as are the next
+        self._counted = counted
+        self._stored: int | None = None  # what `counted` has heard; None before
+        self._recount = False
         self._fallback = ExitStack()  # rank 0's hold on what it fell back on, until a commit makes it LATEST's parent
         self.uri = store.uri
         self.latest = Latest(epoch=0, owner="", nonce="")
@@ -314,6 +320,8 @@ class Keeper:
         self._follow(written.key, written.sha256, flight.heading.step)
         if self._gang.leads and not self._retention.keeps_all:
             self._start_prune()
+        elif self._gang.leads and self._counted is not None:
+            self._grown(written.shard_bytes)
         own = sum(landed.file.size for landed in flight.files.result())
         return Saved(flight.heading.step, written.shard_bytes, own, flight.stall, time.monotonic() - flight.began)
 
@@ -331,9 +339,30 @@ class Keeper:
             # what writers that died left behind changes when a gang starts, and not from save to save
             inventory = take(self._store, self._known, unfinished=not self._known)
             self._known = {checkpoint.key: checkpoint for checkpoint in inventory.committed}
-            carry_out(self._store, plan(inventory, self._retention, time.time()), time.time)
+            planned = plan(inventory, self._retention, time.time())
+            carry_out(self._store, planned, time.time)
+            self._count(sum(checkpoint.bytes for checkpoint, _ in planned.kept))
         except MusterError as error:
             self._warn(f"old checkpoints could not be deleted, will try again after the next save: {error}")
+
+    def _grown(self, more: int) -> None:
+        """Nothing is ever deleted: what lies there is looked up once, and grows with each save."""
+        if self._pruning is not None and not self._pruning.done():
+            self._recount = True  # whether this save was in it isn't known
+        elif self._stored is None or self._recount:
+            self._recount = False
+            self._pruning = in_background(self._look_up)
+        else:
+            self._count(self._stored + more)
+
+    def _look_up(self) -> None:
+        with suppress(MusterError):  # told when the next save meets it, and looked up again after it
+            self._count(sum(checkpoint.bytes for checkpoint in take(self._store, unfinished=False).committed))
+
+    def _count(self, stored: int) -> None:
+        if self._counted is not None and stored != self._stored:
+            self._counted(stored)
+        self._stored = stored
 
     def close(self) -> None:
         self._fallback.close()

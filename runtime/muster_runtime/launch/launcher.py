@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from statistics import fmean
 from typing import Final
 
 from muster_protocol import env, exits
@@ -86,7 +87,7 @@ class Launcher:
         self._folder: RunFolder | None = None
         self._oom_kills = termination.oom_kills()
         self._copies = Copies(config, self._roll, self._state)
-        self._spending = Spending(config.reached)
+        self._spending = Spending(config.reached, self._busy)
         self._profiles = Profiles(config)
         self._tracking = Tracking(config, environ)
         self._signalled = False
@@ -400,6 +401,12 @@ class Launcher:
             spent=self._spent(),
         )
 
+    def _busy(self) -> float | None:
+        """Which part of the time this pod's GPUs are at work, 0 to 1; None where nobody knows."""
+        known = [gpu.utilization for gpu in self._gpus.gpus] if self._gpus is not None else []
+        told = [part for part in known if part is not None]
+        return fmean(told) if told else None
+
     def _spent(self) -> Spent | None:
         return self._spending.spent() if self._config.leads else None
 
@@ -474,6 +481,7 @@ class Launcher:
             memory_tier=self._memory_tier(),
             copy=self._copies.holding,
             lost=lost,
+            stored=progress.stored,
             saving=progress.saving,
             numerics=progress.numerics,
             spent=self._spent(),

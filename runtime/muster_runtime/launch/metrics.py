@@ -65,7 +65,7 @@ class Metrics:
         """Where the time went until now."""
         before, self._spent = asdict(self._spent), spent
         for part, seconds in asdict(spent).items():
-            if part != "pending":
+            if part not in ("pending", "underused"):  # nothing beside the parts, or within one of them
                 self._count(declared.RUN_SECONDS, max(0.0, seconds - before[part]), part)
 
     def pace(self, step: int | None, total: int | None, steps_per_second: float | None) -> None:

@@ -27,6 +27,7 @@ class Progress:
     last: report.Progress | None = None
     step: int | None = None
     checkpoint: Checkpoint | None = None
+    stored: int | None = None
     resumed_from: int | None = None
     storage_error: str = ""
     fixed_size: str = ""
@@ -41,9 +42,11 @@ class Progress:
             self._progress(message)
         elif isinstance(message, report.CheckpointCommitted):
             self.checkpoint = Checkpoint(
-                message.step, message.uri, message.committed_at, message.seconds, message.bytes
+                message.step, message.uri, message.committed_at, message.seconds, message.total or message.bytes
             )
             self.storage_error = ""
+        elif isinstance(message, report.Stored):
+            self.stored = max(0, message.bytes)
         elif isinstance(message, report.Resumed):
             self.resumed_from = message.step
         elif isinstance(message, report.Warned):

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from muster_protocol.exits import EXIT_OK, EXIT_PREEMPTED, Cause
-from muster_protocol.goodput import Spent
+from muster_protocol.goodput import UNDERUSED_BELOW, Spent
 from muster_protocol.launcher_api import Ended
 from muster_runtime.pulse import PulseReader
-from muster_runtime.telemetry.goodput import End, Ledger, spent
+from muster_runtime.telemetry.goodput import SECOND, End, Ledger, Part, spent
 
 
 class Spending:
-    """`clock` gives monotonic nanoseconds."""
+    """`busy` tells which part of the time this pod's GPUs are at work, 0 to 1, or None; `clock` gives monotonic
+    nanoseconds."""
 
-    def __init__(self, reached: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        reached: int,
+        busy: Callable[[], float | None] = lambda: None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._busy, self._clock = busy, clock
+        self._training = self._underused = 0
+        self._looks, self._sum = 0, 0.0  # of how busy they were since it was known last what was training
         self._ledger = Ledger(clock())
         self._pulse: PulseReader | None = None
         self.reached = reached
@@ -32,6 +41,17 @@ class Spending:
         if self._pulse is not None:
             told = self._pulse.told(0)
             self._ledger.look(told, self._clock())
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """Time is known to be training when a step is done: then it counts how busy the GPUs were meanwhile."""
+        if (busy := self._busy()) is not None:
+            self._looks, self._sum = self._looks + 1, self._sum + busy
+        training = self._ledger.at(self._clock())[0][Part.TRAINING]
+        if training > self._training:
+            if self._looks and self._sum / self._looks < UNDERUSED_BELOW:
+                self._underused += training - self._training
+            self._training, self._looks, self._sum = training, 0, 0.0
 
     def end(self, how: End) -> None:
         """The ranks have ended."""
@@ -45,7 +65,8 @@ class Spending:
 
     def spent(self) -> Spent:
         self.look()
-        return spent(*self._ledger.at(self._clock()))
+        found = spent(*self._ledger.at(self._clock()))
+        return replace(found, underused=round(self._underused / SECOND, 3))
 
 
 def how_ended(exit_codes: Iterable[int | None], first: Ended | None) -> End:

@@ -86,9 +86,10 @@ class Persistence:
         landed: Callable[[Saved], None],
         troubled: Callable[[str], None],
         settled: Callable[[MemoryTier], None],
+        counted: Callable[[int], None],
     ) -> None:
         """`landed` hears of each committed save, `troubled` why one was missed and what mends it, `settled` what stays
-        in memory."""
+        in memory, `counted` on rank 0 of the bytes that lie in the store."""
         self._settings, self._gang, self._device = settings, gang, device
         self._warn, self._landed, self._troubled = warn, landed, troubled
         tier = Tier.inherited(os.environ, settings.identity, warn, settled)
@@ -100,6 +101,7 @@ class Persistence:
             job=settings.job,
             retention=settings.retention,
             warn=warn,
+            counted=counted,
             tier=tier,
         )
         self.uri = self._store.uri

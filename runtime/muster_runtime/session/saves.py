@@ -59,6 +59,7 @@ class Saves:
             landed=self._landed,
             troubled=self._troubled,
             settled=self._settled,
+            counted=self._counted,
         )
         began = time.monotonic()
         restored, source = persistence.restore(tracked), persistence.uri
@@ -183,6 +184,7 @@ class Saves:
                 saved.own_bytes,
                 time.time(),
                 saved.stall,
+                saved.total_bytes,
             )
         )
 
@@ -197,6 +199,9 @@ class Saves:
 
     def _settled(self, tier: MemoryTier) -> None:
         self._reporter.send(reports.KeptInMemory(self._gang.rank, tier.kept.value, tier.why))
+
+    def _counted(self, stored: int) -> None:
+        self._reporter.send(reports.Stored(self._gang.rank, stored))
 
     def close(self) -> None:
         if self.persistence is not None:

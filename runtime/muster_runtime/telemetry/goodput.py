@@ -13,8 +13,8 @@ from typing import Final
 
 from muster_protocol.goodput import Spent
 
-_SECOND: Final = 1_000_000_000
-PLAIN_AFTER: Final = 600 * _SECOND
+SECOND: Final = 1_000_000_000
+PLAIN_AFTER: Final = 600 * SECOND
 """Ranks that have begun no session by then never will, and train in their own way."""
 
 
@@ -179,4 +179,4 @@ def _whole(told: Told, now: int, how: End) -> Times:
 
 def spent(times: Times, pending: int) -> Spent:
     """In seconds."""
-    return Spent(*(round(time / _SECOND, 3) for time in (*times, pending)))
+    return Spent(*(round(time / SECOND, 3) for time in (*times, pending)))

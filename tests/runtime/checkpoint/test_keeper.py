@@ -6,6 +6,7 @@ import dataclasses
 import io
 import pickle
 import zlib
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from muster_protocol import manifest
 from muster_protocol.checkpoints.chain import Found, manifest_keys
 from muster_protocol.checkpoints.commit import claim_epoch
 from muster_protocol.checkpoints.holds import tag
-from muster_protocol.checkpoints.inventory import find_start
+from muster_protocol.checkpoints.inventory import find_start, take
 from muster_protocol.checkpoints.retention import Retention
 from muster_protocol.checkpoints.store import Store
 from muster_runtime.checkpoint import saver
@@ -49,11 +50,23 @@ def content(step: int) -> TensorTable:
 class Run:
     """One gang of one rank, and what it was warned of."""
 
-    def __init__(self, store: Store, keep_last: int | None = None, keep_every: int | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        counted: Callable[[int], None] | None = None,
+    ) -> None:
         self.store = store
         self.warnings: list[str] = []
         self.keeper = Keeper(
-            store, Gang(), owner="job", job="job", retention=Retention(keep_last, keep_every), warn=self.warnings.append
+            store,
+            Gang(),
+            owner="job",
+            job="job",
+            retention=Retention(keep_last, keep_every),
+            warn=self.warnings.append,
+            counted=counted,
         )
         self.keeper.claim()
 
@@ -96,6 +109,18 @@ def test_everything_comes_back(store: Store) -> None:
     again = Run(store)
     assert again.restore() == 5
     assert again.warnings == []
+
+
+@pytest.mark.parametrize("last", [None, 1])
+def test_what_lies_in_the_store_is_told(store: Store, last: int | None) -> None:
+    Run(store).save(5)
+    told: list[int] = []
+    run = Run(store, keep_last=last, counted=told.append)
+    run.restore()
+    for step in (10, 15, 20, 25):
+        run.save(step)
+        assert told[-1] == sum(checkpoint.bytes for checkpoint in take(store).committed)
+    assert len(take(store).committed) == (5 if last is None else 3)
 
 
 def test_no_pickle_is_written_or_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from muster_protocol.goodput import Spent
 from muster_protocol.launcher_api import Ended
-from muster_runtime.launch.spending import how_ended
-from muster_runtime.telemetry.goodput import NOTHING, PLAIN_AFTER, Account, End, Ledger, Part, Told, spent
+from muster_runtime.launch.spending import Spending, how_ended
+from muster_runtime.telemetry.goodput import NOTHING, PLAIN_AFTER, SECOND, Account, End, Ledger, Part, Told, spent
 
 pytestmark = pytest.mark.unit
 
@@ -170,7 +170,8 @@ def test_seconds_are_told_with_what_is_pending() -> None:
     told = spent(tuple(range(1_000_000_000, 8_000_000_000, 1_000_000_000)), 500_000_000)
     assert told == Spent(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 0.5)
     assert told.age == 28.5
-    assert [part.name.lower() for part in Part] == list(asdict(told))[:-1], "the order of the one is the other's"
+    names = [part.name.lower() for part in Part]
+    assert names == list(asdict(told))[: len(names)], "the order of the one is the other's"
 
 
 @pytest.mark.parametrize("raw", [None, [], {"training": -1}, {"hung": "3"}, {"training": 1e300}, {"starting": True}])
@@ -180,3 +181,45 @@ def test_nonsense_is_no_account(raw: object) -> None:
 
 def test_an_account_of_a_later_version_is_read() -> None:
     assert Spent.read({**asdict(Spent(training=2.5)), "a later field": 1}) == replace(Spent(), training=2.5)
+
+
+class Ranks:
+    """A pulse of which only the account of rank 0 is read."""
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+
+    def told(self, rank: int) -> Told:
+        return told(self.account)
+
+    def read(self, rank: int) -> None:
+        return None
+
+
+def test_training_counts_as_underused_by_how_busy_the_gpus_were_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, busy = 0, 0.9
+    spending = Spending(0, lambda: busy, lambda: now * SECOND)
+    account = Account(0)
+    monkeypatch.setattr(spending, "_pulse", Ranks(account))
+    spending._ledger.spawned(0)
+
+    def step(seconds: int, *seen: float) -> None:
+        """One, in whose midst the launcher looks once for each of `seen`, and once when it is over."""
+        nonlocal now, busy
+        account.enter(Part.TRAINING, now * SECOND, settles=True)
+        for one in seen:
+            busy = one
+            spending.look()
+        now += seconds
+        account.enter(Part.TRAINING, now * SECOND, settles=True)
+        spending.look()
+
+    step(10, 0.9, 0.95)
+    assert spending.spent().underused == 0
+    step(10, 0.05, 0.1, 0.0, 0.0)
+    step(100, 0.0, 0.8)  # idle for some time only
+    found = spending.spent()
+    assert (found.training, found.underused) == (120, 10)
+    assert found.age == 120
+    nothing = Spending(0, clock=lambda: now * SECOND)
+    assert nothing.spent().underused == 0

@@ -66,6 +66,16 @@ def test_of_placements_before_the_account_nothing_is_made_up() -> None:
     assert (parts(known), known.until) == ({}, at(5000))
 
 
+def test_what_was_underused_is_of_the_time_of_training_and_adds_up_over_pods() -> None:
+    known = goodput.told(NEW, 0, Spent(training=100, underused=40), at(100))
+    known = goodput.told(known, 0, Spent(training=160, underused=90), at(160))
+    assert (parts(known), known.underused) == ({"training": 160}, 90)
+    known = goodput.ended(known, at(170))
+    known = goodput.told(known, 1, Spent(training=20, underused=500), at(190))
+    assert known.underused == 110, "no more than it trained"
+    assert goodput.told(known, 1, Spent(training=20), at(190)).underused == 110
+
+
 def test_the_account_survives_the_wire() -> None:
     known = goodput.told(NEW, 0, Spent(training=100, data_wait=20, starting=10), at(130))
     raw = TrainingJobStatus(goodput=known).to_raw()
