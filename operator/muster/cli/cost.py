@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -17,11 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from muster.cli.look import print_plainly
+from muster.cli.reconcile import reconcile
 from muster.sizing.price_file import PriceFile, parse, read
 from muster.sizing.prices import Catalogue, catalogue
 from muster.telemetry.cost import formats, rows
-from muster.telemetry.cost.chargeback import Report, Row, UnknownGroup, report
+from muster.telemetry.cost.chargeback import Report, Row, UnknownGroup, notes, report
 from muster.telemetry.cost.ledger import ledger
+from muster.telemetry.cost.page import to_html
 from muster.telemetry.cost.periods import month as month_named
 from muster.telemetry.cost.periods import month_of
 
@@ -29,9 +31,6 @@ app = typer.Typer(
     help="What the work cost: by team, user, project and month.", no_args_is_help=True, rich_markup_mode=None
 )
 prices_app = typer.Typer(help="What GPUs and storage cost: list, check.", no_args_is_help=True, rich_markup_mode=None)
-
-_PARTS: Final = {"recomputing": "lost steps computed again", "dataWait": "waiting for data", "checkpoint": "saves"}
-"""What people call parts whose names do not say it."""
 
 _PIPED: Final = 400
 """Columns of a table that goes to no terminal: nothing is cut off."""
@@ -42,7 +41,10 @@ class Format(str, Enum):
     CSV = "csv"
     FOCUS = "focus"
     JSON = "json"
+    HTML = "html"
 
+
+_FOR_EYES: Final = (Format.TABLE, Format.HTML)
 
 PricesFile = Annotated[
     Path | None, typer.Option("--prices", help="A price file, or the chart's values. Left out: public list prices.")
@@ -51,6 +53,9 @@ Region = Annotated[str, typer.Option(help="Whose prices: as price files name it,
 ListPrices = Annotated[
     bool, typer.Option("--list-prices/--no-list-prices", help="Public list prices where no other is.")
 ]
+
+
+app.command("reconcile")(reconcile)
 
 
 @app.command("report")
@@ -68,11 +73,13 @@ def report_(
     month: Annotated[
         str | None, typer.Option(help="Like 2026-11, in UTC. Left out: all that the files tell of; this month.")
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="FOCUS is the FinOps specification's CSV.")] = Format.TABLE,
+    form: Annotated[
+        Format, typer.Option("--format", help="html is a page; focus the FinOps specification's CSV.")
+    ] = Format.TABLE,
     prices: PricesFile = None,
     region: Region = "",
     list_prices: ListPrices = True,
-    cluster: Annotated[str, typer.Option(help="FOCUS: the billing account.")] = "cluster",
+    cluster: Annotated[str, typer.Option(help="Its name: FOCUS's billing account, and on the page.")] = "cluster",
 ) -> None:
     """A chargeback from the history, or from exported rows. What goes on is counted until now."""
     if (database is None) == (not intervals):
@@ -91,15 +98,15 @@ def report_(
         typer.echo(formats.to_focus(book, found.jobs, account), nl=False)
         return
     try:
-        table = report(
-            book, found.jobs, [name.strip() for name in by.split(",")], places=2 if form is Format.TABLE else 6
-        )
+        table = report(book, found.jobs, [name.strip() for name in by.split(",")], places=2 if form in _FOR_EYES else 6)
     except UnknownGroup as error:
         _fail(f"--by: {error}")
     if form is Format.CSV:
         typer.echo(formats.to_csv(table), nl=False)
     elif form is Format.JSON:
         typer.echo(formats.to_json(table))
+    elif form is Format.HTML:
+        typer.echo(to_html(table, list(notes(table)), cluster=cluster), nl=False)
     else:
         _print(table)
 
@@ -137,6 +144,7 @@ def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, dat
             jobs=list(reader.facts(begins, ends)),
             pools=list(reader.pools(begins, ends)),
             parts=list(reader.parts(begins, ends)),
+            stored=list(reader.stored(begins, ends)),
         )
     except SQLAlchemyError as error:
         raise ValueError(
@@ -250,27 +258,13 @@ def _print(table: Report) -> None:
     shown.add_row("total", *("" for _ in table.by[1:]), *_cells(table.total), style="bold")
     console = Console()
     print_plainly(console if console.is_terminal else Console(width=_PIPED), shown)
-    for sentence in _notes(table):
+    for sentence in notes(table):
         typer.echo(sentence)
 
 
 def _cells(row: Row) -> list[str]:
     amounts = (row.gpu_hours, row.useful, row.wasted, row.idle, row.storage, row.cost, row.saved)
     return [f"{amount:,.2f}" for amount in amounts]
-
-
-def _notes(table: Report) -> Iterable[str]:
-    wasted = [f"{_PARTS.get(part, part)} {amount:,.2f}" for part, amount in table.total.waste.items() if amount]
-    if wasted:
-        yield f"Wasted: {', '.join(wasted)}"
-    for name, quantity in table.ledger.unpriced.items():
-        much = "of checkpoints" if name == "storage" else f"{float(quantity) / 3600:,.2f} GPU hours of {name}"
-        yield f"No price is known for {much}: counted as nothing. Give one with --prices, see docs/cost.md"
-    for flavour, over in table.ledger.beyond.items():
-        much = f"{float(over) / 3600:,.2f} GPU hours of {flavour}"
-        yield f"Jobs held {much} more than its pool had: rows of pools are missing"
-    if table.total.estimated:
-        yield "Some ends are estimated: the last time that a worker was seen, since its end was not"
 
 
 def _text(path: Path) -> str:

@@ -41,6 +41,7 @@ class Chronicle:
         self._nodes_changed = True
         self._all_seen = False
         self._news = False
+        self._beat = utc_now()
 
     # -- fed -----------------------------------------------------------------------------------------------------------
 
@@ -86,24 +87,26 @@ class Chronicle:
 
     async def run(self) -> None:
         """Have it written, for ever."""
-        beat = utc_now()
         while True:
             await asyncio.sleep(ROUND)
-            now = utc_now()
-            if not self._all_seen:
-                continue
-            if self._nodes_changed:
-                self._nodes_changed = False
-                self._put(self._changed_pools(now))
-            if self._writer.wants_picture:
-                self._writer.put(row for seen in self._seen.values() for row in seen.open())
-                self._writer.put(self._pools.values())
-                self._writer.picture(now)
-            elif self._news or now - beat >= BEAT:
-                self._writer.seen(now)
-            else:
-                continue
-            beat, self._news = now, False
+            self.write(utc_now())
+
+    def write(self, now: datetime) -> None:
+        """Hand on what is new, and that all of it is how the cluster is `now`."""
+        if not self._all_seen:
+            return
+        if self._nodes_changed:
+            self._nodes_changed = False
+            self._put(self._changed_pools(now))
+        if self._writer.wants_picture:
+            self._writer.put(row for seen in self._seen.values() for row in seen.open())
+            self._writer.put(self._pools.values())
+            self._writer.picture(now)
+        elif self._news or now - self._beat >= BEAT:
+            self._writer.seen(now)
+        else:
+            return
+        self._beat, self._news = now, False
 
     def _put(self, rows: Iterable[Row]) -> None:
         rows = list(rows)

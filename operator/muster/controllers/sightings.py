@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from muster.api.effective import EffectiveSpec
+from muster.api.goodput import TRAINING, UNDERUSED
 from muster.api.names import PROJECT_LABEL, USER_LABEL
 from muster.api.placement import Placement, spares_by_index
 from muster.api.trainingjob import TrainingJob
@@ -19,14 +20,20 @@ from muster.api.trainingjob_status import Goodput, PastFailure, TrainingJobStatu
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.telemetry.cost.intervals import Interval
-from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row
+from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage
 from muster_protocol.launcher_api import Status as LauncherStatus
+
+CLOCKS: Final = timedelta(seconds=2)
+"""How far a node's clock may be from ours. Beyond it, what it says of a container's end is not believed."""
 
 STEADY: Final = timedelta(minutes=10)
 """How long the step and the goodput of a job may be old when nothing else of it changes."""
 
 DELETED: Final = "Deleted"
 """Why an attempt ended whose job is gone before its end."""
+
+MOST_BYTES: Final = 2**62
+"""More than any store has."""
 
 Worker = tuple[int, int]
 """Index and number of its pod."""
@@ -65,9 +72,12 @@ class Seen:
         told_at: when its row was.
         attempt, intervals: of the present or last placement.
         alive: workers of it whose pods were seen running.
+        absent: workers of it that had no pod when this operator first saw the job: they went while nobody looked, or
+            are not made yet. Their rows stay as they are, until a pod shows.
         version, spec, placement, basis: what they were made from.
         asked: the last placement that was told to be ended for another job.
         step: of the last checkpoint.
+        stored: bytes of all of them.
     """
 
     job: Job
@@ -75,12 +85,14 @@ class Seen:
     attempt: Attempt | None = None
     intervals: Mapping[Worker, Interval] = field(default_factory=dict)
     alive: frozenset[Worker] = frozenset()
+    absent: frozenset[Worker] = frozenset()
     version: str = ""
     spec: EffectiveSpec | None = None
     placement: Placement | None = None
     basis: tuple[object, ...] = ()
     asked: int = 0
     step: int | None = None
+    stored: int | None = None
     failures: tuple[PastFailure, ...] = ()
 
     def open(self) -> Iterable[Row]:
@@ -97,6 +109,7 @@ def look(seen: Seen | None, sight: Sight) -> tuple[Seen, list[Row]]:
     if seen is not None and version and (version, basis) == (seen.version, seen.basis) and seen.spec is sight.spec:
         return seen, []  # most turns are for the sake of time
     rows: list[Row] = []
+    first = seen is None
     job = _job(sight, seen.job.deleted_at if seen is not None else None)
     if seen is None or _differs(seen.job, job) or (job != seen.job and sight.now - seen.told_at >= STEADY):
         rows.append(job)
@@ -105,7 +118,7 @@ def look(seen: Seen | None, sight: Sight) -> tuple[Seen, list[Row]]:
     if seen.attempt is not None and (placement is None or placement.generation != seen.attempt.attempt):
         seen = _end(seen, sight, rows)
     if placement is not None:
-        seen = _place(seen, placement, basis, sight, rows)
+        seen = _place(seen, placement, basis, sight, rows, first=first)
     seen = _events(seen, sight, rows)
     return replace(seen, version=version, spec=sight.spec, basis=basis), rows
 
@@ -118,14 +131,25 @@ def gone(seen: Seen, sight: Sight) -> list[Row]:
 
 
 def parts(goodput: Goodput | None) -> dict[str, int]:
-    """Seconds by part."""
-    return {} if goodput is None else {part: number for part, number in goodput.seconds if number}
+    """Seconds by part. What of training was underused stands apart from the rest of it."""
+    if goodput is None:
+        return {}
+    found = {part: number for part, number in goodput.seconds if number}
+    if goodput.underused:
+        found |= {TRAINING: found.get(TRAINING, 0) - goodput.underused, UNDERUSED: goodput.underused}
+    return {part: number for part, number in found.items() if number > 0}
 
 
 def _basis(sight: Sight) -> tuple[object, ...]:
-    """What of its pods a job's rows depend on."""
+    """What of its pods and its launcher a job's rows depend on."""
     pods = ((pod.generation, pod.index, pod.attempt, pod.phase) for pod in sight.pods)
-    return (sight.deleted, len(sight.finished), *pods)
+    return (sight.deleted, len(sight.finished), _stored(sight), *pods)
+
+
+def _stored(sight: Sight) -> int | None:
+    """Bytes of all checkpoints. What a launcher tells is not believed without limit."""
+    told = sight.launcher.stored if sight.launcher is not None else None
+    return min(told, MOST_BYTES) if isinstance(told, int) and told >= 0 else None
 
 
 def _job(sight: Sight, deleted_at: datetime | None) -> Job:
@@ -166,7 +190,10 @@ def _differs(old: Job, new: Job) -> bool:
     return replace(new, step=old.step, goodput=old.goodput) != old
 
 
-def _place(seen: Seen, placement: Placement, basis: tuple[object, ...], sight: Sight, rows: list[Row]) -> Seen:
+def _place(
+    seen: Seen, placement: Placement, basis: tuple[object, ...], sight: Sight, rows: list[Row], *, first: bool
+) -> Seen:
+    """`first`: the operator has not seen the job before."""
     attempt = _attempt(placement, sight)
     before = seen.attempt if seen.attempt is not None and seen.attempt.attempt == attempt.attempt else None
     if before is not None and seen.told_at != sight.now:
@@ -175,14 +202,21 @@ def _place(seen: Seen, placement: Placement, basis: tuple[object, ...], sight: S
         rows.append(attempt)
     if before is not None and basis == seen.basis and placement == seen.placement:
         return replace(seen, attempt=attempt)
-    mine = [pod for pod in sight.pods if pod.generation == placement.generation]
-    known = seen.intervals if before is not None else {}
-    alive = (seen.alive if before is not None else frozenset()) | {
-        (pod.index, pod.attempt) for pod in mine if pod.phase == "Running"
-    }
-    intervals = _intervals(known, alive, placement, mine, sight)
+    pods = {(pod.index, pod.attempt): pod for pod in sight.pods if pod.generation == placement.generation}
+    known, alive, absent = (
+        (seen.intervals, seen.alive, seen.absent) if before is not None else ({}, frozenset(), frozenset())
+    )
+    alive |= {worker for worker, pod in pods.items() if pod.phase == "Running"}
+    absent = frozenset((_workers(placement) if first else absent) - pods.keys())
+    intervals = _intervals(known, alive, absent, placement, pods, sight)
     rows += (one for key, one in intervals.items() if known.get(key) != one)
-    return replace(seen, attempt=attempt, intervals=intervals, alive=alive, placement=placement)
+    return replace(seen, attempt=attempt, intervals=intervals, alive=alive, absent=absent, placement=placement)
+
+
+def _workers(placement: Placement) -> dict[Worker, str]:
+    """Nodes of the workers, without spares."""
+    numbers = {item.index: item.attempt for item in placement.attempts}
+    return {(index, numbers.get(index, 0)): node for index, node in enumerate(placement.node_of_index())}
 
 
 def _attempt(placement: Placement, sight: Sight) -> Attempt:
@@ -210,28 +244,32 @@ def _attempt(placement: Placement, sight: Sight) -> Attempt:
 def _intervals(
     known: Mapping[Worker, Interval],
     alive: frozenset[Worker],
+    absent: frozenset[Worker],
     placement: Placement,
-    pods: list[PodView],
+    pods: Mapping[Worker, PodView],
     sight: Sight,
 ) -> dict[Worker, Interval]:
     """Of the present placement, those that have ended included."""
-    created = {(pod.index, pod.attempt): pod.created for pod in pods}
     found = dict(known)
-    numbers = {item.index: item.attempt for item in placement.attempts}
-    workers = {(index, numbers.get(index, 0)): node for index, node in enumerate(placement.node_of_index())}
+    workers = _workers(placement)
     spares = {(index, _number(known, index)): node for index, node in spares_by_index(placement.spares).items()}
-    for worker, node in (workers | spares).items():
+    replaced = {worker: pod.node for worker, pod in pods.items() if worker not in workers and pod.node}
+    for worker, node in (replaced | workers | spares).items():
+        if worker in absent:
+            continue
+        pod = pods.get(worker)
         first = not known or (worker[1] == 0 and worker in workers)
-        begins = placement.placed_at if first and worker[1] == 0 else created.get(worker)
+        begins = placement.placed_at if first and worker[1] == 0 else pod.created if pod is not None else None
         found[worker] = _held(found.get(worker), worker, node, begins or sight.now, placement.generation, sight)
-    ended = {(pod.index, pod.attempt) for pod in pods if pod.phase in TERMINAL}
-    vanished = alive - {(pod.index, pod.attempt) for pod in pods}
+    ended = {worker for worker, pod in pods.items() if pod.phase in TERMINAL}
+    vanished = alive - pods.keys()
     for worker, one in found.items():
         if one.ends is None:
-            replaced = worker not in workers and worker not in spares
-            over = replaced or worker in ended or worker in vanished
-            guessed = worker in ended or worker in alive
+            over = (worker not in workers and worker not in spares) or worker in ended or worker in vanished
+            guessed = worker in pods or worker in alive
             found[worker] = _ended(one, sight, guessed=guessed) if over else _finished(one, sight)
+        else:
+            found[worker] = _finished(one, sight)  # its pod may have gone on for a while
     return found
 
 
@@ -268,8 +306,13 @@ def _held(
 
 
 def _finished(one: Interval, sight: Sight) -> Interval:
+    """With the end of its containers, where kubelet has told it."""
     at = sight.finished.get((one.attempt, one.index, one.replacement))
-    return one if at is None else replace(one, ends=max(at, one.begins), estimated=False)
+    if at is None:
+        return one
+    if one.begins - CLOCKS <= at <= sight.now + CLOCKS:
+        return replace(one, ends=max(one.begins, min(at, sight.now)), estimated=False)
+    return one if one.ends is not None else replace(one, ends=max(sight.now, one.begins), estimated=True)
 
 
 def _ended(one: Interval, sight: Sight, *, guessed: bool) -> Interval:
@@ -307,7 +350,7 @@ def _word(status: TrainingJobStatus) -> str:
 
 
 def _events(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
-    """Preemptions, checkpoints and failures, each told once."""
+    """Preemptions, checkpoints, what these take, and failures, each told once."""
     uid, status = sight.job.metadata.uid, sight.job.status
     stop, placement, saved = status.stop, status.placement, status.checkpoint
     if stop is not None and stop.beneficiary and placement is not None and placement.generation != seen.asked:
@@ -329,6 +372,10 @@ def _events(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
             )
         )
         seen = replace(seen, step=saved.step)
+    stored, checkpoint = _stored(sight), sight.spec.checkpoint
+    if stored is not None and stored != seen.stored and checkpoint is not None:
+        rows.append(Storage(checkpoint.uri.rstrip("/"), sight.now, uid, stored))
+        seen = replace(seen, stored=stored)
     if status.recent_failures != seen.failures:
         rows += (
             Failure(uid, one.at, one.cause, one.index, one.node or "", one.step, one.in_place, one.message)

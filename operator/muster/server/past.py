@@ -21,8 +21,9 @@ from muster.server.past_models import CostForm, CostQuery, PastJob, PastJobDetai
 from muster.server.problems import Problem, bad_parameter, unavailable
 from muster.sizing.prices import Catalogue
 from muster.telemetry.cost import formats
-from muster.telemetry.cost.chargeback import UnknownGroup, report
+from muster.telemetry.cost.chargeback import UnknownGroup, notes, report
 from muster.telemetry.cost.ledger import ledger
+from muster.telemetry.cost.page import to_html
 from muster.telemetry.cost.periods import month, month_of
 from muster.telemetry.history.reading import Cursor, Filter, Reader
 
@@ -96,14 +97,18 @@ class Past:
             [row for row in reader.intervals(begins, ends, visible) if row.job in uids],
             parts=[row for row in reader.parts(begins, ends, visible) if row.job in uids],
             pools=reader.pools(begins, ends) if idle else (),
+            stored=[row for row in reader.stored(begins, ends) if row.job in uids],
         )
         if query.format is CostForm.FOCUS:
             account = formats.Account(cluster=query.cluster, host=query.cluster, region=self.prices.region)
             return formats.to_focus(book, jobs, account)
+        page = query.format is CostForm.HTML
         try:
-            table = report(book, jobs, [name.strip() for name in query.by.split(",")], places=6)
+            table = report(book, jobs, [name.strip() for name in query.by.split(",")], places=2 if page else 6)
         except UnknownGroup as error:
             raise bad_parameter("by", str(error)) from error
+        if page:
+            return to_html(table, list(notes(table)), cluster=query.cluster)
         return formats.to_csv(table) if query.format is CostForm.CSV else formats.to_json(table)
 
     async def _visible(self, reviewer: Reviewer, user: User, namespace: str) -> frozenset[str] | None:

@@ -153,10 +153,11 @@ class CostForm(str, Enum):
     JSON = "json"
     CSV = "csv"
     FOCUS = "focus"
+    HTML = "html"
 
     @property
     def media_type(self) -> str:
-        return "application/json" if self is CostForm.JSON else "text/csv"
+        return {CostForm.JSON: "application/json", CostForm.HTML: "text/html"}.get(self, "text/csv")
 
 
 class CostQuery(BaseModel):
@@ -169,8 +170,8 @@ class CostQuery(BaseModel):
         "queue",
         description="queue, namespace, user, project, month, job, flavour or label:KEY; several with commas.",
     )
-    format: CostForm = Field(CostForm.JSON, description="json, csv, or focus: the FinOps specification's CSV.")
+    format: CostForm = Field(CostForm.JSON, description="json, csv, html: a page; or focus: the FinOps CSV.")
     namespace: Name = Field("", description="Only jobs of this namespace.")
     cluster: Annotated[str, StringConstraints(max_length=253)] = Field(
-        "cluster", description="FOCUS: the billing account."
+        "cluster", description="Its name: FOCUS's billing account, and on the page."
     )

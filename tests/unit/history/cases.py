@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import datetime
 from threading import Thread
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from muster.telemetry.history import upserts
 from muster.telemetry.history.database import engine_of, migrate
 from muster.telemetry.history.reading import Filter, Reader
 from muster.telemetry.history.retention import expire
-from muster.telemetry.history.rows import Checkpoint, Failure, Preemption, Row
+from muster.telemetry.history.rows import Checkpoint, Failure, Preemption, Row, Storage
 from muster.telemetry.history.schema import intervals, metadata
 from muster.telemetry.history.writer import Writer
 
@@ -132,6 +133,7 @@ def what_is_written_is_read(database: Database) -> None:
         Checkpoint("a", 500, 2, "s3://models/a", at(7), 2**41, 1.5),
         Failure("a", at(6), "network", 1, "node-1", 480, True, "a peer went"),
         PoolInterval("H100", "on-demand", 64, at(0)),
+        Storage("s3://models/a", at(7), "a", 2**42),
     ]
     first_rows(database, rows)
     with reading(database) as reader:
@@ -139,7 +141,7 @@ def what_is_written_is_read(database: Database) -> None:
         assert found is not None
         assert found.job == replace(rows[0], message="a NUL  and half a pair ?")
         told = [*found.attempts, *found.intervals, *found.preemptions, *found.checkpoints, *found.failures]
-        assert [*told, *reader.pools(at(0), at(1))] == rows[1:]
+        assert [*told, *reader.pools(at(0), at(1)), *reader.storage()] == rows[1:]
         assert found.job.facts.user == "ada"
         assert found.job.facts.labels == {"team": "blue"}
         assert reader.parts(at(0), at(20)) == (
@@ -200,6 +202,54 @@ def intervals_overlap_half_open(database: Database) -> None:
         assert within(0, 1) == []
         assert [one.uid for one in reader.facts(at(0), at(9))] == ["a"]
         assert reader.facts(at(0), at(1)) == ()
+
+
+def checkpoints_are_kept_until_less_is_told(database: Database) -> None:
+    """A uri is charged to one job at a time; what is kept goes on when the job is gone."""
+    rows: list[Row] = [
+        job("a", deleted_at=at(3)),
+        job("b"),
+        Storage("s3://m/one", at(1), "a", 100),
+        Storage("s3://m/one", at(2), "a", 300),
+        Storage("s3://m/one", at(5), "b", 400),
+        Storage("s3://m/one", at(9), "b", 0),
+        Storage("s3://m/two", at(1), "a", 7),
+    ]
+    first_rows(database, rows)
+    with reading(database) as reader:
+
+        def kept(begins: float, ends: float) -> list[tuple[str, int, datetime, datetime | None]]:
+            return [(one.job, one.size, one.begins, one.ends) for one in reader.stored(at(begins), at(ends))]
+
+        assert kept(0, 20) == [
+            ("a", 100, at(1), at(2)),
+            ("a", 300, at(2), at(5)),
+            ("b", 400, at(5), at(9)),
+            ("a", 7, at(1), None),
+        ]
+        assert kept(3, 4) == [("a", 300, at(2), None), ("a", 7, at(1), None)], "what the period has not seen to end"
+        assert kept(9, 10) == kept(15, 20) == [("a", 7, at(1), None)]
+        assert kept(0, 1) == []
+        assert {one.uid for one in reader.facts(at(15), at(20))} == {"a", "b"}
+        assert [(one.uri, one.bytes) for one in reader.storage()] == [("s3://m/one", 0), ("s3://m/two", 7)]
+
+
+def an_end_that_was_seen_stays(database: Database) -> None:
+    """Whatever a later operator says of it; and of two guesses the later one."""
+    seen, guess = interval("a", ends=at(5)), interval("a", 1, ends=at(5), estimated=True)
+    first_rows(database, [job("a"), seen, guess])
+    later = [interval("a"), interval("a", 1, ends=at(4), estimated=True)]
+    with writing(database, identity="two") as writer:
+        writer.put([job("a"), *later])
+        writer.picture(at(30))
+        until("taken over", lambda: writer.health.written == 3)
+        with reading(database) as reader:
+            assert list(reader.intervals(at(0), at(60))) == [seen, guess]
+        writer.put([interval("a", ends=at(20), estimated=True), interval("a", 1, ends=at(6))])
+        writer.seen(at(31))
+        until("the rest", lambda: writer.health.written == 5)
+    with reading(database) as reader:
+        assert list(reader.intervals(at(0), at(60))) == [seen, interval("a", 1, ends=at(6))]
 
 
 def rows_come_twice_and_out_of_order(database: Database) -> None:
@@ -368,6 +418,8 @@ CASES: tuple[Callable[[Database], None], ...] = (
     what_is_written_is_read,
     pages_and_filters,
     intervals_overlap_half_open,
+    checkpoints_are_kept_until_less_is_told,
+    an_end_that_was_seen_stays,
     rows_come_twice_and_out_of_order,
     the_database_goes_and_comes_back,
     cut_between_write_and_commit,

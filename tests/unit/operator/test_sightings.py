@@ -15,7 +15,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import CommittedCheckpoint
 from muster.controllers.sightings import PodOf, Seen, Sight, gone, look
 from muster.telemetry.cost.intervals import Interval
-from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row
+from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage
 from muster.telemetry.history.upserts import Key, key_of
 from muster_protocol import exits
 from muster_protocol.launcher_api import Checkpoint as Saved
@@ -242,6 +242,55 @@ def test_checkpoints_with_what_the_launcher_says_of_them() -> None:
         (100, 1, 4096, 1.5),
         (200, 0, 0, 0.0),
     ]
+
+
+def test_what_checkpoints_take_is_told_when_it_changes() -> None:
+    story = running(checkpoint={"uri": "s3://models/a/"})
+    for stored in (None, 100, 100, 300, -1, 2**70, 0):
+        story.case.later(10)
+        story.case.launcher = replace(Status(Phase.RUNNING, 1, 1, 0), stored=stored)
+        story.look()
+    told = [(one.uri, (one.at - START).total_seconds(), one.bytes) for one in story.of(Storage)]
+    assert told == [("s3://models/a", at, size) for at, size in ((30, 100), (50, 300), (70, 2**62), (80, 0))]
+
+
+def test_what_an_operator_finds_without_a_pod_is_left_as_it_was() -> None:
+    """It went while nobody looked: the database knows when it was seen last. Or its pod is not made yet."""
+    story = running()
+    story.case.vanish(story.case.worker(1).name)
+    again = Story(story.case)
+    again.look()
+    again.case.later(5)
+    again.look()
+    assert again.intervals() == [(1, 0, 0, "a", 10, None, False)]
+    lost = story.case.job.status.placement
+    assert lost is not None
+    again.case._make(1)
+    again.look()
+    assert again.intervals() == [(1, 0, 0, "a", 10, None, False), (1, 1, 0, "b", 10, None, False)]
+
+
+def test_an_end_that_kubelet_tells_late_goes_before_a_guess() -> None:
+    story = running()
+    story.case.later(50)
+    story.case.vanish(story.case.worker(1).name)
+    story.look()
+    assert story.intervals()[1] == (1, 1, 0, "b", 10, 60, True)
+    story.finished[1, 1, 0] = START + timedelta(seconds=57)
+    story.case.later(5)
+    story.look()
+    assert story.intervals()[1] == (1, 1, 0, "b", 10, 57, False)
+
+
+@pytest.mark.parametrize(
+    ("says", "ends", "estimated"), [(9, 10, False), (58, 58, False), (62, 60, False), (5, 60, True), (900, 60, True)]
+)
+def test_a_node_whose_clock_is_wrong_is_not_believed(says: int, ends: int, estimated: bool) -> None:
+    story = running()
+    story.case.later(50)
+    story.finish(1, START + timedelta(seconds=says))
+    story.look()
+    assert story.intervals()[1] == (1, 1, 0, "b", 10, ends, estimated)
 
 
 def test_a_job_that_is_deleted() -> None:

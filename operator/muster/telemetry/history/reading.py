@@ -6,15 +6,16 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, or_, select
 from sqlalchemy.engine import URL, Row
 
-from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval
+from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
 from muster.telemetry.history import rows, schema
 from muster.telemetry.history.database import engine_of
-from muster.telemetry.history.schema import KINDS, attempts, intervals, jobs, pools, preemptions
+from muster.telemetry.history.schema import KINDS, attempts, intervals, jobs, pools, preemptions, storage
 
 LONGEST_PAGE: Final = 1_000
 
@@ -124,8 +125,12 @@ class Reader:
     def facts(
         self, begins: datetime, ends: datetime, namespaces: Collection[str] | None = None
     ) -> tuple[JobFacts, ...]:
-        """Of the jobs (in `namespaces`; None: in all) that have intervals that overlap [begins, ends)."""
-        wanted = jobs.c.uid.in_(_holding(begins, ends, namespaces))
+        """Of the jobs (in `namespaces`; None: in all) that have intervals that overlap [begins, ends), or checkpoints
+        from before its end."""
+        saved = select(storage.c.job).where(storage.c.at < ends)
+        wanted: ColumnElement[bool] = or_(jobs.c.uid.in_(_holding(begins, ends, None)), jobs.c.uid.in_(saved))
+        if namespaces is not None:
+            wanted = and_(wanted, jobs.c.namespace.in_(namespaces))
         return tuple(job.facts for job in self._all(rows.Job, wanted, (jobs.c.uid,)))
 
     def parts(
@@ -135,6 +140,19 @@ class Reader:
         [begins, ends)."""
         wanted = attempts.c.job.in_(_holding(begins, ends, namespaces))
         return parts_of(self._all(rows.Attempt, wanted, (attempts.c.job, attempts.c.attempt)))
+
+    def stored(self, begins: datetime, ends: datetime) -> tuple[Stored, ...]:
+        """What lay in the store at some time within [begins, ends)."""
+        earlier = storage.alias()
+        before = select(func.max(earlier.c.at)).where(earlier.c.uri == storage.c.uri, earlier.c.at <= begins)
+        wanted = and_(storage.c.at < ends, or_(storage.c.at > begins, storage.c.at == before.scalar_subquery()))
+        return stored_of(self._all(rows.Storage, wanted, (storage.c.uri, storage.c.at)))
+
+    def storage(self) -> tuple[rows.Storage, ...]:
+        """The last row of each uri."""
+        later = storage.alias()
+        last = select(func.max(later.c.at)).where(later.c.uri == storage.c.uri).scalar_subquery()
+        return self._all(rows.Storage, storage.c.at == last, (storage.c.uri,))
 
     def preemptions(self, begins: datetime, ends: datetime) -> tuple[rows.Preemption, ...]:
         """Those within [begins, ends), the oldest first."""
@@ -174,6 +192,21 @@ def parts_of(found: tuple[rows.Attempt, ...]) -> tuple[AttemptParts, ...]:
         )
         before[one.job] = one.goodput or last
     return tuple(told)
+
+
+def stored_of(found: tuple[rows.Storage, ...]) -> tuple[Stored, ...]:
+    """The spans between rows, which come ordered by uri and time."""
+    return tuple(
+        Stored(
+            one.job,
+            f"{one.uri} {one.at.isoformat()}",
+            one.bytes,
+            one.at,
+            then.at if then is not None and then.uri == one.uri else None,
+        )
+        for one, then in zip_longest(found, found[1:])
+        if one.bytes
+    )
 
 
 def _conditions(which: Filter) -> list[ColumnElement[bool]]:

@@ -7,12 +7,21 @@ from typing import Final
 
 from sqlalchemy import Connection, and_, delete, select
 
-from muster.telemetry.history.schema import attempts, checkpoints, failures, intervals, jobs, pools, preemptions
+from muster.telemetry.history.schema import (
+    attempts,
+    checkpoints,
+    failures,
+    intervals,
+    jobs,
+    pools,
+    preemptions,
+    storage,
+)
 
 AT_ONCE: Final = 500
 """Jobs that one transaction forgets."""
 
-_PARTS: Final = (intervals, attempts, preemptions, checkpoints, failures)
+_PARTS: Final = (intervals, attempts, preemptions, checkpoints, storage, failures)
 
 
 def expire(connection: Connection, before: datetime) -> int:

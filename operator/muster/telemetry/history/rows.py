@@ -137,6 +137,21 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Storage:
+    """What a run's committed checkpoints take in the store from a moment on, until the next row of the same uri. The
+    checkpoints outlive their job, so these rows say when they went, too: `bytes` is 0 then.
+
+    Attributes:
+        job: that told it, and is charged.
+    """
+
+    uri: str
+    at: datetime
+    job: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """A failure of a run; `cause` as in the job's `status.failure`."""
 
@@ -150,4 +165,4 @@ class Failure:
     message: str
 
 
-Row = Job | Attempt | Interval | PoolInterval | Preemption | Checkpoint | Failure
+Row = Job | Attempt | Interval | PoolInterval | Preemption | Checkpoint | Storage | Failure

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeDecorator
 
 from muster.telemetry.cost.intervals import Interval, PoolInterval
-from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption
+from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Storage
 
 
 class Moment(TypeDecorator[datetime]):
@@ -190,6 +190,17 @@ checkpoints: Final = Table(
     _revision(),
 )
 
+storage: Final = Table(
+    "storage",
+    metadata,
+    _words("uri", primary_key=True),
+    Column("at", Moment, primary_key=True),
+    _words("job"),
+    _count("bytes"),
+    _revision(),
+    Index("ix_storage_job", "job"),
+)
+
 failures: Final = Table(
     "failures",
     metadata,
@@ -222,11 +233,13 @@ class Kind:
     Attributes:
         first: columns whose first value stays: when something began is known best by who saw it begin.
         kept: columns in which a value is not replaced by an empty one: a node that is gone tells nothing any more.
+        keeps_end: `ends` that was seen is never taken back, and of two estimates the later one stays.
     """
 
     table: Table
     first: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
+    keeps_end: bool = False
 
     @cached_property
     def key(self) -> tuple[str, ...]:
@@ -242,9 +255,10 @@ class Kind:
 KINDS: Final[dict[type[Any], Kind]] = {
     Job: Kind(jobs),
     Attempt: Kind(attempts, kept=frozenset({"running_at", "reason", "cause", "message", "domain"})),
-    Interval: Kind(intervals, first=frozenset({"begins"}), kept=frozenset({"gpu_type", "capacity"})),
+    Interval: Kind(intervals, first=frozenset({"begins"}), kept=frozenset({"gpu_type", "capacity"}), keeps_end=True),
     PoolInterval: Kind(pools),
     Preemption: Kind(preemptions),
     Checkpoint: Kind(checkpoints, kept=frozenset({"attempt", "bytes", "save_seconds"})),
+    Storage: Kind(storage),
     Failure: Kind(failures),
 }

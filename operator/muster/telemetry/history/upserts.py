@@ -18,13 +18,16 @@ from sqlalchemy import (
     func,
     insert,
     literal,
+    or_,
     select,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import DataError, IntegrityError
 
-from muster.telemetry.history.rows import Row
+from muster.telemetry.history.database import engine_of, migrate
+from muster.telemetry.history.rows import Row, Storage
 from muster.telemetry.history.schema import KINDS, Kind, Moment, attempts, intervals, jobs, pools, writers
 
 log = logging.getLogger(__name__)
@@ -111,6 +114,17 @@ def write(connection: Connection, term: int, rows: Sequence[tuple[int, Row]]) ->
     return refused
 
 
+def tell(url: URL, rows: Sequence[Storage]) -> None:
+    """Write rows beside the operator: of their kind every row stands for itself. Raises SQLAlchemyError."""
+    engine = engine_of(url, writes=True)
+    try:
+        with engine.begin() as connection:
+            migrate(connection)
+            write(connection, 0, list(enumerate(rows)))
+    finally:
+        engine.dispose()
+
+
 def _write_one(connection: Connection, statement: Any, values: dict[str, Any]) -> bool:
     try:
         with connection.begin_nested():
@@ -145,9 +159,20 @@ def _upsert(table_name: str, dialect: str) -> Any:
         for column in table.columns
         if column.key not in kind.key and column.key not in kind.first
     }
+    if kind.keeps_end:
+        stays = _end_stays(table.c, said)
+        for column in (table.c.ends, table.c.estimated):
+            replaced[column] = case((stays, column), else_=said[column.key])
     return made.on_conflict_do_update(
         index_elements=list(table.primary_key), set_=replaced, where=table.c.revision <= said.revision
     )
+
+
+def _end_stays(old: Any, new: Any) -> ColumnElement[bool]:
+    """Of the columns of two rows with one key: more is known of the old one's end."""
+    seen = and_(old.ends.is_not(None), ~old.estimated)
+    both_guessed = and_(old.estimated, new.estimated, old.ends > new.ends)
+    return or_(and_(seen, or_(new.ends.is_(None), new.estimated)), both_guessed)
 
 
 def _kept(column: Column[Any], new: ColumnElement[Any]) -> ColumnElement[Any]:

@@ -1,0 +1,74 @@
+"""`muster cost reconcile`: what checkpoints take in their buckets, told to the history. For who may read the buckets:
+the operator may not, and what is deleted outside a run tells nobody."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Annotated
+
+import typer
+
+from muster.cli.checkpoint import Endpoint, open_store
+from muster.cli.checkpoint_tables import amount
+from muster_protocol.checkpoints.inventory import take
+from muster_protocol.errors import MusterError
+from muster_protocol.uris import parse_uri
+
+
+def reconcile(
+    database: Annotated[str, typer.Option(help="URL of the history's database.")],
+    under: Annotated[str, typer.Option(help="Only uris that begin with this.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what has changed.")] = False,
+    endpoint: Endpoint = None,
+) -> None:
+    """Look at what committed checkpoints take in their buckets now, and have the cost report count it from now on.
+
+    A run tells by itself what it saves and deletes. Run this after `muster checkpoint prune`, after deleting a run's
+    checkpoints by hand or by a rule of the bucket, or once a day. Needs read access to the buckets, as the AWS tools
+    do, and write access to the database. Exits with 1 when a uri could not be looked at: it stays as it was.
+    """
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from muster.telemetry.history.database import BadUrl, parse
+    from muster.telemetry.history.reading import Reader
+    from muster.telemetry.history.rows import Storage
+    from muster.telemetry.history.upserts import tell
+
+    try:
+        url = parse(database)
+        reader = Reader(url)
+        try:
+            known = [one for one in reader.storage() if one.bytes and one.uri.startswith(under)]
+        finally:
+            reader.close()
+        now, failed, found = datetime.now(timezone.utc), False, list[Storage]()
+        for one in known:
+            try:
+                stored = _stored(one.uri, endpoint)
+            except (MusterError, ValueError) as error:
+                typer.echo(f"muster: {one.uri}: {error}", err=True)
+                failed = True
+                continue
+            if stored != one.bytes:
+                typer.echo(f"{one.uri}: {amount(stored)}, was {amount(one.bytes)}")
+                found.append(Storage(one.uri, now, one.job, stored))
+        if found and not dry_run:
+            tell(url, found)
+    except BadUrl as error:
+        typer.echo(f"muster: --database: {error}", err=True)
+        raise typer.Exit(2) from None
+    except SQLAlchemyError as error:
+        told = getattr(error, "orig", None) or error
+        typer.echo(f"muster: cannot read or write the history: {told}; check --database", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(f"{len(known)} looked at, {len(found)} changed{', nothing written' if dry_run else ''}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _stored(uri: str, endpoint: str | None) -> int:
+    """Bytes. Raises MusterError, ValueError."""
+    store = open_store(parse_uri(uri), endpoint)
+    try:
+        return sum(checkpoint.bytes for checkpoint in take(store, unfinished=False).committed)
+    finally:
+        store.close()
