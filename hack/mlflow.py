@@ -24,7 +24,7 @@ from typing import Any, Final
 from hack.cluster.paths import cache_root, locked
 
 _PROJECT: Final = Path(__file__).parent / "trackers"
-_PATIENCE: Final = 120.0
+_PATIENCE: Final = 300.0
 """Imports of the server take ten processor seconds."""
 
 
