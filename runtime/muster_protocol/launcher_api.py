@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, TypeVar
 
+from muster_protocol.exits import Cause
 from muster_protocol.goodput import Spent
 
 TOKEN_HEADER: Final = "X-Muster-Token"
@@ -212,10 +213,14 @@ class MemoryTier:
 
 @dataclass(frozen=True)
 class Stop:
-    """Ask the gang to stop at an agreed step, with a checkpoint where the script can make one."""
+    """Ask the gang to stop at an agreed step, with a checkpoint where the script can make one.
+
+    `told` is the index of the worker whose pod was told, where only one was; None: the gang is meant.
+    """
 
     reason: StopReason
     grace_seconds: float
+    told: int | None = None
 
 
 @dataclass(frozen=True)
@@ -246,6 +251,11 @@ class Ended:
     signature: str = ""
     alike: int = 1
     suspect: bool = False
+
+    @property
+    def is_loss(self) -> bool:
+        """The pod is lost: others tell of its end."""
+        return self.cause == Cause.INFRASTRUCTURE.value and self.rank is None
 
 
 @dataclass(frozen=True)

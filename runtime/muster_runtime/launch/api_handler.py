@@ -152,6 +152,8 @@ class ApiHandler:
         stop = api.decode(Stop, request.body)
         if isinstance(stop.grace_seconds, bool) or not isinstance(stop.grace_seconds, (int, float)):
             raise ValueError("grace_seconds has to be a number")
+        if stop.told is not None and not isinstance(stop.told, int):
+            raise ValueError("told has to be an index, or null")
         if self._state.ask_stop(stop) and api.RELAYED_HEADER.lower() not in request.headers:
             self._gang.spread()
         return Response(202)

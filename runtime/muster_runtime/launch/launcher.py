@@ -331,19 +331,27 @@ class Launcher:
         risen = termination.oom_kills() > self._oom_kills
         return verdict.failure(rank.rank, rank.exit_code or 0, rank.stderr_tail(), killed_for_memory=risen)
 
-    async def _stop(self) -> ExitFacts:
-        """The stop path. The script saves and exits 75, or ends by SIGTERM, within the grace."""
+    async def _stop(self) -> ExitFacts | None:
+        """The stop path. The script saves and exits 75, or ends by SIGTERM, within the grace. None: the only pod that
+        was told is lost, and the gang starts again."""
         assert self._state.stop is not None
         stop = self._state.stop
         say(f"asked to stop ({stop.reason.value}), grace {stop.grace_seconds:g} s")
         self._phase = Phase.STOPPING
         killed = await self._stopping.drive()
+        if self._state.stop is None:
+            return None
         if self._stopping.finished_by_themselves():
-            facts = ExitFacts(Cause.SUCCEEDED, exits.EXIT_OK, "all ranks ended well")
-        else:
-            bad = [rank for rank in self._ranks.all if rank.exit_code not in (0, exits.EXIT_PREEMPTED)]
-            failed = await self._judge(bad[0]) if bad else None
-            facts = verdict.stopped(stop, failed, killed=killed, committed_step=self._committed())
+            return await self._tell(ExitFacts(Cause.SUCCEEDED, exits.EXIT_OK, "all ranks ended well"))
+        bad = [rank for rank in self._ranks.all if rank.exit_code not in (0, exits.EXIT_PREEMPTED)]
+        failed = await self._judge(bad[0]) if bad else None
+        facts = verdict.stopped(stop, failed, killed=killed, committed_step=self._committed())
+        if failed is not None and failed.echo and stop.told not in (None, self._config.index):
+            self._leave_word(facts)
+            own = self._complete(verdict.facts_of(failed))
+            await self._report(verdict.ended(self._config.index, own, echo=True, crash=failed.crash))
+            if self._state.stop is None:
+                return None
         return await self._tell(facts)
 
     async def _follow(self) -> ExitFacts:
@@ -375,8 +383,7 @@ class Launcher:
     def _seen(self, facts: ExitFacts) -> ExitFacts:
         """Index 0 bears witness for a worker that is lost and can't speak for itself."""
         first = self._state.first
-        lost = first is not None and first.cause == Cause.INFRASTRUCTURE.value and first.rank is None
-        if self._config.leads and first is not None and lost and facts.cause is Cause.PEER:
+        if self._config.leads and first is not None and first.is_loss and facts.cause is Cause.PEER:
             return replace(facts, cause=Cause.INFRASTRUCTURE, message=first.message)
         return facts
 
@@ -433,7 +440,8 @@ class Launcher:
     def _asked_by_signal(self, number: int) -> None:
         again = number == signal.SIGINT and self._state.stop is not None
         self._signalled |= self._state.stop is None
-        if self._state.ask_stop(Stop(StopReason.PREEMPT, 0.0 if again else self._config.grace)):
+        grace = 0.0 if again else self._config.grace
+        if self._state.ask_stop(Stop(StopReason.PREEMPT, grace, told=self._config.index)):
             self._gang.spread()
 
     def _hear(self) -> None:
@@ -455,7 +463,7 @@ class Launcher:
         phase, lost = self._phase, self._gang.lost
         if phase is Phase.RUNNING and self._state.stop is not None:
             phase = Phase.STOPPING
-        elif phase is Phase.RUNNING and lost:
+        elif phase in (Phase.RUNNING, Phase.STOPPING) and self._state.stop is None and lost:
             phase = Phase.JOINING  # soon: its ranks are being ended
         return Status(
             phase=phase,

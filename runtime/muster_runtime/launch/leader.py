@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Container, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -353,7 +353,7 @@ class Leader:
             reason = StopReason.MAX_RUNTIME if ended.cause == Cause.MAX_RUNTIME.value else StopReason.PREEMPT
             self._state.ask_stop(Stop(reason, self._config.grace))
             self.spread()
-        elif ended.cause not in _WELL and self._state.stop is None:
+        elif ended.cause not in _WELL and (self._state.stop is None or ended.secondary):
             self._failures.append(ended)
             if len(self._failures) == 1:
                 self._background(self._settle())
@@ -361,6 +361,7 @@ class Leader:
 
     async def _settle(self) -> None:
         until, incarnation = self._state.clock() + SETTLE_SECONDS, self._incarnation
+        stopping = self._state.stop is not None
         while self._state.clock() < until and not self._cause() and self._unfinished():
             await self._state.wait(until - self._state.clock())
         if self._cause() is None:
@@ -370,6 +371,10 @@ class Leader:
                 self._lose({index: f"its launcher does not answer: {why}" for index, why in gone.items()})
         if self._incarnation != incarnation:
             return  # pods were lost, and the gang waits for others
+        if stopping:
+            self._settled = True  # who was told lives: its peers end with it
+            self._state.tell()
+            return
         first = self._cause() or self._nobodys(self._failures[0])
         try:
             self._restart(first)
@@ -387,8 +392,16 @@ class Leader:
         self._not_before = now + self._restarts.pause(first, now)
         self._begin_anew(first)
 
-    def _may_start_again(self) -> bool:
-        return self._state.stop is None and not self._state.ending and not self._somebody_is_done()
+    def _may_start_again(self, lost: Container[int] = ()) -> bool:
+        """`lost`: the indexes that the gang has just lost."""
+        return not (self._stops(lost) or self._state.ending or self._somebody_is_done())
+
+    def _stops(self, lost: Container[int]) -> bool:
+        """Whether the gang was asked to stop, by more than a pod that was told and is lost before anybody has saved."""
+        stop = self._state.stop
+        return stop is not None and (
+            stop.told not in lost or any(ended.cause in _ASKED for ended in self._ended.values())
+        )
 
     def _somebody_is_done(self) -> bool:
         return any(ended.cause == Cause.SUCCEEDED.value for ended in self._ended.values())
@@ -413,7 +426,7 @@ class Leader:
     def _lose(self, why: Mapping[int, str]) -> None:
         """These indexes' pods are lost: others are waited for in their places, or the gang ends."""
         lost = {index: self._loss(index, reason) for index, reason in why.items()}
-        if not self._config.replace_seconds or not self._may_start_again():
+        if not self._config.replace_seconds or not self._may_start_again(lost):
             for ended in lost.values():
                 self._record(ended)
         elif lost:
@@ -423,7 +436,8 @@ class Leader:
                 self.storage_errors.pop(index, None)
             self._lost |= lost
             self._deadline = self._state.clock() + self._config.replace_seconds
-            self._begin_anew(next(iter(lost.values())))
+            told = self._state.stop.told if self._state.stop is not None else None
+            self._begin_anew(lost[told] if told is not None else next(iter(lost.values())))
 
     def _come_back(self, member: Member) -> Refused | None:
         """It has ended its ranks of this incarnation, because it did not hear index 0 for long."""

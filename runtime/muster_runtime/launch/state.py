@@ -6,6 +6,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from muster_protocol.exits import ExitFacts
@@ -24,7 +25,7 @@ class State:
     """Lives in the event loop's thread. `wait` wakes at every change; check what you wait for before each call.
 
     Attributes:
-        stop: asked to stop; the reason given first stays.
+        stop: asked to stop; the reason given first stays, and `told` while all who ask name the same pod.
         stop_deadline: when the grace is over, on `clock`; asking again may only bring it nearer.
         ending: another worker failed; end the ranks.
         first: the failure that came first, once that is known.
@@ -78,6 +79,8 @@ class State:
         if stop.reason is StopReason.PEER:
             return self.end(None)
         deadline = self.clock() + max(0.0, stop.grace_seconds)
+        if self.stop is not None and self.stop.told != stop.told:
+            self.stop = replace(self.stop, told=None)
         if self.stop is not None and deadline >= self.stop_deadline:
             return False
         self.stop = self.stop or stop
@@ -95,8 +98,11 @@ class State:
         return True
 
     def ask_restart(self, restart: Restart) -> None:
+        """A stop that only a lost pod was told of goes with it: the others go on with another in its place."""
         if self.restart is None or restart.incarnation > self.restart.incarnation:
             self.restart = restart
+            if self.stop is not None and restart.first.is_loss and restart.first.index == self.stop.told:
+                self.stop = None
             self.tell()
 
     def adopt(self, gang: GangState) -> None:
@@ -120,4 +126,4 @@ class State:
         """The stop with what is left of its grace, to pass on."""
         if self.stop is None:
             return None
-        return Stop(self.stop.reason, max(0.0, self.stop_deadline - self.clock()))
+        return replace(self.stop, grace_seconds=max(0.0, self.stop_deadline - self.clock()))

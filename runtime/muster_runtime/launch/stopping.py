@@ -48,14 +48,15 @@ class Stopping:
         self._terminated: set[int] = set()
 
     async def drive(self) -> list[int]:
-        """Asks the ranks to stop and returns when none runs; the ranks that had to be killed.
+        """Asks the ranks to stop and returns when none runs, or when nobody asks for it any more; the ranks that had to
+        be killed.
 
         A rank with a session reads the control word and commits a checkpoint; any other gets SIGTERM at once, as
         torchrun would do.
         """
         clock, grace_end, deadlines = self._state.clock, 0.0, Deadlines(0.0, 0.0)
         failed_at: float | None = None
-        while self._ranks.running:
+        while self._ranks.running and self._state.stop is not None:
             now = clock()
             if self._state.stop_deadline != grace_end:
                 grace_end = self._state.stop_deadline

@@ -15,11 +15,13 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from muster_protocol import env
 from muster_runtime import report, stacks
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.pulse import Pulse, Section
 from muster_runtime.session import described, flight, rng
+from muster_runtime.session.fall import end_soon
 from muster_runtime.session.mistakes import tell_shortly
 from muster_runtime.session.run import Run
 from muster_runtime.session.session import Session
@@ -43,6 +45,8 @@ def start(
     if _started:
         raise UsageError(f"{where}: the session was started at {_started[0][1]} already; use that one")
     tell_shortly()
+    if env.RUN_DIR in os.environ:  # it is a launcher's rank, whose peers wait
+        end_soon()
     try:
         settings = read_settings(
             os.environ, seed=seed, strategy=strategy, checkpoint=checkpoint, every_steps=checkpoint_every_steps

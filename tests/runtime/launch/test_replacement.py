@@ -177,6 +177,25 @@ def test_only_the_lost_pods_are_new_and_every_bit_of_the_run_is_the_same(
 
 
 @pytest.mark.parametrize("victim", [0, 1])
+def test_a_stop_goes_with_the_only_pod_that_was_told_of_it(
+    make_gang: MakeGang, undisturbed: list[dict[str, str]], victim: int
+) -> None:
+    """As with `kubectl delete pod --grace-period=0 --force`: it is killed before the gang could save."""
+    gang = make_gang(3, **WAITING | {"MUSTER_GRACE_SECONDS": "120"})
+    operator = training(gang, VICTIMS=str((victim,)))
+    gang.eventually(lambda: len(gang.marks("at-12-")) == 3, "all are at step 12", 240)
+    operator.pods[victim].signal(signal.SIGTERM)
+    for pod in operator.pods.values():
+        gang.eventually(lambda: pod.phase_is(api.Phase.STOPPING), f"index {pod.index} stops")  # noqa: B023
+    kill(operator.pods[victim])
+    operator.loses(victim)
+    operator.replace(victim)
+    gang.eventually(lambda: len(gang.marks("resumed-2-at-10-")) == 3, "all go on from the last commit", 240)
+    operator.all_end(Cause.SUCCEEDED, 240)
+    assert [losses(gang, rank) for rank in range(3)] == undisturbed
+
+
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_pod_that_nobody_replaces_ends_the_others_by_its_name(make_gang: MakeGang, victim: int) -> None:
     gang = make_gang(3, **WAITING | {"MUSTER_REPLACE_SECONDS": "1.5"})
     operator = Operator(gang, gang.script(PLAIN))
