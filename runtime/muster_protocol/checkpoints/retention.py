@@ -11,6 +11,7 @@ from muster_protocol.checkpoints.holds import holders, is_over
 from muster_protocol.checkpoints.inventory import Checkpoint, Folder, Inventory, record_key
 from muster_protocol.checkpoints.store import Unfinished
 from muster_protocol.durations import format_duration
+from muster_protocol.manifest import Latest
 
 ANCESTORS: Final = 2
 """So many parents of LATEST's checkpoint are never deleted: a restore falls back on them."""
@@ -207,13 +208,18 @@ def _orphans(inventory: Inventory, now: float) -> list[Removal]:
             found.append(Removal(folder, "", "half deleted"))
         elif folder.manifest and not inventory.complete:
             continue  # a link of the chain is lost: it may have been committed
-        elif folder.epoch < inventory.latest.epoch and folder.modified + ORPHAN_SECONDS < now:
+        elif _is_over(folder.epoch, inventory.latest) and folder.modified + ORPHAN_SECONDS < now:
             found.append(Removal(folder, folder.manifest, "never committed"))
     return found
+
+
+def _is_over(epoch: int, latest: Latest) -> bool:
+    """Whether no gang commits in that epoch any more: another was claimed, or the run has reached its end."""
+    return epoch < latest.epoch or (epoch == latest.epoch and latest.finished)
 
 
 def _is_abandoned(inventory: Inventory, unfinished: Unfinished, now: float) -> bool:
     assert inventory.latest is not None
     folder = folder_of(unfinished.key)
-    live = folder is not None and folder[1] >= inventory.latest.epoch
+    live = folder is not None and not _is_over(folder[1], inventory.latest)
     return not live and unfinished.started + ORPHAN_SECONDS < now

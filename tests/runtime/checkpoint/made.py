@@ -93,7 +93,9 @@ class MadeRun:
         self.claim = claim_epoch(self.store, "job")
         self.parent = (self.claim.latest.manifest, self.claim.latest.sha256)
 
-    def save(self, step: int, *, attempt: int = 0, metrics: dict[str, float] | None = None) -> str:
+    def save(
+        self, step: int, *, attempt: int = 0, metrics: dict[str, float] | None = None, finished: bool = False
+    ) -> str:
         """The manifest's key."""
         link = self.write(step, attempt=attempt, metrics=metrics)
         assert self.claim is not None
@@ -103,7 +105,7 @@ class MadeRun:
             step=step,
             manifest_key=link[0],
             sha256=link[1],
-            finished=False,
+            finished=finished,
             parent=self.parent,
         )
         self.parent = link

@@ -292,6 +292,23 @@ def test_orphans_and_uploads_of_a_gang_that_died_go_a_day_later(tmp_path: Path) 
     assert made.store.unfinished() == []
 
 
+def test_what_a_run_that_is_over_never_committed_goes_a_day_later(tmp_path: Path) -> None:
+    """Nobody claims another epoch then, so its last one is over with its end."""
+    made = MadeRun(FileStore(CheckpointUri("file", "", str(tmp_path))))
+    made.start()
+    made.write(7)
+    writer = made.store.writer("step-00000008/1-0/rank-00000.bin")
+    writer.write(memoryview(b"half"))
+    tomorrow = lambda: time.time() + 25 * 3600  # noqa: E731
+    made.save(9)
+    assert pruned(made.store, now=tomorrow).removed == []
+    made.save(10, finished=True)
+    assert pruned(made.store).removed == []
+    outcome = pruned(made.store, now=tomorrow)
+    assert [removal.folder.step for removal in outcome.removed] == [7]
+    assert outcome.uploads == 1
+
+
 def test_a_lost_link_makes_no_orphans_of_what_was_committed(made: MadeRun) -> None:
     """Somebody has deleted step 4 by hand before the first prune: 1 to 3 can't be told from uncommitted ones."""
     for item in made.store.objects("step-00000004/"):

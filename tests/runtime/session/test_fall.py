@@ -1,0 +1,50 @@
+"""A script that falls leaves at once, and leaves out nothing that it has asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.runtime
+
+SCRIPT = """
+import atexit, os, sys, threading, time
+class Module:
+    def __del__(self, write=os.write): write(1, b"taken apart\\n")
+module = Module()
+atexit.register(print, "handler of before")
+if "soon" in sys.argv:
+    from muster_runtime.session.fall import end_soon
+    end_soon()
+ours = sys.excepthook
+def hook(*error):
+    ours(*error)
+    print("hook of later")
+sys.excepthook = hook
+def work():
+    time.sleep(0.2)
+    print("thread")
+threading.Thread(target=work).start()
+atexit.register(print, "handler of later")
+if "exits" in sys.argv: sys.exit(3)
+raise ValueError("it falls")
+"""
+IN_ORDER = ["hook of later", "thread", "handler of later", "handler of before"]
+
+
+def run(*args: str) -> tuple[int, list[str], str]:
+    ended = subprocess.run([sys.executable, "-c", SCRIPT, *args], capture_output=True, text=True, timeout=60)
+    return ended.returncode, ended.stdout.splitlines(), ended.stderr
+
+
+def test_a_script_that_falls_runs_its_exit_handlers_once_and_is_not_taken_apart() -> None:
+    code, said, told = run("soon")
+    assert (code, said) == (1, IN_ORDER)
+    assert told.endswith("ValueError: it falls\n")
+    assert run() == (1, [*IN_ORDER, "taken apart"], told), "what Python does by itself"
+
+
+def test_a_script_that_exits_by_itself_ends_as_it_did() -> None:
+    assert run("soon", "exits") == run("exits") == (3, [*IN_ORDER[1:], "taken apart"], "")
