@@ -103,9 +103,9 @@ def append(result: Result, path: Path = FILE) -> None:
         kept.write(json.dumps(asdict(result)) + "\n")
 
 
-def known(results: Iterable[Result], row: str, seed: int, version: str) -> Result | None:
-    """The newest result of that run with that version that is not void."""
-    found = [r for r in results if (r.row, r.seed, r.version) == (row, seed, version) and not r.void]
+def known(results: Iterable[Result], row: str, seed: int, version: str | None = None) -> Result | None:
+    """The newest result of that run that is not void; with `version`, of those images alone."""
+    found = [r for r in results if (r.row, r.seed) == (row, seed) and version in (None, r.version) and not r.void]
     return found[-1] if found else None
 
 

@@ -183,6 +183,19 @@ _ROWS = (
 ROWS = {row.name: row for row in _ROWS}
 
 
+def missing(
+    rows: Sequence[Row], seeds: Sequence[int], known: Sequence[Result], version: str | None
+) -> list[tuple[Row, int]]:
+    """The runs that are not on record, those of rows with the fewest runs first. With `version`, runs with other images
+    count for nothing."""
+    found = []
+    for row in rows:
+        lacks = [seed for seed in seeds if results.known(known, row.name, seed, version) is None]
+        have = len(seeds) - len(lacks)
+        found += [(have + place, row, seed) for place, seed in enumerate(lacks)]
+    return [(row, seed) for _, row, seed in sorted(found, key=lambda run: (run[0], run[1].alone))]
+
+
 def entries(known: Sequence[Result]) -> list[Entry]:
     """The rows with what is on record of them, for the table."""
     return [

@@ -158,7 +158,17 @@ def test_results_are_kept_and_the_newest_of_a_seed_counts(tmp_path: Path) -> Non
     assert results.void([void], "rank-sigkill") == [void]
     assert results.known(kept, "rank-sigkill", 3, "v1") == newer
     assert results.known(kept, "rank-sigkill", 3, "v2") is None
+    assert results.known(kept, "rank-sigkill", 3) == newer
     assert results.known([void], "rank-sigkill", 3, "v1") is None
+
+
+def test_runs_add_up_and_rows_with_the_fewest_come_first() -> None:
+    killed, drained = ROWS["rank-sigkill"], ROWS["drain"]
+    kept = [replace(RUN, seed=1), replace(RUN, seed=2, version="v0"), replace(RUN, seed=3, outcome=Outcome.VOID.value)]
+    wanted = rows.missing([killed, drained], (1, 2, 3), kept, None)
+    assert wanted == [(drained, 1), (drained, 2), (killed, 3), (drained, 3)]
+    fresh = rows.missing([killed, drained], (1, 2, 3), kept, "v1")
+    assert fresh == [(drained, 1), (killed, 2), (drained, 2), (killed, 3), (drained, 3)]
 
 
 def test_the_table_has_the_worst_of_each_and_names_what_was_missed() -> None:
