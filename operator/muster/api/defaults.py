@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from muster.api.jobparts import DefaultTopology, JobDefaults, JobTopology
+from muster.api.numerics import NumericsAction
 from muster.api.trainingjob import TrainingJobSpec
 
 _WHOLE: Final = (
@@ -16,6 +17,7 @@ _WHOLE: Final = (
     "hang",
     "health",
     "tracking",
+    "numerics",
     "ready_timeout",
     "max_runtime",
     "termination_grace_period",
@@ -29,6 +31,7 @@ def used(spec: TrainingJobSpec, template: JobDefaults | None) -> JobDefaults | N
     """The part of a template that the job leaves to it, or None."""
     if template is None:
         return None
+    template = template if _may_go_back(spec, template) else template.model_copy(update={"numerics": None})
     said_env = {entry.name for entry in spec.env or ()}
     found = JobDefaults(
         **{name: getattr(template, name) for name in _WHOLE if getattr(spec, name) is None},
@@ -58,6 +61,12 @@ def filled(spec: TrainingJobSpec, template: JobDefaults | None) -> TrainingJobSp
     if defaults.env is not None:
         update["env"] = (*defaults.env, *(spec.env or ()))
     return spec.model_copy(update=update)
+
+
+def _may_go_back(spec: TrainingJobSpec, template: JobDefaults) -> bool:
+    """Whether the job has what the template's `numerics` needs."""
+    rolls_back = template.numerics is not None and template.numerics.action is NumericsAction.ROLLBACK
+    return not rolls_back or spec.checkpoint is not None
 
 
 def _leaves_closeness(topology: JobTopology | None) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 from annotated_types import Ge, Le, Len
 
 from muster.api.common import Count, Duration, DurationOrAuto, Label63, Labels, Model, ObjectName
+from muster.api.numerics import Numerics
 from muster.api.podparts import EnvVar, NameRef, Toleration
 from muster.api.rules import CAPACITY_RULES, CLOSENESS_RULES, READY_TIMEOUT_RULE, TOPOLOGY_RULES
 from muster.api.schema import MapList, SetList
@@ -173,6 +174,8 @@ class JobDefaults(Model):
     """What is looked at of the nodes."""
     tracking: Tracking | None = None
     """Where runs are tracked; each job's namespace must have the Secret."""
+    numerics: Numerics | None = None
+    """Watches over losses and gradients; `rollback` is for jobs with a checkpoint, and the others are not watched."""
     ready_timeout: Duration | None = None
     """How long a gang may take from placement to its barrier."""
     max_runtime: Duration | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import Final
 
 from muster_protocol import exits
@@ -22,6 +23,9 @@ _WAITS: Final = re.compile(
 
 _COMPILES: Final = re.compile(r"torch/_(dynamo|inductor|functorch)/|/triton/")
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+|\?+) in (?P<function>\S+)')
+
+_OURS: Final = ("boundary", "checkpoint")
+"""Sections in which the session is at work, not the script."""
 
 _WHERE: Final = {
     "none": "before it has started a session",
@@ -91,8 +95,25 @@ def judge(workers: Sequence[Examined]) -> Ended:
         crash=True,
         step=first.step,
         traceback="\n".join(first.stack.split("\n")[:STACK_LINES]),
+        signature=_signature(first),
         suspect=len(found) < len(ranks),
     )
+
+
+def _signature(seen: RankSeen) -> str:
+    """By which the same hang is known again, where the script itself stands still: what it was at, and the place.
+
+    "" for one that waits for the network or the store, which may be well the next time.
+    """
+    frame = _place(seen)
+    if frame is None or seen.section in _OURS or _waits(seen.stack):
+        return ""
+    return f"hang ({seen.section}) at {PurePath(frame['file']).name}:{frame['line']} in {frame['function']}"
+
+
+def _place(seen: RankSeen) -> re.Match[str] | None:
+    """The script's innermost frame, where the stack is known."""
+    return next((found for found in _FRAME.finditer(seen.stack) if _is_script(found["file"])), None)
 
 
 def _is_script(path: str) -> bool:
@@ -118,7 +139,7 @@ def _doing(seen: RankSeen) -> str:
     if _in_the_kernel(seen):
         stopped, waits = "is stopped by a signal (SIGSTOP)", "waits in the kernel (state D), for a disk or a device"
         return f" and {waits if seen.state == 'D' else stopped}"
-    frame = next((f for f in _FRAME.finditer(seen.stack) if _is_script(f["file"])), None)
+    frame = _place(seen)
     return f", at {frame['file']}:{frame['line']} in {frame['function']}" if frame is not None else ""
 
 

@@ -48,7 +48,8 @@ class Restarts:
             raise Refusal(f"the gang was restarted in place {times(self.count)} before" if self.count else "")
         if self.alike > 1:
             at = f" at step {first.step}" if first.step is not None else ""
-            raise Refusal(f"the same exception came{at} before the restart in place")
+            what = "hang" if first.cause == Cause.HANG.value else "exception"
+            raise Refusal(f"the same {what} came{at} before the restart in place")
         while self._recent and now - self._recent[0] > WINDOW_SECONDS:
             self._recent.popleft()
         if len(self._recent) >= MOST_IN_WINDOW:

@@ -179,7 +179,7 @@ def followed(first: Ended | None, index: int) -> ExitFacts:
     """The end of a pod whose own ranks had not failed when the gang ended. Of a hang, the one that held it up tells."""
     if first is not None and first.cause == Cause.HANG.value and first.index == index:
         facts = ExitFacts(Cause.HANG, first.exit_code, first.message, first.rank, traceback=first.traceback)
-        return replace(facts, suspect=first.suspect)
+        return replace(facts, suspect=first.suspect, signature=first.signature, alike=first.alike)
     code = first.exit_code if first is not None and first.exit_code == exits.EXIT_CONFIG else exits.EXIT_INFRASTRUCTURE
     return ExitFacts(Cause.PEER, code, _after(first))
 

@@ -217,6 +217,15 @@ def test_the_same_exception_at_the_same_step_is_the_scripts(first: api.Ended, se
     assert restarts.alike == (1 if again else 2)
 
 
+def test_the_same_hang_at_the_same_step_is_the_scripts() -> None:
+    hung = replace(crash(BAD_VALUE, 7), cause=Cause.HANG.value, signature="hang (step) at train.py:6 in main")
+    restarts = Restarts(100)
+    restarts.pause(hung, 0.0)
+    restarts.pause(replace(hung, step=8), 1.0)
+    with pytest.raises(Refusal, match="same hang came at step 8 before"):
+        restarts.pause(replace(hung, step=8), 2.0)
+
+
 def test_lost_connections_do_not_use_up_what_the_script_may_fail() -> None:
     restarts = Restarts(1)
     lost = replace(crash("exited with code 1: lost", echo=True), cause=Cause.NETWORK.value)

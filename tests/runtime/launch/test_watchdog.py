@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,26 @@ def test_who_is_at_the_boundary_has_done_the_step() -> None:
     assert found.rank == 1
     assert "at /app/model.py:31 in forward" in found.message
     assert found.traceback == LOOPS
+
+
+@pytest.mark.parametrize(
+    ("culprit", "known_by"),
+    [
+        (seen(0, stack=LOOPS), "hang (step) at model.py:31 in forward"),
+        (seen(0, "evaluation", stack=LOOPS), "hang (evaluation) at model.py:31 in forward"),
+        (seen(0), ""),
+        (seen(0, "checkpoint", stack=LOOPS), ""),
+        (seen(0, state="T", stack=""), ""),
+    ],
+    ids=["loops", "evaluates", "waits for others", "waits for the store", "stopped"],
+)
+def test_a_hang_is_known_again_by_its_place_where_the_script_itself_stands_still(
+    culprit: RankSeen, known_by: str
+) -> None:
+    found = hang.judge([Examined(0, True, (culprit,))])
+    assert found.signature == known_by
+    told = verdict.followed(replace(found, alike=2), 0)
+    assert (told.cause, told.signature, told.alike) == (Cause.HANG, known_by, 2)
 
 
 def test_where_nobody_stands_out_all_are_told() -> None:

@@ -9,6 +9,7 @@ import pytest
 from muster.api.defaults import filled, used
 from muster.api.effective import effective_spec
 from muster.api.jobparts import JobDefaults, TopologyMode
+from muster.api.numerics import NumericsAction
 from muster.api.trainingjob import TrainingJobSpec
 
 pytestmark = pytest.mark.unit
@@ -48,6 +49,21 @@ def test_the_jobs_word_wins_field_by_field() -> None:
     assert (found.max_runtime, found.restart_limit, found.restart_backoff, found.preemptible) == (3600, 1, 10, True)
     assert used(job, defaults) is None
     assert filled(job, defaults) is job
+
+
+def test_a_job_without_checkpoints_is_not_told_to_go_back_to_one() -> None:
+    defaults = template(numerics={"action": "rollback"}, maxRuntime="2d")
+    saved = spec(checkpoint={"uri": "s3://models/x"})
+    assert effective_spec(saved, defaults).numerics is not None
+    assert effective_spec(spec(), defaults).numerics is None
+    assert used(spec(), defaults) == template(maxRuntime="2d")
+    for job in (spec(), saved):
+        found = effective_spec(job, template(numerics={"action": "skip"})).numerics
+        assert found is not None
+        assert found.action is NumericsAction.SKIP
+    assert effective_spec(spec(numerics={"action": "stop"}), template(numerics={"action": "skip"})).numerics == (
+        effective_spec(spec(numerics={"action": "stop"})).numerics
+    )
 
 
 def test_mode_and_level_come_together_and_leave_the_jobs_slices() -> None:
