@@ -308,6 +308,7 @@ class Heartbeat:
 
     Attributes:
         stuck: all of them are still for longer than they may.
+        stopped: one of them was stopped by a signal, and is still for longer than it may.
         copy_error: why no other launcher gets a copy of its memory.
         paces: of its ranks.
     """
@@ -318,6 +319,7 @@ class Heartbeat:
     stuck: bool = False
     copy_error: str = ""
     paces: tuple[Pace, ...] = ()
+    stopped: bool = False
 
 
 @dataclass(frozen=True)
@@ -392,11 +394,12 @@ class RankSeen:
 
 @dataclass(frozen=True)
 class Examined:
-    """One worker's ranks. `stuck` as in `Heartbeat`, now that their stacks are known."""
+    """One worker's ranks. `stuck` and `stopped` as in `Heartbeat`, now that their stacks are known."""
 
     index: int
     stuck: bool
     ranks: tuple[RankSeen, ...] = ()
+    stopped: bool = False
 
 
 @dataclass(frozen=True)

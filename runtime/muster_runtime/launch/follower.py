@@ -255,7 +255,9 @@ class Follower:
         """ "" when index 0 answered, else why not."""
         stuck, copy_error = self._hangs.stuck, self.copy_error
         own = self._config.index, self._config.pod_uid
-        beat = Heartbeat(*own, self._progress.storage_error, stuck, copy_error, self._hangs.paces())
+        beat = Heartbeat(
+            *own, self._progress.storage_error, stuck, copy_error, self._hangs.paces(), stopped=self._hangs.stopped
+        )
         patience = min(_CALL_SECONDS, max(1.0, self._config.heartbeat))  # `Silence` counts two intervals a beat at most
         try:
             status, body = await self._client.call(

@@ -21,6 +21,8 @@ from muster_runtime.launch.watchdog import Watchdog
 from muster_runtime.pulse import Beat, PulseReader, Section
 
 LOOK_SECONDS: Final = 1.0
+_STILL_SECONDS: Final = 2.0
+"""After which it is looked whether a rank was stopped by a signal."""
 _ASK_SECONDS: Final = captures.CAPTURE_SECONDS + 3.0
 _ASKED_AT_ONCE: Final = 64
 _STACK_CHARACTERS: Final = 4000
@@ -56,14 +58,21 @@ class Hangs:
         """Whether all ranks of this pod are still for longer than they may."""
         return self._watchdog.stuck
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a rank of this pod was stopped by a signal for longer than it may be still."""
+        return self._watchdog.stopped
+
     def look(self) -> None:
         """Call it at least every `LOOK_SECONDS`."""
         now = self._state.clock()
         if self._pulse is None or not self._config.hang.watched or now - self._looked < LOOK_SECONDS / 2:
             return
         self._looked = now
-        first = self._config.rank(0)
-        self._watchdog.look(now, {one.rank: self._pulse.read(one.rank - first) for one in self._ranks.running})
+        first, running = self._config.rank(0), self._ranks.running
+        still = [one for one in running if self._watchdog.still(one.rank) > _STILL_SECONDS]
+        stopped = [one.rank for one in still if captures.state(self._pid(one)) == "T"]
+        self._watchdog.look(now, {one.rank: self._pulse.read(one.rank - first) for one in running}, stopped)
 
     def paces(self) -> tuple[Pace, ...]:
         """How fast the ranks of this pod are."""
@@ -89,11 +98,12 @@ class Hangs:
         calls = {rank: captures.main_thread(dump) for rank, dump in dumps.items()}
         self._watchdog.excuse(rank for rank, stack in calls.items() if hang.compiles(stack))
         seen = tuple(self._seen(one, pids[one.rank], calls.get(one.rank, "")) for one in running)
-        if self._watchdog.stuck:
+        stuck, stopped = self._watchdog.stuck, self._watchdog.stopped
+        if stuck and not stopped:
             self._watchdog.found()
-            for one in seen:
-                self._show(one, pids[one.rank], dumps.get(one.rank, ""), records.get(one.rank, ""))
-        return Examined(self._config.index, self._watchdog.stuck, seen)
+        for one in seen if stuck or stopped else ():
+            self._show(one, pids[one.rank], dumps.get(one.rank, ""), records.get(one.rank, ""))
+        return Examined(self._config.index, stuck, seen, stopped)
 
     def _pid(self, one: Rank) -> int:
         """Of the process that has the session: the command's own, or one that it has started."""
@@ -124,27 +134,31 @@ class Search:
     def __init__(self, own: Hangs, client: Client) -> None:
         self._own, self._client = own, client
         self._stuck: set[int] = set()
+        self._stopped: set[int] = set()
         self._busy = False
 
     def heard(self, beat: Heartbeat) -> None:
         (self._stuck.add if beat.stuck else self._stuck.discard)(beat.index)
+        (self._stopped.add if beat.stopped else self._stopped.discard)(beat.index)
 
     def may_find(self, others: Collection[int], *, own_ended: bool) -> bool:
-        """Whether nobody gets on, as far as heartbeats tell. `others` are the indexes whose ranks run."""
+        """Whether nobody gets on, or one was stopped, as far as heartbeats tell. `others` are the indexes whose ranks
+        run."""
         own = self._own.stuck or (own_ended and bool(others))
-        return own and not self._busy and self._stuck.issuperset(others)
+        stopped = self._own.stopped or not self._stopped.isdisjoint(others)
+        return not self._busy and (stopped or (own and self._stuck.issuperset(others)))
 
     async def find(self, hosts: Mapping[int, str]) -> Ended | None:
-        """Looks at the ranks of all, by `hosts` of the other indexes. None where one gets on, or can't be asked."""
+        """Looks at the ranks of all, by `hosts` of the other indexes. None where one gets on, or can't be asked, and none
+        was stopped."""
         self._busy = True
         try:
             seen = await self._examine_all(hosts)
         finally:
             self._busy = False
         ranks = [one for one in seen if one is not None and one.ranks]
-        if None in seen or not ranks or not all(one.stuck for one in ranks):
-            return None
-        return hang.judge(ranks)
+        hangs = None not in seen and ranks and all(one.stuck for one in ranks)
+        return hang.judge(ranks) if hangs or any(one.stopped for one in ranks) else None
 
     async def _examine_all(self, hosts: Mapping[int, str]) -> list[Examined | None]:
         """None for one that can't be asked."""

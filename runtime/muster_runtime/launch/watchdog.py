@@ -2,7 +2,8 @@
 
 A rank is overdue when it was still for longer than its section may take. The gang hangs when *every* rank is overdue:
 those that wait for one that evaluates, saves or compiles are overdue long before it. So only index 0 can tell, and each
-launcher tells it whether all of its own ranks are.
+launcher tells it whether all of its own ranks are. A rank that was stopped by a signal is enough alone: it doesn't get on
+wherever it is, and nobody needs to wait as long as its section may take.
 """
 
 from __future__ import annotations
@@ -88,9 +89,11 @@ class Watchdog:
         self._beats: dict[int, Beat] = {}
         self._still: dict[int, float] = {}
         self._excused: set[int] = set()
+        self._stopped: frozenset[int] = frozenset()
 
-    def look(self, now: float, beats: Mapping[int, Beat | None]) -> None:
-        """`beats`, by rank, are of those that run; None where it couldn't be read."""
+    def look(self, now: float, beats: Mapping[int, Beat | None], stopped: Iterable[int] = ()) -> None:
+        """`beats`, by rank, are of those that run; None where it couldn't be read. `stopped` by a signal are those."""
+        self._stopped = frozenset(stopped)
         passed, self._last = min(now - self._last, 2 * self._interval), now
         self._note_times(beats)
         for rank in self._still.keys() - beats.keys():
@@ -129,6 +132,11 @@ class Watchdog:
         """Whether every rank that runs is overdue."""
         return bool(self._still) and all(self._still[rank] > self.limit(rank) for rank in self._still)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a rank was stopped by a signal for longer than it may be still."""
+        return any(self.still(rank) > self.limit(rank) for rank in self._stopped)
+
     def still(self, rank: int) -> float:
         """For how many seconds the rank hasn't moved."""
         return self._still.get(rank, 0.0)
@@ -138,6 +146,11 @@ class Watchdog:
 
     def limit(self, rank: int) -> float:
         """Seconds that the rank may be still where it is."""
+        step = self._limits.step
+        quick = AUTO_STEP_SECONDS - NOTICE_SECONDS if step is None else step
+        return min(quick, self._in_section(rank)) if rank in self._stopped else self._in_section(rank)
+
+    def _in_section(self, rank: int) -> float:
         limits, section = self._limits, self.beat(rank).section
         start = AUTO_SECONDS if limits.start is None else limits.start
         if section in (Section.NONE, Section.SETUP):

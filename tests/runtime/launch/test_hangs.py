@@ -98,6 +98,27 @@ while not (folder / "end").exists(): time.sleep(0.01)
     assert any(line.startswith("[rank 3] [muster] process ") for line in stopped)
 
 
+def test_a_rank_that_is_stopped_in_a_save_is_found_long_before_a_save_may_take(make_gang: MakeGang) -> None:
+    """The others wait for it in the same section, and are not overdue."""
+    gang = make_gang(2, 2, **QUICK, **ALLOWED, MUSTER_HANG_CHECKPOINT="600")
+    body = """
+def body(step):
+    if step == 6 and incarnation == 1:
+        pulse.enter(Section.CHECKPOINT)
+        mark("saving")
+        while RANK == 3: time.sleep(0.01)
+run(body, 8)
+"""
+    pods = gang.all(command(gang, body))
+    gang.eventually(lambda: len(gang.marks("saving-")) == 4, "all ranks save")
+    os.kill(int((gang.folder / "mark-saving-3").read_text()), signal.SIGSTOP)
+    for pod in pods:
+        facts = pod.end()
+        assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 2, 1)
+    assert "rank 3 hangs in a save or a restore after step 6" in pods[0].log()
+    assert "is stopped by a signal (SIGSTOP); the others wait for it" in pods[0].log()
+
+
 def test_an_endless_loop_is_told_from_those_who_wait_for_it(make_gang: MakeGang) -> None:
     """Without restarts the gang ends; the worker with the loop has its stack in the exit facts."""
     gang = make_gang(2, **QUICK)

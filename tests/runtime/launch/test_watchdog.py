@@ -271,6 +271,19 @@ def test_who_is_at_the_boundary_has_done_the_step() -> None:
     assert found.traceback == LOOPS
 
 
+def test_a_stopped_rank_is_overdue_wherever_it_is() -> None:
+    for limits, seconds in ((Limits(None, None, None, None), 26.0), (Limits(600, 40, 600, 600), 40.0)):
+        for section in (Section.START, Section.STEP, Section.EVALUATION, Section.CHECKPOINT):
+            watched, beats = Watchdog(limits, 1.0, 0.0), {0: Beat(section, 1, 5), 1: Beat(section, 1, 5)}
+            for now in range(1, int(seconds) + 2):
+                watched.look(now, beats, [1])
+                assert not watched.stopped
+            watched.look(seconds + 2, beats, [1])
+            assert watched.stopped
+            watched.look(seconds + 3, beats, [])
+            assert not watched.stopped, "it goes on"
+
+
 @pytest.mark.parametrize(
     ("culprit", "known_by"),
     [
