@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -98,6 +99,18 @@ def test_the_status_counts_what_happened_and_what_is_not_the_scripts_fault(
 
         job = world.until(gang, f"tells {wanted}", told, 60)
         assert not job["status"].get("failures", 0) > wanted["restartsInPlace"]
+
+
+@pytest.mark.parametrize("gang", FAULTS)
+def test_each_second_since_a_gang_was_submitted_belongs_to_one_part(
+    struck: Mapping[str, Struck], world: World, gang: str
+) -> None:
+    assert struck
+    job = stage_of(world).job(gang)
+    goodput = job["status"]["goodput"]
+    told = datetime.fromisoformat(goodput["until"]) - datetime.fromisoformat(job["metadata"]["creationTimestamp"])
+    assert sum(goodput["seconds"].values()) == told.total_seconds()
+    assert goodput["seconds"]["training"] > 0
 
 
 @pytest.mark.parametrize("gang", FAULTS)
