@@ -149,8 +149,8 @@ class Search:
         return not self._busy and (stopped or (own and self._stuck.issuperset(others)))
 
     async def find(self, hosts: Mapping[int, str]) -> Ended | None:
-        """Looks at the ranks of all, by `hosts` of the other indexes. None where one gets on, or can't be asked, and none
-        was stopped."""
+        """Looks at the ranks of all, by `hosts` of the other indexes. None where none was stopped and one gets on, or
+        can't be asked."""
         self._busy = True
         try:
             seen = await self._examine_all(hosts)
