@@ -2,8 +2,8 @@
 
 A rank is overdue when it was still for longer than its section may take. The gang hangs when *every* rank is overdue:
 those that wait for one that evaluates, saves or compiles are overdue long before it. So only index 0 can tell, and each
-launcher tells it whether all of its own ranks are. A rank that was stopped by a signal is enough alone: wherever it is, it
-doesn't get on, and nobody needs to wait for as long as its section may take.
+launcher tells it whether all of its own ranks are. A rank that was stopped by a signal is enough alone: wherever it is,
+it doesn't get on, and nobody needs to wait for as long as its section may take.
 """
 
 from __future__ import annotations
