@@ -25,10 +25,11 @@ model = session.wrap(torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 session.track(model=model, optimizer=optimizer, loader=loader)
 session.peak_flops = 1e9  # a processor's, more or less
-for _, (given, wanted) in session.steps(20_000, loader):
+for _, part in session.steps(20_000, loader):
     time.sleep(pause * (SLOWER if session.rank == 1 else 1))
-    loss = torch.nn.functional.mse_loss(model(given), wanted)
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    for given, wanted in part:
+        loss = torch.nn.functional.mse_loss(model(given), wanted)
+        session.backward(loss)
     optimizer.step()
-    session.report(loss=loss, tokens=given.numel())
+    session.report(tokens=given.numel())
