@@ -68,6 +68,7 @@ def before(place: Place) -> tuple[Json, ...]:
         "workers": {"replicas": 2, "gpusPerWorker": 1},
         "parallelism": {"strategy": "ddp"},
         "checkpoint": place.checkpoint,
+        "preemptible": False,  # or it would be asked to leave: it saves, so that it loses less than the borrower
         "restart": {"limit": 3},
     }
     fail = {
