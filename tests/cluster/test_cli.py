@@ -51,9 +51,8 @@ def test_jobs_and_queues_are_listed(control_plane: ControlPlane, namespace: str,
         assert "cohort all" in row
         assert "H100 on-demand: 0 of 64 nvidia.com/gpu" in row
         assert "tiny" in muster("jobs", "-q", namespace, *config).stdout
-        assert f"no TrainingQueue '{namespace}-x'; there are: " in refused(
-            muster("jobs", "-q", f"{namespace}-x", *config)
-        )
+        said = refused(muster("jobs", "-q", f"{namespace}-x", *config))
+        assert f"no TrainingQueue '{namespace}-x'; did you mean '{namespace}'? There are: " in said
     finally:
         control_plane.kubectl("delete", "trainingqueue", namespace)
 
@@ -95,7 +94,14 @@ def test_a_job_that_does_not_exist_is_answered_with_those_that_do(
 ) -> None:
     control_plane.apply(job)
     said = refused(muster("status", "tinny", "-n", namespace, "--kubeconfig", str(control_plane.kubeconfig)))
-    assert said == f"muster: no TrainingJob 'tinny' in namespace '{namespace}'; there are: tiny"
+    assert said == f"muster: no TrainingJob 'tinny' in namespace '{namespace}'; did you mean 'tiny'? There are: tiny"
+
+
+def test_a_namespace_that_does_not_exist_is_told(control_plane: ControlPlane, namespace: str) -> None:
+    config = ("--kubeconfig", str(control_plane.kubeconfig))
+    for command in (("jobs",), ("status", "tiny")):
+        said = refused(muster(*command, "-n", f"{namespace}x", *config))
+        assert said.startswith(f"muster: there is no namespace '{namespace}x'; did you mean '{namespace}'? There are: ")
 
 
 def test_a_wrong_token_a_dead_address_and_a_missing_kubeconfig_are_sentences(

@@ -335,7 +335,8 @@ class EventReason(str, Enum):
     conditions; repetitions become a series."""
 
     QUEUED = "Queued"
-    """The job waits, or waits for something else than before; the note says for what."""
+    """The job waits, or waits for something else than before; the note says for what. A Warning where its turn alone
+    does not help: something has to change."""
     ADMITTED = "Admitted"
     """Nodes were chosen; the note says how many, and in which domain."""
     WITHDRAWN = "Withdrawn"
@@ -379,8 +380,6 @@ class EventReason(str, Enum):
     """The launchers cannot use the checkpoint storage."""
     FAILED = "Failed"
     """The job has failed; the note has the first cause."""
-    INVALID = "Invalid"
-    """The job cannot be queued as it is written; the note says how to mend it."""
 
 
 class NodeEventReason(str, Enum):

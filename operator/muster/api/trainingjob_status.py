@@ -294,7 +294,8 @@ class TrainingJobStatus(Model):
     lost_gpu_seconds: Annotated[int, Ge(0), Int64()] | None = None
     """GPU-seconds of work that this has cost, as far as it was known when it was asked."""
     start_seconds: Annotated[int, Ge(0), Int64()] | None = None
-    """What the last start took, from placement to training."""
+    """What the last start took: from the placement until all workers had joined and their ranks were started. Imports
+    and the model come after it; `goodput.seconds.starting` counts up to the first step, over all starts."""
     stop_seconds: Annotated[int, Ge(0), Int64()] | None = None
     """What the last stop took, from being asked until the last pod was gone."""
     withdrawals: Count | None = None

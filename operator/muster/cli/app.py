@@ -1,6 +1,7 @@
 """`muster`: run the operator, and look at jobs.
 
-Every error is a sentence on stderr that says how to mend it; a traceback is a bug.
+Every error is a sentence on stderr that says how to mend it; a traceback is a bug. In docstrings a paragraph behind a
+backspace is shown by `--help` as it stands.
 """
 
 from __future__ import annotations
@@ -16,15 +17,21 @@ import typer
 from pydantic import ValidationError
 
 from muster import __version__
-from muster.cli import checkpoint, cost, explaining, look, profiling, tables
-from muster.cli import logs as printing
+from muster.cli import checkpoint, completing, cost, explaining, look, profiling, tables
+from muster.cli import logs as workers_logs
+from muster.cli.printing import Output, note
+from muster.cli.scene import NotThere
 from muster.cli.settings import Settings
 from muster.cluster.credentials import CredentialsError
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster_protocol.launcher_api import PROFILE_STEPS
 
 app = typer.Typer(
-    help="Muster: gangs of GPUs, trained together.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    help="Muster: gangs of GPUs, trained together. Installed as kubectl-muster, too: kubectl muster status JOB.",
+    epilog="Exit codes: 0 done; 1 the job has failed, or a check has found something; 2 it could not be done, and "
+    "stderr says why; 130 interrupted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 app.add_typer(checkpoint.app, name="checkpoint")
@@ -33,6 +40,8 @@ app.add_typer(cost.prices_app, name="prices")
 
 Kubeconfig = Annotated[str | None, typer.Option(help="Path of a kubeconfig; else KUBECONFIG or ~/.kube/config.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
+Job = Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.", autocompletion=completing.jobs)]
+As = Annotated[Output, typer.Option("--output", "-o", help="A table for people, or JSON.")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace of the job; else the kubeconfig's.")
 ]
@@ -77,7 +86,10 @@ def operator(
 ) -> None:
     """Run the operator, in the cluster or outside it.
 
-    Each option can also be given as MUSTER_OPERATOR_<NAME>, for example MUSTER_OPERATOR_RUNTIME_IMAGE.
+    Each option can also be given as MUSTER_OPERATOR_<NAME>. The chart runs it; by hand, with a kubeconfig:
+
+    \b
+      muster operator --runtime-image localhost/muster/runtime:local
     """
     from muster.controllers.process import Operator
 
@@ -105,35 +117,49 @@ def operator(
     async def serve() -> int:
         return await Operator(settings).run()
 
-    raise typer.Exit(_run(serve()))
+    raise typer.Exit(
+        _run(serve(), "; choose another port with --http-port (MUSTER_OPERATOR_HTTP_PORT), 0 takes a free one")
+    )
 
 
 @app.command()
 def status(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.")],
+    job: Job,
     namespace: Namespace = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay, until the job has ended.")] = False,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """One job: why it waits, how far it is, where it runs."""
+    """One job: why it waits, how far it is, where it runs.
+
+    With --watch the screen stays until the job has ended; into a pipe it writes a line whenever something changes.
+
+    \b
+      muster status llama-8b -n research --watch
+    """
     raise typer.Exit(_run(look.status(job, namespace, watch=watch, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()
 def explain(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.")],
+    job: Job,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Why a job is where it is: the last failure with its traceback, what follows, what helps, and its history."""
+    """Why a job is where it is, what follows and what helps.
+
+    With the last failure and its traceback, where the time went, and the job's history.
+
+    \b
+      muster explain llama-8b -n research
+    """
     raise typer.Exit(_run(explaining.explain(job, namespace, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.")],
+    job: Job,
     namespace: Namespace = None,
     worker: Annotated[
         list[int] | None, typer.Option("--worker", help="Index of a worker; may be given again. Left out: 0.", min=0)
@@ -145,11 +171,18 @@ def logs(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """What the job's workers have written: those of the present gang, else of the last one."""
+    """What the job's workers have written.
+
+    Those of the present gang, else of the last one: worker 0, or those that are named.
+
+    \b
+      muster logs llama-8b -n research --follow
+      muster logs llama-8b -n research --rank 17 --tail 100
+    """
     if sum((worker is not None, rank is not None, everybody)) > 1:
         _fail("--worker, --rank and --all contradict each other; give one of them")
     workers = () if everybody else worker or (0,)
-    work = printing.logs(
+    work = workers_logs.logs(
         job,
         namespace,
         workers=workers,
@@ -164,7 +197,7 @@ def logs(
 
 @app.command()
 def profile(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.")],
+    job: Job,
     namespace: Namespace = None,
     steps: Annotated[int, typer.Option(help="How many steps.", min=1, max=PROFILE_STEPS)] = 3,
     ranks: Annotated[str, typer.Option(help="0 or all.")] = "0",
@@ -172,7 +205,13 @@ def profile(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Record the next steps by PyTorch's profiler, and store the traces beside the job's checkpoints."""
+    """Record the next steps by PyTorch's profiler.
+
+    The traces are stored beside the job's checkpoints, and the training goes on.
+
+    \b
+      muster profile llama-8b -n research --steps 3 --ranks all
+    """
     if ranks not in ("0", "all"):
         _fail(f"--ranks is {ranks!r}; say 0 or all")
     work = profiling.profile(
@@ -194,17 +233,31 @@ def jobs(
         str | None,
         typer.Option("--queue", "-q", help="Only this queue and those below it: who holds its quota, then who waits."),
     ] = None,
+    output: As = Output.TABLE,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """All jobs: phase, progress and why they wait."""
-    raise typer.Exit(_run(tables.jobs(namespace, queue, kubeconfig=kubeconfig, context=context)))
+    """All jobs: phase, progress and why they wait.
+
+    JSON has the fields of /v1/jobs (docs/api.md).
+
+    \b
+      muster jobs --queue vision
+      muster jobs -o json | jq -r '.[] | select(.phase == "Queued") | .name'
+    """
+    raise typer.Exit(_run(tables.jobs(namespace, queue, output, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()
-def queues(kubeconfig: Kubeconfig = None, context: Context = None) -> None:
-    """All queues: what they use of their quota, and borrow."""
-    raise typer.Exit(_run(tables.queues(kubeconfig=kubeconfig, context=context)))
+def queues(output: As = Output.TABLE, kubeconfig: Kubeconfig = None, context: Context = None) -> None:
+    """All queues: what they use of their quota, and borrow.
+
+    JSON has the fields of /v1/queues (docs/api.md).
+
+    \b
+      muster queues
+    """
+    raise typer.Exit(_run(tables.queues(output, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()
@@ -225,6 +278,10 @@ def simulate(
     """What a policy would do to a trace of jobs.
 
     Replays the trace on a simulated cluster: the real planner beside FIFO and EASY backfill.
+
+    \b
+      muster simulate --make-trace trace.csv --jobs 2000
+      muster simulate cluster.yaml trace.csv --policy easy --policy muster
     """
     from muster.cli import simulate as simulating
     from muster.simulate.errors import SimulationError
@@ -261,13 +318,16 @@ def version() -> None:
     typer.echo(__version__)
 
 
-def _run(work: Any) -> int:
-    """The exit code of `work`; errors that a user can meet become sentences."""
+def _run(work: Any, hint: str = "") -> int:
+    """The exit code of `work`; errors that a user can meet become sentences. `hint` says what helps when the machine
+    refuses something."""
     try:
         code: int = asyncio.run(work)
     except KeyboardInterrupt:
         return 130
-    except (CredentialsError, look.NotThere) as error:
+    except BrokenPipeError:
+        raise  # who reads has enough; Typer ends quietly
+    except (CredentialsError, NotThere) as error:
         _fail(str(error))
     except ApiError as error:
         _fail(f"the API server refused: {error.message or error}{HINTS.get(error.status, '')}")
@@ -278,12 +338,12 @@ def _run(work: Any) -> int:
         field = ".".join(str(part) for part in first["loc"])
         _fail(f"the cluster has an object that this version cannot read: {field}: {first['msg']}; upgrade muster")
     except OSError as error:
-        _fail(f"{error}; choose another port with --http-port (MUSTER_OPERATOR_HTTP_PORT), 0 takes a free one")
+        _fail(f"{error}{hint}")
     return code
 
 
 def _fail(message: str) -> Any:
-    typer.echo(f"muster: {message}", err=True)
+    note(message)
     raise typer.Exit(2)
 
 

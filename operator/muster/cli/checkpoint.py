@@ -8,13 +8,13 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from muster.cli import checkpoint_tables as tables
+from muster.cli.printing import Output, note, print_json
 from muster_protocol.checkpoints.chain import Found, read_manifest
 from muster_protocol.checkpoints.copy import copy
 from muster_protocol.checkpoints.differences import differences
@@ -41,11 +41,6 @@ GB_MONTH: Final = 0.023
 """Dollars: the list price of S3 Standard in us-east-1, first 50 TB, since December 2016 (aws.amazon.com/s3/pricing)."""
 
 
-class Output(str, Enum):
-    TABLE = "table"
-    JSON = "json"
-
-
 Uri = Annotated[str, typer.Argument(metavar="URI", help="s3://BUCKET/PREFIX or file:///FOLDER.")]
 UriAtStep = Annotated[
     str, typer.Argument(metavar="URI[@STEP]", help="The committed checkpoint, or the one at a step: URI@STEP.")
@@ -68,7 +63,7 @@ def list_(
         inventory = take(store, unfinished=everything)
         rows = tables.listing(inventory, time.time(), everything=everything)
         if output is Output.JSON:
-            tables.print_json(rows)
+            print_json(rows)
         else:
             tables.print_listing(inventory, rows)
 
@@ -80,7 +75,7 @@ def show(uri: UriAtStep, endpoint: Endpoint = None, output: As = Output.TABLE) -
         found = read_manifest(store, checkpoint.key, checkpoint.sha256)
         facts = tables.facts(inventory, checkpoint, found, time.time())
         if output is Output.JSON:
-            tables.print_json(facts)
+            print_json(facts)
         else:
             tables.print_facts(facts)
 
@@ -104,7 +99,7 @@ def verify(
                 troubles = list(damage(store, read_manifest(store, each.key, each.sha256)))
             results.append({"step": each.step, "key": each.key, "bytes": each.bytes, "troubles": troubles})
         if output is Output.JSON:
-            tables.print_json(results)
+            print_json(results)
         else:
             tables.print_verified(results)
     raise typer.Exit(1 if any(result["troubles"] for result in results) else 0)
@@ -134,7 +129,7 @@ def diff(
         ]
         found = differences(sides[0], sides[1], read=read)
         if output is Output.JSON:
-            tables.print_json([vars(each) for each in found])
+            print_json([vars(each) for each in found])
         else:
             tables.print_differences(found)
 
@@ -198,7 +193,7 @@ def prune(
             outcome = carry_out(store, planned, time.time) if yes else None
         report = tables.pruning(planned, outcome, price)
         if output is Output.JSON:
-            tables.print_json(report)
+            print_json(report)
         else:
             tables.print_pruning(report)
 
@@ -289,7 +284,7 @@ def _chosen(uri: str, endpoint: str | None) -> Iterator[tuple[Store, Inventory, 
 
 @contextlib.contextmanager
 def _reading(store: Store, checkpoint: Checkpoint, what: str) -> Iterator[None]:
-    with held(store, checkpoint.key, _me(what), _warn):
+    with held(store, checkpoint.key, _me(what), note):
         yield
 
 
@@ -316,10 +311,6 @@ def _me(what: str) -> str:
     return f"muster checkpoint {what} by {user} on {socket.gethostname()}"
 
 
-def _warn(message: str) -> None:
-    typer.echo(f"muster: {message}", err=True)
-
-
 def _fail(message: str) -> Any:
-    _warn(message)
+    note(message)
     raise typer.Exit(2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -11,7 +10,8 @@ from typing import Any, Final
 import typer
 from rich.console import Console
 
-from muster.cli.tables import plain_table, print_table
+from muster.cli.printing import plain_table, print_table
+from muster.cli.wording import counted
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.differences import Difference
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory
@@ -32,11 +32,6 @@ def amount(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def counted(number: int, what: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def natural(name: str) -> tuple[int, list[tuple[str, int]]]:
     """Sorts tensors' names as people count: layer 3 before layer 10; models, then optimizers, Muster's own last."""
     last = ("optimizer", "muster").index(first) + 1 if (first := name.split(".")[0]) in ("optimizer", "muster") else 0
@@ -45,10 +40,6 @@ def natural(name: str) -> tuple[int, list[tuple[str, int]]]:
 
 def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2))
 
 
 def listing(inventory: Inventory, now: float, *, everything: bool) -> list[Row]:

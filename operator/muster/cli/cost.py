@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from muster.cli.look import print_plainly
+from muster.cli.printing import print_plainly
 from muster.cli.reconcile import reconcile
 from muster.sizing.price_file import PriceFile, parse, read
 from muster.sizing.prices import Catalogue, catalogue

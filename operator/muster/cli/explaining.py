@@ -16,9 +16,10 @@ from muster.api.common import find_condition
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, Phase
 from muster.api.trainingjob_status import PastFailure
-from muster.cli import look
-from muster.cli.look import STYLES, Scene
 from muster.cli.outlook import advice, follows
+from muster.cli.printing import print_page
+from muster.cli.scene import Scene, connected, event_time, look
+from muster.cli.wording import CAUSES, STYLES, ago, before_the_first_step, counted, survived, used_limits, waiting
 from muster.cluster.views import parse_time
 from muster_protocol.durations import format_duration
 
@@ -27,7 +28,7 @@ PARTS: Final = {
     "training": "training",
     "data_wait": "waiting for data",
     "checkpoint": "standing still for saves",
-    "starting": "starting",
+    "starting": "starting, up to the first step",
     "restoring": "restoring a checkpoint",
     "recomputing": "computing lost steps again",
     "queued": "waiting in the queue",
@@ -43,12 +44,9 @@ async def explain(name: str, namespace: str | None, *, kubeconfig: str | None, c
 
     Raises NotThere, ApiError, ApiUnreachable, CredentialsError.
     """
-    api = await look.connect(kubeconfig, context)
-    try:
-        scene = await look.look(api, name, namespace or api.credentials.namespace, events=EVENTS_READ)
-    finally:
-        await api.close()
-    look.print_plainly(Console(markup=False, highlight=False), page(scene))
+    async with connected(kubeconfig, context) as api:
+        scene = await look(api, name, namespace or api.credentials.namespace, events=EVENTS_READ)
+    print_page(Console(markup=False, highlight=False), page(scene))
     return 1 if scene.job.status.phase is Phase.FAILED else 0
 
 
@@ -69,7 +67,7 @@ def sections(scene: Scene) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
     """(heading, rows of texts) of those in which there is something to tell."""
     for heading, rows in (
         ("Why", _why(scene)),
-        ("The last failure", _failure(scene)),
+        (f"The last failure{', survived' if survived(scene.job.status) else ''}", _failure(scene)),
         ("Restarts", _restarts(scene)),
         ("Unsound numbers", _numerics(scene)),
         ("Tracking", ((("", look.tracked(scene).plain),) if scene.job.status.tracking is not None else ())),
@@ -117,13 +115,16 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
         yield "", place.why
     elif status.phase is Phase.RUNNING and status.placement is not None:
         where = f" on {status.nodes}" if status.nodes else ""
-        yield "", f"all {status.placement.workers} workers train{where}"
+        first = before_the_first_step(scene)
+        yield "", f"all {status.placement.workers} workers {'run' if first else 'train'}{where}"
+        if first:
+            yield "", first
     if place is not None and place.position:
         yield "", f"place {place.position} in the order of queue {job.spec.queue}"
     slow = find_condition(status.conditions, ConditionType.STRAGGLING.value)
     if slow is not None and slow.status == "True":
         yield "", slow.message
-    for title, told in look.waiting(scene, changes=False):
+    for title, told in waiting(scene, changes=False):
         yield "", f"{title[0].lower()}{title[1:]}: {told}" if title != "Starts" else f"starts {told}"
     if status.progress is not None:
         total = f" of {status.progress.total_steps}" if status.progress.total_steps else ""
@@ -134,7 +135,7 @@ def _checkpoint(scene: Scene) -> str:
     known = scene.job.status.checkpoint
     if known is None:
         return "; no checkpoint is committed" if scene.job.spec.checkpoint is not None else ""
-    age = f", {look.ago(known.committed_at, scene.now)}" if known.committed_at else ""
+    age = f", {ago(known.committed_at, scene.now)}" if known.committed_at else ""
     return f"; the last checkpoint is step {known.step}{age}"
 
 
@@ -147,7 +148,7 @@ def _failure(scene: Scene) -> Iterator[tuple[str, str]]:
     where += [f"node {failure.node}"] if failure.node else []
     where += [f"exit code {failure.exit_code}"] if failure.exit_code is not None else []
     when = [f"step {failure.step}"] if failure.step is not None else []
-    when += [look.ago(failure.at, scene.now)] if failure.at else []
+    when += [ago(failure.at, scene.now)] if failure.at else []
     yield "cause", failure.cause
     yield "where", ", ".join(where)
     yield "when", ", ".join(when)
@@ -162,21 +163,21 @@ def _restarts(scene: Scene) -> Iterator[tuple[str, ...]]:
     """What is used of each limit, where anything is."""
     status, spec = scene.job.status, effective_spec(scene.job.spec, scene.job.status.defaults)
     window = format_duration(spec.restart_window)
-    for group, used, limit in look.used_limits(scene):
+    for group, used, limit in used_limits(scene):
         if used:
             most = "any number is allowed" if limit is None else f"at most {limit} are allowed"
-            yield f"within {window}", f"{used} by {look.CAUSES[group]}; {most} ({group.value})"
+            yield f"within {window}", f"{used} by {CAUSES[group]}; {most} ({group.value})"
     for count, told in (
         (status.restarts, "of the whole gang, with new pods"),
         (status.restarts_in_place, "of the processes, in the pods that were there"),
     ):
         if count:
-            yield "since submission", f"{look.counted(count, 'restart')} {told}"
+            yield "since submission", f"{counted(count, 'restart')} {told}"
     if status.replacements:
-        told = f"{look.counted(status.replacements, 'lost worker')} replaced, while the others kept their pods"
+        told = f"{counted(status.replacements, 'lost worker')} replaced, while the others kept their pods"
         yield "since submission", told
     if status.preemptions:
-        yield "since submission", look.counted(status.preemptions, "preemption")
+        yield "since submission", counted(status.preemptions, "preemption")
 
 
 def _numerics(scene: Scene) -> Iterator[tuple[str, ...]]:
@@ -185,15 +186,15 @@ def _numerics(scene: Scene) -> Iterator[tuple[str, ...]]:
     if known is not None:
         for count, told in ((known.skipped, "update"), (known.rollbacks, "rollback")):
             if count:
-                yield "since submission", f"{look.counted(count, told)}{' skipped' if told == 'update' else ''}"
+                yield "since submission", f"{counted(count, told)}{' skipped' if told == 'update' else ''}"
         yield "the last", known.last
 
 
 def _sizes(scene: Scene) -> Iterator[tuple[str, ...]]:
     """Of an elastic gang: how many workers it had from when on, and why."""
     for size in scene.job.status.sizes:
-        workers, moment = look.counted(size.workers, "worker"), f"{size.since:%Y-%m-%d %H:%M:%S}"
-        yield moment, look.ago(size.since, scene.now), workers, size.reason
+        workers, moment = counted(size.workers, "worker"), f"{size.since:%Y-%m-%d %H:%M:%S}"
+        yield moment, ago(size.since, scene.now), workers, size.reason
 
 
 def _time(scene: Scene) -> Iterator[tuple[str, ...]]:
@@ -229,7 +230,7 @@ def _lines(scene: Scene) -> Iterator[tuple[str, ...]]:
     if len(found) > LINES_SHOWN:
         yield "…", "", "", f"{len(found) - LINES_SHOWN} earlier"
     for line in found[-LINES_SHOWN:]:
-        yield f"{line.at:%Y-%m-%d %H:%M:%S}", look.ago(line.at, scene.now), line.what, line.told
+        yield f"{line.at:%Y-%m-%d %H:%M:%S}", ago(line.at, scene.now), line.what, line.told
 
 
 def _remembered(scene: Scene) -> Iterator[_Line]:
@@ -259,7 +260,7 @@ def _remembered(scene: Scene) -> Iterator[_Line]:
 
 def _told(scene: Scene) -> Iterator[_Line]:
     for event in scene.events:
-        at, message = parse_time(look.event_time(event)), event.get("message", "")
+        at, message = parse_time(event_time(event)), event.get("message", "")
         if at is not None and not any(_repeats(message, at, past) for past in scene.job.status.recent_failures):
             yield _Line(at, event.get("reason", ""), message)
 

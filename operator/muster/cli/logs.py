@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from muster.api.effective import effective_spec
-from muster.cli.look import NotThere, Scene, connect, look, one_line
+from muster.api.placement import format_indexes
+from muster.cli.scene import NotThere, Scene, connected, look
+from muster.cli.wording import one_line
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
 from muster.cluster.overrides import TRAINER
 from muster.cluster.views import PodView
 
 Write = Callable[[str], object]
+
+FOLLOWED: Final = 100
+"""Logs that are read at once: each is a connection through the API server to a kubelet."""
 
 
 async def logs(
@@ -39,21 +45,24 @@ async def logs(
     Raises:
         NotThere: no such worker, or it has written nothing yet; says why.
     """
-    api = await connect(kubeconfig, context)
-    try:
+    async with connected(kubeconfig, context) as api:
         scene = await look(api, name, namespace or api.credentials.namespace)
         found = pods_of(scene, worker_of(scene, rank) if rank is not None else workers)
+        if follow and len(found) > FOLLOWED:
+            raise NotThere(
+                f"{name} has {len(found)} workers, and {FOLLOWED} can be followed at once: name them by --worker or "
+                "--rank, or leave -f out"
+            )
         only = f"[rank {rank}] " if rank is not None and world_size(scene) > 1 else ""
         prefixes = [f"[worker {pod.index}] " if len(found) > 1 else "" for pod in found]
-        await asyncio.gather(
-            *(
-                _copy(api, pod, _lines(write, prefix, only), follow=follow, tail=tail)
-                for pod, prefix in zip(found, prefixes, strict=True)
-            )
-        )
+        turn = asyncio.Semaphore(FOLLOWED)
+
+        async def one(pod: PodView, prefix: str) -> None:
+            async with turn:
+                await _copy(api, pod, _lines(write, prefix, only), follow=follow, tail=tail)
+
+        await asyncio.gather(*map(one, found, prefixes))
         return 0
-    finally:
-        await api.close()
 
 
 def world_size(scene: Scene) -> int:
@@ -86,7 +95,7 @@ def pods_of(scene: Scene, workers: Sequence[int]) -> list[PodView]:
         raise NotThere(f"{name} has no pods, so there is no log: {one_line(scene.job)}")
     missing = [index for index in workers if index not in newest]
     if missing:
-        there = ", ".join(map(str, sorted(newest)))
+        there = format_indexes(newest)
         raise NotThere(f"{name} has no pod of worker {missing[0]}; there are those of {there}")
     return [newest[index] for index in (workers or sorted(newest))]
 

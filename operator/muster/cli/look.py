@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 from rich.console import Console, RenderableType
 from rich.console import Group as Stack
@@ -19,72 +16,42 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from muster.api.common import API_VERSION, find_condition
-from muster.api.effective import effective_spec
-from muster.api.names import JOB_UID_LABEL, ConditionType, Phase, Reason
-from muster.api.restarts import Group, used
-from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import NumericsStatus, Saving
+from muster.api.common import find_condition
+from muster.api.names import ConditionType, Phase, Reason
+from muster.api.restarts import Group
+from muster.api.trainingjob_status import Saving
+from muster.cli.printing import print_page
+from muster.cli.scene import Scene, connected, event_time, look
+from muster.cli.wording import (
+    CAUSES,
+    FINAL,
+    STYLES,
+    ago,
+    before_the_first_step,
+    counted,
+    one_line,
+    pod_state,
+    short,
+    survived,
+    unsound,
+    used_limits,
+    waiting,
+)
 from muster.cluster.client import Api
-from muster.cluster.credentials import Credentials
-from muster.cluster.errors import ApiError, ApiUnreachable
-from muster.cluster.views import PodView, parse_time
+from muster.cluster.errors import ApiUnreachable
+from muster.cluster.views import parse_time
 from muster_protocol.durations import format_duration
 
 REFRESH_SECONDS: Final = 1.0
-EVENTS_SHOWN: Final = 6
 WORKERS_SHOWN: Final = 20
-FINAL: Final = (Phase.SUCCEEDED, Phase.FAILED)
-STYLES: Final = {
-    Phase.QUEUED: "yellow",
-    Phase.STARTING: "cyan",
-    Phase.RUNNING: "green",
-    Phase.RESTARTING: "yellow",
-    Phase.PREEMPTING: "yellow",
-    Phase.SUSPENDED: "magenta",
-    Phase.SUCCEEDED: "bold green",
-    Phase.FAILED: "bold red",
-}
-PROMISED: Final = "promised"
-BASES: Final = {
-    PROMISED: ": room is being cleared for it",
-    "limits": " at the latest, unless a job goes before it: by then the running jobs must have ended",
-    "progress": ", by the running jobs' own progress",
-    "queue": ", roughly: by the jobs ahead and how fast room comes back",
-}
-"""How sure an expected start is."""
 ABOVE: Final = "as above"
 """In place of an Event's message that the row Why has already."""
-CAUSES: Final = {
-    Group.SCRIPT: "failures of the script",
-    Group.MEMORY: "want of memory",
-    Group.NETWORK: "the network",
-    Group.PLATFORM: "nodes and the platform",
-}
 IN_MEMORY: Final = {
     Reason.KEPT_BY_PEERS.value: "also in memory, with a copy in another worker's",
     Reason.COPY_FAILS.value: "also in each worker's own memory, but a copy fails",
     Reason.KEPT_LOCALLY.value: "also in each worker's own memory",
     Reason.NOT_KEPT.value: "not kept in memory",
 }
-NO_KINDS: Final = (
-    "this cluster does not know Muster's kinds: install the chart, or apply the CRDs (muster crds | kubectl apply -f -)"
-)
-
-
-class NotThere(Exception):
-    """What was asked for does not exist; the message says what does."""
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A job and what belongs to it, at one moment."""
-
-    job: TrainingJob
-    pods: tuple[PodView, ...]
-    events: tuple[dict[str, Any], ...]
-    now: datetime
-    trouble: str = ""
 
 
 async def status(name: str, namespace: str | None, *, watch: bool, kubeconfig: str | None, context: str | None) -> int:
@@ -92,13 +59,12 @@ async def status(name: str, namespace: str | None, *, watch: bool, kubeconfig: s
 
     Raises NotThere, ApiError, ApiUnreachable, CredentialsError.
     """
-    api = await connect(kubeconfig, context)
-    try:
+    async with connected(kubeconfig, context) as api:
         scene = await look(api, name, namespace or api.credentials.namespace)
         console = Console(markup=False)  # messages have brackets of their own
         if not watch:
-            console.print(render(scene))
-        elif sys.stdout.isatty():
+            print_page(console, render(scene) if console.is_terminal else page(scene))
+        elif console.is_terminal:
             with Live(render(scene), console=console, auto_refresh=False) as live:
                 async for fresh in _scenes(api, scene):
                     scene = fresh
@@ -106,14 +72,6 @@ async def status(name: str, namespace: str | None, *, watch: bool, kubeconfig: s
         else:
             scene = await _follow(api, scene, console)
         return 1 if scene.job.status.phase is Phase.FAILED else 0
-    finally:
-        await api.close()
-
-
-async def connect(kubeconfig: str | None, context: str | None) -> Api:
-    credentials = Credentials(Path(kubeconfig) if kubeconfig else None, context or "")
-    await credentials.load()
-    return Api(credentials)
 
 
 async def _scenes(api: Api, scene: Scene) -> AsyncIterator[Scene]:
@@ -141,57 +99,31 @@ async def _follow(api: Api, scene: Scene, console: Console) -> Scene:
     return last
 
 
-async def look(api: Api, name: str, namespace: str, *, events: int = EVENTS_SHOWN) -> Scene:
-    """Read the job, its pods and so many of its newest events."""
-    base = f"/apis/{API_VERSION}/namespaces/{namespace}/trainingjobs"
-    try:
-        job = TrainingJob.from_raw(await api.get(f"{base}/{name}"))
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        raise NotThere(await _absent(api, base, name, namespace)) from error
-    uid = job.metadata.uid
-    pods = await api.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"{JOB_UID_LABEL}={uid}")
-    told = await api.list(f"/api/v1/namespaces/{namespace}/events", fieldSelector=f"involvedObject.uid={uid}")
-    newest = sorted(told, key=event_time)[-events:]
-    views = sorted((PodView.from_raw(raw) for raw in pods), key=lambda pod: (pod.generation, pod.index))
-    return Scene(job, tuple(views), tuple(newest), datetime.now(timezone.utc))
-
-
-async def _absent(api: Api, base: str, name: str, namespace: str) -> str:
-    try:
-        there = sorted(raw["metadata"]["name"] for raw in await api.list(base))
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        return NO_KINDS
-    known = ", ".join(there[:10]) + (", …" if len(there) > 10 else "")
-    told = f"are: {known}" if there else "are none; -n names another namespace, and `muster jobs` lists all jobs"
-    return f"no TrainingJob {name!r} in namespace {namespace!r}; there {told}"
-
-
-def one_line(job: TrainingJob) -> str:
-    """Phase, progress and reason in one line."""
-    status = job.status
-    parts = [f"{job.metadata.namespace}/{job.metadata.name}", status.phase.value if status.phase else "not seen yet"]
-    if status.progress is not None:
-        total = f"/{status.progress.total_steps}" if status.progress.total_steps else ""
-        parts.append(f"step {status.progress.step}{total}")
-        if status.progress.loss:
-            parts.append(f"loss {_short(status.progress.loss)}")
-    if status.checkpoint is not None:
-        parts.append(f"checkpoint at step {status.checkpoint.step}")
-    if status.restarts:
-        parts.append(counted(status.restarts, "restart"))
-    if status.placement is not None and status.placement.replacing is not None:
-        parts.append(f"worker {status.placement.replacing.indexes} is lost and made anew")
-    if status.queue is not None and status.queue.message:
-        parts.append(status.queue.why)
-    return ", ".join(parts)
-
-
 def render(scene: Scene) -> RenderableType:
     """The screen."""
+    return Panel(_body(scene), title=_title(scene), title_align="left")
+
+
+def page(scene: Scene) -> RenderableType:
+    """The same for what reads it line by line: no frame."""
+    return Stack(Text(_title(scene)), _body(scene))
+
+
+def _title(scene: Scene) -> str:
+    return f"{scene.job.metadata.namespace}/{scene.job.metadata.name}"
+
+
+def _body(scene: Scene) -> RenderableType:
+    parts: list[RenderableType] = [Text(scene.trouble, "bold red")] if scene.trouble else []
+    parts.append(_facts(scene))
+    if scene.pods:
+        parts += [Text(), _workers(scene)]
+    if scene.events:
+        parts += [Text(), _events(scene)]
+    return Stack(*parts)
+
+
+def _facts(scene: Scene) -> Table:
     job, status = scene.job, scene.job.status
     phase = status.phase
     head = Table.grid(padding=(0, 2))
@@ -207,7 +139,9 @@ def render(scene: Scene) -> RenderableType:
         head.add_row("Defaults", f"from the queue: {', '.join(status.defaults.to_raw())}")
     for title, told in waiting(scene):
         head.add_row(title, told)
-    if status.progress is not None:
+    if first := before_the_first_step(scene):
+        head.add_row("Progress", first)
+    elif status.progress is not None:
         head.add_row("Progress", _progress(scene))
     if status.checkpoint is not None:
         age = f", {ago(status.checkpoint.committed_at, scene.now)}" if status.checkpoint.committed_at else ""
@@ -232,43 +166,27 @@ def render(scene: Scene) -> RenderableType:
     if status.preemptions:
         lost = f", {status.lost_gpu_seconds} GPU-seconds of work lost" if status.lost_gpu_seconds else ""
         head.add_row("Preempted", f"{counted(status.preemptions, 'time')}{lost}")
-    if status.failure is not None and phase is not Phase.SUCCEEDED:
-        told = "" if status.failure.message in why else status.failure.message
-        failed = f"{told}\n{status.failure.traceback}".strip()
-        if failed:
-            head.add_row("Last failure", Text(failed, "red"))
-    parts: list[RenderableType] = [Text(scene.trouble, "bold red"), head] if scene.trouble else [head]
-    if scene.pods:
-        parts += [Text(), _workers(scene)]
-    if scene.events:
-        parts += [Text(), _events(scene)]
-    return Panel(Stack(*parts), title=f"{job.metadata.namespace}/{job.metadata.name}", title_align="left")
+    for title, told, style in _failure(scene, why):
+        head.add_row(title, Text(told, style))
+    return head
 
 
-def waiting(scene: Scene, *, changes: bool = True) -> Iterator[tuple[str, str]]:
-    """What the planner knows of a job that waits, beyond the reason: when, where almost, and what would help."""
-    place = scene.job.status.queue
-    if place is None:
+def _failure(scene: Scene, why: str) -> Iterator[tuple[str, str, str]]:
+    """(row, text, style): the last failure whole while it matters, in one line once the run has got past it. `why`
+    stands above it already."""
+    status, failure = scene.job.status, scene.job.status.failure
+    if failure is None or status.phase is Phase.SUCCEEDED:
         return
-    left = (place.expected_start - scene.now).total_seconds() if place.expected_start is not None else 0.0
-    if left >= 1:  # of a job that waits, a guess that has passed tells nothing
-        yield "Starts", f"in {format_duration(left)}{BASES.get(place.basis, '')}"
-    elif place.basis == PROMISED:
-        yield "Starts", f"now{BASES[PROMISED]}"
-    if place.almost:
-        yield (
-            "Almost",
-            "; ".join(f"{one.domain} has room for {one.placeable}, {one.lacking} lacking" for one in place.almost),
-        )
-    if place.changes and changes:
-        yield "Would help", "\n".join(place.changes)
-
-
-def unsound(numerics: NumericsStatus) -> str:
-    """What followed steps whose numbers were not sound, and the newest of them."""
-    told = [f"{counted(numerics.skipped, 'update')} skipped"] if numerics.skipped else []
-    told += [counted(numerics.rollbacks, "rollback")] if numerics.rollbacks else []
-    return f"{', '.join(told)}; the last: {numerics.last}"
+    if survived(status):
+        where = [f"at step {failure.step}"] if failure.step is not None else []
+        where += [f"rank {failure.rank}"] if failure.rank is not None else []
+        where += [ago(failure.at, scene.now)] if failure.at is not None else []
+        first = failure.message.partition("\n")[0]
+        named = f"{scene.job.metadata.name} -n {scene.job.metadata.namespace}"
+        more = f"; its traceback:  muster explain {named}" if failure.traceback else ""
+        yield "Survived", f"{', '.join(where)}{': ' if where else ''}{first}{more}", ""
+    elif told := f"{'' if failure.message in why else failure.message}\n{failure.traceback}".strip():
+        yield "Last failure", told, "red"
 
 
 def tracked(scene: Scene) -> Text:
@@ -290,13 +208,6 @@ def _saves(saving: Saving) -> Text:
     if saving.left_out:
         told.append(f"{saving.left_out} left out while the one before was still being written")
     return Text("; ".join(told), "yellow" if saving.left_out else "")
-
-
-def used_limits(scene: Scene) -> Iterator[tuple[Group, int, int | None]]:
-    """Of each limit of `restart` how many failures within its window there were, and how many restarts it allows."""
-    spec = effective_spec(scene.job.spec, scene.job.status.defaults)
-    for group, limit in spec.restart_limits.items():
-        yield group, used(scene.job.status.recent_failures, group, spec.restart_window, scene.now), limit
 
 
 def _restarts(scene: Scene) -> str:
@@ -337,7 +248,7 @@ def _progress(scene: Scene) -> RenderableType:
         told += f" of {progress.total_steps}"
     for name, value in (("loss", progress.loss), ("steps/s", progress.steps_per_second)):
         if value:
-            told += f"   {name} {_short(value)}"
+            told += f"   {name} {short(value)}"
     if progress.eta is not None and progress.eta > scene.now and scene.job.status.phase is Phase.RUNNING:
         told += f"   {format_duration((progress.eta - scene.now).total_seconds())} left"
     if progress.total_steps:
@@ -345,18 +256,6 @@ def _progress(scene: Scene) -> RenderableType:
     else:
         grid.add_row(told)
     return grid
-
-
-def _short(number: str) -> str:
-    """Six digits of a number that is told as text; other text as it is."""
-    try:
-        return f"{float(number):.6g}"
-    except ValueError:
-        return number
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _workers(scene: Scene) -> Table:
@@ -378,14 +277,6 @@ def _workers(scene: Scene) -> Table:
     return table
 
 
-def pod_state(pod: PodView) -> str:
-    if pod.terminating:
-        return "Terminating"
-    if pod.exit_code:
-        return f"{pod.phase}, exit code {pod.exit_code}"
-    return pod.phase if pod.ready or pod.phase != "Running" else "Running, not ready"
-
-
 def _events(scene: Scene) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("SEEN", "EVENT", "MESSAGE"):
@@ -399,23 +290,3 @@ def _events(scene: Scene) -> Table:
         seen = ago(parse_time(event_time(event)), scene.now)
         table.add_row(seen, Text(event.get("reason", ""), style), Text(told))
     return table
-
-
-def print_plainly(console: Console, what: RenderableType) -> None:
-    """Without a terminal no line ends in spaces."""
-    if console.is_terminal:
-        console.print(what)
-        return
-    with console.capture() as captured:
-        console.print(what)
-    for line in captured.get().splitlines():
-        console.print(line.rstrip(), highlight=False, soft_wrap=True)
-
-
-def event_time(event: dict[str, Any]) -> str:
-    series = (event.get("series") or {}).get("lastObservedTime")
-    return str(series or event.get("lastTimestamp") or event.get("eventTime") or "")
-
-
-def ago(moment: datetime | None, now: datetime) -> str:
-    return f"{format_duration(max(0.0, (now - moment).total_seconds()))} ago" if moment else ""

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.names import Phase, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
-from muster.cli.look import FINAL, Scene, used_limits
+from muster.cli.scene import Scene
+from muster.cli.wording import FINAL, used_limits
+from muster.cluster.hindrances import hinders
 from muster_protocol.durations import format_duration
 
 
@@ -34,6 +36,8 @@ def follows(scene: Scene) -> str:
         )
     if status.phase is Phase.RUNNING and status.placement is not None:
         return _trains(scene, spec)
+    if status.queue is not None and hinders(status.queue.reason):
+        return "nothing, until what stands under Why has changed; Muster looks again by itself, and then the job queues"
     wait = _when(scene) if status.not_before is not None else ""
     return f"it starts {wait}{' ' if wait else ''}when it has quota and room" if job.status.phase else ""
 
@@ -80,6 +84,9 @@ def advice(scene: Scene) -> Iterator[str]:
             yield "raise spec.maxRuntime before you do"
     elif status.phase is Phase.SUSPENDED:
         yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": false}}}}'"""
+    elif status.phase is Phase.QUEUED and place is not None and hinders(place.reason):
+        yield from _mending(named, place.reason)
+        yield from place.changes
     elif status.phase is Phase.QUEUED:
         yield f"see who holds the queue's quota and who is ahead:  muster jobs --queue {job.spec.queue}"
         yield from place.changes if place is not None else ()
@@ -88,3 +95,13 @@ def advice(scene: Scene) -> Iterator[str]:
     for group, used, limit in used_limits(scene):
         if status.phase not in FINAL and limit is not None and 0 < limit <= used:
             yield f"{group.value} ({limit}) is used up: the next such failure ends the job, unless you raise it"
+
+
+def _mending(named: str, reason: str) -> Iterator[str]:
+    """How what keeps a job from the queues' order is mended."""
+    if reason == Reason.QUEUE_NOT_FOUND.value:
+        yield "see which queues there are:  muster queues"
+        patch = """'{"spec": {"queue": "NAME"}}'"""
+        yield f"ask for one of them:  kubectl patch tj {named} --type=merge -p {patch}"
+    else:
+        yield f"mend what stands under Why, in the job or in the cluster:  kubectl edit tj {named}"

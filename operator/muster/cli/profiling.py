@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from muster.cli.logs import pods_of
-from muster.cli.look import NotThere, connect, look
+from muster.cli.scene import NotThere, connected, look
 from muster.cluster.errors import ApiError
 from muster.cluster.launchers import ProxyCall
 from muster.cluster.overrides import TRAINER
@@ -54,11 +54,10 @@ async def profile(
     write: Write = sys.stdout.write,
 ) -> int:
     """0 when all that was asked for is stored, else 1. Raises NotThere, ApiError."""
-    api = await connect(kubeconfig, context)
     try:
-        scene = await look(api, name, namespace or api.credentials.namespace)
-        pods = pods_of(scene, ())
-        return await record(api, pods, Profile(steps, everybody, memory), write)
+        async with connected(kubeconfig, context) as api:
+            scene = await look(api, name, namespace or api.credentials.namespace)
+            return await record(api, pods_of(scene, ()), Profile(steps, everybody, memory), write)
     except ApiError as error:
         if error.status != 403:
             raise
@@ -66,8 +65,6 @@ async def profile(
             f"{error.message}; a profile is asked for with the token in the job's Secret, through its pods: ask for "
             "Kubernetes' role edit in that namespace"
         ) from error
-    finally:
-        await api.close()
 
 
 async def record(api: Asks, pods: list[PodView], wish: Profile, write: Write, every: float = LOOK_SECONDS) -> int:
@@ -77,8 +74,12 @@ async def record(api: Asks, pods: list[PodView], wish: Profile, write: Write, ev
     if code != 202:
         raise NotThere(f"no profile: {body.decode(errors='replace').strip() or f'the launcher answers {code}'}")
     write(f"{wish.steps} steps of {'all ranks' if wish.everybody else 'rank 0'} will be recorded\n")
-    while (led := await door.state()).phase not in _OVER:  # noqa: ASYNC110 - it is in another process
-        await asyncio.sleep(every)
+    try:
+        while (led := await door.state()).phase not in _OVER:  # noqa: ASYNC110 - it is in another process
+            await asyncio.sleep(every)
+    except asyncio.CancelledError:
+        write("interrupted here; the gang goes on recording, and stores the traces beside its checkpoints\n")
+        raise
     found = [led]
     if wish.everybody and led.uri:
         others = [Door(api, pod, door.port, door.token) for pod in pods[1:]]

@@ -3,63 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
+from pydantic import ValidationError
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from muster.api.common import API_VERSION
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import Quota, TrainingQueue, with_below
-from muster.cli.look import FINAL, NO_KINDS, STYLES, NotThere, connect, print_plainly
+from muster.cli.printing import Cell, Output, natural_width, note, plain_table, print_json, print_table
+from muster.cli.scene import NotThere, connected, listed, require_namespace
+from muster.cli.wording import FINAL, STYLES
+from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
 from muster.cluster.quantities import amount as in_units
 from muster.scheduling.amounts import amount
+from muster.server.rows import summary
+from muster_protocol.spelling import there_are
 
-Cell = str | Text
 Use = dict[tuple[str, str], dict[str, int]]
 """By flavour (GPU type, capacity) and resource, in base units."""
 
+JOBS: Final = "trainingjobs"
+QUEUES: Final = "trainingqueues"
 JOB_TITLES: Final = ("NAMESPACE", "NAME", "PHASE", "QUEUE", "WORKERS", "GPUS", "STEP", "WHY")
 QUEUE_TITLES: Final = ("NAME", "PARENT", "STATE", "RUNNING", "WAITING", "GPUS", "USED OF NOMINAL")
 
 
-async def jobs(namespace: str | None, queue: str | None, *, kubeconfig: str | None, context: str | None) -> int:
+async def jobs(
+    namespace: str | None, queue: str | None, output: Output, *, kubeconfig: str | None, context: str | None
+) -> int:
     """A table of all jobs, or of those of one queue and the queues below it: first who holds its quota, then who waits.
 
     Raises NotThere, ApiError, ApiUnreachable, CredentialsError.
     """
-    scope = f"/namespaces/{namespace}" if namespace else ""
-    paths = [f"/apis/{API_VERSION}{scope}/trainingjobs"]
-    if queue is not None:
-        paths.append(f"/apis/{API_VERSION}/trainingqueues")
-    listed, *queues_listed = await _lists(paths, kubeconfig, context)
-    found = [TrainingJob.from_raw(raw) for raw in listed]
-    if queue is not None:
-        within = below(queue, [TrainingQueue.from_raw(raw) for raw in queues_listed[0]])
-        found = sorted((job for job in found if job.spec.queue in within), key=_standing)
+    async with connected(kubeconfig, context) as api:
+        raws, namespace = await _jobs(api, namespace)
+        within = below(queue, [TrainingQueue.from_raw(raw) for raw in await listed(api, QUEUES)]) if queue else None
+        if not raws and namespace:
+            await require_namespace(api, namespace)
+    if output is Output.JSON:
+        rows = map(summary, raws)
+        print_json([row for row in rows if within is None or row["queue"] in within])
+        return 0
+    found = [job for raw in raws if (job := _readable(raw)) is not None and (not within or job.spec.queue in within)]
+    if within:
+        found.sort(key=_standing)
     where = f" in namespace {namespace!r}" if namespace else ""
     none = f"no TrainingJobs{where}" + (f" of queue {queue!r}" if queue else "")
     _print(JOB_TITLES, [job_row(job) for job in found], none, narrow=[job_row(job, brief=True) for job in found])
     return 0
 
 
-async def queues(*, kubeconfig: str | None, context: str | None) -> int:
+async def _jobs(api: Api, namespace: str | None) -> tuple[list[dict[str, Any]], str | None]:
+    """The jobs, and of which namespace: None for all of them. Who may not see all of them gets those of the
+    kubeconfig's namespace."""
+    try:
+        return await listed(api, JOBS, namespace), namespace
+    except ApiError as error:
+        if error.status != 403 or namespace:
+            raise
+        own = api.credentials.namespace
+        try:
+            found = await listed(api, JOBS, own)
+        except ApiError:
+            raise error from None
+        note(f"you may not list the jobs of all namespaces; these are those of {own!r} (-n names another)")
+        return found, own
+
+
+def _readable(raw: dict[str, Any]) -> TrainingJob | None:
+    """One job that this version cannot read hides none of the others."""
+    try:
+        return TrainingJob.from_raw(raw)
+    except ValidationError as error:
+        first, metadata = error.errors()[0], raw["metadata"]
+        field = ".".join(str(part) for part in first["loc"])
+        note(f"{metadata['namespace']}/{metadata['name']} is left out: {field}: {first['msg']}; upgrade muster")
+        return None
+
+
+async def queues(output: Output, *, kubeconfig: str | None, context: str | None) -> int:
     """A table of all queues: whether they take jobs, how many run and wait, and what they use of which quota.
 
     Raises NotThere, ApiError, ApiUnreachable, CredentialsError.
     """
-    (listed,) = await _lists([f"/apis/{API_VERSION}/trainingqueues"], kubeconfig, context)
-    _print(QUEUE_TITLES, queue_rows([TrainingQueue.from_raw(raw) for raw in listed]), "no TrainingQueues")
+    async with connected(kubeconfig, context) as api:
+        found = [TrainingQueue.from_raw(raw) for raw in await listed(api, QUEUES)]
+    if output is Output.JSON:
+        # Here, since the API's queues are made of what this module reads out of them.
+        from muster.server.queues import summaries
+
+        print_json([each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in summaries(found)])
+        return 0
+    _print(QUEUE_TITLES, queue_rows(found), "no TrainingQueues")
     return 0
 
 
 def below(name: str, every: Sequence[TrainingQueue]) -> frozenset[str]:
     """The names of a queue and of all queues below it. Raises NotThere when there is no such queue."""
-    names = sorted(queue.metadata.name for queue in every)
+    names = [queue.metadata.name for queue in every]
     if name not in names:
-        raise NotThere(f"no TrainingQueue {name!r}; there {'are: ' + ', '.join(names) if names else 'are none'}")
+        raise NotThere(f"no TrainingQueue {name!r}; {there_are(name, names)}")
     return with_below(name, every)
 
 
@@ -190,18 +235,6 @@ def _flavour(key: tuple[str, str]) -> str:
     return " ".join(key) if key[0] else "without GPUs"
 
 
-async def _lists(paths: Sequence[str], kubeconfig: str | None, context: str | None) -> list[list[dict[str, object]]]:
-    api = await connect(kubeconfig, context)
-    try:
-        return [await api.list(path) for path in paths]
-    except ApiError as error:
-        if error.status != 404:
-            raise
-        raise NotThere(NO_KINDS) from error
-    finally:
-        await api.close()
-
-
 def _print(
     titles: Sequence[str],
     rows: Sequence[Sequence[Cell]],
@@ -219,23 +252,3 @@ def _print(
     if narrow is not None and console.is_terminal and natural_width(console, table) > console.width:
         table = plain_table(titles, narrow)
     print_table(console, table)
-
-
-def print_table(console: Console, table: Table) -> None:
-    """As wide as it is. Without a terminal no line ends in spaces: the longest cell pads none of the others."""
-    console.width = natural_width(console, table)
-    print_plainly(console, table)
-
-
-def natural_width(console: Console, table: Table) -> int:
-    """Columns that the table takes when nothing limits it."""
-    return console.measure(table, options=console.options.update(max_width=10_000)).maximum
-
-
-def plain_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(title, no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -13,6 +13,7 @@ from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.gpus import PRODUCT_LABELS, same_type
 from muster.cluster.snapshot import LevelInput
 from muster.cluster.views import NamespaceView, NodeView
+from muster_protocol.spelling import nearest, there_are
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,10 @@ def obstacle(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | No
 def _queue(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None:
     queue = world.queues.get(spec.queue)
     if queue is None:
-        known = ", ".join(sorted(world.queues)) or "none"
         return Obstacle(
             Reason.QUEUE_NOT_FOUND,
-            f"there is no TrainingQueue {spec.queue!r}; queues are: {known}. Ask for one of them in spec.queue, "
-            "or have the queue made: the job starts when there is one",
+            f"there is no TrainingQueue {spec.queue!r}; {there_are(spec.queue, world.queues)}. Ask for one of them in "
+            "spec.queue, or have the queue made: the job starts when there is one",
         )
     view = world.namespaces.get(namespace)
     labels = {**(view.labels if view else {}), "kubernetes.io/metadata.name": namespace}
@@ -82,20 +82,19 @@ def _queue(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None
 def _priority(spec: EffectiveSpec, world: World) -> Obstacle | None:
     if not spec.priority_class or spec.priority_class in world.priorities:
         return None
-    known = ", ".join(sorted(name for name in world.priorities if not name.startswith("system-"))) or "none"
+    known = [name for name in world.priorities if not name.startswith("system-")]
     return Obstacle(
         Reason.PRIORITY_CLASS_NOT_FOUND,
-        f"there is no PriorityClass {spec.priority_class!r}; the cluster has: {known}",
+        f"there is no PriorityClass {spec.priority_class!r}; {there_are(spec.priority_class, known)}",
     )
 
 
 def _gpu_type(spec: EffectiveSpec, world: World) -> Obstacle | None:
     if not spec.gpu_type or world.grows or any(same_type(spec.gpu_type, labels) for labels in world.products):
         return None
-    known = ", ".join(world.gpu_types) or "none"
     return Obstacle(
         Reason.UNKNOWN_GPU_TYPE,
-        f"no node has GPUs of type {spec.gpu_type!r}; the cluster has: {known}",
+        f"no node has GPUs of type {spec.gpu_type!r}; {there_are(spec.gpu_type, world.gpu_types)}",
     )
 
 
@@ -126,7 +125,9 @@ def _unknown_level(path: str, name: str, names: Sequence[str], has_topology: boo
             f"{path} is {name!r}, but there is no Topology {DEFAULT_TOPOLOGY!r} that says what it is; "
             f"without one the levels are: {', '.join(names)}",
         )
+    meant = nearest(name, names)
     return Obstacle(
         Reason.LEVEL_NOT_FOUND,
-        f"{path} is {name!r}, but the Topology {DEFAULT_TOPOLOGY!r} has the levels: {', '.join(names)}",
+        f"{path} is {name!r}, but the Topology {DEFAULT_TOPOLOGY!r} has the levels: {', '.join(names)}"
+        f"{f'. Did you mean {meant!r}?' if meant is not None else ''}",
     )

@@ -11,6 +11,7 @@ from typing import Final
 
 from muster.api.names import DEFAULT_TOPOLOGY, ConditionType, EventReason
 from muster.cluster.gpus import gpu_type_of
+from muster.cluster.hindrances import hinders
 from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import Masks, build
 from muster.cluster.status import reason_of
@@ -357,7 +358,8 @@ class Plans:
         record.told, record.told_at = words, now
         # Where many come at once, their first words have no Events: the status says it, and each is one more write.
         quiet = self._budget >= WORDS_PER_SECOND / 2
-        notes = (Note(EventReason.QUEUED, word.message),) if fresh and (old.queue is not None or quiet) else ()
+        told = fresh and (old.queue is not None or quiet)
+        notes = (Note(EventReason.QUEUED, word.message, warning=hinders(word.reason)),) if told else ()
         self._budget -= 1 + len(notes)
         self._start(record, self._worker.carry_out(record, Decision(status=status, notes=notes)))
 

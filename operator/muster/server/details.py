@@ -11,7 +11,8 @@ from muster.api.common import API_VERSION
 from muster.api.names import JOB_UID_LABEL
 from muster.api.trainingjob import TrainingJob
 from muster.cli.explaining import EVENTS_READ, sections
-from muster.cli.look import Scene, event_time, pod_state
+from muster.cli.scene import Scene, event_time
+from muster.cli.wording import pod_state
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
 from muster.cluster.views import PodView

@@ -16,6 +16,7 @@ from muster.cluster.executor import Executor
 from muster.cluster.pods import PodSettings
 from muster.cluster.views import NamespaceView, NodeView, PodView
 from muster.controllers.cache import Cache
+from muster.controllers.lifecycle.turn import Note
 from muster.controllers.loop import Loop
 from muster.controllers.progress import Progress
 from muster.controllers.reliability import NodeHours
@@ -89,6 +90,8 @@ class World:
     cache: Cache
     loop: Loop
     pods: Items
+    notes: list[tuple[str, Note]] = field(default_factory=list)
+    """Events that were told: (name of the job, Event)."""
 
     def submit(self, name: str, *, workers: int = 2, **spec: Any) -> None:
         raw = {
@@ -163,12 +166,13 @@ async def world(*, cpu: str = "4", node_hours: NodeHours = (("on-demand", 999.0)
     server.cache = cache
     cache.on_queue("q", TrainingQueue.from_raw({"metadata": {"name": "q"}, "spec": {}}))
     executor = Executor(server, b"k" * 16)  # type: ignore[arg-type]  # it has all that is called
+    notes: list[tuple[str, Note]] = []
     loop = Loop(
         cache,
         Worker(
             executor,
             PodSettings("runtime"),
-            lambda record, note: None,
+            lambda record, note: notes.append((record.identity.name, note)),
             asyncio.Semaphore(32),
             node_hours=lambda: node_hours,
         ),
@@ -176,7 +180,7 @@ async def world(*, cpu: str = "4", node_hours: NodeHours = (("on-demand", 999.0)
     )
     task = asyncio.create_task(loop.run())
     try:
-        yield World(server, cache, loop, pods)
+        yield World(server, cache, loop, pods, notes)
     finally:
         task.cancel()
         await asyncio.wait({task})

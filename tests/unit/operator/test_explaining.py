@@ -11,8 +11,8 @@ from rich.console import Console
 from muster.api.names import Phase
 from muster.api.trainingjob import TrainingJob
 from muster.cli.explaining import LINES_SHOWN, page
-from muster.cli.look import Scene
 from muster.cli.outlook import advice, follows
+from muster.cli.scene import Scene
 
 pytestmark = pytest.mark.unit
 
@@ -103,7 +103,7 @@ def test_it_is_told_where_the_time_went() -> None:
         "3h 75.0% training",
         "6m 2.5% waiting for data",
         "4m 1.7% standing still for saves",
-        "10m 4.2% starting",
+        "10m 4.2% starting, up to the first step",
         "1m 0.4% restoring a checkpoint",
         "14m 5.8% computing lost steps again",
         "24m 10.0% waiting in the queue",
@@ -243,3 +243,38 @@ def test_the_sizes_of_an_elastic_gang_are_told_over_time() -> None:
         "2026-01-02 01:04:05 2h ago 8 workers Started",
         "2026-01-02 03:03:05 1m ago 7 workers WorkersLost",
     ]
+
+
+def test_a_failure_that_was_survived_is_told_as_past() -> None:
+    past = job(
+        phase="Running",
+        placement=PLACED,
+        progress={"step": 41, "updatedAt": "2026-01-02T02:55:00Z"},
+        failure={**failure(50), "step": 40, "traceback": "Traceback\n  a line"},
+    )
+    lines = shown(past)
+    assert "The last failure, survived" in lines
+    assert "a line" in lines
+
+
+def test_before_the_first_step_nobody_is_said_to_train() -> None:
+    lines = shown(job(phase="Running", placement=PLACED, runningSince="2026-01-02T03:03:05Z"))
+    assert "all 2 workers run" in lines
+    assert any(line.startswith("waiting for the first step for 1m") for line in lines)
+    assert "all 2 workers train" in shown(job(phase="Running", placement=PLACED))
+
+
+@pytest.mark.parametrize(
+    ("reason", "helps"),
+    [
+        ("QueueNotFound", "see which queues there are: muster queues"),
+        ("UnknownGpuType", "kubectl edit tj train -n research"),
+        ("ExceedsQuota", "kubectl edit tj train -n research"),
+    ],
+)
+def test_a_job_whose_turn_cannot_come_is_not_told_to_wait(reason: str, helps: str) -> None:
+    scene = Scene(job(phase="Queued", queue={"reason": reason, "message": "why"}), (), (), NOW)
+    told = " ".join(" ".join(advice(scene)).split())
+    assert follows(scene).startswith("nothing, until what stands under Why has changed")
+    assert helps in told
+    assert "muster jobs --queue" not in told

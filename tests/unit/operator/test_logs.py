@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timezone
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from muster.api.trainingjob import TrainingJob
 from muster.cli import logs as printing
 from muster.cli.logs import pods_of, worker_of
-from muster.cli.look import NotThere, Scene
+from muster.cli.scene import NotThere, Scene
 from muster.cluster.errors import ApiError
 from muster.cluster.views import PodView
 
@@ -64,7 +66,7 @@ def test_what_is_not_there_is_told() -> None:
     queue = {"position": 2, "reason": "InsufficientCapacity", "message": "needs 3 workers"}
     with pytest.raises(NotThere, match=r"train has no pods, so there is no log: .*needs 3 workers"):
         pods_of(scene(phase="Queued", queue=queue), (0,))
-    with pytest.raises(NotThere, match="no pod of worker 7; there are those of 0, 1, 2"):
+    with pytest.raises(NotThere, match="no pod of worker 7; there are those of 0-2"):
         pods_of(scene(*GANG), (7,))
 
 
@@ -73,7 +75,7 @@ class Server:
 
     def __init__(self, *waiting: str) -> None:
         self.waiting = waiting
-        self.closed = False
+        self.open = self.most = 0
         self.credentials = type("Credentials", (), {"namespace": "research"})
 
     async def log(
@@ -82,29 +84,30 @@ class Server:
         assert (namespace, container, follow) == ("research", "trainer", False)
         if name in self.waiting:
             raise ApiError(400, "BadRequest", f"container in pod {name!r} is waiting to start: ContainerCreating")
+        self.open += 1
+        self.most = max(self.most, self.open)
+        await asyncio.sleep(0)
         lines = ["muster-launch: joins\n", *(f"[rank {rank}] step 1\n" for rank in range(6))]
         for line in lines[-(tail if tail is not None else len(lines)) :]:
             yield line
-
-    async def close(self) -> None:
-        self.closed = True
+        self.open -= 1
 
 
-async def printed(monkeypatch: pytest.MonkeyPatch, server: Server, **options: Any) -> list[str]:
-    async def connect(*_: Any) -> Server:
-        return server
+async def printed(
+    monkeypatch: pytest.MonkeyPatch, server: Server, gang: Sequence[PodView] = GANG, **options: Any
+) -> list[str]:
+    @asynccontextmanager
+    async def connected(*_: Any) -> AsyncIterator[Server]:
+        yield server
 
     async def look(*_: Any) -> Scene:
-        return scene(*GANG)
+        return scene(*gang)
 
-    monkeypatch.setattr(printing, "connect", connect)
+    monkeypatch.setattr(printing, "connected", connected)
     monkeypatch.setattr(printing, "look", look)
     told: list[str] = []
     settings: dict[str, Any] = {"workers": (0,), "rank": None, "follow": False, "tail": None} | options
-    try:
-        await printing.logs("train", None, kubeconfig=None, context=None, write=told.append, **settings)
-    finally:
-        assert server.closed
+    await printing.logs("train", None, kubeconfig=None, context=None, write=told.append, **settings)
     return told
 
 
@@ -123,3 +126,14 @@ async def test_all_workers_lines_say_whose_they_are_and_a_ranks_are_its_own(monk
 async def test_a_worker_that_has_not_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotThere, match=r"worker 0 has no log yet .*ContainerCreating.*`muster status train` says"):
         await printed(monkeypatch, Server("train-g2-0-0"))
+
+
+async def test_of_a_large_gang_so_many_logs_are_read_at_once_and_no_more_are_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large, server = [pod(index, 1) for index in range(printing.FOLLOWED + 50)], Server()
+    told = await printed(monkeypatch, server, large, workers=(), tail=1)
+    assert len(told) == printing.FOLLOWED + 50
+    assert server.most == printing.FOLLOWED
+    with pytest.raises(NotThere, match="train has 150 workers, and 100 can be followed at once: name them by --worker"):
+        await printed(monkeypatch, server, large, workers=(), follow=True)

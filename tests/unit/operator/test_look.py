@@ -10,7 +10,10 @@ import pytest
 from rich.console import Console
 
 from muster.api.trainingjob import TrainingJob
-from muster.cli.look import Scene, one_line, render
+from muster.cli.look import page, render
+from muster.cli.printing import print_page
+from muster.cli.scene import Scene
+from muster.cli.wording import one_line
 from muster.cluster.views import PodView
 from muster.controllers.progress import progressed
 from muster_protocol.launcher_api import Kept, MemoryTier, Saving, Status
@@ -198,8 +201,8 @@ def test_a_lost_worker_that_is_made_anew_is_told_and_those_of_before_are_counted
     text = shown(Scene(running, (), (), NOW))
     assert "worker 1, lost 12s ago; the others wait in their pods" in text
     assert "2 lost workers, while the others kept their pods" in text
-    assert one_line(running) == "research/train, Running, worker 1 is lost and made anew"
-    assert one_line(job(phase="Running", placement=placement)) == "research/train, Running"
+    assert one_line(running) == "research/train, Running, no step yet, worker 1 is lost and made anew"
+    assert one_line(job(phase="Running", placement=placement)) == "research/train, Running, no step yet"
 
 
 @pytest.mark.parametrize(
@@ -266,3 +269,55 @@ def test_the_size_of_an_elastic_gang_is_told_with_the_one_before() -> None:
     text = shown(Scene(job(phase="Running", sizes=sizes), (), (), NOW))
     assert "7 workers since 1m ago (WorkersLost); before 8 (Started)" in text
     assert "8 workers since 2h ago (Started)" in shown(Scene(job(phase="Running", sizes=sizes[:1]), (), (), NOW))
+
+
+FAILED = {
+    "message": "rank 1 exited with code 1: ValueError: a bad shape",
+    "cause": "user",
+    "rank": 1,
+    "step": 40,
+    "at": "2026-01-02T03:00:05Z",
+    "traceback": "Traceback…\n  a line",
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "past"),
+    [
+        ({"phase": "Running", "progress": {"step": 41, "updatedAt": "2026-01-02T03:02:00Z"}}, True),
+        ({"phase": "Queued", "progress": {"step": 41, "updatedAt": "2026-01-02T03:02:00Z"}}, True),
+        ({"phase": "Running", "progress": {"step": 40, "updatedAt": "2026-01-02T03:02:00Z"}}, False),
+        ({"phase": "Restarting", "progress": {"step": 45, "updatedAt": "2026-01-02T02:59:00Z"}}, False),
+        ({"phase": "Failed", "progress": {"step": 41, "updatedAt": "2026-01-02T03:02:00Z"}}, False),
+        ({"phase": "Running", "runningSince": "2026-01-02T03:01:00Z"}, True),
+        ({"phase": "Running", "runningSince": "2026-01-02T02:01:00Z"}, False),
+    ],
+)
+def test_a_failure_is_whole_while_it_matters_and_a_line_once_it_is_survived(status: dict[str, Any], past: bool) -> None:
+    text = shown(Scene(job(**status, failure=FAILED), (), (), NOW))
+    told = (
+        "at step 40, rank 1, 4m ago: rank 1 exited with code 1: ValueError: a bad shape; its traceback: "
+        "muster explain train -n research"
+    )
+    assert (told in " ".join(text.replace("│", " ").split())) is past
+    assert ("a line" in text) is not past
+    assert ("Last failure" in text) is not past
+
+
+def test_a_gang_that_runs_and_has_done_no_step_says_that_it_waits_for_the_first() -> None:
+    since = {"phase": "Running", "runningSince": "2026-01-02T03:03:05Z"}
+    assert "Progress  waiting for the first step for 1m: imports, the model" in shown(Scene(job(**since), (), (), NOW))
+    again = job(**since, progress={"step": 40, "updatedAt": "2026-01-02T03:00:00Z"})
+    assert "waiting for the first step for 1m; step 40 was done before" in shown(Scene(again, (), (), NOW))
+    trains = job(**since, progress={"step": 41, "updatedAt": "2026-01-02T03:03:55Z"})
+    assert "waiting for the first step" not in shown(Scene(trains, (), (), NOW))
+
+
+def test_without_a_terminal_no_line_is_cut_wrapped_or_framed(capsys: pytest.CaptureFixture[str]) -> None:
+    told = "no room: " + "word " * 60 + "end"
+    waiting = job(phase="Queued", queue={"reason": "InsufficientCapacity", "message": told})
+    print_page(Console(markup=False, width=60), page(Scene(waiting, (pod(0),), (), NOW)))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "research/train"
+    assert any(line.endswith(told) for line in lines)
+    assert not any(line.endswith(" ") or "│" in line for line in lines)

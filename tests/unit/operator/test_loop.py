@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from muster.api.names import EventReason
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.controllers import loop as loops
 from muster.controllers import records, work
@@ -168,3 +169,17 @@ async def test_after_a_write_without_an_answer_a_turn_is_due_though_an_earlier_o
         assert record.due_at is not None
         assert record.due_at > moment
         await place.until(lambda: place.placed("job"))
+
+
+async def test_what_only_a_change_can_mend_is_a_warning() -> None:
+    """What waits for its turn is none."""
+    async with world(cpu="2") as there:
+        there.submit("lost", queue="qq")
+        there.submit("holds")
+        await there.until(lambda: there.placed("holds"))
+        there.submit("turn")
+        there.submit("giant", workers=5)
+        await there.until(lambda: {"lost", "turn", "giant"} <= {name for name, _ in there.notes})
+        told = {name: note for name, note in there.notes if note.reason is EventReason.QUEUED}
+        assert {name: note.warning for name, note in told.items()} == {"lost": True, "turn": False, "giant": True}
+        assert "there is no TrainingQueue 'qq'; did you mean 'q'? There are: q" in told["lost"].message

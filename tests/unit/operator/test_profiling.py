@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from muster.cli.look import NotThere
 from muster.cli.profiling import record
+from muster.cli.scene import NotThere
 from muster.cluster.errors import ApiError
 from muster.cluster.overrides import TRAINER
 from muster.cluster.views import PodView

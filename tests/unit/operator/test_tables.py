@@ -10,8 +10,9 @@ from rich.console import Console
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
 from muster.cli.checkpoint_tables import natural
-from muster.cli.look import NotThere
-from muster.cli.tables import JOB_TITLES, below, job_row, plain_table, print_table, queue_rows
+from muster.cli.printing import plain_table, print_table
+from muster.cli.scene import NotThere
+from muster.cli.tables import JOB_TITLES, below, job_row, queue_rows
 
 pytestmark = pytest.mark.unit
 

@@ -1,0 +1,73 @@
+"""Tables and pages on a terminal, and without one for what reads them line by line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Final
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Cell = str | Text
+
+
+class Output(str, Enum):
+    """What `-o` may say."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+WIDEST: Final = 10_000
+"""Columns for what is not to be cut or wrapped."""
+
+
+def note(message: str) -> None:
+    """A line beside the answer, which stands on stdout."""
+    typer.echo(f"muster: {message}", err=True)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def print_plainly(console: Console, what: RenderableType) -> None:
+    """Without a terminal no line ends in spaces."""
+    if console.is_terminal:
+        console.print(what)
+        return
+    with console.capture() as captured:
+        console.print(what)
+    for line in captured.get().splitlines():
+        console.print(line.rstrip(), highlight=False, soft_wrap=True)
+
+
+def print_page(console: Console, what: RenderableType) -> None:
+    """Within the terminal's width; without a terminal each line is as long as it is."""
+    if not console.is_terminal:
+        console.width = WIDEST
+    print_plainly(console, what)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """As wide as it is. Without a terminal no line ends in spaces: the longest cell pads none of the others."""
+    console.width = natural_width(console, table)
+    print_plainly(console, table)
+
+
+def natural_width(console: Console, table: Table) -> int:
+    """Columns that the table takes when nothing limits it."""
+    return console.measure(table, options=console.options.update(max_width=WIDEST)).maximum
+
+
+def plain_table(titles: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,147 @@
+"""How the command line says what a job's status holds: words and sentences that several commands share. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Final
+
+from muster.api.effective import effective_spec
+from muster.api.names import Phase
+from muster.api.restarts import Group, used
+from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus
+from muster.cli.scene import Scene
+from muster.cluster.views import PodView
+from muster_protocol.durations import format_duration
+
+FINAL: Final = (Phase.SUCCEEDED, Phase.FAILED)
+STYLES: Final = {
+    Phase.QUEUED: "yellow",
+    Phase.STARTING: "cyan",
+    Phase.RUNNING: "green",
+    Phase.RESTARTING: "yellow",
+    Phase.PREEMPTING: "yellow",
+    Phase.SUSPENDED: "magenta",
+    Phase.SUCCEEDED: "bold green",
+    Phase.FAILED: "bold red",
+}
+PROMISED: Final = "promised"
+BASES: Final = {
+    PROMISED: ": room is being cleared for it",
+    "limits": " at the latest, unless a job goes before it: by then the running jobs must have ended",
+    "progress": ", by the running jobs' own progress",
+    "queue": ", roughly: by the jobs ahead and how fast room comes back",
+}
+"""How sure an expected start is."""
+CAUSES: Final = {
+    Group.SCRIPT: "failures of the script",
+    Group.MEMORY: "want of memory",
+    Group.NETWORK: "the network",
+    Group.PLATFORM: "nodes and the platform",
+}
+
+
+def one_line(job: TrainingJob) -> str:
+    """Phase, progress and reason in one line."""
+    status = job.status
+    parts = [f"{job.metadata.namespace}/{job.metadata.name}", status.phase.value if status.phase else "not seen yet"]
+    if status.phase is Phase.RUNNING and status.progress is None:
+        parts.append("no step yet")
+    elif status.progress is not None:
+        total = f"/{status.progress.total_steps}" if status.progress.total_steps else ""
+        parts.append(f"step {status.progress.step}{total}")
+        if status.progress.loss:
+            parts.append(f"loss {short(status.progress.loss)}")
+    if status.checkpoint is not None:
+        parts.append(f"checkpoint at step {status.checkpoint.step}")
+    if status.restarts:
+        parts.append(counted(status.restarts, "restart"))
+    if status.placement is not None and status.placement.replacing is not None:
+        parts.append(f"worker {status.placement.replacing.indexes} is lost and made anew")
+    if status.queue is not None and status.queue.message:
+        parts.append(status.queue.why)
+    return ", ".join(parts)
+
+
+def waiting(scene: Scene, *, changes: bool = True) -> Iterator[tuple[str, str]]:
+    """What the planner knows of a job that waits, beyond the reason: when, where almost, and what would help."""
+    place = scene.job.status.queue
+    if place is None:
+        return
+    left = (place.expected_start - scene.now).total_seconds() if place.expected_start is not None else 0.0
+    if left >= 1:  # of a job that waits, a guess that has passed tells nothing
+        yield "Starts", f"in {format_duration(left)}{BASES.get(place.basis, '')}"
+    elif place.basis == PROMISED:
+        yield "Starts", f"now{BASES[PROMISED]}"
+    if place.almost:
+        yield (
+            "Almost",
+            "; ".join(f"{one.domain} has room for {one.placeable}, {one.lacking} lacking" for one in place.almost),
+        )
+    if place.changes and changes:
+        yield "Would help", "\n".join(place.changes)
+
+
+def survived(status: TrainingJobStatus) -> bool:
+    """Whether the run has got past its last failure: by steps after the one at which it failed or, where no steps are
+    known, by a later start."""
+    failure, progress = status.failure, status.progress
+    if failure is None or failure.at is None or status.phase is Phase.FAILED:
+        return False
+    if progress is None or progress.updated_at is None:
+        return status.running_since is not None and status.running_since > failure.at
+    return progress.updated_at > failure.at and progress.step > (failure.step or 0)
+
+
+def before_the_first_step(scene: Scene) -> str:
+    """What is told of a gang whose ranks run and of which no step is known yet; "" for any other."""
+    status = scene.job.status
+    since, progress = status.running_since, status.progress
+    if status.phase is not Phase.RUNNING or since is None:
+        return ""
+    if progress is not None and (progress.updated_at is None or progress.updated_at >= since):
+        return ""
+    told = f"waiting for the first step for {format_duration((scene.now - since).total_seconds())}"
+    if progress is not None:
+        return f"{told}; step {progress.step} was done before"
+    return f"{told}: imports, the model, its first batch; a script without a session reports none"
+
+
+def unsound(numerics: NumericsStatus) -> str:
+    """What followed steps whose numbers were not sound, and the newest of them."""
+    told = [f"{counted(numerics.skipped, 'update')} skipped"] if numerics.skipped else []
+    told += [counted(numerics.rollbacks, "rollback")] if numerics.rollbacks else []
+    return f"{', '.join(told)}; the last: {numerics.last}"
+
+
+def used_limits(scene: Scene) -> Iterator[tuple[Group, int, int | None]]:
+    """Of each limit of `restart` how many failures within its window there were, and how many restarts it allows."""
+    spec = effective_spec(scene.job.spec, scene.job.status.defaults)
+    for group, limit in spec.restart_limits.items():
+        yield group, used(scene.job.status.recent_failures, group, spec.restart_window, scene.now), limit
+
+
+def short(number: str) -> str:
+    """Six digits of a number that is told as text; other text as it is."""
+    try:
+        return f"{float(number):.6g}"
+    except ValueError:
+        return number
+
+
+def counted(number: int, what: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def pod_state(pod: PodView) -> str:
+    if pod.terminating:
+        return "Terminating"
+    if pod.exit_code:
+        return f"{pod.phase}, exit code {pod.exit_code}"
+    return pod.phase if pod.ready or pod.phase != "Running" else "Running, not ready"
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    return f"{format_duration(max(0.0, (now - moment).total_seconds()))} ago" if moment else ""

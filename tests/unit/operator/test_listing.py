@@ -1,0 +1,128 @@
+"""`muster jobs` and `muster queues` before an API server that is a handful of lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from muster.cli import tables
+from muster.cli.printing import Output
+from muster.cli.scene import NotThere
+from muster.cluster.errors import ApiError
+
+pytestmark = pytest.mark.unit
+
+JOBS = "/apis/muster.dev/v1alpha1"
+
+
+def job(name: str, namespace: str = "research", **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "namespace": namespace, "uid": name},
+        "spec": {"image": "i", "command": ["c"], "workers": {"replicas": 2}, "queue": "default", **spec},
+        "status": {"phase": "Running", "gpus": 4, "progress": {"step": 7, "totalSteps": 9}},
+    }
+
+
+class Server:
+    """Of the namespaces that there are, the user may see those in `mine`; of all where `mine` is None."""
+
+    def __init__(self, *jobs: dict[str, Any], mine: Iterable[str] | None = None) -> None:
+        self.jobs = jobs
+        self.mine = None if mine is None else set(mine)
+        self.credentials = type("Credentials", (), {"namespace": "research"})
+
+    async def get(self, path: str) -> dict[str, Any]:
+        name = path.rpartition("/")[2]
+        self._refuse_others(name)
+        if name not in ("research", "vision", "idle"):
+            raise ApiError(404, "NotFound", f"namespaces {name!r} not found")
+        return {}
+
+    async def list(self, path: str) -> list[dict[str, Any]]:
+        if path == "/api/v1/namespaces":
+            self._refuse_others("")
+            return [{"metadata": {"name": name}} for name in ("research", "vision", "idle")]
+        if path == f"{JOBS}/trainingqueues":
+            return [{"metadata": {"name": "default"}, "spec": {}}]
+        *_, scope, _ = path.split("/")
+        namespace = "" if scope == "v1alpha1" else scope
+        self._refuse_others(namespace)
+        return [one for one in self.jobs if namespace in ("", one["metadata"]["namespace"])]
+
+    def _refuse_others(self, namespace: str) -> None:
+        if self.mine is not None and namespace not in self.mine:
+            raise ApiError(403, "Forbidden", "the user may not")
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Any:
+    async def run(server: Server, namespace: str | None = None, queue: str | None = None, **more: Any) -> int:
+        @asynccontextmanager
+        async def connected(*_: Any) -> AsyncIterator[Server]:
+            yield server
+
+        monkeypatch.setattr(tables, "connected", connected)
+        output = more.get("output", Output.TABLE)
+        return await tables.jobs(namespace, queue, output, kubeconfig=None, context=None)
+
+    return run
+
+
+async def test_a_namespace_that_does_not_exist_is_told_with_the_one_that_was_meant(ask: Any) -> None:
+    with pytest.raises(NotThere, match=r"no namespace 'reserach'; did you mean 'research'\? There are: idle, research"):
+        await ask(Server(job("a")), "reserach")
+
+
+async def test_a_namespace_without_jobs_is_no_error(ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await ask(Server(job("a")), "idle") == 0
+    assert capsys.readouterr().out == "no TrainingJobs in namespace 'idle'\n"
+
+
+async def test_nothing_is_claimed_of_a_namespace_that_one_may_not_see(
+    ask: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Blind(Server):
+        async def get(self, path: str) -> dict[str, Any]:
+            raise ApiError(403, "Forbidden", "the user may not")
+
+    assert await ask(Blind(mine=["hidden"]), "hidden") == 0
+    assert capsys.readouterr().out == "no TrainingJobs in namespace 'hidden'\n"
+
+
+async def test_who_may_see_one_namespace_gets_its_jobs_and_is_told(
+    ask: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await ask(Server(job("mine"), job("theirs", "vision"), mine=["research"])) == 0
+    told = capsys.readouterr()
+    assert "mine" in told.out
+    assert "theirs" not in told.out
+    assert "these are those of 'research'" in told.err
+    with pytest.raises(ApiError, match="the user may not"):
+        await ask(Server(job("theirs", "vision"), mine=[]))
+
+
+async def test_a_job_that_this_version_cannot_read_hides_no_other(ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = job("odd", workers={"replicas": "many"})
+    assert await ask(Server(job("good"), odd)) == 0
+    told = capsys.readouterr()
+    assert "good" in told.out
+    assert "research/odd is left out: spec.workers.replicas" in told.err
+
+
+async def test_json_has_the_fields_of_the_api(ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [job("a"), job("elsewhere", queue="other")]
+    assert await ask(Server(*jobs), None, "default", output=Output.JSON) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["queue"], row["phase"], row["step"], row["totalSteps"]) == (
+        "a",
+        "default",
+        "Running",
+        7,
+        9,
+    )
+    with pytest.raises(NotThere, match="no TrainingQueue 'defualt'; did you mean 'default'"):
+        await ask(Server(*jobs), None, "defualt")
