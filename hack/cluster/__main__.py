@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -104,12 +104,19 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _env(arguments: argparse.Namespace) -> int:
     cluster = api.get(arguments.name)
-    for key, value in cluster.environment().items():
-        print(f"export {key}={shlex.quote(value)}")
-    # So that kubectl and helm are found by name.
-    for path in sorted({build.program(name).parent for name in ("kubectl", "helm") if build.program(name).exists()}):
-        print(f'export PATH={shlex.quote(str(path))}:"$PATH"')
+    programs = {build.program(name).parent for name in ("kubectl", "helm") if build.program(name).exists()}
+    print("\n".join(exports(cluster.environment(), sorted(programs), Path(sys.executable).parent)))
     return 0
+
+
+def exports(environment: Mapping[str, str], programs: Iterable[Path], python: Path) -> Iterator[str]:
+    """Lines for a shell: the environment, and PATH with the folders of kubectl and helm in front. The folder with
+    `muster` comes last: its python is not to hide the shell's own."""
+    for key, value in environment.items():
+        yield f"export {key}={shlex.quote(value)}"
+    for folder in programs:
+        yield f'export PATH={shlex.quote(str(folder))}:"$PATH"'
+    yield f'export PATH="$PATH":{shlex.quote(str(python))}'
 
 
 def _image_import(arguments: argparse.Namespace) -> int:
@@ -164,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     down = add("down", "take a cluster away; nothing of it stays", _down)
     down.add_argument("--all", action="store_true", help="every cluster of this user")
     add("status", "list clusters and their processes", _status)
-    add("env", "print shell exports: KUBECONFIG, S3 endpoint and credentials", _env)
+    add("env", "print shell exports: KUBECONFIG, PATH with kubectl and muster, S3 endpoint and credentials", _env)
     add("stop-node", "cut a node's power", _stop_node).add_argument("node")
     add("start-node", "power a stopped node on again", _start_node).add_argument("node")
     add("stop-apiserver", "stop kube-apiserver", _stop_apiserver)
