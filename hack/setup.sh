@@ -41,6 +41,9 @@ else
 fi
 
 started=$SECONDS
+if [ ! -d .venv ]; then
+    echo "muster: bringing the Python environment, with PyTorch, into .venv (once; some minutes where it must be fetched)"
+fi
 "$uv" sync --quiet --locked --python "$python" "$@"
 if ((SECONDS - started > 5)); then
     echo "muster: Python environment ready in .venv ($((SECONDS - started)) s)"

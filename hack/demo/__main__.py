@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from hack.cluster.errors import ClusterError
+from hack.cluster.progress import Progress
 from hack.demo import run, verify
 from hack.demo.bring_up import BUCKET, NAMESPACE, bring_up
 from hack.demo.kube import Kube, KubeError
@@ -34,7 +35,7 @@ def main() -> int:
         if options.install_only:
             _tell_next_steps(console, kube, "gpt")
             return 0
-        outcome = run.run(kube, console, NAMESPACE, BUCKET)
+        outcome = run.run(kube, console, Progress(), NAMESPACE, BUCKET)
         verdict = verify.judge(outcome.story)
         _tell(console, kube, outcome, verdict)
     except (ClusterError, KubeError) as error:
@@ -85,11 +86,12 @@ def _marks(story: verify.Story) -> Mapping[int, str]:
 def _next_steps(cluster: str, job: str) -> list[str]:
     flag = "" if cluster == "muster" else f" --name {cluster}"
     return [
-        f'eval "$(.venv/bin/python -m hack.cluster env{flag})"   # KUBECONFIG and S3 settings for this shell',
+        f'eval "$(.venv/bin/python -m hack.cluster env{flag})"   # kubectl, muster and S3 settings for this shell',
         "kubectl get trainingjobs -A        # short: kubectl get tj -A",
         f"kubectl describe tj -n {NAMESPACE} {job}",
         "kubectl explain trainingjob.spec",
-        f".venv/bin/muster status {job} -n {NAMESPACE}",
+        f"muster status {job} -n {NAMESPACE}",
+        f"muster explain {job} -n {NAMESPACE}",
         "docs/first-job.md                  # goes on from here: a run of your own",
         "make demo                          # again, in a few minutes: the cluster is still up",
         f".venv/bin/python -m hack.cluster down{flag}" if flag else "make cluster-down                  # ends it all",

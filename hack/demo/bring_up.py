@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hack import images
-from hack.cluster import api
+from hack.cluster import api, build
 from hack.cluster.errors import ClusterError
 from hack.cluster.progress import Progress
 from hack.demo import install
@@ -16,6 +16,8 @@ BUCKET = "models"
 def bring_up(name: str) -> Kube:
     """Cluster, images, chart, namespace, bucket. What is there already stays."""
     progress = Progress()
+    if not build.program("kube-apiserver").exists():
+        progress.say("the first time: Kubernetes is built from its sources, which takes up to 20 minutes on 2 cores")
     cluster = api.get(name) if name in api.names() and _is_ready(name) else api.up(api.Options(name=name), progress)
     if not cluster.nodes:
         raise ClusterError(

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from hack.cluster.progress import Progress
 from hack.demo import install, strike, watch
 from hack.demo.kube import Json, Kube, KubeError
 from hack.demo.screen import Screen
@@ -48,7 +49,7 @@ class Observed:
     resumed_from: int | None = None
 
 
-def run(kube: Kube, console: Console, namespace: str, bucket: str) -> Outcome:
+def run(kube: Kube, console: Console, progress: Progress, namespace: str, bucket: str) -> Outcome:
     """Applies both jobs, kills worker 1 of one of them half way, and waits for both ends.
 
     Raises KubeError when they don't end within TIMEOUT_S seconds, or one fails for good.
@@ -56,7 +57,7 @@ def run(kube: Kube, console: Console, namespace: str, bucket: str) -> Outcome:
     example = yaml.safe_load(EXAMPLE.read_text())
     job, reference = (_named(example, name, namespace, bucket) for name in ("gpt", "gpt-undisturbed"))
     for document in (job, reference):
-        _start_anew(kube, document)
+        _start_anew(kube, document, progress)
     observed = Observed()
     with Screen(console) as screen:
         screen.note("applied two TrainingJobs: gpt will lose a worker half way, gpt-undisturbed will not")
@@ -89,11 +90,13 @@ def _uri(document: Json) -> tuple[str, str]:
     return bucket, prefix
 
 
-def _start_anew(kube: Kube, document: Json) -> None:
+def _start_anew(kube: Kube, document: Json, progress: Progress) -> None:
     """Removes what an earlier demo left of the job, its checkpoints too, and applies it."""
     name, namespace = document["metadata"]["name"], document["metadata"]["namespace"]
-    kube.kubectl("delete", "trainingjob", name, "-n", namespace, "--ignore-not-found", "--timeout=150s", timeout_s=180)
-    kube.wait(f"the end of {name}'s old pods", lambda: not kube.pods(namespace, name), 150)
+    if kube.job(namespace, name) is not None:
+        with progress.part(f"remove {namespace}/{name} of an earlier demo"):
+            kube.kubectl("delete", "trainingjob", name, "-n", namespace, "--timeout=150s", timeout_s=180)
+            kube.wait(f"the end of {name}'s old pods", lambda: not kube.pods(namespace, name), 150)
     bucket, prefix = _uri(document)
     install.empty(kube, bucket, f"{prefix}/")
     kube.apply(document)
