@@ -25,13 +25,14 @@ from hack.chaos.stage import Stage
 from hack.cluster import api
 from hack.cluster.errors import ClusterError
 from hack.demo.kube import Kube, KubeError
+from muster_protocol.spelling import there_are
 
 SEEDS = (1, 2, 3, 4, 5)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hack.chaos", description="Faults, and what they cost a run.")
-    parser.add_argument("--row", action="append", choices=[*ROWS], metavar="ROW", help="a row, or several (all)")
+    parser.add_argument("--row", action="append", type=row_named, metavar="ROW", help="a row, or several (all)")
     parser.add_argument("--seed", action="append", type=int, help="a seed, or several (1 to 5)")
     parser.add_argument("--fresh", action="store_true", help="runs with other images than this checkout's don't count")
     parser.add_argument("--again", action="store_true", help="play runs that are on record, too")
@@ -55,6 +56,13 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where it was", file=sys.stderr)
         return 130
+
+
+def row_named(name: str) -> str:
+    """For argparse."""
+    if name not in ROWS:
+        raise argparse.ArgumentTypeError(f"there is no row {name!r}; {there_are(name, ROWS)}. --list describes them")
+    return name
 
 
 def _list() -> None:

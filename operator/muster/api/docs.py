@@ -7,8 +7,8 @@ from enum import Enum
 from typing import Any, Final
 
 from muster.api import examples
+from muster.api.builtin import BUILT_IN
 from muster.api.crd import Kind, Schema, attribute_docs, custom_resource_definition
-from muster.api.effective import BUILT_IN
 from muster.api.names import ConditionType, EventReason, Phase, QueueConditionType, Reason, TopologyConditionType
 from muster.scheduling.plan import MoveReason, WaitReason
 

@@ -304,7 +304,11 @@ def simulate(
 
 @app.command()
 def crds() -> None:
-    """Print the CRDs, for `kubectl apply -f -`."""
+    """Print the CRDs, for `kubectl apply -f -`.
+
+    \b
+      muster crds | kubectl apply --server-side -f -
+    """
     from muster.api.crd import custom_resource_definition
     from muster.api.generate import to_yaml
     from muster.api.kinds import KINDS

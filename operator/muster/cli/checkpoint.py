@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,6 +16,7 @@ import typer
 
 from muster.cli import checkpoint_tables as tables
 from muster.cli.printing import Output, note, print_json
+from muster.sizing.prices import catalogue
 from muster_protocol.checkpoints.chain import Found, read_manifest
 from muster_protocol.checkpoints.copy import copy
 from muster_protocol.checkpoints.differences import differences
@@ -37,8 +39,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-GB_MONTH: Final = 0.023
-"""Dollars: the list price of S3 Standard in us-east-1, first 50 TB, since December 2016 (aws.amazon.com/s3/pricing)."""
+LIST_REGION: Final = "aws/us-east-1"
+"""Whose list price a gigabyte is reckoned at where no other is given."""
 
 
 Uri = Annotated[str, typer.Argument(metavar="URI", help="s3://BUCKET/PREFIX or file:///FOLDER.")]
@@ -58,7 +60,11 @@ def list_(
     endpoint: Endpoint = None,
     output: As = Output.TABLE,
 ) -> None:
-    """List the committed checkpoints, newest first, and what keeps each."""
+    """List the committed checkpoints, newest first, and what keeps each.
+
+    \b
+      muster checkpoint ls s3://models/llama-8b
+    """
     with _explained(), _opened(uri, endpoint) as store:
         inventory = take(store, unfinished=everything)
         rows = tables.listing(inventory, time.time(), everything=everything)
@@ -70,7 +76,11 @@ def list_(
 
 @app.command()
 def show(uri: UriAtStep, endpoint: Endpoint = None, output: As = Output.TABLE) -> None:
-    """Show one checkpoint: where it comes from, its metrics, files and tensors."""
+    """Show one checkpoint: where it comes from, its metrics, files and tensors.
+
+    \b
+      muster checkpoint show s3://models/llama-8b@1200
+    """
     with _explained(), _chosen(uri, endpoint) as (store, inventory, checkpoint):
         found = read_manifest(store, checkpoint.key, checkpoint.sha256)
         facts = tables.facts(inventory, checkpoint, found, time.time())
@@ -87,7 +97,11 @@ def verify(
     endpoint: Endpoint = None,
     output: As = Output.TABLE,
 ) -> None:
-    """Read every byte and check it: exit code 1 when something is missing or isn't what was saved."""
+    """Read every byte and check it: exit code 1 when something is missing or isn't what was saved.
+
+    \b
+      muster checkpoint verify s3://models/llama-8b --all
+    """
     with _explained(), _chosen(uri, endpoint) as (store, inventory, checkpoint):
         results: list[dict[str, Any]] = [
             {"step": None, "key": each.key, "bytes": 0, "troubles": [each.reason]}
@@ -113,7 +127,11 @@ def diff(
     endpoint: Endpoint = None,
     output: As = Output.TABLE,
 ) -> None:
-    """Compare two checkpoints' tensors: added, removed, reshaped, and how many bytes have changed."""
+    """Compare two checkpoints' tensors: added, removed, reshaped, and how many bytes have changed.
+
+    \b
+      muster checkpoint diff s3://models/llama-8b@1000 @1200
+    """
     if after.startswith("@"):
         after = before.rpartition("@")[0] + after if "@" in before else before + after
     with (
@@ -141,7 +159,12 @@ def keep(
     let_go: Annotated[bool, typer.Option("--release", help="Take the tag away again.")] = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Tag a checkpoint, so that no retention and no prune deletes it until it is released."""
+    """Tag a checkpoint, so that no retention and no prune deletes it until it is released.
+
+    \b
+      muster checkpoint keep s3://models/llama-8b@1200 --name paper
+      muster checkpoint keep s3://models/llama-8b --name paper --release
+    """
     with _explained():
         if let_go:
             parsed, step = parse_uri_at_step(uri)
@@ -170,7 +193,12 @@ def prune(
         str | None,
         typer.Option(metavar="METRIC[:min|max[:COUNT]]", help="Keep the best by a metric.", show_default=False),
     ] = None,
-    price: Annotated[float, typer.Option(help="Dollars for a GB and month; S3 Standard, us-east-1.", min=0)] = GB_MONTH,
+    price: Annotated[
+        float | None,
+        typer.Option(
+            help=f"Dollars for a GB and month; else the list price of {LIST_REGION}.", min=0, show_default=False
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go; the default.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it.")] = False,
     endpoint: Endpoint = None,
@@ -180,6 +208,9 @@ def prune(
 
     Without a rule every committed checkpoint stays. The committed one, its two ancestors, tags, and what somebody
     reads always stay. A job prunes by its own spec.checkpoint.retention.
+
+    \b
+      muster checkpoint prune s3://models/llama-8b --last 3 --best loss:min --yes
     """
     if dry_run and yes:
         _fail("--dry-run and --yes contradict each other; give one of them")
@@ -191,7 +222,7 @@ def prune(
                 _fail(wrong)
             planned = plan(inventory, rules, time.time())
             outcome = carry_out(store, planned, time.time) if yes else None
-        report = tables.pruning(planned, outcome, price)
+        report = tables.pruning(planned, outcome, _list_price() if price is None else price)
         if output is Output.JSON:
             print_json(report)
         else:
@@ -206,7 +237,11 @@ def export_(
     shard_size: Annotated[int, typer.Option(help="Bytes in one file at most.", min=1)] = SHARD_BYTES,
     endpoint: Endpoint = None,
 ) -> None:
-    """Write a model as safetensors, in the layout of Hugging Face's hub."""
+    """Write a model as safetensors, in the layout of Hugging Face's hub.
+
+    \b
+      muster checkpoint export s3://models/llama-8b ./llama-8b
+    """
     where = target if "://" in target else Path(target).absolute().as_uri()
     with (
         _explained(),
@@ -229,7 +264,11 @@ def import_(
     name: Annotated[str, typer.Option("--object", help="As which tracked object.")] = "model",
     endpoint: Endpoint = None,
 ) -> None:
-    """Make a checkpoint of a model in the layout of Hugging Face's hub, as a new run that has it committed."""
+    """Make a checkpoint of a model in the layout of Hugging Face's hub, as a new run that has it committed.
+
+    \b
+      muster checkpoint import ./llama-8b s3://models/llama-8b-tuned
+    """
     where = folder if "://" in folder else Path(folder).absolute().as_uri()
     with _explained(), _opened(where, endpoint) as store, _opened(target, endpoint) as there:
         size = import_model(store, there, name)
@@ -246,7 +285,11 @@ def cp(
         str | None, typer.Option(help="URL of the target's S3 server; else the same.", show_default=False)
     ] = None,
 ) -> None:
-    """Copy one checkpoint to another prefix or store, as a new run that has it committed."""
+    """Copy one checkpoint to another prefix or store, as a new run that has it committed.
+
+    \b
+      muster checkpoint cp s3://models/llama-8b@1200 s3://archive/llama-8b
+    """
     with (
         _explained(),
         _chosen(uri, endpoint) as (store, _, checkpoint),
@@ -301,6 +344,13 @@ def _explained() -> Iterator[None]:
         _fail(str(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def _list_price() -> float:
+    """Dollars for a gigabyte and month, as `muster prices list` has it."""
+    found = catalogue(region=LIST_REGION).storage(datetime.now(timezone.utc))
+    assert found is not None, f"the public list prices have no storage in {LIST_REGION}"
+    return float(found.amount)
 
 
 def _me(what: str) -> str:

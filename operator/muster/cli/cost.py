@@ -81,7 +81,12 @@ def report_(
     list_prices: ListPrices = True,
     cluster: Annotated[str, typer.Option(help="Its name: FOCUS's billing account, and on the page.")] = "cluster",
 ) -> None:
-    """A chargeback from the history, or from exported rows. What goes on is counted until now."""
+    """A chargeback from the history, or from exported rows. What goes on is counted until now.
+
+    \b
+      muster cost report --database postgresql://USER:PASSWORD@HOST/NAME --by queue,user
+      muster cost report --intervals october.jsonl --month 2026-10 --format focus
+    """
     if (database is None) == (not intervals):
         _fail("give either --intervals FILE or --database URL")
     charged = _catalogue(prices, region, list_prices)
@@ -162,7 +167,11 @@ def list_(
     list_prices: ListPrices = True,
     as_json: Annotated[bool, typer.Option("--json", help="JSON in place of a table.")] = False,
 ) -> None:
-    """The prices that hold today, and where each comes from."""
+    """The prices that hold today, and where each comes from.
+
+    \b
+      muster prices list --region aws/us-east-1
+    """
     found, now = _catalogue(prices, region, list_prices), datetime.now(timezone.utc)
     known = found.known(now)
     if as_json:
@@ -182,6 +191,22 @@ def list_(
             table.add_row(name, "", f"{other.amount:f}", other.region, as_of, other.source)
     console = Console()
     print_plainly(console if console.is_terminal else Console(width=_PIPED), table)
+    if told := _whose(found, region):
+        typer.echo(told)
+
+
+def _whose(found: Catalogue, asked: str) -> str:
+    """Why it is this region's prices that hold, in a sentence; "" where prices have no regions."""
+    if found.region in found.regions:
+        return f"Prices of region {found.region}, as {'--region' if asked else 'the price file'} says"
+    lists = found.layers[-1].region if found.layers and not found.region else ""
+    others = ", ".join(sorted(found.regions - {lists}))
+    if not lists or not others:
+        return ""
+    return (
+        f"No region is chosen, so list prices are those of {lists}: it lists the most GPU types on demand and as spot. "
+        f"--region, or region: in a price file, takes another: {others}"
+    )
 
 
 @prices_app.command("check")
@@ -189,7 +214,11 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A price file, or the chart's values.")],
     region: Region = "",
 ) -> None:
-    """Whether a price file is right, before the operator gets it. Exits with 1 when something in it is not."""
+    """Whether a price file is right, before the operator gets it. Exits with 1 when something in it is not.
+
+    \b
+      muster prices check values.yaml
+    """
     given = _read(file)
     found = given.catalogue(region, True)
     for problem in found.problems:

@@ -13,8 +13,6 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -25,12 +23,12 @@ from kubernetes.aio.client.rest import RESTClientObject
 from muster import __version__
 from muster.api.names import FIELD_MANAGER
 from muster.cluster import faults
+from muster.cluster.answers import Answer, Object, WatchEvent, document_of, error_of, event_of, lines_of
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
 
-__all__ = ["Api", "ApiError", "ApiUnreachable", "LeadershipLost", "WatchEvent"]
+__all__ = ["Api", "ApiError", "ApiUnreachable", "LeadershipLost"]
 
-Object = dict[str, Any]
 Observe = Callable[[str, int, float], None]
 """Told of every call: (verb, status code or 0 without an answer, seconds)."""
 
@@ -42,21 +40,6 @@ CONNECT_TIMEOUT: Final = 5.0
 _JSON: Final = "application/json"
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _MERGE: Final = "application/merge-patch+json"
-
-
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
-    """`type` is ADDED, MODIFIED, DELETED or BOOKMARK."""
-
-    type: str
-    object: Object
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    body: bytes
-    reason: str
 
 
 class Api:
@@ -94,7 +77,7 @@ class Api:
 
     async def get(self, path: str, **parameters: str) -> Object:
         """One object, or any other JSON document."""
-        return _document(await self._read(path, parameters))
+        return document_of(await self._read(path, parameters))
 
     async def pages(
         self, path: str, parameters: Mapping[str, str] | None = None, *, limit: int = PAGE, metadata_only: bool = False
@@ -105,7 +88,7 @@ class Api:
         """
         query = {**(parameters or {}), "limit": str(limit)}
         while True:
-            page = _document(await self._read(path, query, accept=_METADATA_ONLY if metadata_only else _JSON))
+            page = document_of(await self._read(path, query, accept=_METADATA_ONLY if metadata_only else _JSON))
             yield page
             follows = (page.get("metadata") or {}).get("continue")
             if not follows:
@@ -140,9 +123,9 @@ class Api:
             async with self._open("GET", path, query, timeout=timeout) as answer:
                 code = answer.status
                 if answer.status >= 400:
-                    raise _error(_Answer(answer.status, await answer.read(), answer.reason or ""))
-                async for line in _lines(answer.content):
-                    yield _event(line)
+                    raise error_of(Answer(answer.status, await answer.read(), answer.reason or ""))
+                async for line in lines_of(answer.content):
+                    yield event_of(line)
         except TimeoutError as error:
             raise ApiUnreachable(f"watch of {path} was silent past its end after {seconds} s") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -165,7 +148,7 @@ class Api:
         try:
             async with self._open("GET", path, query, timeout=timeout) as answer:
                 if answer.status >= 400:
-                    raise _error(_Answer(answer.status, await answer.read(), answer.reason or ""))
+                    raise error_of(Answer(answer.status, await answer.read(), answer.reason or ""))
                 rest = b""
                 async for chunk in answer.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
@@ -181,11 +164,11 @@ class Api:
     async def create(self, path: str, body: Object, *, dry_run: bool = False) -> Object:
         """POST to a collection. 409 AlreadyExists is an ApiError."""
         parameters = {"fieldManager": FIELD_MANAGER} | _dry(dry_run)
-        return _document(await self._write("POST", path, body, "create", parameters, fault=not dry_run))
+        return document_of(await self._write("POST", path, body, "create", parameters, fault=not dry_run))
 
     async def replace(self, path: str, body: Object) -> Object:
         """PUT; 409 Conflict when the body's resourceVersion is not the newest."""
-        return _document(await self._write("PUT", path, body, "update", {"fieldManager": FIELD_MANAGER}))
+        return document_of(await self._write("PUT", path, body, "update", {"fieldManager": FIELD_MANAGER}))
 
     async def update_status(self, path: str, body: Object) -> Object:
         """PUT to the object's status subresource; `path` is the object's."""
@@ -193,7 +176,7 @@ class Api:
 
     async def merge_patch(self, path: str, patch: Object) -> Object:
         """JSON merge patch: lists are replaced whole."""
-        return _document(
+        return document_of(
             await self._write("PATCH", path, patch, "patch", {"fieldManager": FIELD_MANAGER}, content_type=_MERGE)
         )
 
@@ -206,7 +189,7 @@ class Api:
             options["gracePeriodSeconds"] = grace
         if propagation:
             options["propagationPolicy"] = propagation
-        return _document(await self._write("DELETE", path, options, "delete", {}))
+        return document_of(await self._write("DELETE", path, options, "delete", {}))
 
     async def proxy(
         self,
@@ -232,7 +215,7 @@ class Api:
 
     # -- transport -------------------------------------------------------------------------------------------------
 
-    async def _read(self, path: str, parameters: Mapping[str, str], *, accept: str = _JSON) -> _Answer:
+    async def _read(self, path: str, parameters: Mapping[str, str], *, accept: str = _JSON) -> Answer:
         for attempt in range(READ_TRIES):
             try:
                 return await self._call("GET", path, parameters, None, {"Accept": accept})
@@ -252,7 +235,7 @@ class Api:
         *,
         content_type: str = _JSON,
         fault: bool = True,
-    ) -> _Answer:
+    ) -> Answer:
         self.guard()
         kind = f"{verb}-{_resource(path, verb)}"
         number = faults.before_write(kind, path) if fault else 0
@@ -272,7 +255,7 @@ class Api:
         *,
         timeout: float | None = None,
         fenced: bool = False,
-    ) -> _Answer:
+    ) -> Answer:
         limit = aiohttp.ClientTimeout(total=timeout or self.timeout, sock_connect=CONNECT_TIMEOUT)
         for attempt in (0, 1):
             configuration = self.credentials.configuration
@@ -280,7 +263,7 @@ class Api:
             try:
                 async with self._open(method, path, parameters, limit, body, headers, fenced) as response:
                     code = response.status
-                    answer = _Answer(code, await response.read(), response.reason or "")
+                    answer = Answer(code, await response.read(), response.reason or "")
             except TimeoutError as error:
                 raise ApiUnreachable(f"{method} {path}: no answer from {self.credentials.server} in time") from error
             except (aiohttp.ClientError, OSError) as error:
@@ -366,47 +349,6 @@ _closing: set[asyncio.Future[None]] = set()
 
 def _dry(dry_run: bool) -> dict[str, str]:
     return {"dryRun": "All"} if dry_run else {}
-
-
-def _document(answer: _Answer) -> Object:
-    if answer.status >= 400:
-        raise _error(answer)
-    document: Object = json.loads(answer.body)
-    return document
-
-
-def _error(answer: _Answer) -> ApiError:
-    with suppress(ValueError):
-        document = json.loads(answer.body)
-        if isinstance(document, dict):
-            return ApiError.from_status(answer.status, document)
-    text = answer.body[:500].decode(errors="replace").strip()
-    return ApiError(answer.status, answer.reason.replace(" ", ""), text or f"the API server answered {answer.status}")
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines of any length; aiohttp's own reader has a limit, and an object may be larger."""
-    rest: list[bytes] = []
-    async for chunk in content.iter_any():
-        *whole, tail = chunk.split(b"\n")
-        for line in whole:
-            joined = b"".join([*rest, line])
-            rest.clear()
-            if joined:
-                yield joined
-        if tail:
-            rest.append(tail)
-
-
-def _event(line: bytes) -> WatchEvent:
-    try:
-        event = json.loads(line)
-        kind, found = event["type"], event["object"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ApiUnreachable(f"the watch sent what is no event: {line[:100]!r}") from error
-    if kind == "ERROR":
-        raise ApiError.from_status(500, found)
-    return WatchEvent(kind, found)
 
 
 def _resource(path: str, verb: str) -> str:

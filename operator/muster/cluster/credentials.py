@@ -15,6 +15,8 @@ from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import incluster_config
 
+from muster_protocol.spelling import there_are
+
 DEFAULT_KUBECONFIG: Final = Path("~/.kube/config")
 
 MEND: Final = "give --kubeconfig FILE, or set KUBECONFIG"
@@ -54,7 +56,7 @@ class Credentials:
                 incluster_config.load_incluster_config(client_configuration=fresh)
                 self.source = "the pod's service account"
             else:
-                _check(path)
+                _check(path, self.context)
                 loader = await config.load_kube_config(
                     config_file=str(path),
                     context=self.context or None,
@@ -112,11 +114,21 @@ class Credentials:
         }
 
 
-def _check(path: Path) -> None:
-    """Raise ValueError for a file of which the client library could only say that it fails on it."""
+def _check(path: Path, context: str) -> None:
+    """Raise ValueError for what the client library could only say of that it fails on it: a file that is none, or a
+    context that there is not."""
+    documents = []
     for part in map(Path, str(path).split(os.pathsep)):
-        if part.exists() and not isinstance(yaml.safe_load(part.read_text()), dict):
-            raise ValueError(f"{part} is no kubeconfig, which begins with `apiVersion: v1` and `kind: Config`")
+        if part.exists():
+            documents.append(yaml.safe_load(part.read_text()))
+            if not isinstance(documents[-1], dict):
+                raise ValueError(f"{part} is no kubeconfig, which begins with `apiVersion: v1` and `kind: Config`")
+    current = next((document["current-context"] for document in documents if document.get("current-context")), "")
+    names = [one["name"] for document in documents for one in document.get("contexts") or ()]
+    if not context and not current:
+        raise ValueError(f"it names no current-context; give --context, {there_are('', names)}")
+    if (context or current) not in names:
+        raise ValueError(f"there is no context {context or current!r}; {there_are(context or current, names)}")
 
 
 def _scheme(token: str) -> str:

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from muster.cluster.client import Api, WatchEvent
+from muster.cluster.answers import WatchEvent
+from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable
 
 Object = Mapping[str, Any]

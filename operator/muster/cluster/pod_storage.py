@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from muster.api.effective import AUTO, EffectiveCheckpoint
+from muster.api.builtin import AUTO
+from muster.api.effective import EffectiveCheckpoint
 from muster.api.jobparts import CapacityKind
 from muster_protocol import env
 

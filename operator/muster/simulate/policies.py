@@ -12,6 +12,7 @@ from muster.simulate.engine import Policy
 from muster.simulate.errors import SimulationError
 from muster.simulate.planned import Planned
 from muster.simulate.workload import Workload
+from muster_protocol.spelling import there_are
 
 NAMES: Final = {
     "fifo": "strictly by priority and submission; the first that does not fit stops all behind it",
@@ -43,7 +44,7 @@ def policy_named(name: str, workload: Workload) -> Policy:
         off = name.removeprefix(WITHOUT).split("-no-") if name != "muster" else []
         unknown = [part for part in off if part not in parts()]
         if unknown:
-            raise SimulationError(f"Muster has no part {unknown[0]!r} to leave out; there are {', '.join(parts())}")
+            raise SimulationError(f"Muster has no part {unknown[0]!r} to leave out; {there_are(unknown[0], parts())}")
         switches = replace(DEFAULT, **dict.fromkeys(off, False))
         return Planned(name, workload, queue_shares(workload.cluster, workload.trace.queues), switches)
-    raise SimulationError(f"there is no policy {name!r}; choose from {', '.join(NAMES)}, or {WITHOUT}PART")
+    raise SimulationError(f"there is no policy {name!r}; {there_are(name, NAMES)}, and {WITHOUT}PART")

@@ -27,6 +27,7 @@ import numpy as np
 
 from muster.scheduling.snapshot import FOREVER, Index, Mask, Seconds
 from muster.simulate.errors import SimulationError
+from muster_protocol.spelling import nearest
 
 REQUIRED: Final = ("submit", "gpus", "duration", "queue")
 OPTIONAL: Final = ("priority", "user", "limit", "preemptible", "gpu_type", "capacity", "topology")
@@ -113,16 +114,20 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
         raise SimulationError(f"{path} is empty; its first line must name {', '.join(REQUIRED)}")
     if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
         raise SimulationError(f"{path} must separate its columns by commas, not by semicolons or tabs")
+    known = REQUIRED + OPTIONAL
     missing = [name for name in REQUIRED if name not in header]
+    unknown = [name for name in header if name not in known]
     if missing:
+        meant = nearest(missing[0], unknown)
         raise SimulationError(
-            f"{path} has no column {', '.join(missing)}; its first line must name {', '.join(REQUIRED)} "
-            f"and may name {', '.join(OPTIONAL)}"
+            f"{path} has no column {', '.join(missing)}{f' (is {meant!r} meant to be it?)' if meant else ''}; "
+            f"its first line must name {', '.join(REQUIRED)} and may name {', '.join(OPTIONAL)}"
         )
-    unknown = [name for name in header if name not in REQUIRED + OPTIONAL]
     if unknown:
+        meant = nearest(unknown[0], known)
         raise SimulationError(
-            f"{path} has unknown columns {', '.join(unknown)}; known: {', '.join(REQUIRED + OPTIONAL)}"
+            f"{path} has unknown columns {', '.join(unknown)}; {f'did you mean {meant!r}? K' if meant else 'k'}nown: "
+            f"{', '.join(known)}"
         )
     queues, users = _Names(), _Names()
     kinds: dict[tuple[str, str, str], int] = {}

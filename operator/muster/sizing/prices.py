@@ -7,7 +7,7 @@ a layer the chosen region goes before prices without one, and of those that hold
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from functools import cached_property
@@ -22,6 +22,7 @@ from muster.sizing.price_file import (
     PriceFile,
     list_prices,
 )
+from muster_protocol.spelling import there_are
 
 NO_CURRENCY: Final = "XXX"
 """ISO 4217's word for none: of flat prices whose currency nobody told."""
@@ -91,6 +92,11 @@ class Catalogue:
                 return max(held, key=lambda price: price.start or date.min)
         return None
 
+    @property
+    def regions(self) -> frozenset[str]:
+        """The regions that any price is for."""
+        return frozenset(price.region for layer in self.layers for _, price in _keyed(layer)) - {""}
+
     @cached_property
     def _by_key(self) -> dict[Key, list[list[Price]]]:
         """The prices that may hold, in groups, the strongest group first."""
@@ -150,11 +156,11 @@ def catalogue(
         layers.append(own)
     if defaults and money == DOLLAR:
         layers.append(list_prices())
-    regions = {price.region for layer in layers for _, price in _keyed(layer)} - {""}
     chosen = region or (own.region if own is not None else "")
-    if chosen and chosen not in regions:
-        problems.append(f"no price is for region {chosen!r}; there are: {', '.join(sorted(regions)) or 'none'}")
-    return Catalogue(money, chosen, tuple(layers), tuple(problems))
+    found = Catalogue(money, chosen, tuple(layers))
+    if chosen and chosen not in found.regions:
+        problems.append(f"no price is for region {chosen!r}; {there_are(chosen, found.regions)}")
+    return replace(found, problems=tuple(problems))
 
 
 def _flat(flat: Mapping[str, float | Decimal]) -> tuple[PriceFile, list[str]]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from muster.api.effective import BUILT_IN, EffectiveSpec, effective_spec
+from muster.api.builtin import BUILT_IN
+from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.jobparts import TopologyMode
 from muster.api.trainingjob import Load, Strategy, TrainingJobSpec
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from muster.api import generate, names
+from muster.api.builtin import BUILT_IN
 from muster.api.crd import CATEGORY, attribute_docs, custom_resource_definition
-from muster.api.effective import BUILT_IN
 from muster.api.kinds import KINDS, TRAINING_JOB
 from muster.scheduling.plan import MoveReason, WaitReason
 

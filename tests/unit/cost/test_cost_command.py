@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from muster.api.terms import Usage
 from muster.cli.app import app
 from muster.controllers.terms import spend
+from muster.sizing.price_file import list_prices
 from muster.sizing.prices import catalogue
 from muster.telemetry.cost.chargeback import Report, notes, report
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
@@ -229,4 +230,28 @@ def test_prices_check_tells_what_is_wrong_in_a_file_and_in_values(tmp_path: Path
 def test_prices_list_shows_what_holds_and_whence() -> None:
     lines = run("prices", "list", "--region", "aws/us-east-1").stdout.splitlines()
     assert any(line.split()[:3] == ["H100", "on-demand", "6.88"] for line in lines)
+    assert lines[-1] == "Prices of region aws/us-east-1, as --region says"
     assert json.loads(run("prices", "list", "--json").stdout)["currency"] == "USD"
+
+
+def test_prices_list_says_why_these_and_names_the_other_regions() -> None:
+    told = run("prices", "list").stdout.splitlines()[-1]
+    assert told.startswith("No region is chosen, so list prices are those of coreweave: it lists the most GPU types")
+    assert "takes another: aws/us-east-1, azure/eastus" in told
+    wrong = run("prices", "list", "--region", "aws/us-esat-1")
+    assert "no price is for region 'aws/us-esat-1'; did you mean 'aws/us-east-1'?" in wrong.stderr
+    assert "Prices of region" not in wrong.stdout
+    assert "No region" not in wrong.stdout
+
+
+def test_that_the_list_prices_name_the_most_gpu_types_there_is_so() -> None:
+    prices = list_prices()
+
+    def types(region: str) -> int:
+        kinds = [
+            {price.gpu for price in prices.gpus if (price.region, price.capacity) == (region, kind)}
+            for kind in ("on-demand", "spot")
+        ]
+        return len(kinds[0] & kinds[1])
+
+    assert types(prices.region) == max(types(region) for region in {price.region for price in prices.gpus})

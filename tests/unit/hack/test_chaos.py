@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from hack.chaos import journal, results, rows, table
+from hack.chaos.__main__ import row_named
 from hack.chaos.journal import Line
 from hack.chaos.measure import Losses, Recovery, compare, recovery, training
 from hack.chaos.results import Outcome, Result, Target, misses
@@ -204,3 +206,9 @@ def test_the_page_shows_what_is_on_record() -> None:
 def test_the_fault_of_a_row_comes_before_its_job_ends_and_the_reference_is_as_long() -> None:
     for row in ROWS.values():
         assert row.steps.stop < row.recipe.steps <= REFERENCE_STEPS
+
+
+def test_a_row_that_is_not_there_is_answered_with_the_one_that_was_meant() -> None:
+    assert row_named("rank-sigkill") == "rank-sigkill"
+    with pytest.raises(argparse.ArgumentTypeError, match="no row 'rank-sigkil'; did you mean 'rank-sigkill'"):
+        row_named("rank-sigkil")

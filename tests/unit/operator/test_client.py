@@ -376,8 +376,11 @@ async def test_a_missing_or_broken_kubeconfig_is_said_in_one_sentence(
     with pytest.raises(CredentialsError, match="words is no kubeconfig"):
         await Credentials(tmp_path / "words").load()
     path = kubeconfig(tmp_path, 1)
-    with pytest.raises(CredentialsError, match="nowhere"):
+    with pytest.raises(CredentialsError, match="there is no context 'nowhere'; there are: x; give"):
         await Credentials(path, "nowhere").load()
+    path.write_text(path.read_text().replace("current-context: x", "current-context: ''"))
+    with pytest.raises(CredentialsError, match="it names no current-context; give --context, there are: x"):
+        await Credentials(path).load()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     with pytest.raises(CredentialsError, match="KUBECONFIG names"):
         await Credentials().load()

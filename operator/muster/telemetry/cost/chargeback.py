@@ -14,6 +14,7 @@ from muster.sizing.money import GB, HOUR, MONTH, apportioned, rounded
 from muster.telemetry.cost.intervals import JobFacts
 from muster.telemetry.cost.ledger import UNTOLD, USEFUL, WASTE, Charge, Kind, Ledger
 from muster.telemetry.cost.periods import month, month_of, next_month, seconds
+from muster_protocol.spelling import there_are
 
 IDLE: Final = "(idle)"
 """Stands where a job's queue, user or project would, for GPUs that no job held."""
@@ -98,7 +99,7 @@ def report(ledger: Ledger, jobs: Iterable[JobFacts], by: Sequence[str] = ("queue
     """
     for name in by:
         if name not in GROUPS and not (name.startswith(LABEL) and len(name) > len(LABEL)):
-            raise UnknownGroup(f"nothing is grouped by {name!r}; there are {', '.join(GROUPS)} and label:KEY")
+            raise UnknownGroup(f"nothing is grouped by {name!r}; {there_are(name, GROUPS)}, and label:KEY")
     facts = {job.uid: job for job in jobs}
     groups = defaultdict[tuple[str, ...], list[Charge]](list)
     for charge in ledger.charges:

@@ -1,0 +1,42 @@
+"""What `--help` of each command says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from muster.cli.app import app
+
+pytestmark = pytest.mark.unit
+
+WIDTH = 80
+
+
+def commands(group: typer.core.TyperGroup, *path: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, typer.core.TyperGroup):
+            yield from commands(command, *path, name)
+        else:
+            yield *path, name
+
+
+GROUP = typer.main.get_group(app)
+EVERY = [*commands(GROUP)]
+
+
+@pytest.mark.parametrize("path", EVERY, ids=" ".join)
+def test_every_command_says_what_it_does_and_shows_a_call(path: tuple[str, ...]) -> None:
+    told = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": str(WIDTH)}).output
+    lines = told.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    if path not in {("version",)}:
+        assert any(line.startswith(f"    muster {' '.join(path)}") for line in lines), told
+
+
+def test_the_list_of_commands_cuts_no_sentence_off() -> None:
+    told = CliRunner().invoke(app, ["--help"], env={"COLUMNS": str(WIDTH)}).output
+    assert "..." not in told
+    assert "Exit codes: 0 done" in told
