@@ -76,7 +76,7 @@ def list_(
 
 @app.command()
 def show(uri: UriAtStep, endpoint: Endpoint = None, output: As = Output.TABLE) -> None:
-    """Show one checkpoint: where it comes from, its metrics, files and tensors.
+    """Show one checkpoint: its origin, metrics, files and tensors.
 
     \b
       muster checkpoint show s3://models/llama-8b@1200
@@ -97,7 +97,9 @@ def verify(
     endpoint: Endpoint = None,
     output: As = Output.TABLE,
 ) -> None:
-    """Read every byte and check it: exit code 1 when something is missing or isn't what was saved.
+    """Read every byte and check it.
+
+    Ends with 1 when something is missing or isn't what was saved.
 
     \b
       muster checkpoint verify s3://models/llama-8b --all
@@ -127,7 +129,9 @@ def diff(
     endpoint: Endpoint = None,
     output: As = Output.TABLE,
 ) -> None:
-    """Compare two checkpoints' tensors: added, removed, reshaped, and how many bytes have changed.
+    """Compare two checkpoints' tensors.
+
+    Which were added, removed or reshaped, and how many bytes have changed.
 
     \b
       muster checkpoint diff s3://models/llama-8b@1000 @1200
@@ -159,7 +163,7 @@ def keep(
     let_go: Annotated[bool, typer.Option("--release", help="Take the tag away again.")] = False,
     endpoint: Endpoint = None,
 ) -> None:
-    """Tag a checkpoint, so that no retention and no prune deletes it until it is released.
+    """Tag a checkpoint: nothing deletes it until it is released.
 
     \b
       muster checkpoint keep s3://models/llama-8b@1200 --name paper
@@ -204,10 +208,10 @@ def prune(
     endpoint: Endpoint = None,
     output: As = Output.TABLE,
 ) -> None:
-    """Delete what no rule keeps, and what was never committed; without --yes, say what that would be.
+    """Delete what no rule keeps; without --yes, say what that would be.
 
-    Without a rule every committed checkpoint stays. The committed one, its two ancestors, tags, and what somebody
-    reads always stay. A job prunes by its own spec.checkpoint.retention.
+    What was never committed goes, too. Without a rule every committed checkpoint stays. The committed one, its two
+    ancestors, tags, and what somebody reads always stay. A job prunes by its own spec.checkpoint.retention.
 
     \b
       muster checkpoint prune s3://models/llama-8b --last 3 --best loss:min --yes
@@ -264,7 +268,9 @@ def import_(
     name: Annotated[str, typer.Option("--object", help="As which tracked object.")] = "model",
     endpoint: Endpoint = None,
 ) -> None:
-    """Make a checkpoint of a model in the layout of Hugging Face's hub, as a new run that has it committed.
+    """Make a checkpoint of a model in Hugging Face's layout.
+
+    It is committed as the first one of a new run.
 
     \b
       muster checkpoint import ./llama-8b s3://models/llama-8b-tuned
@@ -285,7 +291,9 @@ def cp(
         str | None, typer.Option(help="URL of the target's S3 server; else the same.", show_default=False)
     ] = None,
 ) -> None:
-    """Copy one checkpoint to another prefix or store, as a new run that has it committed.
+    """Copy one checkpoint to another prefix or store.
+
+    It is committed there as the first one of a new run.
 
     \b
       muster checkpoint cp s3://models/llama-8b@1200 s3://archive/llama-8b

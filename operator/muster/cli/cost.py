@@ -81,10 +81,12 @@ def report_(
     list_prices: ListPrices = True,
     cluster: Annotated[str, typer.Option(help="Its name: FOCUS's billing account, and on the page.")] = "cluster",
 ) -> None:
-    """A chargeback from the history, or from exported rows. What goes on is counted until now.
+    """A chargeback from the history, or from exported rows.
+
+    What goes on is counted until now.
 
     \b
-      muster cost report --database postgresql://USER:PASSWORD@HOST/NAME --by queue,user
+      muster cost report --database sqlite:////PATH/history.db --by queue,user
       muster cost report --intervals october.jsonl --month 2026-10 --format focus
     """
     if (database is None) == (not intervals):
@@ -214,7 +216,9 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A price file, or the chart's values.")],
     region: Region = "",
 ) -> None:
-    """Whether a price file is right, before the operator gets it. Exits with 1 when something in it is not.
+    """Whether a price file is right, before the operator gets it.
+
+    Ends with 1 when something in it is not.
 
     \b
       muster prices check values.yaml

@@ -178,10 +178,10 @@ def _failure(scene: Scene, why: str) -> Iterator[tuple[str, str, str]]:
     if failure is None or status.phase is Phase.SUCCEEDED:
         return
     if survived(status):
+        first, rank = failure.message.partition("\n")[0], f"rank {failure.rank}"
         where = [f"at step {failure.step}"] if failure.step is not None else []
-        where += [f"rank {failure.rank}"] if failure.rank is not None else []
+        where += [rank] if failure.rank is not None and rank not in first else []
         where += [ago(failure.at, scene.now)] if failure.at is not None else []
-        first = failure.message.partition("\n")[0]
         named = f"{scene.job.metadata.name} -n {scene.job.metadata.namespace}"
         more = f"; its traceback:  muster explain {named}" if failure.traceback else ""
         yield "Survived", f"{', '.join(where)}{': ' if where else ''}{first}{more}", ""

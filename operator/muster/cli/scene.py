@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from muster.cluster.views import PodView
 from muster_protocol.spelling import there_are
 
 EVENTS_SHOWN: Final = 6
+ELSEWHERE_SHOWN: Final = 5
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+"""What an object may be called."""
 NO_KINDS: Final = (
     "this cluster does not know Muster's kinds: install the chart, or apply the CRDs (muster crds | kubectl apply -f -)"
 )
@@ -51,11 +55,20 @@ async def connected(kubeconfig: str | None, context: str | None) -> AsyncIterato
         await api.close()
 
 
-async def listed(api: Api, plural: str, namespace: str | None = None) -> list[dict[str, Any]]:
-    """All objects of one of Muster's kinds, of one namespace or of all. Raises NotThere where it is not installed."""
-    scope = f"/namespaces/{namespace}" if namespace else ""
+async def listed(
+    api: Api, plural: str, namespace: str | None = None, *, name: str | None = None
+) -> list[dict[str, Any]]:
+    """All objects of one of Muster's kinds, of one namespace or of all, or those of a name. Raises NotThere where the
+    kind or the namespace does not exist."""
+    scope, only = "", {}
+    if namespace is not None:
+        if not _NAME.fullmatch(namespace):
+            raise NotThere(f"there is no namespace {namespace!r}{await _others(api, namespace)}")
+        scope = f"/namespaces/{namespace}"
+    if name is not None:
+        only["fieldSelector"] = f"metadata.name={name}"
     try:
-        return await api.list(f"/apis/{API_VERSION}{scope}/{plural}")
+        return await api.list(f"/apis/{API_VERSION}{scope}/{plural}", **only)
     except ApiError as error:
         if error.status != 404:
             raise
@@ -64,6 +77,8 @@ async def listed(api: Api, plural: str, namespace: str | None = None) -> list[di
 
 async def look(api: Api, name: str, namespace: str, *, events: int = EVENTS_SHOWN) -> Scene:
     """Read the job, its pods and so many of its newest events. Raises NotThere, ApiError, ApiUnreachable."""
+    if not (_NAME.fullmatch(name) and _NAME.fullmatch(namespace)):  # in a path it might name something else
+        raise NotThere(await _absent(api, name, namespace))
     try:
         path = f"/apis/{API_VERSION}/namespaces/{namespace}/trainingjobs/{name}"
         job = TrainingJob.from_raw(await api.get(path))
@@ -88,9 +103,24 @@ async def _absent(api: Api, name: str, namespace: str) -> str:
     there = [raw["metadata"]["name"] for raw in await listed(api, "trainingjobs", namespace)]
     if not there:
         await require_namespace(api, namespace)
-        more = "none; -n names another namespace, and `muster jobs` lists all jobs"
-        return f"no TrainingJob {name!r} in namespace {namespace!r}; there are {more}"
-    return f"no TrainingJob {name!r} in namespace {namespace!r}; {there_are(name, there)}"
+    told = f"no TrainingJob {name!r} in namespace {namespace!r}; "
+    if elsewhere := await _elsewhere(api, name):
+        return f"{told}there is one in {', '.join(elsewhere[:ELSEWHERE_SHOWN])}: name it with -n"
+    if not there:
+        return f"{told}there are none; -n names another namespace, and `muster jobs` lists all jobs"
+    return f"{told}{there_are(name, there)}"
+
+
+async def _elsewhere(api: Api, name: str) -> list[str]:
+    """Namespaces that have a job of this name, for who may list the jobs of all."""
+    if not _NAME.fullmatch(name):
+        return []
+    try:
+        return sorted(raw["metadata"]["namespace"] for raw in await listed(api, "trainingjobs", name=name))
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return []
 
 
 async def require_namespace(api: Api, namespace: str) -> None:

@@ -46,7 +46,7 @@ def one_line(job: TrainingJob) -> str:
     """Phase, progress and reason in one line."""
     status = job.status
     parts = [f"{job.metadata.namespace}/{job.metadata.name}", status.phase.value if status.phase else "not seen yet"]
-    if status.phase is Phase.RUNNING and status.progress is None:
+    if status.phase is Phase.RUNNING and (status.progress is None or not status.progress.step):
         parts.append("no step yet")
     elif status.progress is not None:
         total = f"/{status.progress.total_steps}" if status.progress.total_steps else ""
@@ -100,10 +100,10 @@ def before_the_first_step(scene: Scene) -> str:
     since, progress = status.running_since, status.progress
     if status.phase is not Phase.RUNNING or since is None:
         return ""
-    if progress is not None and (progress.updated_at is None or progress.updated_at >= since):
+    if progress is not None and progress.step and (progress.updated_at is None or progress.updated_at >= since):
         return ""
     told = f"waiting for the first step for {format_duration((scene.now - since).total_seconds())}"
-    if progress is not None:
+    if progress is not None and progress.step:
         return f"{told}; step {progress.step} was done before"
     return f"{told}: imports, the model, its first batch; a script without a session reports none"
 

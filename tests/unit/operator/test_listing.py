@@ -11,7 +11,7 @@ import pytest
 
 from muster.cli import tables
 from muster.cli.printing import Output
-from muster.cli.scene import NotThere
+from muster.cli.scene import NotThere, look
 from muster.cluster.errors import ApiError
 
 pytestmark = pytest.mark.unit
@@ -37,12 +37,14 @@ class Server:
 
     async def get(self, path: str) -> dict[str, Any]:
         name = path.rpartition("/")[2]
+        if "/trainingjobs/" in path:
+            raise ApiError(404, "NotFound", f"trainingjobs {name!r} not found")
         self._refuse_others(name)
         if name not in ("research", "vision", "idle"):
             raise ApiError(404, "NotFound", f"namespaces {name!r} not found")
         return {}
 
-    async def list(self, path: str) -> list[dict[str, Any]]:
+    async def list(self, path: str, fieldSelector: str = "") -> list[dict[str, Any]]:  # noqa: N803 - as it goes out
         if path == "/api/v1/namespaces":
             self._refuse_others("")
             return [{"metadata": {"name": name}} for name in ("research", "vision", "idle")]
@@ -51,7 +53,9 @@ class Server:
         *_, scope, _ = path.split("/")
         namespace = "" if scope == "v1alpha1" else scope
         self._refuse_others(namespace)
-        return [one for one in self.jobs if namespace in ("", one["metadata"]["namespace"])]
+        name = fieldSelector.removeprefix("metadata.name=")
+        found = [one for one in self.jobs if namespace in ("", one["metadata"]["namespace"])]
+        return [one for one in found if name in ("", one["metadata"]["name"])]
 
     def _refuse_others(self, namespace: str) -> None:
         if self.mine is not None and namespace not in self.mine:
@@ -126,3 +130,23 @@ async def test_json_has_the_fields_of_the_api(ask: Any, capsys: pytest.CaptureFi
     )
     with pytest.raises(NotThere, match="no TrainingQueue 'defualt'; did you mean 'default'"):
         await ask(Server(*jobs), None, "defualt")
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace", "told"),
+    [
+        ("llam-8b", "research", "no TrainingJob 'llam-8b' in namespace 'research'; did you mean 'llama-8b'?"),
+        ("Llama-8B", "research", "no TrainingJob 'Llama-8B' in namespace 'research'; did you mean 'llama-8b'?"),
+        ("../pods", "research", "no TrainingJob '../pods' in namespace 'research'; there are: llama-8b"),
+        ("", "research", "no TrainingJob '' in namespace 'research'; there are: llama-8b"),
+        ("llama-8b", "vision", "in namespace 'vision'; there is one in research: name it with -n"),
+        ("x", "idle", "in namespace 'idle'; there are none; -n names another namespace"),
+        ("x", "reserach", "there is no namespace 'reserach'; did you mean 'research'?"),
+        ("x", "a/../b", "there is no namespace 'a/../b'; there are: idle, research, vision"),
+        ("日本", "research", "no TrainingJob '日本' in namespace 'research'; there are: llama-8b"),
+    ],
+)
+async def test_a_job_that_is_not_there_is_answered_with_what_was_meant(name: str, namespace: str, told: str) -> None:
+    with pytest.raises(NotThere) as found:
+        await look(Server(job("llama-8b"), job("other", "vision")), name, namespace)  # type: ignore[arg-type]
+    assert told in str(found.value)

@@ -296,7 +296,7 @@ FAILED = {
 def test_a_failure_is_whole_while_it_matters_and_a_line_once_it_is_survived(status: dict[str, Any], past: bool) -> None:
     text = shown(Scene(job(**status, failure=FAILED), (), (), NOW))
     told = (
-        "at step 40, rank 1, 4m ago: rank 1 exited with code 1: ValueError: a bad shape; its traceback: "
+        "Survived at step 40, 4m ago: rank 1 exited with code 1: ValueError: a bad shape; its traceback: "
         "muster explain train -n research"
     )
     assert (told in " ".join(text.replace("│", " ").split())) is past
@@ -307,6 +307,8 @@ def test_a_failure_is_whole_while_it_matters_and_a_line_once_it_is_survived(stat
 def test_a_gang_that_runs_and_has_done_no_step_says_that_it_waits_for_the_first() -> None:
     since = {"phase": "Running", "runningSince": "2026-01-02T03:03:05Z"}
     assert "Progress  waiting for the first step for 1m: imports, the model" in shown(Scene(job(**since), (), (), NOW))
+    begun = job(**since, progress={"step": 0, "totalSteps": 9, "updatedAt": "2026-01-02T03:03:55Z"})
+    assert "waiting for the first step for 1m: imports, the model" in shown(Scene(begun, (), (), NOW))
     again = job(**since, progress={"step": 40, "updatedAt": "2026-01-02T03:00:00Z"})
     assert "waiting for the first step for 1m; step 40 was done before" in shown(Scene(again, (), (), NOW))
     trains = job(**since, progress={"step": 41, "updatedAt": "2026-01-02T03:03:55Z"})
