@@ -6,6 +6,7 @@ One object serves the asyncio client, the Lease's thread and kopf, so that all t
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -56,7 +57,7 @@ class Credentials:
                 incluster_config.load_incluster_config(client_configuration=fresh)
                 self.source = "the pod's service account"
             else:
-                _check(path, self.context)
+                user = _user(path, self.context)
                 loader = await config.load_kube_config(
                     config_file=str(path),
                     context=self.context or None,
@@ -65,6 +66,8 @@ class Credentials:
                 )
                 self.namespace = loader.current_context["context"].get("namespace") or "default"
                 self.source = f"kubeconfig {path}"
+                if "exec" in user and not (fresh.api_key or fresh.cert_file):
+                    raise ValueError(_silent(user["exec"]))
         except (config.ConfigException, OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
             where = f"kubeconfig {path}" if path else "the pod's service account"
             raise CredentialsError(f"{where} cannot be used: {error}; {MEND}") from error
@@ -114,9 +117,9 @@ class Credentials:
         }
 
 
-def _check(path: Path, context: str) -> None:
-    """Raise ValueError for what the client library could only say of that it fails on it: a file that is none, or a
-    context that there is not."""
+def _user(path: Path, context: str) -> dict[str, Any]:
+    """The user of the context. Raises ValueError for what the client library could only say of that it fails on it: a
+    file that is no kubeconfig, or a context that there is not."""
     documents = []
     for part in map(Path, str(path).split(os.pathsep)):
         if part.exists():
@@ -124,11 +127,21 @@ def _check(path: Path, context: str) -> None:
             if not isinstance(documents[-1], dict):
                 raise ValueError(f"{part} is no kubeconfig, which begins with `apiVersion: v1` and `kind: Config`")
     current = next((document["current-context"] for document in documents if document.get("current-context")), "")
-    names = [one["name"] for document in documents for one in document.get("contexts") or ()]
-    if not context and not current:
-        raise ValueError(f"it names no current-context; give --context, {there_are('', names)}")
-    if (context or current) not in names:
-        raise ValueError(f"there is no context {context or current!r}; {there_are(context or current, names)}")
+    contexts = {one["name"]: one["context"] for document in documents for one in document.get("contexts") or ()}
+    name = context or current
+    if not name:
+        raise ValueError(f"it names no current-context; give --context, {there_are('', contexts)}")
+    if name not in contexts:
+        raise ValueError(f"there is no context {name!r}; {there_are(name, contexts)}")
+    users = {one["name"]: one["user"] for document in documents for one in document.get("users") or ()}
+    return users.get(contexts[name].get("user")) or {}
+
+
+def _silent(plugin: Mapping[str, Any]) -> str:
+    """Of a credential plugin that gave nothing: the client library logs why, and goes on as nobody."""
+    command = " ".join((plugin["command"], *(plugin.get("args") or ())))
+    hint = f" ({plugin['installHint'].strip()})" if plugin.get("installHint") else ""
+    return f"its credential plugin `{command}` gives no credentials: see what it wrote, and sign in anew{hint}"
 
 
 def _scheme(token: str) -> str:

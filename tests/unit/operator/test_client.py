@@ -378,6 +378,10 @@ async def test_a_missing_or_broken_kubeconfig_is_said_in_one_sentence(
     path = kubeconfig(tmp_path, 1)
     with pytest.raises(CredentialsError, match="there is no context 'nowhere'; there are: x; give"):
         await Credentials(path, "nowhere").load()
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "installHint": "install it"}
+    path = kubeconfig(tmp_path, 1, {"exec": {**plugin, "command": "/bin/false", "args": ["login"]}})
+    with pytest.raises(CredentialsError, match=r"plugin `/bin/false login` gives no credentials.*\(install it\)"):
+        await Credentials(path).load()
     path.write_text(path.read_text().replace("current-context: x", "current-context: ''"))
     with pytest.raises(CredentialsError, match="it names no current-context; give --context, there are: x"):
         await Credentials(path).load()

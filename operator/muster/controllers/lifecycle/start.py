@@ -168,7 +168,7 @@ def _train(turn: Turn, workers: int) -> bool:
     if launcher is not None and launcher.phase in (LauncherPhase.JOINING, LauncherPhase.PREFLIGHT):
         return False
     if launcher is not None:
-        message = f"{workers} workers train"
+        message = f"all {workers} workers have joined, and their ranks run"
         turn.draft.set(incarnation=launcher.incarnation)
         if turn.s.spec.checkpoint is not None and not launcher.storage_error:
             told = f"{turn.s.spec.checkpoint.uri} can be read and written"
