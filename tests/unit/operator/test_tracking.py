@@ -18,7 +18,8 @@ from muster.api.jobparts import JobDefaults
 from muster.api.tracking import TrackingStatus
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
-from muster.cli.look import Scene, render
+from muster.cli.look import render
+from muster.cli.scene import Scene
 from muster.cluster import pod_tracking
 from muster.cluster.pods import Identity, PodSettings, container, template
 from muster.cluster.views import PodView
