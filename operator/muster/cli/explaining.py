@@ -19,7 +19,17 @@ from muster.api.trainingjob_status import PastFailure
 from muster.cli.outlook import advice, follows
 from muster.cli.printing import print_page
 from muster.cli.scene import Scene, connected, event_time, look
-from muster.cli.wording import CAUSES, STYLES, ago, before_the_first_step, counted, survived, used_limits, waiting
+from muster.cli.wording import (
+    CAUSES,
+    STYLES,
+    ago,
+    before_the_first_step,
+    counted,
+    survived,
+    tracked,
+    used_limits,
+    waiting,
+)
 from muster.cluster.views import parse_time
 from muster_protocol.durations import format_duration
 
@@ -70,7 +80,7 @@ def sections(scene: Scene) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
         (f"The last failure{', survived' if survived(scene.job.status) else ''}", _failure(scene)),
         ("Restarts", _restarts(scene)),
         ("Unsound numbers", _numerics(scene)),
-        ("Tracking", ((("", look.tracked(scene).plain),) if scene.job.status.tracking is not None else ())),
+        ("Tracking", ((("", tracked(scene.job.status)),) if scene.job.status.tracking is not None else ())),
         ("Sizes (UTC)", _sizes(scene)),
         ("Where the time went", _time(scene)),
         ("What follows", ((("", told),) if (told := follows(scene)) else ())),

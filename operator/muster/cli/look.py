@@ -33,6 +33,8 @@ from muster.cli.wording import (
     pod_state,
     short,
     survived,
+    tracked,
+    tracker_answers,
     unsound,
     used_limits,
     waiting,
@@ -154,7 +156,7 @@ def _facts(scene: Scene) -> Table:
         lacking = kept.message and (kept.status == "False" or kept.reason == Reason.COPY_FAILS.value)
         head.add_row("Memory tier", Text(told, "yellow" if lacking else ""))
     if status.tracking is not None:
-        head.add_row("Tracking", tracked(scene))
+        head.add_row("Tracking", Text(tracked(status), "" if tracker_answers(status) else "yellow"))
     if status.restarts or status.restarts_in_place:
         head.add_row("Restarts", _restarts(scene))
     for title, told in _replacements(scene):
@@ -187,18 +189,6 @@ def _failure(scene: Scene, why: str) -> Iterator[tuple[str, str, str]]:
         yield "Survived", f"{', '.join(where)}{': ' if where else ''}{first}{more}", ""
     elif told := f"{'' if failure.message in why else failure.message}\n{failure.traceback}".strip():
         yield "Last failure", told, "red"
-
-
-def tracked(scene: Scene) -> Text:
-    """The run in its tracker, and what is wrong with that."""
-    status = scene.job.status
-    known = find_condition(status.conditions, ConditionType.TRACKING_REACHABLE.value)
-    told = [status.tracking.url] if status.tracking is not None and status.tracking.url else []
-    if status.tracking is not None and status.tracking.dropped:
-        told.append(f"{counted(status.tracking.dropped, 'value')} given up")
-    if known is not None and known.message:
-        told.append(known.message)
-    return Text("\n".join(told), "yellow" if known is not None and known.status == "False" else "")
 
 
 def _saves(saving: Saving) -> Text:

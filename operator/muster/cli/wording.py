@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
+from muster.api.common import find_condition
 from muster.api.effective import effective_spec
-from muster.api.names import Phase
+from muster.api.names import ConditionType, Phase
 from muster.api.restarts import Group, used
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus
@@ -113,6 +114,23 @@ def unsound(numerics: NumericsStatus) -> str:
     told = [f"{counted(numerics.skipped, 'update')} skipped"] if numerics.skipped else []
     told += [counted(numerics.rollbacks, "rollback")] if numerics.rollbacks else []
     return f"{', '.join(told)}; the last: {numerics.last}"
+
+
+def tracked(status: TrainingJobStatus) -> str:
+    """The run in its tracker, and what is wrong with that."""
+    known = find_condition(status.conditions, ConditionType.TRACKING_REACHABLE.value)
+    told = [status.tracking.url] if status.tracking is not None and status.tracking.url else []
+    if status.tracking is not None and status.tracking.dropped:
+        told.append(f"{counted(status.tracking.dropped, 'value')} given up")
+    if known is not None and known.message:
+        told.append(known.message)
+    return "\n".join(told)
+
+
+def tracker_answers(status: TrainingJobStatus) -> bool:
+    """Whether nothing is known to the contrary."""
+    known = find_condition(status.conditions, ConditionType.TRACKING_REACHABLE.value)
+    return known is None or known.status != "False"
 
 
 def used_limits(scene: Scene) -> Iterator[tuple[Group, int, int | None]]:
