@@ -23,9 +23,10 @@ def reconcile(
 ) -> None:
     """Look at what checkpoints take in their buckets now.
 
-    The cost report counts it from now on. A run tells by itself what it saves and deletes. Run this after `muster checkpoint prune`, after deleting a run's
-    checkpoints by hand or by a rule of the bucket, or once a day. Needs read access to the buckets, as the AWS tools
-    do, and write access to the database. Exits with 1 when a uri could not be looked at: it stays as it was.
+    The cost report counts it from now on. A run tells by itself what it saves and deletes. Run this after `muster
+    checkpoint prune`, after deleting a run's checkpoints by hand or by a rule of the bucket, or once a day. Needs read
+    access to the buckets, as the AWS tools do, and write access to the database. Exits with 1 when a uri could not be
+    looked at: it stays as it was.
 
     \b
       muster cost reconcile --database sqlite:////PATH/history.db --dry-run
