@@ -67,7 +67,8 @@ class Progress:
 
     def note(self, step: int, loss: Any, tokens: int | None, metrics: Mapping[str, Any]) -> None:
         """This rank's word about `step` (counted from 1)."""
-        self.reported.update(metrics)
+        # Detached, for a tensor holds on to the graph that it came from, and with it to a step's activations.
+        self.reported |= {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in metrics.items()}
         if self.points is not None:
             self.points.note(step, metrics)
         if loss is not None:

@@ -104,6 +104,13 @@ def test_the_peak_is_what_the_script_says() -> None:
     assert progress.peak() == 1e9
 
 
+def test_a_reported_tensor_does_not_keep_the_graph_that_it_came_from() -> None:
+    progress = Progress(0, 1, torch.device("cpu"), Reporter())
+    progress.note(1, None, None, {"accuracy": (torch.ones(3, requires_grad=True) * 2).mean()})
+    assert not progress.reported["accuracy"].requires_grad
+    assert progress.metrics() == {"accuracy": 2.0}
+
+
 def test_mfu() -> None:
     assert model_flops_utilisation(1000.0, 6e9, 312e12, 8) == pytest.approx(6e12 / (8 * 312e12))
     assert model_flops_utilisation(None, 6e9, 312e12, 8) is None
