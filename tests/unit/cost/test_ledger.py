@@ -188,7 +188,7 @@ def test_a_pool_row_that_was_never_closed_ends_where_the_next_begins() -> None:
 
 
 def test_a_report_by_something_unknown_says_what_there_is() -> None:
-    with pytest.raises(UnknownGroup, match=r"'team'; there are queue, .* label:KEY"):
+    with pytest.raises(UnknownGroup, match=r"'team'; there are: .* queue, .* label:KEY"):
         report(ledger(prices(), NOVEMBER, DECEMBER, []), [], ("team",))
 
 
