@@ -36,6 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class World:
     """The cluster, a namespace and a bucket, and the words that the tests speak."""
 
+    VALUES = ("badNodes.policy=taint", "badNodes.threshold=100")
+    """Of the chart: faults of nodes are counted, and none is tainted for them."""
+
     def __init__(self, kube: Kube, built: Mapping[str, str], namespace: str, bucket: str) -> None:
         self.kube = kube
         self.built = built
@@ -155,7 +158,7 @@ def cluster() -> Iterator[api.Cluster]:
 def world(cluster: api.Cluster, request: pytest.FixtureRequest) -> World:
     built = images.build_all(cluster, Progress())
     kube = Kube(cluster)
-    install.operator(kube, built, Progress())
+    install.operator(kube, built, Progress(), World.VALUES)
     run = secrets.token_hex(3)
     made = World(kube, built, f"e2e-{run}", f"e2e-{run}")
     install.namespace(kube, made.namespace)

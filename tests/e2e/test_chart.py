@@ -57,7 +57,7 @@ def test_an_upgrade_goes_through_while_a_job_trains(world: World) -> None:
     world.apply(job)
     world.until("over-the-upgrade", "runs", lambda job: holds(job, "Running"))
     before = {pod["metadata"]["uid"] for pod in world.pods("over-the-upgrade")}
-    install.operator(world.kube, world.built, Progress(), ("podAnnotations.upgraded=yes",))
+    install.operator(world.kube, world.built, Progress(), (*world.VALUES, "podAnnotations.upgraded=yes"))
     history = json.loads(world.kube.helm("history", install.RELEASE, "-n", install.SYSTEM, "-o", "json"))
     assert history[-1]["status"] == "deployed"
     assert history[-1]["revision"] > 1

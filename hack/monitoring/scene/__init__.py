@@ -14,14 +14,16 @@ from hack import images
 Json = dict[str, Any]
 
 STEADY: Final = "steady"
-"""Trains and saves; one of its ranks is slower than the other."""
+"""Trains and saves; one of its ranks is slower than the other, and one of its losses isn't a number."""
 BORROWER: Final = "borrower"
 """Uses what its neighbour leaves, and is asked to leave when that comes."""
 OWNER: Final = "owner"
 """Takes back what is its queue's own."""
 FAILING: Final = "failing"
 """Fails, is started again, and fails for good."""
-JOBS: Final = (STEADY, BORROWER, OWNER, FAILING)
+FAILING_TOO: Final = "failing-too"
+"""As the one before, later: the first of its queue makes the counter of ended jobs, the second is an increase of it."""
+JOBS: Final = (STEADY, BORROWER, OWNER, FAILING, FAILING_TOO)
 
 _SCRIPT: Final = (Path(__file__).parent / "light.py").read_text()
 _SLEEP: Final = ("python3", "-c", "import time; time.sleep(86400)")
@@ -68,24 +70,32 @@ def before(place: Place) -> tuple[Json, ...]:
         "workers": {"replicas": 2, "gpusPerWorker": 1},
         "parallelism": {"strategy": "ddp"},
         "checkpoint": place.checkpoint,
+        "numerics": {"action": "skip"},
         "preemptible": False,  # or it would be asked to leave: it saves, so that it loses less than the borrower
         "restart": {"limit": 3},
     }
+    return (
+        _job(place, STEADY, place.research, train),
+        _job(place, BORROWER, place.research, {"command": [*_SLEEP], "workers": {"replicas": 2, "gpusPerWorker": 1}}),
+        _failing(place, FAILING),
+    )
+
+
+def then(place: Place) -> tuple[Json, ...]:
+    """The neighbour comes and takes its two GPUs, so that the borrower has to wait; another of its jobs fails."""
+    return (
+        _job(place, OWNER, place.product, {"command": [*_SLEEP], "workers": {"replicas": 2, "gpusPerWorker": 1}}),
+        _failing(place, FAILING_TOO),
+    )
+
+
+def _failing(place: Place, name: str) -> Json:
     fail = {
         "command": ["python3", "-c", "raise SystemExit('the data is not there')"],
         "workers": {"replicas": 1, "gpusPerWorker": 0},
         "restart": {"limit": 1, "backoff": "1s"},
     }
-    return (
-        _job(place, STEADY, place.research, train),
-        _job(place, BORROWER, place.research, {"command": [*_SLEEP], "workers": {"replicas": 2, "gpusPerWorker": 1}}),
-        _job(place, FAILING, place.product, fail),
-    )
-
-
-def then(place: Place) -> tuple[Json, ...]:
-    """The neighbour comes and takes its two GPUs, so that the borrower has to wait."""
-    return (_job(place, OWNER, place.product, {"command": [*_SLEEP], "workers": {"replicas": 2, "gpusPerWorker": 1}}),)
+    return _job(place, name, place.product, fail)
 
 
 def _queue(name: str, spec: Json) -> Json:

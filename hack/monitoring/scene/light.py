@@ -5,6 +5,7 @@ python light.py PAUSE: seconds that each step waits, so that others may run besi
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 
@@ -15,6 +16,7 @@ import muster_runtime as muster
 
 WIDTH, SAMPLES, BATCH = 64, 4096, 32
 SLOWER = 1.8
+UNSOUND = 40  # the step whose loss isn't a number
 
 pause = float(sys.argv[1])
 session = muster.start()
@@ -25,11 +27,11 @@ model = session.wrap(torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 session.track(model=model, optimizer=optimizer, loader=loader)
 session.peak_flops = 1e9  # a processor's, more or less
-for _, part in session.steps(20_000, loader):
+for step, part in session.steps(20_000, loader):
     time.sleep(pause * (SLOWER if session.rank == 1 else 1))
     optimizer.zero_grad()
     for given, wanted in part:
         loss = torch.nn.functional.mse_loss(model(given), wanted)
-        session.backward(loss)
+        session.backward(loss * math.nan if step == UNSOUND else loss)
     optimizer.step()
     session.report(tokens=given.numel())
