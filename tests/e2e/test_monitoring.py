@@ -41,7 +41,7 @@ def place(world: World) -> scene.Place:
 
 def background(world: World) -> list[Json]:
     here = place(world)
-    return [*scene.queues(here), *scene.before(here)]
+    return [*scene.queues(here), *(job for job in scene.before(here) if job["metadata"]["name"] != scene.FAILING)]
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,13 @@ def prometheus(world: World, chart: list[Json], tmp_path_factory: pytest.TempPat
         stack.callback(_clear, world, here)
         world.apply(_quarantined(world))
         world.until(scene.BORROWER, "runs", lambda job: job["status"].get("phase") == "Running")
-        world.until_failed(scene.FAILING)
         pages = {"/nvml": ({"pod": "with-a-driver", "node": "without-dcgm"}, _by_nvml(world))}
         folder = tmp_path_factory.mktemp("prometheus")
         running = stack.enter_context(beside.prometheus(world.kube, chart, folder, INTERVAL, pages=pages))
         world.wait("the first scrape of the operator", lambda: running.query("muster_operator_leader == 1"), 60)
+        world.apply(scene.failing(here, scene.FAILING))
+        failures = f'muster_jobs_finished_total{{queue="{here.product}",outcome="Failed"}}'
+        world.wait("the first failure is counted; the next is an increase", lambda: running.query(failures), 120)
         world.apply(*scene.then(here))
         world.until(scene.BORROWER, "makes room", lambda job: job["status"].get("preemptions"))
         yield running

@@ -77,7 +77,7 @@ def before(place: Place) -> tuple[Json, ...]:
     return (
         _job(place, STEADY, place.research, train),
         _job(place, BORROWER, place.research, {"command": [*_SLEEP], "workers": {"replicas": 2, "gpusPerWorker": 1}}),
-        _failing(place, FAILING),
+        failing(place, FAILING),
     )
 
 
@@ -85,11 +85,12 @@ def then(place: Place) -> tuple[Json, ...]:
     """The neighbour comes and takes its two GPUs, so that the borrower has to wait; another of its jobs fails."""
     return (
         _job(place, OWNER, place.product, {"command": [*_SLEEP], "workers": {"replicas": 2, "gpusPerWorker": 1}}),
-        _failing(place, FAILING_TOO),
+        failing(place, FAILING_TOO),
     )
 
 
-def _failing(place: Place, name: str) -> Json:
+def failing(place: Place, name: str) -> Json:
+    """A job that is started again once, and fails for good."""
     fail = {
         "command": ["python3", "-c", "raise SystemExit('the data is not there')"],
         "workers": {"replicas": 1, "gpusPerWorker": 0},

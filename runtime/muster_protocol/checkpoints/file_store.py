@@ -163,7 +163,8 @@ class FileWriter:
 
     def _open(self) -> IO[bytes]:
         for _ in range(_OPEN_TRIES):
-            with contextlib.suppress(FileNotFoundError):
+            # Who deletes may take the folder away between mkdir's finding it there and its look whether it is one.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 return self._temporary.open("wb")
         return self._temporary.open("wb")

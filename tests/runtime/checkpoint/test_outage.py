@@ -112,6 +112,7 @@ class Persisting:
             landed=lambda saved: self.landed.append(saved.step),
             troubled=self.troubles.append,
             settled=lambda _: None,
+            counted=lambda _: None,
         )
         self.keeper = AwayKeeper()
         monkeypatch.setattr(self.made, "_keeper", self.keeper)

@@ -29,6 +29,7 @@ from muster_runtime.launch.membership import Roll
 from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.ranks import Ranks
 from muster_runtime.launch.state import State
+from muster_runtime.launch.tracking import Tracking
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(60)]
 
@@ -107,7 +108,7 @@ async def pods(count: int = 2, *, memory: str = "auto") -> AsyncIterator[list[Po
         hangs = Hangs(given, Ranks(state.tell), state)
         gang = Leader(given, None, state, roll, hangs)  # type: ignore[arg-type]
         status = Status(api.Phase.RUNNING, 1, 1, index)
-        parts = copies, hangs, Profiles(given)
+        parts = copies, hangs, Profiles(given), Tracking(given, settings)
         handler = ApiHandler(given.member, TOKEN, state, roll, gang, lambda: status, lambda: (b"", ""), *parts)  # noqa: B023
         servers.append(Server(handler, 100))
         await servers[-1].start(given.address, PORT)

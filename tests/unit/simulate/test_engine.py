@@ -173,9 +173,9 @@ def test_an_interval_of_nothing_is_refused() -> None:
 
 
 def test_an_unknown_policy_or_part_is_told_the_known_ones() -> None:
-    with pytest.raises(SimulationError, match="choose from fifo, easy, muster"):
+    with pytest.raises(SimulationError, match="there are: easy, fifo, muster, and muster-no-PART"):
         policy_named("best", workload({}))
-    with pytest.raises(SimulationError, match=r"no part 'luck' to leave out; there are .*preemption"):
+    with pytest.raises(SimulationError, match=r"no part 'luck' to leave out; there are: .*preemption"):
         policy_named("muster-no-luck", workload({}))
 
 
