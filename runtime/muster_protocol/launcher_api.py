@@ -40,6 +40,7 @@ from typing import Any, Final, TypeVar
 
 from muster_protocol.exits import Cause
 from muster_protocol.goodput import Spent
+from muster_protocol.idleness import Busy, Idleness
 
 TOKEN_HEADER: Final = "X-Muster-Token"
 STATUS_PATH: Final = "/v1/status"
@@ -311,6 +312,7 @@ class Heartbeat:
         stopped: one of them was stopped by a signal, and is still for longer than it may.
         copy_error: why no other launcher gets a copy of its memory.
         paces: of its ranks.
+        idleness: of its GPUs; None where nobody knows.
     """
 
     index: int
@@ -320,6 +322,7 @@ class Heartbeat:
     copy_error: str = ""
     paces: tuple[Pace, ...] = ()
     stopped: bool = False
+    idleness: Idleness | None = None
 
 
 @dataclass(frozen=True)
@@ -520,6 +523,7 @@ class Status:
         numerics: None where nothing was unsound, or nobody looks.
         spent: where this launcher's time went, from index 0.
         stragglers: the slowest first; index 0 knows them.
+        idleness: of all workers' GPUs, from index 0; None where that of one isn't known.
         tracking: None where nothing is tracked.
         profile: the last one of index 0's ranks, once one was asked for.
     """
@@ -552,6 +556,7 @@ class Status:
     numerics: Numerics | None = None
     spent: Spent | None = None
     stragglers: tuple[Straggler, ...] = ()
+    idleness: Idleness | None = None
     tracking: Tracking | None = None
     profile: Profiling | None = None
 
@@ -593,9 +598,12 @@ _NESTED: Final[dict[tuple[str, str], Any]] = {
     ("Status", "numerics"): Numerics,
     ("Status", "spent"): Spent,
     ("Status", "stragglers"): Straggler,
+    ("Status", "idleness"): Idleness,
     ("Status", "tracking"): Tracking,
     ("Status", "profile"): Profiling,
     ("Heartbeat", "paces"): Pace,
+    ("Heartbeat", "idleness"): Idleness,
+    ("Idleness", "minutes"): Busy,
     ("MemoryTier", "kept"): Kept,
     ("Member", "copy"): int,
     ("Member", "figures"): Figures,

@@ -84,12 +84,14 @@ class Launchers:
 
     Attributes:
         joins: asked for each new launcher's pod; False: it answers nobody.
+        says: makes of each status what is told.
         gangs: by job and generation.
     """
 
     def __init__(self, place: Corner) -> None:
         self._place = place
         self.joins: Callable[[Object], bool] = lambda pod: True
+        self.says: Callable[[Status], Status] = lambda status: status
         self.gangs: dict[tuple[str, int], Gang] = {}
         self._servers: dict[str, _Server] = {}
         self._lock = asyncio.Lock()
@@ -145,7 +147,7 @@ class Launchers:
 
         async def status(request: web.Request) -> web.Response:
             gang.join()
-            return web.Response(body=protocol.encode(gang.status(index)))
+            return web.Response(body=protocol.encode(self.says(gang.status(index))))
 
         async def membership(request: web.Request) -> web.Response:
             pushed, held = protocol.decode(Membership, await request.read()), gang.told.get(uid)

@@ -62,6 +62,7 @@ BUILT_IN: Final[dict[str, str]] = {
     "spec.tracking.experiment": "the namespace",
     "spec.tracking.runName": "the job's name",
     "spec.health.preflight": "true",
+    "spec.health.idle": "true",
     "spec.health.slowerBy": str(env.DEFAULT_SLOWER_BY),
     "spec.readyTimeout": format_duration(READY_TIMEOUT_SECONDS),
     "spec.window.atEnd": AtWindowEnd.STOP.value,

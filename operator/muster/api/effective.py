@@ -198,6 +198,7 @@ class EffectiveSpec:
     tracking: EffectiveTracking | None
     preflight: bool
     slower_by: int
+    watch_idle: bool
     ready_timeout: int
     max_runtime: int | None
     window: EffectiveWindow | None
@@ -286,6 +287,7 @@ def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -
         tracking=_tracking(spec.tracking),
         preflight=spec.health is None or spec.health.preflight is not False,
         slower_by=_slower_by(spec.health or Health()),
+        watch_idle=spec.health is None or spec.health.idle is not False,
         ready_timeout=_seconds(spec.ready_timeout, READY_TIMEOUT_SECONDS),
         max_runtime=_optional_seconds(spec.max_runtime),
         window=_window(spec.window),

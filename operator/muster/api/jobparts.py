@@ -136,6 +136,9 @@ class Health(Model):
     slower_by: Annotated[Count, Le(10_000)] | None = None
     """Percent by which a rank's own part of a step may be slower than the gang's median before it is named as a
     straggler, and a GPU in the preflight; 0: none ever is. Left out: 50."""
+    idle: bool | None = None
+    """Whether the queue's `idle` holds for the job. False: its GPUs may be idle for as long as they like. Left out:
+    true."""
 
 
 class DefaultTopology(Model):

@@ -111,7 +111,7 @@ class Phase(str, Enum):
     RESTARTING = "Restarting"
     """Failed in a way that a restart may mend; its old pods go, then it starts again."""
     SUSPENDED = "Suspended"
-    """Stopped because `spec.suspend` is true."""
+    """Stopped because `spec.suspend` is true, or because its GPUs were idle."""
     SUCCEEDED = "Succeeded"
     """Trained to its end."""
     FAILED = "Failed"
@@ -136,11 +136,15 @@ class ConditionType(str, Enum):
     STRAGGLING = "Straggling"
     """True while a rank is slower than the others for a while, and all wait for it; the message names rank, node and
     factor. Absent before the first."""
+    GPUS_IDLE = "GPUsIdle"
+    """True while the GPUs of all workers have been idle for longer than the queue's `idle` allows, and while the job is
+    suspended for that. Unknown where nobody knows any more how busy they are. Absent before the first time."""
     TRACKING_REACHABLE = "TrackingReachable"
     """False while the tracker that `spec.tracking` names does not take what it is told; the message says why. The
     training goes on, and what is not told yet is kept for a while. Absent before the first word."""
     SUSPENDED = "Suspended"
-    """True when `spec.suspend` is true and the last pod is gone."""
+    """True when the job was stopped and stays so, its last pod being gone: for `spec.suspend`, or because its GPUs were
+    idle; then until its spec changes."""
     DEADLINE_REACHABLE = "DeadlineReachable"
     """Whether `spec.deadline` can be met, at the earliest possible start. Unknown when nothing tells how long the job
     takes. Only with a deadline."""
@@ -219,6 +223,8 @@ class Reason(str, Enum):
     """Its pods are on their way out; quota and room are held until the last is gone."""
     SUSPENDED = "Suspended"
     """`spec.suspend` is true."""
+    GPUS_IDLE = "GPUsIdle"
+    """Its GPUs were idle for longer than its queue allows; the message says how it goes on. Of Suspended, too."""
     FINISHED = "Finished"
     """The job has ended."""
 
@@ -241,6 +247,16 @@ class Reason(str, Enum):
     """Its own part of a step takes longer than the gang's median by more than `health.slowerBy`."""
     EVEN_PACE = "EvenPace"
     """All ranks keep up."""
+
+    # GPUsIdle
+    HARDLY_USED = "HardlyUsed"
+    """Each minute of the queue's `idle.after` was below its `idle.below`."""
+    IN_USE = "InUse"
+    """A minute was not."""
+    NOT_KNOWN = "NotKnown"
+    """NVML no longer tells of all workers, or index 0's launcher does not answer."""
+    NOT_WATCHED = "NotWatched"
+    """Neither the queue nor one above it has `idle` any more, or the job has `health.idle` false."""
 
     # CheckpointStorageReady
     STORAGE_READY = "StorageReady"
@@ -358,6 +374,9 @@ class EventReason(str, Enum):
     """They were not, or could not be stored; the note says why. The training goes on."""
     STRAGGLER = "Straggler"
     """A rank is slower than the others for a while, and all wait for it; the note names node and factor."""
+    GPUS_IDLE = "GPUsIdle"
+    """The GPUs of all workers are idle for longer than the queue's `idle` allows; the note says what follows and how
+    to mend it."""
     PREEMPTING = "Preempting"
     """Room is kept for the job, and others are asked to leave it; the note says how many and what it costs."""
     PROMISE_BROKEN = "PromiseBroken"
@@ -371,9 +390,9 @@ class EventReason(str, Enum):
     DEADLINE_AT_RISK = "DeadlineAtRisk"
     """The deadline cannot be met any more; the note says by how much."""
     SUSPENDED = "Suspended"
-    """`spec.suspend` became true."""
+    """`spec.suspend` became true, or the GPUs were idle for too long, and the last pod is gone."""
     RESUMED = "Resumed"
-    """`spec.suspend` became false."""
+    """`spec.suspend` became false, or the spec of a job that was suspended for idle GPUs has changed."""
     CAPACITY_REQUESTED = "CapacityRequested"
     """An autoscaler was asked for nodes, or has answered."""
     STORAGE_ERROR = "StorageError"

@@ -28,6 +28,8 @@ from muster.api.terms import Month, MonthlyBudget
 MAX_FLAVOURS: Final = 32
 MAX_RESOURCES: Final = 16
 MAX_WEIGHT: Final = 1_000_000
+IDLE_SECONDS: Final = 1800
+IDLE_BELOW_PERCENT: Final = 30
 HIGHEST_PRIORITY: Final = 2**31 - 1
 
 
@@ -177,6 +179,38 @@ class QueuePreemption(Model):
     """In the rest of its tree, while it borrows itself: other borrowers."""
 
 
+class IdleAction(str, Enum):
+    """What happens to a job whose GPUs are idle for too long."""
+
+    NONE = "none"
+    """nobody looks."""
+    REPORT = "report"
+    """its condition and an Event tell."""
+    SUSPEND = "suspend"
+    """besides, it saves a checkpoint, stops, and waits until its spec changes. One that has committed no checkpoint is
+    told only."""
+
+
+class Idle(Model):
+    """When the GPUs of a job count as idle, and what follows."""
+
+    RULES = (
+        Rule(
+            "!has(self.after) || self.after.matches('[1-9]')",
+            "every GPU is idle for no time at all: give some, like 30m, or leave after out for 30m",
+            field_path=".after",
+        ),
+    )
+
+    after: Duration | None = None
+    """For how long they have to be idle, of the time in which the job trains; judged by whole minutes. Left out:
+    30m."""
+    below: Annotated[int, Ge(1), Le(100), SchemaDefault(IDLE_BELOW_PERCENT)] = IDLE_BELOW_PERCENT
+    """Percent of each minute below which GPUs count as idle, by NVML, all of each worker on average."""
+    action: Annotated[IdleAction, SchemaDefault(IdleAction.REPORT.value)] = IdleAction.REPORT
+    """What follows: none, report, or suspend."""
+
+
 class TrainingQueueSpec(Model):
     """Who may use the queue, how much, and in which order."""
 
@@ -225,6 +259,9 @@ class TrainingQueueSpec(Model):
     default_template: JobDefaults | None = None
     """What the queue's jobs get where they say nothing. A job that is placed keeps what it got; those that wait follow
     a change. Queues below this one do not take it over."""
+    idle: Idle | None = None
+    """What happens to jobs of the queue, and of those below it that say nothing, whose GPUs are idle for long. Left
+    out: what the queue above says; with none above, nothing."""
     budgets: Annotated[tuple[MonthlyBudget, ...], Len(1, 16), MapList(("gpuType",))] | None = None
     """What the jobs of the queue and those below it may use in a calendar month. Left out: no limit."""
 

@@ -131,9 +131,10 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
             yield "", first
     if place is not None and place.position:
         yield "", f"place {place.position} in the order of queue {job.spec.queue}"
-    slow = find_condition(status.conditions, ConditionType.STRAGGLING.value)
-    if slow is not None and slow.status == "True":
-        yield "", slow.message
+    for kind in (ConditionType.STRAGGLING, ConditionType.GPUS_IDLE):
+        trouble = find_condition(status.conditions, kind.value)
+        if trouble is not None and trouble.status == "True" and place is None:
+            yield "", trouble.message
     for title, told in waiting(scene, changes=False):
         yield "", f"{title[0].lower()}{title[1:]}: {told}" if title != "Starts" else f"starts {told}"
     if status.progress is not None:

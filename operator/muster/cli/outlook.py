@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from muster.api.effective import EffectiveSpec, effective_spec
-from muster.api.names import Phase, Reason
+from muster.api.names import ConditionType, Phase, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cli.scene import Scene
 from muster.cli.wording import FINAL, used_limits
 from muster.cluster.hindrances import hinders
+from muster.cluster.status import reason_of
 from muster_protocol.durations import format_duration
 
 
@@ -22,8 +23,12 @@ def follows(scene: Scene) -> str:
             return "nothing: the job has ended; its checkpoints and its ended pods stay"
         left = max(0.0, spec.ttl - (scene.now - status.finished_at).total_seconds())
         return f"the job is deleted in {format_duration(left)} (ttlAfterFinished); its checkpoints stay"
+    if status.phase is Phase.SUSPENDED and reason_of(status, ConditionType.SUSPENDED) == Reason.GPUS_IDLE.value:
+        return f"nothing, until its spec changes; then it queues, and goes on {resumes}"
     if status.phase is Phase.SUSPENDED:
         return f"nothing, until spec.suspend is false; then it queues, and goes on {resumes}"
+    if status.stop is not None and status.stop.reason == Reason.GPUS_IDLE.value:
+        return f"the gang saves a checkpoint and stops; the job is suspended until its spec changes, to go on {resumes}"
     if status.phase is Phase.PREEMPTING:
         return f"the gang saves a checkpoint and stops, and queues again with its first submit time, to go on {resumes}"
     if status.phase is Phase.RESTARTING:
@@ -83,6 +88,9 @@ def advice(scene: Scene) -> Iterator[str]:
         if place is not None and place.reason == Reason.MAX_RUNTIME_EXCEEDED.value:
             yield "raise spec.maxRuntime before you do"
     elif status.phase is Phase.SUSPENDED:
+        if reason_of(status, ConditionType.SUSPENDED) == Reason.GPUS_IDLE.value:
+            yield f"mend what keeps its GPUs idle:  kubectl edit tj {named}  or, to go on as it is:"
+            yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": true}}}}'  and then"""
         yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": false}}}}'"""
     elif status.phase is Phase.QUEUED and place is not None and hinders(place.reason):
         yield from _mending(named, place.reason)

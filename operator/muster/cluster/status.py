@@ -52,11 +52,14 @@ def phase_of(status: TrainingJobStatus) -> Phase:
 def _phase_while_stopping(reason: str) -> Phase:
     if reason in _RESTARTS:
         return Phase.RESTARTING
-    return Phase.PREEMPTING if reason in MOVES or reason == Reason.SUSPENDED.value else Phase.QUEUED
+    return Phase.PREEMPTING if reason in MOVES or reason in _SUSPENSIONS else Phase.QUEUED
 
 
 _RESTARTS: Final = frozenset({Reason.RESTARTING.value, MoveReason.WORKERS_LOST.value})
 """Reasons of a stop after which the gang goes on by itself."""
+
+_SUSPENSIONS: Final = frozenset({Reason.SUSPENDED.value, Reason.GPUS_IDLE.value})
+"""Reasons of a stop after which the job is suspended."""
 
 MOVES: Final = frozenset(reason.value for reason in MoveReason)
 """Reasons for which the planner ends a placement."""

@@ -139,7 +139,7 @@ class Provisioning:
 
 def _waits(record: Record) -> bool:
     status = record.job.status
-    return record.placement is None and not record.deleted and not finished(status) and not record.spec.suspend
+    return record.placement is None and not record.deleted and not finished(status) and not record.suspended
 
 
 def _count(record: Record) -> int:

@@ -14,13 +14,14 @@ from muster.api.defaults import used
 from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.frozen import OF_PLACEMENT, OF_PROMISE, frozen_hash
 from muster.api.jobparts import JobDefaults
-from muster.api.names import Phase
+from muster.api.names import ConditionType, Phase
 from muster.api.placement import Placement, Promise
 from muster.api.trainingjob import TrainingJob, TrainingJobSpec
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.jobs import JobInput
 from muster.cluster.pods import Identity, PodSettings, spec_hash
 from muster.cluster.reading import Once
+from muster.cluster.status import is_true
 from muster.cluster.views import PodView
 from muster.controllers.admission import Obstacle
 from muster.controllers.asking import Capacity
@@ -203,6 +204,11 @@ class Record:
     def promise(self) -> Promise | None:
         """The promise that keeps room for the job: the written one, or the one being written."""
         return self.assumed_promise or self.job.status.promise
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the job neither runs nor waits, by its owner's wish or because its GPUs were idle."""
+        return self.spec.suspend or is_true(self.job.status, ConditionType.SUSPENDED)
 
     @property
     def placement_hash(self) -> str:

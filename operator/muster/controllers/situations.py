@@ -12,6 +12,7 @@ from muster.cluster.status import is_true
 from muster.cluster.views import PodView
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
+from muster.controllers.idle_limits import idle_limit
 from muster.controllers.inputs import Inputs
 from muster.controllers.lifecycle.turn import BAD_NODE_AVOIDED, REPLACE_LIMIT, TERMINAL, Situation
 from muster.controllers.progress import Progress
@@ -83,6 +84,7 @@ class Situations:
             heard=record.heard,
             capacity=record.capacity,
             price=record.price if placement else 0.0,
+            idle=idle_limit(record.spec.queue, self.cache.queues) if placement else None,
         )
 
     def _unfit(self, record: Record, pods: Pods, lost_nodes: frozenset[str], now: datetime) -> frozenset[str]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
+from muster_protocol.idleness import Idleness
 from muster_protocol.launcher_api import Ended, Figures, GangState, Heartbeat, Member, Release, Restart, Straggler
 from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
@@ -53,6 +54,8 @@ class Follower:
         """How often the processes were started again in place: in all, and after a failure of the script."""
         self.copy_error = ""
         """Why nobody gets a copy of this pod's memory, or ""."""
+        self.idleness: Idleness | None = None
+        """Of this pod's GPUs."""
         self.figures: Figures | None = None
         """Of this node, to be told when joining for the first time."""
         self._incarnation = 0
@@ -66,6 +69,10 @@ class Follower:
     @property
     def failing_copy(self) -> str:
         return self.copy_error
+
+    @property
+    def idleness_of_all(self) -> None:
+        """Index 0 knows."""
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
@@ -256,7 +263,13 @@ class Follower:
         stuck, copy_error = self._hangs.stuck, self.copy_error
         own = self._config.index, self._config.pod_uid
         beat = Heartbeat(
-            *own, self._progress.storage_error, stuck, copy_error, self._hangs.paces(), stopped=self._hangs.stopped
+            *own,
+            self._progress.storage_error,
+            stuck,
+            copy_error,
+            self._hangs.paces(),
+            stopped=self._hangs.stopped,
+            idleness=self.idleness,
         )
         patience = min(_CALL_SECONDS, max(1.0, self._config.heartbeat))  # `Silence` counts two intervals a beat at most
         try:

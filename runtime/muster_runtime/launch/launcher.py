@@ -280,6 +280,7 @@ class Launcher:
             self._gang.copy_error = self._copies.trouble
             self._hangs.look()
             self._spending.look()
+            self._gang.idleness = self._spending.idleness
             self._tracking.look(self._gpus.gpus if self._gpus is not None else (), self._profiles.state)
 
     def _how_ended(self) -> End:
@@ -494,6 +495,7 @@ class Launcher:
             numerics=progress.numerics,
             spent=self._spent(),
             stragglers=self._gang.stragglers,
+            idleness=self._gang.idleness_of_all,
             tracking=self._tracking.told,
             profile=self._profiles.state if self._profiles.state.phase is not ProfilePhase.NONE else None,
         )

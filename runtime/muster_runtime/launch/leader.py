@@ -14,6 +14,7 @@ from typing import Any, Final
 from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
+from muster_protocol.idleness import Idleness, of_gang
 from muster_protocol.launcher_api import (
     Ended,
     Figures,
@@ -77,6 +78,9 @@ class Leader:
         """What this launcher holds of another's memory, as a `Member` tells it."""
         self.restarts = 0, 0
         """How often the processes were started again in place: in all, and after a failure of the script."""
+        self.idleness: Idleness | None = None
+        """Of this pod's GPUs."""
+        self._idleness: dict[int, Idleness] = {}
         self.figures: Figures | None = None
         """Of this node, before its first ranks."""
         self._figures: dict[int, Figures] = {}
@@ -112,6 +116,13 @@ class Leader:
     def stragglers(self) -> tuple[Straggler, ...]:
         """Ranks that have been slower than the others for a while, the slowest first."""
         return self._paces.found
+
+    @property
+    def idleness_of_all(self) -> Idleness | None:
+        """None where that of one worker isn't known."""
+        if self.idleness is None or len(self._idleness) < self._config.workers - 1:
+            return None
+        return of_gang((self.idleness, *self._idleness.values()))
 
     @property
     def joined(self) -> int:
@@ -229,6 +240,7 @@ class Leader:
         )
         self._copy_errors.clear()
         self._paces.begin_anew(self._state.clock())
+        self.idleness, self._idleness = None, {}
         self._silence = Silence(self._config.heartbeat, self._state.clock())
         self._decided.set()
         return self._release
@@ -286,6 +298,9 @@ class Leader:
         self._silence.heard(beat.index)
         self._search.heard(beat)
         self._paces.heard(beat.index, beat.paces)
+        self._idleness.pop(beat.index, None)
+        if beat.idleness is not None and beat.idleness.plausible:
+            self._idleness[beat.index] = beat.idleness
         for error, known in ((beat.storage_error, self.storage_errors), (beat.copy_error, self._copy_errors)):
             known.pop(beat.index, None)
             if error:

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 from muster_protocol.exits import EXIT_OK, EXIT_PREEMPTED, Cause
 from muster_protocol.goodput import UNDERUSED_BELOW, Spent
+from muster_protocol.idleness import Idleness
 from muster_protocol.launcher_api import Ended
+from muster_runtime.launch.idling import Idling, trains
 from muster_runtime.pulse import PulseReader
 from muster_runtime.telemetry.goodput import SECOND, End, Ledger, Part, spent
 
@@ -28,12 +30,14 @@ class Spending:
         self._looks, self._sum = 0, 0.0  # of how busy they were since it was known last what was training
         self._ledger = Ledger(clock())
         self._pulse: PulseReader | None = None
+        self._begun, self._idling = 0, Idling()
         self.reached = reached
         """Steps that the run has done, as far as this launcher knows."""
 
     def begin(self, pulse: PulseReader) -> None:
         """Ranks start now."""
-        self._ledger.spawned(self._clock())
+        self._begun, self._idling = self._clock(), Idling()
+        self._ledger.spawned(self._begun)
         self._pulse = pulse
 
     def look(self) -> None:
@@ -42,6 +46,8 @@ class Spending:
             told = self._pulse.told(0)
             self._ledger.look(told, self._clock())
             self._weigh()
+            now = self._clock()
+            self._idling.look(counts=trains(told, now - self._begun), busy=self._busy(), now=now)
 
     def _weigh(self) -> None:
         """Time is known to be training when a step is done: then it counts how busy the GPUs were meanwhile."""
@@ -61,7 +67,12 @@ class Spending:
         self._ledger.ended(told, self._clock(), how)
         if beat is not None:
             self.reached = max(self.reached, beat.step)
-        self._pulse = None
+        self._pulse, self._idling = None, Idling()
+
+    @property
+    def idleness(self) -> Idleness | None:
+        """Of this pod's GPUs, since its ranks were started; None where nobody knows."""
+        return self._idling.told
 
     def spent(self) -> Spent:
         self.look()

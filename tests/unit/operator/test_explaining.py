@@ -18,6 +18,13 @@ pytestmark = pytest.mark.unit
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 BOOM = "rank 3 exited with code 1: ValueError: a bad shape"
+SUSPENDED_IDLE: dict[str, Any] = {
+    "type": "Suspended",
+    "status": "True",
+    "reason": "GPUsIdle",
+    "observedGeneration": 1,
+    "lastTransitionTime": NOW.isoformat(),
+}
 PLACED = {"generation": 1, "workers": 2, "nodes": [{"node": "a", "indexes": "0-1"}]}
 
 
@@ -198,6 +205,11 @@ def test_a_waiting_job_tells_when_it_starts_and_what_would_help_once() -> None:
             "are gone on the nodes that it had",
         ),
         ({"phase": "Suspended"}, "until spec.suspend is false"),
+        ({"phase": "Suspended", "conditions": [SUSPENDED_IDLE]}, "until its spec changes"),
+        (
+            {"phase": "Preempting", "stop": {"reason": "GPUsIdle", "requestedAt": NOW.isoformat()}},
+            "suspended until its spec changes",
+        ),
         ({"phase": "Succeeded"}, "nothing: the job has ended"),
     ],
 )
@@ -209,6 +221,24 @@ def test_every_phase_says_what_follows(status: dict[str, Any], told: str) -> Non
 def test_every_phase_that_can_be_helped_says_how(phase: Phase) -> None:
     told = list(advice(Scene(job(phase=phase.value), (), (), NOW)))
     assert bool(told) is (phase is not Phase.SUCCEEDED)
+
+
+def test_one_whose_gpus_were_idle_is_shown_both_ways_on() -> None:
+    told = "\n".join(advice(Scene(job(phase="Suspended", conditions=[SUSPENDED_IDLE]), (), (), NOW)))
+    assert "kubectl edit tj" in told
+    assert '{"suspend": true}' in told
+    assert '{"suspend": false}' in told
+
+
+def test_idle_gpus_of_a_gang_that_runs_are_told() -> None:
+    idle = {
+        **SUSPENDED_IDLE,
+        "type": "GPUsIdle",
+        "reason": "HardlyUsed",
+        "message": "for 32m the GPUs were at work for 4 %",
+    }
+    lines = shown(job(phase="Running", placement=PLACED, conditions=[idle]))
+    assert any("for 32m the GPUs were at work" in line for line in lines)
 
 
 def test_a_straggler_is_named_and_what_nodes_did_is_in_the_history() -> None:

@@ -9,6 +9,7 @@ from muster.controllers.lifecycle.capacity import tell_capacity
 from muster.controllers.lifecycle.completion import complete
 from muster.controllers.lifecycle.facts import learn
 from muster.controllers.lifecycle.failure import recover
+from muster.controllers.lifecycle.idle import stay_suspended, watch_gpus
 from muster.controllers.lifecycle.limits import keep_terms
 from muster.controllers.lifecycle.preemption import drop_promise, give_way, hand_over
 from muster.controllers.lifecycle.renewal import renew
@@ -31,6 +32,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     drop_promise,
     hand_over,
     continue_stop,
+    stay_suspended,
     suspend,
     renew,
     keep_terms,
@@ -44,6 +46,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     withdraw,
     limit_runtime,
     name_stragglers,
+    watch_gpus,
     follow,
     make_pods,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.cluster.status import is_true
+from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle.turn import Turn
 
 _STOPPED = "spec.suspend is true; set it to false to queue the job again"
@@ -11,18 +11,19 @@ _STOPPED = "spec.suspend is true; set it to false to queue the job again"
 
 def suspend(turn: Turn) -> bool:
     """Stop a suspended job's gang; say so once its last pod is gone. An ended job stays ended."""
-    suspended = is_true(turn.status, ConditionType.SUSPENDED)
+    suspended, was = is_true(turn.status, ConditionType.SUSPENDED), reason_of(turn.status, ConditionType.SUSPENDED)
     if not turn.s.spec.suspend:
         if suspended:
             turn.draft.condition(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED.value)
             turn.draft.condition(ConditionType.ADMITTED, False, Reason.PENDING.value, "queued again")
             turn.draft.set(not_before=None, avoided=())
-            turn.tell(EventReason.RESUMED, "spec.suspend is false: queued again")
+            why = "the spec has changed" if was == Reason.GPUS_IDLE.value else "spec.suspend is false"
+            turn.tell(EventReason.RESUMED, f"{why}: queued again")
         return False
     if turn.status.placement is not None:
         turn.stop(Reason.SUSPENDED, "spec.suspend is true: the gang saves a checkpoint and stops")
         return True
-    if not suspended:
+    if not suspended or was != Reason.SUSPENDED.value:
         turn.draft.condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED.value, _STOPPED)
         turn.draft.condition(ConditionType.ADMITTED, False, Reason.SUSPENDED.value, _STOPPED)
         turn.draft.set(queue=None)

@@ -18,6 +18,7 @@ from muster.cluster.status import Draft, is_true
 from muster.cluster.views import PodView
 from muster.controllers import terms
 from muster.controllers.asking import Capacity
+from muster.controllers.idle_limits import IdleLimit
 from muster.controllers.lifecycle.hindrance import Heard
 from muster_protocol.goodput import Spent
 from muster_protocol.launcher_api import Status as LauncherStatus
@@ -119,6 +120,7 @@ class Situation:
         heard: what an Event says of a pod of the gang that is being created for long, or None.
         capacity: what became of the request for more nodes, or None.
         price: money for an hour of one GPU of the present placement; 0 where it has no price.
+        idle: what the queue, or one above it, says of idle GPUs; None where none does, and without a placement.
     """
 
     job: TrainingJob
@@ -147,6 +149,7 @@ class Situation:
     heard: Heard | None = None
     capacity: Capacity | None = None
     price: float = 0.0
+    idle: IdleLimit | None = None
 
 
 @dataclass(frozen=True)
@@ -327,3 +330,5 @@ def end_run(draft: Draft, now: datetime, reason: str, message: str) -> None:
         draft.condition(kind, False, reason, message)
     if is_true(draft.status, ConditionType.STRAGGLING):
         draft.condition(ConditionType.STRAGGLING, False, reason, message)
+    if is_true(draft.status, ConditionType.GPUS_IDLE) and reason != Reason.GPUS_IDLE.value:
+        draft.condition(ConditionType.GPUS_IDLE, False, reason, message)

@@ -16,6 +16,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.cluster.pods import pod_name
 from muster.cluster.views import PodView
 from muster.controllers.asking import Capacity
+from muster.controllers.idle_limits import IdleLimit
 from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.reconcile import reconcile
@@ -108,6 +109,7 @@ class Case:
     claim: Claim | None = None
     capacity: Capacity | None = None
     heard: Heard | None = None
+    idle: IdleLimit | None = None
     notes: list[Note] = field(default_factory=list)
     writes: int = 0
     deleted_job: bool = False
@@ -138,6 +140,7 @@ class Case:
             claim=self.claim,
             capacity=self.capacity,
             heard=self.heard,
+            idle=self.idle,
             facts=told_by(self.gang(), self.facts),
             placement_hash=frozen_hash(self.job.spec, OF_PLACEMENT),
             promise_hash=frozen_hash(self.job.spec, OF_PROMISE),
