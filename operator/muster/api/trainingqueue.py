@@ -205,10 +205,10 @@ class Idle(Model):
     after: Duration | None = None
     """For how long they have to be idle, of the time in which the job trains; judged by whole minutes. Left out:
     30m."""
-    below: Annotated[int, Ge(1), Le(100), SchemaDefault(IDLE_BELOW_PERCENT)] = IDLE_BELOW_PERCENT
-    """Percent of each minute below which GPUs count as idle, by NVML, all of each worker on average."""
-    action: Annotated[IdleAction, SchemaDefault(IdleAction.REPORT.value)] = IdleAction.REPORT
-    """What follows: none, report, or suspend."""
+    below: Annotated[int, Ge(1), Le(100)] | None = None
+    """Percent of each minute below which GPUs count as idle, by NVML, all of each worker on average. Left out: 30."""
+    action: IdleAction | None = None
+    """What follows: none, report, or suspend. Left out: report."""
 
 
 class TrainingQueueSpec(Model):

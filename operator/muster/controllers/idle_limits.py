@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from muster.api.trainingqueue import IDLE_SECONDS, Idle, IdleAction, TrainingQueue
+from muster.api.trainingqueue import IDLE_BELOW_PERCENT, IDLE_SECONDS, Idle, IdleAction, TrainingQueue
 from muster_protocol.durations import parse_duration
 
 
@@ -41,4 +41,5 @@ def _limit(queue: str, idle: Idle) -> IdleLimit | None:
     if idle.action is IdleAction.NONE:
         return None
     after = IDLE_SECONDS if idle.after is None else parse_duration(idle.after)
-    return IdleLimit(queue, after, idle.below, idle.action is IdleAction.SUSPEND)
+    below = IDLE_BELOW_PERCENT if idle.below is None else idle.below
+    return IdleLimit(queue, after, below, idle.action is IdleAction.SUSPEND)
