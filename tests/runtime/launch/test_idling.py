@@ -19,8 +19,9 @@ from muster_runtime.launch.idling import Idling, trains
 from muster_runtime.launch.leader import Leader
 from muster_runtime.launch.membership import Roll
 from muster_runtime.launch.ranks import Ranks
+from muster_runtime.launch.spending import Spending
 from muster_runtime.launch.state import State
-from muster_runtime.telemetry.goodput import NOTHING, PLAIN_AFTER, SECOND, Part, Told
+from muster_runtime.telemetry.goodput import NOTHING, PLAIN_AFTER, SECOND, End, Part, Told
 
 pytestmark = pytest.mark.unit
 
@@ -127,6 +128,42 @@ def test_what_counts(part: Part, counts: bool) -> None:
 def test_a_script_without_a_session_trains_after_a_while() -> None:
     assert not trains(None, PLAIN_AFTER - 1)
     assert trains(None, PLAIN_AFTER)
+
+
+class Pulse:
+    """Of ranks that are at `part`."""
+
+    part = Part.STARTING
+
+    def told(self, rank: int) -> Told:
+        return Told(self.part, 0, NOTHING, 0, NOTHING)
+
+    def read(self, rank: int) -> None:
+        return None
+
+
+def test_a_launcher_counts_while_its_ranks_train_and_begins_anew_with_each_start() -> None:
+    now = 0
+    pulse, spending = Pulse(), Spending(0, lambda: 0.02, lambda: now * SECOND)
+
+    def pass_minutes(count: int) -> None:
+        nonlocal now
+        for _ in range(60 * count + 1):
+            spending.look()
+            now += 1
+
+    assert spending.idleness is None
+    spending.begin(pulse)  # type: ignore[arg-type]
+    pass_minutes(5)
+    assert spending.idleness == Idleness()
+    pulse.part = Part.TRAINING
+    pass_minutes(3)
+    assert spending.idleness == Idleness(180.0, (Busy(2, 0.0),))
+    spending.end(End.BROKEN)
+    assert spending.idleness is None
+    spending.begin(pulse)  # type: ignore[arg-type]
+    pass_minutes(1)
+    assert spending.idleness == Idleness(60.0, (Busy(2, 0.0),))
 
 
 def test_index_0_knows_of_all_or_of_none() -> None:
