@@ -29,7 +29,6 @@ class Idling:
 
     def _forget(self) -> None:
         self._at: int | None = None
-        self._known = False
         self._watched = 0
         self._passed, self._busy = 0, 0.0  # of the minute that is under way
         self._minutes: list[tuple[int, int]] = []  # percent, and what was watched when it ended
@@ -41,7 +40,7 @@ class Idling:
             self._forget()
             return
         passed = 0 if self._at is None else now - self._at
-        self._at, self._known = now, True
+        self._at = now
         if not counts or passed <= 0 or passed > _LONGEST:
             return
         self._passed, self._busy = self._passed + passed, self._busy + busy * passed
@@ -60,7 +59,7 @@ class Idling:
     @property
     def told(self) -> Idleness | None:
         """None where nobody knows."""
-        if not self._known:
+        if self._at is None:
             return None
         minutes = tuple(Busy(percent, (self._watched - end) / SECOND) for percent, end in self._minutes)
         return Idleness(self._watched / SECOND, minutes)

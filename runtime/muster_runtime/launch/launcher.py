@@ -410,10 +410,10 @@ class Launcher:
         )
 
     def _busy(self) -> float | None:
-        """Which part of the time this pod's GPUs are at work, 0 to 1; None where nobody knows."""
+        """Which part of the time this pod's GPUs are at work, 0 to 1; None where that of one isn't known."""
         known = [gpu.utilization for gpu in self._gpus.gpus] if self._gpus is not None else []
         told = [part for part in known if part is not None]
-        return fmean(told) if told else None
+        return fmean(told) if told and len(told) == len(known) else None
 
     def _spent(self) -> Spent | None:
         return self._spending.spent() if self._config.leads else None
