@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from muster.cli.printing import print_plainly
+from muster.cli.printing import print_table
 from muster.cli.reconcile import reconcile
 from muster.sizing.price_file import PriceFile, parse, read
 from muster.sizing.prices import Catalogue, catalogue
@@ -31,9 +31,6 @@ app = typer.Typer(
     help="What the work cost: by team, user, project and month.", no_args_is_help=True, rich_markup_mode=None
 )
 prices_app = typer.Typer(help="What GPUs and storage cost: list, check.", no_args_is_help=True, rich_markup_mode=None)
-
-_PIPED: Final = 400
-"""Columns of a table that goes to no terminal: nothing is cut off."""
 
 
 class Format(str, Enum):
@@ -191,8 +188,7 @@ def list_(
         if other is not None:
             as_of = other.as_of.isoformat() if other.as_of else ""
             table.add_row(name, "", f"{other.amount:f}", other.region, as_of, other.source)
-    console = Console()
-    print_plainly(console if console.is_terminal else Console(width=_PIPED), table)
+    print_table(Console(markup=False, highlight=False), table)
     if told := _whose(found, region):
         typer.echo(told)
 
@@ -289,8 +285,7 @@ def _print(table: Report) -> None:
     for row in table.rows:
         shown.add_row(*row.group, *_cells(row))
     shown.add_row("total", *("" for _ in table.by[1:]), *_cells(table.total), style="bold")
-    console = Console()
-    print_plainly(console if console.is_terminal else Console(width=_PIPED), shown)
+    print_table(Console(markup=False, highlight=False), shown)
     for sentence in notes(table):
         typer.echo(sentence)
 

@@ -121,7 +121,7 @@ def _user(path: Path, context: str) -> dict[str, Any]:
     """The user of the context. Raises ValueError for what the client library could only say of that it fails on it: a
     file that is no kubeconfig, or a context that there is not."""
     documents = []
-    for part in map(Path, str(path).split(os.pathsep)):
+    for part in (Path(one).expanduser() for one in str(path).split(os.pathsep) if one):
         if part.exists():
             documents.append(yaml.safe_load(part.read_text()))
             if not isinstance(documents[-1], dict):

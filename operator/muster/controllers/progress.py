@@ -7,6 +7,7 @@ about who holds which room.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -179,8 +180,9 @@ class Progress:
         if record.tracker_knows == known and now - record.tracker_told_at < tracking.FACTS_EVERY:
             return
         facts = tracking.facts(record, leader, self._currency, datetime.now(timezone.utc))
-        await self._launchers.facts(_launcher(leader, record), facts)
         record.tracker_knows, record.tracker_told_at = known, now
+        with contextlib.suppress(LauncherError):  # an older launcher has no such page; a word that is lost comes again
+            await self._launchers.facts(_launcher(leader, record), facts)
 
     async def _ask_about_leader(self, record: Record, generation: int, living: Mapping[int, PodView]) -> None:
         """The leader does not answer the operator: ask some others whether they miss it, too."""

@@ -21,6 +21,8 @@ from muster_runtime.tracking.tracker import Point, RunStatus
 COMMIT_VARIABLES: Final = ("GIT_COMMIT", "GIT_SHA", "GITHUB_SHA", "CI_COMMIT_SHA", "SOURCE_COMMIT", "VCS_REF")
 """What images are known to carry the commit in that they were built from."""
 _COMMIT: Final = re.compile(r"^[0-9a-f]{40}([0-9a-f]{24})?$")
+_SECRET: Final = re.compile(r"(?i)token|secret|passw|api[-_]?key|credential")
+_HIDDEN: Final = "***"
 _MEGABYTE: Final = 1024 * 1024
 
 
@@ -44,11 +46,12 @@ def start(config: Config, environ: Mapping[str, str], folder: Path) -> News:
         "muster.strategy": environ.get(env.STRATEGY, ""),
         "muster.checkpoint.uri": config.checkpoint_uri,
         "mlflow.source.type": "JOB",
-        "mlflow.source.name": shlex.join(config.command),
+        "mlflow.source.name": shlex.join(shown(config.command)),
         "mlflow.source.git.commit": commit(environ, folder),
         **config.tracking.tags,
     }
-    params = {"command": shlex.join(config.command), **arguments(config.command)}
+    command = shown(config.command)
+    params = {"command": shlex.join(command), **arguments(command)}
     return News(params=params, tags={name: value for name, value in tags.items() if value})
 
 
@@ -59,6 +62,21 @@ def note(config: Config) -> str:
     if config.checkpoint_uri:
         lines.append(f"Checkpoints, and profiles below `profiles/`: `{config.checkpoint_uri}`")
     return "\n\n".join(lines)
+
+
+def shown(command: Iterable[str]) -> tuple[str, ...]:
+    """The command line without what its options' names call a secret: whoever reads the tracker would read it."""
+    words: list[str] = []
+    hidden = False
+    for word in command:
+        name, equals, _ = word.partition("=")
+        secret = word.startswith("-") and _SECRET.search(name) is not None
+        if hidden and not word.startswith("-"):
+            words.append(_HIDDEN)
+        else:
+            words.append(f"{name}={_HIDDEN}" if secret and equals else word)
+        hidden = secret and not equals
+    return tuple(words)
 
 
 def arguments(command: Iterable[str]) -> dict[str, str]:

@@ -34,6 +34,10 @@ LOOK_SECONDS: Final = 15.0
 """Between two looks at GPUs and cost."""
 LAST_SECONDS: Final = 10.0
 """How long the end of a run waits for its tracker, at most."""
+AWAY_SECONDS: Final = 2.0
+"""The same, for one that did not answer last time."""
+LEAST_SECONDS: Final = 0.5
+"""The same, at least: a grace that is used up still leaves the tracker one word."""
 _AGAIN_SECONDS: Final = 30.0
 _PACKETS_KEPT: Final = 500
 _FACTS_KEPT: Final = 1_000
@@ -93,7 +97,7 @@ class Tracking:
 
     def know(self, facts: Facts) -> Refused | None:
         """The operator's word."""
-        if self._config.tracking is None:
+        if self._config.tracking is None or self._ended:
             return Refused(404, "nothing is tracked here")
         if not tracked.readable(facts):
             return Refused(400, "these are no facts")
@@ -127,14 +131,15 @@ class Tracking:
         status = tracked.status(facts, reason, by_signal=by_signal)
         self._tell(News(tags={"muster.cause": facts.cause.value, "muster.end": facts.message[:1000]}))
         self._packets.append((wire.end(status, self._clock()), 0))
-        until = time.monotonic() + min(seconds, LAST_SECONDS)
+        self._send()
+        limit = max(min(seconds, LAST_SECONDS if self._told.well is not False else AWAY_SECONDS), LEAST_SECONDS)
+        until = time.monotonic() + limit
         while self._socket is not None and time.monotonic() < until:
             self._send()
             self._listen()
             await asyncio.sleep(0.02)
         if self._socket is not None:
-            waited, why = min(seconds, LAST_SECONDS), self._told.text or "the tracker is slow"
-            say(f"tracking: not all could be told within {waited:.0f} s: {why}")
+            say(f"tracking: not all could be told within {limit:g} s: {self._told.text or 'the tracker is slow'}")
             self._process.kill()
 
     # ------------------------------------------------------------------------------------------------------------ parts

@@ -22,7 +22,8 @@ def end_soon() -> None:
     before = sys.excepthook
 
     def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, Exception):
+        # Python sets `last_value` before its own call; a script that logs by this hook, and goes on, doesn't.
+        if isinstance(error, Exception) and getattr(sys, "last_value", None) is error:
             atexit.register(_end)  # the last to come is the first to run; other hooks may tell more until then
         before(kind, error, trace)
 

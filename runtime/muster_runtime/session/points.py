@@ -6,6 +6,7 @@ often than it does anyway.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -51,15 +52,28 @@ class Points:
             at, metrics = self._steps.pop(step)
             if step not in kept:
                 continue
-            values = {name[:_NAME_LIMIT]: told for name, value in metrics.items() if (told := _decimal(value))}
-            taken = sum(len(name.encode()) + 40 for name in values) + 40
-            if part and size + taken > _BYTES_AT_ONCE:
-                yield report.Points(self._rank, part)
-                part, size = [], 0
-            part.append((step, at, values))
-            size += taken
+            piece: dict[str, str] = {}
+            size += 40
+            for name, value in metrics.items():
+                if not (told := _decimal(value)):
+                    continue
+                known = name[:_NAME_LIMIT]
+                taken = len(json.dumps(known)) + 40
+                if size + taken > _BYTES_AT_ONCE:
+                    yield report.Points(self._rank, [*part, (step, at, piece)] if piece else part)
+                    part, piece, size = [], {}, 40
+                piece[known] = told
+                size += taken
+            if piece:
+                part.append((step, at, piece))
         if part:
             yield report.Points(self._rank, part)
+
+    def settle(self, to: int) -> None:
+        """Reads what the steps up to `to` have on a device, now that the device has been waited for."""
+        for step, (_, metrics) in self._steps.items():
+            if step <= to:
+                metrics.update({name: _decimal(one) for name, one in metrics.items() if isinstance(one, torch.Tensor)})
 
     def go_back(self, step: int) -> None:
         """The run goes on after `step`; what came later was not."""

@@ -102,6 +102,8 @@ class Progress:
                     self._unsaved[number - 1] = self.latest_loss = loss
                     if self.points is not None:
                         self.points.note(number, {"loss": loss})
+            if self.points is not None:
+                self.points.settle(step)
             self._read_to = step
 
     def count(self, tokens: float, samples: int) -> None:

@@ -203,7 +203,9 @@ def _explained(base: str, status: int, body: bytes, location: str) -> TrackerErr
     if 300 <= status < 400:
         return TrackerError(f"{base} redirects to {location}: write that address into tracking.uri")
     if code:
-        lasting = status == 400 and code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+        # A run that `mlflow gc` took away does not come again: another is begun.
+        refused = status == 400 and code in ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
+        lasting = refused or code == "RESOURCE_DOES_NOT_EXIST"
         kind = _RejectedByMLflow if lasting else _Answered
         return kind(f"MLflow at {base}: {message or code}", code)
     if status in (404, 405):

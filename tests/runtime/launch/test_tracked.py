@@ -32,6 +32,23 @@ def test_options_of_a_command_line() -> None:
     assert tracked.arguments(["python", "x.py", "--bf16", "--lr", "-1"]) == {"args/bf16": "true", "args/lr": "-1"}
 
 
+def test_secrets_of_a_command_line_are_not_told() -> None:
+    words = ["x.py", "--api-key=abc", "--hf-token", "def", "--lr", "1", "-password", "ghi", "--tokens-last"]
+    told = tracked.shown(words)
+    assert not {"abc", "def", "ghi"} & {part for word in told for part in word.split("=")}
+    assert told == (
+        "x.py",
+        "--api-key=***",
+        "--hf-token",
+        "***",
+        "--lr",
+        "1",
+        "-password",
+        "***",
+        "--tokens-last",
+    )
+
+
 def test_the_commit_comes_from_the_image_or_the_folder(tmp_path: Path) -> None:
     first, second, third = "a" * 40, "b" * 40, "c" * 40
     assert tracked.commit({}, tmp_path) == ""
@@ -100,13 +117,29 @@ def test_points_are_thinned_fit_and_survive_what_is_no_number() -> None:
     assert len(told) == STEPS_AT_ONCE
     assert told[499] == {"accuracy": "249.5"}
     assert all(report.decode(report.encode(one)) is not None for one in messages)
-    (last,) = points.take(500)
+    last = list(points.take(500))
     assert not list(points.take(500))
-    assert last.points[0][2]["loss"] == "inf"
-    assert len(report.encode(last)) < report.DATAGRAM_LIMIT
+    parts = [values for message in last for step, _, values in message.points if step == 500]
+    assert {name: value for values in parts for name, value in values.items()} == {
+        **dict.fromkeys(many, "1.0"),
+        "accuracy": "250.0",
+        "loss": "inf",
+    }
+    assert len(parts) > 1, "one step may be more than a message takes"
+    assert all(len(report.encode(message)) < report.DATAGRAM_LIMIT for message in last)
     points.note(9, {"x": 1.0})
     points.go_back(8)
     assert not list(points.take(10)), "what was not, is not told"
+
+
+def test_what_lies_on_a_device_is_read_when_the_losses_are() -> None:
+    points = Points(0)
+    for step in (1, 2):
+        points.note(step, {"x": torch.tensor(step / 2)})
+    points.settle(1)
+    assert [metrics["x"] for _, metrics in points._steps.values()] == ["0.5", torch.tensor(1.0)]
+    (message,) = points.take(2)
+    assert [values for _, _, values in message.points] == [{"x": "0.5"}, {"x": "1.0"}]
 
 
 def test_a_graph_is_not_kept() -> None:

@@ -28,6 +28,11 @@ def work():
     print("thread")
 threading.Thread(target=work).start()
 atexit.register(print, "handler of later")
+if "logs" in sys.argv:
+    try:
+        raise KeyError("survived")
+    except KeyError:
+        sys.excepthook(*sys.exc_info())
 if "exits" in sys.argv: sys.exit(3)
 raise ValueError("it falls")
 """
@@ -48,3 +53,9 @@ def test_a_script_that_falls_runs_its_exit_handlers_once_and_is_not_taken_apart(
 
 def test_a_script_that_exits_by_itself_ends_as_it_did() -> None:
     assert run("soon", "exits") == run("exits") == (3, [*IN_ORDER[1:], "taken apart"], "")
+
+
+def test_a_script_that_tells_an_exception_and_goes_on_ends_as_it_did() -> None:
+    code, said, told = run("soon", "logs", "exits")
+    assert (code, said) == (3, ["hook of later", *IN_ORDER[1:], "taken apart"])
+    assert "survived" in told

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -19,8 +20,10 @@ from muster.controllers.terms import spend
 from muster.sizing.price_file import list_prices
 from muster.sizing.prices import catalogue
 from muster.telemetry.cost.chargeback import Report, notes, report
+from muster.telemetry.cost.formats import to_csv
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
 from muster.telemetry.cost.ledger import ledger
+from muster.telemetry.cost.periods import month, next_month
 from muster.telemetry.cost.rows import Entry, UnreadableRow, read, written
 from muster.telemetry.history.database import engine_of, migrate
 from muster.telemetry.history.database import parse as parse_url
@@ -91,9 +94,30 @@ def test_a_month_that_goes_on_has_a_forecast() -> None:
 
     assert (until(10).total.cost, until(10).forecast) == (Decimal(480), Decimal(1440))
     assert until(30).forecast is until(0.5).forecast is None
+    came = replace(row, begins=begins + timedelta(days=10))
+    late = report(ledger(prices, begins, begins + timedelta(days=12), [came]), [])
+    assert (late.total.cost, late.forecast) == (Decimal(96), Decimal(960)), "Muster came on the 11th"
+    assert next(notes(late)).startswith("Month to date, 2.0 days: 96.00 EUR")
     assert next(notes(until(10))) == (
         "Month to date, 10.0 days: 480.00 EUR; at this pace the month comes to 1,440.00 EUR"
     )
+
+
+def test_a_name_is_no_formula() -> None:
+    begins = datetime(2026, 10, 1, tzinfo=timezone.utc)
+    row = Interval("a", 1, 0, 0, "n", "H100", "on-demand", 1, begins, begins + timedelta(hours=1))
+    prices = catalogue({"H100/on-demand": Decimal(1)}, currency="EUR", defaults=False)
+    for name in ("=HYPERLINK(1)", "[red]x[/blue]", "@a", "+1", "-1"):
+        facts = JobFacts("a", "n", "a", "q", user=name)
+        table = report(ledger(prices, begins, next_month(begins), [row]), [facts], by=("user",))
+        (cell,) = (line["user"] for line in csv.DictReader(io.StringIO(to_csv(table))))
+        assert cell == (name if name[0] == "[" else f"'{name}")
+
+
+def test_a_month_without_a_next_one_is_refused() -> None:
+    for name in ("9999-12", "0000-01"):
+        with pytest.raises(ValueError, match="is no month"):
+            month(name)
 
 
 def test_reconcile_tells_what_is_left_in_the_store(tmp_path: Path) -> None:

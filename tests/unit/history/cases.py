@@ -399,6 +399,9 @@ def what_is_old_is_forgotten(database: Database) -> None:
         *(attempt(uid) for uid in "abc"),
         PoolInterval("H100", "spot", 8, at(0), at(5)),
         PoolInterval("H100", "spot", 9, at(5)),
+        Storage("s3://m/taken-over", at(1), "b", 5),
+        Storage("s3://m/taken-over", at(3), "a", 0),
+        Storage("s3://m/b", at(1), "b", 5),
     ]
     first_rows(database, rows)
     with engine(database) as made, made.begin() as connection:
@@ -409,6 +412,7 @@ def what_is_old_is_forgotten(database: Database) -> None:
         assert [one.uid for one in reader.jobs().jobs] == ["c", "b"]
         assert [one.gpus for one in reader.pools(at(0), at(9))] == [9]
         assert reader.job("a") is None
+        assert [one.uri for one in reader.storage()] == ["s3://m/b"], "what was taken over does not come back"
 
 
 CASES: tuple[Callable[[Database], None], ...] = (

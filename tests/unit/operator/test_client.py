@@ -14,7 +14,7 @@ import yaml
 from aiohttp import web
 
 from muster.cluster.client import Api
-from muster.cluster.credentials import Credentials, CredentialsError
+from muster.cluster.credentials import Credentials, CredentialsError, _user
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
 from muster.cluster.informer import Informer
 from muster.cluster.views import NamespaceView, VersionView
@@ -388,3 +388,10 @@ async def test_a_missing_or_broken_kubeconfig_is_said_in_one_sentence(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "absent"))
     with pytest.raises(CredentialsError, match="KUBECONFIG names"):
         await Credentials().load()
+
+
+def test_a_kubeconfig_path_may_have_empty_parts_and_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = kubeconfig(tmp_path, 1)
+    monkeypatch.setenv("HOME", str(written.parent))
+    for path in (f":{written}", f"{written}:", f"~/{written.name}"):
+        assert _user(Path(path), "") == _user(written, "")

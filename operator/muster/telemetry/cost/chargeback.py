@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final
@@ -81,11 +81,19 @@ class Report:
     def forecast(self) -> Decimal | None:
         """What the month that goes on comes to, at the pace of the days that it counts; None for any other period, and
         in a month's first day."""
-        begins, ends = self.ledger.begins, self.ledger.ends
-        over = next_month(begins)
-        if begins != month(month_of(begins))[0] or ends >= over or ends - begins < timedelta(days=1):
+        begins, ends, over = self.ledger.begins, self.ledger.ends, next_month(self.ledger.begins)
+        counted = self.counted_from
+        if counted is None or ends - counted < timedelta(days=1):
             return None
-        return rounded(Fraction(self.total.cost) * seconds(begins, over) / seconds(begins, ends), self.places)
+        if begins != month(month_of(begins))[0] or ends >= over:
+            return None
+        pace = Fraction(self.total.cost) / seconds(counted, ends)
+        return rounded(Fraction(self.total.cost) + pace * seconds(ends, over), self.places)
+
+    @property
+    def counted_from(self) -> datetime | None:
+        """Since when the period has charges: later than its begin where Muster came in its middle; None for none."""
+        return min((charge.begins for charge in self.ledger.charges), default=None)
 
 
 class UnknownGroup(ValueError):
@@ -132,7 +140,7 @@ def notes(table: Report) -> Iterator[str]:
     """What stands below a table: sentences without their full stop."""
     book = table.ledger
     if table.forecast is not None:
-        days = (book.ends - book.begins) / timedelta(days=1)
+        days = (book.ends - (table.counted_from or book.begins)) / timedelta(days=1)
         yield (
             f"Month to date, {days:,.1f} days: {table.total.cost:,.2f} {book.currency}; "
             f"at this pace the month comes to {table.forecast:,.2f} {book.currency}"
@@ -141,7 +149,7 @@ def notes(table: Report) -> Iterator[str]:
     if wasted:
         yield f"Wasted: {', '.join(wasted)}"
     for name, quantity in book.unpriced.items():
-        much = "of checkpoints" if name == Kind.STORAGE.value else f"{_hours(quantity)} GPU hours of {name}"
+        much = "checkpoints" if name == Kind.STORAGE.value else f"{_hours(quantity)} GPU hours of {name}"
         yield f"No price is known for {much}: counted as nothing. Give one with --prices, see docs/cost.md"
     for flavour, over in book.beyond.items():
         yield f"Jobs held {_hours(over)} GPU hours of {flavour} more than its pool had: rows of pools are missing"

@@ -85,6 +85,7 @@ FOCUS_COLUMNS: Final = (
 _COSTS: Final = ("BilledCost", "ContractedCost", "EffectiveCost", "PricingCurrencyEffectiveCost")
 """Columns that are the same here: nobody negotiates, prepays, or converts."""
 
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 _ALMOST: Final = timedelta(seconds=1) - timedelta(microseconds=1)
 """FOCUS counts whole seconds: a period's end is rounded up, so that none is empty."""
 
@@ -267,7 +268,9 @@ def _cell(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, Decimal):
         return f"{value:f}"
-    return "" if value is None else str(value)
+    text = "" if value is None else str(value)
+    # A user or a label may be anybody's words, and a spreadsheet takes these for a formula.
+    return f"'{text}" if text[:1] in _FORMULA else text
 
 
 def _time(moment: datetime) -> str:

@@ -21,7 +21,7 @@ def month_of(moment: datetime) -> str:
 
 def month(name: str) -> tuple[datetime, datetime]:
     """When a month like 2026-11 begins, and the next one. Raises ValueError."""
-    if not _MONTH.fullmatch(name):
+    if not _MONTH.fullmatch(name) or not "0001" <= name[:4] <= "9998":  # the next one has to be a date, too
         raise ValueError(f"{name!r} is no month; write it like 2026-11")
     begins = datetime(int(name[:4]), int(name[5:]), 1, tzinfo=timezone.utc)
     return begins, next_month(begins)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from sqlalchemy import Connection, and_, delete, select
+from sqlalchemy import Connection, and_, delete, exists, select
 
 from muster.telemetry.history.schema import (
     attempts,
@@ -21,7 +21,7 @@ from muster.telemetry.history.schema import (
 AT_ONCE: Final = 500
 """Jobs that one transaction forgets."""
 
-_PARTS: Final = (intervals, attempts, preemptions, checkpoints, storage, failures)
+_PARTS: Final = (intervals, attempts, preemptions, checkpoints, failures)
 
 
 def expire(connection: Connection, before: datetime) -> int:
@@ -32,5 +32,9 @@ def expire(connection: Connection, before: datetime) -> int:
     found = connection.execute(select(jobs.c.uid).where(old).limit(AT_ONCE)).scalars().all()
     for table in _PARTS:
         connection.execute(delete(table).where(table.c.job.in_(found)))
+    # What a later job took over goes with that job: an earlier one's row would be the uri's last word again.
+    last = storage.alias()
+    overtaken = and_(last.c.uri == storage.c.uri, last.c.at >= storage.c.at, last.c.job.in_(found))
+    connection.execute(delete(storage).where(exists().where(overtaken)))
     connection.execute(delete(jobs).where(jobs.c.uid.in_(found)))
     return len(found)
