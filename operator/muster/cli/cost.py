@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from muster.cli.printing import print_table
+from muster.cli.printing import note, print_table
 from muster.cli.reconcile import reconcile
 from muster.sizing.price_file import PriceFile, parse, read
 from muster.sizing.prices import Catalogue, catalogue
@@ -236,7 +236,7 @@ def _catalogue(path: Path | None, region: str, list_prices: bool) -> Catalogue:
         else catalogue(region=region, defaults=list_prices)
     )
     for problem in found.problems:
-        typer.echo(f"muster: {problem}", err=True)
+        note(problem)
     return found
 
 
@@ -303,5 +303,5 @@ def _text(path: Path) -> str:
 
 
 def _fail(message: str) -> NoReturn:
-    typer.echo(f"muster: {message}", err=True)
+    note(message)
     raise typer.Exit(2)

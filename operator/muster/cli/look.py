@@ -34,13 +34,13 @@ from muster.cli.wording import (
     short,
     survived,
     tracked,
-    tracker_answers,
     unsound,
     used_limits,
     waiting,
 )
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiUnreachable
+from muster.cluster.status import is_false
 from muster.cluster.views import parse_time
 from muster_protocol.durations import format_duration
 
@@ -156,7 +156,9 @@ def _facts(scene: Scene) -> Table:
         lacking = kept.message and (kept.status == "False" or kept.reason == Reason.COPY_FAILS.value)
         head.add_row("Memory tier", Text(told, "yellow" if lacking else ""))
     if status.tracking is not None:
-        head.add_row("Tracking", Text(tracked(status), "" if tracker_answers(status) else "yellow"))
+        head.add_row(
+            "Tracking", Text(tracked(status), "yellow" if is_false(status, ConditionType.TRACKING_REACHABLE) else "")
+        )
     if status.restarts or status.restarts_in_place:
         head.add_row("Restarts", _restarts(scene))
     for title, told in _replacements(scene):

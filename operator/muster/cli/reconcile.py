@@ -10,6 +10,7 @@ import typer
 
 from muster.cli.checkpoint import Endpoint, open_store
 from muster.cli.checkpoint_tables import amount
+from muster.cli.printing import note
 from muster_protocol.checkpoints.inventory import take
 from muster_protocol.errors import MusterError
 from muster_protocol.uris import parse_uri
@@ -50,7 +51,7 @@ def reconcile(
             try:
                 stored = _stored(one.uri, endpoint)
             except (MusterError, ValueError) as error:
-                typer.echo(f"muster: {one.uri}: {error}", err=True)
+                note(f"{one.uri}: {error}")
                 failed = True
                 continue
             if stored != one.bytes:
@@ -59,11 +60,11 @@ def reconcile(
         if found and not dry_run:
             tell(url, found)
     except BadUrl as error:
-        typer.echo(f"muster: --database: {error}", err=True)
+        note(f"--database: {error}")
         raise typer.Exit(2) from None
     except SQLAlchemyError as error:
         told = getattr(error, "orig", None) or error
-        typer.echo(f"muster: cannot read or write the history: {told}; check --database", err=True)
+        note(f"cannot read or write the history: {told}; check --database")
         raise typer.Exit(2) from None
     typer.echo(f"{len(known)} looked at, {len(found)} changed{', nothing written' if dry_run else ''}")
     raise typer.Exit(1 if failed else 0)

@@ -127,12 +127,6 @@ def tracked(status: TrainingJobStatus) -> str:
     return "\n".join(told)
 
 
-def tracker_answers(status: TrainingJobStatus) -> bool:
-    """Whether nothing is known to the contrary."""
-    known = find_condition(status.conditions, ConditionType.TRACKING_REACHABLE.value)
-    return known is None or known.status != "False"
-
-
 def used_limits(scene: Scene) -> Iterator[tuple[Group, int, int | None]]:
     """Of each limit of `restart` how many failures within its window there were, and how many restarts it allows."""
     spec = effective_spec(scene.job.spec, scene.job.status.defaults)

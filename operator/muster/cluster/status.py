@@ -21,6 +21,12 @@ def is_true(status: TrainingJobStatus, kind: ConditionType) -> bool:
     return condition is not None and condition.status == "True"
 
 
+def is_false(status: TrainingJobStatus, kind: ConditionType) -> bool:
+    """Not so of a condition that isn't there."""
+    condition = find_condition(status.conditions, kind.value)
+    return condition is not None and condition.status == "False"
+
+
 def reason_of(status: TrainingJobStatus, kind: ConditionType) -> str:
     """The condition's reason, or "" without the condition."""
     condition = find_condition(status.conditions, kind.value)

@@ -125,8 +125,7 @@ def count_waiting(records: Iterable[Record]) -> dict[str, int]:
     """Jobs by queue that would run if they could."""
     waiting: dict[str, int] = {}
     for record in records:
-        status = record.job.status
-        if record.placement is None and status.finished_at is None and not record.suspended and not record.deleted:
+        if record.waits:
             waiting[record.spec.queue] = waiting.get(record.spec.queue, 0) + 1
     return waiting
 

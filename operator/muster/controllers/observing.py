@@ -161,7 +161,7 @@ def _waiting(records: Iterable[Record], cache: Cache, now: datetime) -> Shown:
     priorities = {"", *cache.priorities()}
     for record in records:
         spec, status = record.spec, record.job.status
-        if record.placement is not None or status.finished_at is not None or record.suspended or record.deleted:
+        if not record.waits:
             continue
         queue = _known(spec.queue, cache.queues)
         jobs[queue, _known(spec.priority_class, priorities)] += 1

@@ -20,7 +20,6 @@ from muster.cluster.executor import exists
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
 from muster.cluster.provisioning import Answer, Asking, Request
-from muster.cluster.status import finished
 from muster.controllers.asking import FIRST_DELAY, Ask, Capacity, Wish, decide, lacks_nodes
 from muster.controllers.cache import Cache
 from muster.controllers.records import Record
@@ -66,7 +65,7 @@ class Provisioning:
         now, wall = asyncio.get_running_loop().time(), utc_now()
         wishes = list(self._wishes(records, now))
         pausing = {uid for uid, at in self._lacked.items() if now - at < LINGER and uid in records}
-        pausing = {uid for uid in pausing if _waits(records[uid])}
+        pausing = {uid for uid in pausing if records[uid].waits}
         decided = decide([wish for wish in wishes if not self._is_refused(wish, wall)], requests, pausing, wall)
         for request in decided.drop:
             await self._drop(request)
@@ -83,7 +82,7 @@ class Provisioning:
 
     def _wishes(self, records: Mapping[str, Record], now: float) -> Iterable[Wish]:
         """Jobs that have lacked nodes for a while."""
-        lacking = [record for record in records.values() if _waits(record) and lacks_nodes(record.waiting)]
+        lacking = [record for record in records.values() if record.waits and lacks_nodes(record.waiting)]
         self._lacking = {record.uid: self._lacking.get(record.uid, now) for record in lacking}
         self._lacked = {uid: at for uid, at in self._lacked.items() if now - at < LINGER}
         self._lacked |= dict.fromkeys(self._lacking, now)
@@ -135,11 +134,6 @@ class Provisioning:
             except ApiError as error:
                 if error.status not in (404, 409):
                     raise
-
-
-def _waits(record: Record) -> bool:
-    status = record.job.status
-    return record.placement is None and not record.deleted and not finished(status) and not record.suspended
 
 
 def _count(record: Record) -> int:

@@ -211,6 +211,12 @@ class Record:
         return self.spec.suspend or is_true(self.job.status, ConditionType.SUSPENDED)
 
     @property
+    def waits(self) -> bool:
+        """Whether the job would run if it could."""
+        ended = self.job.status.finished_at is not None
+        return self.placement is None and not ended and not self.suspended and not self.deleted
+
+    @property
     def placement_hash(self) -> str:
         """Of the spec's fields that a placement stands for."""
         return _hashes(self.job.spec)[0]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from muster.server.problems import BadField
+from muster_protocol.spelling import nearest
 
 SHOWN: Final = 64
 """Characters of a wrong value that are said again."""
@@ -21,8 +21,8 @@ def bad_field(item: Mapping[str, Any], known: Sequence[str]) -> BadField:
     """`item` is one of the errors of a RequestValidationError; `known` are the names that there are."""
     name = ".".join(part for part in item["loc"][1:] if isinstance(part, str))  # not the place within a list
     if item["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}" if near else f"there are {', '.join(known)}"
+        near = nearest(name, known)
+        hint = f"did you mean {near}" if near is not None else f"there are {', '.join(known)}"
         return BadField(name=name, message=f"there is no such parameter; {hint}")
     return BadField(name=name, message=_wrong(item))
 

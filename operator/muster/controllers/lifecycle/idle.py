@@ -11,7 +11,7 @@ from typing import Final
 
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.cluster.status import is_true, reason_of
+from muster.cluster.status import is_false, is_true, reason_of
 from muster.controllers.idle_limits import IdleLimit
 from muster.controllers.lifecycle.turn import Turn
 from muster_protocol.durations import format_duration
@@ -58,7 +58,8 @@ def _is_idle(turn: Turn, limit: IdleLimit, seen: Idleness) -> bool:
         f"for {format_duration(idle_for)} the GPUs of all workers were at work for {seen.busiest(idle_for)} % of a "
         f"minute at most; queue {limit.queue} wants {limit.below} % within {format_duration(limit.after)}"
     )
-    stops = limit.suspends and turn.status.checkpoint is not None and not _storage_fails(turn)
+    storage_fails = is_false(turn.status, ConditionType.CHECKPOINT_STORAGE_READY)
+    stops = limit.suspends and turn.status.checkpoint is not None and not storage_fails
     mend = "muster explain says where its time goes; if it has to be so, set health.idle to false"
     if stops:
         what_next = f"the gang saves a checkpoint, stops, and gives its GPUs back; {_GO_ON}"
@@ -73,11 +74,6 @@ def _is_idle(turn: Turn, limit: IdleLimit, seen: Idleness) -> bool:
     if stops:
         turn.stop(Reason.GPUS_IDLE, f"{told}; {_GO_ON}")
     return stops
-
-
-def _storage_fails(turn: Turn) -> bool:
-    known = find_condition(turn.status.conditions, ConditionType.CHECKPOINT_STORAGE_READY.value)
-    return known is not None and known.status == "False"
 
 
 def _take_back(turn: Turn, value: bool | None, reason: Reason, message: str) -> None:
