@@ -21,6 +21,10 @@ from muster_protocol import env
 SOCKET_NAME: Final = "report"
 DATAGRAM_LIMIT: Final = 16 * 1024
 """Bytes; a longer message is dropped."""
+PART_BYTES: Final = DATAGRAM_LIMIT // 2
+"""Of what may be too much for one message: so much goes into each, by an estimate that may be too low."""
+NAME_LIMIT: Final = 100
+"""Characters of the name of a metric or parameter."""
 
 
 @dataclass(frozen=True)
@@ -241,16 +245,12 @@ def _fits(name: str, value: Any) -> bool:
 
 
 def _is_step(step: Any, at: Any, values: Any) -> bool:
-    return type(step) is int and _fits("at", at) and _maps(values, _decimal)
+    return type(step) is int and _fits("at", at) and _maps(values, float)
 
 
 def _maps(value: Any, fits: Callable[[Any], object]) -> bool:
     """Whether it maps names to strings that `fits` takes; ValueError where it doesn't."""
     return isinstance(value, dict) and all(isinstance(one, str) and fits(one) is not None for one in value.values())
-
-
-def _decimal(text: str) -> float:
-    return float(text)
 
 
 class Reporter:

@@ -43,17 +43,16 @@ class Spending:
     def look(self) -> None:
         """Call it now and then."""
         if self._pulse is not None:
-            told = self._pulse.told(0)
-            self._ledger.look(told, self._clock())
-            self._weigh()
-            now = self._clock()
-            self._idling.look(counts=trains(told, now - self._begun), busy=self._busy(), now=now)
+            told, busy, now = self._pulse.told(0), self._busy(), self._clock()
+            self._ledger.look(told, now)
+            self._weigh(busy, now)
+            self._idling.look(counts=trains(told, now - self._begun), busy=busy, now=now)
 
-    def _weigh(self) -> None:
+    def _weigh(self, busy: float | None, now: int) -> None:
         """Time is known to be training when a step is done: then it counts how busy the GPUs were meanwhile."""
-        if (busy := self._busy()) is not None:
+        if busy is not None:
             self._looks, self._sum = self._looks + 1, self._sum + busy
-        training = self._ledger.at(self._clock())[0][Part.TRAINING]
+        training = self._ledger.at(now)[0][Part.TRAINING]
         if training > self._training:
             if self._looks and self._sum / self._looks < UNDERUSED_BELOW:
                 self._underused += training - self._training

@@ -38,6 +38,8 @@ class News:
 def start(config: Config, environ: Mapping[str, str], folder: Path) -> News:
     """What is known when the launcher starts. `folder`: where the command runs."""
     assert config.tracking is not None
+    command = shown(config.command)
+    line = shlex.join(command)
     tags = {
         "muster.job": config.job,
         "muster.namespace": config.namespace,
@@ -46,12 +48,11 @@ def start(config: Config, environ: Mapping[str, str], folder: Path) -> News:
         "muster.strategy": environ.get(env.STRATEGY, ""),
         "muster.checkpoint.uri": config.checkpoint_uri,
         "mlflow.source.type": "JOB",
-        "mlflow.source.name": shlex.join(shown(config.command)),
+        "mlflow.source.name": line,
         "mlflow.source.git.commit": commit(environ, folder),
         **config.tracking.tags,
     }
-    command = shown(config.command)
-    params = {"command": shlex.join(command), **arguments(command)}
+    params = {"command": line, **arguments(command)}
     return News(params=params, tags={name: value for name, value in tags.items() if value})
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -76,8 +77,7 @@ class Tracking:
         """How the tracker does; None where there is none."""
         if self._config.tracking is None:
             return None
-        told = self._told
-        return Told(told.well, told.url, told.text, told.dropped + self._lost)
+        return replace(self._told, dropped=self._told.dropped + self._lost)
 
     def begin(self) -> None:
         """The launcher starts."""
@@ -221,8 +221,7 @@ class Tracking:
             if not packet:
                 self._away("" if self._ended else "its process has ended")
                 return
-            told = wire.read_told(packet)
-            self._told = Told(told.well, told.url, told.text, told.dropped)
+            self._told = wire.read_told(packet)
             self._say()
 
     def _away(self, why: str) -> None:

@@ -10,9 +10,7 @@ import torch
 
 from muster_runtime import report
 
-_BYTES_AT_ONCE: Final = report.DATAGRAM_LIMIT // 2
 _VALUE_LIMIT: Final = 1_000
-_NAME_LIMIT: Final = 100
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -31,10 +29,10 @@ def messages(rank: int, about: str, values: Mapping[str, Any]) -> Iterator[repor
     for name, value in values.items():
         text = str(value)[:_VALUE_LIMIT]
         taken = len(name.encode()) + 6 * len(text) + 10
-        if part and size + taken > _BYTES_AT_ONCE:
+        if part and size + taken > report.PART_BYTES:
             yield report.Described(rank, about, part)
             part, size = {}, 0
-        part[name[:_NAME_LIMIT]] = text
+        part[name[: report.NAME_LIMIT]] = text
         size += taken
     if part:
         yield report.Described(rank, about, part)

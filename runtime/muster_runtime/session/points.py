@@ -18,8 +18,6 @@ from muster_runtime import report
 STEPS_AT_ONCE: Final = 50
 """Of the steps between two reports, about a second, so many are told: evenly, and the last one always."""
 _PENDING_AT_MOST: Final = 5_000
-_BYTES_AT_ONCE: Final = report.DATAGRAM_LIMIT // 2
-_NAME_LIMIT: Final = 100
 
 Step = dict[str, Any]
 
@@ -57,9 +55,9 @@ class Points:
             for name, value in metrics.items():
                 if not (told := _decimal(value)):
                     continue
-                known = name[:_NAME_LIMIT]
+                known = name[: report.NAME_LIMIT]
                 taken = len(json.dumps(known)) + 40
-                if size + taken > _BYTES_AT_ONCE:
+                if size + taken > report.PART_BYTES:
                     yield report.Points(self._rank, [*part, (step, at, piece)] if piece else part)
                     part, piece, size = [], {}, 40
                 piece[known] = told

@@ -10,9 +10,10 @@ import threading
 import time
 from contextlib import suppress
 
+from muster_protocol.launcher_api import Tracking as Told
 from muster_runtime.tracking import wire
 from muster_runtime.tracking.choose import tracker
-from muster_runtime.tracking.courier import Courier, Told
+from muster_runtime.tracking.courier import Courier
 
 LAST_SECONDS = 10.0
 """How long what is left is tried to be brought after the launcher has gone without a word."""

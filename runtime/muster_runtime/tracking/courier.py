@@ -10,11 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from operator import methodcaller
 from typing import Final
 
+from muster_protocol.launcher_api import Tracking as Told
 from muster_runtime.tracking.tracker import BATCH, Point, Rejected, Run, RunStatus, Tracker
 
 FLUSH_SECONDS: Final = 5.0
@@ -24,23 +25,6 @@ POINTS_KEPT: Final = 50_000
 """About 10 MB, and three quarters of an hour at twenty values a second."""
 FACTS_KEPT: Final = 2_000
 """Parameters, and tags."""
-
-
-@dataclass(frozen=True)
-class Told:
-    """How it goes.
-
-    Attributes:
-        well: the last call succeeded; None before the first.
-        url: the run's, once it is open.
-        text: what went wrong last, or "".
-        dropped: values that were given up, to make room or because the tracker will not have them.
-    """
-
-    well: bool | None = None
-    url: str = ""
-    text: str = ""
-    dropped: int = 0
 
 
 class Courier:

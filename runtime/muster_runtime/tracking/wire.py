@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from muster_runtime.tracking.courier import Courier, Told
+from muster_protocol.launcher_api import Tracking as Told
+from muster_runtime.tracking.courier import Courier
 from muster_runtime.tracking.tracker import Point, Run, RunStatus
 
 PACKET_LIMIT: Final = 128 * 1024

@@ -12,13 +12,14 @@ import torch
 from muster_protocol import exits
 from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.launcher_api import Facts, StopReason
+from muster_protocol.launcher_api import Tracking as Told
 from muster_runtime import report
 from muster_runtime.launch import tracked
 from muster_runtime.session import described
 from muster_runtime.session.points import STEPS_AT_ONCE, Points
 from muster_runtime.telemetry.gpus import Gpu
 from muster_runtime.tracking import wire
-from muster_runtime.tracking.courier import Courier, Told
+from muster_runtime.tracking.courier import Courier
 from muster_runtime.tracking.tracker import BATCH, Point, Rejected, Run, RunStatus, TrackerError
 
 pytestmark = pytest.mark.runtime
