@@ -119,9 +119,17 @@ async def installed(place: Corner) -> AsyncIterator[None]:
             return True
         return False
 
+    async def gone() -> bool:
+        try:
+            await place.api.get(f"{CRDS}/{NAME}")
+        except ApiError as error:
+            return error.status == 404
+        return False
+
     await place.until("the API is served", served)
     yield
     await place.api.delete(f"{CRDS}/{NAME}")
+    await place.until("the API is gone, so that the next test can make it", gone)
 
 
 def requests_path(place: Corner, name: str = "") -> str:
