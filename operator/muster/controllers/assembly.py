@@ -122,7 +122,7 @@ class Scheduling:
         self.nodes.on_change(lambda name: self.cache.on_node(name, self.nodes.items.get(name)))
         chronicle = self._chronicle = Chronicle(self.cache, history) if history is not None else None
         if chronicle is not None:
-            self.pods.on_change(lambda key: chronicle.on_pod(self.pods.items.get(key)))
+            self.pods.on_change(lambda key: chronicle.on_pod(self.pods.items.get(key), utc_now()))
             self.nodes.on_change(lambda _: chronicle.on_node())
         self.namespaces.on_change(self.cache.on_world)
         self.priorities.on_change(self.cache.on_world)

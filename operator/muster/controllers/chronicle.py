@@ -17,7 +17,7 @@ from muster.cluster.views import NodeView, PodView
 from muster.controllers.books import GPUS
 from muster.controllers.cache import Cache
 from muster.controllers.records import Record
-from muster.controllers.sightings import Flavour, PodOf, Seen, Sight, gone, look
+from muster.controllers.sightings import End, Flavour, PodOf, Seen, Sight, gone, look
 from muster.controllers.work import utc_now
 from muster.telemetry.cost.intervals import PoolInterval
 from muster.telemetry.history.rows import Row
@@ -35,7 +35,7 @@ class Chronicle:
     def __init__(self, cache: Cache, writer: Writer) -> None:
         self._cache, self._writer = cache, writer
         self._seen: dict[str, Seen] = {}
-        self._finished: dict[str, dict[PodOf, datetime]] = {}
+        self._finished: dict[str, dict[PodOf, End]] = {}
         self._flavours: dict[str, tuple[NodeView, Flavour, int]] = {}
         self._pools: dict[Flavour, PoolInterval] = {}
         self._nodes_changed = True
@@ -45,10 +45,13 @@ class Chronicle:
 
     # -- fed -----------------------------------------------------------------------------------------------------------
 
-    def on_pod(self, pod: PodView | None) -> None:
+    def on_pod(self, pod: PodView | None, now: datetime) -> None:
         """A pod was seen. Its end is noted at once: it may be gone before its job has a turn."""
-        if pod is not None and pod.finished is not None and pod.job:
-            self._finished.setdefault(pod.owner_uid, {})[pod.generation, pod.index, pod.attempt] = pod.finished
+        if pod is None or pod.finished is None or not pod.job:
+            return
+        ends, key = self._finished.setdefault(pod.owner_uid, {}), (pod.generation, pod.index, pod.attempt)
+        if key not in ends or ends[key].at != pod.finished:
+            ends[key] = End(pod.finished, now)
 
     def on_node(self) -> None:
         """A node has come, changed or gone."""
@@ -62,7 +65,7 @@ class Chronicle:
         self._put(rows)
         if uid in self._finished and (before is None or before.attempt != seen.attempt) and seen.attempt is not None:
             # Of placements that are over nobody asks again.
-            kept = {pod: at for pod, at in self._finished[uid].items() if pod[0] >= seen.attempt.attempt}
+            kept = {pod: end for pod, end in self._finished[uid].items() if pod[0] >= seen.attempt.attempt}
             self._finished[uid] = kept
 
     def all_seen(self) -> None:

@@ -43,6 +43,15 @@ Flavour = tuple[str, str]
 """GPU type and kind of capacity."""
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """When a pod's containers ended by its node's clock, and when that was first heard by ours. A clock that is fast
+    stays wrong: what it said is judged by when it said it, not by when a job is looked at again."""
+
+    at: datetime
+    heard: datetime
+
+
 @dataclass(frozen=True)
 class Sight:
     """One look at a job.
@@ -58,7 +67,7 @@ class Sight:
     spec: EffectiveSpec
     now: datetime
     pods: tuple[PodView, ...] = ()
-    finished: Mapping[PodOf, datetime] = field(default_factory=dict)
+    finished: Mapping[PodOf, End] = field(default_factory=dict)
     flavour: Callable[[str], Flavour] = lambda node: ("", "")
     launcher: LauncherStatus | None = None
     deleted: bool = False
@@ -307,11 +316,11 @@ def _held(
 
 def _finished(one: Interval, sight: Sight) -> Interval:
     """With the end of its containers, where kubelet has told it."""
-    at = sight.finished.get((one.attempt, one.index, one.replacement))
-    if at is None:
+    end = sight.finished.get((one.attempt, one.index, one.replacement))
+    if end is None:
         return one
-    if one.begins - CLOCKS <= at <= sight.now + CLOCKS:
-        return replace(one, ends=max(one.begins, min(at, sight.now)), estimated=False)
+    if one.begins - CLOCKS <= end.at <= end.heard + CLOCKS:
+        return replace(one, ends=max(one.begins, min(end.at, end.heard)), estimated=False)
     return one if one.ends is not None else replace(one, ends=max(sight.now, one.begins), estimated=True)
 
 

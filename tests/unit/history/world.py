@@ -229,7 +229,7 @@ class World:
         self._chronicle = Chronicle(self.nodes, self._writer)  # type: ignore[arg-type]
         for gang in self.gangs:
             for pod in gang.pods.values():
-                self._chronicle.on_pod(pod)
+                self._chronicle.on_pod(pod, at(self.now))
         self._looks()
         self._chronicle.all_seen()
         self._written(beat=True)
@@ -286,7 +286,7 @@ class World:
     def _show(self, gang: Gang, worker: Worker, **changes: Any) -> None:
         gang.pods[worker] = replace(gang.pods[worker], **changes)
         if self._chronicle is not None:
-            self._chronicle.on_pod(gang.pods[worker])
+            self._chronicle.on_pod(gang.pods[worker], at(self.now))
 
     # -- what the operator decides -------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from muster.api.names import Phase as JobPhase
 from muster.api.placement import Stop
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import CommittedCheckpoint
-from muster.controllers.sightings import PodOf, Seen, Sight, gone, look
+from muster.controllers.sightings import End, PodOf, Seen, Sight, gone, look
 from muster.telemetry.cost.intervals import Interval
 from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage
 from muster.telemetry.history.upserts import Key, key_of
@@ -32,7 +32,7 @@ class Story:
 
     case: Case
     seen: Seen | None = None
-    finished: dict[PodOf, datetime] = field(default_factory=dict)
+    finished: dict[PodOf, End] = field(default_factory=dict)
     rows: dict[Key, Row] = field(default_factory=dict)
     put: int = 0
     deleted: bool = False
@@ -40,7 +40,9 @@ class Story:
     def sight(self) -> Sight:
         case = self.case
         pods = tuple(case.pods.values())
-        self.finished |= {(pod.generation, pod.index, pod.attempt): pod.finished for pod in pods if pod.finished}
+        for pod in pods:
+            if pod.finished is not None:
+                self.finished.setdefault((pod.generation, pod.index, pod.attempt), End(pod.finished, case.now))
         return Sight(
             case.job,
             effective_spec(case.job.spec),
@@ -148,7 +150,7 @@ def test_an_end_that_the_turn_did_not_see() -> None:
     """The pod is gone by the time of the turn, and the watch had shown its end."""
     story = running()
     story.case.later(50)
-    story.finished[1, 1, 0] = START + timedelta(seconds=55)
+    story.finished[1, 1, 0] = End(START + timedelta(seconds=55), story.case.now)
     story.case.vanish(story.case.worker(1).name)
     story.look()
     assert story.intervals()[1] == (1, 1, 0, "b", 10, 55, False)
@@ -276,8 +278,8 @@ def test_an_end_that_kubelet_tells_late_goes_before_a_guess() -> None:
     story.case.vanish(story.case.worker(1).name)
     story.look()
     assert story.intervals()[1] == (1, 1, 0, "b", 10, 60, True)
-    story.finished[1, 1, 0] = START + timedelta(seconds=57)
     story.case.later(5)
+    story.finished[1, 1, 0] = End(START + timedelta(seconds=57), story.case.now)
     story.look()
     assert story.intervals()[1] == (1, 1, 0, "b", 10, 57, False)
 
@@ -291,6 +293,10 @@ def test_a_node_whose_clock_is_wrong_is_not_believed(says: int, ends: int, estim
     story.finish(1, START + timedelta(seconds=says))
     story.look()
     assert story.intervals()[1] == (1, 1, 0, "b", 10, ends, estimated)
+    story.case.later(1_000)
+    story.finish(0, story.case.now)
+    story.look()
+    assert story.intervals() == [(1, 0, 0, "a", 10, 1_060, False), (1, 1, 0, "b", 10, ends, estimated)], "nor later"
 
 
 def test_a_job_that_is_deleted() -> None:
