@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from muster.cli.printing import note, print_table
-from muster.cli.reconcile import reconcile
+from muster.cli.reconcile import HISTORY_URL, reconcile
 from muster.sizing.price_file import PriceFile, parse, read
 from muster.sizing.prices import Catalogue, catalogue
 from muster.telemetry.cost import formats, rows
@@ -57,13 +57,16 @@ app.command("reconcile")(reconcile)
 
 @app.command("report")
 def report_(
+    context: typer.Context,
     intervals: Annotated[
         list[Path] | None, typer.Option(help="JSON lines of who held which GPUs when; may be given again.")
     ] = None,
     pools: Annotated[
         list[Path] | None, typer.Option(help="JSON lines of the GPUs that the cluster had; for what was idle.")
     ] = None,
-    database: Annotated[str | None, typer.Option(help="URL of the history's database, in place of files.")] = None,
+    database: Annotated[
+        str | None, typer.Option(envvar=HISTORY_URL, help="URL of the history's database, in place of files.")
+    ] = None,
     by: Annotated[
         str, typer.Option(help="queue, namespace, user, project, month, job, flavour, label:KEY; several with commas.")
     ] = "queue",
@@ -76,7 +79,7 @@ def report_(
     prices: PricesFile = None,
     region: Region = "",
     list_prices: ListPrices = True,
-    cluster: Annotated[str, typer.Option(help="Its name: FOCUS's billing account, and on the page.")] = "cluster",
+    cluster: Annotated[str, typer.Option(help="Its name: FOCUS's billing account, and on the page.")] = "",
 ) -> None:
     """A chargeback from the history, or from exported rows.
 
@@ -86,8 +89,11 @@ def report_(
       muster cost report --database sqlite:////PATH/history.db --by queue,user
       muster cost report --intervals october.jsonl --month 2026-10 --format focus
     """
+    source = context.get_parameter_source("database")
+    if intervals and source is not None and source.name == "ENVIRONMENT":
+        database = None  # who names files means them
     if (database is None) == (not intervals):
-        _fail("give either --intervals FILE or --database URL")
+        _fail(f"give either --intervals FILE or --database URL, which {HISTORY_URL} may hold")
     charged = _catalogue(prices, region, list_prices)
     try:
         if database is not None:
@@ -98,7 +104,7 @@ def report_(
         _fail(str(error))
     book = ledger(charged, begins, ends, found.intervals, parts=found.parts, pools=found.pools, stored=found.stored)
     if form is Format.FOCUS:
-        account = formats.Account(cluster=cluster, host=cluster, region=charged.region)
+        account = formats.Account.named(cluster, charged.region)
         typer.echo(formats.to_focus(book, found.jobs, account), nl=False)
         return
     try:
@@ -132,7 +138,7 @@ def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, dat
     # Here, since the other commands do without a database's libraries.
     from sqlalchemy.exc import SQLAlchemyError
 
-    from muster.telemetry.history.database import BadUrl
+    from muster.telemetry.history.database import BadUrl, OldTables
     from muster.telemetry.history.database import parse as parse_url
     from muster.telemetry.history.reading import Reader
 
@@ -142,6 +148,7 @@ def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, dat
     except BadUrl as error:
         raise ValueError(f"--database: {error}") from None
     try:
+        reader.check()
         seen_at = reader.seen_at()
         found = rows.Rows(
             intervals=list(reader.intervals(begins, ends)),
@@ -150,6 +157,8 @@ def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, dat
             parts=list(reader.parts(begins, ends)),
             stored=list(reader.stored(begins, ends)),
         )
+    except OldTables as error:
+        raise ValueError(f"cannot read the history: {error}") from None
     except SQLAlchemyError as error:
         raise ValueError(
             f"cannot read the history: {getattr(error, 'orig', None) or error}; check --database"

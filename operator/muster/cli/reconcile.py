@@ -4,7 +4,7 @@ the operator may not, and what is deleted outside a run tells nobody."""
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,9 +15,15 @@ from muster_protocol.checkpoints.inventory import take
 from muster_protocol.errors import MusterError
 from muster_protocol.uris import parse_uri
 
+HISTORY_URL: Final = "MUSTER_HISTORY_URL"
+"""Where commands find the database's URL: as an argument its password stands in `ps` and in the shell's history."""
+
 
 def reconcile(
-    database: Annotated[str, typer.Option(help="URL of the history's database.")],
+    database: Annotated[
+        str,
+        typer.Option(envvar=HISTORY_URL, help="URL of the history's database; a password is safer in the variable."),
+    ],
     under: Annotated[str, typer.Option(help="Only uris that begin with this.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what has changed.")] = False,
     endpoint: Endpoint = None,
@@ -34,7 +40,7 @@ def reconcile(
     """
     from sqlalchemy.exc import SQLAlchemyError
 
-    from muster.telemetry.history.database import BadUrl, parse
+    from muster.telemetry.history.database import BadUrl, OldTables, parse
     from muster.telemetry.history.reading import Reader
     from muster.telemetry.history.rows import Storage
     from muster.telemetry.history.upserts import tell
@@ -43,6 +49,7 @@ def reconcile(
         url = parse(database)
         reader = Reader(url)
         try:
+            reader.check()
             known = [one for one in reader.storage() if one.bytes and one.uri.startswith(under)]
         finally:
             reader.close()
@@ -61,6 +68,9 @@ def reconcile(
             tell(url, found)
     except BadUrl as error:
         note(f"--database: {error}")
+        raise typer.Exit(2) from None
+    except OldTables as error:
+        note(f"cannot read the history: {error}")
         raise typer.Exit(2) from None
     except SQLAlchemyError as error:
         told = getattr(error, "orig", None) or error

@@ -100,7 +100,7 @@ class Past:
             stored=[row for row in reader.stored(begins, ends) if row.job in uids],
         )
         if query.format is CostForm.FOCUS:
-            account = formats.Account(cluster=query.cluster, host=query.cluster, region=self.prices.region)
+            account = formats.Account.named(query.cluster, self.prices.region)
             return formats.to_focus(book, jobs, account)
         page = query.format is CostForm.HTML
         try:

@@ -173,5 +173,5 @@ class CostQuery(BaseModel):
     format: CostForm = Field(CostForm.JSON, description="json, csv, html: a page; or focus: the FinOps CSV.")
     namespace: Name = Field("", description="Only jobs of this namespace.")
     cluster: Annotated[str, StringConstraints(max_length=253)] = Field(
-        "cluster", description="Its name: FOCUS's billing account, and on the page."
+        "", description="Its name: FOCUS's billing account, and on the page."
     )

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import sqlite3
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -36,8 +37,8 @@ pytestmark = pytest.mark.unit
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "cost"
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+def run(*arguments: str, columns: int = 200, **variables: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": str(columns), **variables})
 
 
 def reported(*arguments: str) -> str:
@@ -101,6 +102,15 @@ def test_a_month_that_goes_on_has_a_forecast() -> None:
     assert next(notes(until(10))) == (
         "Month to date, 10.0 days: 480.00 EUR; at this pace the month comes to 1,440.00 EUR"
     )
+
+
+def test_money_is_never_cut_and_a_name_is_no_markup(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text((EXAMPLE / "october.jsonl").read_text().replace('"user": "', '"user": "[red]x[/blue]'))
+    found = run("cost", "report", "--intervals", str(file), "--month", "2026-10", "--by", "user,queue", columns=80)
+    assert found.exit_code == 0, found.output
+    assert "[red]x[/blue]" in found.stdout
+    assert "…" not in found.stdout
 
 
 def test_a_name_is_no_formula() -> None:
@@ -199,6 +209,43 @@ def test_a_line_that_is_no_row_says_which_and_why(line: str, said: str, tmp_path
 def test_what_was_asked_wrongly_is_said(arguments: list[str], said: str) -> None:
     found = run("cost", "report", *arguments)
     assert (found.exit_code, said in found.stderr) == (2, True), found.stderr
+
+
+def test_a_database_may_be_named_by_a_variable_and_files_go_before_it(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/history.db"
+    tell(parse_url(url), [Storage("gs://elsewhere/run", datetime(2026, 11, 20, tzinfo=timezone.utc), "a", 1)])
+    assert run("cost", "reconcile", "--under", "s3://", MUSTER_HISTORY_URL=url).stdout == "0 looked at, 0 changed\n"
+    assert run("cost", "report", MUSTER_HISTORY_URL=url).exit_code == 0
+    files = ("--intervals", str(EXAMPLE / "october.jsonl"), "--month", "2026-10")
+    assert run("cost", "report", *files, MUSTER_HISTORY_URL=url).stdout.startswith("QUEUE")
+    assert "give either" in run("cost", "report", *files, "--database", url).stderr
+
+
+@pytest.mark.parametrize("command", ["report", "reconcile"])
+def test_an_older_operators_database_and_none_at_all_are_told(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    asked = ("cost", command, "--database", f"sqlite:///{path}")
+    found = run(*asked)
+    assert (found.exit_code, "cannot" in found.stderr, path.exists()) == (2, True, False), "a typo leaves no file"
+    path.touch()
+    found = run(*asked)
+    assert (found.exit_code, "no operator has written a history there" in found.stderr) == (2, True), found.stderr
+    tell(parse_url(f"sqlite:///{path}"), [])
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE alembic_version SET version_num = '0001'")
+        database.execute("DROP TABLE storage")
+    found = run(*asked)
+    assert found.exit_code == 2
+    assert "version 0001, and this muster reads 0002: the operator that writes it is older; upgrade it" in found.stderr
+
+
+def test_a_page_keeps_a_labels_letters_and_does_not_call_a_cluster_cluster() -> None:
+    page = reported("--format", "html", "--by", "label:Team,queue")
+    assert "<h1>Cost of the cluster by label:Team, queue</h1>" in page
+    assert '<th class="group">label:Team</th><th class="group">Queue</th>' in page
+    assert "<h1>Cost of moon by" in reported("--format", "html", "--cluster", "moon")
+    (account,) = {row["BillingAccountId"] for row in csv.DictReader(io.StringIO(reported("--format", "focus")))}
+    assert account == "cluster"
 
 
 def test_the_history_gives_the_same_report_and_what_goes_on_is_counted_as_far_as_it_reaches(tmp_path: Path) -> None:

@@ -153,6 +153,12 @@ class Account:
     host: str = "Muster"
     region: str = ""
 
+    @classmethod
+    def named(cls, cluster: str, region: str) -> Account:
+        """Of a cluster that has a name, or (empty) none; who owns its machines is not known apart from it."""
+        name = cluster or cls.cluster
+        return cls(cluster=name, host=name, region=region)
+
 
 def to_focus(ledger: Ledger, jobs: Iterable[JobFacts], account: Account) -> str:
     """The ledger as FOCUS CSV: a row for each job, month, flavour and rate, and for what was idle or kept."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Final
 
-from muster.telemetry.cost.chargeback import Report, Row
+from muster.telemetry.cost.chargeback import LABEL, Report, Row
 
 COLUMNS: Final = ("GPU hours", "Useful", "Wasted", "Idle", "Storage", "Cost", "Saved by spot")
 
@@ -29,7 +29,7 @@ def to_html(report: Report, notes: Sequence[str], *, cluster: str = "") -> str:
     """`notes` stand below the table, a sentence each."""
     book = report.ledger
     money = book.currency
-    heads = [(name.capitalize(), "group") for name in report.by]
+    heads = [(name if name.startswith(LABEL) else name.capitalize(), "group") for name in report.by]
     heads += [(f"{name}, {money}" if name == "Cost" else name, "") for name in COLUMNS]
     period = f"{book.begins:%Y-%m-%d %H:%M} to {book.ends:%Y-%m-%d %H:%M} UTC"
     title = f"Cost of {cluster or 'the cluster'} by {', '.join(report.by)}"

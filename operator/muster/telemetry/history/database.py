@@ -27,6 +27,10 @@ CONNECT_SECONDS: Final = 10
 BUSY_SECONDS: Final = 10
 
 
+class OldTables(RuntimeError):
+    """The tables are of an older version, or there are none; the message says what to do."""
+
+
 class BadUrl(ValueError):
     """Nothing can be stored at this URL; the message says why, without the password."""
 
@@ -47,15 +51,25 @@ def parse(text: str) -> URL:
 
 
 def engine_of(url: URL, *, writes: bool) -> Engine:
-    """Connections are made when they are needed. `writes`: a transaction takes SQLite's write lock when it begins."""
+    """Connections are made when they are needed. `writes`: a transaction takes SQLite's write lock when it begins, and
+    SQLite makes the file where there is none."""
     if url.drivername.startswith("sqlite"):
         # A connection for each use: they cost little, and none is left open for a thread that is gone.
         engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, poolclass=NullPool)
+        if not writes:
+            event.listen(engine, "do_connect", _existing)
         event.listen(engine, "connect", _on_sqlite)
         event.listen(engine, "begin", _begin_to_write if writes else _begin)
         return engine
     options = {"connect_timeout": CONNECT_SECONDS, "application_name": "muster"}
     return create_engine(url, connect_args=options, pool_pre_ping=True, pool_size=2, pool_recycle=1800)
+
+
+def _existing(_dialect: Any, _record: Any, arguments: list[Any], options: dict[str, Any]) -> None:
+    """Who only reads leaves no empty database at a path that was mistyped."""
+    if not options.get("uri"):
+        arguments[0] = f"{Path(arguments[0]).absolute().as_uri()}?mode=rw"
+        options["uri"] = True
 
 
 def _on_sqlite(connection: Any, _: Any) -> None:
@@ -79,15 +93,38 @@ def migrate(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    config = _config()
     config.attributes["connection"] = connection
     script = ScriptDirectory.from_config(config)
     found, known = MigrationContext.configure(connection).get_current_revision(), script.get_current_head()
     if found == known:
         return
-    if found is not None and found not in {step.revision for step in script.walk_revisions()}:
+    if found is not None and found not in _revisions(script):
         log.warning("history: the database has the tables of a newer version, %s: going on as with %s", found, known)
         return
     command.upgrade(config, "head")
     log.info("history: the database has the tables of version %s now", known)
+
+
+def check(connection: Connection) -> None:
+    """Whether this version can read the tables: it only reads, so it does not bring them there. Raises OldTables."""
+    script = ScriptDirectory.from_config(_config())
+    found, known = MigrationContext.configure(connection).get_current_revision(), script.get_current_head()
+    if found is None:
+        raise OldTables("no operator has written a history there; check --database")
+    if found != known and found in _revisions(script):
+        raise OldTables(
+            f"its tables are of version {found}, and this muster reads {known}: the operator that writes it is older; "
+            "upgrade it"
+        )
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    return config
+
+
+def _revisions(script: ScriptDirectory) -> set[str]:
+    """All that this version knows."""
+    return {step.revision for step in script.walk_revisions()}

@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL, Row
 
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
 from muster.telemetry.history import rows, schema
-from muster.telemetry.history.database import engine_of
+from muster.telemetry.history.database import check, engine_of
 from muster.telemetry.history.schema import KINDS, attempts, intervals, jobs, pools, preemptions, storage
 
 LONGEST_PAGE: Final = 1_000
@@ -80,6 +80,11 @@ class Reader:
 
     def close(self) -> None:
         self._engine.dispose()
+
+    def check(self) -> None:
+        """Whether the tables are those that this version reads. Raises OldTables."""
+        with self._reading() as connection:
+            check(connection)
 
     def jobs(self, which: Filter | None = None, *, after: Cursor | None = None, limit: int = 100) -> Page:
         """A page of at most `limit` (1,000) jobs."""
