@@ -70,6 +70,7 @@ class ExitFacts:
         failures: of those, how many followed a failure of the script; None: all.
         signature: by which this failure is known again: its exception, without numbers, and place; or "".
         suspect: of a hang: the rank is one of those that held up the others.
+        stored: bytes that all committed checkpoints under the run's uri take, from rank 0's pod; None: not told.
         alike: failures in a row that these pods have seen with this signature at this step, this one included.
         spent: where this launcher's time went, from index 0.
     """
@@ -89,6 +90,7 @@ class ExitFacts:
     alike: int = 1
     spent: Spent | None = None
     suspect: bool = False
+    stored: int | None = None
 
 
 def encode(facts: ExitFacts) -> str:
@@ -131,6 +133,7 @@ def _plausible(facts: ExitFacts) -> bool:
         (facts.rank, 0, 2**31),
         (facts.step, 0, 2**63),
         (facts.committed_step, 0, 2**63),
+        (facts.stored, 0, 2**63),
         (facts.incarnation, 0, 2**63),
         (facts.restarts, 0, 2**31),
         (facts.failures, 0, 2**31),

@@ -18,6 +18,7 @@ from muster.controllers.books import GPUS
 from muster.controllers.cache import Cache
 from muster.controllers.records import Record
 from muster.controllers.sightings import End, Flavour, PodOf, Seen, Sight, gone, look
+from muster.controllers.stored import Left, left_by
 from muster.controllers.work import utc_now
 from muster.telemetry.cost.intervals import PoolInterval
 from muster.telemetry.history.rows import Row
@@ -36,6 +37,7 @@ class Chronicle:
         self._cache, self._writer = cache, writer
         self._seen: dict[str, Seen] = {}
         self._finished: dict[str, dict[PodOf, End]] = {}
+        self._left: dict[str, Left] = {}
         self._flavours: dict[str, tuple[NodeView, Flavour, int]] = {}
         self._pools: dict[Flavour, PoolInterval] = {}
         self._nodes_changed = True
@@ -52,6 +54,9 @@ class Chronicle:
         ends, key = self._finished.setdefault(pod.owner_uid, {}), (pod.generation, pod.index, pod.attempt)
         if key not in ends or ends[key].at != pod.finished:
             ends[key] = End(pod.finished, now)
+            left = left_by(pod)
+            if left is not None:
+                self._left[pod.owner_uid] = max(left, self._left.get(pod.owner_uid, left))
 
     def on_node(self) -> None:
         """A node has come, changed or gone."""
@@ -77,14 +82,18 @@ class Chronicle:
         seen = self._seen.pop(record.uid, None)
         if seen is not None:
             self._put(gone(seen, self._sight(record, (), now)))
-        self._finished.pop(record.uid, None)
+        self._drop(record.uid)
 
     def forget_ended(self, uid: str, now: datetime) -> None:
         """The object of a job is gone that had ended and held nothing."""
         seen = self._seen.pop(uid, None)
         if seen is not None:
             self._put([replace(seen.job, deleted_at=now)])
+        self._drop(uid)
+
+    def _drop(self, uid: str) -> None:
         self._finished.pop(uid, None)
+        self._left.pop(uid, None)
 
     # -- written -------------------------------------------------------------------------------------------------------
 
@@ -129,6 +138,7 @@ class Chronicle:
             self._flavour_of,
             record.launcher if current else None,
             record.deleted,
+            self._left.get(record.uid),
         )
 
     def _flavour_of(self, name: str) -> Flavour:

@@ -19,6 +19,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Goodput, PastFailure, TrainingJobStatus
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle.turn import TERMINAL
+from muster.controllers.stored import Left, stored
 from muster.telemetry.cost.intervals import Interval
 from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage
 from muster_protocol.launcher_api import Status as LauncherStatus
@@ -31,9 +32,6 @@ STEADY: Final = timedelta(minutes=10)
 
 DELETED: Final = "Deleted"
 """Why an attempt ended whose job is gone before its end."""
-
-MOST_BYTES: Final = 2**62
-"""More than any store has."""
 
 Worker = tuple[int, int]
 """Index and number of its pod."""
@@ -61,6 +59,7 @@ class Sight:
         flavour: of a node by its name; empty words for one that is gone.
         launcher: the last answer of the present placement's leader, or None.
         deleted: the job's object is gone.
+        left: the last word of index 0's pods that have ended on what checkpoints take.
     """
 
     job: TrainingJob
@@ -71,6 +70,7 @@ class Sight:
     flavour: Callable[[str], Flavour] = lambda node: ("", "")
     launcher: LauncherStatus | None = None
     deleted: bool = False
+    left: Left | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,7 @@ def gone(seen: Seen, sight: Sight) -> list[Row]:
     """The job's object is gone with all its pods."""
     rows: list[Row] = [replace(seen.job, deleted_at=seen.job.deleted_at or sight.now)]
     _end(seen, sight, rows)
+    _keep(seen, sight, rows)
     return rows
 
 
@@ -156,9 +157,8 @@ def _basis(sight: Sight) -> tuple[object, ...]:
 
 
 def _stored(sight: Sight) -> int | None:
-    """Bytes of all checkpoints. What a launcher tells is not believed without limit."""
-    told = sight.launcher.stored if sight.launcher is not None else None
-    return min(told, MOST_BYTES) if isinstance(told, int) and told >= 0 else None
+    """Bytes of all checkpoints."""
+    return stored(sight.launcher, sight.left)
 
 
 def _job(sight: Sight, deleted_at: datetime | None) -> Job:
@@ -381,10 +381,7 @@ def _events(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
             )
         )
         seen = replace(seen, step=saved.step)
-    stored, checkpoint = _stored(sight), sight.spec.checkpoint
-    if stored is not None and stored != seen.stored and checkpoint is not None:
-        rows.append(Storage(checkpoint.uri.rstrip("/"), sight.now, uid, stored))
-        seen = replace(seen, stored=stored)
+    seen = _keep(seen, sight, rows)
     if status.recent_failures != seen.failures:
         rows += (
             Failure(uid, one.at, one.cause, one.index, one.node or "", one.step, one.in_place, one.message)
@@ -393,3 +390,12 @@ def _events(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
         )
         seen = replace(seen, failures=status.recent_failures)
     return seen
+
+
+def _keep(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
+    """What its checkpoints take, where that has changed."""
+    found, checkpoint = _stored(sight), sight.spec.checkpoint
+    if found is None or found == seen.stored or checkpoint is None:
+        return seen
+    rows.append(Storage(checkpoint.uri.rstrip("/"), sight.now, sight.job.metadata.uid, found))
+    return replace(seen, stored=found)

@@ -402,6 +402,7 @@ class Launcher:
         return replace(
             facts,
             committed_step=self._committed(),
+            stored=self._progress.stored,
             step=self._step(),
             incarnation=self._incarnation,
             restarts=self._restarts,

@@ -35,6 +35,7 @@ mark("stopped" if 0 < left < 60 else "bad-deadline")
 if RANK == 0:
     Path(__file__).with_name("committed").write_text(str(step))
     reporter.send(report.CheckpointCommitted(0, step, "s3://models/x", 0.1, 1000, time.time()))
+    reporter.send(report.Stored(0, 7000))
 sys.exit(75)
 """
 PLAIN = "mark('running')\ntime.sleep(600)\n"
@@ -161,6 +162,7 @@ def test_sigterm_at_any_pod_stops_the_sessions_of_all_with_a_checkpoint(make_gan
         assert (facts.cause, facts.exit_code) == (Cause.PREEMPTED, EXIT_PREEMPTED), pod.log()
     committed = int((gang.folder / "committed").read_text())
     assert pods[0].end().committed_step == committed, "what a rank says just before its end is heard"
+    assert [pod.end().stored for pod in pods] == [7000, None], "rank 0 tells it"
     assert gang.marks("stopped") == {f"mark-stopped-{rank}" for rank in range(4)}
     assert gang.marks("sigterm") == set(), "a session is asked by the control word, not by a signal"
 

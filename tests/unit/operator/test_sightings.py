@@ -13,7 +13,10 @@ from muster.api.names import Phase as JobPhase
 from muster.api.placement import Stop
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import CommittedCheckpoint
+from muster.controllers.chronicle import Chronicle
+from muster.controllers.records import Record
 from muster.controllers.sightings import End, PodOf, Seen, Sight, gone, look
+from muster.controllers.stored import Left, left_by, stored
 from muster.telemetry.cost.intervals import Interval
 from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage
 from muster.telemetry.history.upserts import Key, key_of
@@ -33,6 +36,7 @@ class Story:
     case: Case
     seen: Seen | None = None
     finished: dict[PodOf, End] = field(default_factory=dict)
+    left: Left | None = None
     rows: dict[Key, Row] = field(default_factory=dict)
     put: int = 0
     deleted: bool = False
@@ -41,6 +45,7 @@ class Story:
         case = self.case
         pods = tuple(case.pods.values())
         for pod in pods:
+            self.left = left_by(pod) or self.left
             if pod.finished is not None:
                 self.finished.setdefault((pod.generation, pod.index, pod.attempt), End(pod.finished, case.now))
         return Sight(
@@ -52,6 +57,7 @@ class Story:
             lambda node: ("H100", "spot" if node.startswith("s") else "on-demand"),
             case.launcher,
             self.deleted,
+            self.left,
         )
 
     def look(self) -> None:
@@ -75,8 +81,10 @@ class Story:
                 break
         self.look()
 
-    def finish(self, index: int, at: datetime, cause: exits.Cause = exits.Cause.SUCCEEDED, code: int = 0) -> None:
-        self.case.end(index, cause, code)
+    def finish(
+        self, index: int, at: datetime, cause: exits.Cause = exits.Cause.SUCCEEDED, code: int = 0, **facts: Any
+    ) -> None:
+        self.case.end(index, cause, code, **facts)
         self.case.change(self.case.worker(index).name, finished=at)
 
     def of(self, kind: type[Any]) -> list[Any]:
@@ -248,12 +256,51 @@ def test_checkpoints_with_what_the_launcher_says_of_them() -> None:
 
 def test_what_checkpoints_take_is_told_when_it_changes() -> None:
     story = running(checkpoint={"uri": "s3://models/a/"})
-    for stored in (None, 100, 100, 300, -1, 2**70, 0):
+    for size in (None, 100, 100, 300, -1, 2**70, 0):
         story.case.later(10)
-        story.case.launcher = replace(Status(Phase.RUNNING, 1, 1, 0), stored=stored)
+        story.case.launcher = replace(Status(Phase.RUNNING, 1, 1, 0), stored=size)
         story.look()
     told = [(one.uri, (one.at - START).total_seconds(), one.bytes) for one in story.of(Storage)]
     assert told == [("s3://models/a", at, size) for at, size in ((30, 100), (50, 300), (70, 2**62), (80, 0))]
+
+
+def told_of_storage(story: Story) -> list[tuple[float, int]]:
+    return [((one.at - START).total_seconds(), one.bytes) for one in story.of(Storage)]
+
+
+def test_what_the_last_save_took_is_told_by_the_pods_end() -> None:
+    """The launcher is asked every ten seconds: of a short run perhaps never after a save."""
+    story = running(checkpoint={"uri": "s3://models/a"})
+    story.case.launcher = replace(Status(Phase.RUNNING, 1, 1, 0), stored=100)
+    story.look()
+    story.case.later(30)
+    story.finish(1, story.case.now, incarnation=1, stored=1)
+    story.finish(0, story.case.now, incarnation=1, stored=300)
+    story.look()
+    assert told_of_storage(story) == [(10, 100), (40, 300)], "rank 0 tells it, on index 0"
+    story.settle()
+    story.case.later(30)
+    story.deleted = True
+    story.gone()
+    assert told_of_storage(story) == [(10, 100), (40, 300)], "once"
+
+
+def test_a_job_that_is_deleted_while_it_saves_leaves_its_last_word() -> None:
+    story = running(checkpoint={"uri": "s3://models/a"})
+    story.case.later(30)
+    story.finish(0, story.case.now, exits.Cause.PREEMPTED, 75, incarnation=1, stored=300)
+    story.deleted = True
+    story.gone()
+    assert [size for _, size in told_of_storage(story)] == [300]
+
+
+@pytest.mark.parametrize(
+    ("generation", "incarnation", "counts"), [(1, 2, 300), (1, 3, 300), (1, 1, 500), (0, 9, 500), (2, 1, 300)]
+)
+def test_the_newest_word_on_storage_counts(generation: int, incarnation: int, counts: int) -> None:
+    launcher, left = replace(Status(Phase.RUNNING, 1, 2, 0), stored=500), Left(generation, incarnation, 300)
+    assert stored(launcher, left) == counts
+    assert stored(replace(launcher, stored=None), left) == stored(None, left) == 300
 
 
 def test_what_an_operator_finds_without_a_pod_is_left_as_it_was() -> None:
@@ -361,3 +408,35 @@ def test_who_pays_by_label_or_annotation() -> None:
     story.look()
     (row,) = story.of(Job)
     assert (row.user, row.project, row.labels) == ("ada@example.com", "llm", labels)
+
+
+class NoNodes:
+    """A cache that knows of none."""
+
+    def node(self, name: str) -> None:
+        return None
+
+
+class Put:
+    """A writer that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def put(self, rows: Any) -> None:
+        self.rows += rows
+
+
+def test_what_a_pod_left_is_remembered_when_it_is_gone() -> None:
+    """Its end was on the watch, and its job had no turn before it went."""
+    story, writer = running(checkpoint={"uri": "s3://models/a"}), Put()
+    record = Record.of(story.case.job)
+    chronicle = Chronicle(NoNodes(), writer)  # type: ignore[arg-type]
+    story.finish(0, story.case.now, incarnation=1, stored=300)
+    chronicle.on_pod(story.case.worker(0), story.case.now)
+    chronicle.forget_ended("another", story.case.now)
+    chronicle.see(record, (), story.case.now)
+    assert [row.bytes for row in writer.rows if isinstance(row, Storage)] == [300]
+    chronicle.forget(record, story.case.now)
+    assert not chronicle._left
+    assert not chronicle._finished
