@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from muster.cli.checkpoint import Endpoint, open_store
+from muster.cli.checkpoint import open_store
 from muster.cli.checkpoint_tables import amount
 from muster.cli.printing import note
 from muster_protocol.checkpoints.inventory import take
@@ -26,7 +26,14 @@ def reconcile(
     ],
     under: Annotated[str, typer.Option(help="Only uris that begin with this.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what has changed.")] = False,
-    endpoint: Endpoint = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of the S3 server, in place of the one that a job names; without either AWS_ENDPOINT_URL_S3, "
+            "or AWS's own.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Look at what checkpoints take in their buckets now.
 
@@ -53,10 +60,13 @@ def reconcile(
             known = [one for one in reader.storage() if one.bytes and one.uri.startswith(under)]
         finally:
             reader.close()
+        if endpoint is not None:
+            _demand_one_server(endpoint, {one.located[1] for one in known})
         now, failed, found = datetime.now(timezone.utc), False, list[Storage]()
         for one in known:
             try:
-                stored = _stored(one.uri, endpoint)
+                uri, server = one.located
+                stored = _stored(uri, endpoint or server)
             except (MusterError, ValueError) as error:
                 note(f"{one.uri}: {error}")
                 failed = True
@@ -80,8 +90,16 @@ def reconcile(
     raise typer.Exit(1 if failed else 0)
 
 
-def _stored(uri: str, endpoint: str | None) -> int:
-    """Bytes. Raises MusterError, ValueError."""
+def _demand_one_server(endpoint: str, servers: set[str]) -> None:
+    if len(servers) > 1:
+        told = ", ".join(server or "AWS's own" for server in sorted(servers))
+        note(f"--endpoint {endpoint} can't stand for all of {told}")
+        note("leave it out, and each uri is looked at where its job said, or choose uris with --under")
+        raise typer.Exit(2)
+
+
+def _stored(uri: str, endpoint: str) -> int:
+    """Bytes. `endpoint`: "" for who runs this to have said, or AWS's own. Raises MusterError, ValueError."""
     store = open_store(parse_uri(uri), endpoint)
     try:
         return sum(checkpoint.bytes for checkpoint in take(store, unfinished=False).committed)

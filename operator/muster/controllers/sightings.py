@@ -21,7 +21,7 @@ from muster.cluster.views import PodView
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.stored import Left, stored
 from muster.telemetry.cost.intervals import Interval
-from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage
+from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage, place
 from muster_protocol.launcher_api import Status as LauncherStatus
 
 CLOCKS: Final = timedelta(seconds=2)
@@ -397,5 +397,5 @@ def _keep(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
     found, checkpoint = _stored(sight), sight.spec.checkpoint
     if found is None or found == seen.stored or checkpoint is None:
         return seen
-    rows.append(Storage(checkpoint.uri.rstrip("/"), sight.now, sight.job.metadata.uid, found))
+    rows.append(Storage(place(checkpoint.uri, checkpoint.endpoint), sight.now, sight.job.metadata.uid, found))
     return replace(seen, stored=found)

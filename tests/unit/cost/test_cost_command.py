@@ -29,8 +29,10 @@ from muster.telemetry.cost.rows import Entry, UnreadableRow, read, written
 from muster.telemetry.history.database import engine_of, migrate
 from muster.telemetry.history.database import parse as parse_url
 from muster.telemetry.history.reading import Reader
-from muster.telemetry.history.rows import Storage
+from muster.telemetry.history.rows import Storage, place
 from muster.telemetry.history.upserts import take_over, tell, write
+from muster_protocol.checkpoints.file_store import FileStore
+from muster_protocol.uris import CheckpointUri
 
 pytestmark = pytest.mark.unit
 
@@ -148,6 +150,31 @@ def test_reconcile_tells_what_is_left_in_the_store(tmp_path: Path) -> None:
         assert [(one.uri, one.bytes, one.job) for one in reader.storage()] == [(gone, 0, "a"), (odd, 10**9, "b")]
         (kept,) = (one for one in reader.stored(moment, moment + timedelta(days=900)) if one.job == "a")
         assert (kept.size, kept.begins, kept.ends is not None) == (10**9, moment, True)
+    finally:
+        reader.close()
+
+
+def test_reconcile_looks_at_the_server_that_a_job_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = list[tuple[str, str]]()
+
+    def opened(uri: CheckpointUri, endpoint: str) -> FileStore:
+        looked.append((str(uri), endpoint))
+        return FileStore(CheckpointUri("file", "", f"{tmp_path}/empty"))
+
+    monkeypatch.setattr("muster.cli.reconcile.open_store", opened)
+    moment, url = datetime(2026, 11, 20, tzinfo=timezone.utc), f"sqlite:///{tmp_path}/history.db"
+    ours = Storage(place("s3://models/a", "http://minio:9000/"), moment, "a", 1)
+    tell(parse_url(url), [ours, Storage(place("s3://models/a"), moment, "b", 2), Storage("s3://zoo", moment, "c", 3)])
+    refused = run("cost", "reconcile", "--database", url, "--endpoint", "http://localhost:9000")
+    assert (refused.exit_code, "can't stand for all of AWS's own, http://minio:9000" in refused.stderr) == (2, True)
+    assert run("cost", "reconcile", "--database", url, "--dry-run").exit_code == 0
+    assert looked == [("s3://models/a", ""), ("s3://models/a", "http://minio:9000"), ("s3://zoo", "")]
+    looked.clear()
+    assert run("cost", "reconcile", "--database", url, "--under", ours.uri, "--endpoint", "http://here").exit_code == 0
+    assert looked == [("s3://models/a", "http://here")]
+    reader = Reader(parse_url(url))
+    try:
+        assert [(one.uri, one.bytes) for one in reader.storage()][:2] == [("s3://models/a", 2), (ours.uri, 0)]
     finally:
         reader.close()
 

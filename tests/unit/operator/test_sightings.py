@@ -268,6 +268,16 @@ def told_of_storage(story: Story) -> list[tuple[float, int]]:
     return [((one.at - START).total_seconds(), one.bytes) for one in story.of(Storage)]
 
 
+def test_a_bucket_is_told_apart_from_that_of_another_server() -> None:
+    told = set[str]()
+    for endpoint in ({}, {"endpoint": "http://one:9000"}, {"endpoint": "https://two/"}):
+        story = running(checkpoint={"uri": "s3://models/a/", **endpoint})
+        story.case.launcher = replace(Status(Phase.RUNNING, 1, 1, 0), stored=1)
+        story.look()
+        told |= {one.uri for one in story.of(Storage)}
+    assert told == {f"s3://models/a{server}" for server in ("", "?endpoint=http://one:9000", "?endpoint=https://two")}
+
+
 def test_what_the_last_save_took_is_told_by_the_pods_end() -> None:
     """The launcher is asked every ten seconds: of a short run perhaps never after a save."""
     story = running(checkpoint={"uri": "s3://models/a"})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Final
 
 from muster.telemetry.cost.intervals import Interval, JobFacts, PoolInterval
 
@@ -142,6 +143,7 @@ class Storage:
     checkpoints outlive their job, so these rows say when they went, too: `bytes` is 0 then.
 
     Attributes:
+        uri: as `place` makes it.
         job: that told it, and is charged.
     """
 
@@ -149,6 +151,21 @@ class Storage:
     at: datetime
     job: str
     bytes: int
+
+    @property
+    def located(self) -> tuple[str, str]:
+        """The uri as a job has it, and the S3 server's endpoint; "" for AWS's own, or that of who looks."""
+        uri, _, endpoint = self.uri.partition(_ENDPOINT)
+        return uri, endpoint
+
+
+_ENDPOINT: Final = "?endpoint="
+"""No uri of checkpoints has a `?`."""
+
+
+def place(uri: str, endpoint: str = "") -> str:
+    """Where checkpoints lie, in one text: two S3 servers may have buckets of one name."""
+    return uri.rstrip("/") + (_ENDPOINT + endpoint.rstrip("/") if endpoint else "")
 
 
 @dataclass(frozen=True, slots=True)
