@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -234,6 +235,28 @@ def checkpoints_are_kept_until_less_is_told(database: Database) -> None:
         assert [(one.uri, one.bytes) for one in reader.storage()] == [("s3://m/one", 0), ("s3://m/two", 7)]
 
 
+def questions_about_storage_are_one_pass(database: Database) -> None:
+    """There is a row for each save of each run: no subquery is asked for each of them."""
+    rows: list[Row] = [job("a")]
+    rows += (Storage(f"s3://m/{run}", at(save), "a", save) for run in range(20) for save in range(1, 20))
+    first_rows(database, rows)
+    asked = list[tuple[Any, Any]]()
+
+    def note(_connection: Any, _cursor: Any, statement: Any, values: Any, _context: Any, _many: Any) -> None:
+        asked.append((statement, values))
+
+    with reading(database) as reader:
+        event.listen(reader._engine, "before_cursor_execute", note)
+        assert len(reader.storage()) == 20
+        assert len(reader.stored(at(10), at(12))) == 40
+        explain = {"sqlite": "EXPLAIN QUERY PLAN", "postgresql": "EXPLAIN (ANALYZE)"}[reader._engine.dialect.name]
+        for statement, values in asked[:]:
+            with reader._engine.begin() as connection:
+                found = connection.exec_driver_sql(f"{explain} {statement}", values)
+                plan = "\n".join(str(row) for row in found)
+            assert not re.search(r"CORRELATED|loops=\d{3}", plan), plan
+
+
 def an_end_that_was_seen_stays(database: Database) -> None:
     """Whatever a later operator says of it; and of two guesses the later one."""
     seen, guess = interval("a", ends=at(5)), interval("a", 1, ends=at(5), estimated=True)
@@ -423,6 +446,7 @@ CASES: tuple[Callable[[Database], None], ...] = (
     pages_and_filters,
     intervals_overlap_half_open,
     checkpoints_are_kept_until_less_is_told,
+    questions_about_storage_are_one_pass,
     an_end_that_was_seen_stays,
     rows_come_twice_and_out_of_order,
     the_database_goes_and_comes_back,

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, or_, select, tuple_
 from sqlalchemy.engine import URL, Row
 
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
@@ -148,16 +148,13 @@ class Reader:
 
     def stored(self, begins: datetime, ends: datetime) -> tuple[Stored, ...]:
         """What lay in the store at some time within [begins, ends)."""
-        earlier = storage.alias()
-        before = select(func.max(earlier.c.at)).where(earlier.c.uri == storage.c.uri, earlier.c.at <= begins)
-        wanted = and_(storage.c.at < ends, or_(storage.c.at > begins, storage.c.at == before.scalar_subquery()))
+        before = _last_of_each_uri(storage.c.at <= begins)
+        wanted = and_(storage.c.at < ends, or_(storage.c.at > begins, before))
         return stored_of(self._all(rows.Storage, wanted, (storage.c.uri, storage.c.at)))
 
     def storage(self) -> tuple[rows.Storage, ...]:
         """The last row of each uri."""
-        later = storage.alias()
-        last = select(func.max(later.c.at)).where(later.c.uri == storage.c.uri).scalar_subquery()
-        return self._all(rows.Storage, storage.c.at == last, (storage.c.uri,))
+        return self._all(rows.Storage, _last_of_each_uri(), (storage.c.uri,))
 
     def preemptions(self, begins: datetime, ends: datetime) -> tuple[rows.Preemption, ...]:
         """Those within [begins, ends), the oldest first."""
@@ -233,6 +230,12 @@ def _conditions(which: Filter) -> list[ColumnElement[bool]]:
 
 def _overlaps(begin: Any, end: Any, begins: datetime, ends: datetime) -> ColumnElement[bool]:
     return and_(begin < ends, or_(end.is_(None), end > begins))
+
+
+def _last_of_each_uri(*among: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Of the rows of storage, of which there is one for each save: found in one pass, with no subquery for each row."""
+    last = select(storage.c.uri, func.max(storage.c.at)).where(*among).group_by(storage.c.uri)
+    return tuple_(storage.c.uri, storage.c.at).in_(last)
 
 
 def _holding(begins: datetime, ends: datetime, namespaces: Collection[str] | None) -> Select[tuple[str]]:
