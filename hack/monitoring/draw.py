@@ -40,6 +40,13 @@ _LEGENDS: Final = 8
 _SHORT_S: Final = 600
 """Of a window: below it, seconds are told."""
 
+_STEPS_S: Final = (
+    *(1, 2, 5, 10, 15, 30),
+    *(60 * minutes for minutes in (1, 2, 5, 10, 15, 30)),
+    *(3600 * hours for hours in (1, 2, 3, 6, 12, 24)),
+)
+"""Between two times below a panel."""
+
 _PAGE, _PANEL, _EDGE = "#f4f5f7", "#ffffff", "#dcdfe4"
 _TEXT, _FAINT, _GRID = "#24292e", "#6a737d", "#eceff2"
 _COLOURS: Final = {"green": "#299c46", "orange": "#e5760b", "red": "#d44a3a"}
@@ -242,8 +249,11 @@ def _scales(axes: Axes, unit: str, defaults: Json, top: float, window: Window) -
         ]
     )
     axes.yaxis.set_major_formatter(lambda value, _: units.text(value, unit))
-    axes.xaxis.set_major_locator(matplotlib.dates.AutoDateLocator(minticks=3, maxticks=6))
-    clock = "%H:%M" if window.end - window.start > _SHORT_S else "%H:%M:%S"
+    span = window.end - window.start
+    clock, label_px = ("%H:%M", 50) if span > _SHORT_S else ("%H:%M:%S", 72)
+    room = min(6.0, axes.get_window_extent().width / label_px)
+    step = next((step for step in _STEPS_S if span <= step * room), span)
+    axes.set_xticks(_dates(np.arange(-(-window.start // step) * step, window.end + 1e-6, step)))
     axes.xaxis.set_major_formatter(matplotlib.dates.DateFormatter(clock))
     axes.tick_params(labelsize=8, colors=_FAINT, length=0)
     axes.grid(True, color=_GRID, linewidth=0.8)
@@ -254,9 +264,11 @@ def _scales(axes: Axes, unit: str, defaults: Json, top: float, window: Window) -
 
 
 def _when(window: Window) -> Any:
-    return matplotlib.dates.date2num(
-        [datetime.fromtimestamp(at, timezone.utc) for at in np.arange(window.start, window.end + 1e-6, window.step)]
-    )
+    return _dates(np.arange(window.start, window.end + 1e-6, window.step))
+
+
+def _dates(moments: Any) -> Any:
+    return matplotlib.dates.date2num([datetime.fromtimestamp(at, timezone.utc) for at in moments])
 
 
 def _on_grid(series: _Named, window: Window) -> Any:

@@ -42,13 +42,13 @@ async def jobs(
         within = below(queue, [TrainingQueue.from_raw(raw) for raw in await listed(api, QUEUES)]) if queue else None
         if not raws and namespace:
             await require_namespace(api, namespace)
+    shown = [(summary(raw), raw) for raw in raws]
+    if within is not None:
+        shown = sorted((one for one in shown if one[0]["queue"] in within), key=lambda one: _standing(one[0]))
     if output is Output.JSON:
-        rows = map(summary, raws)
-        print_json([row for row in rows if within is None or row["queue"] in within])
+        print_json([row for row, _ in shown])
         return 0
-    found = [job for raw in raws if (job := _readable(raw)) is not None and (not within or job.spec.queue in within)]
-    if within:
-        found.sort(key=_standing)
+    found = [job for _, raw in shown if (job := _readable(raw)) is not None]
     where = f" in namespace {namespace!r}" if namespace else ""
     none = f"no TrainingJobs{where}" + (f" of queue {queue!r}" if queue else "")
     _print(JOB_TITLES, [job_row(job) for job in found], none, narrow=[job_row(job, brief=True) for job in found])
@@ -108,11 +108,11 @@ def below(name: str, every: Sequence[TrainingQueue]) -> frozenset[str]:
     return with_below(name, every)
 
 
-def _standing(job: TrainingJob) -> tuple[bool, bool, str, int]:
-    """Those that hold quota come first, those that have ended last; those that wait in the order of their queue."""
-    place = job.status.queue.position if job.status.queue is not None else None
-    holds = job.status.placement is not None
-    return job.status.phase in FINAL, not holds, "" if holds else job.spec.queue, place or 2**31
+def _standing(row: Mapping[str, Any]) -> tuple[bool, bool, str, int]:
+    """Of a job's summary. Those that hold quota come first, those that have ended last; those that wait in the order of
+    their queue."""
+    holds = "placedWorkers" in row
+    return row.get("phase") in FINAL, not holds, "" if holds else row["queue"], row.get("position") or 2**31
 
 
 def job_row(job: TrainingJob, *, brief: bool = False) -> tuple[Cell, ...]:

@@ -266,10 +266,10 @@ def test_an_older_operators_database_and_none_at_all_are_told(command: str, tmp_
     assert "version 0001, and this muster reads 0002: the operator that writes it is older; upgrade it" in found.stderr
 
 
-def test_a_page_keeps_a_labels_letters_and_does_not_call_a_cluster_cluster() -> None:
+def test_a_page_names_a_label_by_its_key_and_does_not_call_a_cluster_cluster() -> None:
     page = reported("--format", "html", "--by", "label:Team,queue")
-    assert "<h1>Cost of the cluster by label:Team, queue</h1>" in page
-    assert '<th class="group">label:Team</th><th class="group">Queue</th>' in page
+    assert "<h1>Cost of the cluster by Team, queue</h1>" in page
+    assert '<th class="group">Team</th><th class="group">Queue</th>' in page
     assert "<h1>Cost of moon by" in reported("--format", "html", "--cluster", "moon")
     (account,) = {row["BillingAccountId"] for row in csv.DictReader(io.StringIO(reported("--format", "focus")))}
     assert account == "cluster"

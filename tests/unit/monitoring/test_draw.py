@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
+from itertools import pairwise
 
 import pytest
 from hack.monitoring import draw, units
 from hack.monitoring.dashboards import DASHBOARDS
 from hack.monitoring.server import Series
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from PIL import Image
 from tests.unit.monitoring.test_asked import VALUES
 
@@ -64,3 +67,19 @@ def test_a_dashboard_is_drawn_with_data_and_without() -> None:
     assert size[0] == draw.WIDTH_PX
     assert coloured(full) > 10_000
     assert coloured(empty) < 100
+
+
+@pytest.mark.parametrize("width", [90, 150, 230, 300, 420, 700])
+@pytest.mark.parametrize("seconds", [120, 500, 900, 3_600, 21_600, 86_400])
+@pytest.mark.parametrize("start", [1_790_000_000, 1_790_001_234])
+def test_the_times_below_a_panel_do_not_run_together(width: int, seconds: int, start: int) -> None:
+    figure = Figure(figsize=(15, 4), dpi=100)
+    axes = figure.add_axes((0.1, 0.3, width / 1500, 0.5))
+    plain = {"thresholds": {"steps": [{"value": None, "color": "green"}]}}
+    draw._scales(axes, "short", plain, 1.0, draw.Window(start, start + seconds, seconds / 60))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    shown = [label for label in axes.get_xticklabels() if label.get_text()]
+    boxes = sorted((label.get_window_extent() for label in shown), key=lambda box: box.x0)
+    assert all(left.x1 + 4 < right.x0 for left, right in pairwise(boxes)), [label.get_text() for label in shown]
+    assert len(shown) >= min(2, width // 100)

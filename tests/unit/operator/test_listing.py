@@ -132,6 +132,23 @@ async def test_json_has_the_fields_of_the_api(ask: Any, capsys: pytest.CaptureFi
         await ask(Server(*jobs), None, "defualt")
 
 
+async def test_json_of_a_queue_has_the_order_of_its_table(ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who holds quota first, then who waits, in the queue's own order."""
+    jobs = [job(name) for name in ("a-ended", "b-third", "c-first", "d-holds")]
+    for one, phase, position in zip(
+        jobs, ("Succeeded", "Queued", "Queued", "Running"), (None, 3, 1, None), strict=True
+    ):
+        one["status"] = {"phase": phase}
+        if position is not None:
+            one["status"]["queue"] = {"position": position, "reason": "QuotaExceeded", "message": "no"}
+    jobs[3]["status"]["placement"] = {"generation": 1, "workers": 1}
+    wanted = ["d-holds", "c-first", "b-third", "a-ended"]
+    assert await ask(Server(*jobs), None, "default") == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == wanted
+    assert await ask(Server(*jobs), None, "default", output=Output.JSON) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == wanted
+
+
 @pytest.mark.parametrize(
     ("name", "namespace", "told"),
     [

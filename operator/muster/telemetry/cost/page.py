@@ -29,10 +29,10 @@ def to_html(report: Report, notes: Sequence[str], *, cluster: str = "") -> str:
     """`notes` stand below the table, a sentence each."""
     book = report.ledger
     money = book.currency
-    heads = [(name if name.startswith(LABEL) else name.capitalize(), "group") for name in report.by]
+    heads = [(_heading(name), "group") for name in report.by]
     heads += [(f"{name}, {money}" if name == "Cost" else name, "") for name in COLUMNS]
     period = f"{book.begins:%Y-%m-%d %H:%M} to {book.ends:%Y-%m-%d %H:%M} UTC"
-    title = f"Cost of {cluster or 'the cluster'} by {', '.join(report.by)}"
+    title = f"Cost of {cluster or 'the cluster'} by {', '.join(name.removeprefix(LABEL) for name in report.by)}"
     rows = "\n".join(_row(row, row.group) for row in report.rows)
     total = _row(report.total, ("Total", *("" for _ in report.by[1:])))
     said = "\n".join(f"<p>{escape(note)}.</p>" for note in [*notes, *_legend(report)])
@@ -56,6 +56,11 @@ def to_html(report: Report, notes: Sequence[str], *, cluster: str = "") -> str:
 {said}
 </html>
 """
+
+
+def _heading(group: str) -> str:
+    """A label's key as it is written, since case matters in it."""
+    return group.removeprefix(LABEL) if group.startswith(LABEL) else group.capitalize()
 
 
 def _row(row: Row, group: Iterable[str]) -> str:
