@@ -13,7 +13,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Gang:
     """`group` is a gloo group over all ranks, or None when this process is alone."""
 
@@ -25,6 +25,16 @@ class Gang:
     def leads(self) -> bool:
         """Rank 0 decides and commits."""
         return self.rank == 0
+
+    def leave(self) -> None:
+        """Ends the group, and waits for its threads: they need Python's lock to free what a collective has left.
+
+        A thread that asks for the lock when Python takes itself apart is ended in the middle of a destructor, which
+        aborts the process (pytorch/pytorch#190489). Nothing may be under way.
+        """
+        group, self.group = self.group, None
+        if group is not None and dist.is_initialized():  # a script may have destroyed all groups by itself
+            dist.destroy_process_group(group)
 
     def sum(self, values: list[float]) -> list[float]:
         """Adds up `values` over the ranks, in double precision. Collective."""

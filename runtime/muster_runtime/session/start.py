@@ -70,7 +70,7 @@ def start(
     if session.run.progress.points is not None:
         for message in described.messages(settings.rank, "environment", described.environment(device)):
             reporter.send(message)
-    atexit.register(_leave, session.run)
+    atexit.register(_leave, session.run, gang)
     return session
 
 
@@ -114,10 +114,12 @@ def _listen(run: Run) -> None:
         signal.signal(signal.SIGTERM, lambda *_: run.signal_stop())
 
 
-def _leave(run: Run) -> None:
+def _leave(run: Run, gang: Gang) -> None:
     if not run.closed:
         run.last_word()
-    # After an error the peers may be gone, and leaving the group in order would wait for them.
-    if run.closed and dist.is_initialized():
+    # After an error the peers may be gone, and leaving the groups in order would wait for them.
+    if run.closed:
         with contextlib.suppress(RuntimeError):
-            dist.destroy_process_group()
+            gang.leave()
+            if dist.is_initialized():
+                dist.destroy_process_group()

@@ -41,7 +41,7 @@ class Board:
         return values
 
 
-@dataclass(frozen=True)
+@dataclass
 class ThreadGang(Gang):
     board: Board = field(default_factory=lambda: Board(1))
 
