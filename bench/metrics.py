@@ -9,11 +9,13 @@ import argparse
 import asyncio
 import sys
 from datetime import datetime, timezone
+from itertools import count
 
 from hack.monitoring import busy
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from muster.telemetry.exposition import NEW_SECONDS
 from muster.telemetry.metrics import Metrics
 from report import Target, report
 from timing import fastest
@@ -45,7 +47,8 @@ class Client:
 
 
 async def measure(queues: int, repeats: int) -> dict[str, float]:
-    metrics = Metrics()
+    later = count(start=0.0, step=NEW_SECONDS)
+    metrics = Metrics(lambda: next(later))
     look = busy.state(metrics, datetime.now(timezone.utc), jobs=JOBS, queues=queues)
     registry = CollectorRegistry()
     registry.register(Client())
@@ -54,6 +57,7 @@ async def measure(queues: int, repeats: int) -> dict[str, float]:
         look()
         return metrics.text()
 
+    scrape()  # after which nothing is new
     text = scrape()
     return {
         "queues": queues,

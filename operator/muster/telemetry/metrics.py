@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from muster.telemetry import metrics_declared as declared
 from muster.telemetry.exposition import CONTENT_TYPE, Labels, Store
@@ -14,8 +15,8 @@ __all__ = ["CONTENT_TYPE", "Metrics"]
 class Metrics:
     """One a process."""
 
-    def __init__(self) -> None:
-        self.store = Store(declared.OPERATOR)
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store = Store(declared.OPERATOR, clock)
 
     def request(self, method: str, code: int, seconds: float) -> None:
         """The API server has answered."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import subprocess
+import time
+from collections.abc import Callable
 from datetime import datetime, timezone
+from itertools import count
 
 import pytest
 from hack.monitoring import busy
@@ -12,7 +15,7 @@ from hack.prometheus import program
 from prometheus_client.parser import text_string_to_metric_families
 
 from muster.telemetry import metrics_declared as declared
-from muster.telemetry.exposition import Store
+from muster.telemetry.exposition import NEW_SECONDS, Store
 from muster.telemetry.metrics import Metrics
 from muster_protocol.metrics import Kind, Metric
 
@@ -25,8 +28,16 @@ HISTOGRAM = Metric("a_seconds", Kind.HISTOGRAM, "A histogram.", ("queue",), "", 
 PLAIN = Metric("plain", Kind.GAUGE, "Without labels.")
 
 
-def store() -> Store:
-    return Store((GAUGE, COUNTER, HISTOGRAM, PLAIN))
+def store(clock: Callable[[], float] = time.monotonic) -> Store:
+    return Store((GAUGE, COUNTER, HISTOGRAM, PLAIN), clock)
+
+
+def settled(filled: Store) -> bytes:
+    """What it tells once nothing in it is new."""
+    later = count(start=0.0, step=NEW_SECONDS)
+    filled._clock = lambda: next(later)
+    filled.text()
+    return filled.text()
 
 
 def samples(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -43,7 +54,7 @@ def test_the_text_is_prometheus_format() -> None:
     filled.count(COUNTER, 2, "q")
     filled.count(COUNTER, 0.5, "q")
     filled.set(PLAIN, math.inf)
-    assert samples(filled.text()) == {
+    assert samples(settled(filled)) == {
         ("a_gauge", (("of", 'odd "value"\\\n'), ("queue", "q"))): 0.25,
         ("a_total", (("queue", "q"),)): 2.5,
         ("plain", ()): math.inf,
@@ -54,10 +65,35 @@ def test_buckets_add_up() -> None:
     filled = store()
     for value in (0.5, 1.0, 2.0, 7.0):
         filled.observe(HISTOGRAM, value, "q")
-    found = {labels[0][1]: value for (name, labels), value in samples(filled.text()).items() if name.endswith("bucket")}
+    shown = samples(settled(filled))
+    found = {labels[0][1]: value for (name, labels), value in shown.items() if name.endswith("bucket")}
     assert found == {"1": 2, "2.5": 3, "+Inf": 4}
-    assert samples(filled.text())["a_seconds_sum", (("queue", "q"),)] == 10.5
-    assert samples(filled.text())["a_seconds_count", (("queue", "q"),)] == 4
+    assert shown["a_seconds_sum", (("queue", "q"),)] == 10.5
+    assert shown["a_seconds_count", (("queue", "q"),)] == 4
+
+
+def test_what_counts_begins_at_zero_so_that_its_first_event_is_an_increase() -> None:
+    now = 1_000.0
+    filled = store(lambda: now)
+
+    def told() -> list[float]:
+        found = samples(filled.text())
+        return [found[name, (("queue", "q"),)] for name in ("a_total", "a_seconds_count", "a_seconds_sum")]
+
+    filled.count(COUNTER, 3, "q")
+    filled.observe(HISTOGRAM, 2.0, "q")
+    now += 3600  # nobody has asked meanwhile
+    assert told() == [0, 0, 0]
+    now += NEW_SECONDS - 1
+    filled.count(COUNTER, 1, "q")
+    assert told() == [0, 0, 0], "another Prometheus"
+    now += 1
+    assert told() == [4, 1, 2.0]
+    filled.count(COUNTER, 1, "q")
+    assert told() == [5, 1, 2.0], "at once"
+    filled.forget("queue", ())
+    filled.count(COUNTER, 1, "q")
+    assert samples(filled.text()) == {("a_total", (("queue", "q"),)): 0, ("plain", ()): 0}
 
 
 def test_series_of_a_queue_that_is_gone_go() -> None:
@@ -83,11 +119,12 @@ def test_what_is_shown_anew_takes_the_place_of_what_was() -> None:
 def test_ten_thousand_jobs_are_four_series_each_and_with_a_thousand_queues_at_most_5_megabytes() -> None:
     metrics, queues = Metrics(), 1_000
     busy.state(metrics, NOW, jobs=10_000, queues=queues, waiting=100)()
-    lines = [line for line in metrics.text().splitlines() if not line.startswith(b"#")]
+    text = settled(metrics.store)
+    lines = [line for line in text.splitlines() if not line.startswith(b"#")]
     of_jobs = [line for line in lines if b"job_name=" in line]
     assert len(of_jobs) == 4 * 10_000, "four of each job that holds GPUs, none of those that wait"
     assert len(lines) - len(of_jobs) <= 25 * queues + 200
-    assert len(metrics.text()) <= 5_000_000
+    assert len(text) <= 5_000_000
 
 
 def test_names_that_users_make_up_are_no_series() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from muster.controllers.observing import Observing
 from muster.controllers.records import Record
 from muster.scheduling.snapshot import NONE
 from muster.telemetry import metrics_declared as declared
+from muster.telemetry.exposition import NEW_SECONDS
 from muster.telemetry.metrics import Metrics
 from muster_protocol.metrics import Metric
 
@@ -31,12 +33,14 @@ STOP = {"reason": "Reclaimed", "requestedAt": "2026-03-01T12:00:00Z", "lost": 48
 
 def counted(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
     """By name of a metric: its values, by those of its labels."""
-    metrics = Metrics()
+    later = count(start=0.0, step=NEW_SECONDS)
+    metrics = Metrics(lambda: next(later))
     metadata = {"name": "job", "namespace": "ns", "uid": "1", "creationTimestamp": "2026-03-01T11:50:00Z"}
     spec = {"queue": "q", "image": "i", "command": ["x"], "workers": {"replicas": 1}, "priorityClassName": "high"}
     job = TrainingJob.from_raw({"metadata": metadata, "spec": spec, "status": after})
     Observing(metrics, {}).wrote(Record.of(job), TrainingJobStatus.model_validate(before))
     found: dict[str, dict[str, float]] = {}
+    metrics.text()  # what is new stands at 0 first
     for family in text_string_to_metric_families(metrics.text().decode()):
         for sample in family.samples:
             if sample.labels and "le" not in sample.labels:
