@@ -7,7 +7,7 @@ import subprocess
 
 from hack import images
 from hack.chaos import results
-from hack.chaos.recipe import SCRIPT
+from hack.chaos.recipe import GROWS_AFTER_S, SCRIPT
 from hack.chaos.rows import REFERENCE_STEPS
 from hack.chaos.run import Circumstances
 from hack.chaos.stage import Stage
@@ -27,7 +27,7 @@ def bring_up() -> tuple[api.Cluster, Circumstances]:
     cluster = api.up(OPTIONS, progress)
     built = images.build_all(cluster, progress)
     kube = Kube(cluster)
-    install.operator(kube, built, progress)
+    install.operator(kube, built, progress, (f"moves.settleAfter={GROWS_AFTER_S}s",))
     install.bucket(kube, BUCKET)
     install.namespace(kube, NAMESPACE)
     parts = [*sorted(built.values()), SCRIPT.read_text()]

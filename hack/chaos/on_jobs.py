@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hack.chaos import kernel
-from hack.chaos.recipe import CLOCK, DISK
+from hack.chaos.recipe import CLOCK, DISK, GROWS_AFTER_S
 from hack.chaos.stage import now
 from hack.chaos.victim import Hit, Victim, VoidRun, inside, name_of, node_of, rank_of, uid_of
 from hack.demo import strike
@@ -18,8 +18,6 @@ from hack.demo.kube import Json, holds
 
 GONE_S = 150.0
 """Longer than a pod's grace."""
-SETTLED_S = 600.0
-"""So long a gang keeps a size before it grows."""
 
 
 def rank_ended(number: signal.Signals, how: str) -> Callable[[Victim], Hit]:
@@ -233,7 +231,7 @@ def shrunk_and_grown(victim: Victim) -> Hit:
         shrunk = max(line.at for line in lines if line.world == 1)
         return any(line.world > 1 and line.at > shrunk for line in lines)
 
-    victim.until("the gang's growing back", grown, SETTLED_S + GONE_S)
+    victim.until("the gang's growing back", grown, GROWS_AFTER_S + GONE_S)
     what = "a job of higher priority takes one worker's room for 15 s"
     return Hit(at, what, "it trained with 1 worker, then 2", healed=now())
 

@@ -14,6 +14,8 @@ from hack.demo.kube import Json
 EVERY = 10
 """Steps between two checkpoints of a job that meets a fault."""
 WORKERS = 2
+GROWS_AFTER_S = 20
+"""So long a gang keeps a size, by the chart's `moves.settleAfter`, before it grows; elsewhere it is ten minutes."""
 SCRIPT = Path(__file__).with_name("train.py")
 
 DISK = "/dev/shm"

@@ -171,7 +171,7 @@ _ROWS = (
         Target(steps_lost=0, losses=Losses.SAME_SAMPLES),
         Recipe(
             steps=LONGER.steps,
-            pace=1.5,  # a quarter of an hour: a gang that shrank grows ten minutes later at the earliest
+            pace=0.5,  # five minutes: to shrink, to stand for GROWS_AFTER_S, and to grow while it still pays
             quota=True,
             spec={"workers": {"replicas": 2, "min": 1, "max": 2, "gpusPerWorker": 1}},
         ),

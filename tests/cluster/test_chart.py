@@ -221,6 +221,11 @@ def test_it_should_set_a_right_to_patch_nodes_only_where_they_are_tainted(render
     assert given["MUSTER_OPERATOR_BAD_NODES_FORGIVE_AFTER"] == "2h"
 
 
+def test_it_should_say_how_long_a_placement_stands_before_it_moves(render: Render) -> None:
+    told = [environment(render(*values))["MUSTER_OPERATOR_SETTLE_AFTER"] for values in ((), ("moves.settleAfter=20s",))]
+    assert told == ["10m", "20s"]
+
+
 def test_it_should_set_rights_to_review_tokens_only_where_the_api_is_served(render: Render) -> None:
     def reviews(*values: str) -> dict[str, set[str]]:
         rules = one(render(*values), "ClusterRole", "muster")["rules"]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from muster.scheduling.plan import Plan
+from muster.scheduling.plan import MoveReason, Plan
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
 from muster.scheduling.snapshot import FOREVER, JobState, Snapshot, TopologyMode
@@ -143,7 +143,7 @@ class Scheduling(RuleBasedStateMachine):
             victim = uids.index(eviction.uid)
             assert jobs.states[victim] == JobState.HOLDING
             assert not jobs.runs.leaving[victim], "told to go twice"
-            assert jobs.terms.preemptible[victim]
+            assert jobs.terms.preemptible[victim] or eviction.reason is MoveReason.GROWN
             assert not eviction.beneficiary or eviction.beneficiary in promised, "nobody is evicted in vain"
             assert eviction.lost >= 0
         for promise in made.promises:

@@ -16,10 +16,12 @@ from muster.scheduling.kinds import Kinds
 from muster.scheduling.lowered import give_up
 from muster.scheduling.moves import Move, Pace
 from muster.scheduling.offers import lost_seconds
+from muster.scheduling.plan import MoveReason
+from muster.scheduling.planner import plan
 from muster.scheduling.promotion import promote
 from muster.scheduling.quota import Ledger
 from muster.scheduling.room import Room
-from muster.scheduling.snapshot import NONE, Alternative, Index, Int, Shape, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, Alternative, Index, Int, Shape, Sizes, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree
 
 from .cases import GPU, Job, Node, Queue, rack, snapshot
@@ -109,6 +111,34 @@ def test_growth_must_pay_and_a_young_placement_stays() -> None:
     assert not moves(with_jobs(soon, runs=replace(soon.jobs.runs, ends=ends))), "it is about to end"
 
 
+@pytest.mark.parametrize(
+    ("preemptible", "gpus", "beside", "size"),
+    [
+        (False, 24, False, 3),
+        (False, 8, False, 1),  # beyond is borrowed, which it could not give back
+        (False, 24, True, 2),  # what others of its queue hold counts
+        (True, 8, False, 3),
+    ],
+)
+def test_a_gang_that_is_not_preemptible_grows_within_its_queues_own_quota(
+    preemptible: bool, gpus: int, beside: bool, size: int
+) -> None:
+    nodes = [replace(node, used_gpus=8 if index < 2 else 0) for index, node in enumerate(rack(0, 4))]
+    jobs = [
+        Job("job", holding=True, on=("rack-0-host-0",)),
+        Job("other", queue="research" if beside else "lender", holding=True, on=("rack-0-host-1",)),
+    ]
+    world = snapshot(nodes, jobs, [Queue(gpus=gpus, cohort=0), Queue("lender", gpus=32, cohort=0)])
+    sizes = replace(Sizes.fixed(world.jobs.workers), most=np.array([3, 1], dtype=np.int32))
+    terms = replace(world.jobs.terms, preemptible=np.array([preemptible, True]))
+    world = run_for(with_jobs(world, sizes=sizes, terms=terms), 1_000)
+    unsaved = with_jobs(world, runs=replace(world.jobs.runs, saved=world.jobs.runs.started))
+    assert preemptible or not plan(unsaved).evictions, "it may be a script that saves nothing"
+    made = plan(world)
+    assert [(each.uid, each.reason) for each in made.evictions] == [("job", MoveReason.GROWN)] * (size > 1)
+    assert [len(each.nodes) for each in made.promises] == [size] * (size > 1)
+
+
 @thorough
 @given(standing(elastic=True, claimant=False))
 def test_growth_keeps_room_quota_sizes_and_topology(world: Snapshot) -> None:
@@ -122,7 +152,6 @@ def test_growth_keeps_room_quota_sizes_and_topology(world: Snapshot) -> None:
     event(f"{len(moves)} grow")
     for move in moves:
         old, sizes = jobs.runs.nodes_of(move.row).tolist(), jobs.sizes
-        assert jobs.terms.preemptible[move.row]
         assert not jobs.runs.leaving[move.row]
         assert all(old.count(node) <= move.nodes.tolist().count(node) for node in old), "who stands stays"
         assert len(old) < len(move.nodes) <= sizes.most[move.row]
@@ -132,7 +161,7 @@ def test_growth_keeps_room_quota_sizes_and_topology(world: Snapshot) -> None:
             assert share_a_domain(world, move.nodes, 1)
         need = [(index, int(amount)) for index, amount in enumerate(_more(world, move)) if amount]
         queue, flavour = int(jobs.queues[move.row]), int(jobs.flavours[move.row])
-        assert before.shortage(queue, flavour, need) is None
+        assert before.shortage(queue, flavour, need, borrowing=bool(jobs.terms.preemptible[move.row])) is None
         before.charge(queue, flavour, need)
     assert never_overdrawn(world, free_after(world, moves))
     after = replace(world, nodes=replace(world.nodes, free=free_after(world, moves)))

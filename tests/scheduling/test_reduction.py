@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from muster.scheduling.gangs import Gang
 from muster.scheduling.plan import Eviction, MoveReason, Plan
 from muster.scheduling.planner import plan
+from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.reduction import reduce_gang, smaller_sizes
 from muster.scheduling.snapshot import NONE, Shape, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree
@@ -265,19 +266,20 @@ def test_of_a_closed_queue_nobody_goes_on() -> None:
     assert not plan(replace(world, queues=replace(world.queues, open=np.array([False])))).evictions
 
 
-def back(seconds: float, unsaved: float) -> tuple[Eviction, ...]:
+def back(seconds: float, unsaved: float, policy: Policy = DEFAULT) -> tuple[Eviction, ...]:
     """The gang was made smaller so long ago, its fourth node is back, and so much work is not saved."""
     nodes = full(rack(0, 4), *ON[:3])
     world = elastic(snapshot(nodes, [gang(*ON[:3])], [Queue()]), 2, 4, now=WAITED + seconds)
     started = np.array([WAITED])
     runs = replace(world.jobs.runs, started=started, saved=started + seconds - unsaved, restart=np.array([60.0]))
-    return plan(replace(world, jobs=replace(world.jobs, runs=runs))).evictions
+    return plan(replace(world, jobs=replace(world.jobs, runs=runs)), policy).evictions
 
 
 def test_it_grows_again_once_it_has_stood_for_a_while_and_has_just_saved() -> None:
     assert not back(599.0, 1.0), "nodes that come and go do not make it shrink and grow with them"
     assert not back(601.0, 600.0), "too much would be lost, should the save fail"
     assert [each.reason for each in back(601.0, 1.0)] == [MoveReason.GROWN]
+    assert [each.reason for each in back(21.0, 1.0, Policy(settle=20.0))] == [MoveReason.GROWN], "a platform may say so"
 
 
 def test_sizes_are_whole_steps_above_the_least() -> None:

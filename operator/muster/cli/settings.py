@@ -77,6 +77,8 @@ class Settings(BaseSettings):
     """Seconds that a job lacks nodes before they are asked for."""
     provisioning_node_selectors: dict[str, dict[str, str]] = Field(default_factory=dict)
     """Labels of the node groups to ask for, by flavour, as JSON: `{"H100/spot": {"pool": "h100-spot"}}`."""
+    settle_after: str = Field("10m", pattern=DURATION_PATTERN)
+    """How long a placement stands at least before it moves or grows."""
     bad_nodes: BadNodes = BadNodes.AVOID
     """What is done about nodes on which runs fail: ignore, avoid or taint."""
     bad_nodes_threshold: int = Field(3, ge=1)

@@ -43,6 +43,7 @@ from muster.controllers.records import Record
 from muster.controllers.reliability import Reliability
 from muster.controllers.situations import PATIENCE, Patience
 from muster.controllers.work import Worker, utc_now
+from muster.scheduling.policy import DEFAULT, Policy
 from muster.telemetry.history.writer import Writer
 from muster.telemetry.metrics import Metrics
 
@@ -93,6 +94,7 @@ class Scheduling:
         observing: Observing | None = None,
         history: Writer | None = None,
         currency: str = "",
+        policy: Policy = DEFAULT,
     ) -> None:
         """
         Args:
@@ -105,6 +107,7 @@ class Scheduling:
             show: is given every TrainingJob that is seen, or None when it is gone.
             history: writes what becomes of jobs; None: nobody does.
             currency: of `prices`, as a code of ISO 4217.
+            policy: what plans may do.
         """
         watched: dict[str, Any] = {"watch_seconds": watch_seconds, "patience": watch_seconds / 4}
         self.jobs = Informer(api, JOBS, VersionView.from_raw, **watched)
@@ -156,6 +159,7 @@ class Scheduling:
             prices=prices,
             planned=observing.planned,
             chronicle=chronicle,
+            policy=policy,
         )
 
     @property

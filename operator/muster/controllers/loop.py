@@ -36,6 +36,7 @@ from muster.controllers.reliability import Stay, stay_of
 from muster.controllers.roster import Roster
 from muster.controllers.situations import PATIENCE, Patience, Situations
 from muster.controllers.work import Incomplete, Worker, utc_now
+from muster.scheduling.policy import DEFAULT, Policy
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +74,14 @@ class Loop:
         prices: Mapping[str, float] | None = None,
         planned: Callable[[float], None] = lambda seconds: None,
         chronicle: Chronicle | None = None,
+        policy: Policy = DEFAULT,
     ) -> None:
         """
         Args:
             prices: money for an hour of one GPU, by flavour like `H100/on-demand`.
             planned: is told what each plan took.
             chronicle: keeps the history; None: nobody does.
+            policy: what plans may do.
         """
         self._cache = cache
         self._worker = worker
@@ -103,6 +106,7 @@ class Loop:
             trouble=self._trouble,
             prices=self._prices,
             planned=planned,
+            policy=policy,
         )
         self._situations = Situations(cache, progress, self._claims, self._plans.inputs, patience)
 

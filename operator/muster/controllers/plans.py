@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -31,7 +32,7 @@ from muster.controllers.telling import Word, noticeable
 from muster.controllers.work import Worker, utc_now
 from muster.scheduling.plan import Plan, Waiting, WaitReason
 from muster.scheduling.planner import plan
-from muster.scheduling.policy import Policy
+from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -64,9 +65,6 @@ FIRST_REHEARSALS: Final = 5.0
 THREAD_SIZE: Final = 200_000
 """Nodes x waiting jobs from which on a plan is made in a thread, so that health checks are answered meanwhile."""
 
-EXPLAINING: Final = Policy()
-DECIDING: Final = Policy(explain=False)
-
 Trouble = Callable[[Record, Exception], None]
 
 
@@ -92,11 +90,13 @@ class Plans:
         trouble: Trouble,
         prices: Mapping[str, float] | None = None,
         planned: Callable[[float], None] = lambda seconds: None,
+        policy: Policy = DEFAULT,
     ) -> None:
         """
         Args:
             prices: money for an hour of one GPU, by flavour like `H100/on-demand`.
             planned: is told what each plan took, snapshot not included.
+            policy: what plans may do; those between two that explain leave that out.
         """
         self._cache = cache
         self._worker = worker
@@ -109,6 +109,7 @@ class Plans:
         self._queue_errors: dict[str, str] = {}
         self._prices = prices or {}
         self._planned = planned
+        self._explaining, self._deciding = policy, replace(policy, explain=False)
         self._budgets = Budgets()
         self._spent: dict[str, Spent] = {}
         self.inputs = Inputs(cache, worker.settings, claims)
@@ -138,7 +139,7 @@ class Plans:
         while True:
             waiting, cut = self._everybody(world, now) if whole else self._first(world, now, count)
             snapshot = self._snapshot(world, waiting, now)
-            decided = await self._plan(snapshot, EXPLAINING if explains else DECIDING, len(waiting))
+            decided = await self._plan(snapshot, self._explaining if explains else self._deciding, len(waiting))
             started = {one.uid for one in decided.admissions} | {one.uid for one in decided.promises}
             if not exhausted(cut, started):
                 break

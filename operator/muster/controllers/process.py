@@ -42,6 +42,7 @@ from muster.controllers.lifecycle.turn import Note
 from muster.controllers.observing import Observing
 from muster.controllers.records import Record
 from muster.controllers.situations import PATIENCE, Patience
+from muster.scheduling.policy import Policy
 from muster.server.board import Board
 from muster.server.probes import Probes
 from muster.server.replica import Replica, app_of, reached_at
@@ -49,6 +50,7 @@ from muster.server.serving import Server
 from muster.telemetry import metrics_declared as declared
 from muster.telemetry.history.writer import Health, Writer
 from muster.telemetry.metrics import Metrics
+from muster_protocol.durations import parse_duration
 from muster_protocol.metrics import Metric
 
 log = logging.getLogger(__name__)
@@ -169,6 +171,7 @@ class Operator:
             patience=Patience(bad_node=0.0) if settings.bad_nodes is BadNodes.IGNORE else PATIENCE,
             history=self._history,
             currency=self._prices.currency,
+            policy=Policy(settle=parse_duration(settings.settle_after)),
         )
         kinds = self._kinds = handlers.Kinds(
             api,

@@ -146,11 +146,17 @@ class Standing:
 
 @once
 def movable(snapshot: Snapshot) -> Mask:
-    """J, jobs with a placement that may be ended: standing, preemptible, not ending already, of a known queue."""
+    """J, jobs with a placement that may be ended for others, or for another: it stands, and they are preemptible."""
+    may: Mask = placed(snapshot) & snapshot.jobs.terms.preemptible
+    return may
+
+
+@once
+def placed(snapshot: Snapshot) -> Mask:
+    """J, jobs of a known queue with a placement that isn't ending already."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
-    standing: Mask = jobs.holding & ~runs.leaving & (np.diff(runs.first) > 0)
-    standing &= jobs.terms.preemptible & (jobs.queues != NONE)
-    return standing
+    stands: Mask = jobs.holding & ~runs.leaving & (np.diff(runs.first) > 0) & (jobs.queues != NONE)
+    return stands
 
 
 @once

@@ -3,6 +3,8 @@
 A gang grows by whole steps (`Sizes.step`) up to its most, and only
 
 * when all who wait were looked at: into room that is neither taken nor kept for anybody, and quota likewise;
+* if it isn't preemptible: within its queue's own quota, for it could not give back what is borrowed, and only when it
+  has committed a checkpoint where it stands, for perhaps it can't save;
 * where its topology allows it: inside its required domain, in whole slices. Gangs that lie balanced keep their size;
 * when it pays: the accelerator-seconds that it wins until it ends, or within an hour, are twice what its restart loses;
 * once its placement has stood for a while, so that jobs which come and go do not make it grow and shrink with them.
@@ -82,6 +84,7 @@ def _wishes(snapshot: Snapshot, pace: Pace) -> list[_Wish]:
     step = np.maximum(1, jobs.sizes.step).astype(np.int64)
     steps = (jobs.sizes.most - (np.diff(jobs.runs.first) - spares)) // step
     larger = (jobs.sizes.least < jobs.sizes.most) & (steps > 0) & settled(snapshot, pace)
+    larger &= jobs.terms.preemptible | (jobs.runs.saved > jobs.runs.started)
     larger[larger] &= snapshot.queues.open[jobs.queues[larger]] & ~snapshot.queues.drain[jobs.queues[larger]]
     rows = by_rank(snapshot, np.flatnonzero(larger).astype(np.int64))
     lost = lost_seconds(snapshot, rows)
@@ -105,7 +108,12 @@ def _grow(snapshot: Snapshot, tree: Tree, room: OpenRoom, ledger: Ledger, slots:
     jobs, row, step = snapshot.jobs, wish.row, wish.step
     nodes, shape = jobs.runs.nodes_of(row), jobs.terms.shapes[row]
     queue, flavour = int(jobs.queues[row]), int(jobs.flavours[row])
-    steps = _largest(wish.steps, lambda some: not ledger.shortage(queue, flavour, need_of(snapshot, row, some * step)))
+    borrowing = bool(jobs.terms.preemptible[row])
+
+    def has_quota(some: int) -> bool:
+        return ledger.shortage(queue, flavour, need_of(snapshot, row, some * step), borrowing=borrowing) is None
+
+    steps = _largest(wish.steps, has_quota)
     if steps < wish.least:
         return None
     for gang, pool in _sites(snapshot, tree, row, slots):

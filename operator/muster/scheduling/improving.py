@@ -23,9 +23,9 @@ from muster.scheduling.demand import coming_back
 from muster.scheduling.elastic import grow
 from muster.scheduling.heads import Head, Heads
 from muster.scheduling.mending import mend_spares
-from muster.scheduling.moves import Move
+from muster.scheduling.moves import Move, Pace
 from muster.scheduling.plan import Eviction, Promise
-from muster.scheduling.promotion import promote
+from muster.scheduling.promotion import PROMOTION, promote
 from muster.scheduling.rounds import Fate, Round, Verdict
 from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, Snapshot, TopologyMode
 
@@ -40,11 +40,13 @@ def improve(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> list[Ve
         return list(verdicts)
     open_ = np.minimum(round_.room.open, round_.spare.open).copy()
     round_.replacements += mend_spares(round_.after_evictions(), round_.tree, open_, round_.promised)
+    settle = round_.policy.settle
     if round_.policy.promotion and any(round_.snapshot.jobs.terms.alternatives):
-        _carry_out(round_, promote(round_.after_evictions(), round_.tree, open_, round_.promised))
+        pace = replace(PROMOTION, settle=settle)
+        _carry_out(round_, promote(round_.after_evictions(), round_.tree, open_, round_.promised, pace))
     if round_.policy.elastic and _anybody_may_grow(round_.snapshot):
         calm = _without_contested_quota(round_, round_.after_evictions(), verdicts)
-        _carry_out(round_, grow(calm, round_.tree, open_, round_.promised))
+        _carry_out(round_, grow(calm, round_.tree, open_, round_.promised, Pace(settle=settle)))
     return list(verdicts)
 
 
@@ -86,6 +88,7 @@ def _defragment(round_: Round, head: Head) -> int:
         replace(coming_back(snapshot, round_.tree), quota=()),
         wait,
         flavour=flavour,
+        pace=Pace(settle=round_.policy.settle),
     )
     round_.reserve_quota(head.job, choice, need)
     if found is None:

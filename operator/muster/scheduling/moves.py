@@ -7,10 +7,11 @@ work that it loses, and none is made while a placement is still young: what move
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from muster.scheduling.claims import movable
+from muster.scheduling.claims import placed
 from muster.scheduling.gangs import Gang, Worker, is_accelerator
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Need
@@ -18,18 +19,21 @@ from muster.scheduling.room import count_slots
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Int, Mask, Seconds, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree
 
+SETTLE: Final = 600.0
+"""Seconds that a placement stands at least before it moves, where the platform says nothing else."""
+
 
 @dataclass(frozen=True)
 class Pace:
     """When a move pays.
 
     Attributes:
-        settle: seconds that a placement stands at least before it is moved for its own good.
+        settle: seconds that a placement stands at least before it moves.
         horizon: seconds over which a gain counts at most, and when nobody knows how long the job still runs.
         gain: how many times the loss the gain must be.
     """
 
-    settle: float = 600.0
+    settle: float = SETTLE
     horizon: float = 3_600.0
     gain: float = 2.0
 
@@ -103,9 +107,9 @@ class Choices:
 
 
 def settled(snapshot: Snapshot, pace: Pace) -> Mask:
-    """J, jobs that may be moved for their own good."""
-    may: Mask = movable(snapshot) & (snapshot.now - snapshot.jobs.runs.started >= pace.settle)
-    return may
+    """J, jobs whose placement has stood for long enough to be changed for their own good."""
+    old: Mask = placed(snapshot) & (snapshot.now - snapshot.jobs.runs.started >= pace.settle)
+    return old
 
 
 def remaining(snapshot: Snapshot, rows: Int, pace: Pace) -> Seconds:

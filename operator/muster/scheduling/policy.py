@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from muster.scheduling.moves import SETTLE
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -18,6 +20,7 @@ class Policy:
         defragmentation: move jobs so that one fits which fragmentation alone keeps out.
         explain: say of each waiting job why, its position and when it is expected to start; off: `Plan.waiting` is
             empty, and nothing else differs.
+        settle: seconds that a placement stands at least before it grows or moves.
         heads: waiting jobs of each flavour that hold a reserved place and time, one behind the other.
         searches: searches for victims in one plan, over all jobs; what bounds a plan's time when nothing fits.
         candidates: running jobs that those searches look at in all; the search that passes it is the last.
@@ -30,6 +33,7 @@ class Policy:
     promotion: bool = True
     defragmentation: bool = True
     explain: bool = True
+    settle: float = SETTLE
     heads: int = 4
     searches: int = 16
     candidates: int = 1_000

@@ -6,8 +6,11 @@ as anybody knows, is at least ten times what the move loses, so that a job about
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
+from muster.scheduling.claims import movable
 from muster.scheduling.moves import (
     Choice,
     Choices,
@@ -27,10 +30,10 @@ from muster.scheduling.quota import Ledger
 from muster.scheduling.snapshot import Int, Snapshot
 from muster.scheduling.topology import Tree, prefix_sums
 
-PACE = Pace(gain=10.0)
+PROMOTION: Final = Pace(gain=10.0)
 
 
-def promote(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, pace: Pace = PACE) -> tuple[Move, ...]:
+def promote(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, pace: Pace = PROMOTION) -> tuple[Move, ...]:
     """Which jobs move to nodes that they prefer.
 
     Args:
@@ -54,7 +57,7 @@ def promote(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, pace: Pac
 
 def _pays(snapshot: Snapshot, pace: Pace) -> list[int]:
     """Jobs that run on for long enough, first in rank first."""
-    runs, rows = snapshot.jobs.runs, np.flatnonzero(settled(snapshot, pace)).astype(np.int64)
+    runs, rows = snapshot.jobs.runs, np.flatnonzero(movable(snapshot) & settled(snapshot, pace)).astype(np.int64)
     since = np.maximum(0.0, snapshot.now - np.maximum(runs.saved[rows], runs.started[rows]))
     enough = remaining(snapshot, rows, pace) >= pace.gain * (since + runs.restart[rows])
     ranked: list[int] = by_rank(snapshot, rows[enough]).tolist()
