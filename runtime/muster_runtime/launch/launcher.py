@@ -180,6 +180,7 @@ class Launcher:
             await self._stopping.kill()  # who hangs answers no SIGTERM, nor does who waits for it
         else:
             await self._stopping.end(lambda: True)
+        await self._stopping.outlast()
         if self._ranks.running:
             message = f"rank {self._ranks.running[0].rank} outlives SIGKILL, so the gang can't start again in this pod"
             raise Over(await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message)))

@@ -18,6 +18,9 @@ HURRY_SECONDS: Final = 2.0
 """The same when they start again: nobody needs what they still could save."""
 _UNKILLABLE_SECONDS: Final = 10.0
 """A process that SIGKILL doesn't end hangs in the kernel; the launcher ends without it."""
+DYING_SECONDS: Final = 60.0
+"""The same when the gang starts again in this pod. On a starved machine, or with much memory to give back, a killed
+process takes longer to be gone; the others wait for a lost worker for no more than 90 s."""
 _LOOK_SECONDS: Final = 1.0
 
 
@@ -90,6 +93,11 @@ class Stopping:
         until = self._state.clock() + _UNKILLABLE_SECONDS
         await self._until_none(lambda: until)
         return killed
+
+    async def outlast(self) -> None:
+        """Waits on for those whom SIGKILL has met."""
+        until = self._state.clock() + DYING_SECONDS - _UNKILLABLE_SECONDS
+        await self._until_none(lambda: until)
 
     def finished_by_themselves(self) -> bool:
         """All exited 0, and not because of our SIGTERM: a plain script that saves and exits 0 on SIGTERM isn't done."""

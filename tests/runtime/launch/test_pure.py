@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -18,7 +19,9 @@ from muster_runtime.control import ControlReader, ControlWriter
 from muster_runtime.launch import config, termination, tracebacks, verdict
 from muster_runtime.launch.command import parse
 from muster_runtime.launch.membership import Barrier, Roll
-from muster_runtime.launch.stopping import Deadlines
+from muster_runtime.launch.ranks import Rank, Ranks
+from muster_runtime.launch.state import State
+from muster_runtime.launch.stopping import DYING_SECONDS, Deadlines, Stopping
 
 pytestmark = pytest.mark.unit
 
@@ -387,3 +390,50 @@ def test_reports_of_the_wrong_shape_are_ignored(fields: dict[str, object]) -> No
 def test_a_rank_without_a_launcher_reports_to_nobody() -> None:
     assert not report.Reporter("/nonexistent").send(report.Hello(0, 1))
     assert not report.Reporter(None).send(report.Hello(0, 1))
+
+
+class Hurried(State):
+    """Nothing happens, and no wait takes any time."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.now)
+        self.now = 0.0
+
+    async def wait(self, timeout: float) -> None:
+        self.now += timeout
+
+
+class Dying(Ranks):
+    """One rank, which is gone so long after SIGKILL."""
+
+    def __init__(self, state: Hurried, seconds: float) -> None:
+        super().__init__(lambda: None)
+        self._state, self._seconds = state, seconds
+        self._gone_at = float("inf")
+
+    @property
+    def running(self) -> list[Rank]:
+        return [Rank(3, None)] if self._state.now < self._gone_at else []  # type: ignore[arg-type]
+
+    def signal(self, number: int, ranks: object = None) -> None:
+        if number == signal.SIGKILL:
+            self._gone_at = self._state.now + self._seconds
+
+    def reap(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("seconds", "is_gone"), [(1.0, True), (40.0, True), (DYING_SECONDS + 1, False)])
+def test_a_killed_rank_that_takes_long_to_be_gone_is_waited_for_where_another_takes_its_place(
+    seconds: float, is_gone: bool
+) -> None:
+    async def gone() -> tuple[bool, float]:
+        state = Hurried()
+        ranks = Dying(state, seconds)
+        stopping = Stopping(ranks, state)
+        assert await stopping.kill() == [3]
+        assert state.now <= 10, "a launcher that ends, ends soon"
+        await stopping.outlast()
+        return not ranks.running, state.now
+
+    assert asyncio.run(gone()) == (is_gone, min(seconds, DYING_SECONDS))
