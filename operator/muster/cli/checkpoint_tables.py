@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from muster.cli.printing import plain_table, print_table
-from muster.cli.wording import counted
+from muster.telling.wording import counted
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.differences import Difference
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory

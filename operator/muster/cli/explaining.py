@@ -1,52 +1,17 @@
-"""What `muster explain` shows: why a job is where it is, what follows, what helps, and its history in order of time."""
+"""`muster explain`: why a job is where it is, what follows, what helps, and its history in order of time."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Final
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.api import goodput
-from muster.api.common import find_condition
-from muster.api.effective import effective_spec
-from muster.api.names import ConditionType, Phase
-from muster.api.trainingjob_status import PastFailure
-from muster.cli.outlook import advice, follows
-from muster.cli.printing import print_page
-from muster.cli.scene import Scene, connected, event_time, look
-from muster.cli.wording import (
-    CAUSES,
-    STYLES,
-    ago,
-    before_the_first_step,
-    counted,
-    survived,
-    tracked,
-    used_limits,
-    waiting,
-)
-from muster.cluster.views import parse_time
+from muster.api.names import Phase
+from muster.cli.printing import STYLES, print_page
+from muster.cli.scene import connected, look
+from muster.telling.explaining import EVENTS_READ, sections
+from muster.telling.scene import Scene
 from muster_protocol.durations import format_duration
-
-EVENTS_READ: Final = 100
-PARTS: Final = {
-    "training": "training",
-    "data_wait": "waiting for data",
-    "checkpoint": "standing still for saves",
-    "starting": "starting, up to the first step",
-    "restoring": "restoring a checkpoint",
-    "recomputing": "computing lost steps again",
-    "queued": "waiting in the queue",
-    "hung": "hung",
-}
-LINES_SHOWN: Final = 30
-"""Of the history, the newest."""
-REPEATED_SECONDS: Final = 60.0
 
 
 async def explain(name: str, namespace: str | None, *, kubeconfig: str | None, context: str | None) -> int:
@@ -73,24 +38,6 @@ def page(scene: Scene) -> RenderableType:
     return Group(*parts)
 
 
-def sections(scene: Scene) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
-    """(heading, rows of texts) of those in which there is something to tell."""
-    for heading, rows in (
-        ("Why", _why(scene)),
-        (f"The last failure{', survived' if survived(scene.job.status) else ''}", _failure(scene)),
-        ("Restarts", _restarts(scene)),
-        ("Unsound numbers", _numerics(scene)),
-        ("Tracking", ((("", tracked(scene.job.status)),) if scene.job.status.tracking is not None else ())),
-        ("Sizes (UTC)", _sizes(scene)),
-        ("Where the time went", _time(scene)),
-        ("What follows", ((("", told),) if (told := follows(scene)) else ())),
-        ("What you can do", (("-", told) for told in advice(scene))),
-        ("History (UTC)", _lines(scene)),
-    ):
-        if found := tuple(rows):
-            yield heading, found
-
-
 def _grid(rows: tuple[tuple[str, ...], ...]) -> Table:
     """Rows beside each other, without a column that nothing stands in."""
     used = [number for number in range(len(rows[0])) if any(row[number] for row in rows)]
@@ -114,176 +61,3 @@ def _since(scene: Scene) -> str:
     }
     moment = moments.get(status.phase) if status.phase else None
     return f", for {format_duration((scene.now - moment).total_seconds())}" if moment else ""
-
-
-def _why(scene: Scene) -> Iterator[tuple[str, str]]:
-    job, status = scene.job, scene.job.status
-    place = status.queue
-    if status.phase is None:
-        yield "", "no operator has seen it: is Muster's operator running? (kubectl get pods -n muster-system)"
-    if place is not None and place.why:
-        yield "", place.why
-    elif status.phase is Phase.RUNNING and status.placement is not None:
-        where = f" on {status.nodes}" if status.nodes else ""
-        first = before_the_first_step(scene)
-        yield "", f"all {status.placement.workers} workers {'run' if first else 'train'}{where}"
-        if first:
-            yield "", first
-    if place is not None and place.position:
-        yield "", f"place {place.position} in the order of queue {job.spec.queue}"
-    for kind in (ConditionType.STRAGGLING, ConditionType.GPUS_IDLE):
-        trouble = find_condition(status.conditions, kind.value)
-        if trouble is not None and trouble.status == "True" and place is None:
-            yield "", trouble.message
-    for title, told in waiting(scene, changes=False):
-        yield "", f"{title[0].lower()}{title[1:]}: {told}" if title != "Starts" else f"starts {told}"
-    if status.progress is not None:
-        total = f" of {status.progress.total_steps}" if status.progress.total_steps else ""
-        yield "", f"step {status.progress.step}{total} is done{_checkpoint(scene)}"
-
-
-def _checkpoint(scene: Scene) -> str:
-    known = scene.job.status.checkpoint
-    if known is None:
-        return "; no checkpoint is committed" if scene.job.spec.checkpoint is not None else ""
-    age = f", {ago(known.committed_at, scene.now)}" if known.committed_at else ""
-    return f"; the last checkpoint is step {known.step}{age}"
-
-
-def _failure(scene: Scene) -> Iterator[tuple[str, str]]:
-    failure = scene.job.status.failure
-    if failure is None:
-        return
-    where = [f"rank {failure.rank}"] if failure.rank is not None else []
-    where += [f"worker {failure.index}"] if failure.index is not None else []
-    where += [f"node {failure.node}"] if failure.node else []
-    where += [f"exit code {failure.exit_code}"] if failure.exit_code is not None else []
-    when = [f"step {failure.step}"] if failure.step is not None else []
-    when += [ago(failure.at, scene.now)] if failure.at else []
-    yield "cause", failure.cause
-    yield "where", ", ".join(where)
-    yield "when", ", ".join(when)
-    yield "what", failure.message
-    if failure.alike:
-        yield "alike", f"{failure.alike} failures in a row, up to this one, were one and the same"
-    for number, line in enumerate(failure.traceback.splitlines()):
-        yield ("traceback" if "Traceback" in failure.traceback else "stderr") if number == 0 else "", line
-
-
-def _restarts(scene: Scene) -> Iterator[tuple[str, ...]]:
-    """What is used of each limit, where anything is."""
-    status, spec = scene.job.status, effective_spec(scene.job.spec, scene.job.status.defaults)
-    window = format_duration(spec.restart_window)
-    for group, used, limit in used_limits(scene):
-        if used:
-            most = "any number is allowed" if limit is None else f"at most {limit} are allowed"
-            yield f"within {window}", f"{used} by {CAUSES[group]}; {most} ({group.value})"
-    for count, told in (
-        (status.restarts, "of the whole gang, with new pods"),
-        (status.restarts_in_place, "of the processes, in the pods that were there"),
-    ):
-        if count:
-            yield "since submission", f"{counted(count, 'restart')} {told}"
-    if status.replacements:
-        told = f"{counted(status.replacements, 'lost worker')} replaced, while the others kept their pods"
-        yield "since submission", told
-    if status.preemptions:
-        yield "since submission", counted(status.preemptions, "preemption")
-
-
-def _numerics(scene: Scene) -> Iterator[tuple[str, ...]]:
-    """What the watch over losses and gradients has done."""
-    known = scene.job.status.numerics
-    if known is not None:
-        for count, told in ((known.skipped, "update"), (known.rollbacks, "rollback")):
-            if count:
-                yield "since submission", f"{counted(count, told)}{' skipped' if told == 'update' else ''}"
-        yield "the last", known.last
-
-
-def _sizes(scene: Scene) -> Iterator[tuple[str, ...]]:
-    """Of an elastic gang: how many workers it had from when on, and why."""
-    for size in scene.job.status.sizes:
-        workers, moment = counted(size.workers, "worker"), f"{size.since:%Y-%m-%d %H:%M:%S}"
-        yield moment, ago(size.since, scene.now), workers, size.reason
-
-
-def _time(scene: Scene) -> Iterator[tuple[str, ...]]:
-    """Goodput and the parts of the job's time, up to now for a job that waits."""
-    status = scene.job.status
-    known = status.goodput
-    if status.submitted_at is not None and status.placement is None and status.finished_at is None:
-        known = goodput.account(status, status.submitted_at)
-        if status.phase is not Phase.SUSPENDED:
-            known = goodput.up_to(known, goodput.QUEUED, scene.now)
-    if known is None or known.ratio is None:
-        return
-    training, queued = known.seconds.training or 0, known.seconds.queued or 0
-    held = goodput.whole_of(known.seconds) - queued
-    if not held:
-        return
-    apart = f", {training / held:.1%} of the time with GPUs" if queued else ""
-    yield "goodput", f"{float(known.ratio):.1%}", f"of the time since it was submitted was training{apart}"
-    for part, seconds, share in goodput.shares(known.seconds):
-        yield format_duration(seconds), f"{share:.1%}", PARTS[part]
-
-
-@dataclass(frozen=True)
-class _Line:
-    at: datetime
-    what: str
-    told: str
-
-
-def _lines(scene: Scene) -> Iterator[tuple[str, ...]]:
-    """The history: what the status keeps for ever, and the Events of the last hour that say more."""
-    found = sorted((*_remembered(scene), *_told(scene)), key=lambda line: line.at)
-    if len(found) > LINES_SHOWN:
-        yield "…", "", "", f"{len(found) - LINES_SHOWN} earlier"
-    for line in found[-LINES_SHOWN:]:
-        yield f"{line.at:%Y-%m-%d %H:%M:%S}", ago(line.at, scene.now), line.what, line.told
-
-
-def _remembered(scene: Scene) -> Iterator[_Line]:
-    status, placement, checkpoint = scene.job.status, scene.job.status.placement, scene.job.status.checkpoint
-    where = f"as generation {placement.generation} on {status.nodes or 'its nodes'}" if placement else ""
-    saved = f"of step {checkpoint.step}" if checkpoint else ""
-    again = status.running_since if status.running_since != status.started_at else None
-    for at, what, told in (
-        (status.submitted_at, "Submitted", ""),
-        (placement.placed_at if placement else None, "Placed", where),
-        (status.started_at, "Trained", "for the first time"),
-        (again, "Trained", "the present run began to train"),
-        (checkpoint.committed_at if checkpoint else None, "Checkpoint", saved),
-    ):
-        if at is not None:
-            yield _Line(at, what, told)
-    for past in status.recent_failures:
-        yield _Line(past.at, "Failure", _short(past))
-    for fault in status.node_faults:
-        yield _Line(fault.at, "Node", f"{fault.node}: {fault.cause}: {fault.message}")
-    for moment in status.preempted_at:
-        yield _Line(moment, "Preempted", "")
-    for condition in status.conditions:
-        told = f"{condition.type} is {condition.status}: {condition.reason}"
-        yield _Line(condition.last_transition_time, "Condition", told)
-
-
-def _told(scene: Scene) -> Iterator[_Line]:
-    for event in scene.events:
-        at, message = parse_time(event_time(event)), event.get("message", "")
-        if at is not None and not any(_repeats(message, at, past) for past in scene.job.status.recent_failures):
-            yield _Line(at, event.get("reason", ""), message)
-
-
-def _repeats(message: str, at: datetime, past: PastFailure) -> bool:
-    """Whether an Event tells of a failure that the history has already."""
-    return past.message[:100] in message and abs((at - past.at).total_seconds()) < REPEATED_SECONDS
-
-
-def _short(past: PastFailure) -> str:
-    where = [f"worker {past.index}"] if past.index is not None else []
-    where += [f"node {past.node}"] if past.node else []
-    where += [f"step {past.step}"] if past.step is not None else []
-    after = "; answered in the pods that were there" if past.in_place else ""
-    return f"{past.cause}: {past.message}{f' ({told})' if (told := ', '.join(where)) else ''}{after}"

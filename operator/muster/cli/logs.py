@@ -9,12 +9,13 @@ from typing import Final
 
 from muster.api.effective import effective_spec
 from muster.api.placement import format_indexes
-from muster.cli.scene import NotThere, Scene, connected, look
-from muster.cli.wording import one_line
+from muster.cli.scene import NotThere, connected, look
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
 from muster.cluster.overrides import TRAINER
 from muster.cluster.views import PodView
+from muster.telling.scene import Scene
+from muster.telling.wording import one_line
 
 Write = Callable[[str], object]
 

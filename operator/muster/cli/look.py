@@ -20,12 +20,16 @@ from muster.api.common import find_condition
 from muster.api.names import ConditionType, Phase, Reason
 from muster.api.restarts import Group
 from muster.api.trainingjob_status import Saving
-from muster.cli.printing import print_page
-from muster.cli.scene import Scene, connected, event_time, look
-from muster.cli.wording import (
+from muster.cli.printing import STYLES, print_page
+from muster.cli.scene import connected, look
+from muster.cluster.client import Api
+from muster.cluster.errors import ApiUnreachable
+from muster.cluster.status import is_false
+from muster.cluster.views import parse_time
+from muster.telling.scene import Scene, event_time
+from muster.telling.wording import (
     CAUSES,
     FINAL,
-    STYLES,
     ago,
     before_the_first_step,
     counted,
@@ -38,10 +42,6 @@ from muster.cli.wording import (
     used_limits,
     waiting,
 )
-from muster.cluster.client import Api
-from muster.cluster.errors import ApiUnreachable
-from muster.cluster.status import is_false
-from muster.cluster.views import parse_time
 from muster_protocol.durations import format_duration
 
 REFRESH_SECONDS: Final = 1.0

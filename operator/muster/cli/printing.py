@@ -12,7 +12,21 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from muster.api.names import Phase
+
 Cell = str | Text
+
+STYLES: Final = {
+    Phase.QUEUED: "yellow",
+    Phase.STARTING: "cyan",
+    Phase.RUNNING: "green",
+    Phase.RESTARTING: "yellow",
+    Phase.PREEMPTING: "yellow",
+    Phase.SUSPENDED: "magenta",
+    Phase.SUCCEEDED: "bold green",
+    Phase.FAILED: "bold red",
+}
+"""Of a phase, as rich names them."""
 
 
 class Output(str, Enum):

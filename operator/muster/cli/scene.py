@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError
 from muster.cluster.views import PodView
+from muster.telling.scene import Scene, event_time
 from muster_protocol.spelling import there_are
 
 EVENTS_SHOWN: Final = 6
@@ -30,17 +30,6 @@ NO_KINDS: Final = (
 
 class NotThere(Exception):
     """What was asked for does not exist; the message says what does."""
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A job and what belongs to it, at one moment."""
-
-    job: TrainingJob
-    pods: tuple[PodView, ...]
-    events: tuple[dict[str, Any], ...]
-    now: datetime
-    trouble: str = ""
 
 
 @asynccontextmanager
@@ -143,8 +132,3 @@ async def _others(api: Api, namespace: str) -> str:
         if error.status != 403:
             raise
         return "; see what -n, or the kubeconfig's context, names"
-
-
-def event_time(event: dict[str, Any]) -> str:
-    series = (event.get("series") or {}).get("lastObservedTime")
-    return str(series or event.get("lastTimestamp") or event.get("eventTime") or "")

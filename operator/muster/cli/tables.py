@@ -10,19 +10,17 @@ from rich.console import Console
 from rich.text import Text
 
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingqueue import Quota, TrainingQueue, with_below
-from muster.cli.printing import Cell, Output, natural_width, note, plain_table, print_json, print_table
+from muster.api.trainingqueue import TrainingQueue, with_below
+from muster.cli.printing import STYLES, Cell, Output, natural_width, note, plain_table, print_json, print_table
 from muster.cli.scene import NotThere, connected, listed, require_namespace
-from muster.cli.wording import FINAL, STYLES
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
-from muster.cluster.quantities import amount as in_units
 from muster.scheduling.amounts import amount
+from muster.server.queues import summaries
 from muster.server.rows import summary
+from muster.telling.usage import Use, in_use, names_above, nominals, state
+from muster.telling.wording import FINAL
 from muster_protocol.spelling import there_are
-
-Use = dict[tuple[str, str], dict[str, int]]
-"""By flavour (GPU type, capacity) and resource, in base units."""
 
 JOBS: Final = "trainingjobs"
 QUEUES: Final = "trainingqueues"
@@ -91,9 +89,6 @@ async def queues(output: Output, *, kubeconfig: str | None, context: str | None)
     async with connected(kubeconfig, context) as api:
         found = [TrainingQueue.from_raw(raw) for raw in await listed(api, QUEUES)]
     if output is Output.JSON:
-        # Here, since the API's queues are made of what this module reads out of them.
-        from muster.server.queues import summaries
-
         print_json([each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in summaries(found)])
         return 0
     _print(QUEUE_TITLES, queue_rows(found), "no TrainingQueues")
@@ -149,20 +144,10 @@ def queue_rows(every: Sequence[TrainingQueue]) -> list[tuple[str, ...]]:
     limited = {queue.metadata.name for queue in every if queue.spec.quotas}
     return [
         _queue_row(
-            queue, has[queue.metadata.name], limited=not limited.isdisjoint(_above(queue.metadata.name, parents))
+            queue, has[queue.metadata.name], limited=not limited.isdisjoint(names_above(queue.metadata.name, parents))
         )
         for queue in every
     ]
-
-
-def nominals(every: Sequence[TrainingQueue]) -> dict[str, Use]:
-    """By queue: its own nominal and that of all queues below it."""
-    parents = {queue.metadata.name: queue.spec.parent for queue in every}
-    has: dict[str, Use] = {name: {} for name in parents}
-    for queue in every:
-        for name in (queue.metadata.name, *_above(queue.metadata.name, parents)):
-            _add(has[name], queue.spec.quotas or ())
-    return has
 
 
 def _queue_row(queue: TrainingQueue, has: Use, *, limited: bool) -> tuple[str, ...]:
@@ -174,12 +159,6 @@ def _queue_row(queue: TrainingQueue, has: Use, *, limited: bool) -> tuple[str, .
         *("" if number is None else str(number) for number in (status.running, status.waiting, status.used_gpus)),
         _quota(queue, has, limited=limited),
     )
-
-
-def state(queue: TrainingQueue) -> str:
-    """`open`, or in one word each what is wrong; empty while no operator has seen the queue."""
-    faults = [condition.reason for condition in queue.status.conditions if condition.status == "False"]
-    return ", ".join(faults) or ("open" if queue.status.conditions else "")
 
 
 def _quota(queue: TrainingQueue, has: Use, *, limited: bool) -> str:
@@ -201,34 +180,6 @@ def _told(resource: str, used: int, nominal: int | None, borrowed: int) -> str:
     if nominal is not None:
         text = f"{text.rpartition(' ')[0]} of {amount(resource, nominal)}"
     return f"{text}, {amount(resource, borrowed).rpartition(' ')[0]} borrowed" if borrowed else text
-
-
-def _add(total: Use, quotas: Sequence[Quota]) -> None:
-    for quota in quotas:
-        amounts = total.setdefault((quota.gpu_type, quota.capacity.value if quota.gpu_type else ""), {})
-        for item in quota.resources:
-            amounts[item.name] = amounts.get(item.name, 0) + in_units(item.name, item.nominal)
-
-
-def in_use(queue: TrainingQueue) -> tuple[Use, Use]:
-    """(in use, borrowed of that)."""
-    used: Use = {}
-    borrowed: Use = {}
-    for each in queue.status.usage:
-        key = (each.gpu_type, each.capacity.value if each.gpu_type else "")
-        used[key] = {item.name: in_units(item.name, item.used) for item in each.resources}
-        borrowed[key] = {item.name: in_units(item.name, item.borrowed or 0) for item in each.resources}
-    return used, borrowed
-
-
-def _above(name: str, parents: Mapping[str, str | None]) -> list[str]:
-    """The names of the queues above one; of a circle, each once."""
-    found: list[str] = []
-    parent = parents[name]
-    while parent is not None and parent in parents and parent not in (name, *found):
-        found.append(parent)
-        parent = parents[parent]
-    return found
 
 
 def _flavour(key: tuple[str, str]) -> str:

@@ -10,15 +10,15 @@ from pydantic import ValidationError
 from muster.api.common import API_VERSION
 from muster.api.names import JOB_UID_LABEL
 from muster.api.trainingjob import TrainingJob
-from muster.cli.explaining import EVENTS_READ, sections
-from muster.cli.scene import Scene, event_time
-from muster.cli.wording import pod_state
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
 from muster.cluster.views import PodView
 from muster.server.models import JobDetail, JobSummary, Section, Worker
 from muster.server.problems import Problem
 from muster.server.rows import summary
+from muster.telling.explaining import EVENTS_READ, sections
+from muster.telling.scene import Scene, event_time
+from muster.telling.wording import pod_state
 
 JOB: Final = f"/apis/{API_VERSION}/namespaces/{{}}/trainingjobs/{{}}"
 

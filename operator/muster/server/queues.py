@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from muster.api.trainingqueue import TrainingQueue
-from muster.cli.tables import Use, in_use, nominals, state
 from muster.server.models import FlavourShare, QueueSummary, ResourceShare
+from muster.telling.usage import Use, in_use, nominals, state
 
 
 def summaries(every: Sequence[TrainingQueue]) -> list[QueueSummary]:

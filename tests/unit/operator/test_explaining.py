@@ -10,9 +10,10 @@ from rich.console import Console
 
 from muster.api.names import Phase
 from muster.api.trainingjob import TrainingJob
-from muster.cli.explaining import LINES_SHOWN, page
-from muster.cli.outlook import advice, follows
-from muster.cli.scene import Scene
+from muster.cli.explaining import page
+from muster.telling.explaining import LINES_SHOWN
+from muster.telling.outlook import advice, follows
+from muster.telling.scene import Scene
 
 pytestmark = pytest.mark.unit
 

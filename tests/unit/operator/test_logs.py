@@ -13,9 +13,10 @@ import pytest
 from muster.api.trainingjob import TrainingJob
 from muster.cli import logs as printing
 from muster.cli.logs import pods_of, worker_of
-from muster.cli.scene import NotThere, Scene
+from muster.cli.scene import NotThere
 from muster.cluster.errors import ApiError
 from muster.cluster.views import PodView
+from muster.telling.scene import Scene
 
 pytestmark = pytest.mark.unit
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from muster.api.trainingjob import TrainingJob
 from muster.cli.look import page, render
 from muster.cli.printing import print_page
-from muster.cli.scene import Scene
-from muster.cli.wording import one_line
 from muster.cluster.views import PodView
 from muster.controllers.progress import progressed
+from muster.telling.scene import Scene
+from muster.telling.wording import one_line
 from muster_protocol.launcher_api import Kept, MemoryTier, Saving, Status
 from muster_protocol.launcher_api import Phase as LauncherPhase
 

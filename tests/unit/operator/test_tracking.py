@@ -19,13 +19,13 @@ from muster.api.tracking import TrackingStatus
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
 from muster.cli.look import render
-from muster.cli.scene import Scene
 from muster.cluster import pod_tracking
 from muster.cluster.pods import Identity, PodSettings, container, template
 from muster.cluster.views import PodView
 from muster.controllers import tracking
 from muster.controllers.progress import progressed
 from muster.controllers.records import Record
+from muster.telling.scene import Scene
 from muster_protocol.launcher_api import Phase, Status, Tracking
 
 pytestmark = pytest.mark.unit

@@ -1,4 +1,4 @@
-"""How the command line says what a job's status holds: words and sentences that several commands share. Pure."""
+"""What a job's status holds, in words and sentences that several pages share. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,11 @@ from muster.api.names import ConditionType, Phase
 from muster.api.restarts import Group, used
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus
-from muster.cli.scene import Scene
 from muster.cluster.views import PodView
+from muster.telling.scene import Scene
 from muster_protocol.durations import format_duration
 
 FINAL: Final = (Phase.SUCCEEDED, Phase.FAILED)
-STYLES: Final = {
-    Phase.QUEUED: "yellow",
-    Phase.STARTING: "cyan",
-    Phase.RUNNING: "green",
-    Phase.RESTARTING: "yellow",
-    Phase.PREEMPTING: "yellow",
-    Phase.SUSPENDED: "magenta",
-    Phase.SUCCEEDED: "bold green",
-    Phase.FAILED: "bold red",
-}
 PROMISED: Final = "promised"
 BASES: Final = {
     PROMISED: ": room is being cleared for it",

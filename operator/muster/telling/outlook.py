@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.names import ConditionType, Phase, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
-from muster.cli.scene import Scene
-from muster.cli.wording import FINAL, used_limits
 from muster.cluster.hindrances import hinders
 from muster.cluster.status import reason_of
+from muster.telling.scene import Scene
+from muster.telling.wording import FINAL, used_limits
 from muster_protocol.durations import format_duration
 
 

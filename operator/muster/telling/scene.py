@@ -1,0 +1,26 @@
+"""A job and what belongs to it, as it was read; and words on the events among that. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from muster.api.trainingjob import TrainingJob
+from muster.cluster.views import PodView
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A job and what belongs to it, at one moment."""
+
+    job: TrainingJob
+    pods: tuple[PodView, ...]
+    events: tuple[dict[str, Any], ...]
+    now: datetime
+    trouble: str = ""
+
+
+def event_time(event: dict[str, Any]) -> str:
+    series = (event.get("series") or {}).get("lastObservedTime")
+    return str(series or event.get("lastTimestamp") or event.get("eventTime") or "")

@@ -1,0 +1,55 @@
+"""What a queue has and uses, by flavour, and in one word whether it takes jobs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from muster.api.trainingqueue import Quota, TrainingQueue
+from muster.cluster.quantities import amount as in_units
+
+Use = dict[tuple[str, str], dict[str, int]]
+"""By flavour (GPU type, capacity) and resource, in base units."""
+
+
+def nominals(every: Sequence[TrainingQueue]) -> dict[str, Use]:
+    """By queue: its own nominal and that of all queues below it."""
+    parents = {queue.metadata.name: queue.spec.parent for queue in every}
+    has: dict[str, Use] = {name: {} for name in parents}
+    for queue in every:
+        for name in (queue.metadata.name, *names_above(queue.metadata.name, parents)):
+            _add(has[name], queue.spec.quotas or ())
+    return has
+
+
+def state(queue: TrainingQueue) -> str:
+    """`open`, or in one word each what is wrong; empty while no operator has seen the queue."""
+    faults = [condition.reason for condition in queue.status.conditions if condition.status == "False"]
+    return ", ".join(faults) or ("open" if queue.status.conditions else "")
+
+
+def in_use(queue: TrainingQueue) -> tuple[Use, Use]:
+    """(in use, borrowed of that)."""
+    used: Use = {}
+    borrowed: Use = {}
+    for each in queue.status.usage:
+        key = (each.gpu_type, each.capacity.value if each.gpu_type else "")
+        used[key] = {item.name: in_units(item.name, item.used) for item in each.resources}
+        borrowed[key] = {item.name: in_units(item.name, item.borrowed or 0) for item in each.resources}
+    return used, borrowed
+
+
+def names_above(name: str, parents: Mapping[str, str | None]) -> list[str]:
+    """The names of the queues above one; of a circle, each once."""
+    found: list[str] = []
+    parent = parents[name]
+    while parent is not None and parent in parents and parent not in (name, *found):
+        found.append(parent)
+        parent = parents[parent]
+    return found
+
+
+def _add(total: Use, quotas: Sequence[Quota]) -> None:
+    for quota in quotas:
+        amounts = total.setdefault((quota.gpu_type, quota.capacity.value if quota.gpu_type else ""), {})
+        for item in quota.resources:
+            amounts[item.name] = amounts.get(item.name, 0) + in_units(item.name, item.nominal)
