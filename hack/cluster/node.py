@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,15 +83,21 @@ def start_containerd(site: Site, node: str, holder: Process) -> None:
     """Starts the node's containerd in the namespaces of `holder`; containers that run already go on."""
     folder = site.node_directory(node)
     _start(site, node, holder, "containerd", ["--config", str(folder / "containerd.toml"), "--log-level", "warn"])
-    socket = Path(f"/proc/{holder.pid}/root/run/containerd/containerd.sock")
+    address = f"/proc/{holder.pid}/root/run/containerd/containerd.sock"  # in the node's mount namespace
     log = site.logs / f"{node}-containerd.log"
 
     def listens() -> bool:
         if processes.find(site.directory, f"{node}-containerd") is None:
             raise ClusterError(f"containerd of {node} ended while it started:\n{log_tail(log)}")
-        return socket.is_socket()  # /proc/PID/root leads into the node's mount namespace
+        return answers(address)
 
     wait_for(f"containerd's listening on {node}", listens, 30, lambda: log_tail(log))
+
+
+def answers(address: str) -> bool:
+    """Whether anybody listens on a unix socket. A process that was killed leaves the socket's file behind."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(address) == 0
 
 
 def join(site: Site, node: str) -> None:
