@@ -31,8 +31,8 @@ READY_S = 90.0
 def operator_killed(victim: Victim) -> Hit:
     """SIGKILL to the operator that leads; over when another has taken the Lease."""
     stage = victim.stage
+    name, pid = _leader(victim)
     holder = _holder(stage)
-    name, pid = _leader(stage)
     at = now()
     os.kill(pid, signal.SIGKILL)
     victim.until_ended(pid)
@@ -48,7 +48,7 @@ def operators_clock_jumped(jump: float, seconds: float) -> Callable[[Victim], Hi
         stage, off = victim.stage, victim.dice.choice((jump, -jump))
         mend = _hold_clocks(stage)
         try:
-            name, pid = _leader(stage)
+            name, pid = _leader(victim)
             file, at = inside(pid, CLOCK), now()
             file.write_text(f"{off:+.0f}\n")
             victim.until("the jump in the Lease", lambda: abs(_renewed(stage) - time.time() - off) < READY_S)
@@ -85,14 +85,22 @@ def _hold_clocks(stage: Stage) -> Callable[[], None]:
     return lambda: rolled("rollout", "undo")
 
 
-def _leader(stage: Stage) -> tuple[str, int]:
-    """Name and process of the operator's pod that leads. Raises VoidRun when it isn't found."""
-    holder = _holder(stage)
-    pod = next((pod for pod in operators(stage) if name_of(pod) in holder), None)
+def _leader(victim: Victim) -> tuple[str, int]:
+    """Name and process of the operator's pod that leads. Raises VoidRun when none does for long, or isn't found."""
+    stage = victim.stage
+    # Between two that lead nobody holds the Lease, and one that is about to go may hold it for another second.
+    victim.until("an operator that leads", lambda: _leading(stage), READY_S)
+    pod = _leading(stage)
     pid = strike.launcher(pod) if pod is not None else None
     if pod is None or pid is None:
-        raise VoidRun(f"no process of the operator that leads ({holder!r}) was found")
+        raise VoidRun(f"no process of the operator that leads ({_holder(stage)!r}) was found")
     return name_of(pod), pid
+
+
+def _leading(stage: Stage) -> Json | None:
+    holder, pods = _holder(stage), operators(stage)
+    staying = (pod for pod in pods if "deletionTimestamp" not in pod["metadata"])
+    return next((pod for pod in staying if name_of(pod) in holder), None)
 
 
 def operators(stage: Stage) -> list[Json]:
