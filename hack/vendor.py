@@ -2,14 +2,16 @@
 
     python -m hack.vendor FOLDER
 
-Everything in it is pure Python for 3.10 and later, so that one tree serves every training image. Botocore carries the
-descriptions of 400 services; only those that reach S3 and its credentials are kept.
+One tree serves every training image: all in it is pure Python for 3.10 and later, but for zlib-ng, which lies there
+compiled for several Pythons and machines; elsewhere the runtime does without. Botocore carries the descriptions of 400
+services; only those that reach S3 and its credentials are kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,13 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PYTHON_VERSION: Final = "3.10"
+COMPILED: Final = "zlib_ng"
+"""The one library that is no pure Python. Each build's file has its Python and machine in its name."""
+COMPILED_FOR: Final = [
+    (python, f"{machine}-manylinux2014")
+    for python in ("3.11", "3.12", "3.13", "3.14")  # what is locked has no more
+    for machine in ("x86_64", "aarch64")
+]
 SERVICES: Final = frozenset({"s3", "sts", "sso", "sso-oidc", "signin"})
 """S3, and what botocore asks for credentials: roles, web identities, single sign-on."""
 OWN: Final = ("muster_protocol", "muster_runtime")
@@ -55,7 +64,12 @@ def vendor_tree() -> Path:
     done.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=done.parent, prefix=".making-") as folder:
         tree = Path(folder) / "tree"
-        _install(requirements, Path(folder) / "requirements.txt", tree)
+        compiled = _locked_of(COMPILED.replace("_", "-"), requirements)
+        _install(requirements.replace(compiled, ""), tree)
+        for number, (python, platform) in enumerate(COMPILED_FOR):
+            build = Path(folder) / f"build-{number}"
+            _install(compiled, build, python, f"--python-platform={platform}")
+            shutil.copytree(build, tree, dirs_exist_ok=True)
         _trim(tree)
         tree.chmod(0o755)
         try:
@@ -78,19 +92,27 @@ def _locked() -> str:
     )
 
 
-def _install(requirements: str, listed: Path, tree: Path) -> None:
+def _locked_of(library: str, requirements: str) -> str:
+    """What is locked of this library alone: its version and the hashes below."""
+    (found,) = re.findall(rf"^{library}==.*\n(?: .*\n)*", requirements, re.MULTILINE)
+    return str(found)
+
+
+def _install(requirements: str, tree: Path, python: str = PYTHON_VERSION, *more: str) -> None:
+    listed = tree.with_name(f"{tree.name}.txt")
     listed.write_text(requirements)
     _uv(
         "pip",
         "install",
         f"--target={tree}",
         f"--python={sys.executable}",
-        f"--python-version={PYTHON_VERSION}",
+        f"--python-version={python}",
         "--no-deps",
         "--require-hashes",
         "--only-binary=:all:",
         "--link-mode=copy",
         f"--requirement={listed}",
+        *more,
     )
 
 
@@ -110,6 +132,7 @@ def _trim(tree: Path) -> None:
     for entry in tree.glob("*.dist-info"):
         _keep_licences(entry)
     native = [str(path.relative_to(tree)) for path in tree.rglob("*") if path.suffix in _NATIVE]
+    native = [path for path in native if not path.startswith(f"{COMPILED}/")]
     if native:
         raise VendorError(f"not pure Python, so not for every training image: {', '.join(native)}")
 

@@ -1,4 +1,4 @@
-"""The libraries that Muster brings for itself: boto3, prometheus-client and nvidia-ml-py, in `/muster/vendor`.
+"""The libraries that Muster brings for itself: boto3, prometheus-client, nvidia-ml-py and zlib-ng, in `/muster/vendor`.
 
 They are put on `sys.path` only in processes that run no code of the user's: the launcher, and the storage process that
 a rank starts by exec. A rank never calls `use`, so that no import of the user's resolves differently.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster_protocol.checkpoints.checks import named
+from muster_runtime.checkpoint.crc import crc32
 
 _HEAD: Final = struct.Struct("<8sQII")  # what it is, length of the JSON behind it, its CRC-32, the mark
 _MARK: Final = struct.Struct("<I")
@@ -58,8 +59,8 @@ def extent(body: dict[str, Any]) -> Extent:
 
 def wrong_with(content: memoryview, files: tuple[tuple[int, int, str], ...]) -> str:
     """What is wrong with the bytes of a part, or "". `content` begins at its base; `files` are an extent's."""
-    for start, size, crc32 in files:
-        if named(zlib.crc32(content[start : start + size])) != crc32:
+    for start, size, expected in files:
+        if named(crc32(content[start : start + size])) != expected:
             return f"the {size} bytes at {start} are not what was staged (CRC-32 differs)"
     return ""
 

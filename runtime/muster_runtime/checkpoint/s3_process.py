@@ -31,7 +31,6 @@ import socket
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -43,6 +42,7 @@ from muster_protocol.checkpoints.s3 import fetch, forget_object, forget_upload, 
 from muster_protocol.checkpoints.s3_client import code_of, endpoint_in_environment, make_client
 from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.bodies import Content, pieces_into, send_unsigned
+from muster_runtime.checkpoint.crc import crc32
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 from muster_runtime.checkpoint.sums import Span, sums
 
@@ -161,14 +161,14 @@ class Server:
         def put(file: Piece) -> tuple[str, list[str]]:
             key, start, length, _ = file
             content = memory[start : start + length]
-            crc32, of_chunks = self._sums_of(file, memory)
+            whole, of_chunks = self._sums_of(file, memory)
             # The server checks the sum of what arrives, where it knows the header.
             self.client.put_object(
                 **self.place(key),
                 Body=Content(content),
-                ChecksumCRC32=base64.b64encode(crc32.to_bytes(4, "big")).decode(),
+                ChecksumCRC32=base64.b64encode(whole.to_bytes(4, "big")).decode(),
             )
-            return named(crc32), [named(each) for each in of_chunks]
+            return named(whole), [named(each) for each in of_chunks]
 
         return {"sums": list(self._uploads.map(put, header["files"]))}, b""
 
@@ -176,7 +176,7 @@ class Server:
         """From the last to the first, since `upload` goes the other way: each piece is summed by who comes first."""
         memory, self._summed = self._shared(), {}
         found = list(self._sums.map(lambda file: self._sums_of(file, memory), reversed(header["files"])))
-        return {"sums": [(named(crc32), [named(each) for each in of_chunks]) for crc32, of_chunks in found[::-1]]}, b""
+        return {"sums": [(named(whole), [named(each) for each in of_chunks]) for whole, of_chunks in found[::-1]]}, b""
 
     def _sums_of(self, file: Piece, memory: memoryview) -> tuple[int, list[int]]:
         key, start, length, chunks = file
@@ -202,10 +202,10 @@ class Server:
         def read(found: dict[str, Any]) -> str:
             if found["ContentLength"] != size:
                 return f"is {found['ContentLength']} bytes, not {size}"
-            crc32, content = 0, memory[header["at"] : header["at"] + size]
+            summed, content = 0, memory[header["at"] : header["at"] + size]
             for piece in pieces_into(content, found["Body"]):
-                crc32 = zlib.crc32(piece, crc32)
-            return "" if named(crc32) == header["crc32"] else "is not what was saved (CRC-32 differs)"
+                summed = crc32(piece, summed)
+            return "" if named(summed) == header["crc32"] else "is not what was saved (CRC-32 differs)"
 
         wrong = received(self.client, read, **self.place(header["key"]))
         return "does not exist" if wrong is None else wrong

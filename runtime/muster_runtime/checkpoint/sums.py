@@ -7,8 +7,9 @@ Python doesn't offer. Sums are polynomials over two elements, the highest power 
 from __future__ import annotations
 
 import functools
-import zlib
 from typing import Final
+
+from muster_runtime.checkpoint.crc import crc32
 
 _POLYNOMIAL: Final = 0xEDB88320
 _ONE: Final = 1 << 31
@@ -21,11 +22,11 @@ def sums(content: memoryview, chunks: list[Span]) -> tuple[int, list[int]]:
     """The CRC-32 of the whole `content`, and that of each chunk, which are in order and don't overlap."""
     whole, of_chunks, end = 0, [], 0
     for at, length in chunks:
-        whole = zlib.crc32(content[end:at], whole)
+        whole = crc32(content[end:at], whole)
         end = at + length
-        of_chunks.append(zlib.crc32(content[at:end]))
+        of_chunks.append(crc32(content[at:end]))
         whole = combined(whole, of_chunks[-1], length)
-    return zlib.crc32(content[end:], whole), of_chunks
+    return crc32(content[end:], whole), of_chunks
 
 
 def combined(first: int, second: int, length: int) -> int:

@@ -8,7 +8,6 @@ parts together, and what is damaged is known by the file.
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final, Protocol, TypeVar
@@ -16,6 +15,7 @@ from typing import Final, Protocol, TypeVar
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import ShardFile
+from muster_runtime.checkpoint.crc import crc32
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.s3_store import Landed, Outgoing, S3Store
@@ -104,7 +104,7 @@ class FileTransfers:
 
     def _read(self, file: ShardFile, target: memoryview) -> None:
         content = self._store.read(file.key, 0, file.size)
-        if named(zlib.crc32(content)) != file.crc32:
+        if named(crc32(content)) != file.crc32:
             raise damaged(self._store, file)
         target[: file.size] = content
 

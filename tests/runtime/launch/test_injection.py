@@ -17,7 +17,8 @@ from hack import vendor
 pytestmark = pytest.mark.runtime
 
 NOBODY = 65534
-BROUGHT = ("boto3", "botocore", "s3transfer", "jmespath", "dateutil", "urllib3", "six", "prometheus_client")
+MACHINES = ("aarch64", "x86_64")
+BROUGHT = ("boto3", "botocore", "s3transfer", "jmespath", "dateutil", "urllib3", "six", "prometheus_client", "zlib_ng")
 
 PROBE = """\
 import importlib.util, json, os, pkgutil, sys
@@ -159,7 +160,30 @@ def test_the_launcher_runs_on_the_commands_own_python(mounted: Path, users_venv:
     assert "[rank 1] ok" in done.stdout
 
 
-def test_vendored_code_is_pure_python_and_complete(mounted: Path) -> None:
+def test_every_python_and_machine_has_its_build_of_the_one_compiled_library(mounted: Path) -> None:
+    found = {path.name for path in (mounted / "vendor").rglob("*.so")}
+    wanted = {f"zlib_ng.cpython-3{minor}-{machine}-linux-gnu.so" for minor in (11, 12, 13, 14) for machine in MACHINES}
+    assert found == wanted
+
+
+def test_a_rank_sums_by_the_build_that_is_brought_and_keeps_its_own(mounted: Path, tmp_path: Path) -> None:
+    (tmp_path / "zlib_ng.py").write_text("mine = True\n")
+    script = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from muster_runtime.checkpoint.crc import crc32\n"
+        "import zlib\n"
+        "assert 'zlib_ng' not in sys.modules\n"
+        "import zlib_ng\n"
+        "assert zlib_ng.mine\n"
+        "assert crc32 is not zlib.crc32\n"
+        "assert crc32(b'muster') == zlib.crc32(b'muster')\n"
+    )
+    command = [sys.executable, "-I", "-S", "-c", script, str(mounted / "lib"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_vendored_code_is_complete_and_small(mounted: Path) -> None:
     tree = mounted / "vendor"
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
