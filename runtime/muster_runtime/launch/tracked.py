@@ -197,13 +197,20 @@ def of_facts(facts: Facts, step: int, now: float) -> News:
 
 def readable(facts: Facts) -> bool:
     """Whether the numbers in it are such, whoever has sent it."""
-    numbers = (facts.gpus, facts.gpu_seconds, facts.hourly, facts.at)
     texts = (facts.cost, facts.currency)
-    if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in numbers):
-        return False
     if not all(isinstance(one, str) for one in texts) or not isinstance(facts.tags, dict):
         return False
-    return all(isinstance(value, str) for value in facts.tags.values()) and math.isfinite(float(facts.cost or 0))
+    if not all(isinstance(value, str) for value in facts.tags.values()):
+        return False
+    numbers = (facts.gpus, facts.gpu_seconds, facts.hourly, facts.at)
+    return all(isinstance(one, (int, float)) and _is_finite(one) for one in numbers) and _is_finite(facts.cost or 0)
+
+
+def _is_finite(value: float | str) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (ValueError, OverflowError):  # no number, or an integer beyond every float
+        return False
 
 
 _STOPPED: Final = {

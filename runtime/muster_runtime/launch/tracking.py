@@ -36,7 +36,7 @@ LOOK_SECONDS: Final = 15.0
 LAST_SECONDS: Final = 10.0
 """How long the end of a run waits for its tracker, at most."""
 AWAY_SECONDS: Final = 2.0
-"""The same, for one that did not answer last time."""
+"""The same, for one that did not answer last time, or whose process is started anew for it."""
 LEAST_SECONDS: Final = 0.5
 """The same, at least: a grace that is used up still leaves the tracker one word."""
 _AGAIN_SECONDS: Final = 30.0
@@ -68,7 +68,7 @@ class Tracking:
         self._facts: Facts | None = None
         self._profile = ""
         self._step = 0
-        self._said = self._shown = ""
+        self._said = self._shown = self._left_out = ""
         self._told = Told()
         self._ended = False
 
@@ -82,7 +82,7 @@ class Tracking:
     def begin(self) -> None:
         """The launcher starts."""
         if self._config.tracking is not None:
-            self._keep(tracked.start(self._config, self._environ, Path.cwd()))
+            self._keep(tracked.start(self._config, self._environ, Path()))
             self._open(self._config.tracking)
 
     def hear(self, message: report.Message) -> None:
@@ -124,8 +124,10 @@ class Tracking:
 
     async def end(self, facts: ExitFacts, reason: StopReason | None, *, by_signal: bool, seconds: float) -> None:
         """The run has ended here: returns when its tracker knows, at the latest after `seconds`."""
-        if self._config.tracking is None or self._process is None:
+        if self._config.tracking is None:
             return
+        if self._socket is None:  # its process has died: one started now is told all that is known, and the end
+            self._open(self._config.tracking)
         self._ended = True
         self._use()
         status = tracked.status(facts, reason, by_signal=by_signal)
@@ -138,7 +140,7 @@ class Tracking:
             self._send()
             self._listen()
             await asyncio.sleep(0.02)
-        if self._socket is not None:
+        if self._socket is not None and self._process is not None:
             say(f"tracking: not all could be told within {limit:g} s: {self._told.text or 'the tracker is slow'}")
             self._process.kill()
 
@@ -221,8 +223,10 @@ class Tracking:
             if not packet:
                 self._away("" if self._ended else "its process has ended")
                 return
-            self._told = wire.read_told(packet)
-            self._say()
+            told = wire.read_told(packet)
+            if told is not None:
+                self._told = told
+                self._say()
 
     def _away(self, why: str) -> None:
         if self._socket is not None:
@@ -241,4 +245,7 @@ class Tracking:
             say(f"tracking: {text}; the training goes on" if text else "tracking: it is well again")
         elif told.url != self._shown:
             say(f"tracking: {told.url}")
+        if told.well and told.text and told.text != self._left_out:  # it takes the rest
+            self._left_out = told.text
+            say(f"tracking: {told.text}")
         self._said, self._shown = text, told.url

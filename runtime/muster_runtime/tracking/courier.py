@@ -25,6 +25,8 @@ POINTS_KEPT: Final = 50_000
 """About 10 MB, and three quarters of an hour at twenty values a second."""
 FACTS_KEPT: Final = 2_000
 """Parameters, and tags."""
+PARTS_TRIED: Final = 64
+"""Requests for one batch that was refused: enough to find three bad values among 1,000."""
 
 
 class Courier:
@@ -45,6 +47,7 @@ class Courier:
         self._told = Told()
         self._dropped = 0
         self._rejected = ""
+        self._refused: set[str] = set()
 
     # ----------------------------------------------------------------------------------------------------- what is told
 
@@ -109,7 +112,7 @@ class Courier:
                             del known[each]
         while batch := self._batch():
             if not self._bring(methodcaller("metrics", batch)):
-                self._dropped += len(batch)
+                self._dropped += self._bring_parts(batch)
             with self._changed:
                 for point in batch:
                     if self._points and self._points[0] is point:  # the oldest may have made room meanwhile
@@ -132,6 +135,32 @@ class Courier:
                 return False
         return True
 
+    def _bring_parts(self, batch: Sequence[Point]) -> int:
+        """A batch that is refused, in ever smaller parts: one bad value costs no others. How many are given up."""
+        dropped, requests = 0, 0
+        parts = deque([batch])
+        while parts:
+            part = parts.popleft()
+            if len(part) == 1 or requests >= PARTS_TRIED:
+                dropped += len(part)
+                continue
+            half = len(part) // 2
+            for each in (part[:half], part[half:]):
+                requests += 1
+                try:
+                    self._open().metrics(each)
+                except Rejected as rejected:
+                    parts.append(each)
+                    if len(each) == 1:
+                        self._refuse(each[0], rejected)
+        return dropped
+
+    def _refuse(self, point: Point, rejected: Rejected) -> None:
+        """Told once for a metric: one that is refused may be refused at every step."""
+        if point.name not in self._refused and len(self._refused) < FACTS_KEPT:
+            self._refused.add(point.name)
+            self._rejected = f"the metric {point.name!r} was left out at step {point.step}: {rejected}"
+
     def _open(self) -> Tracker:
         if self._tracker is None:
             tracker = self._make()
@@ -142,7 +171,7 @@ class Courier:
 
     def _close(self) -> None:
         if self._status is not None and self._status is not RunStatus.RUNNING:
-            self._open().end(self._status, self._ended_at)
+            self._bring(methodcaller("end", self._status, self._ended_at))
 
     def _news(self, **changes: object) -> None:
         told = replace(self._told, dropped=self._dropped, **changes)  # type: ignore[arg-type]

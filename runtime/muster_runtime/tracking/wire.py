@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from types import NoneType
 from typing import Any, Final
 
 from muster_protocol.launcher_api import Tracking as Told
@@ -66,17 +67,27 @@ def opened(packet: bytes) -> Run:
     return Run(**json.loads(packet))
 
 
-def read_told(packet: bytes) -> Told:
-    return Told(**json.loads(packet))
+def read_told(packet: bytes) -> Told | None:
+    """None for what is no such word: a tracker of the user's own shares the process, and so its standard input."""
+    try:
+        told = Told(**json.loads(packet))
+    except (ValueError, TypeError):
+        return None
+    texts = isinstance(told.url, str) and isinstance(told.text, str)
+    return told if texts and isinstance(told.well, (bool, NoneType)) and type(told.dropped) is int else None
 
 
 def take(packet: bytes, courier: Courier) -> bool:
-    """Hands it on. Whether more comes."""
-    said: dict[str, Any] = json.loads(packet)
-    if "points" in said:
-        courier.add([Point(*one) for one in said["points"]])
-    courier.know(params=said.get("params"), tags=said.get("tags"))
-    if "end" in said:
-        courier.end(RunStatus(said["end"]), said["at"])
-        return False
-    return True
+    """Hands it on; what can't be read is left out. Whether more comes."""
+    try:
+        said: dict[str, Any] = json.loads(packet)
+        points = [Point(*one) for one in said.get("points", ())]
+        params, tags = dict(said.get("params") or {}), dict(said.get("tags") or {})
+        ended = (RunStatus(said["end"]), float(said["at"])) if "end" in said else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return True
+    courier.add(points)
+    courier.know(params=params, tags=tags)
+    if ended is not None:
+        courier.end(*ended)
+    return ended is None

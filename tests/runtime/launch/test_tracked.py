@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import os
+import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from muster_protocol import exits
+from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Facts, StopReason
+from muster_protocol.launcher_api import Facts, Profiling, StopReason
 from muster_protocol.launcher_api import Tracking as Told
 from muster_runtime import report
-from muster_runtime.launch import tracked
+from muster_runtime.launch import config, tracked
+from muster_runtime.launch.tracking import COMMAND, Tracking
 from muster_runtime.session import described
 from muster_runtime.session.points import STEPS_AT_ONCE, Points
 from muster_runtime.telemetry.gpus import Gpu
 from muster_runtime.tracking import wire
-from muster_runtime.tracking.courier import Courier
+from muster_runtime.tracking.courier import PARTS_TRIED, Courier
 from muster_runtime.tracking.tracker import BATCH, Point, Rejected, Run, RunStatus, TrackerError
 
 pytestmark = pytest.mark.runtime
@@ -89,6 +94,9 @@ def test_what_the_operator_tells_goes_on_counting() -> None:
     assert points == {"muster/gpu_hours": 4.0, "muster/cost": 14.0}
     assert not tracked.readable(Facts(hourly=math.nan))
     assert not tracked.readable(Facts(tags={"a": 1}))  # type: ignore[dict-item]
+    assert not tracked.readable(Facts(gpu_seconds=10**400)), "an integer beyond every float"
+    for cost in ("much", "9" * 5000, "inf"):
+        assert not tracked.readable(Facts(cost=cost))
 
 
 def test_gpus_have_the_names_of_mlflows_system_metrics() -> None:
@@ -259,6 +267,90 @@ def test_what_fails_is_tried_again_and_what_is_rejected_is_given_up() -> None:
     courier.end(RunStatus.FINISHED, 1.0)
     courier.run()
     assert (told[-1].dropped, told[-1].well) == (1, True)
+
+
+class Picky(Log):
+    """Refuses each call that has a bad value in it, as MLflow does."""
+
+    def __init__(self, bad: set[int]) -> None:
+        super().__init__()
+        self.bad, self.requests = bad, 0
+
+    def metrics(self, points: Sequence[Point]) -> None:
+        self.requests += 1
+        if any(point.step in self.bad for point in points):
+            raise Rejected("Got invalid value")
+        super().metrics(points)
+
+
+def test_one_bad_value_costs_no_others() -> None:
+    for bad in ({417}, {0, 500, 999}):
+        log = Picky(bad)
+        told = bring(log, BATCH)
+        assert {point.step for point in log.points} == set(range(BATCH)) - bad
+        assert (told[-1].dropped, told[-1].well) == (len(bad), True)
+        assert "'loss' was left out at step" in told[-1].text
+
+
+def test_a_batch_of_bad_values_costs_a_bounded_number_of_requests() -> None:
+    log = Picky(set(range(BATCH)))
+    assert bring(log, BATCH)[-1].dropped == BATCH
+    assert log.requests <= PARTS_TRIED + 3
+
+
+def test_the_end_of_a_run_that_was_removed_is_told_to_a_new_one() -> None:
+    class Removed(Log):
+        def end(self, status: RunStatus, at: float) -> None:
+            if self.begun == 1:
+                raise Rejected("no such run")
+            super().end(status, at)
+
+    log = Removed()
+    bring(log, 1)
+    assert (log.begun, log.status) == (2, RunStatus.FINISHED)
+
+
+@pytest.mark.parametrize(
+    "packet", [b"", b"\xff", b"[]", b'{"points": [3]}', b'{"params": 3}', b'{"end": "?"}', b'{"end": "FAILED"}']
+)
+def test_a_packet_that_cannot_be_read_ends_no_listening(packet: bytes) -> None:
+    courier = Courier(Log, RUN, lambda told: None)
+    assert wire.take(packet, courier)
+    assert wire.read_told(packet) is None
+    assert wire.take(next(wire.facts("tags", {"a": "1"})), courier)
+    assert courier._tags == {"a": "1"}
+
+
+OWN = """
+import os
+class Mine:
+    def __init__(self, uri): pass
+    def begin(self, run): return ""
+    def params(self, values): pass
+    tags = metrics = params
+    def end(self, status, at): open(os.environ["OWN_LOG"], "w").write(status.value)
+"""
+
+
+def test_the_end_is_told_though_the_process_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies at once, in a working directory that is gone, and the run ends before it would be started again."""
+    (tmp_path / "mine.py").write_text(OWN)
+    log, died = tmp_path / "log", tmp_path / "died"
+    line = f"test -e {died} && exec {shlex.join(COMMAND)}; touch {died}"
+    environ = {**os.environ, env.TRACKING_URI: "python://mine:Mine", "PYTHONPATH": str(tmp_path), "OWN_LOG": str(log)}
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    tracking = Tracking(config.read(environ, ("python", "x.py"), 1), environ, command=("sh", "-c", line))
+    tracking.begin()
+    until = time.monotonic() + 30
+    while tracking.told == Told() and time.monotonic() < until:
+        tracking.look((), Profiling())
+    assert tracking.told is not None
+    assert "its process has ended" in tracking.told.text
+    done = ExitFacts(Cause.SUCCEEDED, exits.EXIT_OK, "")
+    asyncio.run(tracking.end(done, None, by_signal=False, seconds=30))
+    assert log.read_text() == "FINISHED"
 
 
 def test_packets_keep_their_bounds() -> None:
