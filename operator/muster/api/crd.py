@@ -127,12 +127,23 @@ def _root(model: type[Resource]) -> Schema:
             "kind": {"type": "string", "description": model.__name__},
             "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 253}}},
             "spec": field_schema(model, "spec"),
-            "status": field_schema(model, "status"),
+            "status": _without_rules(field_schema(model, "status")),
         },
     }
     if model.model_fields["spec"].is_required():
         result["required"] = ["spec"]
     return result | _validations(model.RULES)
+
+
+def _without_rules(schema: Schema) -> Schema:
+    """Only the operator writes a status, whose parts are partly those of a spec, and each rule costs every write."""
+    kept = {name: part for name, part in schema.items() if name != "x-kubernetes-validations"}
+    if "properties" in kept:
+        kept["properties"] = {name: _without_rules(part) for name, part in kept["properties"].items()}
+    for name in ("items", "additionalProperties"):
+        if name in kept:
+            kept[name] = _without_rules(kept[name])
+    return kept
 
 
 def field_schema(model: type[Model], name: str) -> Schema:

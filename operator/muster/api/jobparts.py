@@ -156,8 +156,6 @@ class JobDefaults(Model):
     """Defaults for jobs. A field that a job sets takes the place of the whole field here; `nodeSelector`, `tolerations`
     and `env` are joined, and the job's own entry wins."""
 
-    RULES = (READY_TIMEOUT_RULE,)
-
     priority_class_name: ObjectName | None = None
     """PriorityClass whose value orders the queue."""
     topology: DefaultTopology | None = None
@@ -179,7 +177,7 @@ class JobDefaults(Model):
     """Where runs are tracked; each job's namespace must have the Secret."""
     numerics: Numerics | None = None
     """Watches over losses and gradients; `rollback` is for jobs with a checkpoint, and the others are not watched."""
-    ready_timeout: Duration | None = None
+    ready_timeout: Annotated[Duration, READY_TIMEOUT_RULE] | None = None
     """How long a gang may take from placement to its barrier."""
     max_runtime: Duration | None = None
     """How long a job may train in all."""

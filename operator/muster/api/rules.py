@@ -1,7 +1,13 @@
 """What the API server itself refuses about a TrainingJob, in CEL, each with a message that says how to mend it.
 
-Rules stand on the parent of the field that they judge: a field's own rule does not run when the field appears or goes.
-Rules about changes stand on the whole object, so that they can read the status.
+Rules about several fields stand on their parent, and so do rules about changes: a field's own rule does not run when
+the field appears or goes. Rules about changes of an admitted job stand on the whole object, so that they can read the
+status.
+
+All of them run at every write, at a status write too, and what costs the API server is each look into an object: it
+builds a map of all the fields that the object's schema has, twice for a field that is there. So a rule about one field
+stands on that field, and the others first ask what mostly settles them. `a || b` is true in CEL when one side is, even
+if the other is an error: `!has(self.a.b) || !has(self.a)` needs no third look for a job that has `a` without `b`.
 """
 
 from __future__ import annotations
@@ -12,13 +18,10 @@ from typing import Final
 from muster.api.names import ConditionType
 from muster.api.schema import Reason, Rule
 
-_ADMITTED: Final = (
-    "has({it}.status) && has({it}.status.conditions) && "
-    "{it}.status.conditions.exists(c, c.type == 'TYPE' && c.status == 'True')".replace(
-        "TYPE", ConditionType.ADMITTED.value
-    )
+_ADMITTED: Final = "{it}.status.conditions.exists(c, c.type == 'TYPE' && c.status == 'True')".replace(
+    "TYPE", ConditionType.ADMITTED.value
 )
-"""CEL: `it` (self or oldSelf) is a job that is admitted."""
+"""CEL: `it` (self or oldSelf) is a job that is admitted; an error without conditions."""
 
 FROZEN_WHILE_ADMITTED: Final = (
     "queue",
@@ -65,18 +68,18 @@ def _same(path: str) -> str:
 
 
 def _frozen(paths: Sequence[str]) -> Rule:
-    """One rule for all fields, because rules on the whole object run at every status write too, and each look into the
-    spec costs the API server as much as the spec has fields: a rule a field took twice the time of the write itself.
-    So the cheap question comes first, and which field it was is only asked of an edit that is refused."""
+    """One rule for all fields: which of them it was is only asked of an edit that is refused. Most status writes end at
+    the first question, and those of a running job at the comparison of the specs."""
     which = " : ".join(f"!({_same(path)}) ? '{path}'" for path in paths[:-1]) + f" : '{paths[-1]}'"
     way_out = (
         "cannot change while the job is admitted: set spec.suspend to true, change it, and set suspend to false again; "
         "the run goes on from its last checkpoint"
     )
     return Rule(
-        f"!({_ADMITTED.format(it='oldSelf')}) || !({_ADMITTED.format(it='self')}) || self.spec.suspend || "
+        f"!has(oldSelf.status) || !{_ADMITTED.format(it='self')} || !{_ADMITTED.format(it='oldSelf')} || "
         "self.spec == oldSelf.spec || "
-        f"({' && '.join(map(_same, paths))})",
+        "!has(self.status) || !has(self.status.conditions) || !has(oldSelf.status.conditions) || "
+        f"self.spec.suspend || ({' && '.join(map(_same, paths))})",
         f"a field of the spec {way_out}",
         field_path=".spec",
         reason=Reason.FORBIDDEN,
@@ -84,17 +87,18 @@ def _frozen(paths: Sequence[str]) -> Rule:
     )
 
 
+_NAME_TOO_LONG: Final = "the name has more than 63 characters, but a Service and labels carry it: choose a shorter one"
+_NAME_OF_SERVICE: Final = (
+    "a Service carries the name of the job: use lower-case letters, digits and dashes, a letter first and no dash at "
+    "the end"
+)
+
 JOB_RULES: Final = (
     Rule(
-        "self.metadata.name.size() <= 63",
-        "the name has more than 63 characters, but a Service and labels carry it: choose a shorter one",
+        "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')",
+        f"{_NAME_OF_SERVICE}, 63 of them at most",
         field_path=".metadata.name",
-    ),
-    Rule(
-        "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-        "a Service carries the name of the job: use lower-case letters, digits and dashes, a letter first and no dash "
-        "at the end",
-        field_path=".metadata.name",
+        message_cel=f"self.metadata.name.size() > 63 ? '{_NAME_TOO_LONG}' : '{_NAME_OF_SERVICE}'",
     ),
     _frozen(FROZEN_WHILE_ADMITTED),
 )
@@ -102,15 +106,31 @@ JOB_RULES: Final = (
 _ELASTIC: Final = "((has({it}.min) ? {it}.min : {it}.replicas) < (has({it}.max) ? {it}.max : {it}.replicas))"
 
 READY_TIMEOUT_RULE: Final = Rule(
-    "!has(self.readyTimeout) || self.readyTimeout.matches('[1-9]')",
+    "self.matches('[1-9]')",
     "readyTimeout is 0, so the gang could never start in time: give it some, like 30m, or leave it out",
-    field_path=".readyTimeout",
+)
+
+_SLICE: Final = "self.topology.slices[0].workers"
+_WHOLE_SLICES: Final = (
+    f"(self.workers.replicas % {_SLICE} == 0 && "
+    f"(!has(self.workers.min) || self.workers.min % {_SLICE} == 0) && "
+    f"(!has(self.workers.max) || self.workers.max % {_SLICE} == 0))"
+)
+_STEP_OF_SLICES: Final = (
+    f"(!{_ELASTIC.format(it='self.workers')} || (has(self.workers.step) ? self.workers.step : 1) % {_SLICE} == 0)"
+)
+_GANG_OF_SLICES: Final = (
+    "the gang does not divide into whole slices: give replicas, min and max that are multiples of "
+    "topology.slices[0].workers"
+)
+_GROWS_BY_SLICES: Final = (
+    "an elastic gang with slices grows and shrinks by whole slices: give workers.step a multiple of "
+    "topology.slices[0].workers"
 )
 
 SPEC_RULES: Final = (
-    READY_TIMEOUT_RULE,
     Rule(
-        "self.suspend || self.workers.replicas == oldSelf.workers.replicas || "
+        "self.workers.replicas == oldSelf.workers.replicas || self.suspend || "
         "(has(self.workers.min) ? self.workers.min : self.workers.replicas) < "
         "(has(self.workers.max) ? self.workers.max : self.workers.replicas)",
         "this job is not elastic, so its number of workers cannot change: set spec.suspend to true, change "
@@ -129,21 +149,10 @@ SPEC_RULES: Final = (
         field_path=".numerics",
     ),
     Rule(
-        "!has(self.topology) || !has(self.topology.slices) || ("
-        "self.workers.replicas % self.topology.slices[0].workers == 0 && "
-        "(!has(self.workers.min) || self.workers.min % self.topology.slices[0].workers == 0) && "
-        "(!has(self.workers.max) || self.workers.max % self.topology.slices[0].workers == 0))",
-        "the gang does not divide into whole slices: give replicas, min and max that are multiples of "
-        "topology.slices[0].workers",
+        f"!has(self.topology.slices) || !has(self.topology) || ({_WHOLE_SLICES} && {_STEP_OF_SLICES})",
+        f"{_GANG_OF_SLICES}, and to workers.step one too where the gang is elastic",
         field_path=".topology.slices",
-    ),
-    Rule(
-        "!has(self.topology) || !has(self.topology.slices) || "
-        f"{_ELASTIC.format(it='self.workers')} == false || "
-        "(has(self.workers.step) ? self.workers.step : 1) % self.topology.slices[0].workers == 0",
-        "an elastic gang with slices grows and shrinks by whole slices: give workers.step a multiple of "
-        "topology.slices[0].workers",
-        field_path=".workers.step",
+        message_cel=f"{_WHOLE_SLICES} ? '{_GROWS_BY_SLICES}' : '{_GANG_OF_SLICES}'",
     ),
 )
 

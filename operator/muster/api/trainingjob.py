@@ -36,7 +36,14 @@ from muster.api.podparts import (
     VolumeMount,
     WorkerResources,
 )
-from muster.api.rules import CHECKPOINT_RULES, ENCRYPTION_RULES, JOB_RULES, SPEC_RULES, WORKERS_RULES
+from muster.api.rules import (
+    CHECKPOINT_RULES,
+    ENCRYPTION_RULES,
+    JOB_RULES,
+    READY_TIMEOUT_RULE,
+    SPEC_RULES,
+    WORKERS_RULES,
+)
 from muster.api.schema import Atomic, MapList, SchemaDefault
 from muster.api.terms import JobBudget, Window
 from muster.api.tracking import Tracking
@@ -282,7 +289,7 @@ class TrainingJobSpec(Model):
     """What follows a step whose loss or gradients are not finite, or spike. Left out: nobody looks."""
     health: Health | None = None
     """What is looked at of the nodes."""
-    ready_timeout: Duration | None = None
+    ready_timeout: Annotated[Duration, READY_TIMEOUT_RULE] | None = None
     """How long the whole gang may take from placement to its barrier, image pulls included; then it is withdrawn.
     Left out: 30m."""
     max_runtime: Duration | None = None
