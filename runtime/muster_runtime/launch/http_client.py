@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from muster_protocol import launcher_api
+from muster_runtime.launch.addresses import Addresses
 
 ANSWER_LIMIT: Final = 8 * 1024 * 1024
 CONNECT_TIMEOUT: Final = 5.0
@@ -26,6 +27,7 @@ class Client:
         self.port = port
         self._token = token
         self._pod_uid = pod_uid
+        self._addresses = Addresses()
 
     async def call(
         self,
@@ -61,8 +63,7 @@ class Client:
     async def _call(
         self, method: str, host: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        connecting = asyncio.open_connection(host, self.port)
-        reader, writer = await asyncio.wait_for(connecting, CONNECT_TIMEOUT)
+        reader, writer = await asyncio.wait_for(self._connected(host), CONNECT_TIMEOUT)
         try:
             lines = {
                 "Host": f"{host}:{self.port}",
@@ -79,6 +80,9 @@ class Client:
             return await _answer(reader)
         finally:
             writer.close()
+
+    async def _connected(self, host: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(await self._addresses.of(host), self.port)
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:

@@ -1,0 +1,119 @@
+"""Launchers find each other while the cluster's DNS is away."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from muster_runtime.launch.addresses import Addresses
+from muster_runtime.launch.http_client import Client
+
+pytestmark = pytest.mark.runtime
+
+SILENT = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+UNKNOWN = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+class Dns:
+    """Answers what the test says. While it is `stuck`, a question isn't answered."""
+
+    def __init__(self) -> None:
+        self.says: str | OSError = "10.0.0.1"
+        self.flows = threading.Event()
+        self.flows.set()
+        self.questions = 0
+
+    def __call__(self, host: str) -> str:
+        self.questions += 1
+        self.flows.wait()
+        if isinstance(self.says, OSError):
+            raise self.says
+        return self.says
+
+
+@pytest.fixture
+def dns() -> Iterator[Dns]:
+    made = Dns()
+    yield made
+    made.flows.set()
+
+
+def test_a_host_that_moved_is_found_at_its_new_address(dns: Dns) -> None:
+    async def scene() -> None:
+        addresses = Addresses(dns)
+        assert await addresses.of("pod-1") == "10.0.0.1"
+        dns.says = "10.0.0.2"
+        assert await addresses.of("pod-1") == "10.0.0.2"
+
+    asyncio.run(scene())
+
+
+def test_while_dns_answers_nothing_a_host_is_where_it_was_and_dns_is_asked_once(dns: Dns) -> None:
+    async def scene() -> None:
+        addresses = Addresses(dns)
+        await addresses.of("pod-1")
+        dns.flows.clear()
+        for _ in range(5):
+            assert await addresses.of("pod-1") == "10.0.0.1"
+        assert dns.questions == 2
+        dns.says = "10.0.0.2"
+        dns.flows.set()
+        for thread in [thread for thread in threading.enumerate() if thread.name == "address of pod-1"]:
+            await asyncio.to_thread(thread.join)
+        await asyncio.sleep(0)  # the thread's answer comes by the loop
+        assert await addresses.of("pod-1") == "10.0.0.2"
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+
+
+def test_a_dns_that_fails_is_not_one_that_denies_a_host(dns: Dns) -> None:
+    async def scene() -> None:
+        addresses = Addresses(dns)
+        await addresses.of("pod-1")
+        dns.says = SILENT
+        assert await addresses.of("pod-1") == "10.0.0.1"
+        dns.says = UNKNOWN
+        with pytest.raises(socket.gaierror, match="not known"):
+            await addresses.of("pod-1")
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("error", [SILENT, UNKNOWN])
+def test_a_host_that_was_never_found_is_told_as_dns_tells_it(dns: Dns, error: OSError) -> None:
+    async def scene() -> None:
+        dns.says = error
+        with pytest.raises(socket.gaierror, match=str(error.strerror)):
+            await Addresses(dns).of("pod-1")
+
+    asyncio.run(scene())
+
+
+def test_launchers_reach_each_other_while_dns_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a real server on the loopback, with the system's resolver in place until it is away."""
+    resolve: Callable[..., object] = socket.getaddrinfo
+
+    def away(host: str | None, *args: object, **kwargs: object) -> object:
+        if host == "localhost":
+            raise SILENT
+        return resolve(host, *args, **kwargs)
+
+    async def scene() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            await writer.drain()
+            writer.close()
+
+        here = str(socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM)[0][4][0])
+        async with await asyncio.start_server(answer, here, 0) as server:
+            client = Client(server.sockets[0].getsockname()[1], "token", "uid")
+            assert await client.call("GET", "localhost", "/", timeout=10) == (200, b"ok")
+            monkeypatch.setattr(socket, "getaddrinfo", away)
+            assert await client.call("GET", "localhost", "/", timeout=10) == (200, b"ok")
+
+    asyncio.run(scene())
