@@ -48,7 +48,7 @@ Namespace = Annotated[
 
 HINTS: Final = {
     401: "; sign in to the cluster anew, or give another --context",
-    403: "; ask for the role view there (docs/install.md, Rights), or name a namespace of yours with -n",
+    403: "; ask for the right to read it (docs/install.md, Rights)",
 }
 """What helps, by the status with which the API server refuses."""
 

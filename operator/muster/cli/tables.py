@@ -64,8 +64,13 @@ async def _jobs(api: Api, namespace: str | None) -> tuple[list[dict[str, Any]], 
         own = api.credentials.namespace
         try:
             found = await listed(api, JOBS, own)
-        except ApiError:
-            raise error from None
+        except ApiError as neither:
+            if neither.status != 403:
+                raise
+            raise NotThere(
+                f"the API server refused: {error.message}; name a namespace of yours with -n, or ask for the role view "
+                "(docs/install.md, Rights)"
+            ) from neither
         note(f"you may not list the jobs of all namespaces; these are those of {own!r} (-n names another)")
         return found, own
 

@@ -105,7 +105,7 @@ async def test_who_may_see_one_namespace_gets_its_jobs_and_is_told(
     assert "mine" in told.out
     assert "theirs" not in told.out
     assert "these are those of 'research'" in told.err
-    with pytest.raises(ApiError, match="the user may not"):
+    with pytest.raises(NotThere, match="the user may not; name a namespace of yours with -n"):
         await ask(Server(job("theirs", "vision"), mine=[]))
 
 
