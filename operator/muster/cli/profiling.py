@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -57,6 +58,8 @@ async def profile(
     try:
         async with connected(kubeconfig, context) as api:
             scene = await look(api, name, namespace or api.credentials.namespace)
+            if scene.job.status.finished_at is not None:
+                raise NotThere(f"{name} has ended; a profile is of the steps of a run that trains")
             return await record(api, pods_of(scene, ()), Profile(steps, everybody, memory), write)
     except ApiError as error:
         if error.status != 403:
@@ -72,7 +75,7 @@ async def record(api: Asks, pods: list[PodView], wish: Profile, write: Write, ev
     door = await _door(api, pods[0])
     code, body = await door.ask("POST", launcher_api.encode(wish))
     if code != 202:
-        raise NotThere(f"no profile: {body.decode(errors='replace').strip() or f'the launcher answers {code}'}")
+        raise NotThere(f"no profile: {_said(body) or f'the launcher answers {code}'}")
     write(f"{wish.steps} steps of {'all ranks' if wish.everybody else 'rank 0'} will be recorded\n")
     try:
         while (led := await door.state()).phase not in _OVER:  # noqa: ASYNC110 - it is in another process
@@ -115,8 +118,24 @@ class Door:
         """Raises NotThere for a pod that doesn't answer."""
         code, body = await self.ask("GET")
         if code != 200:
-            raise NotThere(f"worker {self.pod.index} does not answer ({code}): {body.decode(errors='replace').strip()}")
+            raise NotThere(f"worker {self.pod.index} does not answer ({code}): {_said(body)}")
         return launcher_api.decode(Profiling, body)
+
+
+def _said(body: bytes) -> str:
+    """What a launcher has answered in plain words, or the API server in its place, in a `Status`, when it can't reach
+    the pod."""
+    text = body.decode(errors="replace").strip()
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(document, dict) or document.get("kind") != "Status":
+        return text
+    return (
+        f"the pod cannot be reached through the API server: {document.get('message') or document.get('reason')}; "
+        "`muster status` says how it is, try again when it runs"
+    )
 
 
 async def _other(door: Door, uri: str, every: float) -> Profiling:

@@ -90,6 +90,14 @@ async def test_what_went_wrong_is_told() -> None:
         await record(Cluster([failed], refuses="a profile is under way already\n"), [pod(0)], Profile(), print)
 
 
+async def test_a_pod_out_of_reach_is_told_in_a_sentence() -> None:
+    status = '{"kind":"Status","status":"Failure","message":"error trying to reach service: refused","code":503}'
+    with pytest.raises(NotThere) as told:
+        await record(Cluster(refuses=status), [pod(0)], Profile(), print)
+    assert "through the API server: error trying to reach service: refused; `muster status` says" in str(told.value)
+    assert "{" not in str(told.value)
+
+
 async def test_a_pod_without_a_token_is_not_ours() -> None:
     class Foreign(Cluster):
         async def get(self, path: str) -> dict[str, Any]:
