@@ -64,6 +64,7 @@ class ExitFacts:
         rank_exit_code: that process's exit code; negative for a signal, as `subprocess` gives it.
         traceback: the last lines of that process's Python traceback; without one, of its stderr.
         step: last step that the pod's ranks reported, or else the one that they resumed from, or None.
+        loss: the loss of that step as it was reported, a decimal string, or "".
         committed_step: step of the last committed checkpoint that the pod knows of, or None.
         incarnation: the incarnation of the processes that ended.
         restarts: how often the gang's processes were started again in these pods.
@@ -91,6 +92,7 @@ class ExitFacts:
     spent: Spent | None = None
     suspect: bool = False
     stored: int | None = None
+    loss: str = ""
 
 
 def encode(facts: ExitFacts) -> str:
@@ -147,5 +149,6 @@ def _plausible(facts: ExitFacts) -> bool:
         and isinstance(facts.message, str)
         and isinstance(facts.traceback, str)
         and isinstance(facts.signature, str)
+        and isinstance(facts.loss, str)
         and isinstance(facts.suspect, bool)
     )

@@ -405,6 +405,7 @@ class Launcher:
             committed_step=self._committed(),
             stored=self._progress.stored,
             step=self._step(),
+            loss=self._progress.loss,
             incarnation=self._incarnation,
             restarts=self._restarts,
             failures=self._failures,

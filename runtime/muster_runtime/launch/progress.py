@@ -37,6 +37,12 @@ class Progress:
     warnings: dict[str, None] = field(default_factory=dict)
     _steps: deque[tuple[float, int]] = field(default_factory=deque)
 
+    @property
+    def loss(self) -> str:
+        """Of the last step; "" where it wasn't told with it."""
+        last = self.last
+        return (last.loss or "")[:32] if last is not None and last.step == self.step else ""
+
     def take(self, message: report.Message) -> None:
         if isinstance(message, report.Progress):
             self._progress(message)

@@ -32,12 +32,12 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=9000)
 def test_a_termination_message_fits_and_keeps_what_is_not_text(
     cause: Cause, message: str, traceback: str, code: int, step: int | None
 ) -> None:
-    text = exits.encode(ExitFacts(cause, code, message, 3, -9, traceback, step, step, 7, stored=step))
+    text = exits.encode(ExitFacts(cause, code, message, 3, -9, traceback, step, step, 7, stored=step, loss="0.25"))
     assert len(text.encode()) <= exits.TERMINATION_MESSAGE_LIMIT
     read = exits.decode(text)
     assert read is not None
     assert (read.cause, read.exit_code, read.rank, read.rank_exit_code) == (cause, code, 3, -9)
-    assert (read.step, read.committed_step, read.stored, read.incarnation) == (step, step, step, 7)
+    assert (read.step, read.committed_step, read.stored, read.loss, read.incarnation) == (step, step, step, "0.25", 7)
     assert message.endswith(read.message)
     assert traceback.endswith(read.traceback)
 

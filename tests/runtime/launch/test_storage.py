@@ -164,6 +164,17 @@ def test_a_missed_save_is_shown_with_its_reason_until_one_succeeds() -> None:
     assert progress.storage_error == ""
 
 
+def test_a_loss_is_that_of_the_last_step_or_not_known() -> None:
+    progress = Progress()
+    assert progress.loss == ""
+    progress.take(report.Progress(0, 5, loss="2.5"))
+    assert progress.loss == "2.5"
+    progress.take(report.Progress(1, 6, loss="9.0"))
+    assert progress.loss == "", "of step 6 only rank 1 has told"
+    progress.take(report.Progress(0, 6, loss="2.4"))
+    assert progress.loss == "2.4"
+
+
 @pytest.mark.parametrize("seconds", [0.5, 20.0, 300.0])
 def test_steps_of_any_length_have_a_rate(seconds: float) -> None:
     now = 0.0

@@ -23,10 +23,13 @@ def told_by(pods: Iterable[PodView], known: Facts) -> Facts:
     steps = [known.step, *(facts.step for _, facts in found)]
     committed = [known.committed_step, *(facts.committed_step for _, facts in found)]
     spent = [known.spent, *((pod.attempt, facts.spent) for pod, facts in found if pod.index == 0 and facts.spent)]
+    told = ((facts.step, facts.loss) for pod, facts in found if pod.index == 0 and facts.step is not None)
+    losses = [known.loss, *((step, loss[:32]) for step, loss in told if loss)]
     return Facts(
         max((step for step in steps if step is not None), default=None),
         max((step for step in committed if step is not None), default=None),
         max((told for told in spent if told is not None), key=lambda told: told[0], default=None),
+        max((told for told in losses if told is not None), default=None),
     )
 
 
@@ -41,19 +44,20 @@ def take_facts(turn: Turn) -> None:
     """Take over newer steps."""
     facts = turn.s.facts
     if facts.step is not None:
-        _progress(turn, facts.step)
+        _progress(turn, facts.step, facts.loss)
     if facts.committed_step is not None:
         _checkpoint(turn, facts.committed_step)
     if facts.spent is not None:
         turn.draft.set(goodput=goodput.told(turn.account(), *facts.spent, turn.s.now))
 
 
-def _progress(turn: Turn, step: int) -> None:
+def _progress(turn: Turn, step: int, told: tuple[int, str] | None) -> None:
     old = turn.status.progress
     if old is not None and old.step >= step:
         return
-    update = {"step": step, "updated_at": turn.s.now, "eta": None}
-    turn.draft.set(progress=old.model_copy(update=update) if old else Progress(step=step, updated_at=turn.s.now))
+    loss = told[1] if told is not None and told[0] == step else None  # an older step's would be taken for this one's
+    update = {"step": step, "loss": loss, "updated_at": turn.s.now, "eta": None}
+    turn.draft.set(progress=(old or Progress(step=step, updated_at=turn.s.now)).model_copy(update=update))
 
 
 def _checkpoint(turn: Turn, step: int) -> None:

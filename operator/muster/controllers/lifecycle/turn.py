@@ -87,6 +87,8 @@ class Facts:
     committed_step: int | None = None
     spent: tuple[int, Spent] | None = None
     """Of index 0: the number of its pod, and what its launcher has counted."""
+    loss: tuple[int, str] | None = None
+    """Of index 0: a step and its loss."""
 
 
 NO_FACTS: Final = Facts()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.api.names import ConditionType
+from muster.api.trainingjob_status import Progress
 from muster.controllers.lifecycle.turn import Made
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_api import Phase, Status
@@ -141,3 +142,16 @@ def test_what_the_launchers_left_completes_progress_and_checkpoint() -> None:
     assert case.job.status.checkpoint.uri == "s3://models/llama"
     assert case.job.status.progress is not None
     assert case.job.status.progress.step == 60
+
+
+@pytest.mark.parametrize(("left", "loss"), [("2.810783", "2.810783"), ("", None)])
+def test_an_older_steps_loss_does_not_stand_beside_the_last_step(left: str, loss: str | None) -> None:
+    case = Case(trainingjob(workers=1))
+    case.start()
+    older = Progress(step=182, total_steps=200, loss="2.65934", updated_at=case.now)
+    case.job = case.job.model_copy(update={"status": case.job.status.model_copy(update={"progress": older})})
+    case.end(0, Cause.SUCCEEDED, 0, step=200, loss=left)
+    case.settle()
+    progress = case.job.status.progress
+    assert progress is not None
+    assert (progress.step, progress.total_steps, progress.loss) == (200, 200, loss)
