@@ -109,6 +109,7 @@ class Record:
         stand: what the last plan depended on in this job; a change makes a new plan necessary.
         told_at: monotonic time of the last status write that only refreshed a waiting message or progress.
         seen_at: monotonic time of the first turn of a job without a status.
+        known_at: monotonic time of the first turn that saw the present placement; None without one.
         whole_at: monotonic time at which the last pod of the present placement was seen ready; None before.
         wake_at: monotonic time of the next turn, as the policies want it; each turn sets it anew.
         retry_at: monotonic time of another turn, asked for beside the policies; stays until it has come.
@@ -146,6 +147,7 @@ class Record:
     told_at: float = float("-inf")
     stand: tuple[object, ...] = ()
     seen_at: float | None = None
+    known_at: float | None = None
     whole_at: float | None = None
     wake_at: float | None = None
     retry_at: float | None = None
@@ -276,11 +278,12 @@ class Record:
             if placement is not None and pod.generation == placement.generation:
                 self.shown.add(pod.name)
         if placement is not None:
+            self.known_at = now if self.known_at is None else self.known_at
             self.facts = told_by((pod for pod in pods if pod.generation == placement.generation), self.facts)
         if placement is None:
             self.shown.clear()
             self.facts = NO_FACTS
-            self.launcher, self.whole_since, self.peers_since = None, None, None
+            self.known_at, self.launcher, self.whole_since, self.peers_since = None, None, None, None
             self.launcher_at, self.launcher_told, self.missed = float("-inf"), 0, {}
             self.refusal = None
 

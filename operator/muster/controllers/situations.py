@@ -69,6 +69,7 @@ class Situations:
             refusal=record.refusal,
             launcher=self.progress.launcher_of(record),
             answered_ago=monotonic - record.launcher_at,
+            known_for=0.0 if record.known_at is None else monotonic - record.known_at,
             missed=_missed(record, monotonic),
             told=record.launcher_told,
             silent_for=self.progress.silent_for(record, monotonic),

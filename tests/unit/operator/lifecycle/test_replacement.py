@@ -212,6 +212,27 @@ def test_gang_lives_on_when_its_leader_says_so_of_a_node_that_does_not_answer() 
     assert case.job.status.placement.replaced == (1,)
 
 
+def test_operator_that_has_just_taken_over_asks_before_it_takes_unreachable_nodes_for_dead() -> None:
+    case = running()
+    case.lost_nodes, case.launcher, case.known_for = frozenset({"n0", "n1", "n2", "n3"}), None, 0.0
+    decision = case.settle()
+    assert decision.wake_at is not None
+    assert (decision.wake_at - case.now).total_seconds() == ANSWER_HOLDS
+    assert (case.phase, case.job.status.restarts) == ("Running", None)
+    case.known_for = ANSWER_HOLDS
+    case.settle()
+    assert case.phase == "Restarting"
+
+
+def test_worker_on_an_unreachable_node_is_lost_before_the_leader_answers_when_the_others_miss_it() -> None:
+    case = running()
+    case.lost_nodes, case.launcher, case.known_for = frozenset({"n0"}), None, 10.0
+    case.missed = frozenset({0})
+    case.settle()
+    assert case.job.status.placement is not None
+    assert case.job.status.placement.replaced == (0,)
+
+
 def test_worker_that_its_gang_misses_goes_elsewhere_though_its_pod_looks_alive() -> None:
     case = running()
     waits(case, 1)
