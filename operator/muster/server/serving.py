@@ -11,7 +11,6 @@ import asyncio
 import concurrent.futures
 import logging
 import socket
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -29,9 +28,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
-SWITCH_SECONDS: Final = 0.0005
-"""After which a thread that waits for the interpreter gets it, in the whole process; Python's own is 5 ms. Beside a
-plan an answer waits more than once, after calls in which its thread lets go, and other questions wait behind it."""
 CONNECTIONS: Final = 256
 """At once; further ones get 503."""
 HEADER_BYTES: Final = 16 * 1024
@@ -84,7 +80,6 @@ class Server:
 
     async def start(self, host: str, port: int) -> None:
         """Port 0 takes a free one. Raises OSError when the port is taken."""
-        sys.setswitchinterval(SWITCH_SECONDS)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.create_server((host, port), family=family, backlog=128)
         # What it accepts inherits this. asyncio sets it only where a socket names its protocol, and this one does not:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -55,13 +54,6 @@ async def served(state: State, board: Board | None, cluster: Cluster | None = No
             yield client
     finally:
         await server.stop()
-
-
-async def test_an_answer_does_not_wait_long_for_the_interpreter_beside_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[float]()
-    monkeypatch.setattr(sys, "setswitchinterval", asked.append)
-    async with served(State(), None):
-        assert asked == [serving.SWITCH_SECONDS]
 
 
 def full_board() -> Board:
