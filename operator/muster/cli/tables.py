@@ -40,13 +40,12 @@ async def jobs(
         within = below(queue, [TrainingQueue.from_raw(raw) for raw in await listed(api, QUEUES)]) if queue else None
         if not raws and namespace:
             await require_namespace(api, namespace)
-    shown = [(summary(raw), raw) for raw in raws]
     if within is not None:
-        shown = sorted((one for one in shown if one[0]["queue"] in within), key=lambda one: _standing(one[0]))
+        raws = _of_queues(within, raws)
     if output is Output.JSON:
-        print_json([row for row, _ in shown])
+        print_json(list(map(summary, raws)))
         return 0
-    found = [job for _, raw in shown if (job := _readable(raw)) is not None]
+    found = [job for raw in raws if (job := _readable(raw)) is not None]
     where = f" in namespace {namespace!r}" if namespace else ""
     none = f"no TrainingJobs{where}" + (f" of queue {queue!r}" if queue else "")
     _print(JOB_TITLES, [job_row(job) for job in found], none, narrow=[job_row(job, brief=True) for job in found])
@@ -106,6 +105,12 @@ def below(name: str, every: Sequence[TrainingQueue]) -> frozenset[str]:
     if name not in names:
         raise NotThere(f"no TrainingQueue {name!r}; {there_are(name, names)}")
     return with_below(name, every)
+
+
+def _of_queues(names: frozenset[str], raws: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The jobs of these queues, in the order in which they stand."""
+    found = [(row, raw) for raw in raws if (row := summary(raw))["queue"] in names]
+    return [raw for _, raw in sorted(found, key=lambda one: _standing(one[0]))]
 
 
 def _standing(row: Mapping[str, Any]) -> tuple[bool, bool, str, int]:

@@ -23,8 +23,8 @@ def told_by(pods: Iterable[PodView], known: Facts) -> Facts:
     steps = [known.step, *(facts.step for _, facts in found)]
     committed = [known.committed_step, *(facts.committed_step for _, facts in found)]
     spent = [known.spent, *((pod.attempt, facts.spent) for pod, facts in found if pod.index == 0 and facts.spent)]
-    told = ((facts.step, facts.loss) for pod, facts in found if pod.index == 0 and facts.step is not None)
-    losses = [known.loss, *((step, loss[:32]) for step, loss in told if loss)]
+    of_steps = ((facts.step, facts.loss) for pod, facts in found if pod.index == 0)
+    losses = [known.loss, *((step, loss[:32]) for step, loss in of_steps if step is not None and loss)]
     return Facts(
         max((step for step in steps if step is not None), default=None),
         max((step for step in committed if step is not None), default=None),
