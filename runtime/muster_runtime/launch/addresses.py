@@ -20,11 +20,11 @@ PATIENCE: Final = 0.5
 _NO_SUCH_HOST: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}  # musl has but the first
 
 LookUp = Callable[[str], str]
-"""The address of a host. Blocks. Raises OSError."""
+"""The address of a host. Blocks. Raises OSError, UnicodeError."""
 
 
 def look_up(host: str) -> str:
-    """By the system's resolver, which asks for up to 40 s where nobody answers. Raises OSError."""
+    """By the system's resolver, which asks for up to 40 s where nobody answers. Raises as LookUp says."""
     return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
@@ -39,7 +39,8 @@ class Addresses:
     async def of(self, host: str) -> str:
         """What DNS says; where it says nothing, the address that the host had last.
 
-        Raises OSError when DNS says that there is no such host, or says nothing of a host that was never found.
+        Raises OSError when DNS says that there is no such host, or says nothing of a host that was never found;
+        UnicodeError for what no host can be called.
         """
         under_way = host in self._asked
         answer = self._asked[host] if under_way else self._ask(host)
@@ -60,7 +61,7 @@ class Addresses:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str] = loop.create_future()
 
-        def tell(address: str | None, error: OSError | None) -> None:
+        def tell(address: str | None, error: Exception | None) -> None:
             del self._asked[host]
             if answer.cancelled():
                 return
@@ -75,7 +76,7 @@ class Addresses:
             address, fault = None, None
             try:
                 address = self._look_up(host)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # the latter for what no host can be called
                 fault = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
                 loop.call_soon_threadsafe(tell, address, fault)

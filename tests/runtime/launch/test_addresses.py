@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from muster_runtime.launch.addresses import Addresses
-from muster_runtime.launch.http_client import Client
+from muster_runtime.launch.http_client import Client, Unreachable
 
 pytestmark = pytest.mark.runtime
 
@@ -89,6 +89,14 @@ def test_a_host_that_was_never_found_is_told_as_dns_tells_it(dns: Dns, error: OS
         dns.says = error
         with pytest.raises(socket.gaierror, match=str(error.strerror)):
             await Addresses(dns).of("pod-1")
+
+    asyncio.run(scene())
+
+
+def test_what_no_host_can_be_called_is_told_at_once() -> None:
+    async def scene() -> None:
+        with pytest.raises(Unreachable, match="label"):
+            await Client(1, "token", "uid").call("GET", "a" * 64 + ".svc", "/", timeout=30)
 
     asyncio.run(scene())
 
