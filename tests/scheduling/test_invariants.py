@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -50,6 +51,20 @@ def test_the_columns_say_the_same_as_each_who_waits(world: Snapshot) -> None:
         assert waiting.positions.tolist() == [each.position for each in waiting]
         assert waiting.starts.tolist() == [each.expected for each in waiting]
         assert [world.jobs.uids[row] for row in waiting.rows] == [each.uid for each in waiting]
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(contended())
+def test_a_plan_leaves_nothing_that_only_a_garbage_collector_frees(world: Snapshot) -> None:
+    plan(world)  # what is imported at first use leaves some
+    gc.disable()
+    gc.freeze()  # what was there before is not looked at
+    try:
+        plan(world)
+        assert gc.collect() == 0
+    finally:
+        gc.unfreeze()
+        gc.enable()
 
 
 @thorough

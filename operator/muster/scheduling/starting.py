@@ -7,6 +7,8 @@ left waiting for room, every choice was tried.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from muster.scheduling.gangs import Gang
@@ -28,6 +30,32 @@ _MANY: Final = 64
 """Admissions after which it pays to look at everybody's quota again."""
 
 
+@dataclass(frozen=True)
+class _Wishes:
+    """What waiting jobs want at least. Owners ask this and not `Starting`, which holds them: as a circle, a round's
+    objects would stay until the garbage collector stops everything to find them.
+
+    Attributes:
+        obstacles: as `Starting` has them.
+        first_choice: by queue and kind, the first choice for which there could ever be quota; without an entry, 0.
+    """
+
+    round_: Round
+    obstacles: Mapping[int, Verdict]
+    first_choice: Mapping[tuple[int, int], int]
+
+    def of(self, job: int) -> tuple[int, int, Need] | None:
+        """See `muster.scheduling.owners.Wants`. It is the same all through a plan."""
+        # Asked for nearly every job that waits.
+        if job in self.obstacles:
+            return None
+        kinds, queue = self.round_.kinds, self.round_.queue_of[job]
+        kind = kinds.of[job]
+        choice, it = self.first_choice.get((queue, kind), 0), kinds.kinds[kind]
+        flavour = it.choices[choice].flavour
+        return job, flavour, kinds.limited_need(kind, choice, it.sizes[-1], self.round_.used.limited(queue, flavour))
+
+
 class Starting:
     """Decides over the jobs of a round, one after the other. What is alike is looked at once.
 
@@ -41,8 +69,8 @@ class Starting:
         self._hopes = [self._look(kind) for kind in range(len(round_.kinds.kinds))]
         self._outlook = Outlook(round_, self._hopes)
         self.obstacles, self.short = self._outlook.obstacles, self._outlook.short
-        self.owners = Owners(round_, self._wants)
         self._first_choice: dict[tuple[int, int], int] = {}
+        self.owners = Owners(round_, _Wishes(round_, self.obstacles, self._first_choice).of)
         self._sized_at = (NONE, 0)
         self._sized: dict[tuple[int, bool], int] = {}
         self._admitted = 0
@@ -195,17 +223,6 @@ class Starting:
             if owners is None or owners.allow(queue, flavour, need, passing=passing):
                 return size
         return 0
-
-    def _wants(self, job: int) -> tuple[int, int, Need] | None:
-        """See `muster.scheduling.owners.Wants`. It is the same all through a plan."""
-        # Asked for nearly every job that waits.
-        if job in self.obstacles:
-            return None
-        kinds, queue = self._round.kinds, self._round.queue_of[job]
-        kind = kinds.of[job]
-        choice, it = self._first_choice.get((queue, kind), 0), kinds.kinds[kind]
-        flavour = it.choices[choice].flavour
-        return job, flavour, kinds.limited_need(kind, choice, it.sizes[-1], self._round.used.limited(queue, flavour))
 
     def _first_choice_of(self, job: int) -> int:
         """The first choice of nodes for which its queue could ever have the quota."""
