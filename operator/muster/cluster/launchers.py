@@ -7,7 +7,8 @@ launcher answers is untrusted input: it is parsed into the protocol's dataclasse
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import errno
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -18,11 +19,8 @@ from muster_protocol import launcher_api
 from muster_protocol.launcher_api import Facts, Membership, Status, Stop
 from muster_protocol.tokens import job_token
 
-POLL_SECONDS: Final = 10.0
-"""A job's progress is asked for at most this often."""
-
-POLLS_PER_SECOND: Final = 50
-"""Of all jobs together, so that ten thousand jobs can't drown the operator."""
+AT_ONCE: Final = 400
+"""Requests under way at once; the others wait their turn, and no timeout runs meanwhile."""
 
 BODY_LIMIT: Final = 256 * 1024
 """Bytes; a launcher's answer is a few hundred."""
@@ -30,6 +28,16 @@ BODY_LIMIT: Final = 256 * 1024
 
 class LauncherError(Exception):
     """A launcher did not answer, or not as the protocol says. The message says which and how."""
+
+
+class NotAsked(LauncherError):
+    """The request has not left for the launcher, so its silence says nothing."""
+
+
+_OWN_WANT: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL, errno.ENETDOWN}
+)
+"""Errors of a connection that is lacking on this side."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +60,15 @@ class Transport(Protocol):
 
 
 class DirectTransport:
-    """By pod IP; one connection pool for all."""
+    """By pod IP; one connection pool for all.
 
-    def __init__(self, *, timeout: float = 5.0) -> None:
+    Whoever waits for room in a pool of aiohttp's spends the request's timeout there, and a few dead nodes would make
+    launchers look dead that were never asked. So the pool has no limit, and the wait is before it.
+    """
+
+    def __init__(self, *, timeout: float = 5.0, at_once: int = AT_ONCE) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._room = asyncio.Semaphore(at_once)
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(
@@ -64,16 +77,20 @@ class DirectTransport:
         if not launcher.ip:
             raise LauncherError(f"pod {launcher.namespace}/{launcher.pod} has no IP yet")
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=self._timeout)
+            self._session = aiohttp.ClientSession(timeout=self._timeout, connector=aiohttp.TCPConnector(limit=0))
         host = f"[{launcher.ip}]" if ":" in launcher.ip else launcher.ip
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         try:
-            async with self._session.request(
-                method, f"http://{host}:{launcher.port}{path}", data=body, headers=headers
-            ) as answer:
+            async with (
+                self._room,
+                self._session.request(
+                    method, f"http://{host}:{launcher.port}{path}", data=body, headers=headers
+                ) as answer,
+            ):
                 return answer.status, await answer.content.read(BODY_LIMIT + 1)
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise LauncherError(
+            kind = NotAsked if isinstance(error, OSError) and error.errno in _OWN_WANT else LauncherError
+            raise kind(
                 f"launcher of pod {launcher.namespace}/{launcher.pod} at {host}:{launcher.port} does not answer: "
                 f"{type(error).__name__} {error}"
             ) from error
@@ -118,7 +135,7 @@ class ProxyTransport:
         try:
             return await self._call(launcher.namespace, launcher.pod, launcher.port, method, path, body, headers)
         except (ApiError, ApiUnreachable) as error:
-            raise LauncherError(f"pod {launcher.namespace}/{launcher.pod} can't be asked: {error}") from error
+            raise NotAsked(f"pod {launcher.namespace}/{launcher.pod} can't be asked: {error}") from error
 
 
 class Launchers:
@@ -174,14 +191,3 @@ class Launchers:
         if len(answer) > BODY_LIMIT:
             raise LauncherError(f"pod {launcher.namespace}/{launcher.pod}: answer to {path} is over {BODY_LIMIT} bytes")
         return answer
-
-
-def due(last_polled: Mapping[str, float], running: Iterable[str], now: float, since_last_round: float) -> list[str]:
-    """Which jobs (by uid) to poll now: those not asked for POLL_SECONDS, the longest unasked first, within the budget
-    that `since_last_round` seconds give."""
-    waiting = sorted(
-        (uid for uid in running if now - last_polled.get(uid, float("-inf")) >= POLL_SECONDS),
-        key=lambda uid: (last_polled.get(uid, float("-inf")), uid),
-    )
-    budget = max(1, int(POLLS_PER_SECOND * min(since_last_round, POLL_SECONDS)))
-    return waiting[:budget]

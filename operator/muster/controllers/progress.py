@@ -21,16 +21,17 @@ from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, Goodput, Saving, TrainingJobStatus
 from muster.api.trainingjob_status import Progress as ProgressStatus
-from muster.cluster.launchers import Launcher, LauncherError, Launchers, due
+from muster.cluster.launchers import Launcher, LauncherError, Launchers, NotAsked
 from muster.cluster.status import Draft, is_true
 from muster.cluster.views import PodView
 from muster.controllers import tracking
 from muster.controllers.cache import Cache
 from muster.controllers.lifecycle.turn import TERMINAL
+from muster.controllers.questions import Stand, due, longer
 from muster.controllers.records import Record
 from muster_protocol.env import DEFAULT_PORT
 from muster_protocol.goodput import Spent
-from muster_protocol.launcher_api import Kept, Member, Membership, MemoryTier
+from muster_protocol.launcher_api import Kept, Member, Membership, MemoryTier, Phase
 from muster_protocol.launcher_api import Saving as LauncherSaving
 from muster_protocol.launcher_api import Status as LauncherStatus
 
@@ -39,11 +40,8 @@ log = logging.getLogger(__name__)
 ROUND: Final = 1.0
 """Seconds between two rounds."""
 
-JOINING_POLL: Final = 2.0
-"""Seconds between two questions to a gang that has not passed its barrier yet."""
-
 ASKED_ABOUT_LEADER: Final = 3
-"""Launchers that are asked about a leader that doesn't answer, until one does."""
+"""Launchers that are asked about a leader that doesn't answer; the first of them that answers counts."""
 
 COUNTED_EVERY: Final = 60.0
 """Seconds after which it is written where the time goes, though nothing else is news: a hang makes none."""
@@ -61,9 +59,17 @@ Write = Callable[[Record, TrainingJobStatus], None]
 class Progress:
     """One background task for all jobs."""
 
-    def __init__(self, cache: Cache, launchers: Launchers | None, currency: str = "") -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        launchers: Launchers | None,
+        currency: str = "",
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`currency`: of all prices, as a code of ISO 4217; "" where nobody told."""
         self._cache = cache
+        self._clock = clock
         self._currency = currency
         self._launchers = launchers
         self._asked: dict[str, float] = {}
@@ -87,50 +93,78 @@ class Progress:
         record.whole_since = record.whole_since or now
         return now - record.whole_since
 
+    def unanswered_for(self, record: Record) -> float:
+        """Seconds between the first and the last question that the present placement's leader has left unanswered;
+        infinite where nobody can be asked."""
+        if self._launchers is None:
+            return float("inf")
+        return 0.0 if record.silence is None else record.silence.lasts
+
     async def run(self, records: Mapping[str, Record], write: Write) -> None:
         """Ask for ever."""
         if self._launchers is None:
             return
-        last = time.monotonic()
+        last = self._clock()
         while True:
             await asyncio.sleep(ROUND)
-            now = time.monotonic()
-            self._round(records, write, now, now - last)
+            now = self._clock()
+            self.ask_due(records, write, now, now - last)
             last = now
 
-    def _round(self, records: Mapping[str, Record], write: Write, now: float, since: float) -> None:
+    def ask_due(self, records: Mapping[str, Record], write: Write, now: float, since: float) -> None:
+        """Ask those whose turn it is `now` (monotonic), `since` seconds after the last call."""
         gangs = {uid: record for uid, record in records.items() if _live(record)}
         for uid in [uid for uid in self._asked if uid not in gangs]:
             del self._asked[uid]
-        urgent = {uid for uid, record in gangs.items() if record.doubtful or not _runs(record)}
-        soon = [
-            uid for uid in urgent if gangs[uid].doubtful or now - self._asked.get(uid, float("-inf")) >= JOINING_POLL
-        ]
-        for uid in {*soon, *due(self._asked, [uid for uid in gangs if uid not in urgent], now, since)}:
-            if uid not in self._busy:
-                self._asked[uid] = now
-                self._busy[uid] = asyncio.create_task(self._visit(gangs[uid], write))
+        stands = {uid: _stands(record) for uid, record in gangs.items()}
+        for uid in due(self._asked, stands, self._busy, now, since):
+            self._asked[uid] = now
+            self._busy[uid] = asyncio.create_task(self._visit(gangs[uid], write))
 
     async def _visit(self, record: Record, write: Write) -> None:
         try:
             pods, placement = _gang(record, self._cache.pods_of(record.uid)), record.job.status.placement
             if placement is None:
                 return
-            told = await self._push(record, placement, pods)
+            generation, push = placement.generation, self._push(record, placement, pods)
             living = {index: pod for index, pod in pods.items() if pod.ip and pod.phase not in TERMINAL}
-            if 0 in living:
-                try:
-                    await self._ask(record, placement.generation, living[0], told, write)
-                    await self._tell_tracker(record, living[0])
-                except LauncherError as error:
-                    log.debug("%s", error)
-                    await self._ask_about_leader(record, placement.generation, living)
+            if self.launcher_of(record) is None or record.silence is not None:
+                # The dead let the push wait for its timeout; whether the leader lives is to be known before that.
+                _, heard = await asyncio.gather(push, self._hears(record, generation, living, 0, write))
+            else:
+                heard = await self._hears(record, generation, living, await push, write)
+            if not heard:
+                self._not_answered(record, generation)
         except LauncherError as error:
             log.debug("%s", error)
         except Exception:
             log.exception("asking %s/%s", record.identity.namespace, record.identity.name)
         finally:
             self._busy.pop(record.uid, None)
+
+    async def _hears(
+        self, record: Record, generation: int, living: Mapping[int, PodView], told: int, write: Write
+    ) -> bool:
+        """Ask the leader, and where it does not answer others about it; whether anybody vouches for the gang. Raises
+        NotAsked where that says nothing."""
+        if 0 not in living:
+            return False
+        try:
+            await self._ask(record, generation, living[0], told, write)
+            await self._tell_tracker(record, living[0])
+        except NotAsked:
+            raise
+        except LauncherError as error:
+            log.debug("%s", error)
+            return await self._vouched(record, generation, living)
+        return True
+
+    def _not_answered(self, record: Record, generation: int) -> None:
+        placement = record.job.status.placement
+        if placement is not None and placement.generation == generation:
+            record.silence = longer(record.silence, self._clock(), doubtful=record.doubtful)
+        if record.doubtful:
+            self._cache.mark(record.uid)
 
     async def _push(self, record: Record, placement: Placement, pods: Mapping[int, PodView]) -> int:
         """Tell the launchers who belongs to the gang, each until it has answered. Returns the incarnation of the
@@ -158,11 +192,11 @@ class Progress:
         assert self._launchers is not None
         answer = await self._launchers.status(_launcher(leader, record))
         if answer.generation != generation:
-            return
+            raise LauncherError(f"pod {leader.name} answers for placement {answer.generation}, not {generation}")
         before = self.launcher_of(record)
         news = before is None or record.doubtful or _stand(before) != _stand(answer)
         record.launcher, record.launcher_generation = answer, generation
-        record.launcher_at, record.launcher_told = time.monotonic(), told
+        record.launcher_at, record.launcher_told, record.silence = self._clock(), told, None
         record.missed = {index: record.missed.get(index, record.launcher_at) for index in answer.lost}
         if news:
             self._cache.mark(record.uid)
@@ -174,7 +208,7 @@ class Progress:
     async def _tell_tracker(self, record: Record, leader: PodView) -> None:
         """Tell index 0 what the tracker of the run should know, when its image is known and now and then."""
         assert self._launchers is not None
-        known, now = (leader.uid, leader.image), time.monotonic()
+        known, now = (leader.uid, leader.image), self._clock()
         if record.spec.tracking is None or not _runs(record):
             return
         if record.tracker_knows == known and now - record.tracker_told_at < tracking.FACTS_EVERY:
@@ -184,22 +218,27 @@ class Progress:
         with contextlib.suppress(LauncherError):  # an older launcher has no such page; a word that is lost comes again
             await self._launchers.facts(_launcher(leader, record), facts)
 
-    async def _ask_about_leader(self, record: Record, generation: int, living: Mapping[int, PodView]) -> None:
-        """The leader does not answer the operator: ask some others whether they miss it, too."""
+    async def _vouched(self, record: Record, generation: int, living: Mapping[int, PodView]) -> bool:
+        """The leader does not answer the operator: ask some others whether they miss it, too. Where they train and do
+        not (True), it is the way to the leader that is cut, and nobody is lost."""
         assert self._launchers is not None
         if not _runs(record):
-            return
-        for index in sorted(living)[1 : 1 + ASKED_ABOUT_LEADER]:
-            try:
-                answer = await self._launchers.status(_launcher(living[index], record))
-            except LauncherError as error:
-                log.debug("%s", error)
-                continue
-            if answer.generation == generation:
-                record.missed = {0: record.missed.get(0, time.monotonic())} if 0 in answer.lost else {}
+            return False
+        others = [_launcher(living[index], record) for index in sorted(living)[1 : 1 + ASKED_ABOUT_LEADER]]
+        for answer in await asyncio.gather(*map(self._launchers.status, others), return_exceptions=True):
+            if isinstance(answer, LauncherError):
+                log.debug("%s", answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer.generation == generation:
+                record.missed = {0: record.missed.get(0, self._clock())} if 0 in answer.lost else {}
                 if record.missed:
                     self._cache.mark(record.uid)
-                return
+                elif answer.phase is Phase.RUNNING:
+                    record.silence = None
+                    return True
+                return False
+        return False
 
 
 def _stand(answer: LauncherStatus) -> tuple[object, ...]:
@@ -302,6 +341,12 @@ def _progress(answer: LauncherStatus, now: datetime) -> ProgressStatus:
 def _live(record: Record) -> bool:
     status = record.job.status
     return status.placement is not None and status.stop is None and status.finished_at is None and not record.deleted
+
+
+def _stands(record: Record) -> Stand:
+    if record.doubtful:
+        return Stand.DOUBTFUL
+    return Stand.CALM if _runs(record) else Stand.JOINING
 
 
 def _runs(record: Record) -> bool:

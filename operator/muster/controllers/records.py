@@ -29,6 +29,7 @@ from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.turn import NO_FACTS, Facts, Made, Refusal
 from muster.controllers.quarantine import Fault, faults_of
+from muster.controllers.questions import Silence, at_doubt
 from muster.controllers.reliability import Stay, stay_of
 from muster.scheduling.plan import Waiting
 from muster_protocol.launcher_api import Membership
@@ -109,7 +110,6 @@ class Record:
         stand: what the last plan depended on in this job; a change makes a new plan necessary.
         told_at: monotonic time of the last status write that only refreshed a waiting message or progress.
         seen_at: monotonic time of the first turn of a job without a status.
-        known_at: monotonic time of the first turn that saw the present placement; None without one.
         whole_at: monotonic time at which the last pod of the present placement was seen ready; None before.
         wake_at: monotonic time of the next turn, as the policies want it; each turn sets it anew.
         retry_at: monotonic time of another turn, asked for beside the policies; stays until it has come.
@@ -125,7 +125,8 @@ class Record:
             `launcher_at` (monotonic), when all launchers had the membership of incarnation `launcher_told` (0: none).
         membership: the last one that was pushed, and the UIDs of the pods that have it (`members_told`).
         missed: since when (monotonic) launchers have said that they miss those of these indexes.
-        doubtful: a worker is lost or may be: the launchers are asked more often.
+        silence: the questions that the present placement's leader has left unanswered since its last answer.
+        doubtful: a worker is lost or may be: the launchers are asked before those of others.
         ring: told the UID and the moment of each turn that is asked for.
     """
 
@@ -147,7 +148,6 @@ class Record:
     told_at: float = float("-inf")
     stand: tuple[object, ...] = ()
     seen_at: float | None = None
-    known_at: float | None = None
     whole_at: float | None = None
     wake_at: float | None = None
     retry_at: float | None = None
@@ -169,6 +169,7 @@ class Record:
     membership: Membership | None = None
     members_told: set[str] = field(default_factory=set)
     missed: dict[int, float] = field(default_factory=dict)
+    silence: Silence | None = None
     doubtful: bool = False
     deleted: bool = False
     planned: tuple[tuple[object, ...], JobInput] | None = None
@@ -264,6 +265,12 @@ class Record:
             self.retry_at = moment
             self.ring(self.uid, moment)
 
+    def doubt(self, doubtful: bool, now: float) -> None:
+        """A worker is lost or may be (`doubtful`), or all are known to live."""
+        if doubtful and not self.doubtful:
+            self.silence = at_doubt(self.silence, now)
+        self.doubtful = doubtful
+
     def see(self, pods: tuple[PodView, ...], now: float) -> None:
         """Note which pods the watch shows, so that one that goes later is known to have been there.
 
@@ -278,12 +285,11 @@ class Record:
             if placement is not None and pod.generation == placement.generation:
                 self.shown.add(pod.name)
         if placement is not None:
-            self.known_at = now if self.known_at is None else self.known_at
             self.facts = told_by((pod for pod in pods if pod.generation == placement.generation), self.facts)
         if placement is None:
             self.shown.clear()
             self.facts = NO_FACTS
-            self.known_at, self.launcher, self.whole_since, self.peers_since = None, None, None, None
+            self.launcher, self.silence, self.whole_since, self.peers_since = None, None, None, None
             self.launcher_at, self.launcher_told, self.missed = float("-inf"), 0, {}
             self.refusal = None
 

@@ -56,7 +56,7 @@ class Situations:
         placement, promise = record.job.status.placement, record.job.status.promise
         lost_nodes = self.cache.lost_nodes(pod.node for pod in pods)
         replacing = placement is not None and placement.replacing is not None
-        record.doubtful = replacing or bool(lost_nodes) or bool(record.missed)
+        record.doubt(replacing or bool(lost_nodes) or bool(record.missed), monotonic)
         return Situation(
             job=record.job,
             spec=record.spec,
@@ -69,7 +69,7 @@ class Situations:
             refusal=record.refusal,
             launcher=self.progress.launcher_of(record),
             answered_ago=monotonic - record.launcher_at,
-            known_for=0.0 if record.known_at is None else monotonic - record.known_at,
+            unanswered_for=self.progress.unanswered_for(record),
             missed=_missed(record, monotonic),
             told=record.launcher_told,
             silent_for=self.progress.silent_for(record, monotonic),

@@ -90,7 +90,6 @@ class World:
     cache: Cache
     loop: Loop
     pods: Items
-    nodes: Items
     notes: list[tuple[str, Note]] = field(default_factory=list)
     """Events that were told: (name of the job, Event)."""
 
@@ -181,7 +180,7 @@ async def world(*, cpu: str = "4", node_hours: NodeHours = (("on-demand", 999.0)
     )
     task = asyncio.create_task(loop.run())
     try:
-        yield World(server, cache, loop, pods, nodes, notes)
+        yield World(server, cache, loop, pods, notes)
     finally:
         task.cancel()
         await asyncio.wait({task})

@@ -9,11 +9,8 @@ import pytest
 
 from muster.api.names import EventReason
 from muster.cluster.errors import ApiError, ApiUnreachable
-from muster.cluster.views import NodeView, PodView
 from muster.controllers import loop as loops
 from muster.controllers import records, work
-from muster.controllers.cache import UNREACHABLE
-from muster.controllers.lifecycle import failure
 
 from .loops import Object, world
 
@@ -149,31 +146,6 @@ async def test_a_new_operator_plans_when_it_knows_of_all_that_wait_what_they_ask
         answers.set()
         await place.until(lambda: place.placed("older"))
         assert not place.placed("younger")
-
-
-async def test_a_new_operator_that_finds_all_nodes_unreachable_gives_a_gang_time_to_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with world() as before:
-        before.submit("a")
-        await before.until(lambda: len(before.server.pods) == 2)
-        job, pods = before.server.jobs["a"], before.server.pods
-    since = {"lastTransitionTime": "2026-03-01T12:00:00Z", "reason": "Training", "message": "", "status": "True"}
-    status = {**job["status"], "phase": "Running", "conditions": [{"type": "Running", **since}]}
-    unreachable = {"key": UNREACHABLE, "effect": "NoExecute"}
-    node = {"metadata": {"name": "n"}, "spec": {"taints": [unreachable]}, "status": {"conditions": []}}
-    monkeypatch.setattr(failure, "ANSWER_HOLDS", 1.0)
-    async with world() as place:
-        place.nodes.items["n"] = NodeView.from_raw(node)
-        for name, pod in pods.items():
-            there = {**pod, "spec": {**pod["spec"], "nodeName": "n"}, "status": {"phase": "Running"}}
-            place.pods.items[f"ns/{name}"] = PodView.from_raw(there)
-            place.cache.on_pod(f"ns/{name}", place.pods.items[f"ns/{name}"])
-        place.feed({**job, "status": status})
-        await place.until(lambda: place.loop.records)
-        begun = asyncio.get_running_loop().time()
-        await place.until(lambda: place.status("a").get("restarts"))
-        assert asyncio.get_running_loop().time() - begun >= 0.9, "nobody could answer before"
 
 
 async def test_after_a_write_without_an_answer_a_turn_is_due_though_an_earlier_one_rang_meanwhile() -> None:

@@ -35,9 +35,9 @@ PEER_PATIENCE: Final = 15.0
 FREE_DISRUPTIONS: Final = 3
 """Disruptions and lost nodes after which a gang that hardly trained waits before its next start."""
 
-ANSWER_HOLDS: Final = 15.0
-"""Seconds for which the leader's word that the others live is believed; it is asked more often than that. So long, too,
-an operator that has just taken over waits for the leader's first word."""
+UNANSWERED: Final = 10.0
+"""Seconds between the first and the last of the questions that a gang's leader has left unanswered, after which nobody
+vouches for its workers on unreachable nodes. The age of its last answer says nothing: thousands are asked in turn."""
 
 SETTLED: Final = 300.0
 """Seconds of training after which a disruption counts as a new one."""
@@ -147,18 +147,14 @@ def ends(turn: Turn) -> Iterator[End]:
 
 
 def _lives_on(turn: Turn, pod: PodView) -> bool:
-    """Whether a pod whose node does not answer trains all the same, as its gang's leader has said a moment ago, or may
-    do so, for this operator is too new to have asked it: what is broken then is the kubelet or the API server, and what
-    the latter shows of the pods is old."""
+    """Whether a pod whose node does not answer trains all the same, as its gang's leader has said, or may do so, for
+    the leader has not been asked for long enough: what is broken then is the kubelet or the API server, and what the
+    latter shows of the pods is old."""
     launcher = turn.s.launcher
     if pod.node not in turn.s.lost_nodes or pod.phase in TERMINAL or not is_true(turn.status, ConditionType.RUNNING):
         return False
     missed = pod.index in turn.s.missed or (launcher is not None and pod.index in launcher.lost)
-    left = ANSWER_HOLDS - (turn.s.known_for if launcher is None else turn.s.answered_ago)
-    if missed or left <= 0:
-        return False
-    turn.wake_in(left)
-    return True
+    return not missed and turn.s.unanswered_for < UNANSWERED
 
 
 def fail(turn: Turn, cause: End, reason: Reason, remark: str) -> None:

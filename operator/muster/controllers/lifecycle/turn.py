@@ -107,7 +107,8 @@ class Situation:
         refusal: why a pod of the present placement could not be made, or None.
         launcher: the last answer of the gang's launcher in this placement, or None.
         answered_ago: seconds since it was given.
-        known_for: seconds since this operator first saw the present placement.
+        unanswered_for: seconds between the first and the last question that the launcher has left unanswered; 0.0 while
+            it answers, and before it was asked.
         missed: indexes whose launchers the gang has missed for a while, as the others say.
         told: the `placement.incarnation` whose members all launchers knew by then; 0 for none.
         silent_for: seconds that all pods have run without an answer from the launcher; 0.0 while it answers.
@@ -137,7 +138,7 @@ class Situation:
     refusal: Refusal | None = None
     launcher: LauncherStatus | None = None
     answered_ago: float = float("inf")
-    known_for: float = float("inf")
+    unanswered_for: float = float("inf")
     missed: frozenset[int] = frozenset()
     told: int = 0
     silent_for: float = 0.0

@@ -100,7 +100,7 @@ class Case:
     refusal: Refusal | None = None
     launcher: Status | None = None
     answered_ago: float = float("inf")
-    known_for: float = float("inf")
+    unanswered_for: float = float("inf")
     told: int = 0
     missed: frozenset[int] = frozenset()
     silent_for: float = 0.0
@@ -132,7 +132,7 @@ class Case:
             refusal=self.refusal,
             launcher=self.launcher,
             answered_ago=self.answered_ago,
-            known_for=self.known_for,
+            unanswered_for=self.unanswered_for,
             told=self.told,
             missed=self.missed,
             silent_for=self.silent_for,

@@ -11,7 +11,7 @@ import pytest
 from muster.api.names import ConditionType, EventReason
 from muster.api.placement import Victim, nodes_with_workers
 from muster.api.trainingjob_status import FixedSize
-from muster.controllers.lifecycle.failure import ANSWER_HOLDS
+from muster.controllers.lifecycle.failure import UNANSWERED
 from muster.controllers.lifecycle.replacement import AVOIDED, MOST, SHRINKING, shrinks_at
 from muster.controllers.lifecycle.turn import REPLACE_LIMIT, Claim, Made
 from muster_protocol.exits import Cause
@@ -200,12 +200,10 @@ def test_worker_of_a_lost_node_waits_for_the_planners_and_its_old_pod_is_left_th
 
 def test_gang_lives_on_when_its_leader_says_so_of_a_node_that_does_not_answer() -> None:
     case = running()
-    case.lost_nodes, case.answered_ago = frozenset({"n1"}), 2.0
+    case.lost_nodes, case.answered_ago, case.unanswered_for = frozenset({"n1"}), 200.0, 0.0
     case.change("llama-g1-1-0", disruption_target="DeletionByTaintManager", terminating=True)
-    decision = case.settle()
-    assert decision.wake_at is not None
-    assert (decision.wake_at - case.now).total_seconds() == ANSWER_HOLDS - 2
-    assert case.phase == "Running"
+    case.settle()
+    assert case.phase == "Running", "the answer is old, for there are thousands to ask; no question was left unanswered"
     waits(case, 1)
     case.settle()
     assert case.job.status.placement is not None
@@ -214,19 +212,17 @@ def test_gang_lives_on_when_its_leader_says_so_of_a_node_that_does_not_answer() 
 
 def test_operator_that_has_just_taken_over_asks_before_it_takes_unreachable_nodes_for_dead() -> None:
     case = running()
-    case.lost_nodes, case.launcher, case.known_for = frozenset({"n0", "n1", "n2", "n3"}), None, 0.0
-    decision = case.settle()
-    assert decision.wake_at is not None
-    assert (decision.wake_at - case.now).total_seconds() == ANSWER_HOLDS
+    case.lost_nodes, case.launcher, case.unanswered_for = frozenset({"n0", "n1", "n2", "n3"}), None, 0.0
+    case.settle()
     assert (case.phase, case.job.status.restarts) == ("Running", None)
-    case.known_for = ANSWER_HOLDS
+    case.unanswered_for = UNANSWERED
     case.settle()
     assert case.phase == "Restarting"
 
 
 def test_worker_on_an_unreachable_node_is_lost_before_the_leader_answers_when_the_others_miss_it() -> None:
     case = running()
-    case.lost_nodes, case.launcher, case.known_for = frozenset({"n0"}), None, 10.0
+    case.lost_nodes, case.launcher, case.unanswered_for = frozenset({"n0"}), None, UNANSWERED / 2
     case.missed = frozenset({0})
     case.settle()
     assert case.job.status.placement is not None
