@@ -30,6 +30,8 @@ REPLACE_SECONDS: Final = 120
 """How long the launchers of a gang wait in their pods for a lost one to be replaced: longer than the operator tries."""
 _SHRINK_SECONDS: Final = 60
 """How much longer than `workers.shrinkAfter` those of an elastic gang wait at least."""
+_SILENCE: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Taints of a node whose kubelet says that it is not well, or says nothing."""
 _DNS_1035: Final = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
 
 
@@ -147,10 +149,11 @@ def template(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> Objec
         },
         "spec": _spec(job, spec, settings),
     }
-    if spec.pod_template is None:
-        return base
-    merged = overrides.apply(base, spec.pod_template.to_raw())
-    _like_trainer(merged["spec"])
+    merged = base
+    if spec.pod_template is not None:
+        merged = overrides.apply(base, spec.pod_template.to_raw())
+        _like_trainer(merged["spec"])
+    _outlive_kubelet(merged["spec"])
     return merged
 
 
@@ -298,6 +301,21 @@ def _runtime(settings: PodSettings) -> Object:
     if settings.pull_policy:
         made["imagePullPolicy"] = settings.pull_policy
     return made
+
+
+def _outlive_kubelet(spec: Object) -> None:
+    """Let the pod stay on a node whose kubelet is silent, for as long as that is, as a DaemonSet's pods do. To a pod
+    that says nothing of it Kubernetes gives 300 s, and a gang that lives would end when its kubelet is back. Which
+    gangs are dead is found by asking them, and their pods are deleted then. What a pod says of such a taint stands."""
+    said: list[Object] = spec.get("tolerations") or []
+    missing = [key for key in _SILENCE if not any(_speaks_of(toleration, key) for toleration in said)]
+    stays = [{"key": key, "operator": "Exists", "effect": "NoExecute"} for key in missing]
+    if stays:
+        spec["tolerations"] = [*said, *stays]
+
+
+def _speaks_of(toleration: Object, key: str) -> bool:
+    return toleration.get("key") in (None, "", key) and toleration.get("effect") in (None, "", "NoExecute")
 
 
 def _like_trainer(spec: Object) -> None:

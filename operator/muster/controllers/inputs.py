@@ -93,7 +93,7 @@ class Inputs:
 
     def standing(self, record: Record, world: admission.World, now: datetime) -> JobInput | None:
         """A job's hold, from its placement's first writing until its last pod is gone; or what is promised to it."""
-        pods = [pod for pod in self._cache.pods_of(record.uid) if pod.phase not in TERMINAL]
+        pods = self._living(record.uid)
         holds = record.placement is not None or pods or record.made
         if not holds and (record.promise is None or record.deleted or finished(record.job.status)):
             return None
@@ -153,7 +153,7 @@ class Inputs:
         for uid in self._cache.owners():
             if uid in records:
                 continue
-            pods = [pod for pod in self._cache.pods_of(uid) if pod.phase not in TERMINAL and pod.queue]
+            pods = [pod for pod in self._living(uid) if pod.queue]
             if not pods:
                 continue
             node = next((found for found in (self._cache.node(pod.node) for pod in pods) if found is not None), None)
@@ -169,6 +169,13 @@ class Inputs:
                 reserving=False,
                 run=RunInput(leaving=True),
             )
+
+    def _living(self, uid: str) -> list[PodView]:
+        """The job's pods that hold its quota. One that was deleted on a lost node does not: its kubelet can't say that
+        it is gone, for days perhaps. It still counts against its node."""
+        pods = [pod for pod in self._cache.pods_of(uid) if pod.phase not in TERMINAL]
+        lost = self._cache.lost_nodes(pod.node for pod in pods if pod.terminating)
+        return [pod for pod in pods if not (pod.terminating and pod.node in lost)]
 
     def _demands(self, record: Record) -> tuple[Requests, NodeFilter]:
         """One worker's request and demands on its node: as rehearsed, or else as its template says."""

@@ -274,9 +274,29 @@ def test_volumes_mounts_selectors_and_secrets_are_the_users() -> None:
     assert {"name": "data", "persistentVolumeClaim": {"claimName": "imagenet"}} in spec["volumes"]
     assert {"name": "data", "mountPath": "/data", "readOnly": True} in trainer(pod)["volumeMounts"]
     assert spec["nodeSelector"] == {"pool": "gpu"}
-    assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert spec["tolerations"][0] == {"key": "nvidia.com/gpu", "operator": "Exists"}
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["serviceAccountName"] == "trainer"
+
+
+NOT_READY, UNREACHABLE = (
+    {"key": f"node.kubernetes.io/{key}", "operator": "Exists", "effect": "NoExecute"}
+    for key in ("not-ready", "unreachable")
+)
+
+
+def test_a_pod_stays_for_ever_on_a_node_whose_kubelet_is_silent() -> None:
+    assert made()["spec"]["tolerations"] == [NOT_READY, UNREACHABLE]
+
+
+def test_what_a_job_says_itself_of_silent_nodes_stands() -> None:
+    brief = {**UNREACHABLE, "tolerationSeconds": 60}
+    assert made(tolerations=[brief])["spec"]["tolerations"] == [brief, NOT_READY]
+    assert made(podTemplate={"spec": {"tolerations": [brief]}})["spec"]["tolerations"] == [brief, NOT_READY]
+    of_all = {"operator": "Exists", "tolerationSeconds": 60}
+    assert made(tolerations=[of_all])["spec"]["tolerations"] == [of_all]
+    not_of_it = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoSchedule"}
+    assert made(tolerations=[not_of_it])["spec"]["tolerations"] == [not_of_it, NOT_READY, UNREACHABLE]
 
 
 def test_a_mount_of_the_users_own_at_dev_shm_takes_the_place_of_ours() -> None:

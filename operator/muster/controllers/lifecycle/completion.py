@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from muster.api.names import ConditionType, Reason
+from muster.cluster.views import PodView
 from muster.controllers.lifecycle.causes import Kind, end_of
-from muster.controllers.lifecycle.turn import Turn
+from muster.controllers.lifecycle.turn import TERMINAL, Turn
 
 
 def complete(turn: Turn) -> bool:
@@ -13,8 +14,7 @@ def complete(turn: Turn) -> bool:
     if placement is None:
         return False
     pods = turn.by_index()
-    ends = [end_of(pods[index]) for index in range(placement.workers) if index in pods]
-    if len(ends) < placement.workers or any(end is None or end.kind is not Kind.SUCCEEDED for end in ends):
+    if not all(index in pods and _ended_well(turn, pods[index], pods[0]) for index in range(placement.workers)):
         return False
     finish_run(turn, Reason.COMPLETED)
     message = f"all {placement.workers} workers ended with exit code 0"
@@ -23,6 +23,15 @@ def complete(turn: Turn) -> bool:
         turn.draft.set(replacements=(turn.status.replacements or 0) + len(placement.replaced))
     turn.draft.set(placement=None, replicas=0, ready=0, failure=None)
     return True
+
+
+def _ended_well(turn: Turn, pod: PodView, leader: PodView) -> bool:
+    """By its own record. Index 0 ends well only when all others have told it that they did, so its word does for a pod
+    whose kubelet is silent and will not tell."""
+    if pod.node in turn.s.lost_nodes and pod.phase not in TERMINAL and pod is not leader:
+        pod = leader
+    end = end_of(pod)
+    return end is not None and end.kind is Kind.SUCCEEDED
 
 
 def finish_run(turn: Turn, reason: Reason) -> None:

@@ -53,6 +53,35 @@ def test_every_transition_to_the_good_end_is_one_write() -> None:
     assert not any(pod.terminating for pod in case.pods.values()), "ended pods stay for their logs"
 
 
+def test_a_gang_is_done_by_its_leaders_word_though_the_kubelet_of_another_does_not_tell() -> None:
+    case = Case(trainingjob())
+    case.start()
+    case.lost_nodes = frozenset({"n1"})
+    case.end(0, Cause.SUCCEEDED, 0)
+    case.settle()
+    assert case.phase == "Succeeded"
+    assert case.job.status.placement is None, "a pod that nobody can end holds no quota"
+    assert case.pods["llama-g1-1-0"].terminating
+
+
+def test_a_leader_that_ended_badly_vouches_for_nobody() -> None:
+    case = Case(trainingjob())
+    case.start()
+    case.lost_nodes = frozenset({"n1"})
+    case.end(0, Cause.USER, 1)
+    case.settle()
+    assert case.phase == "Restarting"
+
+
+def test_a_worker_that_ended_does_not_vouch_for_a_leader_whose_kubelet_does_not_tell() -> None:
+    case = Case(trainingjob())
+    case.start()
+    case.lost_nodes, case.unanswered_for = frozenset({"n0"}), 0.0
+    case.end(1, Cause.SUCCEEDED, 0)
+    case.settle()
+    assert case.phase == "Running"
+
+
 def test_a_barrier_that_takes_long_is_told_by_itself() -> None:
     case = Case(trainingjob())
     case.settle()
