@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import math
 import os
 import socket
 import time
@@ -18,6 +19,7 @@ from muster.cli import checkpoint_tables as tables
 from muster.cli.printing import Output, note, print_json
 from muster.sizing.prices import catalogue
 from muster_protocol.checkpoints.chain import Found, read_manifest
+from muster_protocol.checkpoints.commit import claim_epoch
 from muster_protocol.checkpoints.copy import copy
 from muster_protocol.checkpoints.differences import differences
 from muster_protocol.checkpoints.export import SHARD_BYTES, export, model_tensors
@@ -26,7 +28,14 @@ from muster_protocol.checkpoints.holds import held, release, tag
 from muster_protocol.checkpoints.importing import import_model
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, take
 from muster_protocol.checkpoints.prune import carry_out
-from muster_protocol.checkpoints.retention import Retention, parse_best, plan, unknown_metric
+from muster_protocol.checkpoints.retention import (
+    ORPHAN_SECONDS,
+    Retention,
+    claimed_anew,
+    parse_best,
+    plan,
+    unknown_metric,
+)
 from muster_protocol.checkpoints.store import Store, StreamingStore
 from muster_protocol.checkpoints.tensors import tensors_of
 from muster_protocol.checkpoints.verify import damage
@@ -203,6 +212,9 @@ def prune(
             help=f"Dollars for a GB and month; else the list price of {LIST_REGION}.", min=0, show_default=False
         ),
     ] = None,
+    job_gone: Annotated[
+        bool, typer.Option("--job-gone", help="Nobody trains into it any more: what was never committed goes at once.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go; the default.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it.")] = False,
     endpoint: Endpoint = None,
@@ -213,8 +225,12 @@ def prune(
     What was never committed goes, too. Without a rule every committed checkpoint stays. The committed one, its two
     ancestors, tags, and what somebody reads always stay. A job prunes by its own spec.checkpoint.retention.
 
+    What the last gang left uncommitted stays, for it may yet be committed. Where its job is deleted, --job-gone says
+    so: the run is claimed first, so nothing late is committed. A gang that does train starts again at its next save.
+
     \b
       muster checkpoint prune s3://models/llama-8b --last 3 --best loss:min --yes
+      muster checkpoint prune s3://models/llama-8b --job-gone --yes
     """
     if dry_run and yes:
         _fail("--dry-run and --yes contradict each other; give one of them")
@@ -224,7 +240,12 @@ def prune(
             inventory = take(store)
             if rules.best and (wrong := unknown_metric(inventory, rules.best)):
                 _fail(wrong)
-            planned = plan(inventory, rules, time.time())
+            if job_gone and yes and inventory.latest is not None:
+                claim_epoch(store, _me("prune"))
+                inventory = take(store)
+            elif job_gone:
+                inventory = claimed_anew(inventory)
+            planned = plan(inventory, rules, time.time(), -math.inf if job_gone else ORPHAN_SECONDS)
             outcome = carry_out(store, planned, time.time) if yes else None
         report = tables.pruning(planned, outcome, _list_price() if price is None else price)
         if output is Output.JSON:

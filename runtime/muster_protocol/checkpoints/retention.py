@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from muster_protocol.checkpoints.chain import folder_of
@@ -102,8 +102,11 @@ class Plan:
         return sum(removal.bytes for removal in self.removals) + sum(each.size for each in self.unfinished)
 
 
-def plan(inventory: Inventory, retention: Retention, now: float) -> Plan:
-    """What may be deleted at `now` (seconds since the epoch). Nothing, without a LATEST: then no epoch is over."""
+def plan(inventory: Inventory, retention: Retention, now: float, patience: float = ORPHAN_SECONDS) -> Plan:
+    """What may be deleted at `now` (seconds since the epoch). Nothing, without a LATEST: then no epoch is over.
+
+    `patience`: seconds that what was never committed stays.
+    """
     if inventory.latest is None:
         return Plan(0)
     reasons = kept_by(inventory, retention, now)
@@ -112,7 +115,7 @@ def plan(inventory: Inventory, retention: Retention, now: float) -> Plan:
         for checkpoint in inventory.committed
         if not reasons[checkpoint.key]
     ]
-    removals += _orphans(inventory, now)
+    removals += _orphans(inventory, now, patience)
     stay = [checkpoint for checkpoint in inventory.committed if reasons[checkpoint.key]]
     stale = [
         item.key
@@ -128,10 +131,16 @@ def plan(inventory: Inventory, retention: Retention, now: float) -> Plan:
         tuple(removals),
         tuple((checkpoint, tuple(reasons[checkpoint.key])) for checkpoint in stay),
         tuple(checkpoint for checkpoint in stay if record_key(checkpoint) not in inventory.kept),
-        tuple(each for each in inventory.unfinished if _is_abandoned(inventory, each, now)),
+        tuple(each for each in inventory.unfinished if _is_abandoned(inventory, each, now, patience)),
         tuple(stale),
         tuple(leftovers),
     )
+
+
+def claimed_anew(inventory: Inventory) -> Inventory:
+    """The inventory as if somebody had claimed the run's next epoch: what is not committed by now never will be."""
+    latest = inventory.latest
+    return inventory if latest is None else replace(inventory, latest=replace(latest, epoch=latest.epoch + 1))
 
 
 def kept_by(inventory: Inventory, retention: Retention, now: float) -> dict[str, list[str]]:
@@ -200,7 +209,7 @@ def best(inventory: Inventory, rule: Best) -> list[Checkpoint]:
     return [checkpoint for _, _, checkpoint in sorted(rated, key=lambda each: each[:2])[: rule.count]]
 
 
-def _orphans(inventory: Inventory, now: float) -> list[Removal]:
+def _orphans(inventory: Inventory, now: float, patience: float) -> list[Removal]:
     assert inventory.latest is not None
     found = []
     for folder in inventory.orphans:
@@ -208,7 +217,7 @@ def _orphans(inventory: Inventory, now: float) -> list[Removal]:
             found.append(Removal(folder, "", "half deleted"))
         elif folder.manifest and not inventory.complete:
             continue  # a link of the chain is lost: it may have been committed
-        elif _is_over(folder.epoch, inventory.latest) and folder.modified + ORPHAN_SECONDS < now:
+        elif _is_over(folder.epoch, inventory.latest) and folder.modified + patience < now:
             found.append(Removal(folder, folder.manifest, "never committed"))
     return found
 
@@ -218,8 +227,8 @@ def _is_over(epoch: int, latest: Latest) -> bool:
     return epoch < latest.epoch or (epoch == latest.epoch and latest.finished)
 
 
-def _is_abandoned(inventory: Inventory, unfinished: Unfinished, now: float) -> bool:
+def _is_abandoned(inventory: Inventory, unfinished: Unfinished, now: float, patience: float) -> bool:
     assert inventory.latest is not None
     folder = folder_of(unfinished.key)
     live = folder is not None and not _is_over(folder[1], inventory.latest)
-    return not live and unfinished.started + ORPHAN_SECONDS < now
+    return not live and unfinished.started + patience < now

@@ -23,7 +23,7 @@ from muster_protocol.checkpoints.export import export, header
 from muster_protocol.checkpoints.inventory import take
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import Chunk, Tensor, content
-from muster_protocol.errors import CorruptCheckpointError
+from muster_protocol.errors import CorruptCheckpointError, StaleEpochError
 from muster_protocol.manifest import ShardFile
 from muster_protocol.uris import parse_uri
 
@@ -51,6 +51,31 @@ def made(uri: str) -> Iterator[MadeRun]:
         run.save(step, metrics={"loss": 1 / step})
     yield run
     store.close()
+
+
+def test_what_a_deleted_job_left_uncommitted_goes_at_once_and_nothing_late_counts(made: MadeRun, uri: str) -> None:
+    made.write(7)
+    made.write(8, whole=False)
+    latest, before = made.store.get("LATEST"), made.store.objects("")
+    assert json.loads(muster("prune", uri, "-o", "json"))["remove"] == [], "its gang may yet commit them"
+    planned = json.loads(muster("prune", uri, "--job-gone", "-o", "json"))
+    assert [each["step"] for each in planned["remove"]] == [7, 8]
+    assert (made.store.get("LATEST"), made.store.objects("")) == (latest, before), "only told"
+    done = json.loads(muster("prune", uri, "--job-gone", "--yes", "-o", "json"))
+    assert done["remove"] == planned["remove"]
+    assert {each.step for each in take(made.store).committed} == {1, 2, 3, 4, 5, 6}
+    assert not [item.key for step in (7, 8) for item in made.store.objects(f"step-{step:08d}/")]
+    with pytest.raises(StaleEpochError):
+        made.save(9)
+    again = MadeRun(made.store)
+    again.start()
+    again.save(10)
+    assert take(made.store).committed[0].step == 10, "a job that starts there goes on"
+
+
+def test_prune_claims_nothing_where_no_run_is(tmp_path: Path) -> None:
+    muster("prune", f"file://{tmp_path}", "--job-gone", "--yes")
+    assert not list(tmp_path.iterdir())
 
 
 def shards(store: Store, step: int) -> list[str]:
