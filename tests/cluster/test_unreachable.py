@@ -25,9 +25,10 @@ Object = dict[str, Any]
 
 @pytest.fixture
 async def place(control_plane: ControlPlane) -> AsyncIterator[Corner]:
-    """One node."""
+    """One node for gangs, and one for nobody: where all nodes are silent at once, Kubernetes evicts from none."""
     async with corner(str(control_plane.kubeconfig)) as found:
         await found.add_nodes(1)
+        await found.add_nodes(1, labels={"pool": "nobody"})
         yield found
 
 

@@ -10,6 +10,7 @@ from muster.api.jobparts import JobDefaults
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.gpus import gpu_type_of
 from muster.cluster.snapshot import TERMINAL
 from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView
 
@@ -54,6 +55,7 @@ class Cache:
         self._jobs: dict[Key, str] = {}  # UIDs
         self._changed: dict[str, TrainingJob] = {}
         self._deleted: set[str] = set()
+        self._ready: frozenset[bool] | None = None
         self._world_changed = True
         self._new_templates: set[str] = set()
         self.queues: dict[str, TrainingQueue] = {}
@@ -95,6 +97,7 @@ class Cache:
 
     def on_node(self, name: str, node: NodeView | None) -> None:
         """A node has come, changed or (None) gone; jobs with pods there are to have a turn when it is lost."""
+        self._ready = None
         if node is None or _lost(node):
             for uid, owned in self._owned.items():
                 if any(pod.node == name for pod in owned.values()):
@@ -192,6 +195,12 @@ class Cache:
             if node is None or _lost(node):
                 lost.add(name)
         return frozenset(lost)
+
+    def nowhere(self, *, gpus: bool) -> bool:
+        """Whether no node (with GPUs) is ready, and no autoscaler brings one: who stops now can start nowhere."""
+        if self._ready is None:
+            self._ready = frozenset(bool(gpu_type_of(node.labels)) for node in self._nodes.items.values() if node.ready)
+        return not self.grows and (True not in self._ready if gpus else not self._ready)
 
     def namespaces(self) -> dict[str, NamespaceView]:
         return {view.name: view for view in self._namespaces.items.values()}

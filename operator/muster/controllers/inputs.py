@@ -94,7 +94,7 @@ class Inputs:
     def standing(self, record: Record, world: admission.World, now: datetime) -> JobInput | None:
         """A job's hold, from its placement's first writing until its last pod is gone; or what is promised to it."""
         pods = self._living(record.uid)
-        holds = record.placement is not None or pods or record.made
+        holds = pods or record.made or (record.placement is not None and not record.deleted)
         if not holds and (record.promise is None or record.deleted or finished(record.job.status)):
             return None
         made = self.pending(record, world, now)

@@ -57,6 +57,8 @@ class Situations:
         lost_nodes = self.cache.lost_nodes(pod.node for pod in pods)
         replacing = placement is not None and placement.replacing is not None
         record.doubt(replacing or bool(lost_nodes) or bool(record.missed), monotonic)
+        if lost_nodes and self.cache.nowhere(gpus=bool(record.spec.gpus_per_worker)):
+            record.silence = None  # the way to all nodes is cut, it seems; who stops now gains nothing
         return Situation(
             job=record.job,
             spec=record.spec,

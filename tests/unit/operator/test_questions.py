@@ -133,6 +133,7 @@ class Fleet:
         self.lead()
         model = Case(trainingjob(workers=2))
         model.start()
+        self._show("free", reachable=True)
         for number in range(gangs):
             self._add(model, f"gang-{number:05}")
 
@@ -169,14 +170,20 @@ class Fleet:
     def _show(self, name: str, *, reachable: bool) -> None:
         taints = [] if reachable else [{"key": UNREACHABLE, "effect": "NoExecute"}]
         conditions = [{"type": "Ready", "status": "True" if reachable else "Unknown"}]
-        raw = {"metadata": {"name": name}, "spec": {"taints": taints}, "status": {"conditions": conditions}}
+        metadata = {"name": name, "labels": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}
+        raw = {"metadata": metadata, "spec": {"taints": taints}, "status": {"conditions": conditions}}
         self._nodes.items[name] = NodeView.from_raw(raw)
+
+        self.cache.on_node(name, self._nodes.items[name])
 
     def unreachable(self, uids: Iterable[str]) -> None:
         for uid in uids:
             for name in self.nodes_of(uid):
                 self._show(name, reachable=False)
-            self.cache.mark(uid)
+
+    def free_node(self, *, reachable: bool) -> None:
+        """The one node that no gang is on."""
+        self._show("free", reachable=reachable)
 
     async def _answer(
         self, launcher: Launcher, method: str, path: str, body: bytes | None, token: str
@@ -247,6 +254,20 @@ async def test_a_leader_that_only_the_operator_cannot_reach_lives_by_the_word_of
     fleet.unreachable(["gang-00000"])
     await fleet.go_on(60)
     assert not fleet.ended
+
+
+async def test_nobody_is_ended_while_all_nodes_are_unreachable_at_once_nor_when_the_first_is_back() -> None:
+    fleet = Fleet(20)
+    fleet.free_node(reachable=False)
+    fleet.dead |= {name for uid in fleet.records for name in fleet.nodes_of(uid)}
+    fleet.unreachable(sorted(fleet.records))
+    await fleet.go_on(120)
+    assert not fleet.ended, "nothing could start anywhere"
+    fleet.free_node(reachable=True)
+    await fleet.go_on(5)
+    fleet.dead -= set(fleet.nodes_of("gang-00007"))
+    await fleet.go_on(55)
+    assert list(fleet.records) == ["gang-00007"]
 
 
 async def test_questions_that_never_left_the_operator_end_nobody() -> None:
