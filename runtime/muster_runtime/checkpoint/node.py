@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.parallel.gang import Gang
 
@@ -30,22 +30,32 @@ def gang_of(ranks: list[int]) -> Iterator[Gang]:
         dist.destroy_process_group(group)
 
 
-def windows(memory: SharedMemory, neighbours: Gang) -> list[torch.Tensor] | None:
-    """The memory of each rank of this node, as uint8; None where one can't see another's. Collective.
+@contextmanager
+def windows(memory: SharedMemory, neighbours: Gang) -> Iterator[list[int] | None]:
+    """Descriptors of the memory of each rank of this node; None where one can't open another's. Collective.
 
-    They hold until one of them reserves more.
+    To be read, not mapped: pages that several ranks map count for each of them.
     """
-    try:
-        seen = [_mapped(*where) for where in neighbours.gather((os.getpid(), memory.descriptor, memory.size))]
-    except OSError:  # a container that hides other processes' files
-        seen = None
-    whole = all(neighbours.gather(seen is not None))
-    return seen if whole else None
+    with ExitStack() as opened:
+        try:
+            seen = [_opened(opened, *where) for where in neighbours.gather((os.getpid(), memory.descriptor))]
+        except OSError:  # a container that hides other processes' files
+            seen = None
+        whole = all(neighbours.gather(seen is not None))
+        yield seen if whole else None
 
 
-def _mapped(process: int, descriptor: int, size: int) -> torch.Tensor:
-    number = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
-    try:
-        return torch.frombuffer(mmap.mmap(number, size), dtype=torch.uint8)
-    finally:
-        os.close(number)
+def _opened(stack: ExitStack, process: int, descriptor: int) -> int:
+    number = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDONLY)
+    stack.callback(os.close, number)
+    return number
+
+
+def read_into(target: torch.Tensor, descriptor: int, at: int) -> None:
+    """Fills `target` (uint8, contiguous, on the CPU) with a file's bytes from `at` on. EOFError where it has fewer."""
+    left = raw_bytes(target)
+    while left:
+        length = os.preadv(descriptor, [left], at)
+        if not length:
+            raise EOFError(f"a rank's memory ends at byte {at}")
+        left, at = left[length:], at + length

@@ -24,7 +24,7 @@ from torch.futures import Future
 from muster_protocol.manifest import Manifest, ShardFile
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_runtime.checkpoint.layout import Place, metadata_from_json
-from muster_runtime.checkpoint.node import gang_of, node, windows
+from muster_runtime.checkpoint.node import gang_of, node, read_into, windows
 from muster_runtime.checkpoint.transfers import Transfers
 from muster_runtime.errors import CorruptCheckpointError, StorageError
 from muster_runtime.parallel.gang import Gang
@@ -46,6 +46,11 @@ class Wanted:
 
     def take(self, file: torch.Tensor) -> None:
         self.target.copy_(self.source(file))
+        self.finish()
+
+    def take_from(self, memory: int, start: int) -> None:
+        """Of a file that begins at byte `start` of a rank's memory, a descriptor."""
+        read_into(self.target, memory, start + self.at)
         self.finish()
 
     def source(self, file: torch.Tensor) -> torch.Tensor:
@@ -116,17 +121,17 @@ class Reader(StorageReader):
         with gang_of([rank for rank, _ in ranks]) as neighbours:
             slot = max(self._manifest.files[index].size for index in needed)
             self._transfers.memory.reserve(WINDOW * slot)
-            seen = windows(self._transfers.memory, neighbours)
-            if seen is None:
-                return self._fetch(by_file)
-            return self._share(sorted(needed), by_file, neighbours, seen, slot)
+            with windows(self._transfers.memory, neighbours) as seen:
+                if seen is None:
+                    return self._fetch(by_file)
+                return self._share(sorted(needed), by_file, neighbours, seen, slot)
 
     def _share(
         self,
         needed: list[int],
         by_file: dict[int, list[Wanted]],
         neighbours: Gang,
-        seen: list[torch.Tensor],
+        seen: list[int],
         slot: int,
     ) -> None:
         """In batches, which use one half of the windows and the other in turn: while one is read, the next comes in."""
@@ -152,7 +157,7 @@ class Reader(StorageReader):
             for position, index in enumerate(batch):
                 at = place(number, position)
                 for wanted in by_file.pop(index, ()):
-                    wanted.take(seen[position % width][at : at + files[index].size])
+                    wanted.take_from(seen[position % width], at)
         neighbours.gather(None)  # nobody reads in this rank's memory any more
 
     def _settle_all(self, under_way: list[tuple[int, int, Task[None]]]) -> Exception | None:

@@ -25,7 +25,7 @@ STALL_SECONDS: Final = 20.0
 _CONNECT_SECONDS: Final = 5.0
 _PIECE: Final = 4 << 20
 _HEAD_LIMIT: Final = 4096
-_NICENESS: Final = 10
+_NICENESS: Final = 19
 
 
 class CopyError(Exception):

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import torch
 from hack.s3server import serving
+
+from muster_runtime.checkpoint.memory import SharedMemory
+from muster_runtime.checkpoint.node import read_into
 
 pytestmark = pytest.mark.runtime
 RANKS: Final = 3
@@ -77,3 +81,14 @@ def test_what_all_ranks_need_comes_from_s3_once(tmp_path: Path) -> None:
         assert Counter(each[8] for each in requests if each[7] == kind and each[8] in stored) == dict.fromkeys(
             stored, 1
         )
+
+
+def test_another_ranks_memory_is_read_and_never_past_its_end() -> None:
+    memory = SharedMemory()
+    memory.reserve(100).copy_(torch.arange(100, dtype=torch.uint8))
+    target = torch.zeros(20, dtype=torch.uint8)
+    read_into(target[5:15], memory.descriptor, 90)
+    assert target.tolist() == [0] * 5 + list(range(90, 100)) + [0] * 5
+    with pytest.raises(EOFError, match="ends at byte 100"):
+        read_into(target, memory.descriptor, 90)
+    memory.close()
