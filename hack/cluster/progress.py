@@ -56,7 +56,7 @@ class _Running:
     usual: float | None
 
     def __rich__(self) -> str:
-        usual = f", usually {format_seconds(self.usual)}" if self.usual else ""
+        usual = f", usually {format_seconds(self.usual)}" if self.usual and round(self.usual) else ""
         return f"{self.name}, {format_seconds(time.monotonic() - self.started)} so far{usual}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +106,13 @@ def _until_both_end(
     kube: Kube, screen: Screen, documents: tuple[Json, Json], observed: Observed
 ) -> tuple[watch.JobView, watch.JobView]:
     namespace = documents[0]["metadata"]["namespace"]
-    totals: dict[str, watch.JobView] = {}
+    seen: dict[str, watch.JobView] = {}
     deadline = time.monotonic() + TIMEOUT_S
     while True:
-        job, reference = (
-            _remembering(totals, watch.look(kube, namespace, document["metadata"]["name"])) for document in documents
-        )
+        latest = [_latest(kube, document) for document in documents]
+        job, reference = (_look(kube, *one, seen) for one in zip(documents, latest, strict=True))
         screen.show((job, reference))
-        _observe(kube, screen, documents[0], job, observed)
+        _observe(kube, screen, documents[0], job, latest[0], observed)
         if job.ended and reference.ended:
             return job, reference
         if time.monotonic() > deadline:
@@ -123,18 +122,25 @@ def _until_both_end(
         time.sleep(0.4)
 
 
-def _remembering(seen: dict[str, watch.JobView], view: watch.JobView) -> watch.JobView:
-    """The view, with the total of an earlier one where the launchers are gone."""
-    earlier = seen.get(view.name)
-    if view.total is None and earlier is not None and earlier.total is not None:
-        view = watch.with_total(view, earlier.total)
+def _look(kube: Kube, document: Json, latest: manifest.Latest | None, seen: dict[str, watch.JobView]) -> watch.JobView:
+    """The job as it is now, with the checkpoint that S3 has as its latest: the operator hears of it later."""
+    view = watch.look(kube, document["metadata"]["namespace"], document["metadata"]["name"])
+    view = watch.since(view, seen.get(view.name, view))
+    if latest is not None:
+        view = replace(view, committed=latest.step)
     seen[view.name] = view
     return view
 
 
-def _observe(kube: Kube, screen: Screen, document: Json, view: watch.JobView, observed: Observed) -> None:
+def _observe(
+    kube: Kube,
+    screen: Screen,
+    document: Json,
+    view: watch.JobView,
+    latest: manifest.Latest | None,
+    observed: Observed,
+) -> None:
     """Kills a worker when the time has come, and notes what was committed before and where the gang went on."""
-    latest = _latest(kube, document)
     if observed.killed_at is None:
         if latest and latest.step and view.step and view.total and 2 * view.step >= view.total and not view.ended:
             _strike(kube, screen, document, view, observed)

@@ -16,7 +16,7 @@ from rich.text import Text
 from hack.demo.watch import JobView
 
 _SAY_AGAIN_S = 60.0
-"""Without a terminal a line comes when something has changed, or after so long."""
+"""Without a terminal a line comes when a job has another phase or another quarter of its steps, or after so long."""
 _NOTES_SHOWN = 8
 
 
@@ -30,7 +30,7 @@ class Screen:
         self._notes: list[tuple[float, str]] = []
         self._started = time.monotonic()
         self._line_at = 0.0
-        self._told = ""
+        self._told: list[tuple[object, ...]] = []
 
     def __enter__(self) -> Screen:
         if self._console.is_terminal:
@@ -53,14 +53,20 @@ class Screen:
     def show(self, jobs: Sequence[JobView]) -> None:
         """How things are now."""
         self._jobs = jobs
-        told, now = "; ".join(_line(job) for job in jobs), time.monotonic()
+        told, now = [_stage(job) for job in jobs], time.monotonic()
         if not self._live and (told != self._told or now - self._line_at > _SAY_AGAIN_S):
             self._told, self._line_at = told, now
-            self._console.print(f"  {now - self._started:5.1f} s  {told}", markup=False)
+            self._console.print(f"  {now - self._started:5.1f} s  {'; '.join(map(_line, jobs))}", markup=False)
 
     def _draw(self) -> RenderableType:
         notes = [Text(f"{when:5.1f} s  {text}") for when, text in self._notes[-_NOTES_SHOWN:]]
         return Group(*(_panel(job) for job in self._jobs), Panel(Group(*notes), title="what happened", height=10))
+
+
+def _stage(job: JobView) -> tuple[object, ...]:
+    """What a reader of a log wants a line for when it changes."""
+    quarter = 4 * (job.step or 0) // job.total if job.total else 0
+    return job.phase, job.reason, job.restarts, quarter
 
 
 def _line(job: JobView) -> str:

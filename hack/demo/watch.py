@@ -19,7 +19,8 @@ class PodView:
 
 @dataclass(frozen=True)
 class JobView:
-    """One job at one moment. `step` counts steps done; None means that it isn't known yet."""
+    """One job at one moment. `step` counts steps done; None means that it isn't known yet. `live`: a launcher told it,
+    so it is newer than what the operator writes."""
 
     name: str
     phase: str = "?"
@@ -34,6 +35,7 @@ class JobView:
     pods: tuple[PodView, ...] = ()
     succeeded: bool = False
     failed: bool = False
+    live: bool = False
 
     @property
     def ended(self) -> bool:
@@ -65,6 +67,7 @@ def look(kube: Kube, namespace: str, name: str) -> JobView:
         pods=() if ended else tuple(_pod_view(pod) for pod in pods),
         succeeded=holds(job, "Succeeded"),
         failed=holds(job, "Failed"),
+        live=live is not None,
     )
 
 
@@ -130,6 +133,10 @@ def _token(kube: Kube, namespace: str, pod: Json) -> str | None:
     return None
 
 
-def with_total(view: JobView, total: int) -> JobView:
-    """The view with a number of steps that an earlier one knew."""
-    return replace(view, total=total)
+def since(view: JobView, earlier: JobView) -> JobView:
+    """The view, with what an earlier one knew better: the operator writes progress every few seconds, so where no
+    launcher answers (it ends, or starts again) its words are older than what the last launcher told."""
+    total = _first(view.total, earlier.total)
+    if view.live or (earlier.step or 0) <= (view.step or 0):
+        return replace(view, total=total)
+    return replace(view, total=total, step=earlier.step, loss=earlier.loss)

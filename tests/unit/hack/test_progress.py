@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,8 @@ def test_a_new_machine_is_told_what_another_one_took(record: Path) -> None:
     record.write_text("{ half a fi")
     assert usually("something new") is None
     assert format_seconds(59.7) == "1 min 0 s"
+
+
+def test_what_took_no_second_the_last_time_has_no_usual_time() -> None:
+    assert "usually" not in progress._Running("import", time.monotonic(), 0.3).__rich__()
+    assert "usually 2 s" in progress._Running("import", time.monotonic(), 1.6).__rich__()
