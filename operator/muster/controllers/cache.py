@@ -51,6 +51,7 @@ class Cache:
         self._namespaces, self._priority_classes = namespaces, priority_classes
         self._owner_of: dict[str, str] = {}
         self._owned: dict[str, dict[str, PodView]] = {}
+        self._on_node: dict[str, set[str]] = {}  # keys of owned pods
         self._room: dict[str, object] = {}
         self._jobs: dict[Key, str] = {}  # UIDs
         self._changed: dict[str, TrainingJob] = {}
@@ -76,13 +77,18 @@ class Cache:
         before = self._owner_of.pop(key, "")
         if before:
             owned = self._owned.get(before, {})
-            owned.pop(key, None)
+            left = owned.pop(key, None)
+            if left is not None:
+                self._on_node[left.node].discard(key)
+                if not self._on_node[left.node]:
+                    del self._on_node[left.node]
             if not owned:
                 self._owned.pop(before, None)
             self.dirty.add(before)
         if pod is not None and pod.owner_uid and pod.job:
             self._owner_of[key] = pod.owner_uid
             self._owned.setdefault(pod.owner_uid, {})[key] = pod
+            self._on_node.setdefault(pod.node, set()).add(key)
             self.dirty.add(pod.owner_uid)
         room = None if pod is None else (pod.uid, pod.node, pod.phase in TERMINAL, pod.requests)
         if room != self._room.get(key):
@@ -99,9 +105,7 @@ class Cache:
         """A node has come, changed or (None) gone; jobs with pods there are to have a turn when it is lost."""
         self._ready = None
         if node is None or _lost(node):
-            for uid, owned in self._owned.items():
-                if any(pod.node == name for pod in owned.values()):
-                    self.dirty.add(uid)
+            self.dirty |= {self._owner_of[key] for key in self._on_node.get(name, ())}
         self.on_world()
 
     def on_world(self, *_: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from muster.cluster.views import PodView
+from muster.cluster.views import NodeView, PodView
 from muster.controllers.cache import Cache
 
 from .loops import Items
@@ -46,6 +46,44 @@ def test_a_gangs_pod_that_comes_is_no_reason_to_plan_but_its_end_is(cache: Cache
     assert cache.take_world_changed()
     cache.on_pod(came.key, None)
     assert cache.take_world_changed()
+
+
+def test_a_lost_node_gives_those_a_turn_that_have_pods_there_now(cache: Cache) -> None:
+    stays, goes, moves = pod("stays", "a"), pod("goes", "b"), pod("moves", "c")
+    for each in (stays, goes, moves):
+        cache.on_pod(each.key, each)
+    cache.on_pod(goes.key, None)
+    cache.on_pod(moves.key, replace(moves, node="node-2"))
+    cache.dirty.clear()
+    cache.on_node("node-1", None)
+    assert cache.dirty == {"a"}
+    cache.on_pod(stays.key, None)
+    cache.dirty.clear()
+    cache.on_node("node-1", None)
+    cache.on_node("node-3", None)
+    assert not cache.dirty
+
+
+def test_nothing_can_start_anywhere_while_no_node_with_gpus_is_ready() -> None:
+    product = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+
+    nodes = Items()
+    cache = Cache(pods=Items(), nodes=nodes, namespaces=Items(), priority_classes=Items())
+
+    def show(name: str, ready: str, labels: dict[str, str]) -> None:
+        status = {"conditions": [{"type": "Ready", "status": ready}]}
+        nodes.items[name] = NodeView.from_raw({"metadata": {"name": name, "labels": labels}, "status": status})
+        cache.on_node(name, nodes.items[name])
+
+    show("cpus", "True", {})
+    show("gpus", "Unknown", product)
+    assert cache.nowhere(gpus=True)
+    assert not cache.nowhere(gpus=False)
+    cache.grows = True
+    assert not cache.nowhere(gpus=True), "an autoscaler may bring one"
+    cache.grows = False
+    show("gpus", "True", product)
+    assert not cache.nowhere(gpus=True)
 
 
 def test_a_strangers_pod_is_a_reason_to_plan_when_it_comes_and_when_it_goes(cache: Cache) -> None:
