@@ -36,7 +36,7 @@ from muster.simulate.workload import assemble
 from report import Target, report
 
 JOBS = 80_000
-CLUSTER = {"nodes": [{"count": 256, "gpus": 8}]}
+NODES, GPUS = 256, 8
 INTERVAL = 60.0
 POLICIES = ("fifo", "easy", "muster", "muster-no-preemption")
 AVERAGED = (
@@ -53,6 +53,8 @@ class Run:
     seed: int
     jobs: int
     policy: str
+    nodes: int = NODES
+    interval: float = INTERVAL
 
 
 def run(it: Run) -> tuple[Run, Figures]:
@@ -60,14 +62,14 @@ def run(it: Run) -> tuple[Run, Figures]:
 
 
 def simulated(it: Run) -> Outcome:
-    cluster = _cluster()
+    cluster = _cluster(it.nodes)
     trace = make(Recipe(jobs=it.jobs, gpus=int(cluster.gpus.sum()), load=it.load, seed=it.seed))
     workload = assemble(cluster, trace)
-    return simulate(workload, policy_named(it.policy, workload), seed=it.seed, interval=INTERVAL)
+    return simulate(workload, policy_named(it.policy, workload), seed=it.seed, interval=it.interval)
 
 
-def _cluster() -> Cluster:
-    return build(ClusterFile.model_validate(CLUSTER))
+def _cluster(nodes: int) -> Cluster:
+    return build(ClusterFile.model_validate({"nodes": [{"count": nodes, "gpus": GPUS}]}))
 
 
 def averages(rows: Sequence[Figures]) -> dict[str, float]:
@@ -154,13 +156,17 @@ def read(path: Path) -> dict[Run, Figures]:
     done = {}
     for row in rows:
         load, seed = row.pop("load"), row.pop("seed")
-        done[Run(load, seed, row["jobs"], row["policy"])] = Figures(**row)
+        nodes, interval = row.pop("nodes", NODES), row.pop("interval", INTERVAL)
+        done[Run(load, seed, row["jobs"], row["policy"], nodes, interval)] = Figures(**row)
     return done
 
 
 def write(path: Path, done: Mapping[Run, Figures]) -> None:
     """Write all runs down; a reader finds what was there before, or all of it."""
-    every = [{"load": it.load, "seed": it.seed, **row.as_dict()} for it, row in done.items()]
+    every = [
+        {"load": it.load, "seed": it.seed, "nodes": it.nodes, "interval": it.interval, **row.as_dict()}
+        for it, row in done.items()
+    ]
     new = path.with_name(path.name + ".new")
     new.write_text(json.dumps(every, indent=1), encoding="utf-8")
     new.replace(path)
@@ -183,6 +189,8 @@ def make_all(runs: Sequence[Run], path: Path | None, processes: int) -> dict[Run
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=JOBS)
+    parser.add_argument("--nodes", type=int, default=NODES, help=f"of {GPUS} GPUs each")
+    parser.add_argument("--interval", type=float, default=INTERVAL, help="least seconds between two decisions")
     parser.add_argument("--seeds", type=int, nargs="*", default=list(SEEDS))
     parser.add_argument("--loads", type=float, nargs="*", default=list(LOADS))
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
@@ -196,7 +204,10 @@ def main() -> int:
     if not {"easy", "muster"} <= set(options.policies):
         parser.error("--policies must name easy and muster: the targets compare these two")
     runs = [
-        [[Run(load, seed, options.jobs, policy) for policy in options.policies] for seed in options.seeds]
+        [
+            [Run(load, seed, options.jobs, policy, options.nodes, options.interval) for policy in options.policies]
+            for seed in options.seeds
+        ]
         for load in options.loads
     ]
     every = [it for of_load in runs for of_seed in of_load for it in of_seed]

@@ -122,7 +122,8 @@ class Reference:
             self._hold_back_if_old(job)
             return "quota"
         flavour = int(self.jobs.flavours[job])
-        if sum(self.jobs.flavours[head.job] == flavour for head in self.heads) < DEFAULT.heads:
+        full = sum(self.jobs.flavours[head.job] == flavour for head in self.heads) == DEFAULT.heads
+        if not full and (_age(self.world, job) >= AGE_STEPS or not self._would_be_lent(job)):
             self._reserve(job)
             charge()
         return "room"
@@ -235,6 +236,15 @@ class Reference:
         return all(
             use.get((*home, resource), 0) + need <= self._own(job, resource) for resource, need in self._needs(job)
         )
+
+    def _would_be_lent(self, job: int) -> bool:
+        """Whether it takes its queue beyond what that and the queues above it name."""
+        queue, flavour = self._home(job)
+        for resource, need in self._needs(job):
+            named = [int(self.world.queues.nominal[row, flavour, resource]) for row in oracle.way_up(self.world, queue)]
+            if self.promised.get((queue, flavour, resource), 0) + need > sum(each for each in named if each < 2**62):
+                return True
+        return False
 
     def _with_claims_of_owners(self, borrower: int) -> Use:
         """What is promised, and what the waiting jobs of other queues of its tree want within their own nominal."""

@@ -165,6 +165,22 @@ def test_elastic_job_grows_into_idle_room_but_not_while_somebody_waits_for_it() 
     assert len(planned(world).admissions[0].nodes) == 2
 
 
+@pytest.mark.parametrize("lent", [8, 16])
+def test_nobody_grows_into_room_for_which_a_borrower_waits(lent: int) -> None:
+    """Nothing is kept for a young borrower, but jobs that run leave it what becomes free."""
+    queues = (Queue(gpus=24), Queue("mine", gpus=8, cohort=0), Queue("lender", gpus=lent, cohort=0))
+    world = cluster(Node("a"), Node("b"), Node("c"), queues=queues)
+    running(world, Job("elastic", queue="mine"), "a", least=1, most=2)
+    running(world, Job("firm"), "b", preemptible=False)
+    world.now += 3_600
+    world.jobs["elastic"].saved = world.now
+    world.submit(Live(Job("wants two nodes", workers=2, queue="mine")))
+    made = planned(world)
+    lacks = WaitReason.QUOTA_EXCEEDED if lent == 8 else WaitReason.INSUFFICIENT_CAPACITY
+    assert [each.reason for each in made.waiting] == [lacks]
+    assert not made.evictions
+
+
 def test_nobody_grows_into_room_that_is_kept() -> None:
     world = cluster(Node("a"), Node("b"), Node("c"))
     running(world, Job("elastic"), "a", least=1, most=2)

@@ -8,6 +8,7 @@ from muster.scheduling.plan import Basis, WaitReason
 from muster.scheduling.planner import plan
 
 from .cases import Job, Node, Outcome, Queue, rack, snapshot
+from .operating import Live, Operating
 
 pytestmark = pytest.mark.unit
 
@@ -56,6 +57,18 @@ def test_promise_is_broken_when_its_queue_closes_or_loses_its_quota() -> None:
     assert planned(nodes, HEAD, queues=(Queue(open=False),)).plan.broken == ("head",)
     assert planned(nodes, HEAD, queues=(Queue(gpus=15),)).plan.broken == ("head",)
     assert planned(nodes, HEAD, queues=(Queue(gpus=16),)).nodes("head") == ["busy", "idle"]
+
+
+@pytest.mark.parametrize("firm", [False, True])
+def test_what_cannot_be_given_back_starts_though_its_queue_borrows_for_others(firm: bool) -> None:
+    """Its queue's own 8 GPUs are for all that cannot be given back; only with more of these the promise is broken."""
+    queues = {"research": Queue(gpus=8, cohort=0), "ops": Queue("ops", gpus=8, cohort=0)}
+    world = Operating({"a": Node("a"), "b": Node("b")}, queues)
+    world.submit(Live(Job("runs"), preemptible=not firm, on=("a",)))
+    world.submit(Live(Job("firm"), preemptible=False, promised=("b",)))
+    made = plan(world.snapshot())
+    assert [each.uid for each in made.admissions] == ([] if firm else ["firm"])
+    assert made.broken == (("firm",) if firm else ())
 
 
 def test_victims_quota_is_the_beneficiarys_but_only_once_the_victim_is_gone() -> None:

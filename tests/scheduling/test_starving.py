@@ -131,6 +131,40 @@ def test_other_queues_and_jobs_without_gpus_are_not_held_back() -> None:
     assert not plan(apply(outcome.snapshot, outcome.plan)).admissions
 
 
+def fragmented(*, waited: float) -> Operating:
+    """Half of each of two nodes is free, and half of all quota: one job would have to borrow it for a whole node."""
+    queues = {"research": Queue(gpus=4, cohort=0), "ops": Queue("ops", gpus=12, cohort=0)}
+    world = Operating({"a": Node("a"), "b": Node("b")}, queues, now=NOW - waited)
+    for name in "ab":
+        world.submit(Live(Job(f"on {name}", gpus=4, queue="ops"), preemptible=False, on=(name,), started=world.now))
+    world.submit(Live(Job("whole node")))
+    world.now = NOW
+    world.submit(Live(Job("small", gpus=2)))
+    return world
+
+
+def test_no_quota_stands_idle_for_a_job_to_which_others_would_lend_it() -> None:
+    made = plan(fragmented(waited=DAY - 1).snapshot())
+    assert [(each.uid, each.yields) for each in made.admissions] == [("small", False)]
+
+
+def test_but_for_an_old_one_it_is_kept() -> None:
+    made = plan(fragmented(waited=DAY).snapshot())
+    assert not made.admissions
+    waiting = {each.uid: each for each in made.waiting}
+    assert (waiting["small"].reason, waiting["small"].blocker) == (WaitReason.BEHIND_OTHERS, "whole node")
+
+
+def test_quota_of_a_department_is_kept_for_its_teams_jobs_at_once() -> None:
+    world = fragmented(waited=1.0)
+    world.queues = {
+        "department": Queue("department", gpus=16),
+        "research": Queue(parent="department"),
+        "ops": Queue("ops", parent="department"),
+    }
+    assert not plan(world.snapshot()).admissions
+
+
 @st.composite
 def aged(draw: st.DrawFn) -> Snapshot:
     """Any tree of queues in which some of the jobs have waited for long."""

@@ -1,8 +1,9 @@
 """Jobs that wait for room and hold a reservation: the heads of the order.
 
 The first few jobs of each flavour that fit nowhere now (`Policy.heads`) get a reserved time and place, one behind the
-other. On every node that a head could ever use, room is kept for as many of its workers as that node takes when empty;
-its quota is charged as if it ran. A job behind may take
+other; of those whose quota other queues lend only the old (see `muster.scheduling.planner`). On every node that a head
+could ever use, room is kept for as many of its workers as that node takes when empty; its quota is charged as if it
+ran. A job behind may take
 
 * room that no head could use: then it stays as long as it likes;
 * any free room, if `muster.scheduling.backfill` proves for every head that it does not delay it; a preemptible job may

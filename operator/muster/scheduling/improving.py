@@ -106,9 +106,15 @@ def _carry_out(round_: Round, moves: Sequence[Move]) -> None:
 
 
 def _without_contested_quota(round_: Round, snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Snapshot:
-    """The same, but jobs do not grow where quota is waited for."""
-    quota, circle = Fate.QUOTA, round_.used.circle
-    circles = {circle(queue) for queue in {round_.queue_of[each.job] for each in verdicts if each.fate is quota}}
+    """The same, but jobs do not grow where quota is waited for, or room by those to whom quota would be lent: for most
+    of these nothing is kept."""
+    circle = round_.used.circle
+    waiting = [
+        each
+        for each in verdicts
+        if each.fate is Fate.QUOTA or (each.fate is Fate.ROOM and round_.would_be_lent(each.job, each.choice))
+    ]
+    circles = {circle(queue) for queue in {round_.queue_of[each.job] for each in waiting}}
     if not circles:
         return snapshot
     jobs = snapshot.jobs

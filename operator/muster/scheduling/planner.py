@@ -11,7 +11,8 @@ Then jobs are taken one after the other, in the order of `muster.scheduling.orde
    and its queue has that much without borrowing, later jobs of the queue do not pass it any more, unless they yield; or
 3. admitted whole, if a valid placement exists in room that no job ahead needs, or if it provably delays nobody; or
 4. left waiting for room. The first few of each flavour are *heads*: they hold a reserved time and place, their quota is
-   charged as if they ran, and room is kept for them (`muster.scheduling.heads`).
+   charged as if they ran, and room is kept for them (`muster.scheduling.heads`). One whose quota others would lend
+   becomes a head only when it has waited for as long as age counts: until then nobody's quota stands idle for it.
 
 Before a job borrows, the owners have their turn who would take it back (`muster.scheduling.owners`).
 
@@ -218,6 +219,10 @@ class _Deciding:
         it = round_.kinds.kinds[kind]
         flavour = it.choices[verdict.choice].flavour
         if not self.heads.may_reserve(flavour):
+            return
+        # Quota that waits for a gang is nodes that stand idle. Others' does not wait until it is old.
+        young = round_.policy.fairness and not self.order.oldest(verdict.job)
+        if young and round_.would_be_lent(verdict.job, verdict.choice):
             return
         gang = round_.kinds.gang(kind, verdict.choice, it.sizes[-1])
         round_.reserve_quota(verdict.job, verdict.choice, round_.kinds.need(kind, verdict.choice, gang.size))

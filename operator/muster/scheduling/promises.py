@@ -56,7 +56,8 @@ def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
     for job in reserved:
         promised.charge(*_holding(snapshot, job))
     _count_off_leavers(snapshot, promised)
-    kept = [job for job in reserved if not _is_broken(snapshot, job, promised)]
+    firm = _Firm(snapshot, promised)
+    kept = [job for job in reserved if not _is_broken(snapshot, job, promised) and firm.allows(job)]
     broken = tuple(snapshot.jobs.uids[job] for job in reserved if job not in set(kept))
     for job in reserved:
         if job not in set(kept):
@@ -69,14 +70,46 @@ def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
         nodes = snapshot.jobs.runs.nodes_of(job)
         _take(snapshot, free, job, nodes)
         queue, flavour, need = _holding(snapshot, job)
-        borrowing = bool(snapshot.jobs.terms.preemptible[job])
-        if used.shortage(queue, flavour, need, borrowing=borrowing) is None and _has_room(snapshot, now, job, nodes):
+        if used.shortage(queue, flavour, need) is None and _has_room(snapshot, now, job, nodes):
             _take(snapshot, now, job, nodes)
             used.charge(queue, flavour, need)
             admissions.append(Admission(snapshot.jobs.uids[job], nodes.copy(), flavour))
         else:
             waiting.append(job)
     return Kept(tuple(admissions), tuple(waiting), broken, free)
+
+
+class _Firm:
+    """What cannot be given back stays within a queue's own nominal, where only its like count: what the queue's other
+    jobs use beside it can be taken back, so it keeps no promise from being kept. See `Round.firm_shortage`."""
+
+    def __init__(self, snapshot: Snapshot, ledger: Ledger) -> None:
+        self._snapshot, self._ledger = snapshot, ledger
+        self._use: Int | None = None
+
+    def allows(self, job: int) -> bool:
+        """Whether a promise stays within what its queue has; to be asked in the order of rank, once each."""
+        snapshot = self._snapshot
+        if snapshot.jobs.terms.preemptible[job]:
+            return True
+        if self._use is None:
+            self._use = firm_use(snapshot, snapshot.jobs.holding)
+        queue, flavour, need = _holding(snapshot, job)
+        for resource, amount in need:
+            if self._use[queue, flavour, resource] + amount > self._ledger.most_own(queue, flavour, resource):
+                return False
+        for resource, amount in need:
+            self._use[queue, flavour, resource] += amount
+        return True
+
+
+def firm_use(snapshot: Snapshot, counted: Mask) -> Int:
+    """Q x V x R, what those of the `counted` jobs hold, or are promised, that cannot give it back."""
+    jobs = snapshot.jobs
+    firm = np.zeros_like(snapshot.queues.nominal)
+    rows = np.flatnonzero(counted & ~jobs.terms.preemptible & (jobs.queues != NONE))
+    np.add.at(firm, (jobs.queues[rows], jobs.flavours[rows]), jobs.held[rows])
+    return firm
 
 
 def victims_of(snapshot: Snapshot, job: int) -> list[int]:

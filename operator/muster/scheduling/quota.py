@@ -219,6 +219,18 @@ class Ledger:
                 return False
         return True
 
+    def would_be_lent(self, queue: int, flavour: int, need: Need) -> bool:
+        """Whether the queue's jobs would hold, with `need` more, what others lend: more than the queue and those above
+        it name as their own together."""
+        for resource, amount in need:
+            at = self._at(queue, flavour, resource)
+            if self._free[at]:
+                continue
+            own = sum(self._named(self._at(row, flavour, resource)) for row in path(self._parents, queue))
+            if self._by_jobs.get(at, 0) + amount > own:
+                return True
+        return False
+
     def left_within(self, queue: int, flavour: int) -> list[int]:
         """R, what the queue's jobs have left of its own nominal, whether or not that is free now."""
         first, free, by_jobs = self._at(queue, flavour, 0), self._free, self._by_jobs

@@ -24,7 +24,7 @@ from muster.scheduling.mending import mend_gangs, mend_promises
 from muster.scheduling.placement import fits, locate
 from muster.scheduling.plan import Admission, Eviction, Promise, Replacement
 from muster.scheduling.policy import Policy
-from muster.scheduling.promises import Kept, keep_promises
+from muster.scheduling.promises import Kept, firm_use, keep_promises
 from muster.scheduling.quota import Ledger, Need, Shortage
 from muster.scheduling.room import Room, Taken
 from muster.scheduling.snapshot import NONE, Index, Int, Snapshot
@@ -127,7 +127,7 @@ class Round:
     def _firm(self) -> Int:
         """Q x V x R, what jobs hold, are promised or were given that cannot give it back. Made when the first of them
         asks."""
-        return _firm_use(self.snapshot)
+        return firm_use(self.snapshot, ~self.snapshot.jobs.pending)
 
     @property
     def spare(self) -> Room:
@@ -189,6 +189,13 @@ class Round:
         queue, kind = self.queue_of[job], self.kind(job)
         flavour = kind.choices[choice].flavour
         return self.used.never(queue, flavour, need, borrowing=kind.preemptible)
+
+    def would_be_lent(self, job: int, choice: int) -> bool:
+        """Whether the least that a waiting job wants is lent by others: see `Ledger.would_be_lent`."""
+        kind = self.kinds.of[job]
+        it = self.kinds.kinds[kind]
+        need = self.kinds.need(kind, choice, it.sizes[-1])
+        return self.promised.would_be_lent(self.queue_of[job], it.choices[choice].flavour, need)
 
     def charge(self, job: int, choice: int, need: Need) -> None:
         """The job starts, and uses that much."""
@@ -328,12 +335,3 @@ class Round:
         """Whether it fits what is free now, reserved or not."""
         slots = self.room.slots(gang.worker)
         return fits(slots.tree, slots.prefix, gang)
-
-
-def _firm_use(snapshot: Snapshot) -> Int:
-    """Q x V x R, what jobs hold, or are promised, that cannot give it back."""
-    jobs = snapshot.jobs
-    firm = np.zeros_like(snapshot.queues.nominal)
-    rows = np.flatnonzero(~jobs.pending & ~jobs.terms.preemptible & (jobs.queues != NONE))
-    np.add.at(firm, (jobs.queues[rows], jobs.flavours[rows]), jobs.held[rows])
-    return firm
