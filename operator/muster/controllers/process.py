@@ -27,7 +27,7 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.events import About, EventRecorder, News
 from muster.cluster.lease import Leadership, LeaseTimes, clock
 from muster.cluster.pods import PodSettings
-from muster.controllers import handlers, kopf_thread
+from muster.controllers import garbage, handlers, kopf_thread
 from muster.controllers.assembly import Scheduling
 from muster.controllers.chosen import (
     asking,
@@ -183,7 +183,7 @@ class Operator:
                 tasks.create_task(events.run(), name="events")
                 tasks.create_task(scheduling.run(kinds.listed), name="scheduling")
                 tasks.create_task(kinds.run(), name="kinds")
-                tasks.create_task(self._announce_ready(), name="ready and board")
+                tasks.create_task(self._announce_ready(), name="since ready")
                 tasks.create_task(self._kopf(api, kinds), name="kopf")
         finally:
             await scheduling.close()
@@ -212,8 +212,10 @@ class Operator:
         await self._kinds.listed.wait()
         self._state = "ready"
         log.info("caches are full: planning begins")
-        if self._settings.api:
-            await self._board.run(self._scheduling.cache, DEFAULT_TOPOLOGY)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(garbage.keep_looks_short(), name="garbage")
+            if self._settings.api:
+                tasks.create_task(self._board.run(self._scheduling.cache, DEFAULT_TOPOLOGY), name="board")
 
     async def _crds(self, api: Api) -> None:
         """Wait until the API server serves our kinds."""

@@ -39,6 +39,7 @@ async def names(query: str, jobs: list[Any] = JOBS, cluster: Cluster | None = No
         ("sort=queue", "dbca"),
         ("namespace=vision", "ab"),
         ("phase=Running&phase=Failed", "ca"),
+        ("sort=name&sort=-name", "badc"),
         ("queue=nlp", "db"),
         ("labelSelector=team%3Dx", "da"),
         ("labelSelector=team%20in%20(x,y),!old", "ab"),

@@ -1,0 +1,39 @@
+"""Python's looks for objects that only circles of references keep: short ones, and now and then a whole one.
+
+Nothing else runs in the process while Python looks, and a look at everything that an operator of 10,000 jobs knows
+takes some tenths of a second, as often as a few plans are made. But nearly all of that stays, and references alone free
+it: jobs, nodes, pods and plans are no circles. So what a look at everything has left is set aside from later ones
+(`gc.freeze`), which then see only what has come since.
+
+What is set aside while it is in use, and is a circle later, waits for the next look at everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Mapping
+from typing import Final
+
+WHOLE_SECONDS: Final = 600.0
+"""Between two looks at everything."""
+_OLDEST: Final = 2
+"""The generation whose look is at everything that is not set aside."""
+
+
+async def keep_looks_short(whole_seconds: float = WHOLE_SECONDS) -> None:
+    """Until cancelled; all is as before then."""
+    gc.callbacks.append(_set_aside)
+    try:
+        while True:
+            gc.unfreeze()
+            gc.collect()
+            await asyncio.sleep(whole_seconds)
+    finally:
+        gc.callbacks.remove(_set_aside)
+        gc.unfreeze()
+
+
+def _set_aside(phase: str, info: Mapping[str, int]) -> None:
+    if phase == "stop" and info["generation"] == _OLDEST:
+        gc.freeze()
