@@ -52,6 +52,7 @@ class Cache:
         self._owner_of: dict[str, str] = {}
         self._owned: dict[str, dict[str, PodView]] = {}
         self._on_node: dict[str, set[str]] = {}  # keys of owned pods
+        self._gone: dict[str, set[str]] = {}
         self._room: dict[str, object] = {}
         self._jobs: dict[Key, str] = {}  # UIDs
         self._changed: dict[str, TrainingJob] = {}
@@ -82,6 +83,8 @@ class Cache:
                 self._on_node[left.node].discard(key)
                 if not self._on_node[left.node]:
                     del self._on_node[left.node]
+                if pod is None or pod.uid != left.uid:
+                    self._gone.setdefault(before, set()).add(left.uid)
             if not owned:
                 self._owned.pop(before, None)
             self.dirty.add(before)
@@ -158,6 +161,11 @@ class Cache:
         """UIDs of jobs gone since the last call."""
         deleted, self._deleted = self._deleted, set()
         return deleted
+
+    def take_gone(self) -> dict[str, set[str]]:
+        """UIDs of pods gone since the last call, by the UID of the job that owned them."""
+        gone, self._gone = self._gone, {}
+        return gone
 
     def take_new_templates(self) -> set[str]:
         """Queues whose `defaultTemplate` has changed since the last call."""

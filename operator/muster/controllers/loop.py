@@ -181,6 +181,10 @@ class Loop:
             elif record is not None:
                 record.deleted = True
                 self._cache.dirty.add(uid)
+        for uid, pods in self._cache.take_gone().items():
+            record = self.records.get(uid)
+            if record is not None:
+                record.gone |= pods
         if templates := self._cache.take_new_templates():
             queued = (record for record in self.records.values() if record.job.spec.queue in templates)
             self._cache.dirty |= {record.uid for record in queued}

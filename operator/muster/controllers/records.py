@@ -99,6 +99,7 @@ class Record:
         leaving: the planner has asked for the gang's end, and the write of that is under way.
         made: pods our POSTs made and the watch has not shown, by name.
         shown: names of this generation's pods that the watch has shown.
+        gone: UIDs of pods that the watch has shown to go since the last turn: some in the time of one task.
         facts: what ended launchers of the present placement have told.
         tracker_knows: index 0's pod UID and image, as its run's tracker was told, at `tracker_told_at` (monotonic).
         task: the work under way; the job has no turn until it is over.
@@ -137,6 +138,7 @@ class Record:
     leaving: bool = False
     made: dict[str, Made] = field(default_factory=dict)
     shown: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
     refusal: Refusal | None = None
     judgement: Judgement | None = None
     task: asyncio.Task[None] | None = None
@@ -274,11 +276,17 @@ class Record:
     def see(self, pods: tuple[PodView, ...], now: float) -> None:
         """Note which pods the watch shows, so that one that goes later is known to have been there.
 
-        A pod of ours that it has not shown for MADE_PATIENCE is forgotten: it came and went between two looks, or the
-        watch is far behind. Making it again is harmless, for its name is taken if it is there.
+        A pod of ours that came and went between two turns is in `gone`; one of which it has shown neither for
+        MADE_PATIENCE came and went while it was away, or it is far behind. Both are forgotten. Making one again is
+        harmless, for its name is taken if it is there.
         """
         placement = self.placement
-        self.made = {name: made for name, made in self.made.items() if now - made.at < MADE_PATIENCE}
+        self.made = {
+            name: made
+            for name, made in self.made.items()
+            if made.uid not in self.gone and now - made.at < MADE_PATIENCE
+        }
+        self.gone.clear()
         self.asked = {uid: at for uid, at in self.asked.items() if now - at < 10 * ASK_AGAIN}
         for pod in pods:
             self.made.pop(pod.name, None)

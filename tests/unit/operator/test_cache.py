@@ -86,6 +86,18 @@ def test_nothing_can_start_anywhere_while_no_node_with_gpus_is_ready() -> None:
     assert not cache.nowhere(gpus=True)
 
 
+def test_pods_that_went_are_told_once_with_the_job_that_owned_them(cache: Cache) -> None:
+    first, other = pod("worker-0"), pod("worker-1")
+    for one in (first, other):
+        cache.on_pod(one.key, one)
+    cache.on_pod(first.key, replace(first, phase="Running"))
+    assert cache.take_gone() == {}
+    cache.on_pod(first.key, replace(first, uid="made-anew"))
+    cache.on_pod(other.key, None)
+    assert cache.take_gone() == {"job-uid": {"worker-0-uid", "worker-1-uid"}}
+    assert cache.take_gone() == {}
+
+
 def test_a_strangers_pod_is_a_reason_to_plan_when_it_comes_and_when_it_goes(cache: Cache) -> None:
     came = pod("stranger", owner="")
     cache.on_pod(came.key, came)

@@ -127,6 +127,25 @@ async def test_a_deleted_job_gives_its_room_back_though_a_pod_of_it_came_and_wen
         assert record.uid not in place.loop.records
 
 
+async def test_a_pod_that_came_and_went_while_its_gang_was_made_holds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(cpu="2") as place:
+        create = place.server.create
+
+        async def create_and_lose(path: str, body: Object, *, dry_run: bool = False) -> Object:
+            made = await create(path, body, dry_run=dry_run)
+            if body["kind"] == "Pod" and not dry_run and body["metadata"]["name"].startswith("a-"):
+                place.show(body["metadata"]["name"])  # before the answer to the POST
+                place.cache.on_job(("ns", "a"), None)
+                place.gone("a")
+            return made
+
+        monkeypatch.setattr(place.server, "create", create_and_lose)
+        place.submit("a")
+        await place.until(lambda: place.server.calls["POST pods"] == 2)
+        place.submit("b")
+        await place.until(lambda: place.placed("b"), seconds=records.MADE_PATIENCE / 2)
+
+
 async def test_a_new_operator_plans_when_it_knows_of_all_that_wait_what_they_ask_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
