@@ -239,6 +239,8 @@ def check(
 
 
 def _catalogue(path: Path | None, region: str, list_prices: bool) -> Catalogue:
+    """Prices as given. A file with a mistake ends the command: a bill at other prices than those it names is wrong, and
+    where only stdout is kept nobody would see that."""
     found = (
         _read(path).catalogue(region, list_prices)
         if path is not None
@@ -246,6 +248,8 @@ def _catalogue(path: Path | None, region: str, list_prices: bool) -> Catalogue:
     )
     for problem in found.problems:
         note(problem)
+    if path is not None and found.problems:
+        _fail(f"no report at other prices than those of {path}; `muster prices check {path}` tells when it is right")
     return found
 
 

@@ -353,3 +353,11 @@ def test_that_the_list_prices_name_the_most_gpu_types_there_is_so() -> None:
         return len(kinds[0] & kinds[1])
 
     assert types(prices.region) == max(types(region) for region in {price.region for price in prices.gpus})
+
+
+def test_no_bill_is_made_at_other_prices_than_those_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text("x: [")
+    found = run("cost", "report", "--intervals", str(EXAMPLE / "october.jsonl"), "--prices", str(file))
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert f"no report at other prices than those of {file}" in found.stderr
