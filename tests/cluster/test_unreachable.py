@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hack.scheduling import GROUP
 
-from muster.controllers.cache import UNREACHABLE
+from muster.cluster.eligibility import UNREACHABLE
 
 from .conftest import ControlPlane
 from .gangs import Corner, corner

@@ -95,6 +95,10 @@ def report_(
     if (database is None) == (not intervals):
         _fail(f"give either --intervals FILE or --database URL, which {HISTORY_URL} may hold")
     charged = _catalogue(prices, region, list_prices)
+    if prices is not None and charged.problems:  # where only stdout is kept, nobody would see them
+        _fail(
+            f"no report at other prices than those of {prices}; `muster prices check {prices}` tells when it is right"
+        )
     try:
         if database is not None:
             found, begins, ends = _history(database, month)
@@ -239,8 +243,6 @@ def check(
 
 
 def _catalogue(path: Path | None, region: str, list_prices: bool) -> Catalogue:
-    """Prices as given. A file with a mistake ends the command: a bill at other prices than those it names is wrong, and
-    where only stdout is kept nobody would see that."""
     found = (
         _read(path).catalogue(region, list_prices)
         if path is not None
@@ -248,8 +250,6 @@ def _catalogue(path: Path | None, region: str, list_prices: bool) -> Catalogue:
     )
     for problem in found.problems:
         note(problem)
-    if path is not None and found.problems:
-        _fail(f"no report at other prices than those of {path}; `muster prices check {path}` tells when it is right")
     return found
 
 

@@ -33,9 +33,11 @@ class Node(Protocol):
     def taints(self) -> Sequence[Taint]: ...
 
 
-_LIFECYCLE_TAINTS: Final = frozenset(
-    {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/unschedulable"}
-)
+NOT_READY: Final = "node.kubernetes.io/not-ready"
+"""Taint of a node whose kubelet says that it is not well."""
+UNREACHABLE: Final = "node.kubernetes.io/unreachable"
+"""Taint of a node whose kubelet has been silent for the cluster's grace (40 s by default)."""
+_LIFECYCLE_TAINTS: Final = frozenset({NOT_READY, UNREACHABLE, "node.kubernetes.io/unschedulable"})
 """Judged by `NodeView.ready` and `.unschedulable`, which follow at once where taints come seconds later."""
 
 

@@ -17,6 +17,7 @@ from muster.api import names
 from muster.api.common import API_VERSION
 from muster.api.effective import EffectiveSpec
 from muster.cluster import overrides, pod_storage, pod_tracking
+from muster.cluster.eligibility import NOT_READY, UNREACHABLE
 from muster.cluster.overrides import RUNTIME, RUNTIME_VOLUME, TRAINER
 from muster_protocol import env, exits
 
@@ -30,8 +31,6 @@ REPLACE_SECONDS: Final = 120
 """How long the launchers of a gang wait in their pods for a lost one to be replaced: longer than the operator tries."""
 _SHRINK_SECONDS: Final = 60
 """How much longer than `workers.shrinkAfter` those of an elastic gang wait at least."""
-_SILENCE: Final = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""Taints of a node whose kubelet says that it is not well, or says nothing."""
 _DNS_1035: Final = re.compile(r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")
 
 
@@ -308,7 +307,7 @@ def _outlive_kubelet(spec: Object) -> None:
     that says nothing of it Kubernetes gives 300 s, and a gang that lives would end when its kubelet is back. Which
     gangs are dead is found by asking them, and their pods are deleted then. What a pod says of such a taint stands."""
     said: list[Object] = spec.get("tolerations") or []
-    missing = [key for key in _SILENCE if not any(_speaks_of(toleration, key) for toleration in said)]
+    missing = [key for key in (NOT_READY, UNREACHABLE) if not any(_speaks_of(toleration, key) for toleration in said)]
     stays = [{"key": key, "operator": "Exists", "effect": "NoExecute"} for key in missing]
     if stays:
         spec["tolerations"] = [*said, *stays]

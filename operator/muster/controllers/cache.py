@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from muster.api.jobparts import JobDefaults
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.eligibility import UNREACHABLE
 from muster.cluster.gpus import gpu_type_of
 from muster.cluster.snapshot import TERMINAL
 from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView
@@ -18,9 +19,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 Key = tuple[str, str]
 """(namespace, name) of one of our own kinds; the namespace is empty for those that have none."""
-
-UNREACHABLE: Final = "node.kubernetes.io/unreachable"
-"""Taint of a node whose kubelet has been silent for the cluster's grace (40 s by default)."""
 
 
 class Items(Protocol[T_co]):

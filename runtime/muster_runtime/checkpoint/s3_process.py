@@ -44,13 +44,12 @@ from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.bodies import Content, pieces_into, send_unsigned
 from muster_runtime.checkpoint.crc import crc32
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
+from muster_runtime.checkpoint.niceness import give_way
 from muster_runtime.checkpoint.sums import Span, sums
 
 THREADS: Final = 6
 _TRANSFERS: Final = 4
 """Pieces on their way at once, each with a connection of its own."""
-_NICENESS: Final = 19
-"""Of sums and uploads. Two of them and a training thread on one core: it keeps 97 % of it. At 10 it would be 82 %."""
 Answer = tuple[dict[str, Any], bytes]
 Piece = tuple[str, int, int, list[Span]]
 """Key, first byte and length in the shared memory, chunks."""
@@ -62,8 +61,8 @@ class Server:
         self._sending = threading.Lock()
         self.pool = ThreadPoolExecutor(THREADS)
         self._requests = ThreadPoolExecutor(THREADS)  # apart from `pool`: `_delete` waits for it
-        self._uploads = ThreadPoolExecutor(_TRANSFERS, initializer=_give_way)
-        self._sums = ThreadPoolExecutor(1, initializer=_give_way)
+        self._uploads = ThreadPoolExecutor(_TRANSFERS, initializer=give_way)
+        self._sums = ThreadPoolExecutor(1, initializer=give_way)
         self._fetches = ThreadPoolExecutor(_TRANSFERS)
         self._endpoint = endpoint_in_environment()
         self._client: Any = None
@@ -218,11 +217,6 @@ class _Changed(Exception):
 
 def _code(error: Exception) -> str:
     return "PreconditionFailed" if isinstance(error, _Changed) else code_of(error)
-
-
-def _give_way() -> None:
-    """This thread alone: training comes before a save, but waits for a restore."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -23,6 +23,7 @@ from muster_protocol import launcher_api as api
 from muster_protocol.launcher_api import Copy, Kept, Member, Release
 from muster_runtime.checkpoint import records
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
+from muster_runtime.checkpoint.niceness import give_way
 from muster_runtime.checkpoint.records import Order
 from muster_runtime.launch import copy_stream
 from muster_runtime.launch.config import Config
@@ -192,7 +193,7 @@ class Copies:
         wrong = ""
         with self._passing(connection, turn):
             try:
-                copy_stream.give_way()
+                give_way()
                 pieces = copy_stream.receive(connection, self._config.processes, self._room)
                 copy_stream.check(pieces, copy.order)
                 with self._lock:
@@ -261,7 +262,7 @@ class Copies:
                     return ""
                 if status != 101:
                     return f"it answered {status}: {_text(connection)}"
-                copy_stream.give_way()
+                give_way()
                 copy_stream.send(connection, pieces)
                 answer = receive_frame(connection)
                 return "it hung up" if answer is None else str(answer[0]["wrong"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,7 +24,6 @@ STALL_SECONDS: Final = 20.0
 _CONNECT_SECONDS: Final = 5.0
 _PIECE: Final = 4 << 20
 _HEAD_LIMIT: Final = 4096
-_NICENESS: Final = 19
 
 
 class CopyError(Exception):
@@ -125,8 +123,3 @@ def check(pieces: Sequence[Piece], order: tuple[int, ...]) -> None:
             wrong = records.wrong_with(view, piece.part.files)
         if wrong:
             raise CopyError(f"part {number}: {wrong}")
-
-
-def give_way() -> None:
-    """This thread alone: training comes before a copy, but waits for a copy that is fetched back."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -361,3 +361,11 @@ def test_no_bill_is_made_at_other_prices_than_those_of_the_file(tmp_path: Path) 
     found = run("cost", "report", "--intervals", str(EXAMPLE / "october.jsonl"), "--prices", str(file))
     assert (found.exit_code, found.stdout) == (2, "")
     assert f"no report at other prices than those of {file}" in found.stderr
+
+
+def test_a_list_of_prices_shows_what_holds_beside_what_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text("x: [")
+    found = run("prices", "list", "--prices", str(file))
+    assert (found.exit_code, "is no YAML" in found.stderr) == (0, True)
+    assert "H100" in found.stdout

@@ -11,10 +11,11 @@ from aiohttp import web
 
 from muster.api.placement import nodes_with_workers
 from muster.api.trainingjob import TrainingJob
+from muster.cluster.eligibility import UNREACHABLE
 from muster.cluster.launchers import DirectTransport, Launcher, LauncherError, Launchers, NotAsked
 from muster.cluster.pods import PodSettings
 from muster.cluster.views import NodeView
-from muster.controllers.cache import UNREACHABLE, Cache
+from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.inputs import Inputs
 from muster.controllers.lifecycle.failure import UNANSWERED
