@@ -43,8 +43,8 @@ NORM_EACH: Final = 100
 LISTEN: Final = """
 import select, sys
 from pathlib import Path
-from muster_runtime import report
-socket = report.listen(Path(sys.argv[1]))
+from muster_runtime import report, reporter
+socket = reporter.listen(Path(sys.argv[1]))
 print("ready", flush=True)
 while select.select([socket, sys.stdin], [], [])[0] == [socket]:
     socket.recv(report.DATAGRAM_LIMIT)

@@ -1,7 +1,7 @@
-"""What ranks tell their launcher: JSON datagrams on a Unix socket in `MUSTER_RUN_DIR`.
+"""What ranks tell their launcher: JSON datagrams, which `reporter` brings there.
 
-A rank never waits for its launcher: when the socket's buffer is full the message is dropped, and so is every message
-when there is no launcher (a laptop). The launcher treats them as news, never as truth that must not be missed.
+A launcher that takes none for long misses some, and without one (a laptop) nobody hears them. It treats them as news,
+never as truth that must not be missed.
 """
 
 from __future__ import annotations
@@ -9,18 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from muster_protocol import env
-
-SOCKET_NAME: Final = "report"
 DATAGRAM_LIMIT: Final = 16 * 1024
-"""Bytes; a longer message is dropped."""
+"""Bytes; a longer message is lost."""
 PART_BYTES: Final = DATAGRAM_LIMIT // 2
 """Of what may be too much for one message: so much goes into each, by an estimate that may be too low."""
 NAME_LIMIT: Final = 100
@@ -166,6 +161,16 @@ class Described:
     values: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class Lost:
+    """So many `reports` were given up, the launcher having taken nothing for long, and with them so many `figures`,
+    values of metrics; since it was told last."""
+
+    rank: int
+    reports: int
+    figures: int
+
+
 def profile_file(run_dir: Path, rank: int) -> Path:
     """PyTorch's trace of a rank."""
     return run_dir / f"profile-{rank}.json"
@@ -191,12 +196,26 @@ Message = (
     | Profiled
     | Points
     | Described
+    | Lost
 )
 KINDS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 _WHOLE: Final = frozenset(
-    {"rank", "pid", "step", "steps", "total_steps", "bytes", "total", "left_out", "skipped", "rollbacks"}
+    {
+        "rank",
+        "pid",
+        "step",
+        "steps",
+        "total_steps",
+        "bytes",
+        "total",
+        "left_out",
+        "skipped",
+        "rollbacks",
+        "reports",
+        "figures",
+    }
 )
 _TEXT: Final = frozenset({"uri", "text", "kept", "why", "about"})
 _DECIMAL: Final = frozenset({"loss", "grad_norm"})
@@ -251,38 +270,3 @@ def _is_step(step: Any, at: Any, values: Any) -> bool:
 def _maps(value: Any, fits: Callable[[Any], object]) -> bool:
     """Whether it maps names to strings that `fits` takes; ValueError where it doesn't."""
     return isinstance(value, dict) and all(isinstance(one, str) and fits(one) is not None for one in value.values())
-
-
-class Reporter:
-    """A rank's side. `send` never blocks and never raises for a launcher that is gone or busy."""
-
-    def __init__(self, run_dir: str | None = None) -> None:
-        folder = run_dir or os.environ.get(env.RUN_DIR)
-        self._socket: socket.socket | None = None
-        if folder:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._socket.setblocking(False)
-            self._path = str(Path(folder) / SOCKET_NAME)
-
-    def send(self, message: Message) -> bool:
-        """Whether the launcher got it."""
-        if self._socket is None:
-            return False
-        datagram = encode(message)
-        if len(datagram) > DATAGRAM_LIMIT:
-            return False
-        try:
-            self._socket.sendto(datagram, self._path)
-        except OSError:
-            return False
-        return True
-
-
-def listen(run_dir: Path) -> socket.socket:
-    """The launcher's side: a non-blocking datagram socket at `run_dir/report`."""
-    path = run_dir / SOCKET_NAME
-    path.unlink(missing_ok=True)
-    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    receiver.setblocking(False)
-    receiver.bind(str(path))
-    return receiver

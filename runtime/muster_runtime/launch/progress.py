@@ -67,6 +67,8 @@ class Progress:
             self.saving = Saving(message.left_out, message.interval_seconds)
         elif isinstance(message, report.Numerics):
             self._numerics(message)
+        elif isinstance(message, report.Lost):
+            self.warn(f"rank {message.rank} had more to report than its launcher took: some of it is lost")
 
     def begin_anew(self) -> None:
         """The ranks were started again: what they report goes on from where they resume."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from muster_runtime import report
+from muster_runtime import report, reporter
 from muster_runtime.control import ControlWriter
 from muster_runtime.pulse import PulseReader
 
@@ -30,7 +30,7 @@ class RunFolder:
         self.path = _make(roots, incarnation)
         self.control = ControlWriter(self.path)
         self.pulse = PulseReader(self.path, ranks, reached)
-        self._reports = report.listen(self.path)
+        self._reports = reporter.listen(self.path)
         asyncio.get_running_loop().add_reader(self._reports.fileno(), heard)
 
     def messages(self) -> Iterator[report.Message]:
@@ -63,7 +63,7 @@ def _make(roots: Sequence[Path], incarnation: int) -> Path:
         except OSError as error:
             refused.append(f"{root}: {error.strerror or error}")
             continue
-        if len(str(folder / report.SOCKET_NAME)) <= _SOCKET_PATH_LIMIT:
+        if len(str(folder / reporter.SOCKET_NAME)) <= _SOCKET_PATH_LIMIT:
             return folder
         folder.rmdir()
         refused.append(f"{root}: too long a path for a socket (over {_SOCKET_PATH_LIMIT} characters)")

@@ -91,6 +91,8 @@ class Tracking:
             return
         if isinstance(message, report.Progress) and message.rank == 0:
             self._step = message.step
+        if isinstance(message, report.Lost) and message.rank == 0:
+            self._lost += message.figures
         news = tracked.of_report(message, self._config, self._clock())
         if news is not None:
             self._tell(news)

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from muster_runtime import report
 from muster_runtime.control import ControlReader
+from muster_runtime.reporter import Reporter
 
 Word = tuple[float, float]
 """A wish in a vote: steps and flags in one number, and when it was asked for; zeros for none."""
@@ -28,7 +29,7 @@ _TROUBLES: Final = (RuntimeError, OSError, ValueError, AssertionError, Attribute
 class Profiler:
     """Without a launcher nobody asks."""
 
-    def __init__(self, rank: int, device: torch.device, control: ControlReader, reporter: report.Reporter) -> None:
+    def __init__(self, rank: int, device: torch.device, control: ControlReader, reporter: Reporter) -> None:
         self._rank, self._device = rank, device
         self._control, self._reporter = control, reporter
         self._seen = 0  # the number of the last wish

@@ -13,6 +13,7 @@ import torch
 
 from muster_protocol.losses import LossRecord
 from muster_runtime import report
+from muster_runtime.reporter import Reporter
 from muster_runtime.session.boundary import Agreement, Loss
 from muster_runtime.session.points import Points
 from muster_runtime.telemetry.peaks import peak_flops
@@ -29,7 +30,7 @@ class Progress:
     rank: int
     world_size: int
     device: torch.device
-    reporter: report.Reporter
+    reporter: Reporter
     points: Points | None = None
     """For the run's tracker, on rank 0 where there is one."""
     total_steps: int | None = None
@@ -111,9 +112,11 @@ class Progress:
         self._meter.add(tokens, samples)
 
     def tell(self, step: int, *, last: bool = False, quiet: bool = False) -> None:
-        """Sends and prints where the run stands, at most so often; or, `quiet`, sends it only."""
+        """Sends and prints where the run stands, at most so often; or, `quiet`, sends it only. What is said `last` is
+        waited for, for a moment: nothing may come after it for long, or ever."""
         now = time.monotonic()
         if not last and self._sent_at and now - self._sent_at < SEND_SECONDS:
+            self.reporter.pass_on()
             return
         if self._fixed_size and self.rank == 0:
             self.reporter.send(report.FixedSize(self.rank, self._fixed_size))
@@ -142,6 +145,8 @@ class Progress:
         if not quiet and (last or now - self._printed_at >= PRINT_SECONDS):
             self._printed_at = now
             self.log(_line(step, self.total_steps, loss, step_seconds, tokens_per_second))
+        if last:
+            self.reporter.settle()
 
     def peak(self) -> float | None:
         """FLOP/s of one GPU."""

@@ -13,7 +13,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from muster_protocol.exits import EXIT_PREEMPTED
-from muster_runtime import report as reports
 from muster_runtime.control import ControlReader
 from muster_runtime.data.elastic import ElasticLoader
 from muster_runtime.data.foreign import fixed_size, is_foreign
@@ -21,6 +20,7 @@ from muster_runtime.data.loader import Loader
 from muster_runtime.errors import NumericsError, UsageError, caller
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.pulse import Pulse, Section, Stage
+from muster_runtime.reporter import Reporter
 from muster_runtime.session import checks, pace
 from muster_runtime.session.boundary import Agreement, Square, Votes, agree
 from muster_runtime.session.gradients import Gradients
@@ -43,7 +43,7 @@ class Run:
     def __init__(self, settings: Settings, gang: Gang, device: torch.device, pulse: Pulse) -> None:
         self.pulse = pulse
         self._gang, self._strategy, self._device = gang, settings.strategy, device
-        reporter = reports.Reporter()
+        reporter = Reporter()
         self._control = ControlReader()
         points = Points(settings.rank) if settings.tracked and settings.rank == 0 else None
         self.progress = Progress(settings.rank, settings.world_size, device, reporter, points)

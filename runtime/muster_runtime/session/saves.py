@@ -11,6 +11,7 @@ from muster_protocol.losses import LossRecord
 from muster_runtime import report as reports
 from muster_runtime.checkpoint.keeper import Saved
 from muster_runtime.parallel.gang import Gang
+from muster_runtime.reporter import Reporter
 from muster_runtime.session import rng
 from muster_runtime.session.persistence import Persistence, Restored, RunState
 from muster_runtime.session.progress import Progress
@@ -23,7 +24,7 @@ class Saves:
     """Everything here but `is_due`, `word` and `resume_random` is collective. Without a uri nothing is saved."""
 
     def __init__(
-        self, settings: Settings, gang: Gang, device: torch.device, progress: Progress, reporter: reports.Reporter
+        self, settings: Settings, gang: Gang, device: torch.device, progress: Progress, reporter: Reporter
     ) -> None:
         self._settings, self._gang, self._device = settings, gang, device
         self._progress, self._reporter = progress, reporter

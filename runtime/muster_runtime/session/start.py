@@ -65,7 +65,7 @@ def start(
     pulse.enter(Section.SETUP)
     _started.append((session, where))
     _listen(session.run)
-    reporter = report.Reporter()
+    reporter = session.run.progress.reporter
     reporter.send(report.Hello(settings.rank, os.getpid()))
     if session.run.progress.points is not None:
         for message in described.messages(settings.rank, "environment", described.environment(device)):
@@ -117,6 +117,7 @@ def _listen(run: Run) -> None:
 def _leave(run: Run, gang: Gang) -> None:
     if not run.closed:
         run.last_word()
+    run.progress.reporter.settle()
     # After an error the peers may be gone, and leaving the groups in order would wait for them.
     if run.closed:
         with contextlib.suppress(RuntimeError):

@@ -20,7 +20,8 @@ MakeGang = Callable[..., Any]
 SESSION = """
 from muster_runtime import report
 from muster_runtime.control import ControlReader
-reporter, control = report.Reporter(), ControlReader()
+from muster_runtime.reporter import Reporter
+reporter, control = Reporter(), ControlReader()
 reporter.send(report.Hello(RANK, os.getpid()))
 signal.signal(signal.SIGTERM, lambda *_: mark("sigterm"))
 step = 0
@@ -205,7 +206,10 @@ def test_a_stop_while_some_ranks_still_import_ends_those_at_once(make_gang: Make
 
 def test_what_ignores_the_stop_is_killed_within_the_grace(make_gang: MakeGang) -> None:
     gang = make_gang(1, 2, MUSTER_GRACE_SECONDS="2")
-    stubborn = "from muster_runtime import report\nif RANK: report.Reporter().send(report.Hello(RANK, os.getpid()))\n"
+    stubborn = (
+        "from muster_runtime import report, reporter\n"
+        "if RANK: reporter.Reporter().send(report.Hello(RANK, os.getpid()))\n"
+    )
     pod = gang.pod(0, gang.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + stubborn + PLAIN))
     running(gang, 2)
     started = time.monotonic()

@@ -21,11 +21,12 @@ ALLOWED = {"MUSTER_RESTARTS_IN_PLACE": "3"}
 SESSION = """
 from muster_runtime import report, stacks
 from muster_runtime.pulse import Pulse, Section
+from muster_runtime.reporter import Reporter
 incarnation, world = int(os.environ["MUSTER_INCARNATION"]), int(os.environ["WORLD_SIZE"])
 folder = Path(__file__).parent
 stacks.show_when_asked(RANK)
 pulse = Pulse(int(os.environ["LOCAL_RANK"]))
-report.Reporter().send(report.Hello(RANK, os.getpid()))
+Reporter().send(report.Hello(RANK, os.getpid()))
 sys.path.insert(0, str(folder / "torch" / "distributed"))
 from collective import all_reduce
 

@@ -121,8 +121,9 @@ _AS_SESSION = """
 import os
 from muster_runtime import report
 from muster_runtime.control import ControlReader
+from muster_runtime.reporter import Reporter
 assert not ControlReader().stop_requested()
-print("said hello:", report.Reporter().send(report.Hello(int(os.environ["RANK"]), os.getpid())))
+print("said hello:", Reporter().send(report.Hello(int(os.environ["RANK"]), os.getpid())))
 """
 
 

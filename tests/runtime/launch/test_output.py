@@ -79,10 +79,11 @@ def test_metrics_and_status_show_what_ranks_reported_and_junk_is_ignored(make_ga
     script = """
 import socket
 from muster_runtime import report
+from muster_runtime.reporter import Reporter
 junk = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 for text in (b"junk", b"[]", b'{"kind": "Progress", "rank": "x", "step": NaN}', b'{"kind": "Hello"}'):
     junk.sendto(text, os.environ["MUSTER_RUN_DIR"] + "/report")
-reporter = report.Reporter()
+reporter = Reporter()
 reporter.send(report.Hello(RANK, os.getpid()))
 reporter.send(report.Progress(RANK, 41 + RANK, 100, "2.5", 0.25, 1000.0, 8.0, 0.5, "1.25"))
 reporter.send(report.Resumed(RANK, 40, "s3://models/x"))

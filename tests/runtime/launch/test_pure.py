@@ -19,9 +19,11 @@ from muster_runtime.control import ControlReader, ControlWriter
 from muster_runtime.launch import config, termination, tracebacks, verdict
 from muster_runtime.launch.command import parse
 from muster_runtime.launch.membership import Barrier, Roll
+from muster_runtime.launch.progress import Progress
 from muster_runtime.launch.ranks import Rank, Ranks
 from muster_runtime.launch.state import State
 from muster_runtime.launch.stopping import DYING_SECONDS, Deadlines, Stopping
+from muster_runtime.reporter import Reporter
 
 pytestmark = pytest.mark.unit
 
@@ -367,6 +369,7 @@ def test_junk_on_the_report_socket_is_ignored(junk: bytes) -> None:
         report.Warned(0, "w"),
         report.FixedSize(0, "f"),
         report.StorageFailed(0, "s"),
+        report.Lost(0, 2, 100),
     ],
 )
 def test_reports_come_back_as_they_went(message: report.Message) -> None:
@@ -388,8 +391,15 @@ def test_reports_of_the_wrong_shape_are_ignored(fields: dict[str, object]) -> No
 
 
 def test_a_rank_without_a_launcher_reports_to_nobody() -> None:
-    assert not report.Reporter("/nonexistent").send(report.Hello(0, 1))
-    assert not report.Reporter(None).send(report.Hello(0, 1))
+    assert not Reporter("/nonexistent").send(report.Hello(0, 1))
+    assert not Reporter(None).send(report.Hello(0, 1))
+
+
+def test_lost_reports_are_a_warning_once() -> None:
+    progress = Progress()
+    for reports in (1, 2):
+        progress.take(report.Lost(3, reports, 0))
+    assert list(progress.warnings) == ["rank 3 had more to report than its launcher took: some of it is lost"]
 
 
 class Hurried(State):

@@ -107,9 +107,10 @@ def test_at_most_half_of_the_ranks_are_slow_and_all_of_them_by_the_factor(own: l
 LOOP = """
 from muster_runtime import report
 from muster_runtime.pulse import Pulse, Section
+from muster_runtime.reporter import Reporter
 folder, world = Path(__file__).parent, int(os.environ["WORLD_SIZE"])
 pulse = Pulse(int(os.environ["LOCAL_RANK"]))
-report.Reporter().send(report.Hello(RANK, os.getpid()))
+Reporter().send(report.Hello(RANK, os.getpid()))
 
 def all_reduce(step):
     (folder / f"step-{step}-{RANK}").touch()

@@ -353,6 +353,14 @@ def test_the_end_is_told_though_the_process_has_died(tmp_path: Path, monkeypatch
     assert log.read_text() == "FINISHED"
 
 
+def test_values_that_never_reached_the_launcher_count_as_dropped() -> None:
+    environ = {env.TRACKING_URI: "http://127.0.0.1:9"}
+    tracking = Tracking(config.read(environ, ("python", "x.py"), 1), environ)
+    for rank, figures in ((0, 200), (1, 7), (0, 50)):  # only rank 0 tells of metrics
+        tracking.hear(report.Lost(rank, 3, figures))
+    assert tracking.told == Told(dropped=250)
+
+
 def test_packets_keep_their_bounds() -> None:
     facts = {f"name-{number}": "\u20ac" * 10_000 for number in range(50)}
     packets = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gangs import Result, run_gang
 
-from muster_runtime import report
+from muster_runtime import report, reporter
 from muster_runtime.control import ControlWriter
 
 
@@ -36,7 +36,7 @@ def test_a_stateful_dataloader_goes_on_in_its_place(workers: str, stop: str, tmp
 def test_another_number_of_ranks_is_refused_and_said_before(tmp_path: Path) -> None:
     ControlWriter(tmp_path)
     heard = []
-    with report.listen(tmp_path) as launcher:
+    with reporter.listen(tmp_path) as launcher:
         assert train(tmp_path, STOP="2", MUSTER_RUN_DIR=str(tmp_path)).codes == [75, 75]
         with contextlib.suppress(BlockingIOError):
             while True:

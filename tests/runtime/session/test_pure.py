@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from muster_protocol import losses
 from muster_protocol.losses import LossRecord
-from muster_runtime.report import Reporter
+from muster_runtime.reporter import Reporter
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.schedule import FIRST_SECONDS, LONGEST_SECONDS, AutoInterval, Schedule
 from muster_runtime.session.settings import read_settings
