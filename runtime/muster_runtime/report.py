@@ -20,6 +20,10 @@ PART_BYTES: Final = DATAGRAM_LIMIT // 2
 """Of what may be too much for one message: so much goes into each, by an estimate that may be too low."""
 NAME_LIMIT: Final = 100
 """Characters of the name of a metric or parameter."""
+WHOLE_LIMIT: Final = 2**63
+"""Whole numbers are below: Kubernetes and trackers hold no greater ones."""
+MOMENT_LIMIT: Final = 253_402_300_800.0
+"""Seconds since the epoch; moments are before: no calendar here goes beyond the year 9999."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +221,7 @@ _WHOLE: Final = frozenset(
         "figures",
     }
 )
+_MOMENT: Final = frozenset({"at", "committed_at"})
 _TEXT: Final = frozenset({"uri", "text", "kept", "why", "about"})
 _DECIMAL: Final = frozenset({"loss", "grad_norm"})
 _OPTIONAL: Final = _DECIMAL | {
@@ -258,15 +263,19 @@ def _fits(name: str, value: Any) -> bool:
         return isinstance(value, list) and all(_is_step(*one) for one in value)  # TypeError when it is no triple
     if name in _DECIMAL:
         return isinstance(value, str) and float(value) is not None  # ValueError when it is no number
-    if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else (int, float)):
+    if name in _WHOLE:
+        return type(value) is int and 0 <= value < WHOLE_LIMIT
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return math.isfinite(value)
+    return 0 <= value < MOMENT_LIMIT if name in _MOMENT else math.isfinite(value)
 
 
 def _is_step(step: Any, at: Any, values: Any) -> bool:
-    return type(step) is int and _fits("at", at) and _maps(values, float)
+    return _fits("step", step) and _fits("at", at) and _maps(values, float)
 
 
 def _maps(value: Any, fits: Callable[[Any], object]) -> bool:
     """Whether it maps names to strings that `fits` takes; ValueError where it doesn't."""
-    return isinstance(value, dict) and all(isinstance(one, str) and fits(one) is not None for one in value.values())
+    return isinstance(value, dict) and all(
+        len(name) <= NAME_LIMIT and isinstance(one, str) and fits(one) is not None for name, one in value.items()
+    )

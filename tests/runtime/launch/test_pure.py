@@ -383,6 +383,17 @@ def test_reports_come_back_as_they_went(message: report.Message) -> None:
         {"kind": "Progress", "rank": 0, "step": 1, "loss": "low"},
         {"kind": "Progress", "rank": 0, "step": 1, "mfu": float("nan")},
         {"kind": "Progress", "rank": True, "step": 1},
+        {"kind": "Progress", "rank": 0, "step": 2**63},
+        {"kind": "Progress", "rank": 0, "step": -1},
+        {
+            "kind": "CheckpointCommitted",
+            "rank": 0,
+            "step": 1,
+            "uri": "u",
+            "seconds": 1,
+            "bytes": 1,
+            "committed_at": 1e12,
+        },
         {"kind": "Warned", "rank": 0, "text": None},
     ],
 )
