@@ -21,6 +21,7 @@ _WAITS: Final = re.compile(
 )
 """Calls of a rank that waits for others: in a collective, or in the backward pass that has them."""
 
+_LOADS: Final = re.compile(r"torch/utils/data/|torchdata/")
 _COMPILES: Final = re.compile(r"torch/_(dynamo|inductor|functorch)/|/triton/")
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+|\?+) in (?P<function>\S+)')
 
@@ -95,18 +96,25 @@ def judge(workers: Sequence[Examined]) -> Ended:
         crash=True,
         step=first.step,
         traceback="\n".join(first.stack.split("\n")[:STACK_LINES]),
-        signature=_signature(first),
+        signature=_signature(first) if len(found) < len(ranks) or len(ranks) == 1 else "",
         suspect=len(found) < len(ranks),
     )
 
 
 def _signature(seen: RankSeen) -> str:
-    """By which the same hang is known again, where the script itself stands still: what it was at, and the place.
+    """By which the same hang is known again, and ends the job as the script's own error: what it was at, and the place.
+    "" where it may be well the next time.
 
-    "" for one that waits for the network or the store, which may be well the next time.
+    Only a rank whose main thread runs, in an endless loop, is surely held up by nothing but the script. One that sleeps
+    (S, D, T) waits for something, and its place tells for what but not why. At `for batch in loader` every hang of a
+    data loader looks the same, `queue.get` in `_try_get_data`, whether its workers are locked up for good or a file
+    system is away; a read from NFS waits in state D, one from FUSE or a socket in S. Called the script's, two such
+    stalls would end the job for a night; called unknown, a real deadlock costs one or two restarts more, within its
+    limit. Nor is a place known where all ranks of several are alike: for a collective on the GPU they spin at
+    `loss.item()`.
     """
     frame = _place(seen)
-    if frame is None or seen.section in _OURS or _waits(seen.stack):
+    if frame is None or seen.state != "R" or seen.section in _OURS or _waits(seen.stack):
         return ""
     return f"hang ({seen.section}) at {PurePath(frame['file']).name}:{frame['line']} in {frame['function']}"
 
@@ -140,7 +148,10 @@ def _doing(seen: RankSeen) -> str:
         stopped, waits = "is stopped by a signal (SIGSTOP)", "waits in the kernel (state D), for a disk or a device"
         return f" and {waits if seen.state == 'D' else stopped}"
     frame = _place(seen)
-    return f", at {frame['file']}:{frame['line']} in {frame['function']}" if frame is not None else ""
+    if frame is None:
+        return ""
+    loads = ", where it waits for its data loader" if _LOADS.search(seen.stack[: frame.start()]) else ""
+    return f", at {frame['file']}:{frame['line']} in {frame['function']}{loads}"
 
 
 def _remedy(seen: RankSeen) -> str:

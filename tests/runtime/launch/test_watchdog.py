@@ -237,6 +237,16 @@ WAITS = """\
 LOOPS = '  File "/app/model.py", line 31 in forward\n  File "/app/train.py", line 6 in main'
 
 
+LOADS = """\
+  File "/usr/lib/python3.11/selectors.py", line 415 in select
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 947 in wait
+  File "/usr/lib/python3.11/multiprocessing/queues.py", line 113 in get
+  File "/x/site-packages/torch/utils/data/dataloader.py", line 1275 in _try_get_data
+  File "/x/site-packages/torch/utils/data/dataloader.py", line 732 in __next__
+  File "/muster/lib/muster_runtime/data/loader.py", line 190 in batches
+  File "/app/train.py", line 5 in main"""
+
+
 def seen(rank: int, section: str = "step", step: int = 16, state: str = "S", stack: str = WAITS) -> RankSeen:
     limit = section if section in ("start", "evaluation", "checkpoint") else "step"
     return RankSeen(rank, section, step, 31.2, limit, state, stack)
@@ -287,21 +297,39 @@ def test_a_stopped_rank_is_overdue_wherever_it_is() -> None:
 @pytest.mark.parametrize(
     ("culprit", "known_by"),
     [
-        (seen(0, stack=LOOPS), "hang (step) at model.py:31 in forward"),
-        (seen(0, "evaluation", stack=LOOPS), "hang (evaluation) at model.py:31 in forward"),
-        (seen(0), ""),
-        (seen(0, "checkpoint", stack=LOOPS), ""),
+        (seen(0, state="R", stack=LOOPS), "hang (step) at model.py:31 in forward"),
+        (seen(0, "evaluation", state="R", stack=LOOPS), "hang (evaluation) at model.py:31 in forward"),
+        (seen(0, state="R"), ""),
+        (seen(0, "checkpoint", state="R", stack=LOOPS), ""),
         (seen(0, state="T", stack=""), ""),
+        (seen(0, state="D", stack=LOOPS), ""),
+        (seen(0, state="S", stack=LOOPS), ""),
+        (seen(0, state="S", stack=LOADS), ""),
     ],
-    ids=["loops", "evaluates", "waits for others", "waits for the store", "stopped"],
+    ids=["loops", "evaluates", "others", "the store", "stopped", "a disk", "a mount or a socket", "a data loader"],
 )
-def test_a_hang_is_known_again_by_its_place_where_the_script_itself_stands_still(
+def test_a_hang_is_known_again_by_its_place_only_where_the_script_waits_for_nothing(
     culprit: RankSeen, known_by: str
 ) -> None:
     found = hang.judge([Examined(0, True, (culprit,))])
     assert found.signature == known_by
     told = verdict.followed(replace(found, alike=2), 0)
     assert (told.cause, told.signature, told.alike) == (Cause.HANG, known_by, 2)
+
+
+def test_where_all_spin_for_a_collective_on_the_gpu_the_hang_is_not_the_scripts() -> None:
+    spinning = '  File "/app/train.py", line 9 in main'  # at loss.item()
+    ranks = tuple(seen(rank, state="R", stack=spinning) for rank in range(4))
+    assert hang.judge([Examined(0, True, ranks)]).signature == ""
+    behind = replace(ranks[2], step=15)
+    assert (
+        hang.judge([Examined(0, True, (*ranks[:2], behind, ranks[3]))]).signature == "hang (step) at train.py:9 in main"
+    )
+
+
+def test_who_waits_for_data_is_told_so() -> None:
+    message = hang.judge([Examined(0, True, (seen(0, stack=LOADS), seen(1)))]).message
+    assert "31 s, at /app/train.py:5 in main, where it waits for its data loader; the others wait for it." in message
 
 
 def test_where_nobody_stands_out_all_are_told() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gangs import run_gang
 
-from muster_protocol.launcher_api import RankSeen
+from muster_protocol.launcher_api import Examined, RankSeen
 from muster_runtime.control import ControlWriter
 from muster_runtime.launch import captures, hang
 from muster_runtime.pulse import PulseReader, Section
@@ -84,11 +84,11 @@ for step, (x,) in session.steps(10, loader):
 """
 
 
-def run(tmp_path: Path, script: str, reached: int = 0) -> tuple[Path, PulseReader]:
+def run(tmp_path: Path, script: str, reached: int = 0, begin: str = BEGIN) -> tuple[Path, PulseReader]:
     folder, path = tmp_path / "run", tmp_path / "script.py"
     folder.mkdir()
     control, reader = ControlWriter(folder), PulseReader(folder, 2, reached)
-    path.write_text(BEGIN + script)
+    path.write_text(begin + script)
     environment = {"MUSTER_RUN_DIR": str(folder), "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/checkpoints"}
     run_gang(path, tmp_path / "out", 2, environment, seconds=60).check()
     control.close()
@@ -141,3 +141,45 @@ def test_who_waits_is_told_from_who_loops(tmp_path: Path, hangs: str) -> None:
     assert "in loop_for_ever" in seen[1].stack
     if seen[0].section == "step":
         assert [one.rank for one in hang.suspects([seen[1], seen[0]])] == [1]
+
+
+LOADING = """
+import multiprocessing
+session.rank or os.mkfifo(folder / "away")
+def read(self, at):
+    if session.step >= 3 and session.rank == 1:
+        (folder / "away").read_bytes()
+    return TensorDataset.__getitem__(self, at)
+Slow.__getitem__ = read
+def look():
+    while session.step < 3:
+        time.sleep(0.01)
+    time.sleep(1.0)
+    seen = asyncio.run(captures.capture({session.rank: os.getpid()}, folder))[session.rank]
+    (folder / f"seen-{session.rank}").write_text(captures.state(os.getpid()) + captures.main_thread(seen))
+    while not all((folder / f"seen-{rank}").exists() for rank in (0, 1)):
+        time.sleep(0.01)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    os._exit(0)
+threading.Thread(target=look).start()
+for step, (x,) in session.steps(12, loader):
+    train(x)
+"""
+
+
+@pytest.mark.parametrize(("workers", "told"), [(1, ", where it waits for its data loader;"), (0, " in read;")])
+def test_a_source_of_data_that_gives_nothing_twice_is_not_the_scripts_error(
+    tmp_path: Path, workers: int, told: str
+) -> None:
+    """Torch's own frames: with workers they are the same, whatever holds these up."""
+    begin = BEGIN.replace("batch_size=4", f"batch_size=4, num_workers={workers}")
+    folder, reader = run(tmp_path, LOADING, begin=begin)
+    seen = []
+    for rank in (0, 1):
+        beat, text = reader.read(rank), (folder / f"seen-{rank}").read_text()
+        assert beat is not None
+        seen.append(RankSeen(rank, beat.section.name.lower(), beat.step, 1.0, "step", text[:1], text[1:]))
+    found = hang.judge([Examined(0, True, tuple(seen))])
+    assert (found.rank, found.signature) == (1, ""), seen
+    assert told in found.message
