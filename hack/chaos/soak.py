@@ -170,7 +170,7 @@ def soak(plan: Plan) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hack.chaos.soak", description="Many gangs and many faults.")
     parser.add_argument("--jobs", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=600, help="of each job, half a second each")
+    parser.add_argument("--steps", type=int, default=760, help="of each job, half a second each")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two faults")
     parser.add_argument("--minutes", type=float, default=45.0, help="after which jobs that have not ended are wrong")
     parser.add_argument("--seed", type=int, default=1)

@@ -13,7 +13,7 @@ import pytest
 from hack.chaos import journal
 from hack.chaos.measure import Losses, compare
 from hack.chaos.recipe import Recipe
-from hack.chaos.rows import ROWS
+from hack.chaos.rows import REFERENCE_STEPS, ROWS
 from hack.chaos.run import Struck, strike
 from hack.chaos.stage import Stage
 from hack.demo.kube import Json, Kube
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from conftest import World
 
 SEED = 1
-REFERENCE_STEPS = 800
 GANG = Recipe(steps=100_000, pace=0.1, spec={"hang": {"step": "15s"}, "restart": {"limit": 2}})
 """It trains until it is deleted. Two of its faults at most are the script's."""
 FAULTS = {
