@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -80,12 +80,18 @@ def _print_summary(cluster: api.Cluster, kwok: int) -> None:
 
 
 def _down(arguments: argparse.Namespace) -> int:
-    wanted = api.names() if arguments.all else [arguments.name]
-    progress = Progress()
+    there, progress = api.names(), Progress()
+    if not arguments.all and arguments.name not in there:
+        print(f"there is no cluster {arguments.name} to take down; there {_listed(there)}")
+    wanted = there if arguments.all else [name for name in there if name == arguments.name]
     for name in wanted:
         with progress.part(f"take cluster {name} down"):
             api.down(name)
     return 0
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"is {', '.join(names)}" if names else "is none"
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -93,7 +93,10 @@ def report_(
     if intervals and source is not None and source.name == "ENVIRONMENT":
         database = None  # who names files means them
     if (database is None) == (not intervals):
-        _fail(f"give either --intervals FILE or --database URL, which {HISTORY_URL} may hold")
+        _fail(
+            f"give either --intervals FILE, of exported rows, or --database URL, of the operator's history, which "
+            f"{HISTORY_URL} may hold; docs/cost.md has an example of each"
+        )
     charged = _catalogue(prices, region, list_prices)
     if prices is not None and charged.problems:  # where only stdout is kept, nobody would see them
         _fail(
@@ -134,6 +137,13 @@ def _files(intervals: list[Path], pools: list[Path], month: str | None) -> tuple
         rows.read(_text(path).splitlines(), str(path), kind="pool", into=found)
     begun = [row.begins for row in found.intervals] + [row.begins for row in found.pools]
     begins, ends = month_named(month) if month else (min(begun, default=now), now)
+    names = ", ".join(str(path) for path in (*intervals, *pools))
+    periods = found.periods()
+    if not periods:
+        raise ValueError(f"{names}: no row tells of GPUs or storage, so there is nothing to bill; see docs/cost.md")
+    if not any(row[0] < ends and (row[1] is None or row[1] > begins) for row in periods):
+        first, last = min(row[0] for row in periods), max(row[1] or now for row in periods)
+        raise ValueError(f"{names}: nothing is told of {month}, but from {first:%Y-%m-%d} to {last:%Y-%m-%d}")
     return found, begins, min(ends, now)
 
 
@@ -142,13 +152,15 @@ def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, dat
     # Here, since the other commands do without a database's libraries.
     from sqlalchemy.exc import SQLAlchemyError
 
-    from muster.telemetry.history.database import BadUrl, OldTables
+    from muster.telemetry.history.database import BadUrl, OldTables, shown
     from muster.telemetry.history.database import parse as parse_url
     from muster.telemetry.history.reading import Reader
 
-    begins, ends = month_named(month or month_of(datetime.now(timezone.utc)))
+    asked = month or month_of(datetime.now(timezone.utc))
+    begins, ends = month_named(asked)
     try:
-        reader = Reader(parse_url(database))
+        url = parse_url(database)
+        reader = Reader(url)
     except BadUrl as error:
         raise ValueError(f"--database: {error}") from None
     try:
@@ -164,11 +176,13 @@ def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, dat
     except OldTables as error:
         raise ValueError(f"cannot read the history: {error}") from None
     except SQLAlchemyError as error:
-        raise ValueError(
-            f"cannot read the history: {getattr(error, 'orig', None) or error}; check --database"
-        ) from None
+        told = getattr(error, "orig", None) or error
+        raise ValueError(f"cannot read the history at {shown(url)}: {told}; check --database") from None
     finally:
         reader.close()
+    if not found.periods():
+        until = f"it was written until {seen_at:%Y-%m-%d %H:%M} UTC" if seen_at else "nobody has written to it yet"
+        raise ValueError(f"the history at {shown(url)} tells of nothing in {asked}; {until}; choose another --month")
     return found, begins, min(ends, seen_at or begins)
 
 
@@ -239,7 +253,9 @@ def check(
     own = given.own
     count = len(given.flat) + len(own.gpus) + len(own.storage) + len(own.transfer)
     typer.echo(f"{file}: {len(found.problems)} problems, {count} prices in {found.currency}")
-    raise typer.Exit(1 if found.problems else 0)
+    if not count and not found.problems:
+        note(f"{file} names no price, so only public list prices would hold; docs/cost.md shows what to write")
+    raise typer.Exit(1 if found.problems or not count else 0)
 
 
 def _catalogue(path: Path | None, region: str, list_prices: bool) -> Catalogue:

@@ -47,7 +47,7 @@ def reconcile(
     """
     from sqlalchemy.exc import SQLAlchemyError
 
-    from muster.telemetry.history.database import BadUrl, OldTables, parse
+    from muster.telemetry.history.database import BadUrl, OldTables, parse, shown
     from muster.telemetry.history.reading import Reader
     from muster.telemetry.history.rows import Storage
     from muster.telemetry.history.upserts import tell
@@ -84,7 +84,7 @@ def reconcile(
         raise typer.Exit(2) from None
     except SQLAlchemyError as error:
         told = getattr(error, "orig", None) or error
-        note(f"cannot read or write the history: {told}; check --database")
+        note(f"cannot read or write the history at {shown(url)}: {told}; check --database")
         raise typer.Exit(2) from None
     typer.echo(f"{len(known)} looked at, {len(found)} changed{', nothing written' if dry_run else ''}")
     raise typer.Exit(1 if failed else 0)

@@ -6,7 +6,7 @@ One object serves the asyncio client, the Lease's thread and kopf, so that all t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -120,21 +120,39 @@ class Credentials:
 def _user(path: Path, context: str) -> dict[str, Any]:
     """The user of the context. Raises ValueError for what the client library could only say of that it fails on it: a
     file that is no kubeconfig, or a context that there is not."""
-    documents = []
-    for part in (Path(one).expanduser() for one in str(path).split(os.pathsep) if one):
-        if part.exists():
-            documents.append(yaml.safe_load(part.read_text()))
-            if not isinstance(documents[-1], dict):
-                raise ValueError(f"{part} is no kubeconfig, which begins with `apiVersion: v1` and `kind: Config`")
+    parts = (Path(one).expanduser() for one in str(path).split(os.pathsep) if one)
+    documents = [_document(part) for part in parts if part.exists()]
     current = next((document["current-context"] for document in documents if document.get("current-context")), "")
-    contexts = {one["name"]: one["context"] for document in documents for one in document.get("contexts") or ()}
+    contexts = _named(documents, "context")
     name = context or current
     if not name:
         raise ValueError(f"it names no current-context; give --context, {there_are('', contexts)}")
     if name not in contexts:
         raise ValueError(f"there is no context {name!r}; {there_are(name, contexts)}")
-    users = {one["name"]: one["user"] for document in documents for one in document.get("users") or ()}
-    return users.get(contexts[name].get("user")) or {}
+    return _named(documents, "user").get(str(contexts[name].get("user")), {})
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """What one file says. Raises ValueError."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+        raise ValueError(f"{where} is no YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"{path} is no kubeconfig, which begins with `apiVersion: v1` and `kind: Config`")
+    return document
+
+
+def _named(documents: Sequence[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
+    """Contexts or users by their names; the first that has a name counts. Raises ValueError."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in (one for document in documents for one in document.get(f"{kind}s") or ()):
+        if not isinstance(one, dict) or "name" not in one or not isinstance(one.get(kind) or {}, dict):
+            raise ValueError(f"an entry of its {kind}s is not of the form `- name: NAME` with `{kind}: {{...}}`")
+        found.setdefault(one["name"], one.get(kind) or {})
+    return found
 
 
 def _silent(plugin: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -83,6 +84,7 @@ class Operator:
     async def run(self) -> int:
         """Raises CredentialsError when no API server is configured, OSError when the HTTP port is taken."""
         settings = self._settings
+        allow_open_files()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
@@ -320,6 +322,13 @@ async def _missing_crds(api: Api) -> str:
         return "the CRDs are not installed"
     missing = {kind.plural for kind in KINDS} - {item["name"] for item in found.get("resources") or []}
     return f"the CRDs of {', '.join(sorted(missing))} are not installed" if missing else ""
+
+
+def allow_open_files() -> None:
+    """As many as the hard limit lets: each launcher that is asked and each reader of the API takes a socket, and many
+    systems begin with 1,024 for a process."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _end_at_once(why: str) -> None:

@@ -194,7 +194,7 @@ def test_a_jobs_status_and_the_ledger_say_the_same() -> None:
         ("[]", "is no object"),
         ('{"kind": "guess"}', "there is no kind 'guess'; there are interval, job"),
         ('{"job": "a"}', "interval.attempt"),
-        ('{"kind": "job", "uid": "a", "team": "b"}', "job has no team; it has uid"),
+        ('{"kind": "job", "uid": "a", "team": "b"}', "rows of kind 'job' have no field 'team'; they have uid"),
         (
             '{"kind": "pool", "gpu_type": "H100", "capacity": "spot", "gpus": -1, "begins": "2026-11-01T00:00:00Z"}',
             "negative",
@@ -230,12 +230,31 @@ def test_a_line_that_is_no_row_says_which_and_why(line: str, said: str, tmp_path
         (["--intervals", "/nowhere"], "cannot read /nowhere: No such file"),
         (["--intervals", str(EXAMPLE / "october.jsonl"), "--month", "2026-13"], "'2026-13' is no month"),
         (["--intervals", str(EXAMPLE / "october.jsonl"), "--by", "team"], "nothing is grouped by 'team'"),
-        ([], "give either --intervals FILE or --database URL"),
+        ([], "docs/cost.md has an example of each"),
+        (
+            ["--intervals", str(EXAMPLE / "october.jsonl"), "--month", "2026-01", "--format", "csv"],
+            "october.jsonl: nothing is told of 2026-01, but from 2026-09-30 to ",
+        ),
+        (["--intervals", "/dev/null"], "/dev/null: no row tells of GPUs or storage"),
     ],
 )
 def test_what_was_asked_wrongly_is_said(arguments: list[str], said: str) -> None:
     found = run("cost", "report", *arguments)
-    assert (found.exit_code, said in found.stderr) == (2, True), found.stderr
+    assert (found.exit_code, said in found.stderr, found.stdout) == (2, True, ""), found.stderr
+
+
+def test_a_month_that_the_history_does_not_know_is_no_bill_of_nothing(tmp_path: Path) -> None:
+    url, moment = f"sqlite:///{tmp_path}/history.db", datetime(2026, 10, 2, tzinfo=timezone.utc)
+    engine = engine_of(parse_url(url), writes=True)
+    with engine.begin() as connection:
+        migrate(connection)
+        term = take_over(connection, "one", moment, moment)
+        write(connection, term, [(1, PoolInterval("H100", "spot", 10, moment, moment + timedelta(hours=1)))])
+    engine.dispose()
+    assert run("cost", "report", "--database", url, "--month", "2026-10").exit_code == 0
+    found = run("cost", "report", "--database", url, "--month", "2026-09", "--format", "json")
+    told = f"{tmp_path}/history.db tells of nothing in 2026-09; it was written until 2026-10-02 00:00 UTC"
+    assert (found.exit_code, found.stdout, told in found.stderr) == (2, "", True), found.stderr
 
 
 def test_a_database_may_be_named_by_a_variable_and_files_go_before_it(tmp_path: Path) -> None:
@@ -294,7 +313,10 @@ def test_the_history_gives_the_same_report_and_what_goes_on_is_counted_as_far_as
 
 @pytest.mark.parametrize(
     ("url", "said"),
-    [("mysql://x", "--database: mysql is not supported"), ("sqlite:////nowhere/x.db", "cannot read the history")],
+    [
+        ("mysql://x", "--database: mysql is not supported"),
+        ("sqlite:////nowhere/x.db", "cannot read the history at /nowhere/x.db: unable"),
+    ],
 )
 def test_a_database_that_is_none_or_is_away_is_said(url: str, said: str) -> None:
     found = run("cost", "report", "--database", url)
@@ -323,6 +345,9 @@ def test_prices_check_tells_what_is_wrong_in_a_file_and_in_values(tmp_path: Path
     assert (found.exit_code, found.stdout.strip()) == (1, f"{file}: 1 problems, 1 prices in USD")
     assert "cost.catalogue: gpus[0].capacity: is missing; write one of on-demand" in found.stderr
     assert run("prices", "check", str(EXAMPLE / "prices.yaml")).exit_code == 0
+    file.write_text("{}")
+    found = run("prices", "check", str(file))
+    assert (found.exit_code, "names no price" in found.stderr) == (1, True)
 
 
 def test_prices_list_shows_what_holds_and_whence() -> None:

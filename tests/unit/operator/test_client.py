@@ -366,9 +366,12 @@ async def test_a_missing_or_broken_kubeconfig_is_said_in_one_sentence(
 ) -> None:
     with pytest.raises(CredentialsError, match="there is no kubeconfig"):
         await Credentials(tmp_path / "none").load()
-    (tmp_path / "bad").write_text("[")
-    with pytest.raises(CredentialsError, match="cannot be used"):
+    (tmp_path / "bad").write_text("a: 1\nb: [")
+    with pytest.raises(CredentialsError, match=r"bad:2 is no YAML: expected [^\n]*; give --kubeconfig"):
         await Credentials(tmp_path / "bad").load()
+    (tmp_path / "half").write_text("contexts: [{name: x, context: 1}]\ncurrent-context: x\n")
+    with pytest.raises(CredentialsError, match="an entry of its contexts is not of the form"):
+        await Credentials(tmp_path / "half").load()
     (tmp_path / "empty").write_text("{}")
     with pytest.raises(CredentialsError, match="cannot be used"):
         await Credentials(tmp_path / "empty").load()

@@ -18,8 +18,8 @@ from muster_protocol.durations import format_duration
 from muster_protocol.idleness import MINUTE, Idleness
 from muster_protocol.launcher_api import Phase
 
-FRESH: Final = 120.0
-"""Seconds for which a launcher's answer holds."""
+FRESH: Final = 300.0
+"""Seconds for which a launcher's answer holds. Of ten thousand calm gangs each is asked every 200 s (`questions`)."""
 
 _GO_ON: Final = (
     "it goes on from its checkpoint when its spec changes: mend it, or set health.idle to false; or set spec.suspend "

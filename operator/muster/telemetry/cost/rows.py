@@ -41,6 +41,11 @@ class Rows:
     parts: list[AttemptParts] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)
 
+    def periods(self) -> list[tuple[datetime, datetime | None]]:
+        """From when to when each row tells of something that is charged; None where it goes on."""
+        rows: list[Interval | PoolInterval | Stored] = [*self.intervals, *self.pools, *self.stored]
+        return [(row.begins, row.ends) for row in rows]
+
     def add(self, row: Entry) -> None:
         if isinstance(row, Interval):
             self.intervals.append(row)
@@ -86,8 +91,10 @@ def _row(line: str, kind: str) -> Entry:
         raise UnreadableRow(f"there is no kind {kind!r}; there are {', '.join(_KINDS)}")
     unknown = set(raw) - set(_KINDS[kind].__dataclass_fields__)
     if unknown:
-        fields = ", ".join(_KINDS[kind].__dataclass_fields__)
-        raise UnreadableRow(f"{kind} has no {', '.join(sorted(unknown))}; it has {fields}")
+        named = ", ".join(repr(name) for name in sorted(unknown))
+        raise UnreadableRow(
+            f"rows of kind {kind!r} have no field {named}; they have {', '.join(_KINDS[kind].__dataclass_fields__)}"
+        )
     try:
         row: Entry = adapter.validate_python(raw)
     except ValidationError as error:

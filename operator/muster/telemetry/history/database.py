@@ -50,6 +50,11 @@ def parse(text: str) -> URL:
     return url.set(drivername=_DRIVERS[kind])
 
 
+def shown(url: URL) -> str:
+    """For people: the file of SQLite, or the URL without its password."""
+    return str(url.database) if url.drivername.startswith("sqlite") else url.render_as_string(hide_password=True)
+
+
 def engine_of(url: URL, *, writes: bool) -> Engine:
     """Connections are made when they are needed. `writes`: a transaction takes SQLite's write lock when it begins, and
     SQLite makes the file where there is none."""
