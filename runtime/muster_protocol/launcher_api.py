@@ -2,7 +2,8 @@
 
 Every launcher serves it on `MUSTER_PORT`. All paths but `/metrics` and `/healthz` need the job's token, as
 `Authorization: Bearer TOKEN` or as `X-Muster-Token: TOKEN` (the API server's pod proxy keeps Authorization for itself).
-Bodies are JSON objects, made and read by the dataclasses here.
+Bodies are JSON objects, made and read by the dataclasses here. A launcher says of which generation it is
+(`X-Muster-Generation`); another generation's answers 409, whatever it is asked: an address may be another pod's by now.
 
     GET  /healthz            200 while the launcher lives
     GET  /metrics            Prometheus text
@@ -13,7 +14,8 @@ Bodies are JSON objects, made and read by the dataclasses here.
                              202 when it is not complete after JOIN_HOLD_SECONDS: ask again at once;
                              403 for a pod UID outside the membership, 409 for another generation;
                              410 with Ended when the gang ended before it was complete
-    POST /v1/stop            Stop -> 202; relayed to the whole gang by the launcher that gets it; 403 as for /v1/restart
+    POST /v1/stop            Stop -> 202; relayed to the whole gang by the launcher that gets it, and a relayed one that
+                             comes late, of an older incarnation, is ignored; 403 as for /v1/restart
     POST /v1/heartbeat       Heartbeat -> GangState; every launcher calls index 0, by `heartbeat_seconds`
     POST /v1/ended           Ended -> GangState; a launcher tells index 0 that its ranks ended, and learns who was first
     POST /v1/restart         Restart -> 202; index 0 tells the others to end their ranks and to join again;
@@ -62,6 +64,9 @@ RELAYED_HEADER: Final = "X-Muster-Relayed"
 
 POD_HEADER: Final = "X-Muster-Pod"
 """The pod UID of the launcher that calls. The operator's calls are without it."""
+
+GENERATION_HEADER: Final = "X-Muster-Generation"
+"""Of the gang of the launcher that calls. The operator's calls are without it."""
 
 JOIN_HOLD_SECONDS: Final = 20.0
 """How long index 0 keeps one call to the barrier open."""
@@ -216,12 +221,15 @@ class MemoryTier:
 class Stop:
     """Ask the gang to stop at an agreed step, with a checkpoint where the script can make one.
 
-    `told` is the index of the worker whose pod was told, where only one was; None: the gang is meant.
+    Attributes:
+        told: the index of the worker whose pod was told, where only one was; None: the gang is meant.
+        incarnation: of the gang as the launcher that passes this on knows it; 0: the operator asks, or nobody knows.
     """
 
     reason: StopReason
     grace_seconds: float
     told: int | None = None
+    incarnation: int = 0
 
 
 @dataclass(frozen=True)

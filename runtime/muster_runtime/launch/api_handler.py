@@ -107,6 +107,9 @@ class ApiHandler:
         if route is None:
             known = {path for _, path in self._routes}
             return _text(405 if request.path in known else 404, f"no {request.method} {request.path} here")
+        generation = request.headers.get(api.GENERATION_HEADER.lower(), "")
+        if generation not in ("", str(self._own.generation)):
+            return _text(409, f"this launcher is of generation {self._own.generation}, not {generation}")
         caller = request.headers.get(api.POD_HEADER.lower(), "")
         if request.path in _FENCED and caller and self._roll.excludes(caller):
             return _text(403, f"pod {caller} is not of this gang any more")
@@ -154,7 +157,11 @@ class ApiHandler:
             raise ValueError("grace_seconds has to be a number")
         if stop.told is not None and not isinstance(stop.told, int):
             raise ValueError("told has to be an index, or null")
-        if self._state.ask_stop(stop) and api.RELAYED_HEADER.lower() not in request.headers:
+        if type(stop.incarnation) is not int:
+            raise ValueError("incarnation has to be a number")
+        if api.RELAYED_HEADER.lower() in request.headers:
+            self._state.hear_stop(stop)
+        elif self._state.ask_stop(stop):
             self._gang.spread()
         return Response(202)
 

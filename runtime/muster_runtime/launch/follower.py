@@ -100,11 +100,12 @@ class Follower:
 
     async def assemble(self, preflight: asyncio.Future[None] | None) -> Release:
         """Returns when index 0 lets the gang go. Raises Over."""
-        patience = _Patience(REJOIN_SECONDS if self._released else self._config.first_wait[0], self._state.clock)
+        state = self._state
+        patience = _Patience(REJOIN_SECONDS if self._released else self._config.first_wait[0], state.clock)
         while True:
             self._raise_if_over()
             if self._lost is not None and not self._replaced(self._lost_uid):
-                await self._state.wait(min(1.0, self._lost_until - self._state.clock()))
+                await state.wait(min(1.0, self._lost_until - state.clock()))
                 continue
             status, body = await self._join_once(patience)
             if status in (200, 202):
@@ -112,6 +113,7 @@ class Follower:
             if status == 200:
                 release = api.decode(Release, body)
                 self._released, self._incarnation = True, release.incarnation
+                state.incarnation = max(state.incarnation, release.incarnation)
                 self._leader_uid = release.leader_uid
                 return release
             if status == 410:
@@ -119,7 +121,7 @@ class Follower:
             why = patience.spent()
             if why and self._lost is None:
                 raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, why))
-            await self._state.wait(patience.pause())
+            await state.wait(patience.pause())
 
     async def _join_once(self, patience: _Patience) -> tuple[int, bytes]:
         named, state = self._roll.of(0), self._state
@@ -180,7 +182,7 @@ class Follower:
             message = f"index 0 (pod {self._leader_uid}) is lost: it {why}"
             self._lost = Ended(0, exits.EXIT_INFRASTRUCTURE, Cause.INFRASTRUCTURE.value, message)
             self._lost_uid, self._lost_until = self._leader_uid, self._state.clock() + self._config.replace_seconds
-            self._state.ask_restart(Restart(self._incarnation + 1, self._lost))
+            self._state.ask_restart(Restart(self._incarnation + 1, self._lost), guessed=True)
             self._state.tell()
 
     def _found(self) -> None:

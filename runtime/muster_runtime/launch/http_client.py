@@ -21,12 +21,13 @@ class Unreachable(Exception):
 
 
 class Client:
-    """Calls to port `port` of other launchers with the job's token, from the pod `pod_uid`."""
+    """Calls to port `port` of other launchers with the job's token, from the pod `pod_uid` of `generation`."""
 
-    def __init__(self, port: int, token: str, pod_uid: str) -> None:
+    def __init__(self, port: int, token: str, pod_uid: str, generation: int) -> None:
         self.port = port
         self._token = token
         self._pod_uid = pod_uid
+        self._generation = generation
         self._addresses = Addresses()
 
     async def call(
@@ -69,6 +70,7 @@ class Client:
                 "Host": f"{host}:{self.port}",
                 launcher_api.TOKEN_HEADER: self._token,
                 launcher_api.POD_HEADER: self._pod_uid,
+                launcher_api.GENERATION_HEADER: str(self._generation),
                 "Content-Type": "application/json",
                 "Content-Length": str(len(body)),
                 "Connection": "close",

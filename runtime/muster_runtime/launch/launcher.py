@@ -73,7 +73,7 @@ class Launcher:
         self._metrics = Metrics(config, self._gathered)
         self._ranks = Ranks(self._state.tell)
         self._hangs = Hangs(config, self._ranks, self._state)
-        self._client = Client(config.port, config.token, config.pod_uid)
+        self._client = Client(config.port, config.token, config.pod_uid, config.generation)
         self._gang: Leader | Follower = (
             Leader(config, self._client, self._state, self._roll, self._hangs)
             if config.leads

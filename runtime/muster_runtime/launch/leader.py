@@ -225,7 +225,7 @@ class Leader:
             self._roll.take_back(self._members[index].pod_uid)  # it may be the one that was lost
         self._lost.clear()
         seen = max(member.incarnation for member in self._members.values())
-        self._incarnation = max(self._incarnation, seen + 1, self._roll.incarnation())
+        self._incarnation = self._state.incarnation = max(self._incarnation, seen + 1, self._roll.incarnation())
         port = self._ports.free()
         counts = self._restarts
         counts.total = max(counts.total, *(member.restarts for member in self._members.values()))
@@ -330,7 +330,7 @@ class Leader:
         """Serves until the others have ended, so that nobody takes this end for a failure."""
         if self._release is None:
             if self._members:  # who is not at the barrier yet ends by itself when it knows
-                await self._relay(api.STOP_PATH, self._state.stop_left() or Stop(StopReason.PEER, 0.0))
+                await self._relay(api.STOP_PATH, self._state.stop_left() or self._end_all)
             until = self._state.clock() + (1.0 if self._config.workers > 1 else 0.0)  # held calls are answered at once
         elif facts.cause is Cause.SUCCEEDED:
             until = math.inf  # the others may have more to do; the watch ends the wait when they are lost
@@ -397,7 +397,7 @@ class Leader:
             self._settled = True
             told = "; ".join(filter(None, (first.message, str(refusal))))
             self._state.end(replace(first, message=told, alike=self._restarts.alike))
-            await self._relay(api.STOP_PATH, Stop(StopReason.PEER, 0.0))
+            await self._relay(api.STOP_PATH, self._end_all)
 
     def _restart(self, first: Ended) -> None:
         """Opens the barrier for the next incarnation of the gang. Refusal when it has to end instead."""
@@ -498,6 +498,10 @@ class Leader:
             self.spread()
 
     # ---------------------------------------------------------------------------------------------------- to the others
+
+    @property
+    def _end_all(self) -> Stop:
+        return Stop(StopReason.PEER, 0.0, incarnation=self._state.incarnation)
 
     async def _relay(self, path: str, message: Stop | Restart | None) -> None:
         """To all who have not ended; the next heartbeat tells those whom it doesn't reach."""

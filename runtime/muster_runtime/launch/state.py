@@ -30,6 +30,7 @@ class State:
         ending: another worker failed; end the ranks.
         first: the failure that came first, once that is known.
         restart: the newest incarnation that the gang was asked to go on as, or None.
+        incarnation: the newest that index 0 has named, by its release or by a restart; 0 before.
         lost: why index 0 is given up, or "".
         foreign: why this pod does not belong to the gang any more, or "".
     """
@@ -41,6 +42,7 @@ class State:
         self.ending = False
         self.first: Ended | None = None
         self.restart: Restart | None = None
+        self.incarnation = 0
         self.lost = ""
         self.foreign = ""
         self._changed = asyncio.Event()
@@ -88,6 +90,13 @@ class State:
         self.tell()
         return True
 
+    def hear_stop(self, stop: Stop) -> bool:
+        """A stop that another launcher passes on; one of an older incarnation counts for nothing, it comes late: the
+        gang went on since, without the pod that was told, and what is still meant index 0 says again with each
+        heartbeat. Whether this changed anything.
+        """
+        return not 0 < stop.incarnation < self.incarnation and self.ask_stop(stop)
+
     def end(self, first: Ended | None) -> bool:
         """The gang has to end. Whether this changed anything."""
         if self.ending and (first is None or self.first is not None):
@@ -97,8 +106,11 @@ class State:
         self.tell()
         return True
 
-    def ask_restart(self, restart: Restart) -> None:
-        """A stop that only a lost pod was told of goes with it: the others go on with another in its place."""
+    def ask_restart(self, restart: Restart, *, guessed: bool = False) -> None:
+        """A stop that only a lost pod was told of goes with it: the others go on with another in its place. `guessed`:
+        index 0 doesn't answer, and its number of the incarnation isn't known."""
+        if not guessed:
+            self.incarnation = max(self.incarnation, restart.incarnation)
         if self.restart is None or restart.incarnation > self.restart.incarnation:
             self.restart = restart
             if self.stop is not None and restart.first.is_loss and restart.first.index == self.stop.told:
@@ -112,7 +124,7 @@ class State:
         if gang.ended is not None:
             self.end(gang.ended)
         if gang.stop is not None:
-            self.ask_stop(gang.stop)
+            self.hear_stop(gang.stop)
 
     def give_up(self, why: str) -> None:
         self.lost = self.lost or why
@@ -126,4 +138,5 @@ class State:
         """The stop with what is left of its grace, to pass on."""
         if self.stop is None:
             return None
-        return replace(self.stop, grace_seconds=max(0.0, self.stop_deadline - self.clock()))
+        left = max(0.0, self.stop_deadline - self.clock())
+        return replace(self.stop, grace_seconds=left, incarnation=self.incarnation)

@@ -50,8 +50,12 @@ class Pod:
     def url(self, path: str) -> str:
         return f"http://{self.address}:{PORT}{path}"
 
-    def ask(self, method: str, path: str, body: bytes | None = None, token: str | None = TOKEN) -> tuple[int, bytes]:
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, token: str | None = TOKEN, **more: str
+    ) -> tuple[int, bytes]:
+        """`more` are headers, with `_` for `-`."""
         headers = {launcher_api.TOKEN_HEADER: token} if token else {}
+        headers |= {name.replace("_", "-"): value for name, value in more.items()}
         request = urllib.request.Request(self.url(path), data=body, method=method, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=5) as answer:

@@ -96,7 +96,7 @@ def test_a_host_that_was_never_found_is_told_as_dns_tells_it(dns: Dns, error: OS
 def test_what_no_host_can_be_called_is_told_at_once() -> None:
     async def scene() -> None:
         with pytest.raises(Unreachable, match="label"):
-            await Client(1, "token", "uid").call("GET", "a" * 64 + ".svc", "/", timeout=30)
+            await Client(1, "token", "uid", 1).call("GET", "a" * 64 + ".svc", "/", timeout=30)
 
     asyncio.run(scene())
 
@@ -119,7 +119,7 @@ def test_launchers_reach_each_other_while_dns_is_away(monkeypatch: pytest.Monkey
 
         here = str(socket.getaddrinfo("localhost", None, type=socket.SOCK_STREAM)[0][4][0])
         async with await asyncio.start_server(answer, here, 0) as server:
-            client = Client(server.sockets[0].getsockname()[1], "token", "uid")
+            client = Client(server.sockets[0].getsockname()[1], "token", "uid", 1)
             assert await client.call("GET", "localhost", "/", timeout=10) == (200, b"ok")
             monkeypatch.setattr(socket, "getaddrinfo", away)
             assert await client.call("GET", "localhost", "/", timeout=10) == (200, b"ok")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -109,6 +110,21 @@ def test_another_generation_is_refused(make_gang: MakeGang) -> None:
     assert facts.cause is Cause.RENDEZVOUS
     assert "generation" in facts.message
     assert leader.status().joined == 1
+
+
+def test_a_stop_of_another_generation_stops_nobody(make_gang: MakeGang) -> None:
+    """An address of the old gang may be a pod's of the new one, which has the same token."""
+    gang = make_gang(2)
+    leader = gang.pod(0, ["true"])
+    gang.eventually(leader.listens, "index 0 listens")
+    stale = gang.pod(1, ["true"], attempt=1, MUSTER_GENERATION="7")
+    gang.eventually(lambda: "index 0 refuses this pod" in stale.log(), "it calls index 0")
+    stale.signal(signal.SIGTERM)
+    assert stale.end().cause is Cause.PREEMPTED
+    assert "index 0 answered 409 to /v1/stop: this launcher is of generation 1, not 7" in stale.log()
+    assert leader.status().phase is api.Phase.JOINING
+    other = gang.pod(1, ["true"])
+    assert {pod.end().cause for pod in (leader, other)} == {Cause.SUCCEEDED}
 
 
 def test_a_stop_before_the_gang_is_complete_ends_every_pod_as_preempted(make_gang: MakeGang) -> None:

@@ -353,6 +353,70 @@ def test_a_stop_reaches_a_mapped_control_word_and_only_comes_nearer(tmp_path: Pa
     assert not ControlReader(None).stop_requested()
 
 
+def of(incarnation: int, told: int | None = 1) -> api.Stop:
+    return api.Stop(api.StopReason.PREEMPT, 10.0, told, incarnation)
+
+
+def lost(incarnation: int, index: int = 1) -> api.Restart:
+    return api.Restart(incarnation, api.Ended(index, 80, Cause.INFRASTRUCTURE.value))
+
+
+def test_a_stop_that_comes_after_the_gang_went_on_without_the_pod_that_was_told_is_ignored() -> None:
+    state = State()
+    state.incarnation = 1
+    assert state.hear_stop(of(1))
+    assert state.stop_left() is not None
+    state.ask_restart(lost(2))
+    assert state.stop is None
+    assert not state.hear_stop(of(1)), "it comes late"
+    state.adopt(api.GangState(of(1), restart=lost(2)))
+    assert state.stop is None
+    assert not state.hear_stop(api.Stop(api.StopReason.PEER, 0.0, incarnation=1))
+    assert not state.ending
+    assert state.hear_stop(of(2, told=0)), "of the newest"
+    assert state.stop is not None
+
+
+def test_a_stop_of_the_whole_gang_outlasts_a_restart() -> None:
+    """Index 0 holds it, and says it again as of the newest incarnation to who has ignored it."""
+    leader, other = State(), State()
+    leader.incarnation = other.incarnation = 1
+    assert leader.ask_stop(of(0, told=None))
+    late = leader.stop_left()
+    leader.ask_restart(lost(2))
+    other.ask_restart(lost(2))
+    assert late is not None
+    assert not other.hear_stop(late)
+    other.adopt(api.GangState(leader.stop_left(), restart=leader.restart))
+    assert other.stop is not None
+
+
+def test_a_stop_of_nobody_knows_which_incarnation_counts() -> None:
+    state = State()
+    state.ask_restart(lost(3))
+    assert state.hear_stop(of(0)), "the operator's, or an older launcher's"
+    state = State()
+    assert state.hear_stop(of(5)), "of a gang that goes on without a word to this launcher yet"
+
+
+def test_a_stop_is_passed_on_as_of_the_newest_incarnation() -> None:
+    state = State()
+    state.ask_stop(of(0, told=None))
+    state.ask_restart(lost(4))
+    left = state.stop_left()
+    assert left is not None
+    assert left.incarnation == 4
+    assert State().stop_left() is None
+
+
+def test_a_guess_of_the_next_incarnation_makes_nothing_old() -> None:
+    """Who takes index 0 for lost doesn't know how the gang goes on; index 0, back again, stops it."""
+    state = State()
+    state.incarnation = 1
+    state.ask_restart(lost(2, index=0), guessed=True)
+    assert state.hear_stop(of(1, told=None))
+
+
 @given(st.binary(max_size=300))
 def test_junk_on_the_report_socket_is_ignored(junk: bytes) -> None:
     assert report.decode(junk) is None

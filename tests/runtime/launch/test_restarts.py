@@ -63,6 +63,32 @@ def test_a_killed_rank_starts_the_gang_again_in_the_same_pods(make_gang: MakeGan
         assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 2, 1)
 
 
+def test_a_stop_of_the_incarnation_before_that_comes_late_stops_nobody(make_gang: MakeGang) -> None:
+    gang = make_gang(2, **ALLOWED)
+    leader, other = gang.all(gang.script(BEGIN + "until_end()\n"))
+    runs(gang, 1, 2)
+    os.kill(pid_of(gang, 1, 1), signal.SIGKILL)
+    runs(gang, 2, 2)
+    from_leader = {"X_Muster_Relayed": "1", "X_Muster_Pod": leader.uid, "X_Muster_Generation": "1"}
+    for reason in (api.StopReason.PREEMPT, api.StopReason.PEER):
+        late = api.encode(api.Stop(reason, 20, told=1, incarnation=1))
+        assert other.ask("POST", api.STOP_PATH, late, **from_leader)[0] == 202
+    assert other.status().phase is api.Phase.RUNNING
+    (gang.folder / "end").touch()
+    assert {pod.end().cause for pod in (leader, other)} == {Cause.SUCCEEDED}
+
+
+def test_a_stop_of_the_present_incarnation_that_index_0_passes_on_counts(make_gang: MakeGang) -> None:
+    gang = make_gang(2, **ALLOWED)
+    leader, other = gang.all(gang.script(BEGIN + "until_end()\n"))
+    runs(gang, 1, 2)
+    os.kill(pid_of(gang, 1, 1), signal.SIGKILL)
+    runs(gang, 2, 2)
+    leader.signal(signal.SIGTERM)
+    assert {pod.end().cause for pod in (leader, other)} == {Cause.PREEMPTED}
+    assert "asked to stop (preempt)" in other.log()
+
+
 def test_three_restarts_leave_nothing_open_in_the_launchers(make_gang: MakeGang) -> None:
     gang = make_gang(2, **ALLOWED)
     pods = gang.all(gang.script(BEGIN + "until_end()\n"))
