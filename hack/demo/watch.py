@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from hack.demo.kube import Json, Kube, condition, holds
 from muster_protocol import env, launcher_api
+from muster_protocol.launcher_status import Status
+from muster_protocol.wire import decode
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,13 @@ def _pod_view(pod: Json) -> PodView:
     return PodView(pod["metadata"]["name"], pod["spec"].get("nodeName", ""), phase)
 
 
-def _ask_leader(kube: Kube, namespace: str, pods: list[Json]) -> launcher_api.Status | None:
+def _ask_leader(kube: Kube, namespace: str, pods: list[Json]) -> Status | None:
     """What index 0's launcher knows; None while it does not answer."""
     leaders = [pod for pod in pods if pod["metadata"]["labels"].get("muster.dev/index") == "0"]
     return next(iter(statuses(kube, namespace, leaders)), None)
 
 
-def statuses(kube: Kube, namespace: str, pods: list[Json]) -> list[launcher_api.Status]:
+def statuses(kube: Kube, namespace: str, pods: list[Json]) -> list[Status]:
     """What the launchers of these pods know, those that answer."""
     found = []
     for pod in pods:
@@ -108,14 +110,14 @@ def statuses(kube: Kube, namespace: str, pods: list[Json]) -> list[launcher_api.
     return found
 
 
-def ask(address: str, token: str, port: int = env.DEFAULT_PORT) -> launcher_api.Status | None:
+def ask(address: str, token: str, port: int = env.DEFAULT_PORT) -> Status | None:
     """A launcher's status; None while it does not answer."""
     connection = http.client.HTTPConnection(address, port, timeout=1)
     try:
         connection.request("GET", launcher_api.STATUS_PATH, headers={"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         body = answer.read()
-        return launcher_api.decode(launcher_api.Status, body) if answer.status == 200 else None
+        return decode(Status, body) if answer.status == 200 else None
     except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:

@@ -18,7 +18,9 @@ from hack.scheduling import Raw
 from muster.cluster.informer import Informer
 from muster_protocol import launcher_api as protocol
 from muster_protocol.env import DEFAULT_PORT, WORKERS
-from muster_protocol.launcher_api import Membership, Phase, Status
+from muster_protocol.launcher_status import Phase, Status
+from muster_protocol.messages import Membership
+from muster_protocol.wire import decode, encode
 
 from .gangs import Corner
 
@@ -147,10 +149,10 @@ class Launchers:
 
         async def status(request: web.Request) -> web.Response:
             gang.join()
-            return web.Response(body=protocol.encode(self.says(gang.status(index))))
+            return web.Response(body=encode(self.says(gang.status(index))))
 
         async def membership(request: web.Request) -> web.Response:
-            pushed, held = protocol.decode(Membership, await request.read()), gang.told.get(uid)
+            pushed, held = decode(Membership, await request.read()), gang.told.get(uid)
             if held is not None and pushed.incarnation < held.incarnation:
                 return web.Response(status=409)
             gang.told[uid] = pushed

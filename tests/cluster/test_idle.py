@@ -14,7 +14,7 @@ import yaml
 from hack.scheduling import GROUP
 
 from muster_protocol.idleness import Busy, Idleness
-from muster_protocol.launcher_api import Checkpoint, Status
+from muster_protocol.launcher_status import Checkpoint, Status
 
 from .conftest import ROOT, ControlPlane
 from .gangs import Corner, condition, corner

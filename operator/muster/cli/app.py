@@ -24,7 +24,7 @@ from muster.cli.scene import NotThere
 from muster.cli.settings import Settings
 from muster.cluster.credentials import CredentialsError
 from muster.cluster.errors import ApiError, ApiUnreachable
-from muster_protocol.launcher_api import PROFILE_STEPS
+from muster_protocol.launcher_status import PROFILE_STEPS
 
 app = typer.Typer(
     help="Muster: gangs of GPUs, trained together. Installed as kubectl-muster, too: kubectl muster status JOB.",

@@ -24,7 +24,8 @@ from muster.cluster.launchers import ProxyCall
 from muster.cluster.overrides import TRAINER
 from muster.cluster.views import PodView
 from muster_protocol import env, launcher_api
-from muster_protocol.launcher_api import Profile, ProfilePhase, Profiling
+from muster_protocol.launcher_status import Profile, ProfilePhase, Profiling
+from muster_protocol.wire import decode, encode
 
 LOOK_SECONDS: Final = 1.0
 OTHERS_SECONDS: Final = 120.0
@@ -73,7 +74,7 @@ async def profile(
 async def record(api: Asks, pods: list[PodView], wish: Profile, write: Write, every: float = LOOK_SECONDS) -> int:
     """`pods` are the gang's, index 0 first."""
     door = await _door(api, pods[0])
-    code, body = await door.ask("POST", launcher_api.encode(wish))
+    code, body = await door.ask("POST", encode(wish))
     if code != 202:
         raise NotThere(f"no profile: {_said(body) or f'the launcher answers {code}'}")
     write(f"{wish.steps} steps of {'all ranks' if wish.everybody else 'rank 0'} will be recorded\n")
@@ -119,7 +120,7 @@ class Door:
         code, body = await self.ask("GET")
         if code != 200:
             raise NotThere(f"worker {self.pod.index} does not answer ({code}): {_said(body)}")
-        return launcher_api.decode(Profiling, body)
+        return decode(Profiling, body)
 
 
 def _said(body: bytes) -> str:

@@ -16,8 +16,10 @@ import aiohttp
 
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster_protocol import launcher_api
-from muster_protocol.launcher_api import Facts, Membership, Status, Stop
+from muster_protocol.launcher_status import Facts, Status
+from muster_protocol.messages import Membership, Stop
 from muster_protocol.tokens import job_token
+from muster_protocol.wire import decode, encode
 
 AT_ONCE: Final = 400
 """Requests under way at once; the others wait their turn, and no timeout runs meanwhile."""
@@ -149,13 +151,13 @@ class Launchers:
         """Raises LauncherError."""
         body = await self._request(launcher, "GET", launcher_api.STATUS_PATH, None)
         try:
-            return launcher_api.decode(Status, body)
+            return decode(Status, body)
         except ValueError as error:
             raise LauncherError(f"pod {launcher.namespace}/{launcher.pod} sent a malformed status: {error}") from error
 
     async def push_membership(self, launchers: Sequence[Launcher], membership: Membership) -> dict[str, LauncherError]:
         """Tell every launcher who belongs to the gang; the errors of those that could not be told, by pod."""
-        body = launcher_api.encode(membership)
+        body = encode(membership)
         results = await asyncio.gather(
             *(self._request(one, "PUT", launcher_api.MEMBERSHIP_PATH, body) for one in launchers),
             return_exceptions=True,
@@ -170,11 +172,11 @@ class Launchers:
 
     async def stop(self, launcher: Launcher, stop: Stop) -> None:
         """Ask the gang to stop; any one launcher relays it. Raises LauncherError."""
-        await self._request(launcher, "POST", launcher_api.STOP_PATH, launcher_api.encode(stop))
+        await self._request(launcher, "POST", launcher_api.STOP_PATH, encode(stop))
 
     async def facts(self, launcher: Launcher, facts: Facts) -> None:
         """Tell index 0 what its run's tracker should know. Raises LauncherError."""
-        await self._request(launcher, "PUT", launcher_api.FACTS_PATH, launcher_api.encode(facts))
+        await self._request(launcher, "PUT", launcher_api.FACTS_PATH, encode(facts))
 
     async def _request(self, launcher: Launcher, method: str, path: str, body: bytes | None) -> bytes:
         code, answer = await self._transport(launcher, method, path, body, job_token(self._key, launcher.job_uid))

@@ -31,9 +31,10 @@ from muster.controllers.questions import Stand, due, longer
 from muster.controllers.records import Record
 from muster_protocol.env import DEFAULT_PORT
 from muster_protocol.goodput import Spent
-from muster_protocol.launcher_api import Kept, Member, Membership, MemoryTier, Phase
-from muster_protocol.launcher_api import Saving as LauncherSaving
-from muster_protocol.launcher_api import Status as LauncherStatus
+from muster_protocol.launcher_status import Kept, MemoryTier, Phase
+from muster_protocol.launcher_status import Saving as LauncherSaving
+from muster_protocol.launcher_status import Status as LauncherStatus
+from muster_protocol.messages import Member, Membership
 
 log = logging.getLogger(__name__)
 

@@ -32,8 +32,8 @@ from muster.controllers.quarantine import Fault, faults_of
 from muster.controllers.questions import Silence, at_doubt
 from muster.controllers.reliability import Stay, stay_of
 from muster.scheduling.plan import Waiting
-from muster_protocol.launcher_api import Membership
-from muster_protocol.launcher_api import Status as LauncherStatus
+from muster_protocol.launcher_status import Status as LauncherStatus
+from muster_protocol.messages import Membership
 
 Requests = tuple[tuple[str, int], ...]
 

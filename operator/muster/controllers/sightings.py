@@ -22,7 +22,7 @@ from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.stored import Left, stored
 from muster.telemetry.cost.intervals import Interval
 from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage, place
-from muster_protocol.launcher_api import Status as LauncherStatus
+from muster_protocol.launcher_status import Status as LauncherStatus
 
 CLOCKS: Final = timedelta(seconds=2)
 """How far a node's clock may be from ours. Beyond it, what it says of a container's end is not believed."""

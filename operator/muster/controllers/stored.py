@@ -8,7 +8,7 @@ from typing import Final
 
 from muster.cluster.views import PodView
 from muster_protocol import exits
-from muster_protocol.launcher_api import Status as LauncherStatus
+from muster_protocol.launcher_status import Status as LauncherStatus
 
 MOST_BYTES: Final = 2**62
 """More than any store has."""

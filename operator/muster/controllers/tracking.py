@@ -11,8 +11,8 @@ from muster.cluster.status import Draft
 from muster.cluster.views import PodView
 from muster.controllers import terms
 from muster.controllers.records import Record
-from muster_protocol.launcher_api import Facts
-from muster_protocol.launcher_api import Tracking as Told
+from muster_protocol.launcher_status import Facts
+from muster_protocol.launcher_status import Tracking as Told
 
 FACTS_EVERY: Final = 60.0
 """Seconds between two words on what a job has used; its launcher goes on counting by itself."""

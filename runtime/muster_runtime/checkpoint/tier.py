@@ -17,7 +17,7 @@ from typing import Any
 
 from muster_protocol import env
 from muster_protocol.checkpoints.commit import Claim
-from muster_protocol.launcher_api import Kept, MemoryTier
+from muster_protocol.launcher_status import Kept, MemoryTier
 from muster_protocol.manifest import Latest, ShardFile
 from muster_runtime.checkpoint import records
 from muster_runtime.checkpoint.layout import raw_bytes

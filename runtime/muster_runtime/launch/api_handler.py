@@ -7,21 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from muster_protocol import launcher_api as api
-from muster_protocol.launcher_api import (
-    Copy,
-    Ended,
-    Facts,
-    GangState,
-    Heartbeat,
-    Member,
-    Membership,
-    Profile,
-    Release,
-    Restart,
-    Status,
-    Stop,
-)
+from muster_protocol.launcher_status import Facts, Profile, Status
+from muster_protocol.messages import Copy, Ended, GangState, Heartbeat, Member, Membership, Release, Restart, Stop
 from muster_protocol.tokens import same_token
+from muster_protocol.wire import decode, encode
 from muster_runtime.launch.copies import Copies, Stream
 from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_server import Request, Response
@@ -133,7 +122,7 @@ class ApiHandler:
         return _json(200, Membership(self._own.generation, incarnation, self._gang.members()))
 
     async def _put_membership(self, request: Request) -> Response:
-        pushed = api.decode(Membership, request.body)
+        pushed = decode(Membership, request.body)
         refused = self._roll.push(pushed)
         if refused is not None:
             return _text(refused.status, refused.text)
@@ -144,7 +133,7 @@ class ApiHandler:
         return Response(204)
 
     async def _join(self, request: Request) -> Response:
-        answer = await self._gang.join(api.decode(Member, request.body), request.gone)
+        answer = await self._gang.join(decode(Member, request.body), request.gone)
         if answer is None:
             return _text(202, "not everyone is here yet; ask again")
         if isinstance(answer, Refused):
@@ -152,7 +141,7 @@ class ApiHandler:
         return _json(410 if isinstance(answer, Ended) else 200, answer)
 
     async def _stop(self, request: Request) -> Response:
-        stop = api.decode(Stop, request.body)
+        stop = decode(Stop, request.body)
         if isinstance(stop.grace_seconds, bool) or not isinstance(stop.grace_seconds, (int, float)):
             raise ValueError("grace_seconds has to be a number")
         if stop.told is not None and not isinstance(stop.told, int):
@@ -166,42 +155,42 @@ class ApiHandler:
         return Response(202)
 
     async def _restart(self, request: Request) -> Response:
-        self._state.ask_restart(api.decode(Restart, request.body))
+        self._state.ask_restart(decode(Restart, request.body))
         return Response(202)
 
     async def _stacks(self, request: Request) -> Response:
         return _json(200, await self._hangs.examine())
 
     async def _ask_profile(self, request: Request) -> Response:
-        answer = self._profiles.ask(api.decode(Profile, request.body))
+        answer = self._profiles.ask(decode(Profile, request.body))
         return _text(answer.status, answer.text) if isinstance(answer, Refused) else _json(202, answer)
 
     async def _get_profile(self, request: Request) -> Response:
         return _json(200, self._profiles.state)
 
     async def _facts(self, request: Request) -> Response:
-        refused = self._tracking.know(api.decode(Facts, request.body))
+        refused = self._tracking.know(decode(Facts, request.body))
         return Response(204) if refused is None else _text(refused.status, refused.text)
 
     async def _copy(self, request: Request) -> Response:
-        return _stream(self._copies.offered(api.decode(Copy, request.body)))
+        return _stream(self._copies.offered(decode(Copy, request.body)))
 
     async def _fetch(self, request: Request) -> Response:
-        return _stream(self._copies.wanted(api.decode(Copy, request.body)))
+        return _stream(self._copies.wanted(decode(Copy, request.body)))
 
     async def _heartbeat(self, request: Request) -> Response:
-        answer = self._gang.heartbeat(api.decode(Heartbeat, request.body))
+        answer = self._gang.heartbeat(decode(Heartbeat, request.body))
         return _text(answer.status, answer.text) if isinstance(answer, Refused) else _json(200, answer)
 
     async def _ended(self, request: Request) -> Response:
         if self._own.index != 0:
             return _text(421, "ends are told to index 0")
-        answer = await self._gang.report(api.decode(Ended, request.body))
+        answer = await self._gang.report(decode(Ended, request.body))
         return _json(200, answer or GangState())
 
 
 def _json(status: int, message: object) -> Response:
-    return Response(status, api.encode(message))
+    return Response(status, encode(message))
 
 
 def _stream(answer: Stream | Refused | None) -> Response:

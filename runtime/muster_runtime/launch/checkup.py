@@ -13,7 +13,7 @@ from typing import Final
 
 from muster_protocol import exits
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Ended, Figures
+from muster_protocol.messages import Ended, Figures
 
 MEBIBYTE: Final = 2**20
 LEAST_MEMORY: Final = 256 * MEBIBYTE

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from muster_protocol import env, exits
-from muster_protocol.launcher_api import Member, heartbeat_seconds
+from muster_protocol.launcher_api import heartbeat_seconds
+from muster_protocol.messages import Member
 from muster_protocol.uris import parse_uri
 from muster_runtime.launch.stragglers import USUAL, Rule
 from muster_runtime.launch.watchdog import NEVER, Limits

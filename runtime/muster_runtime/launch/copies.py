@@ -20,7 +20,8 @@ from typing import Final
 
 from muster_protocol import env
 from muster_protocol import launcher_api as api
-from muster_protocol.launcher_api import Copy, Kept, Member, Release
+from muster_protocol.launcher_status import Kept
+from muster_protocol.messages import Copy, Member, Release
 from muster_runtime.checkpoint import records
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 from muster_runtime.checkpoint.niceness import give_way

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_protocol import launcher_api as api
-from muster_protocol.launcher_api import Copy
+from muster_protocol.messages import Copy
+from muster_protocol.wire import encode
 from muster_runtime.checkpoint import records
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 from muster_runtime.checkpoint.records import Extent
@@ -44,7 +45,7 @@ def call(host: str, port: int, token: str, path: str, copy: Copy) -> tuple[int, 
     """The answer's status, and the connection, which is the stream's where that is 101. OSError when there is none."""
     connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
     connection.settimeout(STALL_SECONDS)
-    body = api.encode(copy)
+    body = encode(copy)
     lines = {
         "Host": f"{host}:{port}",
         api.TOKEN_HEADER: token,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from muster_protocol import env
-from muster_protocol.launcher_api import Release
+from muster_protocol.messages import Release
 from muster_runtime import vendored
 from muster_runtime.launch import config as launch_config
 from muster_runtime.launch.config import Config

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster_protocol import env
-from muster_protocol.launcher_api import Figures, GpuFigures
+from muster_protocol.messages import Figures, GpuFigures
 from muster_runtime import vendored
 from muster_runtime.launch.environment import library_path
 from muster_runtime.launch.termination import say

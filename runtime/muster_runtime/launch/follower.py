@@ -12,7 +12,9 @@ from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.idleness import Idleness
-from muster_protocol.launcher_api import Ended, Figures, GangState, Heartbeat, Member, Release, Restart, Straggler
+from muster_protocol.launcher_status import Straggler
+from muster_protocol.messages import Ended, Figures, GangState, Heartbeat, Member, Release, Restart
+from muster_protocol.wire import decode, encode
 from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.hangs import Hangs
@@ -111,13 +113,13 @@ class Follower:
             if status in (200, 202):
                 self._found()
             if status == 200:
-                release = api.decode(Release, body)
+                release = decode(Release, body)
                 self._released, self._incarnation = True, release.incarnation
                 state.incarnation = max(state.incarnation, release.incarnation)
                 self._leader_uid = release.leader_uid
                 return release
             if status == 410:
-                raise Over(_facts(api.decode(Ended, body), self._own.index))
+                raise Over(_facts(decode(Ended, body), self._own.index))
             why = patience.spent()
             if why and self._lost is None:
                 raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, why))
@@ -132,7 +134,7 @@ class Follower:
         own = replace(self._own, incarnation=told_to_end, copy=self.copy, restarts=restarts, failures=failures)
         if self.figures is not None and not self._released:
             own = replace(own, figures=replace(self.figures, sent_at=time.time()))
-        body = api.encode(own)
+        body = encode(own)
         call = asyncio.ensure_future(
             self._client.call("POST", self._leader, api.JOIN_PATH, body, timeout=api.JOIN_HOLD_SECONDS + 5)
         )
@@ -206,16 +208,16 @@ class Follower:
 
     async def report(self, ended: Ended) -> GangState | None:
         """Tells index 0 that this pod's ranks ended; None when it can't be told."""
-        body = await self._tell(api.ENDED_PATH, api.encode(ended), timeout=TELL_SECONDS)
+        body = await self._tell(api.ENDED_PATH, encode(ended), timeout=TELL_SECONDS)
         if body is None and ended.crash and self._config.replace_seconds:
             self._lose("could not be told that ranks ended")
-        return api.decode(GangState, body) if body is not None else None
+        return decode(GangState, body) if body is not None else None
 
     def spread(self) -> None:
         """Tells index 0 of the stop that was asked here; it passes it on to all. Without it, tells all."""
         stop = self._state.stop_left()
         if stop is not None:
-            self._stop_told = asyncio.ensure_future(self._tell_stop(api.encode(stop)))
+            self._stop_told = asyncio.ensure_future(self._tell_stop(encode(stop)))
             self._state.keep(self._stop_told)
 
     async def _tell_stop(self, stop: bytes) -> None:
@@ -276,13 +278,13 @@ class Follower:
         patience = min(_CALL_SECONDS, max(1.0, self._config.heartbeat))  # `Silence` counts two intervals a beat at most
         try:
             status, body = await self._client.call(
-                "POST", self._leader, api.HEARTBEAT_PATH, api.encode(beat), timeout=patience
+                "POST", self._leader, api.HEARTBEAT_PATH, encode(beat), timeout=patience
             )
             if status == 403:
                 self._state.exclude(f"index 0 refuses this pod: {body[:300].decode(errors='replace').strip()}")
             if status != 200:
                 return f"it answered {status}: {body[:200].decode(errors='replace').strip()}"
-            self._state.adopt(api.decode(GangState, body))
+            self._state.adopt(decode(GangState, body))
         except (Unreachable, ValueError) as error:
             return str(error)
         return ""

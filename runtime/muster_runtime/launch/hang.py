@@ -9,7 +9,7 @@ from typing import Final
 
 from muster_protocol import exits
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Ended, Examined, RankSeen
+from muster_protocol.messages import Ended, Examined, RankSeen
 from muster_runtime.launch.tracebacks import is_library
 
 STACK_LINES: Final = 40

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from muster_protocol import launcher_api as api
-from muster_protocol.launcher_api import Ended, Examined, Heartbeat, Pace, RankSeen
+from muster_protocol.messages import Ended, Examined, Heartbeat, Pace, RankSeen
+from muster_protocol.wire import decode
 from muster_runtime.launch import captures, hang
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.http_client import Client, Unreachable
@@ -168,7 +169,7 @@ class Search:
             async with gate:
                 try:
                     status, body = await self._client.call("POST", host, api.STACKS_PATH, timeout=_ASK_SECONDS)
-                    return api.decode(Examined, body) if status == 200 else None
+                    return decode(Examined, body) if status == 200 else None
                 except (Unreachable, ValueError):
                     return None
 

@@ -12,18 +12,8 @@ from typing import Final
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.goodput import Spent
-from muster_protocol.launcher_api import (
-    Ended,
-    GangState,
-    Kept,
-    MemoryTier,
-    Phase,
-    ProfilePhase,
-    Release,
-    Status,
-    Stop,
-    StopReason,
-)
+from muster_protocol.launcher_status import Kept, MemoryTier, Phase, ProfilePhase, Status
+from muster_protocol.messages import Ended, GangState, Release, Stop, StopReason
 from muster_protocol.uris import parse_uri
 from muster_runtime import report
 from muster_runtime.launch import environment, preflight, termination, verdict

@@ -15,19 +15,9 @@ from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.idleness import Idleness, of_gang
-from muster_protocol.launcher_api import (
-    Ended,
-    Figures,
-    GangState,
-    Heartbeat,
-    Kept,
-    Member,
-    Release,
-    Restart,
-    Stop,
-    StopReason,
-    Straggler,
-)
+from muster_protocol.launcher_status import Kept, Straggler
+from muster_protocol.messages import Ended, Figures, GangState, Heartbeat, Member, Release, Restart, Stop, StopReason
+from muster_protocol.wire import encode
 from muster_runtime.launch import verdict
 from muster_runtime.launch.checkup import judge
 from muster_runtime.launch.config import Config
@@ -506,7 +496,7 @@ class Leader:
     async def _relay(self, path: str, message: Stop | Restart | None) -> None:
         """To all who have not ended; the next heartbeat tells those whom it doesn't reach."""
         hosts = [self._members[index].address for index in self._unfinished()]
-        await self._client.tell_all(hosts, path, api.encode(message))
+        await self._client.tell_all(hosts, path, encode(message))
 
     def _background(self, work: Coroutine[Any, Any, object]) -> None:
         self._state.keep(asyncio.ensure_future(work))

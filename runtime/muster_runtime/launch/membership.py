@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from muster_protocol.launcher_api import Member, Membership
+from muster_protocol.messages import Member, Membership
 
 
 @dataclass(frozen=True)

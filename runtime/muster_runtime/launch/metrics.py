@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from muster_protocol import metrics as declared
 from muster_protocol.goodput import Spent
-from muster_protocol.launcher_api import Straggler, Tracking
+from muster_protocol.launcher_status import Straggler, Tracking
 from muster_protocol.metrics import Kind, Metric
 from muster_runtime import report, vendored
 from muster_runtime.launch.config import Config

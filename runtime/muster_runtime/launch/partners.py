@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from muster_protocol.launcher_api import Member, Release
+from muster_protocol.messages import Member, Release
 
 
 @dataclass(frozen=True)

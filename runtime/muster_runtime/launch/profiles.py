@@ -18,7 +18,7 @@ from typing import Final
 
 from muster_protocol.checkpoints.store import StreamingStore
 from muster_protocol.errors import StorageError
-from muster_protocol.launcher_api import PROFILE_STEPS, Profile, ProfilePhase, Profiling
+from muster_protocol.launcher_status import PROFILE_STEPS, Profile, ProfilePhase, Profiling
 from muster_protocol.uris import parse_uri
 from muster_runtime import report, vendored
 from muster_runtime.control import ControlWriter, Wish

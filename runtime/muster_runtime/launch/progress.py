@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from muster_protocol.launcher_api import Checkpoint, Kept, MemoryTier, Numerics, Saving
+from muster_protocol.launcher_status import Checkpoint, Kept, MemoryTier, Numerics, Saving
 from muster_runtime import report
 
 _RATE_WINDOW_SECONDS: Final = 60.0

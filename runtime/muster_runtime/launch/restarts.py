@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Ended
+from muster_protocol.messages import Ended
 
 WINDOW_SECONDS: Final = 600.0
 MOST_IN_WINDOW: Final = 3

@@ -9,7 +9,7 @@ from dataclasses import replace
 from muster_protocol.exits import EXIT_OK, EXIT_PREEMPTED, Cause
 from muster_protocol.goodput import UNDERUSED_BELOW, Spent
 from muster_protocol.idleness import Idleness
-from muster_protocol.launcher_api import Ended
+from muster_protocol.messages import Ended
 from muster_runtime.launch.idling import Idling, trains
 from muster_runtime.pulse import PulseReader
 from muster_runtime.telemetry.goodput import SECOND, End, Ledger, Part, spent

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster_protocol.exits import ExitFacts
-from muster_protocol.launcher_api import Ended, GangState, Restart, Stop, StopReason
+from muster_protocol.messages import Ended, GangState, Restart, Stop, StopReason
 
 
 class Over(Exception):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Final
 
-from muster_protocol.launcher_api import Pace, Straggler
+from muster_protocol.launcher_status import Straggler
+from muster_protocol.messages import Pace
 
 SHOWN: Final = 8
 """Stragglers that are told, the slowest."""

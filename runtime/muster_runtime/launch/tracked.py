@@ -12,7 +12,8 @@ from typing import Final
 
 from muster_protocol import env
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Facts, Profiling, StopReason
+from muster_protocol.launcher_status import Facts, Profiling
+from muster_protocol.messages import StopReason
 from muster_runtime import report
 from muster_runtime.launch.config import Config
 from muster_runtime.telemetry.gpus import Gpu

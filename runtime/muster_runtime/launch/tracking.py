@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Final
 
 from muster_protocol.exits import ExitFacts
-from muster_protocol.launcher_api import Facts, Profiling, StopReason
-from muster_protocol.launcher_api import Tracking as Told
+from muster_protocol.launcher_status import Facts, Profiling
+from muster_protocol.launcher_status import Tracking as Told
+from muster_protocol.messages import StopReason
 from muster_runtime import report
 from muster_runtime.launch import tracked
 from muster_runtime.launch.config import Config, Tracked

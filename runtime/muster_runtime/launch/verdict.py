@@ -9,7 +9,7 @@ from typing import Final
 
 from muster_protocol import exits
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Ended, Stop, StopReason
+from muster_protocol.messages import Ended, Stop, StopReason
 from muster_runtime.launch import tracebacks
 
 

@@ -18,7 +18,7 @@ from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.holds import held
 from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.store import Store
-from muster_protocol.launcher_api import MemoryTier
+from muster_protocol.launcher_status import MemoryTier
 from muster_protocol.losses import LossRecord, decode, encode, metrics_key
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_protocol.uris import parse_uri_at_step

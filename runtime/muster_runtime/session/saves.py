@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from muster_protocol.launcher_api import MemoryTier
+from muster_protocol.launcher_status import MemoryTier
 from muster_protocol.losses import LossRecord
 from muster_runtime import report as reports
 from muster_runtime.checkpoint.keeper import Saved

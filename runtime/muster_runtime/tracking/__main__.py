@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import suppress
 
-from muster_protocol.launcher_api import Tracking as Told
+from muster_protocol.launcher_status import Tracking as Told
 from muster_runtime.tracking import wire
 from muster_runtime.tracking.choose import tracker
 from muster_runtime.tracking.courier import Courier

@@ -15,7 +15,7 @@ from itertools import islice
 from operator import methodcaller
 from typing import Final
 
-from muster_protocol.launcher_api import Tracking as Told
+from muster_protocol.launcher_status import Tracking as Told
 from muster_runtime.tracking.tracker import BATCH, Point, Rejected, Run, RunStatus, Tracker
 
 FLUSH_SECONDS: Final = 5.0

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from types import NoneType
 from typing import Any, Final
 
-from muster_protocol.launcher_api import Tracking as Told
+from muster_protocol.launcher_status import Tracking as Told
 from muster_runtime.tracking.courier import Courier
 from muster_runtime.tracking.tracker import Point, Run, RunStatus
 

@@ -19,6 +19,8 @@ import pytest
 from hack.s3server import S3Server, serving
 
 from muster_protocol import env, exits, launcher_api
+from muster_protocol.launcher_status import Phase, Status
+from muster_protocol.wire import decode
 
 sys.path.insert(0, str(Path(__file__).parent))
 from memory_runs import Outage
@@ -69,12 +71,12 @@ class Pod:
         except OSError:
             return False
 
-    def status(self) -> launcher_api.Status:
+    def status(self) -> Status:
         code, body = self.ask("GET", launcher_api.STATUS_PATH)
         assert code == 200, body
-        return launcher_api.decode(launcher_api.Status, body)
+        return decode(Status, body)
 
-    def phase_is(self, phase: launcher_api.Phase) -> bool:
+    def phase_is(self, phase: Phase) -> bool:
         try:
             return self.status().phase is phase
         except OSError:

@@ -13,6 +13,9 @@ import pytest
 
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, Cause
+from muster_protocol.launcher_status import Phase
+from muster_protocol.messages import Member, Membership, Stop, StopReason
+from muster_protocol.wire import encode
 
 pytestmark = pytest.mark.runtime
 
@@ -25,7 +28,7 @@ def test_ranks_start_only_when_the_last_worker_has_joined(make_gang: MakeGang) -
     first, second = gang.pod(1, command), gang.pod(0, command)
     gang.eventually(second.listens, "index 0 listens")
     gang.eventually(lambda: second.status().joined == 2, "two have joined")
-    assert second.status().phase is api.Phase.JOINING
+    assert second.status().phase is Phase.JOINING
     assert gang.marks("started") == set()
     third = gang.pod(2, command)
     for pod in (first, second, third):
@@ -55,7 +58,7 @@ def test_calls_without_the_right_token_are_refused(make_gang: MakeGang) -> None:
     gang = make_gang(2)
     leader = gang.pod(0, ["true"])
     gang.eventually(leader.listens, "index 0 listens")
-    member = api.encode(api.Member(1, "uid-1-0", f"{gang.net}.2", 1))
+    member = encode(Member(1, "uid-1-0", f"{gang.net}.2", 1))
     assert leader.ask("POST", api.JOIN_PATH, member, token="wrong")[0] == 401
     assert leader.ask("GET", api.STATUS_PATH, token=None)[0] == 401
     assert leader.ask("POST", api.STOP_PATH, b"{}", token="é")[0] == 401
@@ -70,10 +73,10 @@ def test_a_pod_outside_the_membership_is_refused_and_the_named_one_joins(make_ga
     command = gang.script("mark('started')\n")
     leader = gang.pod(0, command)
     gang.eventually(leader.listens, "index 0 listens")
-    members = (api.Member(0, "uid-0-0", f"{gang.net}.1", 1), api.Member(1, "uid-1-0", f"{gang.net}.2", 1))
-    assert leader.ask("PUT", api.MEMBERSHIP_PATH, api.encode(api.Membership(1, 3, members)))[0] == 204
-    assert leader.ask("PUT", api.MEMBERSHIP_PATH, api.encode(api.Membership(1, 2, members)))[0] == 409
-    assert leader.ask("PUT", api.MEMBERSHIP_PATH, api.encode(api.Membership(2, 4, members)))[0] == 409
+    members = (Member(0, "uid-0-0", f"{gang.net}.1", 1), Member(1, "uid-1-0", f"{gang.net}.2", 1))
+    assert leader.ask("PUT", api.MEMBERSHIP_PATH, encode(Membership(1, 3, members)))[0] == 204
+    assert leader.ask("PUT", api.MEMBERSHIP_PATH, encode(Membership(1, 2, members)))[0] == 409
+    assert leader.ask("PUT", api.MEMBERSHIP_PATH, encode(Membership(2, 4, members)))[0] == 409
     stranger = gang.pod(1, command, uid="stranger", MUSTER_READY_TIMEOUT="1", MUSTER_BIND=f"{gang.net}.9")
     facts = stranger.end()
     assert facts.cause is Cause.RENDEZVOUS
@@ -122,7 +125,7 @@ def test_a_stop_of_another_generation_stops_nobody(make_gang: MakeGang) -> None:
     stale.signal(signal.SIGTERM)
     assert stale.end().cause is Cause.PREEMPTED
     assert "index 0 answered 409 to /v1/stop: this launcher is of generation 1, not 7" in stale.log()
-    assert leader.status().phase is api.Phase.JOINING
+    assert leader.status().phase is Phase.JOINING
     other = gang.pod(1, ["true"])
     assert {pod.end().cause for pod in (leader, other)} == {Cause.SUCCEEDED}
 
@@ -132,7 +135,7 @@ def test_a_stop_before_the_gang_is_complete_ends_every_pod_as_preempted(make_gan
     leader, follower = gang.pod(0, ["true"]), gang.pod(1, ["true"])
     gang.eventually(leader.listens, "index 0 listens")
     gang.eventually(lambda: leader.status().joined == 2, "two have joined")
-    stop = api.encode(api.Stop(api.StopReason.SUSPEND, 5))
+    stop = encode(Stop(StopReason.SUSPEND, 5))
     assert leader.ask("POST", api.STOP_PATH, stop)[0] == 202
     for pod in (leader, follower):
         facts = pod.end(10)
@@ -143,7 +146,7 @@ def test_a_caller_that_hangs_up_at_the_barrier_is_absent(make_gang: MakeGang) ->
     gang = make_gang(2)
     leader = gang.pod(0, ["true"])
     gang.eventually(leader.listens, "index 0 listens")
-    body = api.encode(api.Member(1, "uid-1-0", f"{gang.net}.2", 1))
+    body = encode(Member(1, "uid-1-0", f"{gang.net}.2", 1))
     head = (
         f"POST {api.JOIN_PATH} HTTP/1.1\r\n{api.TOKEN_HEADER}: {'t' * 64}\r\n"
         f"Content-Length: {len(body)}\r\nHost: x\r\n\r\n"
@@ -152,7 +155,7 @@ def test_a_caller_that_hangs_up_at_the_barrier_is_absent(make_gang: MakeGang) ->
     with socket.create_connection((leader.address, 29400)) as caller:
         caller.sendall(head.encode() + body[:-1])
         assert leader.status().joined == before, "half a request has joined"
-    assert leader.status().phase is api.Phase.JOINING
+    assert leader.status().phase is Phase.JOINING
     # a gang of two is released by a whole call; so watch a gang that still lacks one
     gang = make_gang(3)
     leader = gang.pod(0, ["true"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from muster_protocol.exits import EXIT_INFRASTRUCTURE, Cause
-from muster_protocol.launcher_api import Figures, GpuFigures
+from muster_protocol.messages import Figures, GpuFigures
 from muster_runtime.launch import gpu_probe
 from muster_runtime.launch.checkup import MEBIBYTE, judge
 from muster_runtime.launch.figures import Machine, measure

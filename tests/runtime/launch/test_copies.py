@@ -16,7 +16,8 @@ import pytest
 
 from muster_protocol import env
 from muster_protocol import launcher_api as api
-from muster_protocol.launcher_api import Copy, Member, Release, Status
+from muster_protocol.launcher_status import Phase, Status
+from muster_protocol.messages import Copy, Heartbeat, Member, Membership, Release
 from muster_runtime.checkpoint import records
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 from muster_runtime.launch import config, copies, copy_stream
@@ -107,7 +108,7 @@ async def pods(count: int = 2, *, memory: str = "auto") -> AsyncIterator[list[Po
         copies = Copies(given, roll, state)
         hangs = Hangs(given, Ranks(state.tell), state)
         gang = Leader(given, None, state, roll, hangs)  # type: ignore[arg-type]
-        status = Status(api.Phase.RUNNING, 1, 1, index)
+        status = Status(Phase.RUNNING, 1, 1, index)
         parts = copies, hangs, Profiles(given), Tracking(given, settings)
         handler = ApiHandler(given.member, TOKEN, state, roll, gang, lambda: status, lambda: (b"", ""), *parts)  # noqa: B023
         servers.append(Server(handler, 100))
@@ -242,7 +243,7 @@ def test_what_is_refused(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 second.copies.end()
             elif why == "uid":
                 named = Member(0, "another", first.member.address, 1)
-                second.copies._roll.push(api.Membership(1, 1, (named,)))
+                second.copies._roll.push(Membership(1, 1, (named,)))
             elif why == "unknown":
                 path, copy = api.FETCH_PATH, first.offer(30)
             else:
@@ -290,7 +291,7 @@ def test_index_0_hears_of_copies_that_fail() -> None:
     leader = Leader(given, None, state, roll, Hangs(given, Ranks(state.tell), state))  # type: ignore[arg-type]
     told = []
     for error in ("", "worker 1's memory is not copied", ""):
-        leader.heartbeat(api.Heartbeat(1, "uid-1", copy_error=error))
+        leader.heartbeat(Heartbeat(1, "uid-1", copy_error=error))
         told.append(leader.failing_copy)
     leader.copy_error = "worker 0's memory is not copied"
     assert [*told, leader.failing_copy] == ["", "worker 1's memory is not copied", "", leader.copy_error]

@@ -11,6 +11,9 @@ import pytest
 
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, EXIT_USER, Cause
+from muster_protocol.launcher_status import Phase
+from muster_protocol.messages import Stop, StopReason
+from muster_protocol.wire import encode
 
 pytestmark = pytest.mark.runtime
 
@@ -225,7 +228,7 @@ def test_a_stop_by_http_reaches_the_whole_gang(make_gang: MakeGang) -> None:
     gang = make_gang(3)
     pods = gang.all(gang.script(SESSION))
     running(gang, 3)
-    stop = api.encode(api.Stop(api.StopReason.PREEMPT, 20))
+    stop = encode(Stop(StopReason.PREEMPT, 20))
     assert pods[2].ask("POST", api.STOP_PATH, stop)[0] == 202
     assert {pod.end().cause for pod in pods} == {Cause.PREEMPTED}
     assert len(gang.marks("stopped")) == 3
@@ -307,7 +310,7 @@ def test_a_failure_after_index_0_finished_is_not_a_success_of_index_0(make_gang:
     )
     leader, follower = gang.all(command)
     gang.eventually(leader.listens, "index 0 listens")
-    gang.eventually(lambda: leader.phase_is(api.Phase.RUNNING) and ranks_running(leader) == 0, "its rank has ended")
+    gang.eventually(lambda: leader.phase_is(Phase.RUNNING) and ranks_running(leader) == 0, "its rank has ended")
     (gang.folder / "go").touch()
     assert follower.end().cause is Cause.USER
     facts = leader.end()

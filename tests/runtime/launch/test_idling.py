@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster_protocol import env
-from muster_protocol import launcher_api as protocol
 from muster_protocol.idleness import Busy, Idleness, of_gang
-from muster_protocol.launcher_api import Heartbeat, Phase, Status
+from muster_protocol.launcher_status import Phase, Status
+from muster_protocol.messages import Heartbeat
+from muster_protocol.wire import decode, encode
 from muster_runtime.launch import config
 from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.idling import Idling, trains
@@ -184,9 +185,9 @@ def test_index_0_knows_of_all_or_of_none() -> None:
 
 def test_it_goes_over_the_wire() -> None:
     told = Idleness(600.0, (Busy(95, 540.0), Busy(2, 0.0)))
-    beat = protocol.decode(Heartbeat, protocol.encode(Heartbeat(1, "uid", idleness=told)))
+    beat = decode(Heartbeat, encode(Heartbeat(1, "uid", idleness=told)))
     assert beat.idleness == told
-    status = protocol.decode(Status, protocol.encode(Status(Phase.RUNNING, 1, 1, 0, idleness=told)))
+    status = decode(Status, encode(Status(Phase.RUNNING, 1, 1, 0, idleness=told)))
     assert status.idleness == told
 
 

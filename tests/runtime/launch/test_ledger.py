@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster_protocol.goodput import Spent
-from muster_protocol.launcher_api import Ended
+from muster_protocol.messages import Ended
 from muster_runtime.launch.spending import Spending, how_ended
 from muster_runtime.telemetry.goodput import NOTHING, PLAIN_AFTER, SECOND, Account, End, Ledger, Part, Told, spent
 

@@ -11,6 +11,8 @@ import pytest
 from hack.s3server import S3Server
 
 from muster_protocol import launcher_api as api
+from muster_protocol.messages import Member, Membership
+from muster_protocol.wire import encode
 
 sys.path.insert(0, str(Path(__file__).parent))
 from memory_runs import SCRIPT, STEPS, MakeGang, Outage, Run, calm, memory_in_use
@@ -34,8 +36,8 @@ class PeerRun(Run):
         return self.gang.pod(index, self._command, attempt=attempt, MUSTER_NODE_NAME=node, **self._more)
 
     def _push(self) -> None:
-        members = tuple(api.Member(pod.index, pod.uid, pod.address, 1, _attempt(pod)) for pod in self.pods)
-        body = api.encode(api.Membership(1, self.incarnation, members))
+        members = tuple(Member(pod.index, pod.uid, pod.address, 1, _attempt(pod)) for pod in self.pods)
+        body = encode(Membership(1, self.incarnation, members))
         for pod in self.pods:
             self.gang.eventually(pod.listens, f"index {pod.index} listens", 60)
             assert pod.ask("PUT", api.MEMBERSHIP_PATH, body)[0] == 204

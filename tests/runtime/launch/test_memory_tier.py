@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hack.s3server import S3Server
 
-from muster_protocol.launcher_api import Saving
+from muster_protocol.launcher_status import Saving
 
 sys.path.insert(0, str(Path(__file__).parent))
 from memory_runs import STEPS, MakeGang, Outage, Run, calm, memory_in_use

@@ -9,7 +9,7 @@ import pytest
 
 from muster_protocol import exits
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Numerics
+from muster_protocol.launcher_status import Numerics
 from muster_runtime.launch import verdict
 from muster_runtime.launch.restarts import Refusal, Restarts
 

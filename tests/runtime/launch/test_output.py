@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause
+from muster_protocol.launcher_status import Checkpoint, Phase
 
 pytestmark = pytest.mark.runtime
 
@@ -96,9 +96,9 @@ time.sleep(600)
     gang.eventually(lambda: len(gang.marks("running")) == 2, "both ranks have reported")
     gang.eventually(lambda: pod.status().step == 42, "the status has their reports")
     status = pod.status()
-    assert (status.phase, status.total_steps, status.loss) == (api.Phase.RUNNING, 100, "2.5")
+    assert (status.phase, status.total_steps, status.loss) == (Phase.RUNNING, 100, "2.5")
     assert (status.resumed_from, status.warnings) == (40, ("slow disk",))
-    assert status.checkpoint == api.Checkpoint(40, "s3://models/x", 1e9, 1.5, 4096)
+    assert status.checkpoint == Checkpoint(40, "s3://models/x", 1e9, 1.5, 4096)
     labels = 'index="0",job_name="probe",namespace="research"'
     metrics = pod.ask("GET", "/metrics", token=None)[1].decode()
     for line in (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster_protocol.launcher_api import Member, Release, decode, encode
+from muster_protocol.messages import Member, Release
+from muster_protocol.wire import decode, encode
 from muster_runtime.launch.partners import Partners, holders, keepers
 
 pytestmark = [pytest.mark.runtime]

@@ -12,8 +12,11 @@ import pytest
 
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_CONFIG, Cause
+from muster_protocol.launcher_status import Phase
+from muster_protocol.messages import Stop, StopReason
 from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import parse_uri
+from muster_protocol.wire import encode
 from muster_runtime.launch.preflight import Trouble, check, check_patiently
 
 pytestmark = pytest.mark.runtime
@@ -136,8 +139,8 @@ def test_an_unreachable_server_shows_in_the_status_and_a_stop_ends_the_wait(
     wait = make_gang(1).eventually
     wait(leader.listens, "index 0 listens")
     wait(lambda: "can't be reached" in leader.status().storage_error, "the error is shown")
-    assert leader.status().phase is api.Phase.PREFLIGHT
-    leader.ask("POST", api.STOP_PATH, api.encode(api.Stop(api.StopReason.SUSPEND, 30)))
+    assert leader.status().phase is Phase.PREFLIGHT
+    leader.ask("POST", api.STOP_PATH, encode(Stop(StopReason.SUSPEND, 30)))
     assert leader.end(10).cause is Cause.PREEMPTED
 
 

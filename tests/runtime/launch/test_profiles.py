@@ -17,8 +17,9 @@ from hack.s3server import S3Server
 from muster_protocol import launcher_api as api
 from muster_protocol.checkpoints.s3 import S3Store
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Profile, ProfilePhase, Profiling
+from muster_protocol.launcher_status import Profile, ProfilePhase, Profiling
 from muster_protocol.uris import parse_uri
+from muster_protocol.wire import decode, encode
 from muster_runtime import report
 from muster_runtime.launch.membership import Refused
 from muster_runtime.launch.profiles import Profiles
@@ -51,14 +52,14 @@ for step in session.steps(10**6):
 
 
 def ask(pod: Any, wish: Profile) -> int:
-    code, _ = pod.ask("POST", api.PROFILE_PATH, api.encode(wish))
+    code, _ = pod.ask("POST", api.PROFILE_PATH, encode(wish))
     return int(code)
 
 
 def state(pod: Any) -> Profiling:
     code, body = pod.ask("GET", api.PROFILE_PATH)
     assert code == 200
-    return api.decode(Profiling, body)
+    return decode(Profiling, body)
 
 
 def test_all_ranks_record_the_same_steps_and_a_profiler_that_fails_ends_nothing(

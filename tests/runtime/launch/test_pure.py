@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster_protocol import exits
-from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
+from muster_protocol.messages import Ended, GangState, Member, Membership, Restart, Stop, StopReason
 from muster_runtime import report
 from muster_runtime.control import ControlReader, ControlWriter
 from muster_runtime.launch import config, termination, tracebacks, verdict
@@ -238,20 +238,20 @@ def test_a_program_without_tracebacks_leaves_its_last_words() -> None:
 
 
 def test_an_own_failure_stays_the_users_whoever_was_first() -> None:
-    facts = verdict.failed(failed(1, SIMPLE), api.Ended(0, 1, "user", "rank 0 exited"), index=1)
+    facts = verdict.failed(failed(1, SIMPLE), Ended(0, 1, "user", "rank 0 exited"), index=1)
     assert (facts.cause, facts.exit_code) == (Cause.USER, exits.EXIT_USER)
 
 
 @pytest.mark.parametrize(
     ("first", "cause"),
     [
-        (api.Ended(0, 1, "user", "rank 0 exited"), Cause.PEER),
-        (api.Ended(1, 1, "user", "itself", secondary=True), Cause.USER),
-        (api.Ended(1, 1, "network", "lost each other", secondary=True), Cause.NETWORK),
+        (Ended(0, 1, "user", "rank 0 exited"), Cause.PEER),
+        (Ended(1, 1, "user", "itself", secondary=True), Cause.USER),
+        (Ended(1, 1, "network", "lost each other", secondary=True), Cause.NETWORK),
         (None, Cause.INFRASTRUCTURE),
     ],
 )
-def test_an_echo_is_put_down_to_what_was_first(first: api.Ended | None, cause: Cause) -> None:
+def test_an_echo_is_put_down_to_what_was_first(first: Ended | None, cause: Cause) -> None:
     facts = verdict.failed(failed(1, ECHO), first, index=1)
     assert facts.cause is cause
     assert "gloo" in facts.traceback
@@ -271,8 +271,8 @@ class Clock:
         self.now = 0.0
 
 
-def member(index: int, attempt: int = 0, uid: str = "") -> api.Member:
-    return api.Member(index, uid or f"u{index}-{attempt}", "10.0.0.1", 1, attempt)
+def member(index: int, attempt: int = 0, uid: str = "") -> Member:
+    return Member(index, uid or f"u{index}-{attempt}", "10.0.0.1", 1, attempt)
 
 
 def test_a_barrier_forgets_who_hung_up_and_who_was_silent_for_long() -> None:
@@ -307,10 +307,10 @@ def test_an_older_attempt_is_refused_and_a_newer_takes_over() -> None:
 def test_a_roll_admits_whom_it_names() -> None:
     roll = Roll(1, 2)
     assert roll.check(member(1)) is None
-    refused = roll.check(api.Member(1, "x", "a", generation=2))
+    refused = roll.check(Member(1, "x", "a", generation=2))
     assert refused is not None
     assert refused.status == 409
-    assert roll.push(api.Membership(1, 4, (member(0), member(1, 1)))) is None
+    assert roll.push(Membership(1, 4, (member(0), member(1, 1)))) is None
     assert roll.incarnation() == 4
     assert roll.check(member(1, 1)) is None
     refused = roll.check(member(1))
@@ -353,12 +353,12 @@ def test_a_stop_reaches_a_mapped_control_word_and_only_comes_nearer(tmp_path: Pa
     assert not ControlReader(None).stop_requested()
 
 
-def of(incarnation: int, told: int | None = 1) -> api.Stop:
-    return api.Stop(api.StopReason.PREEMPT, 10.0, told, incarnation)
+def of(incarnation: int, told: int | None = 1) -> Stop:
+    return Stop(StopReason.PREEMPT, 10.0, told, incarnation)
 
 
-def lost(incarnation: int, index: int = 1) -> api.Restart:
-    return api.Restart(incarnation, api.Ended(index, 80, Cause.INFRASTRUCTURE.value))
+def lost(incarnation: int, index: int = 1) -> Restart:
+    return Restart(incarnation, Ended(index, 80, Cause.INFRASTRUCTURE.value))
 
 
 def test_a_stop_that_comes_after_the_gang_went_on_without_the_pod_that_was_told_is_ignored() -> None:
@@ -369,9 +369,9 @@ def test_a_stop_that_comes_after_the_gang_went_on_without_the_pod_that_was_told_
     state.ask_restart(lost(2))
     assert state.stop is None
     assert not state.hear_stop(of(1)), "it comes late"
-    state.adopt(api.GangState(of(1), restart=lost(2)))
+    state.adopt(GangState(of(1), restart=lost(2)))
     assert state.stop is None
-    assert not state.hear_stop(api.Stop(api.StopReason.PEER, 0.0, incarnation=1))
+    assert not state.hear_stop(Stop(StopReason.PEER, 0.0, incarnation=1))
     assert not state.ending
     assert state.hear_stop(of(2, told=0)), "of the newest"
     assert state.stop is not None
@@ -387,7 +387,7 @@ def test_a_stop_of_the_whole_gang_outlasts_a_restart() -> None:
     other.ask_restart(lost(2))
     assert late is not None
     assert not other.hear_stop(late)
-    other.adopt(api.GangState(leader.stop_left(), restart=leader.restart))
+    other.adopt(GangState(leader.stop_left(), restart=leader.restart))
     assert other.stop is not None
 
 

@@ -13,6 +13,9 @@ import pytest
 
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, Cause
+from muster_protocol.launcher_status import Phase
+from muster_protocol.messages import Member, Membership, Stop, StopReason
+from muster_protocol.wire import encode
 from muster_runtime.launch.liveness import SILENCE_BEATS, Silence
 from muster_runtime.launch.membership import Roll
 
@@ -76,10 +79,9 @@ class Operator:
 
     def push(self) -> None:
         members = tuple(
-            api.Member(pod.index, pod.uid, pod.address, 1, int(pod.uid.rpartition("-")[2]))
-            for pod in self.pods.values()
+            Member(pod.index, pod.uid, pod.address, 1, int(pod.uid.rpartition("-")[2])) for pod in self.pods.values()
         )
-        body = api.encode(api.Membership(1, self.incarnation, members))
+        body = encode(Membership(1, self.incarnation, members))
         for pod in self.pods.values():
             self.gang.eventually(pod.listens, f"index {pod.index} listens")
             assert pod.ask("PUT", api.MEMBERSHIP_PATH, body)[0] == 204
@@ -102,7 +104,7 @@ class Operator:
             if pod.index not in indexes and (pod.index == 0 or 0 in indexes):
                 expected = indexes if pod.index == 0 else (0,)
                 self.gang.eventually(lambda: pod.status().lost == expected, f"index {pod.index} misses {expected}")  # noqa: B023
-                assert pod.status().phase is api.Phase.JOINING
+                assert pod.status().phase is Phase.JOINING
 
     def all_end(self, cause: Cause, seconds: float = 60) -> None:
         for pod in self.pods.values():
@@ -186,7 +188,7 @@ def test_a_stop_goes_with_the_only_pod_that_was_told_of_it(
     gang.eventually(lambda: len(gang.marks("at-12-")) == 3, "all are at step 12", 240)
     operator.pods[victim].signal(signal.SIGTERM)
     for pod in operator.pods.values():
-        gang.eventually(lambda: pod.phase_is(api.Phase.STOPPING), f"index {pod.index} stops")  # noqa: B023
+        gang.eventually(lambda: pod.phase_is(Phase.STOPPING), f"index {pod.index} stops")  # noqa: B023
     kill(operator.pods[victim])
     operator.loses(victim)
     operator.replace(victim)
@@ -231,7 +233,7 @@ def test_who_was_replaced_and_comes_back_is_refused(make_gang: MakeGang, victim:
         assert old.end().cause is Cause.PREEMPTED
     dies(gang, pid_of(gang, 1, victim))
     assert all(pod.status().incarnation == 2 and not pod.status().lost for pod in operator.pods.values())
-    assert all(pod.phase_is(api.Phase.RUNNING) for pod in operator.pods.values()), "its stop was not for this gang"
+    assert all(pod.phase_is(Phase.RUNNING) for pod in operator.pods.values()), "its stop was not for this gang"
     end(gang)
     operator.all_end(Cause.SUCCEEDED)
 
@@ -262,7 +264,7 @@ def test_a_stop_ends_the_wait_at_once(make_gang: MakeGang, victim: int, asked: i
     if how == "signal":
         operator.pods[asked].signal(signal.SIGTERM)
     else:
-        stop = api.encode(api.Stop(api.StopReason.SUSPEND, 60))
+        stop = encode(Stop(StopReason.SUSPEND, 60))
         assert operator.pods[asked].ask("POST", api.STOP_PATH, stop)[0] == 202
     for pod in operator.pods.values():
         facts = pod.end()
@@ -277,7 +279,7 @@ def test_a_pod_whose_place_the_operator_gives_away_is_lost_though_it_lives(make_
     operator.runs(1)
     old = operator.pods[1]
     operator.replace(1)
-    assert operator.pods[0].ask("POST", api.JOIN_PATH, api.encode(api.Member(1, old.uid, old.address, 1)))[0] == 403
+    assert operator.pods[0].ask("POST", api.JOIN_PATH, encode(Member(1, old.uid, old.address, 1)))[0] == 403
     operator.runs(2)
     old.process.kill()
     end(gang)
@@ -326,7 +328,7 @@ def test_a_roll_excludes_who_is_not_named_and_who_was_given_up() -> None:
     roll.give_up("a")
     assert roll.excludes("a")
     roll.take_back("a")
-    roll.push(api.Membership(1, 1, (api.Member(0, "a", "10.0.0.1", 1), api.Member(1, "b", "10.0.0.2", 1))))
+    roll.push(Membership(1, 1, (Member(0, "a", "10.0.0.1", 1), Member(1, "b", "10.0.0.2", 1))))
     assert [roll.excludes(uid) for uid in ("a", "b", "c")] == [False, False, True]
 
 

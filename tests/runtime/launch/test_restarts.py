@@ -14,6 +14,9 @@ import pytest
 
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_PREEMPTED, EXIT_USER, Cause
+from muster_protocol.launcher_status import Phase
+from muster_protocol.messages import Ended, GangState, Stop, StopReason
+from muster_protocol.wire import decode, encode
 from muster_runtime.launch.restarts import MOST_IN_WINDOW, WINDOW_SECONDS, Refusal, Restarts
 
 pytestmark = pytest.mark.runtime
@@ -54,7 +57,7 @@ def test_a_killed_rank_starts_the_gang_again_in_the_same_pods(make_gang: MakeGan
     runs(gang, 2, 4)
     assert not [pid for pid in before if lives(pid)], "nothing of the first incarnation lives beside the second"
     status = pods[0].status()
-    assert (status.incarnation, status.restarts, status.phase) == (2, 1, api.Phase.RUNNING)
+    assert (status.incarnation, status.restarts, status.phase) == (2, 1, Phase.RUNNING)
     assert status.restarted_after == "rank 3 was ended by SIGKILL"
     assert all(pod.termination_log.read_text() == "" for pod in pods), "the word of an end is taken back"
     (gang.folder / "end").touch()
@@ -70,10 +73,10 @@ def test_a_stop_of_the_incarnation_before_that_comes_late_stops_nobody(make_gang
     os.kill(pid_of(gang, 1, 1), signal.SIGKILL)
     runs(gang, 2, 2)
     from_leader = {"X_Muster_Relayed": "1", "X_Muster_Pod": leader.uid, "X_Muster_Generation": "1"}
-    for reason in (api.StopReason.PREEMPT, api.StopReason.PEER):
-        late = api.encode(api.Stop(reason, 20, told=1, incarnation=1))
+    for reason in (StopReason.PREEMPT, StopReason.PEER):
+        late = encode(Stop(reason, 20, told=1, incarnation=1))
         assert other.ask("POST", api.STOP_PATH, late, **from_leader)[0] == 202
-    assert other.status().phase is api.Phase.RUNNING
+    assert other.status().phase is Phase.RUNNING
     (gang.folder / "end").touch()
     assert {pod.end().cause for pod in (leader, other)} == {Cause.SUCCEEDED}
 
@@ -174,9 +177,9 @@ def test_what_an_older_incarnation_says_ends_nobody(make_gang: MakeGang) -> None
     runs(gang, 1, 2)
     os.kill(pid_of(gang, 1, 0), signal.SIGKILL)
     runs(gang, 2, 2)
-    old = api.Ended(1, 1, Cause.USER.value, "old news", rank=1, crash=True, incarnation=1)
-    code, body = pods[0].ask("POST", api.ENDED_PATH, api.encode(old))
-    answer = api.decode(api.GangState, body)
+    old = Ended(1, 1, Cause.USER.value, "old news", rank=1, crash=True, incarnation=1)
+    code, body = pods[0].ask("POST", api.ENDED_PATH, encode(old))
+    answer = decode(GangState, body)
     assert code == 200
     assert answer.ended is None
     assert answer.restart is not None
@@ -200,11 +203,9 @@ def test_a_pod_that_is_lost_while_the_gang_starts_again_ends_it(make_gang: MakeG
     assert "index 1 (pod uid-1-0) is lost" in facts.message
 
 
-def crash(
-    how: str = "was ended by SIGKILL", step: int | None = None, *, rank: int = 0, echo: bool = False
-) -> api.Ended:
+def crash(how: str = "was ended by SIGKILL", step: int | None = None, *, rank: int = 0, echo: bool = False) -> Ended:
     signature = how if "Error" in how else ""
-    ended = api.Ended(0, 1, Cause.USER.value, f"rank {rank} {how}", rank, secondary=echo, crash=True, step=step)
+    ended = Ended(0, 1, Cause.USER.value, f"rank {rank} {how}", rank, secondary=echo, crash=True, step=step)
     return replace(ended, signature=signature)
 
 
@@ -232,7 +233,7 @@ def test_the_window_moves_on() -> None:
         (crash(BAD_VALUE, 7, echo=True), crash(BAD_VALUE, 7, echo=True), True),
     ],
 )
-def test_the_same_exception_at_the_same_step_is_the_scripts(first: api.Ended, second: api.Ended, again: bool) -> None:
+def test_the_same_exception_at_the_same_step_is_the_scripts(first: Ended, second: Ended, again: bool) -> None:
     restarts = Restarts(100)
     restarts.pause(first, 0.0)
     if again:

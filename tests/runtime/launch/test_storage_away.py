@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hack.s3server import BUCKET, S3Server, serving
 
-from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause
+from muster_protocol.launcher_status import Phase
 from muster_protocol.uris import parse_uri
 from muster_runtime.launch.preflight import check_patiently
 
@@ -38,7 +38,7 @@ def test_a_gang_that_starts_while_the_storage_is_away_goes_on_when_it_is_back(
     follower, leader = (gang.pod(index, gang.script("mark('started')\n")) for index in (1, 0))
     gang.eventually(leader.listens, "index 0 listens")
     gang.eventually(lambda: leader.status().storage_error, "the trouble is told")
-    assert leader.status().phase is api.Phase.PREFLIGHT
+    assert leader.status().phase is Phase.PREFLIGHT
     assert gang.marks("started") == set(), "no rank runs before the storage can be used"
     own_server.start()
     assert [pod.end(60).cause for pod in (leader, follower)] == [Cause.SUCCEEDED] * 2

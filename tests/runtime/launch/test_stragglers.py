@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster_protocol.launcher_api import METRICS_PATH, Pace
+from muster_protocol.launcher_api import METRICS_PATH
+from muster_protocol.messages import Pace
 from muster_runtime.launch.stragglers import Rule, Stragglers, told
 
 pytestmark = pytest.mark.runtime

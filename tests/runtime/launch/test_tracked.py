@@ -15,8 +15,9 @@ import torch
 
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.launcher_api import Facts, Profiling, StopReason
-from muster_protocol.launcher_api import Tracking as Told
+from muster_protocol.launcher_status import Facts, Profiling
+from muster_protocol.launcher_status import Tracking as Told
+from muster_protocol.messages import StopReason
 from muster_runtime import report
 from muster_runtime.launch import config, tracked
 from muster_runtime.launch.tracking import COMMAND, Tracking

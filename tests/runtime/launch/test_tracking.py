@@ -17,7 +17,8 @@ from hack.mlflow import MLflowServer, serving, values
 from muster_protocol import env
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Facts, Tracking
+from muster_protocol.launcher_status import Facts, Tracking
+from muster_protocol.wire import encode
 
 pytestmark = pytest.mark.runtime
 
@@ -74,7 +75,7 @@ def test_one_job_is_one_run_over_all_its_starts(make_gang: MakeGang, mlflow: MLf
     first = gang.pod(0, command, STEPS="100000")
     gang.eventually(lambda: gang.marks("trains"), "it trains", 200)
     facts = Facts({"muster.queue": "research"}, 8, 36_000, "120.50", 16.0, "EUR", time.time() - 900)
-    assert first.ask("PUT", api.FACTS_PATH, api.encode(facts))[0] == 204
+    assert first.ask("PUT", api.FACTS_PATH, encode(facts))[0] == 204
     assert first.ask("PUT", api.FACTS_PATH, b'{"cost": "much"}')[0] == 400
     gang.eventually(lambda: tracking(first).well, "MLflow has it", 60)
     assert "/#/experiments/" in tracking(first).url

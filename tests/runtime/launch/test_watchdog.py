@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Ended, Examined, RankSeen
+from muster_protocol.messages import Ended, Examined, RankSeen
 from muster_runtime import stacks
 from muster_runtime.launch import captures, config, hang, verdict
 from muster_runtime.launch.watchdog import AUTO_SECONDS, NOTICE_SECONDS, Limits, StepTimes, Watchdog

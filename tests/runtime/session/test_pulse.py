@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gangs import run_gang
 
-from muster_protocol.launcher_api import Examined, RankSeen
+from muster_protocol.messages import Examined, RankSeen
 from muster_runtime.control import ControlWriter
 from muster_runtime.launch import captures, hang
 from muster_runtime.pulse import PulseReader, Section

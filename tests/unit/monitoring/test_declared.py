@@ -13,7 +13,7 @@ from hack.prometheus import program
 from muster.telemetry.metrics import Metrics
 from muster.telemetry.metrics_declared import ALL, OPERATOR
 from muster_protocol.goodput import Spent
-from muster_protocol.launcher_api import Straggler, Tracking
+from muster_protocol.launcher_status import Straggler, Tracking
 from muster_protocol.metrics import RUNTIME, Kind
 from muster_runtime import report
 from muster_runtime.launch import config

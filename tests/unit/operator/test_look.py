@@ -16,8 +16,8 @@ from muster.cluster.views import PodView
 from muster.controllers.progress import progressed
 from muster.telling.scene import Scene
 from muster.telling.wording import one_line
-from muster_protocol.launcher_api import Kept, MemoryTier, Saving, Status
-from muster_protocol.launcher_api import Phase as LauncherPhase
+from muster_protocol.launcher_status import Kept, MemoryTier, Saving, Status
+from muster_protocol.launcher_status import Phase as LauncherPhase
 
 pytestmark = pytest.mark.unit
 

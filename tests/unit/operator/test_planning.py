@@ -28,8 +28,8 @@ from muster.controllers.books import topology_status
 from muster.controllers.progress import progressed
 from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.snapshot import TopologyMode
-from muster_protocol.launcher_api import Phase as LauncherPhase
-from muster_protocol.launcher_api import Status as LauncherStatus
+from muster_protocol.launcher_status import Phase as LauncherPhase
+from muster_protocol.launcher_status import Status as LauncherStatus
 
 pytestmark = pytest.mark.unit
 

@@ -15,7 +15,8 @@ from muster.cluster.errors import ApiError
 from muster.cluster.overrides import TRAINER
 from muster.cluster.views import PodView
 from muster_protocol import launcher_api
-from muster_protocol.launcher_api import Profile, ProfilePhase, Profiling
+from muster_protocol.launcher_status import Profile, ProfilePhase, Profiling
+from muster_protocol.wire import decode, encode
 
 pytestmark = pytest.mark.unit
 
@@ -57,9 +58,9 @@ class Cluster:
         assert headers[launcher_api.TOKEN_HEADER] == "t" * 64
         self.asked.append((pod, method, path, body))
         if method == "POST":
-            return (409, self.refuses.encode()) if self.refuses else (202, launcher_api.encode(Profiling()))
+            return (409, self.refuses.encode()) if self.refuses else (202, encode(Profiling()))
         states = self.states[int(pod.split("-")[2])]
-        return 200, launcher_api.encode(states.pop(0) if len(states) > 1 else states[0])
+        return 200, encode(states.pop(0) if len(states) > 1 else states[0])
 
 
 async def test_it_waits_for_all_workers_and_names_their_files() -> None:
@@ -70,7 +71,7 @@ async def test_it_waits_for_all_workers_and_names_their_files() -> None:
     cluster, written = Cluster([asked, asked, done], [old, other]), list[str]()
     wish = Profile(5, everybody=True, memory=True)
     assert await record(cluster, [pod(0), pod(1)], wish, written.append, every=0.001) == 0
-    assert launcher_api.decode(Profile, cluster.asked[0][3] or b"") == wish
+    assert decode(Profile, cluster.asked[0][3] or b"") == wish
     assert written == [
         "5 steps of all ranks will be recorded\n",
         f"{URI}/rank-0.json.gz\n",

@@ -34,8 +34,8 @@ from muster.controllers.questions import (
 )
 from muster.controllers.records import Record
 from muster.controllers.situations import PATIENCE, Situations
-from muster_protocol import launcher_api
-from muster_protocol.launcher_api import Phase, Status
+from muster_protocol.launcher_status import Phase, Status
+from muster_protocol.wire import encode
 
 from .lifecycle.cases import START, Case, trainingjob
 from .loops import Items
@@ -193,7 +193,7 @@ class Fleet:
         if node in self.dead or node in self.cut:
             await self.clock.sleep(TIMEOUT)
             raise self._failing(launcher.pod)
-        return 200, launcher_api.encode(Status(Phase.RUNNING, 1, 1, 0 if node.endswith("-a") else 1))
+        return 200, encode(Status(Phase.RUNNING, 1, 1, 0 if node.endswith("-a") else 1))
 
     async def go_on(self, seconds: int) -> None:
         """The operator asks once a second and gives each gang its turn that has news."""

@@ -21,8 +21,8 @@ from muster.telemetry.cost.intervals import Interval
 from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage
 from muster.telemetry.history.upserts import Key, key_of
 from muster_protocol import exits
-from muster_protocol.launcher_api import Checkpoint as Saved
-from muster_protocol.launcher_api import Phase, Status
+from muster_protocol.launcher_status import Checkpoint as Saved
+from muster_protocol.launcher_status import Phase, Status
 
 from .lifecycle.cases import START, Case, trainingjob
 

@@ -26,7 +26,7 @@ from muster.controllers import tracking
 from muster.controllers.progress import progressed
 from muster.controllers.records import Record
 from muster.telling.scene import Scene
-from muster_protocol.launcher_api import Phase, Status, Tracking
+from muster_protocol.launcher_status import Phase, Status, Tracking
 
 pytestmark = pytest.mark.unit
 

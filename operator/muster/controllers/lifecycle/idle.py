@@ -16,7 +16,7 @@ from muster.controllers.idle_limits import IdleLimit
 from muster.controllers.lifecycle.turn import Turn
 from muster_protocol.durations import format_duration
 from muster_protocol.idleness import MINUTE, Idleness
-from muster_protocol.launcher_api import Phase
+from muster_protocol.launcher_status import Phase
 
 FRESH: Final = 300.0
 """Seconds for which a launcher's answer holds. Of ten thousand calm gangs each is asked every 200 s (`questions`)."""

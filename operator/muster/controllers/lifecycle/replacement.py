@@ -26,7 +26,7 @@ from muster.controllers.lifecycle import blame, causes, failure, withdraw
 from muster.controllers.lifecycle.causes import End, Kind
 from muster.controllers.lifecycle.stopping import remove_strays
 from muster.controllers.lifecycle.turn import Turn
-from muster_protocol.launcher_api import Phase
+from muster_protocol.launcher_status import Phase
 
 AVOIDED: Final = 30
 """Seconds for which a node that turned a new pod away, or seems dead, is not tried again."""

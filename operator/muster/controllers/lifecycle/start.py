@@ -15,9 +15,10 @@ from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import blame, failure, hindrance
 from muster.controllers.lifecycle.turn import Turn
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Ended, Numerics, ProfilePhase, Profiling
-from muster_protocol.launcher_api import Phase as LauncherPhase
-from muster_protocol.launcher_api import Status as LauncherStatus
+from muster_protocol.launcher_status import Numerics, ProfilePhase, Profiling
+from muster_protocol.launcher_status import Phase as LauncherPhase
+from muster_protocol.launcher_status import Status as LauncherStatus
+from muster_protocol.messages import Ended
 
 BARRIER: Final = 5.0
 """Seconds that a gang whose pods are all ready may take to its barrier before PodsReady is told by itself. Most take

@@ -11,7 +11,7 @@ from muster.api.nodefaults import FaultCause
 from muster.cluster.status import is_true
 from muster.controllers.lifecycle import blame
 from muster.controllers.lifecycle.turn import Turn
-from muster_protocol.launcher_api import Straggler
+from muster_protocol.launcher_status import Straggler
 
 _SHOWN: Final = 4
 """Stragglers that are told one by one."""

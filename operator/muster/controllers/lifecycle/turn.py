@@ -21,7 +21,7 @@ from muster.controllers.asking import Capacity
 from muster.controllers.idle_limits import IdleLimit
 from muster.controllers.lifecycle.hindrance import Heard
 from muster_protocol.goodput import Spent
-from muster_protocol.launcher_api import Status as LauncherStatus
+from muster_protocol.launcher_status import Status as LauncherStatus
 
 TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 

@@ -23,7 +23,7 @@ from muster.controllers.lifecycle.reconcile import reconcile
 from muster.controllers.lifecycle.turn import NO_FACTS, Claim, Decision, Facts, Made, Note, Refusal, Situation
 from muster.controllers.planning import admitted
 from muster_protocol import exits
-from muster_protocol.launcher_api import Phase, Status
+from muster_protocol.launcher_status import Phase, Status
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
 

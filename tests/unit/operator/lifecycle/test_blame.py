@@ -9,7 +9,7 @@ import pytest
 from muster.api.trainingjob_status import NodeFault
 from muster.controllers.lifecycle.reconcile import reconcile
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Ended
+from muster_protocol.messages import Ended
 
 from .cases import Case, trainingjob
 

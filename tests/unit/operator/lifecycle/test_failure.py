@@ -12,7 +12,8 @@ from muster.api.placement import Victim
 from muster.controllers.lifecycle.failure import remaining_restarts
 from muster.controllers.lifecycle.turn import Claim
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Ended, Numerics, Phase, ProfilePhase, Profiling
+from muster_protocol.launcher_status import Numerics, Phase, ProfilePhase, Profiling
+from muster_protocol.messages import Ended
 
 from .cases import Case, trainingjob
 

@@ -12,7 +12,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.controllers.progress import COUNTED_EVERY, progressed
 from muster_protocol.exits import Cause
 from muster_protocol.goodput import Spent
-from muster_protocol.launcher_api import Phase, Status
+from muster_protocol.launcher_status import Phase, Status
 
 from .cases import START, Case, trainingjob
 

@@ -15,7 +15,7 @@ from muster.controllers.idle_limits import IdleLimit
 from muster.controllers.lifecycle.idle import FRESH
 from muster_protocol.exits import Cause
 from muster_protocol.idleness import Busy, Idleness
-from muster_protocol.launcher_api import Phase
+from muster_protocol.launcher_status import Phase
 
 from .cases import Case, trainingjob
 

@@ -15,7 +15,7 @@ from muster.controllers.lifecycle.failure import UNANSWERED
 from muster.controllers.lifecycle.replacement import AVOIDED, MOST, SHRINKING, shrinks_at
 from muster.controllers.lifecycle.turn import REPLACE_LIMIT, Claim, Made
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Phase
+from muster_protocol.launcher_status import Phase
 
 from .cases import Case, trainingjob
 

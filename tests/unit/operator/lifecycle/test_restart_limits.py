@@ -14,7 +14,7 @@ from muster.api.restarts import Group, booked, used
 from muster.api.trainingjob_status import PastFailure
 from muster.controllers.lifecycle.failure import remaining_restarts
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Phase
+from muster_protocol.launcher_status import Phase
 
 from .cases import START, Case, trainingjob
 

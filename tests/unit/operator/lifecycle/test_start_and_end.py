@@ -8,7 +8,7 @@ from muster.api.names import ConditionType
 from muster.api.trainingjob_status import Progress
 from muster.controllers.lifecycle.turn import Made
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Phase, Status
+from muster_protocol.launcher_status import Phase, Status
 
 from .cases import Case, pod_view, trainingjob
 

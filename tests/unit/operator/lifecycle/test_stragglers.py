@@ -8,7 +8,7 @@ import pytest
 
 from muster.api.names import ConditionType, EventReason
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_api import Straggler
+from muster_protocol.launcher_status import Straggler
 
 from .cases import Case, trainingjob
 
