@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from muster.scheduling.plan import Plan
+from muster.scheduling.plan import Plan, WaitReason
 from muster.scheduling.snapshot import NONE, UNLIMITED, Int, JobState, Snapshot, TopologyMode
 
 
@@ -148,3 +148,38 @@ def admitted(snapshot: Snapshot, plan: Plan) -> Iterator[tuple[int, list[int]]]:
     """(job, node of each worker) of each admission, in order."""
     for admission in plan.admissions:
         yield job_index(snapshot, admission.uid), admission.nodes.tolist()
+
+
+def starts_later(snapshot: Snapshot, first: Plan, again: Plan) -> set[str]:
+    """Who starts in the plan after one that was carried out, and rightly so: see the docstring of `planner`.
+
+    They waited for quota, or behind others, in a tree of several queues. Whom room alone was lacking never do.
+    """
+    waited = {each.uid: each.reason for each in first.waiting}
+    roots = [way_up(snapshot, queue)[-1] for queue in range(len(snapshot.queues.names))]
+    rightly = set()
+    for admission in again.admissions:
+        root = roots[int(snapshot.jobs.queues[job_index(snapshot, admission.uid)])]
+        kept_from = waited.get(admission.uid) in (WaitReason.QUOTA_EXCEEDED, WaitReason.BEHIND_OTHERS)
+        if kept_from and roots.count(root) > 1:
+            rightly.add(admission.uid)
+    return rightly
+
+
+def any_would_be_lent(snapshot: Snapshot) -> bool:
+    """Whether anybody waits who needs what other queues lend: nothing is kept for those while they are young."""
+    use = usage(snapshot)
+    return any(_would_be_lent(snapshot, use, job) for job in pending(snapshot))
+
+
+def _would_be_lent(snapshot: Snapshot, use: dict[tuple[int, int, int], int], job: int) -> bool:
+    """Whether a job takes its queue beyond what that and the queues above it name."""
+    jobs = snapshot.jobs
+    queue, flavour = int(jobs.queues[job]), int(jobs.flavours[job])
+    for resource in range(len(snapshot.resources)):
+        need = int(jobs.requests[job, resource]) * int(jobs.workers[job])
+        named = [int(snapshot.queues.nominal[one, flavour, resource]) for one in way_up(snapshot, queue)]
+        own = sum(each for each in named if each < UNLIMITED)
+        if need and limited(snapshot, queue, flavour, resource) and use.get((queue, flavour, resource), 0) + need > own:
+            return True
+    return False

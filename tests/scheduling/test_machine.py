@@ -114,8 +114,11 @@ class Scheduling(RuleBasedStateMachine):
         if made.broken:
             return
         # 2. A promise for which nobody has to go (a node was mended, or its pods went meanwhile) comes true at once;
-        #    nobody else starts.
-        assert {each.uid for each in again.admissions} <= {each.uid for each in made.promises}
+        #    nobody else starts, but who was kept from quota that is not kept any more.
+        later = {each.uid for each in again.admissions} - {each.uid for each in made.promises}
+        assert later <= oracle.starts_later(before, made, again)
+        if later:
+            return
         assert not again.broken
         # 3. A promise protects its job until it comes true. Then it is a placement like others, and who came after
         #    the promise and ranks before its job may ask it.

@@ -176,9 +176,30 @@ def aged(draw: st.DrawFn) -> Snapshot:
 
 @settings(max_examples=300, deadline=None)
 @given(aged())
-def test_with_age_limits_hold_and_a_plan_that_was_carried_out_starts_no_more(world: Snapshot) -> None:
+def test_with_age_limits_hold_and_then_only_those_start_from_whom_quota_was_kept(world: Snapshot) -> None:
     decided, use = plan(world), oracle.usage(world)
     for job, _ in oracle.admitted(world, decided):
         assert oracle.quota_allows(world, use, job)
         oracle.add(world, use, job)
-    assert not plan(apply(world, decided)).admissions
+    again = plan(apply(world, decided))
+    assert {each.uid for each in again.admissions} == oracle.starts_later(world, decided, again)
+
+
+def test_a_borrower_starts_a_plan_later_when_the_owners_want_less() -> None:
+    """The old job is counted on with 6 of the lender's 8 GPUs. It lacks quota, two small ones start instead, and beside
+    these it would have to borrow itself: its claim is gone when the borrowers had their turn."""
+    queues = [Queue("borrows", gpus=0), Queue("lends", gpus=8, parent="borrows")]
+    outcome = planned(
+        queues,
+        Job("old", workers=2, gpus=3, queue="lends", submitted=-AGE_STEP),
+        Job("two", gpus=2, queue="lends", submitted=-9),
+        *(Job(name, gpus=1, queue="borrows", submitted=-8) for name in ("x", "y", "z")),
+        Job("running", gpus=3, queue="borrows", submitted=-7, holding=True),
+        Job("one", gpus=1, queue="lends", submitted=-6),
+    )
+    assert list(outcome.admitted) == ["two", "one"]
+    assert outcome.waiting["x"].reason is WaitReason.QUOTA_EXCEEDED
+    after = apply(outcome.snapshot, outcome.plan)
+    again = plan(after)
+    assert [each.uid for each in again.admissions] == ["x", "y"]
+    assert not plan(apply(after, again)).admissions

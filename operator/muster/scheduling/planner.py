@@ -21,6 +21,11 @@ Cases 1 and 2 hold nobody else back, and so do the jobs of case 4 behind the las
 Why a plan applied to its own snapshot changes nothing: while a plan is made, open room only shrinks and charged quota
 only grows, every later admission left both for each job ahead, and all tests of fit are exact. So each job that waits
 meets no more room and no more quota the second time, and keeps the same room and the same quota for itself.
+
+What is kept from a job for the sake of other queues may end, though, with what starts after its turn: an owner that was
+counted on lacks quota, others of its queue start instead, and beside them it would have to borrow itself; or a head's
+queue borrows for a job behind it, so that others would lend the head its quota. Then who was kept waiting starts in the
+next plan, which the admissions bring about.
 """
 
 from __future__ import annotations
