@@ -15,18 +15,37 @@ from typing import Annotated, Any, Final
 
 import typer
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from muster import __version__
 from muster.cli import checkpoint, completing, cost, explaining, look, profiling, tables
 from muster.cli import logs as workers_logs
-from muster.cli.printing import Output, note
+from muster.cli.printing import As, Output, fail
 from muster.cli.scene import NotThere
 from muster.cli.settings import Settings
 from muster.cluster.credentials import CredentialsError
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster_protocol.launcher_status import PROFILE_STEPS
 
+
+class _Commands(typer.core.TyperGroup):
+    """All commands. A refused value is told without pydantic's word for who refused it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = _told(error.message)
+            raise
+
+
+def _told(message: str) -> str:
+    """What pydantic says of a value that one of our own checks has refused."""
+    return message.removeprefix("Value error, ")
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Muster: gangs of GPUs, trained together. Installed as kubectl-muster, too: kubectl muster status JOB.",
     epilog="Exit codes: 0 done; 1 the job has failed, or a check has found something; 2 it could not be done, and "
     "stderr says why; 130 interrupted.",
@@ -41,10 +60,24 @@ app.add_typer(cost.prices_app, name="prices")
 Kubeconfig = Annotated[str | None, typer.Option(help="Path of a kubeconfig; else KUBECONFIG or ~/.kube/config.")]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Name of the TrainingJob.", autocompletion=completing.jobs)]
-As = Annotated[Output, typer.Option("--output", "-o", help="A table for people, or JSON.")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace of the job; else the kubeconfig's.")
 ]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None: ...
+
 
 HINTS: Final = {
     401: "; sign in to the cluster anew, or give another --context",
@@ -70,7 +103,7 @@ def _log(settings: Settings) -> None:
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(_JsonLines() if settings.log_format == "json" else text)
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(level=settings.log_level, handlers=[handler], force=True)
     logging.getLogger("kopf").setLevel(logging.WARNING)
     logging.getLogger("kopf._core.reactor").setLevel(logging.CRITICAL)  # what it raises is told by whoever runs it
 
@@ -105,10 +138,14 @@ def operator(
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         for problem in error.errors():
-            name = "_".join(str(part) for part in problem["loc"])
-            _fail(f"--{name.replace('_', '-')} (MUSTER_OPERATOR_{name.upper()}): {problem['msg']}")
+            name, *within = (str(part) for part in problem["loc"])
+            option = f"--{name.replace('_', '-')}, " if name in given else ""
+            where = ".".join((f"{option}MUSTER_OPERATOR_{name.upper()}", *within))
+            fail(f"{where}: {_told(problem['msg'])}")
+    except SettingsError as error:
+        fail(f"a variable MUSTER_OPERATOR_* is no JSON: {error}: {error.__cause__}; see docs/reference/chart.md")
     if not settings.runtime_image:
-        _fail(
+        fail(
             "no runtime image: give --runtime-image (or MUSTER_OPERATOR_RUNTIME_IMAGE), the image built from "
             "images/runtime/Containerfile"
         )
@@ -180,7 +217,7 @@ def logs(
       muster logs llama-8b -n research --rank 17 --tail 100
     """
     if sum((worker is not None, rank is not None, everybody)) > 1:
-        _fail("--worker, --rank and --all contradict each other; give one of them")
+        fail("--worker, --rank and --all contradict each other; give one of them")
     workers = () if everybody else worker or (0,)
     work = workers_logs.logs(
         job,
@@ -213,7 +250,7 @@ def profile(
       muster profile llama-8b -n research --steps 3 --ranks all
     """
     if ranks not in ("0", "all"):
-        _fail(f"--ranks is {ranks!r}; say 0 or all")
+        fail(f"--ranks is {ranks!r}; say 0 or all")
     work = profiling.profile(
         job,
         namespace,
@@ -269,7 +306,7 @@ def simulate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of failures and reclaims, or of the trace that is made.", min=0)] = 1,
     interval: Annotated[float, typer.Option(help="Least seconds between two decisions, the same for all.")] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of a table.")] = False,
+    output: As = Output.TABLE,
     plots: Annotated[Path | None, typer.Option(help="Folder to write SVG plots to.")] = None,
     make_trace: Annotated[Path | None, typer.Option(help="Write a synthetic trace to this file, and end.")] = None,
     jobs: Annotated[int, typer.Option(help="With --make-trace: how many.", min=1)] = 10_000,
@@ -290,16 +327,14 @@ def simulate(
         if make_trace is not None:
             simulating.make_trace(make_trace, cluster, jobs, load, seed)
         elif cluster is None or trace is None:
-            _fail(
-                "give a cluster file and a trace: muster simulate CLUSTER.yaml TRACE.csv; --make-trace writes a trace"
-            )
+            fail("give a cluster file and a trace: muster simulate CLUSTER.yaml TRACE.csv; --make-trace writes a trace")
         else:
             chosen = policy or ["fifo", "easy", "muster"]
-            simulating.run(cluster, trace, chosen, seed, interval, json=as_json, plots=plots)
+            simulating.run(cluster, trace, chosen, seed, interval, output=output, plots=plots)
     except SimulationError as error:
-        _fail(str(error))
+        fail(str(error))
     except OSError as error:
-        _fail(f"cannot write {error.filename}: {error.strerror}; name a place that can be written")
+        fail(f"cannot write {error.filename}: {error.strerror}; name a place that can be written")
 
 
 @app.command()
@@ -332,23 +367,18 @@ def _run(work: Any, hint: str = "") -> int:
     except BrokenPipeError:
         raise  # who reads has enough; Typer ends quietly
     except (CredentialsError, NotThere) as error:
-        _fail(str(error))
+        fail(str(error))
     except ApiError as error:
-        _fail(f"the API server refused: {error.message or error}{HINTS.get(error.status, '')}")
+        fail(f"the API server refused: {error.message or error}{HINTS.get(error.status, '')}")
     except ApiUnreachable as error:
-        _fail(f"{error}; check the address and the certificate authority in your kubeconfig, and that the cluster runs")
+        fail(f"{error}; check the address and the certificate authority in your kubeconfig, and that the cluster runs")
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        _fail(f"the cluster has an object that this version cannot read: {field}: {first['msg']}; upgrade muster")
+        fail(f"the cluster has an object that this version cannot read: {field}: {first['msg']}; upgrade muster")
     except OSError as error:
-        _fail(f"{error}{hint}")
+        fail(f"{error}{hint}")
     return code
-
-
-def _fail(message: str) -> Any:
-    note(message)
-    raise typer.Exit(2)
 
 
 def main() -> None:

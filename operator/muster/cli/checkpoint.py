@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from muster.cli import checkpoint_tables as tables
-from muster.cli.printing import Output, note, print_json
+from muster.cli.printing import As, Output, fail, note, print_json
 from muster.sizing.prices import catalogue
 from muster_protocol.checkpoints.chain import Found, read_manifest
 from muster_protocol.checkpoints.commit import claim_epoch
@@ -59,7 +59,6 @@ UriAtStep = Annotated[
 Endpoint = Annotated[
     str | None, typer.Option(help="URL of the S3 server; else AWS_ENDPOINT_URL_S3, or AWS's own.", show_default=False)
 ]
-As = Annotated[Output, typer.Option("--output", "-o", help="A table for people, or JSON.")]
 
 
 @app.command("ls")
@@ -182,7 +181,7 @@ def keep(
         if let_go:
             parsed, step = parse_uri_at_step(uri)
             if name is None and step is None:
-                _fail(f"say which tag: muster checkpoint keep {uri} --release --name NAME, or {uri}@STEP --release")
+                fail(f"say which tag: muster checkpoint keep {uri} --release --name NAME, or {uri}@STEP --release")
             with _opened(str(parsed), endpoint) as store:
                 release(store, name or f"step-{step}")
             typer.echo(f"released {name or f'step-{step}'}")
@@ -233,13 +232,15 @@ def prune(
       muster checkpoint prune s3://models/llama-8b --job-gone --yes
     """
     if dry_run and yes:
-        _fail("--dry-run and --yes contradict each other; give one of them")
+        fail("--dry-run and --yes contradict each other; give one of them")
     with _explained():
         rules = Retention(last, every, every_hours * 3600 if every_hours else None, parse_best(best) if best else None)
         with _opened(uri, endpoint) as store:
             inventory = take(store)
             if rules.best and (wrong := unknown_metric(inventory, rules.best)):
-                _fail(wrong)
+                fail(wrong)
+            if not inventory.folders:
+                note(f"{store.uri} has no checkpoints; is it the uri of the job's spec.checkpoint?")
             if job_gone and yes and inventory.latest is not None:
                 claim_epoch(store, _me("prune"))
                 inventory = take(store)
@@ -370,7 +371,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except (MusterError, ValueError) as error:
-        _fail(str(error))
+        fail(str(error))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
@@ -388,8 +389,3 @@ def _me(what: str) -> str:
     except (KeyError, OSError):  # a container's user need not have a name
         user = f"user {os.getuid()}"
     return f"muster checkpoint {what} by {user} on {socket.gethostname()}"
-
-
-def _fail(message: str) -> Any:
-    note(message)
-    raise typer.Exit(2)

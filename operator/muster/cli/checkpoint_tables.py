@@ -202,7 +202,8 @@ def print_pruning(report: Mapping[str, Any]) -> None:
     rows += [
         (verb, str(each["step"]), str(each["epoch"]), amount(each["bytes"]), each["why"]) for each in report["remove"]
     ]
-    _print(("", "STEP", "EPOCH", "SIZE", "WHY"), rows)
+    if rows:
+        _print(("", "STEP", "EPOCH", "SIZE", "WHY"), rows)
     for each in report["spared"]:
         typer.echo(f"spared {each['folder']}: {each['why']}")
     if report["unfinishedUploads"]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Final
 
 import typer
 import yaml
 from rich.console import Console
 from rich.table import Table
 
-from muster.cli.printing import note, print_table
-from muster.cli.reconcile import HISTORY_URL, reconcile
+from muster.cli.printing import As, Output, fail, note, print_json, print_table
+from muster.cli.reconcile import reconcile
+from muster.cli.stored_history import HISTORY_URL, history
 from muster.sizing.price_file import PriceFile, parse, read
 from muster.sizing.prices import Catalogue, catalogue
 from muster.telemetry.cost import formats, rows
@@ -26,6 +26,7 @@ from muster.telemetry.cost.ledger import ledger
 from muster.telemetry.cost.page import to_html
 from muster.telemetry.cost.periods import month as month_named
 from muster.telemetry.cost.periods import month_of
+from muster.telling.wording import counted
 
 app = typer.Typer(
     help="What the work cost: by team, user, project and month.", no_args_is_help=True, rich_markup_mode=None
@@ -74,7 +75,7 @@ def report_(
         str | None, typer.Option(help="Like 2026-11, in UTC. Left out: all that the files tell of; this month.")
     ] = None,
     form: Annotated[
-        Format, typer.Option("--format", help="html is a page; focus the FinOps specification's CSV.")
+        Format, typer.Option("--output", "-o", help="html is a page; focus the FinOps specification's CSV.")
     ] = Format.TABLE,
     prices: PricesFile = None,
     region: Region = "",
@@ -87,28 +88,26 @@ def report_(
 
     \b
       muster cost report --database sqlite:////PATH/history.db --by queue,user
-      muster cost report --intervals october.jsonl --month 2026-10 --format focus
+      muster cost report --intervals october.jsonl --month 2026-10 -o focus
     """
     source = context.get_parameter_source("database")
     if intervals and source is not None and source.name == "ENVIRONMENT":
         database = None  # who names files means them
     if (database is None) == (not intervals):
-        _fail(
+        fail(
             f"give either --intervals FILE, of exported rows, or --database URL, of the operator's history, which "
             f"{HISTORY_URL} may hold; docs/cost.md has an example of each"
         )
     charged = _catalogue(prices, region, list_prices)
     if prices is not None and charged.problems:  # where only stdout is kept, nobody would see them
-        _fail(
-            f"no report at other prices than those of {prices}; `muster prices check {prices}` tells when it is right"
-        )
+        fail(f"no report at other prices than those of {prices}; `muster prices check {prices}` tells when it is right")
     try:
         if database is not None:
             found, begins, ends = _history(database, month)
         else:
             found, begins, ends = _files(intervals or [], pools or [], month)
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error))
     book = ledger(charged, begins, ends, found.intervals, parts=found.parts, pools=found.pools, stored=found.stored)
     if form is Format.FOCUS:
         account = formats.Account.named(cluster, charged.region)
@@ -117,7 +116,7 @@ def report_(
     try:
         table = report(book, found.jobs, [name.strip() for name in by.split(",")], places=2 if form in _FOR_EYES else 6)
     except UnknownGroup as error:
-        _fail(f"--by: {error}")
+        fail(f"--by: {error}")
     if form is Format.CSV:
         typer.echo(formats.to_csv(table), nl=False)
     elif form is Format.JSON:
@@ -149,22 +148,9 @@ def _files(intervals: list[Path], pools: list[Path], month: str | None) -> tuple
 
 def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, datetime]:
     """Rows of the history, and the period: what goes on is counted as far as the history reaches. Raises ValueError."""
-    # Here, since the other commands do without a database's libraries.
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from muster.telemetry.history.database import BadUrl, OldTables, shown
-    from muster.telemetry.history.database import parse as parse_url
-    from muster.telemetry.history.reading import Reader
-
     asked = month or month_of(datetime.now(timezone.utc))
     begins, ends = month_named(asked)
-    try:
-        url = parse_url(database)
-        reader = Reader(url)
-    except BadUrl as error:
-        raise ValueError(f"--database: {error}") from None
-    try:
-        reader.check()
+    with history(database) as (url, reader):
         seen_at = reader.seen_at()
         found = rows.Rows(
             intervals=list(reader.intervals(begins, ends)),
@@ -173,14 +159,9 @@ def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, dat
             parts=list(reader.parts(begins, ends)),
             stored=list(reader.stored(begins, ends)),
         )
-    except OldTables as error:
-        raise ValueError(f"cannot read the history: {error}") from None
-    except SQLAlchemyError as error:
-        told = getattr(error, "orig", None) or error
-        raise ValueError(f"cannot read the history at {shown(url)}: {told}; check --database") from None
-    finally:
-        reader.close()
     if not found.periods():
+        from muster.telemetry.history.database import shown
+
         until = f"it was written until {seen_at:%Y-%m-%d %H:%M} UTC" if seen_at else "nobody has written to it yet"
         raise ValueError(f"the history at {shown(url)} tells of nothing in {asked}; {until}; choose another --month")
     return found, begins, min(ends, seen_at or begins)
@@ -191,7 +172,7 @@ def list_(
     prices: PricesFile = None,
     region: Region = "",
     list_prices: ListPrices = True,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of a table.")] = False,
+    output: As = Output.TABLE,
 ) -> None:
     """The prices that hold today, and where each comes from.
 
@@ -200,9 +181,9 @@ def list_(
     """
     found, now = _catalogue(prices, region, list_prices), datetime.now(timezone.utc)
     known = found.known(now)
-    if as_json:
+    if output is Output.JSON:
         gpus = [price.model_dump(mode="json", by_alias=True) for price in known]
-        typer.echo(json.dumps({"currency": found.currency, "region": found.region, "gpus": gpus}, indent=2))
+        print_json({"currency": found.currency, "region": found.region, "gpus": gpus})
         return
     table = Table("GPU", "CAPACITY", f"{found.currency} AN HOUR", "REGION", "AS OF", "SOURCE", box=None, pad_edge=False)
     for price in known:
@@ -252,7 +233,7 @@ def check(
         typer.echo(problem, err=True)
     own = given.own
     count = len(given.flat) + len(own.gpus) + len(own.storage) + len(own.transfer)
-    typer.echo(f"{file}: {len(found.problems)} problems, {count} prices in {found.currency}")
+    typer.echo(f"{file}: {counted(len(found.problems), 'problem')}, {counted(count, 'price')} in {found.currency}")
     if not count and not found.problems:
         note(f"{file} names no price, so only public list prices would hold; docs/cost.md shows what to write")
     raise typer.Exit(1 if found.problems or not count else 0)
@@ -266,6 +247,8 @@ def _catalogue(path: Path | None, region: str, list_prices: bool) -> Catalogue:
     )
     for problem in found.problems:
         note(problem)
+    if region and region not in found.regions:
+        raise typer.Exit(2)  # at prices of nowhere all would cost nothing
     return found
 
 
@@ -296,9 +279,9 @@ def _read(path: Path) -> _Given:
     try:
         hourly = {str(name): Decimal(price) for name, price in flat.items()}
     except (ArithmeticError, TypeError, AttributeError):
-        _fail(f"{path}: prices: is no map of numbers; write it like `H100/on-demand: 2.50`")
+        fail(f"{path}: prices: is no map of numbers; write it like `H100/on-demand: 2.50`")
     if not isinstance(cost, dict):
-        _fail(f"{path}: cost: is no map; see docs/cost.md")
+        fail(f"{path}: cost: is no map; see docs/cost.md")
     own = read(cost.get("catalogue") or {}, f"{path}: cost.catalogue")
     listed = cost.get("listPrices", "true") != "false"
     return _Given(hourly, own, cost.get("currency") or "", cost.get("region") or "", listed)
@@ -328,9 +311,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        _fail(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; name a file that can be read")
-
-
-def _fail(message: str) -> NoReturn:
-    note(message)
-    raise typer.Exit(2)
+        fail(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; name a file that can be read")

@@ -93,7 +93,7 @@ def pods_of(scene: Scene, workers: Sequence[int]) -> list[PodView]:
         if pod.generation == generation:
             newest[pod.index] = pod
     if not newest:
-        raise NotThere(f"{name} has no pods, so there is no log: {one_line(scene.job)}")
+        raise NotThere(f"{name} has no pods: {one_line(scene.job)}")
     missing = [index for index in workers if index not in newest]
     if missing:
         there = format_indexes(newest)

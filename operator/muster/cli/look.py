@@ -20,7 +20,7 @@ from muster.api.common import find_condition
 from muster.api.names import ConditionType, Phase, Reason
 from muster.api.restarts import Group
 from muster.api.trainingjob_status import Saving
-from muster.cli.printing import STYLES, print_page
+from muster.cli.printing import STYLES, UNSEEN, print_page
 from muster.cli.scene import connected, look
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiUnreachable
@@ -131,7 +131,7 @@ def _facts(scene: Scene) -> Table:
     head = Table.grid(padding=(0, 2))
     head.add_column(style="bold", no_wrap=True)
     head.add_column()
-    head.add_row("Phase", Text(phase.value if phase else "not seen yet: does the operator run?", STYLES.get(phase, "")))  # type: ignore[arg-type]
+    head.add_row("Phase", Text(phase.value if phase else UNSEEN, STYLES.get(phase, "")))  # type: ignore[arg-type]
     place = status.queue
     head.add_row("Queue", job.spec.queue + (f", position {place.position}" if place and place.position else ""))
     why = place.why if place is not None else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console, RenderableType
@@ -28,12 +28,18 @@ STYLES: Final = {
 }
 """Of a phase, as rich names them."""
 
+UNSEEN: Final = "not seen yet: does the operator run?"
+"""Of a job without a phase."""
+
 
 class Output(str, Enum):
     """What `-o` may say."""
 
     TABLE = "table"
     JSON = "json"
+
+
+As = Annotated[Output, typer.Option("--output", "-o", help="A table for people, or JSON.")]
 
 
 WIDEST: Final = 10_000
@@ -43,6 +49,12 @@ WIDEST: Final = 10_000
 def note(message: str) -> None:
     """A line beside the answer, which stands on stdout."""
     typer.echo(f"muster: {message}", err=True)
+
+
+def fail(message: str) -> NoReturn:
+    """What could not be done ends the command."""
+    note(message)
+    raise typer.Exit(2)
 
 
 def print_json(value: Any) -> None:

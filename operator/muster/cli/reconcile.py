@@ -4,19 +4,19 @@ the operator may not, and what is deleted outside a run tells nobody."""
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from muster.cli.checkpoint import open_store
 from muster.cli.checkpoint_tables import amount
-from muster.cli.printing import note
+from muster.cli.printing import As, Output, fail, note, plain_table, print_json, print_table
+from muster.cli.stored_history import HISTORY_URL, history
 from muster_protocol.checkpoints.inventory import take
 from muster_protocol.errors import MusterError
+from muster_protocol.spelling import there_are
 from muster_protocol.uris import parse_uri
-
-HISTORY_URL: Final = "MUSTER_HISTORY_URL"
-"""Where commands find the database's URL: as an argument its password stands in `ps` and in the shell's history."""
 
 
 def reconcile(
@@ -34,6 +34,7 @@ def reconcile(
             show_default=False,
         ),
     ] = None,
+    output: As = Output.TABLE,
 ) -> None:
     """Look at what checkpoints take in their buckets now.
 
@@ -45,57 +46,47 @@ def reconcile(
     \b
       muster cost reconcile --database sqlite:////PATH/history.db --dry-run
     """
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from muster.telemetry.history.database import BadUrl, OldTables, parse, shown
-    from muster.telemetry.history.reading import Reader
     from muster.telemetry.history.rows import Storage
     from muster.telemetry.history.upserts import tell
 
-    try:
-        url = parse(database)
-        reader = Reader(url)
-        try:
-            reader.check()
-            known = [one for one in reader.storage() if one.bytes and one.uri.startswith(under)]
-        finally:
-            reader.close()
+    with history(database) as (url, reader):
+        every = [one for one in reader.storage() if one.bytes]
+        known = [one for one in every if one.uri.startswith(under)]
+        if every and not known:
+            note(f"no uri begins with {under}; {there_are(under, {one.uri for one in every})}")
         if endpoint is not None:
             _demand_one_server(endpoint, {one.located[1] for one in known})
-        now, failed, found = datetime.now(timezone.utc), False, list[Storage]()
+        now, failed, changed = datetime.now(timezone.utc), list[str](), list[tuple[Storage, Storage]]()
         for one in known:
             try:
                 uri, server = one.located
                 stored = _stored(uri, endpoint or server)
             except (MusterError, ValueError) as error:
                 note(f"{one.uri}: {error}")
-                failed = True
+                failed.append(one.uri)
                 continue
             if stored != one.bytes:
-                typer.echo(f"{one.uri}: {amount(stored)}, was {amount(one.bytes)}")
-                found.append(Storage(one.uri, now, one.job, stored))
-        if found and not dry_run:
-            tell(url, found)
-    except BadUrl as error:
-        note(f"--database: {error}")
-        raise typer.Exit(2) from None
-    except OldTables as error:
-        note(f"cannot read the history: {error}")
-        raise typer.Exit(2) from None
-    except SQLAlchemyError as error:
-        told = getattr(error, "orig", None) or error
-        note(f"cannot read or write the history at {shown(url)}: {told}; check --database")
-        raise typer.Exit(2) from None
-    typer.echo(f"{len(known)} looked at, {len(found)} changed{', nothing written' if dry_run else ''}")
+                changed.append((one, Storage(one.uri, now, one.job, stored)))
+        if changed and not dry_run:
+            tell(url, [fresh for _, fresh in changed])
+    if output is Output.JSON:
+        found = [{"uri": fresh.uri, "job": fresh.job, "bytes": fresh.bytes, "was": was.bytes} for was, fresh in changed]
+        print_json({"looked": len(known), "changed": found, "failed": failed, "written": bool(changed) and not dry_run})
+    else:
+        if changed:
+            cells = [(fresh.uri, amount(fresh.bytes), amount(was.bytes)) for was, fresh in changed]
+            print_table(Console(markup=False, highlight=False), plain_table(("URI", "TAKES", "TOOK"), cells))
+        typer.echo(f"{len(known)} looked at, {len(changed)} changed{', nothing written' if dry_run else ''}")
     raise typer.Exit(1 if failed else 0)
 
 
 def _demand_one_server(endpoint: str, servers: set[str]) -> None:
     if len(servers) > 1:
         told = ", ".join(server or "AWS's own" for server in sorted(servers))
-        note(f"--endpoint {endpoint} can't stand for all of {told}")
-        note("leave it out, and each uri is looked at where its job said, or choose uris with --under")
-        raise typer.Exit(2)
+        fail(
+            f"--endpoint {endpoint} can't stand for all of {told}; leave it out, and each uri is looked at where its "
+            "job said, or choose uris with --under"
+        )
 
 
 def _stored(uri: str, endpoint: str) -> int:

@@ -6,7 +6,7 @@ import os
 import socket
 import uuid
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -110,9 +110,15 @@ class Settings(BaseSettings):
     """How long one watch is held open. A connection that has died silently is noticed a quarter of that later."""
     stale_seconds: float = Field(180.0, gt=0)
     """The process is unhealthy when the loop or a watch has shown no life for so long."""
-    log_format: str = "text"
+    log_format: Literal["text", "json"] = "text"
     """text or json."""
-    log_level: str = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
+    """In capitals or small letters."""
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _in_capitals(cls, value: str) -> str:
+        return value.upper()
 
     @field_validator("token_key")
     @classmethod

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from muster.cli.printing import Output, print_table
 from muster.simulate import cluster as clusters
 from muster.simulate import trace as traces
 from muster.simulate.engine import Outcome, simulate
@@ -33,7 +34,14 @@ def make_trace(path: Path, cluster: Path | None, jobs: int, load: float, seed: i
 
 
 def run(
-    cluster: Path, trace: Path, policies: Sequence[str], seed: int, interval: float, *, json: bool, plots: Path | None
+    cluster: Path,
+    trace: Path,
+    policies: Sequence[str],
+    seed: int,
+    interval: float,
+    *,
+    output: Output,
+    plots: Path | None,
 ) -> None:
     """Simulate each policy, and show them side by side.
 
@@ -43,12 +51,15 @@ def run(
     """
     workload = assemble(clusters.read(cluster), traces.read(trace))
     chosen = [policy_named(name, workload) for name in policies]
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)  # before hours of work, not behind them
     outcomes = [simulate(workload, policy, seed=seed, interval=interval) for policy in chosen]
     rows = [measure(outcome) for outcome in outcomes]
-    if json:
+    if output is Output.JSON:
         typer.echo(as_json(rows))
     else:
-        Console().print(side_by_side(rows, str(workload.trace)))
+        typer.echo(str(workload.trace))
+        print_table(Console(markup=False, highlight=False), side_by_side(rows))
         for outcome in outcomes:
             _say_never(outcome)
     if plots is not None:

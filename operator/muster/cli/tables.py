@@ -11,7 +11,7 @@ from rich.text import Text
 
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue, with_below
-from muster.cli.printing import STYLES, Cell, Output, natural_width, note, plain_table, print_json, print_table
+from muster.cli.printing import STYLES, UNSEEN, Cell, Output, natural_width, note, plain_table, print_json, print_table
 from muster.cli.scene import NotThere, connected, listed, require_namespace
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
@@ -126,7 +126,7 @@ def job_row(job: TrainingJob, *, brief: bool = False) -> tuple[Cell, ...]:
     step = ""
     if progress is not None:
         step = f"{progress.step}/{progress.total_steps}" if progress.total_steps else str(progress.step)
-    why = ""
+    why = "" if status.phase else "not seen yet" if brief else UNSEEN
     if status.queue is not None:
         why = status.queue.reason if brief else status.queue.why
     return (
@@ -135,7 +135,7 @@ def job_row(job: TrainingJob, *, brief: bool = False) -> tuple[Cell, ...]:
         Text(status.phase.value if status.phase else "", STYLES.get(status.phase, "") if status.phase else ""),
         job.spec.queue,
         _workers(job),
-        str(status.gpus or 0),
+        str(status.gpus or 0) if status.phase else "",
         step,
         why,
     )

@@ -119,7 +119,7 @@ class Credentials:
 
 def _user(path: Path, context: str) -> dict[str, Any]:
     """The user of the context. Raises ValueError for what the client library could only say of that it fails on it: a
-    file that is no kubeconfig, or a context that there is not."""
+    file that is no kubeconfig, a context that there is not, or what a context names and there is not."""
     parts = (Path(one).expanduser() for one in str(path).split(os.pathsep) if one)
     documents = [_document(part) for part in parts if part.exists()]
     current = next((document["current-context"] for document in documents if document.get("current-context")), "")
@@ -129,7 +129,25 @@ def _user(path: Path, context: str) -> dict[str, Any]:
         raise ValueError(f"it names no current-context; give --context, {there_are('', contexts)}")
     if name not in contexts:
         raise ValueError(f"there is no context {name!r}; {there_are(name, contexts)}")
-    return _named(documents, "user").get(str(contexts[name].get("user")), {})
+    return _user_of(name, contexts[name], documents)
+
+
+def _user_of(name: str, context: Mapping[str, Any], documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The user that a context names, {} where it names none. Raises ValueError where what it names is not there."""
+    named: dict[str, dict[str, Any]] = {}
+    for kind in ("cluster", "user"):
+        known, wanted = _named(documents, kind), str(context.get(kind) or "")
+        if wanted not in known and (wanted or kind == "cluster"):
+            raise ValueError(
+                f"its context {name!r} names {kind} {wanted!r}, which is not there; {there_are(wanted, known)}"
+            )
+        named[kind] = known.get(wanted, {})
+    server = str(named["cluster"].get("server") or "")
+    if not server.startswith(("https://", "http://")):
+        raise ValueError(
+            f"the cluster of its context {name!r} has no URL as its server, like https://HOST:6443: {server!r}"
+        )
+    return named["user"]
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -146,7 +164,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _named(documents: Sequence[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
-    """Contexts or users by their names; the first that has a name counts. Raises ValueError."""
+    """Contexts, clusters or users by their names; the first that has a name counts. Raises ValueError."""
     found: dict[str, dict[str, Any]] = {}
     for one in (one for document in documents for one in document.get(f"{kind}s") or ()):
         if not isinstance(one, dict) or "name" not in one or not isinstance(one.get(kind) or {}, dict):

@@ -51,11 +51,12 @@ COLUMNS: Final[tuple[tuple[str, Callable[[Figures], str]], ...]] = (
 )
 
 
-def side_by_side(rows: Sequence[Figures], title: str) -> Table:
+def side_by_side(rows: Sequence[Figures]) -> Table:
     """One column a policy."""
-    table = Table(title=title, title_justify="left")
-    for name in ("", *(row.policy for row in rows)):
-        table.add_column(name, justify="right" if name else "left", no_wrap=not name)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for row in rows:
+        table.add_column(row.policy, justify="right", no_wrap=True)
     for name, show in COLUMNS[1:]:
         table.add_row(name, *(show(row) for row in rows))
     return table

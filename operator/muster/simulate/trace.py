@@ -18,6 +18,7 @@ A CSV file with a header. Columns, in any order:
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -236,10 +237,11 @@ class _Cells:
 
 def write(trace: Trace, path: Path) -> None:
     """Write what `read` reads."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(REQUIRED + OPTIONAL)
-        writer.writerows(_rows(trace))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(REQUIRED + OPTIONAL)
+    writer.writerows(_rows(trace))
+    path.write_text(text.getvalue(), encoding="utf-8", newline="")  # at once: half of it would read as a whole one
 
 
 def _rows(trace: Trace) -> Iterable[tuple[object, ...]]:

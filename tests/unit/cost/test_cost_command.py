@@ -58,27 +58,25 @@ def test_the_table_ends_with_the_clusters_total() -> None:
 
 @pytest.mark.parametrize("by", ["queue", "namespace", "user", "project", "month", "job", "flavour", "queue,month"])
 def test_every_table_has_the_same_total(by: str) -> None:
-    whole = json.loads(reported("--format", "json", "--by", by))
+    whole = json.loads(reported("-o", "json", "--by", by))
     assert sum(Decimal(row["cost"]) for row in whole["rows"]) == Decimal(whole["total"]["cost"])
-    assert whole["total"]["cost"] == json.loads(reported("--format", "json"))["total"]["cost"]
+    assert whole["total"]["cost"] == json.loads(reported("-o", "json"))["total"]["cost"]
 
 
 def test_the_csv_adds_up_to_the_same() -> None:
-    rows = list(csv.DictReader(io.StringIO(reported("--format", "csv", "--by", "user,month"))))
-    assert sum(Decimal(row["cost"]) for row in rows) == Decimal(
-        json.loads(reported("--format", "json"))["total"]["cost"]
-    )
+    rows = list(csv.DictReader(io.StringIO(reported("-o", "csv", "--by", "user,month"))))
+    assert sum(Decimal(row["cost"]) for row in rows) == Decimal(json.loads(reported("-o", "json"))["total"]["cost"])
 
 
 def test_the_focus_file_has_the_same_total() -> None:
-    rows = list(csv.DictReader(io.StringIO(reported("--format", "focus", "--cluster", "prod"))))
+    rows = list(csv.DictReader(io.StringIO(reported("-o", "focus", "--cluster", "prod"))))
     total = sum(Decimal(row["BilledCost"]) for row in rows)
-    assert round(total, 6) == Decimal(json.loads(reported("--format", "json"))["total"]["cost"])
+    assert round(total, 6) == Decimal(json.loads(reported("-o", "json"))["total"]["cost"])
     assert {row["BillingAccountId"] for row in rows} == {"prod"}
 
 
 def test_the_page_has_every_row_and_the_total_and_trusts_no_name(tmp_path: Path) -> None:
-    text = reported("--format", "html", "--by", "user,month", "--cluster", "<prod>")
+    text = reported("-o", "html", "--by", "user,month", "--cluster", "<prod>")
     assert "Cost of &lt;prod&gt; by user, month" in text
     cells = re.findall(r'<td class="cost[^"]*">([0-9,.]+)</td>', text)
     amounts = [Decimal(cell.replace(",", "")) for cell in cells]
@@ -138,12 +136,14 @@ def test_reconcile_tells_what_is_left_in_the_store(tmp_path: Path) -> None:
     gone, odd = f"file://{tmp_path}/gone", "gs://elsewhere/run"
     tell(url, [Storage(gone, moment, "a", 10**9), Storage(odd, moment, "b", 10**9)])
     asked = ("cost", "reconcile", "--database", f"sqlite:///{tmp_path}/history.db")
-    dry = run(*asked, "--dry-run")
-    assert (dry.exit_code, dry.stdout) == (
-        1,
-        f"{gone}: 0 B, was 1.00 GB\n2 looked at, 1 changed, nothing written\n",
-    )
+    dry = run(*asked, "--dry-run", columns=80)
+    lines = [line.split() for line in dry.stdout.splitlines()]
+    assert (dry.exit_code, lines[:2]) == (1, [["URI", "TAKES", "TOOK"], [gone, "0", "B", "1.00", "GB"]])
+    assert dry.stdout.endswith("2 looked at, 1 changed, nothing written\n")
     assert odd in dry.stderr
+    changed = [{"uri": gone, "job": "a", "bytes": 0, "was": 10**9}]
+    told = json.loads(run(*asked, "--dry-run", "-o", "json").stdout)
+    assert told == {"looked": 2, "changed": changed, "failed": [odd], "written": False}
     assert run(*asked, "--under", "file://").exit_code == 0
     reader = Reader(url)
     try:
@@ -180,7 +180,7 @@ def test_reconcile_looks_at_the_server_that_a_job_named(tmp_path: Path, monkeypa
 
 
 def test_a_jobs_status_and_the_ledger_say_the_same() -> None:
-    rows = json.loads(reported("--format", "json", "--by", "job"))["rows"]
+    rows = json.loads(reported("-o", "json", "--by", "job"))["rows"]
     row = next(row for row in rows if row["job"] == "vision/vit-l")
     seconds = round(Decimal(row["gpu_hours"]) * 3600)
     gpus = Decimal(row["useful"]) + Decimal(row["wasted"])
@@ -232,8 +232,12 @@ def test_a_line_that_is_no_row_says_which_and_why(line: str, said: str, tmp_path
         (["--intervals", str(EXAMPLE / "october.jsonl"), "--by", "team"], "nothing is grouped by 'team'"),
         ([], "docs/cost.md has an example of each"),
         (
-            ["--intervals", str(EXAMPLE / "october.jsonl"), "--month", "2026-01", "--format", "csv"],
+            ["--intervals", str(EXAMPLE / "october.jsonl"), "--month", "2026-01", "-o", "csv"],
             "october.jsonl: nothing is told of 2026-01, but from 2026-09-30 to ",
+        ),
+        (
+            ["--intervals", str(EXAMPLE / "october.jsonl"), "--region", "mars"],
+            "no price is for region 'mars'; there are: aws",
         ),
         (["--intervals", "/dev/null"], "/dev/null: no row tells of GPUs or storage"),
     ],
@@ -241,6 +245,12 @@ def test_a_line_that_is_no_row_says_which_and_why(line: str, said: str, tmp_path
 def test_what_was_asked_wrongly_is_said(arguments: list[str], said: str) -> None:
     found = run("cost", "report", *arguments)
     assert (found.exit_code, said in found.stderr, found.stdout) == (2, True, ""), found.stderr
+
+
+def test_a_group_counts_once_and_a_label_that_no_job_has_is_said() -> None:
+    assert reported("--by", "queue,user, queue").splitlines()[0].split()[:3] == ["QUEUE", "USER", "GPU"]
+    assert "No job of these has a label nokey" in reported("--by", "label:nokey")
+    assert "No job of these" not in reported("--by", "queue")
 
 
 def test_a_month_that_the_history_does_not_know_is_no_bill_of_nothing(tmp_path: Path) -> None:
@@ -252,7 +262,7 @@ def test_a_month_that_the_history_does_not_know_is_no_bill_of_nothing(tmp_path: 
         write(connection, term, [(1, PoolInterval("H100", "spot", 10, moment, moment + timedelta(hours=1)))])
     engine.dispose()
     assert run("cost", "report", "--database", url, "--month", "2026-10").exit_code == 0
-    found = run("cost", "report", "--database", url, "--month", "2026-09", "--format", "json")
+    found = run("cost", "report", "--database", url, "--month", "2026-09", "-o", "json")
     told = f"{tmp_path}/history.db tells of nothing in 2026-09; it was written until 2026-10-02 00:00 UTC"
     assert (found.exit_code, found.stdout, told in found.stderr) == (2, "", True), found.stderr
 
@@ -261,6 +271,8 @@ def test_a_database_may_be_named_by_a_variable_and_files_go_before_it(tmp_path: 
     url = f"sqlite:///{tmp_path}/history.db"
     tell(parse_url(url), [Storage("gs://elsewhere/run", datetime(2026, 11, 20, tzinfo=timezone.utc), "a", 1)])
     assert run("cost", "reconcile", "--under", "s3://", MUSTER_HISTORY_URL=url).stdout == "0 looked at, 0 changed\n"
+    typed = run("cost", "reconcile", "--under", "s3://", "--database", url)
+    assert "no uri begins with s3://; there are: gs://elsewhere/run" in typed.stderr
     assert run("cost", "report", MUSTER_HISTORY_URL=url).exit_code == 0
     files = ("--intervals", str(EXAMPLE / "october.jsonl"), "--month", "2026-10")
     assert run("cost", "report", *files, MUSTER_HISTORY_URL=url).stdout.startswith("QUEUE")
@@ -275,7 +287,7 @@ def test_an_older_operators_database_and_none_at_all_are_told(command: str, tmp_
     assert (found.exit_code, "cannot" in found.stderr, path.exists()) == (2, True, False), "a typo leaves no file"
     path.touch()
     found = run(*asked)
-    assert (found.exit_code, "no operator has written a history there" in found.stderr) == (2, True), found.stderr
+    assert (found.exit_code, "no operator has written one to" in found.stderr) == (2, True), found.stderr
     tell(parse_url(f"sqlite:///{path}"), [])
     with sqlite3.connect(path) as database:
         database.execute("UPDATE alembic_version SET version_num = '0001'")
@@ -286,11 +298,11 @@ def test_an_older_operators_database_and_none_at_all_are_told(command: str, tmp_
 
 
 def test_a_page_names_a_label_by_its_key_and_does_not_call_a_cluster_cluster() -> None:
-    page = reported("--format", "html", "--by", "label:Team,queue")
+    page = reported("-o", "html", "--by", "label:Team,queue")
     assert "<h1>Cost of the cluster by Team, queue</h1>" in page
     assert '<th class="group">Team</th><th class="group">Queue</th>' in page
-    assert "<h1>Cost of moon by" in reported("--format", "html", "--cluster", "moon")
-    (account,) = {row["BillingAccountId"] for row in csv.DictReader(io.StringIO(reported("--format", "focus")))}
+    assert "<h1>Cost of moon by" in reported("-o", "html", "--cluster", "moon")
+    (account,) = {row["BillingAccountId"] for row in csv.DictReader(io.StringIO(reported("-o", "focus")))}
     assert account == "cluster"
 
 
@@ -304,7 +316,7 @@ def test_the_history_gives_the_same_report_and_what_goes_on_is_counted_as_far_as
         rows = [Interval("a", 1, 0, 0, "n", "H100", "spot", 8, begins), PoolInterval("H100", "spot", 10, begins)]
         write(connection, term, list(enumerate(rows)))
     engine.dispose()
-    arguments = ("--prices", str(EXAMPLE / "prices.yaml"), "--month", "2026-10", "--format", "json")
+    arguments = ("--prices", str(EXAMPLE / "prices.yaml"), "--month", "2026-10", "-o", "json")
     found = run("cost", "report", "--database", url, *arguments)
     assert found.exit_code == 0, found.output
     total = json.loads(found.stdout)["total"]
@@ -315,7 +327,7 @@ def test_the_history_gives_the_same_report_and_what_goes_on_is_counted_as_far_as
     ("url", "said"),
     [
         ("mysql://x", "--database: mysql is not supported"),
-        ("sqlite:////nowhere/x.db", "cannot read the history at /nowhere/x.db: unable"),
+        ("sqlite:////nowhere/x.db", "cannot use the history at /nowhere/x.db: unable"),
     ],
 )
 def test_a_database_that_is_none_or_is_away_is_said(url: str, said: str) -> None:
@@ -342,7 +354,7 @@ def test_prices_check_tells_what_is_wrong_in_a_file_and_in_values(tmp_path: Path
     file = tmp_path / "values.yaml"
     file.write_text("prices: {H100/spot: 2}\ncost: {currency: USD, catalogue: {gpus: [{gpu: A100, hourly: 1}]}}\n")
     found = run("prices", "check", str(file))
-    assert (found.exit_code, found.stdout.strip()) == (1, f"{file}: 1 problems, 1 prices in USD")
+    assert (found.exit_code, found.stdout.strip()) == (1, f"{file}: 1 problem, 1 price in USD")
     assert "cost.catalogue: gpus[0].capacity: is missing; write one of on-demand" in found.stderr
     assert run("prices", "check", str(EXAMPLE / "prices.yaml")).exit_code == 0
     file.write_text("{}")
@@ -354,7 +366,9 @@ def test_prices_list_shows_what_holds_and_whence() -> None:
     lines = run("prices", "list", "--region", "aws/us-east-1").stdout.splitlines()
     assert any(line.split()[:3] == ["H100", "on-demand", "6.88"] for line in lines)
     assert lines[-1] == "Prices of region aws/us-east-1, as --region says"
-    assert json.loads(run("prices", "list", "--json").stdout)["currency"] == "USD"
+    assert json.loads(run("prices", "list", "-o", "json").stdout)["currency"] == "USD"
+    nowhere = run("prices", "list", "--region", "mars")
+    assert (nowhere.exit_code, nowhere.stdout, "no price is for region 'mars'" in nowhere.stderr) == (2, "", True)
 
 
 def test_prices_list_says_why_these_and_names_the_other_regions() -> None:

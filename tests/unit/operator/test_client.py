@@ -381,6 +381,16 @@ async def test_a_missing_or_broken_kubeconfig_is_said_in_one_sentence(
     path = kubeconfig(tmp_path, 1)
     with pytest.raises(CredentialsError, match="there is no context 'nowhere'; there are: x; give"):
         await Credentials(path, "nowhere").load()
+    for old, new, said in (
+        ("cluster: c", "cluster: y", "context 'x' names cluster 'y', which is not there; there are: c; give"),
+        ("user: u", "user: y", "context 'x' names user 'y', which is not there"),
+        ("server: http://", "server: ", "context 'x' has no URL as its server, like https://HOST:6443: '127.0.0.1:1'"),
+    ):
+        text = path.read_text()
+        assert old in text
+        (tmp_path / "broken").write_text(text.replace(old, new))
+        with pytest.raises(CredentialsError, match=said):
+            await Credentials(tmp_path / "broken").load()
     plugin = {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never", "installHint": "install it"}
     path = kubeconfig(tmp_path, 1, {"exec": {**plugin, "command": "/bin/false", "args": ["login"]}})
     with pytest.raises(CredentialsError, match=r"plugin `/bin/false login` gives no credentials.*\(install it\)"):

@@ -65,7 +65,7 @@ def test_a_rank_is_found_in_its_worker() -> None:
 
 def test_what_is_not_there_is_told() -> None:
     queue = {"position": 2, "reason": "InsufficientCapacity", "message": "needs 3 workers"}
-    with pytest.raises(NotThere, match=r"train has no pods, so there is no log: .*needs 3 workers"):
+    with pytest.raises(NotThere, match=r"train has no pods: .*needs 3 workers"):
         pods_of(scene(phase="Queued", queue=queue), (0,))
     with pytest.raises(NotThere, match="no pod of worker 7; there are those of 0-2"):
         pods_of(scene(*GANG), (7,))

@@ -118,3 +118,10 @@ def test_a_gang_that_has_not_the_size_it_asks_for_shows_both() -> None:
     assert workers() == "8"
     assert workers(placement={"generation": 1, "workers": 8}) == "8"
     assert workers(placement={"generation": 2, "workers": 6}) == "6 of 8"
+
+
+def test_a_job_that_no_operator_has_seen_says_so_and_claims_no_gpus() -> None:
+    spec = {"image": "i", "command": ["c"], "workers": {"replicas": 8}, "queue": "q"}
+    job = TrainingJob.from_raw({"metadata": {"name": "j", "namespace": "n", "uid": "u"}, "spec": spec})
+    row = dict(zip(JOB_TITLES, job_row(job), strict=True))
+    assert (row["GPUS"], row["WHY"]) == ("", "not seen yet: does the operator run?")

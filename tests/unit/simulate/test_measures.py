@@ -82,7 +82,7 @@ def test_the_command_shows_policies_side_by_side(tmp_path: Path) -> None:
     for name in ("fifo", "easy", "muster"):
         assert name in told.stdout
     assert (tmp_path / "plots" / "waits.svg").exists()
-    rows = json.loads(CliRunner().invoke(app, [*arguments, "--json", "--policy", "easy"]).stdout)
+    rows = json.loads(CliRunner().invoke(app, [*arguments, "-o", "json", "--policy", "easy"]).stdout)
     assert [(row["policy"], row["jobs"], row["never"]) for row in rows] == [("easy", 3, 0)]
 
 
@@ -106,7 +106,7 @@ def test_the_command_makes_traces_that_it_reads(tmp_path: Path) -> None:
     )
     assert made.exit_code == 0, made.output
     assert "20 jobs" in made.stdout
-    told = CliRunner().invoke(app, ["simulate", str(tmp_path / "cluster.yaml"), str(tmp_path / "t.csv"), "--json"])
+    told = CliRunner().invoke(app, ["simulate", str(tmp_path / "cluster.yaml"), str(tmp_path / "t.csv"), "-o", "json"])
     assert [row["jobs"] for row in json.loads(told.stdout)] == [20, 20, 20]
 
 
@@ -123,3 +123,21 @@ def test_what_is_wrong_is_a_sentence(arguments: list[str], told: str) -> None:
     result = CliRunner().invoke(app, ["simulate", *arguments])
     assert result.exit_code == 2
     assert told in result.stderr
+
+
+def test_a_folder_for_plots_that_cannot_be_is_told_before_anything_is_simulated(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "trace.csv").write_text(JOBS)
+    (tmp_path / "file").touch()
+    files = [str(tmp_path / "cluster.yaml"), str(tmp_path / "trace.csv")]
+    found = CliRunner().invoke(app, ["simulate", *files, "--plots", str(tmp_path / "file")])
+    assert (found.exit_code, found.stdout, f"cannot write {tmp_path}/file" in found.stderr) == (2, "", True)
+
+
+def test_the_table_is_as_wide_as_it_is_into_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "trace.csv").write_text(JOBS)
+    files = [str(tmp_path / "cluster.yaml"), str(tmp_path / "trace.csv")]
+    found = CliRunner().invoke(app, ["simulate", *files], env={"COLUMNS": "20"})
+    assert found.stdout.splitlines()[0].startswith("3 jobs of")
+    assert found.stdout.splitlines()[1].split() == ["fifo", "easy", "muster"]

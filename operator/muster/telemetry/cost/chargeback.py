@@ -101,10 +101,12 @@ class UnknownGroup(ValueError):
 
 
 def report(ledger: Ledger, jobs: Iterable[JobFacts], by: Sequence[str] = ("queue",), *, places: int = 2) -> Report:
-    """The ledger by groups: any of `GROUPS`, and `label:KEY`. The dearest row comes first, what was idle last.
+    """The ledger by groups: any of `GROUPS`, and `label:KEY`; one named twice counts once. The dearest row comes
+    first, what was idle last.
 
     Raises UnknownGroup.
     """
+    by = tuple(dict.fromkeys(by))
     for name in by:
         if name not in GROUPS and not (name.startswith(LABEL) and len(name) > len(LABEL)):
             raise UnknownGroup(f"nothing is grouped by {name!r}; {there_are(name, GROUPS)}, and label:KEY")
@@ -124,7 +126,7 @@ def report(ledger: Ledger, jobs: Iterable[JobFacts], by: Sequence[str] = ("queue
         for group, hours, kept, saved in zip(shown, *columns, strict=True)
     ]
     rows.sort(key=lambda row: (IDLE in row.group, -row.cost, row.group))
-    return Report(tuple(by), ledger, tuple(rows), _total(rows), places)
+    return Report(by, ledger, tuple(rows), _total(rows), places)
 
 
 _CALLED: Final = {
@@ -148,6 +150,9 @@ def notes(table: Report) -> Iterator[str]:
     wasted = [f"{_CALLED.get(part, part)} {amount:,.2f}" for part, amount in table.total.waste.items() if amount]
     if wasted:
         yield f"Wasted: {', '.join(wasted)}"
+    for column, name in enumerate(table.by):
+        if name.startswith(LABEL) and {row.group[column] for row in table.rows} <= {NONE, UNKNOWN, IDLE}:
+            yield f"No job of these has a label {name.removeprefix(LABEL)}"
     for name, quantity in book.unpriced.items():
         much = "checkpoints" if name == Kind.STORAGE.value else f"{_hours(quantity)} GPU hours of {name}"
         yield f"No price is known for {much}: counted as nothing. Give one with --prices, see docs/cost.md"

@@ -116,7 +116,7 @@ def check(connection: Connection) -> None:
     script = ScriptDirectory.from_config(_config())
     found, known = MigrationContext.configure(connection).get_current_revision(), script.get_current_head()
     if found is None:
-        raise OldTables("no operator has written a history there; check --database")
+        raise OldTables(f"no operator has written one to {shown(connection.engine.url)}; check --database")
     if found != known and found in _revisions(script):
         raise OldTables(
             f"its tables are of version {found}, and this muster reads {known}: the operator that writes it is older; "
