@@ -16,7 +16,7 @@ from muster.scheduling.kinds import Kinds
 from muster.scheduling.lowered import give_up
 from muster.scheduling.moves import Move, Pace
 from muster.scheduling.offers import lost_seconds
-from muster.scheduling.plan import MoveReason
+from muster.scheduling.plan import MoveReason, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.promotion import promote
 from muster.scheduling.quota import Ledger
@@ -25,6 +25,7 @@ from muster.scheduling.snapshot import NONE, Alternative, Index, Int, Shape, Siz
 from muster.scheduling.topology import Tree
 
 from .cases import GPU, Job, Node, Queue, rack, snapshot
+from .operating import Live, Operating
 from .standing import NOW, standing
 
 pytestmark = pytest.mark.unit
@@ -279,6 +280,67 @@ def test_nobody_moves_for_little_gain_for_lower_priority_or_beyond_the_budget() 
     found = rearranged(with_jobs(world, priorities=np.array([0, 0, 1], dtype=np.int32)))
     assert found is not None
     assert [move.row for move in found.moves] == [1], "who is left to move"
+
+
+def in_pieces(*waiting: Live, queues: tuple[Queue, ...] = (Queue(gpus=16),)) -> Operating:
+    """Half of each of two nodes is free; the jobs on the other halves have run for two hours and saved just now."""
+    world = Operating({"a": Node("a"), "b": Node("b")}, {queue.name: queue for queue in queues})
+    for name in "ab":
+        world.submit(Live(Job(f"half of {name}", gpus=4), on=(name,), started=world.now))
+    world.now += 7_200.0
+    for live in world.jobs.values():
+        live.saved = world.now
+    for live in waiting:
+        world.submit(live)
+    return world
+
+
+def test_free_pieces_of_nodes_are_put_together_for_a_job_that_needs_a_whole_one() -> None:
+    world = in_pieces(Live(Job("whole")))
+    made = plan(world.snapshot())
+    (mover,) = made.evictions
+    assert (mover.uid, mover.reason, mover.beneficiary) == ("half of a", MoveReason.DEFRAGMENTED, "half of a")
+    world.carry_out(made)
+    assert (world.jobs["whole"].promised, world.jobs["half of a"].promised) == (("a",), ("b",))
+    again = plan(world.snapshot())
+    assert not again.admissions
+    assert not again.evictions, "nobody moves twice for it"
+    world.gone("half of a")
+    assert {each.uid for each in plan(world.snapshot()).admissions} == {"whole", "half of a"}
+
+
+def test_they_are_also_for_a_job_that_is_lent_its_quota_and_so_holds_no_reservation() -> None:
+    queues = (Queue(gpus=8, cohort=0), Queue("lends", gpus=8, cohort=0))
+    world = in_pieces(Live(Job("whole")), queues=queues)
+    assert [each.uid for each in plan(world.snapshot()).promises] == ["half of a", "whole"]
+    world.submit(Live(Job("of the owner", gpus=6, queue="lends")))
+    made = plan(world.snapshot())
+    assert [each.uid for each in made.promises] == ["half of a", "of the owner"], "or it would be asked to give it back"
+
+
+def test_nobody_moves_for_a_job_behind_one_for_whom_the_room_is_kept() -> None:
+    world = in_pieces(Live(Job("two nodes", workers=2)), queues=(Queue(gpus=32),))
+    world.now += 1.0
+    world.submit(Live(Job("whole")))
+    made = plan(world.snapshot())
+    assert {each.uid: each.reason for each in made.waiting}["two nodes"] is WaitReason.INSUFFICIENT_CAPACITY
+    assert not made.promises
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_nobody_leaves_a_node_that_a_job_ahead_waits_for_to_one_behind_it(ahead: bool) -> None:
+    queues = {"research": Queue(gpus=40, cohort=0), "lends": Queue("lends", gpus=24, cohort=0)}
+    world = Operating({name: Node(name) for name in "abcd"}, queues)
+    world.submit(Live(Job("moves", workers=2, gpus=4), on=("b", "b"), started=world.now))
+    for name, gpus in (("a", 8), ("c", 4), ("d", 4)):
+        world.submit(Live(Job(f"stays on {name}", gpus=gpus), preemptible=False, on=(name,), started=world.now))
+    world.now += 7_200.0
+    world.jobs["moves"].saved = world.now
+    if ahead:
+        world.submit(Live(Job("two nodes", workers=2, only_on=("a", "b"))))
+    world.now += 1.0
+    world.submit(Live(Job("whole")))
+    assert ("whole" in {each.uid for each in plan(world.snapshot()).promises}) is not ahead
 
 
 @thorough

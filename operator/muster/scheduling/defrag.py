@@ -3,7 +3,8 @@
 Nobody is preempted: all that move find new places at once, valid for them, beside the gang. They lose what a restart
 loses, so only preemptible jobs whose disruption budget allows it and whose priority is not higher are moved, the
 cheapest that free a valid shape, and only if the gang's gain is twice the loss: its accelerators times the seconds that
-it would else wait.
+it would else wait. Nor is a job moved before it has run for so long that stopping and starting is a small part of that
+(`claims.LOST_AT_MOST`): one that lies badly would else move again and again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.scheduling.claims import Right, effective_priorities, movable
+from muster.scheduling.claims import LOST_AT_MOST, Right, effective_priorities, movable
 from muster.scheduling.demand import Coming, Demand, demand
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.moves import (
@@ -28,7 +29,7 @@ from muster.scheduling.placement import locate
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Ledger
 from muster.scheduling.room import Room
-from muster.scheduling.snapshot import Index, Int, Mask, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot
 from muster.scheduling.topology import Tree, prefix_sums
 from muster.scheduling.victims import Evicted, Victims, clear_room
 
@@ -67,6 +68,7 @@ def defragment(
     *,
     flavour: int | None = None,
     pace: Pace | None = None,
+    kept: Mask | None = None,
 ) -> Rearrangement | None:
     """Moves that let a waiting gang start, if they pay.
 
@@ -74,6 +76,7 @@ def defragment(
         room: `open` is what the job and those who move may take.
         ledger: the gang needs its quota there already; left as it was.
         wait: seconds that the gang would wait without; counted up to the pace's horizon.
+        kept: N, nodes from which nobody moves: what comes back there is for jobs ahead.
 
     Returns:
         None if the gang lacks quota or more than order among what is there, or if moving does not pay.
@@ -83,7 +86,9 @@ def defragment(
     if wants is None or ledger.shortage(wants.queue, wants.flavour, wants.need, borrowing=wants.borrowing) is not None:
         return None
     gain = min(wait, pace.horizon) * int(accelerators_each(snapshot, np.array([job]))[0]) * gang.total
-    asked = _may_move(snapshot, coming, pace, job)
+    asked = _may_move(wants, coming, pace)
+    if kept is not None:
+        asked &= ~_on(snapshot, kept)
     for _ in range(_TRIES):
         found = clear_room(wants, np.where(asked, Right.PRIORITY, Right.NONE).astype(np.int32), coming, elastic=False)
         if found is None or not found.evicted or found.bound * pace.gain > gain:
@@ -97,14 +102,29 @@ def defragment(
     return None
 
 
-def _may_move(snapshot: Snapshot, coming: Coming, pace: Pace, job: int) -> Mask:
-    jobs = snapshot.jobs
-    priorities = effective_priorities(snapshot)
-    asked: Mask = movable(snapshot) & (jobs.runs.budget > 0) & (priorities <= priorities[job]) & ~jobs.runs.yields
-    asked &= snapshot.now - jobs.runs.started >= pace.settle
+def _may_move(wants: Demand, coming: Coming, pace: Pace) -> Mask:
+    """J, who may be moved, and would find room somewhere in what is open already, however that lies."""
+    snapshot, job, runs = wants.snapshot, wants.job, wants.snapshot.jobs.runs
+    priorities, ran = effective_priorities(snapshot), snapshot.now - runs.started
+    asked: Mask = movable(snapshot) & (runs.budget > 0) & (priorities <= priorities[job]) & ~runs.yields
+    asked &= (ran >= pace.settle) & (LOST_AT_MOST * ran >= runs.restart + runs.grace)
     asked[list(coming.gone)] = False
     asked[job] = False
+    open_, choices = OpenRoom(snapshot, wants.tree, wants.room.open + coming.room), Choices(snapshot)
+    workers = np.diff(runs.first)
+    for row in np.flatnonzero(asked).tolist():
+        asked[row] = open_.slots(row, choices.current(row))[1] >= workers[row]
     return asked
+
+
+def _on(snapshot: Snapshot, nodes: Mask) -> Mask:
+    """J, jobs with a worker on any of the nodes."""
+    runs = snapshot.jobs.runs
+    on = np.zeros(len(snapshot.jobs.uids), dtype=np.bool_)
+    there = runs.placed != NONE
+    owners = np.repeat(np.arange(len(on)), np.diff(runs.first))
+    on[owners[there][nodes[runs.placed[there]]]] = True
+    return on
 
 
 def _replace(wants: Demand, found: Victims, coming: Coming) -> tuple[tuple[Move, ...], Int, int | None]:

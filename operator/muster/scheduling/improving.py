@@ -2,8 +2,9 @@
 
 Each move is a stop and a start, so each has to pay (`muster.scheduling.moves.Pace`). In this order:
 
-* **defragmentation**: the first job that waits for room in one domain, while there is enough in all, gets it by moving
-  others aside; at most one such job in a plan, and none in a plan that asks others to end;
+* **defragmentation**: the first job that waits for room while there is enough in all, but in pieces (on nodes, or in
+  domains), gets it by moving others aside; at most one such job in a plan, and none in a plan that asks others to end.
+  It need not hold a reservation, but what is kept for those ahead is not its to take;
 * **promotion**: jobs on their second choice of nodes move to a better one;
 * **spares** that broke or are lacking are found again (`muster.scheduling.mending`), without a stop;
 * **growth**: elastic jobs grow. Not in a tree of queues in which anybody waits for quota.
@@ -18,22 +19,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from muster.scheduling.defrag import defragment
-from muster.scheduling.demand import coming_back
+from muster.scheduling.aside import make_way
 from muster.scheduling.elastic import grow
-from muster.scheduling.heads import Head, Heads
+from muster.scheduling.heads import Heads
 from muster.scheduling.mending import mend_spares
 from muster.scheduling.moves import Move, Pace
+from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, Promise
 from muster.scheduling.promotion import PROMOTION, promote
 from muster.scheduling.rounds import Fate, Round, Verdict
-from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, PLAIN, Snapshot
 
 
-def improve(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> list[Verdict]:
+def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Decide on moves. Returns the verdicts, in which a job that others move aside for has its promise."""
-    if round_.policy.defragmentation and heads.all and not round_.evictions:
-        moved_for = _defragment(round_, heads.all[0])
+    if round_.policy.defragmentation and not round_.evictions:
+        moved_for = _defragment(round_, heads, owners, verdicts)
         if moved_for != NONE:
             return [each._replace(fate=Fate.CLEARED) if each.job == moved_for else each for each in verdicts]
     if not _anybody_may_change(round_):
@@ -64,38 +65,14 @@ def _anybody_may_grow(snapshot: Snapshot) -> bool:
     return bool(((sizes.least < sizes.most) & snapshot.jobs.holding).any())
 
 
-def _defragment(round_: Round, head: Head) -> int:
+def _defragment(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verdict]) -> int:
     """The row of the job for which others move aside, or NONE."""
-    gang = head.gang
-    if gang.mode != TopologyMode.REQUIRED or round_.room.slots(gang.worker).total < gang.total:
+    made = make_way(round_, heads, owners, verdicts)
+    if made is None:
         return NONE
-    kind = round_.kinds.of[head.job]
-    choice = next(index for index, each in enumerate(round_.kinds.kinds[kind].choices) if each.worker == gang.worker)
-    flavour = round_.kinds.kinds[kind].choices[choice].flavour
-    need = round_.kinds.need(kind, choice, gang.size)
-    snapshot = round_.snapshot
-    wait = head.reservation.start - snapshot.now if head.reservation.start < FOREVER else FOREVER
-    # Its quota is reserved already, and must not stand in its own way.
-    round_.give_back_quota(round_.queue_of[head.job], flavour, need)
-    found = defragment(
-        snapshot,
-        round_.tree,
-        round_.room,
-        round_.promised,
-        round_.kinds.workers,
-        gang,
-        head.job,
-        replace(coming_back(snapshot, round_.tree), quota=()),
-        wait,
-        flavour=flavour,
-        pace=Pace(settle=round_.policy.settle),
-    )
-    round_.reserve_quota(head.job, choice, need)
-    if found is None:
-        return NONE
-    _carry_out(round_, found.moves)
-    round_.promises.append(Promise(round_.snapshot.jobs.uids[head.job], found.nodes, flavour))
-    return head.job
+    _carry_out(round_, made.found.moves)
+    round_.promises.append(Promise(round_.snapshot.jobs.uids[made.job], made.found.nodes, made.flavour))
+    return made.job
 
 
 def _carry_out(round_: Round, moves: Sequence[Move]) -> None:

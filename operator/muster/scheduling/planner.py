@@ -97,10 +97,11 @@ def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None
     round_ = Round(snapshot, policy)
     heads = Heads(round_)
     withdraw(round_)
-    verdicts = _start_in_order(round_, heads, everybody=everybody)
+    starting = Starting(round_, heads)
+    verdicts = _start_in_order(round_, heads, starting, everybody=everybody)
     if verdicts is None:
         return None
-    verdicts = improve(round_, heads, verdicts)
+    verdicts = improve(round_, heads, starting.owners, verdicts)
     return Plan(
         admissions=tuple(round_.admissions),
         waiting=explain(round_, heads, verdicts, _expect(round_, heads, verdicts)) if policy.explain else (),
@@ -112,9 +113,8 @@ def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None
     )
 
 
-def _start_in_order(round_: Round, heads: Heads, *, everybody: bool) -> list[Verdict] | None:
+def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybody: bool) -> list[Verdict] | None:
     """Admit who can start. Returns those who wait, first in rank first; None if nobody may be left out."""
-    starting = Starting(round_, heads)
     preempting = Preempting(round_, starting.owners)
     bystanders = None if everybody else Bystanders(round_, starting, preempting)
     deciding = _Deciding(round_, heads, starting, preempting, _order(round_, bystanders.rows if bystanders else ()))

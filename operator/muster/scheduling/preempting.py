@@ -16,7 +16,6 @@ are ending for nobody. It does not take free room that is kept for a job ahead.
 from __future__ import annotations
 
 from collections.abc import Set
-from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -28,7 +27,7 @@ from muster.scheduling.demand import Coming, coming_back
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, MoveReason, Promise
 from muster.scheduling.ranks import by_length
-from muster.scheduling.room import Room, Taken
+from muster.scheduling.room import Taken
 from muster.scheduling.rounds import Fate, Round, Verdict
 from muster.scheduling.snapshot import NONE, UNLIMITED, Mask, Preempts, Snapshot
 from muster.scheduling.victims import Victims, find_victims
@@ -131,7 +130,7 @@ class Preempting:
         return find_victims(
             self._snapshot,
             round_.tree,
-            self._open_to_all(),
+            round_.open_to_all(),
             self._owners.ledger_for(round_.queue_of[job], flavour, round_.kinds.need(kind, choice, gang.size)),
             round_.kinds.workers,
             gang,
@@ -150,19 +149,9 @@ class Preempting:
             return False
         seen = (room.touches, spare.touches)
         if self._kept_at is None or self._kept_at[0] != seen:
-            kept: Mask = np.any(spare.open < room.open, axis=0)
-            self._kept_at = (seen, kept[self._round.tree.place_of])
+            self._kept_at = (seen, self._round.kept_nodes())
         nodes = self._round.snapshot.jobs.runs.nodes_of(row)
         return bool(self._kept_at[1][nodes[nodes != NONE]].any())
-
-    def _open_to_all(self) -> Room:
-        """The room with what is kept for jobs ahead taken off what is free, but not off what victims give back."""
-        room, spare = self._round.room, self._round.spare
-        if spare is room:
-            return room
-        view = copy(room)
-        view.open = np.where(room.free < 0, room.free, np.maximum(spare.open, 0))
-        return view
 
     def _carry_out(self, job: int, choice: int, victims: Victims) -> None:
         round_ = self._round

@@ -10,6 +10,7 @@ less what is promised. Room only shrinks while a plan is made, so a gang that di
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -27,7 +28,7 @@ from muster.scheduling.policy import Policy
 from muster.scheduling.promises import Kept, firm_use, keep_promises
 from muster.scheduling.quota import Ledger, Need, Shortage
 from muster.scheduling.room import Room, Taken
-from muster.scheduling.snapshot import NONE, Index, Int, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot
 from muster.scheduling.topology import Tree
 
 
@@ -139,6 +140,20 @@ class Round:
         if self._spare is None:
             self._spare = self.room.twin()
         return self._spare
+
+    def open_to_all(self) -> Room:
+        """The room with what is kept for jobs ahead taken off what is free, but not off what running jobs give back."""
+        room, spare = self.room, self.spare
+        if spare is room:
+            return room
+        view = copy(room)
+        view.open = np.where(room.free < 0, room.free, np.maximum(spare.open, 0))
+        return view
+
+    def kept_nodes(self) -> Mask:
+        """N, nodes of which room is kept for jobs ahead."""
+        kept: Mask = np.any(self.spare.open < self.room.open, axis=0)
+        return kept[self.tree.place_of]
 
     @property
     def version(self) -> int:
