@@ -69,6 +69,7 @@ class ExitFacts:
         incarnation: the incarnation of the processes that ended.
         restarts: how often the gang's processes were started again in these pods.
         failures: of those, how many followed a failure of the script; None: all.
+        memory_failures: of `failures`, how many were for want of memory.
         signature: by which this failure is known again: its exception, without numbers, and place; or "".
         suspect: of a hang: the rank is one of those that held up the others.
         stored: bytes that all committed checkpoints under the run's uri take, from rank 0's pod; None: not told.
@@ -87,6 +88,7 @@ class ExitFacts:
     incarnation: int = 0
     restarts: int = 0
     failures: int | None = None
+    memory_failures: int = 0
     signature: str = ""
     alike: int = 1
     spent: Spent | None = None
@@ -129,6 +131,10 @@ def decode(text: str) -> ExitFacts | None:
     return facts if _plausible(facts) else None
 
 
+_MOST_RESTARTS: Final = 2**20
+"""More than any pods can have seen: sums of them stay within the 32 bits of a status field."""
+
+
 def _plausible(facts: ExitFacts) -> bool:
     """Whether every field is of its type and range: user code may write to the termination message as well."""
     bounds = (
@@ -137,14 +143,15 @@ def _plausible(facts: ExitFacts) -> bool:
         (facts.committed_step, 0, 2**63),
         (facts.stored, 0, 2**63),
         (facts.incarnation, 0, 2**63),
-        (facts.restarts, 0, 2**31),
-        (facts.failures, 0, 2**31),
+        (facts.restarts, 0, _MOST_RESTARTS),
+        (facts.failures, 0, _MOST_RESTARTS),
+        (facts.memory_failures, 0, _MOST_RESTARTS),
         (facts.alike, 1, 2**31),
         (facts.exit_code, -(2**31), 2**31),
         (facts.rank_exit_code, -(2**31), 2**31),
     )
     return (
-        None not in (facts.exit_code, facts.incarnation, facts.restarts, facts.alike)
+        None not in (facts.exit_code, facts.incarnation, facts.restarts, facts.memory_failures, facts.alike)
         and all(value is None or (type(value) is int and least <= value < end) for value, least, end in bounds)
         and isinstance(facts.message, str)
         and isinstance(facts.traceback, str)

@@ -196,6 +196,7 @@ class Status:
         warnings: one sentence each, for people.
         restarts: how often the gang's processes were started again in these pods.
         failures: of those, how many followed a failure of the script; None: all.
+        memory_failures: of `failures`, how many were for want of memory.
         restarted_after: the failure that led to the last of them, or "".
         restarted_by: that failure, as index 0 knows it.
         lost: the indexes whose pods were lost and that this launcher waits for, its phase being `joining`: of index 0
@@ -230,6 +231,7 @@ class Status:
     warnings: tuple[str, ...] = field(default=())
     restarts: int = 0
     failures: int | None = None
+    memory_failures: int = 0
     restarted_after: str = ""
     restarted_by: Ended | None = None
     lost: tuple[int, ...] = ()

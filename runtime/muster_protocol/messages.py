@@ -60,8 +60,8 @@ class Member:
         node: the name of its node, or "" where that isn't known.
         copy: the index whose ranks' memory this launcher has a whole copy of, and that copy's epoch, step and attempt;
             empty where it has none.
-        restarts, failures: how often the gang's processes were started again in place, and after failures of the
-            script, as far as this launcher has seen. So a new index 0 goes on counting.
+        restarts, failures, memory_failures: how often the gang's processes were started again in place, after failures
+            of the script, and for want of memory, as far as this launcher has seen. So a new index 0 goes on counting.
         figures: of its node, when it joins for the first time.
     """
 
@@ -75,6 +75,7 @@ class Member:
     copy: tuple[int, ...] = ()
     restarts: int = 0
     failures: int = 0
+    memory_failures: int = 0
     figures: Figures | None = None
 
 
@@ -95,8 +96,8 @@ class Release:
         leader_uid: the pod UID of index 0.
         keeper: whose launcher this pod sends a copy of its ranks' memory to, or None.
         holder: whose launcher has the newest copy of this index's memory, or None.
-        restarts, failures: how often the gang's processes were started again in place since it was placed; of those,
-            how often after a failure of the script.
+        restarts, failures, memory_failures: how often the gang's processes were started again in place since it was
+            placed; of those, how often after a failure of the script; of these, how often for want of memory.
     """
 
     incarnation: int
@@ -107,6 +108,7 @@ class Release:
     holder: Member | None = None
     restarts: int = 0
     failures: int = 0
+    memory_failures: int = 0
 
 
 @dataclass(frozen=True)

@@ -224,11 +224,6 @@ class EffectiveSpec:
         return self.min_replicas < self.max_replicas
 
     @property
-    def restart_limit(self) -> int:
-        """Restarts within the window after failures of the script."""
-        return self.restart_limits[Group.SCRIPT] or 0
-
-    @property
     def gpus(self) -> int:
         """GPUs of the whole gang, spares included."""
         return (self.replicas + self.spares) * self.gpus_per_worker

@@ -123,10 +123,16 @@ class Placement(Model):
     restarts: Count | None = None
     """How often the gang's processes were started again in its pods after a failure of the script. `status.failures`
     has them when it ends."""
+    memory_restarts: Count | None = None
+    """How many of these were for want of memory."""
     network_restarts: Count | None = None
     """How often they were after a failure of the network."""
     yields: bool = False
     """The gang was let in before its turn, and gives way as soon as the job that waited could start."""
+
+    def settled(self) -> Self:
+        """Without failures of the script in its pods: `status.failures` has them now."""
+        return self.model_copy(update={"restarts": None, "memory_restarts": None})
 
     @classmethod
     def of(

@@ -167,6 +167,7 @@ class Executor:
         *,
         max_runtime: int | None = None,
         restarts: int = 0,
+        memory_restarts: int = 0,
         reached: int = 0,
     ) -> Outcome:
         """Make the Secret, the Service and the pods of `indexes`; those that exist are counted as made."""
@@ -196,6 +197,7 @@ class Executor:
                     leader=placement.attempt_of(0),
                     max_runtime=max_runtime,
                     restarts=restarts,
+                    memory_restarts=memory_restarts,
                     reached=reached,
                 )
                 await self._make_pod(job, body, index, placement.attempt_of(index), nodes[index], outcome)

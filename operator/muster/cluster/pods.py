@@ -168,10 +168,12 @@ def pod(
     leader: int = 0,
     max_runtime: int | None = None,
     restarts: int = 0,
+    memory_restarts: int = 0,
     reached: int = 0,
 ) -> Object:
     """One worker's pod from the job's `template`. `leader`: attempt of index 0; `max_runtime`: seconds that the job may
-    still run; `restarts`: how many crashes its launchers may answer by themselves; `reached`: steps done before."""
+    still run; `restarts`, `memory_restarts`: how many crashes and wants of memory its launchers may answer
+    by themselves; `reached`: steps done before."""
     made = copy.deepcopy(template)
     labels = made["metadata"].setdefault("labels", {})
     labels |= {
@@ -197,6 +199,7 @@ def pod(
         own[env.MAX_RUNTIME] = str(max(1, max_runtime))
     if restarts:
         own[env.RESTARTS_IN_PLACE] = str(restarts)
+        own[env.MEMORY_RESTARTS_IN_PLACE] = str(memory_restarts)
     if reached:
         own[env.REACHED_STEP] = str(reached)
     trainer = container(body, TRAINER)

@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from muster.api.names import Reason
+from muster.api.restarts import Group
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster import pods
 from muster.cluster.eligibility import filter_of_pod
@@ -149,14 +150,16 @@ class Worker:
                 raise Incomplete(str(error)) from error
             record.refusal = Refusal(placement.generation, str(error))
             return
+        spec, status, today = record.spec, record.job.status, datetime.now(timezone.utc)
         outcome = await self.executor.make(
             record.identity,
             template,
             placement,
             indexes,
-            max_runtime=remaining_seconds(record.spec, record.job.status),
-            restarts=remaining_restarts(record.spec, record.job.status, datetime.now(timezone.utc)),
-            reached=record.job.status.progress.step if record.job.status.progress is not None else 0,
+            max_runtime=remaining_seconds(spec, status),
+            restarts=remaining_restarts(spec, status, today),
+            memory_restarts=remaining_restarts(spec, status, today, Group.MEMORY),
+            reached=status.progress.step if status.progress is not None else 0,
         )
         now = asyncio.get_running_loop().time()
         for made in outcome.made:

@@ -81,6 +81,7 @@ class Config:
     run_roots: tuple[Path, ...]
     heartbeat: float
     restarts: int = 0
+    memory_restarts: int = 0
     memory: str = "auto"
     replace_seconds: float = 0.0
     node: str = ""
@@ -171,7 +172,8 @@ def _pod(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
         termination_log=Path(environ.get(TERMINATION_LOG) or exits.TERMINATION_MESSAGE_PATH),
         run_roots=_run_roots(environ),
         heartbeat=_seconds(environ, HEARTBEAT, heartbeat_seconds(workers), zero=heartbeat_seconds(workers)),
-        restarts=_whole(environ, env.RESTARTS_IN_PLACE, minimum=0, default=0),
+        restarts=_restarts(environ),
+        memory_restarts=_whole(environ, env.MEMORY_RESTARTS_IN_PLACE, minimum=0, default=_restarts(environ)),
         memory=environ.get(env.CHECKPOINT_MEMORY) or "auto",
         replace_seconds=0.0 if alone else _seconds(environ, env.REPLACE_SECONDS, 0.0),
         node=environ.get(env.NODE_NAME, ""),
@@ -205,7 +207,8 @@ def _laptop(environ: Mapping[str, str], command: tuple[str, ...], processes: int
         termination_log=Path(environ[TERMINATION_LOG]) if environ.get(TERMINATION_LOG) else None,
         run_roots=_run_roots(environ),
         heartbeat=heartbeat_seconds(1),
-        restarts=_whole(environ, env.RESTARTS_IN_PLACE, minimum=0, default=0),
+        restarts=_restarts(environ),
+        memory_restarts=_whole(environ, env.MEMORY_RESTARTS_IN_PLACE, minimum=0, default=_restarts(environ)),
         memory=environ.get(env.CHECKPOINT_MEMORY) or "auto",
         hang=_limits(environ),
     )
@@ -246,6 +249,10 @@ def _run_roots(environ: Mapping[str, str]) -> tuple[Path, ...]:
     if environ.get(RUN_ROOT):
         return (Path(environ[RUN_ROOT]),)
     return Path(env.MOUNT_PATH) / "run", Path("/dev/shm"), Path(environ.get("TMPDIR") or "/tmp")
+
+
+def _restarts(environ: Mapping[str, str]) -> int:
+    return _whole(environ, env.RESTARTS_IN_PLACE, minimum=0, default=0)
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

@@ -52,8 +52,8 @@ class Follower:
         self._released = False
         self.copy: tuple[int, ...] = ()
         """What this launcher holds of another's memory, as a `Member` tells it."""
-        self.restarts = 0, 0
-        """How often the processes were started again in place: in all, and after a failure of the script."""
+        self.restarts = 0, 0, 0
+        """How often the processes were started again in place: in all, after failures of the script, and for memory."""
         self.copy_error = ""
         """Why nobody gets a copy of this pod's memory, or ""."""
         self.idleness: Idleness | None = None
@@ -130,8 +130,9 @@ class Follower:
         self._leader = named.address if named is not None and named.address else self._config.leader_host
         self._leader_uid = named.pod_uid if named is not None else self._leader_uid
         told_to_end = max(self._incarnation, state.restart.incarnation - 1 if state.restart is not None else 0)
-        restarts, failures = self.restarts
-        own = replace(self._own, incarnation=told_to_end, copy=self.copy, restarts=restarts, failures=failures)
+        restarts, failures, memory = self.restarts
+        own = replace(self._own, incarnation=told_to_end, copy=self.copy)
+        own = replace(own, restarts=restarts, failures=failures, memory_failures=memory)
         if self.figures is not None and not self._released:
             own = replace(own, figures=replace(self.figures, sent_at=time.time()))
         body = encode(own)

@@ -71,7 +71,7 @@ class Launcher:
         )
         self._stopping = Stopping(self._ranks, self._state)
         self._phase = Phase.JOINING
-        self._incarnation = self._restarts = self._failures = 0
+        self._incarnation = self._restarts = self._failures = self._memory_failures = 0
         self._started_at = 0.0
         self._restarted_after = ""
         self._folder: RunFolder | None = None
@@ -142,6 +142,7 @@ class Launcher:
         """Runs one incarnation of the ranks. None: the gang starts again. Raises Over."""
         self._restarts = max(self._restarts, release.restarts)
         self._failures = max(self._failures, release.failures)
+        self._memory_failures = max(self._memory_failures, release.memory_failures)
         await self._copies.begin(release)
         first_time = self._incarnation == 0
         try:
@@ -185,8 +186,9 @@ class Launcher:
         if restart.first.crash:
             self._restarts += 1
             self._failures += restart.first.cause != Cause.NETWORK.value
+            self._memory_failures += restart.first.cause == Cause.OUT_OF_MEMORY.value
             self._restarted_after = restart.first.message
-        self._gang.restarts = self._restarts, self._failures
+        self._gang.restarts = self._restarts, self._failures, self._memory_failures
         return await self._gang.assemble(None)
 
     async def _look_at_node(self) -> None:
@@ -399,6 +401,7 @@ class Launcher:
             incarnation=self._incarnation,
             restarts=self._restarts,
             failures=self._failures,
+            memory_failures=self._memory_failures,
             spent=self._spent(),
         )
 
@@ -478,6 +481,7 @@ class Launcher:
             warnings=tuple(progress.warnings),
             restarts=self._restarts,
             failures=self._failures,
+            memory_failures=self._memory_failures,
             restarted_after=self._restarted_after,
             restarted_by=restart.first if (restart := self._state.restart) and restart.first.crash else None,
             memory_tier=self._memory_tier(),

@@ -61,13 +61,13 @@ class Leader:
         """Why those indexes are waited for."""
         self._deadline = 0.0
         self._silence = Silence(config.heartbeat, state.clock())
-        self._restarts = Restarts(config.restarts)
+        self._restarts = Restarts(config.restarts, config.memory_restarts)
         self._not_before = 0.0
         self._ports = Ports(config.address)
         self.copy: tuple[int, ...] = ()
         """What this launcher holds of another's memory, as a `Member` tells it."""
-        self.restarts = 0, 0
-        """How often the processes were started again in place: in all, and after a failure of the script."""
+        self.restarts = 0, 0, 0
+        """How often the processes were started again in place: in all, after failures of the script, and for memory."""
         self.idleness: Idleness | None = None
         """Of this pod's GPUs."""
         self._idleness: dict[int, Idleness] = {}
@@ -220,6 +220,7 @@ class Leader:
         counts = self._restarts
         counts.total = max(counts.total, *(member.restarts for member in self._members.values()))
         counts.count = max(counts.count, *(member.failures for member in self._members.values()))
+        counts.memory = max(counts.memory, *(member.memory_failures for member in self._members.values()))
         self._release = Release(
             self._incarnation,
             self._config.address,
@@ -227,6 +228,7 @@ class Leader:
             leader_uid=self._own.pod_uid,
             restarts=counts.total,
             failures=counts.count,
+            memory_failures=counts.memory,
         )
         self._copy_errors.clear()
         self._paces.begin_anew(self._state.clock())

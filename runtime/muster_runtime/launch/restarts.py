@@ -1,6 +1,7 @@
 """Whether a crash is answered by starting the gang's processes again in the pods that they have. Pure: time is given.
 
 That costs seconds and no pod, but mends only what isn't in the script, so it is tried a few times and not for ever.
+Want of memory is mended by it where the GPU's was in pieces, or where another batch comes at that place.
 What a second start would meet again ends the gang at once, as a crash did before.
 """
 
@@ -22,15 +23,18 @@ _PAUSES: Final = (0.0, 5.0, 10.0)
 @dataclass
 class Restarts:
     """Counts the restarts of one placement; a new index 0 learns the numbers from the others. `limit` is how many the
-    job allows after failures of the script; those after the network's are bounded by the window alone.
+    job allows after failures of the script, `memory_limit` for want of memory; those after the network's are bounded by
+    the window alone.
 
     Attributes:
-        count: restarts after failures of the script; `total`: all.
+        count: restarts after failures of the script, want of memory included; `memory`: for that alone; `total`: all.
         alike: failures in a row, up to the last one, that were one and the same.
     """
 
     limit: int
+    memory_limit: int = 0
     count: int = 0
+    memory: int = 0
     total: int = 0
     alike: int = 1
     _recent: deque[float] = field(default_factory=deque)
@@ -41,11 +45,12 @@ class Restarts:
         self._compare(first)
         if not first.crash:
             raise Refusal("")
-        scripts = first.cause != Cause.NETWORK.value
+        scripts, memory = first.cause != Cause.NETWORK.value, first.cause == Cause.OUT_OF_MEMORY.value
         if self.limit == 0:
             raise Refusal("")
-        if scripts and self.count >= self.limit:
-            raise Refusal(f"the gang was restarted in place {times(self.count)} before" if self.count else "")
+        used, limit = (self.memory, self.memory_limit) if memory else (self.count - self.memory, self.limit)
+        if scripts and used >= limit:
+            raise Refusal(f"the gang was restarted in place {times(used)} before" if used else "")
         if self.alike > 1:
             at = f" at step {first.step}" if first.step is not None else ""
             what = "hang" if first.cause == Cause.HANG.value else "exception"
@@ -56,6 +61,7 @@ class Restarts:
             raise Refusal(f"the gang was restarted in place {times(MOST_IN_WINDOW)} within {WINDOW_SECONDS:g} s")
         self._recent.append(now)
         self.count += scripts
+        self.memory += memory
         self.total += 1
         return _PAUSES[len(self._recent) - 1]
 

@@ -19,6 +19,7 @@ class Failure:
 
     `last_words` are its last lines on stderr, for a script that fails without a Python traceback. `crash`: it fell,
     by a signal or an exception, rather than end itself by an exit code or for a reason that another start would meet.
+    A rank that was refused memory fell; where the kernel took some, the container may be next, launcher and all.
     `signature`: by which the same failure is known again, "" where nothing tells.
     """
 
@@ -75,9 +76,8 @@ def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memo
     message = f"{how}: {what}" if what else how
     memory = _out_of_memory(exit_code, traceback, killed_for_memory=killed_for_memory)
     if memory:
-        return Failure(
-            rank, exit_code, Cause.OUT_OF_MEMORY, f"{message}{memory}", traceback, echo=False, signature=signature
-        )
+        told, crash = f"{message}{memory}", not killed_for_memory
+        return Failure(rank, exit_code, Cause.OUT_OF_MEMORY, told, traceback, False, "", crash, signature)
     if tracebacks.is_broken_gpu(traceback):
         message += "; the GPU or its driver is at fault, not the script"
         return Failure(rank, exit_code, Cause.NODE, message, traceback, echo=False)

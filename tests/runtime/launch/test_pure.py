@@ -150,6 +150,7 @@ def test_out_of_memory_is_told_apart_and_names_the_field_to_raise(
 ) -> None:
     failure = failed(code, raised(what) if what else "", oom=killed)
     assert failure.cause is Cause.OUT_OF_MEMORY
+    assert failure.crash is not killed, "an exception leaves the container whole, the kernel's killer may come again"
     assert advice in failure.message
     assert ({LIMIT, SMALLER} - {advice}).pop() not in failure.message
 

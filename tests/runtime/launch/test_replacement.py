@@ -306,17 +306,18 @@ def test_without_an_operators_word_a_newer_attempt_may_come(make_gang: MakeGang)
 
 
 def test_a_new_index_0_goes_on_counting_restarts_in_place(make_gang: MakeGang) -> None:
-    gang = make_gang(2, MUSTER_RESTARTS_IN_PLACE="1", **WAITING)
-    operator = Operator(gang, gang.script(PLAIN))
+    gang = make_gang(2, MUSTER_RESTARTS_IN_PLACE="2", MUSTER_MEMORY_RESTARTS_IN_PLACE="1", **WAITING)
+    operator = Operator(gang, gang.script(BEGIN + "until(f'short-{incarnation}')\nraise MemoryError\n"))
     operator.runs(1)
-    os.kill(pid_of(gang, 1, 1), signal.SIGKILL)
+    (gang.folder / "short-1").touch()
     operator.runs(2)
     kill(operator.pods[0])
     operator.loses(0)
     operator.replace(0)
     operator.runs(3)
-    assert operator.pods[0].status().restarts == 1
-    os.kill(pid_of(gang, 3, 1), signal.SIGKILL)
+    status = operator.pods[0].status()
+    assert (status.restarts, status.failures, status.memory_failures) == (1, 1, 1)
+    (gang.folder / "short-3").touch()
     first, second = (operator.pods[index].end() for index in (0, 1))
     assert (first.restarts, second.restarts) == (1, 1)
     assert "the gang was restarted in place once before" in first.message, "the limit is used up"

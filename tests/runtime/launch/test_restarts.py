@@ -134,6 +134,36 @@ def test_another_exception_is_tried_again(make_gang: MakeGang) -> None:
     assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 3, 2)
 
 
+def test_a_want_of_memory_starts_the_gang_again_in_the_same_pods(make_gang: MakeGang) -> None:
+    gang = make_gang(2, **ALLOWED)
+    short = "if RANK == 1 and incarnation == 1: raise MemoryError\n"
+    leader, other = gang.all(gang.script(BEGIN + short + "until_end()\n"))
+    runs(gang, 1, 2)
+    runs(gang, 2, 2)
+    first = leader.status().restarted_by
+    assert (first.cause, first.rank) == (Cause.OUT_OF_MEMORY.value, 1)
+    (gang.folder / "end").touch()
+    for facts in (leader.end(), other.end()):
+        assert (facts.cause, facts.restarts, facts.failures, facts.memory_failures) == (Cause.SUCCEEDED, 1, 1, 1)
+
+
+def test_the_same_want_of_gpu_memory_again_ends_the_gang_as_such(make_gang: MakeGang) -> None:
+    gang = make_gang(1, **ALLOWED)
+    refused = "raise torch.OutOfMemoryError(f'CUDA out of memory. Tried to allocate {20 + incarnation}.00 MiB.')\n"
+    facts = gang.pod(0, gang.script("import torch\n" + BEGIN + refused)).end(120)
+    assert (facts.cause, facts.exit_code, facts.restarts, facts.alike) == (Cause.OUT_OF_MEMORY, EXIT_USER, 1, 2)
+    assert facts.message.startswith("rank 0 exited with code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to")
+    assert "; the GPU ran out of memory: use a smaller batch" in facts.message
+    assert facts.message.endswith("; the same exception came before the restart in place")
+    assert facts.traceback.endswith("Tried to allocate 22.00 MiB.")
+
+
+def test_no_want_of_memory_is_answered_where_the_job_allows_none(make_gang: MakeGang) -> None:
+    gang = make_gang(1, **ALLOWED, MUSTER_MEMORY_RESTARTS_IN_PLACE="0")
+    facts = gang.pod(0, gang.script(BEGIN + "raise MemoryError\n")).end()
+    assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.OUT_OF_MEMORY, 1, 0)
+
+
 def test_ranks_that_lose_each_other_are_put_down_to_the_network(make_gang: MakeGang) -> None:
     gang = make_gang(1, 2, **ALLOWED)
     lose = "if incarnation == 1: raise RuntimeError('[gloo] Connection closed by peer')\n"
@@ -261,3 +291,14 @@ def test_lost_connections_do_not_use_up_what_the_script_may_fail() -> None:
     assert restarts.count == 1
     with pytest.raises(Refusal, match="restarted in place once before"):
         restarts.pause(crash(), 2 * WINDOW_SECONDS)
+
+
+def test_crashes_and_wants_of_memory_are_limited_apart() -> None:
+    restarts = Restarts(1, memory_limit=1)
+    short = replace(crash("exited with code 1: MemoryError", 7), cause=Cause.OUT_OF_MEMORY.value)
+    restarts.pause(short, 0.0)
+    restarts.pause(crash(), 1.0)
+    assert (restarts.total, restarts.count, restarts.memory) == (2, 2, 1)
+    for again in (replace(short, step=8), crash()):
+        with pytest.raises(Refusal, match="restarted in place once before"):
+            restarts.pause(again, 2 * WINDOW_SECONDS)

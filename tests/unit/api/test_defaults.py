@@ -10,6 +10,7 @@ from muster.api.defaults import filled, used
 from muster.api.effective import effective_spec
 from muster.api.jobparts import JobDefaults, TopologyMode
 from muster.api.numerics import NumericsAction
+from muster.api.restarts import Group
 from muster.api.trainingjob import TrainingJobSpec
 
 pytestmark = pytest.mark.unit
@@ -37,7 +38,7 @@ def test_job_that_says_nothing_gets_everything_between_its_word_and_the_built_in
     found = effective_spec(spec(), defaults)
     assert (found.priority_class, found.max_runtime, found.preemptible) == ("batch", 172800, False)
     assert (found.mode, found.level, found.capacity) == (TopologyMode.REQUIRED, "rack", ("spot",))
-    assert (found.restart_limit, found.restart_backoff, found.ready_timeout) == (7, 10, 1800)
+    assert (found.restart_limits[Group.SCRIPT], found.restart_backoff, found.ready_timeout) == (7, 10, 1800)
     assert (found.hang.step, found.hang.start) == (7200, "auto")
     assert used(spec(), defaults) == defaults
 
@@ -46,7 +47,12 @@ def test_the_jobs_word_wins_field_by_field() -> None:
     defaults = template(maxRuntime="2d", restart={"limit": 7, "backoff": "1m"}, preemptible=False)
     job = spec(maxRuntime="1h", restart={"limit": 1}, preemptible=True)
     found = effective_spec(job, defaults)
-    assert (found.max_runtime, found.restart_limit, found.restart_backoff, found.preemptible) == (3600, 1, 10, True)
+    assert (found.max_runtime, found.restart_limits[Group.SCRIPT], found.restart_backoff, found.preemptible) == (
+        3600,
+        1,
+        10,
+        True,
+    )
     assert used(job, defaults) is None
     assert filled(job, defaults) is job
 

@@ -9,6 +9,7 @@ import pytest
 from muster.api.builtin import BUILT_IN
 from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.jobparts import TopologyMode
+from muster.api.restarts import Group
 from muster.api.trainingjob import Load, Strategy, TrainingJobSpec
 
 pytestmark = pytest.mark.unit
@@ -31,7 +32,7 @@ def test_a_job_that_says_little_gets_the_documented_defaults() -> None:
     assert BUILT_IN["spec.checkpoint.interval"].startswith("10m")
     assert spec.checkpoint.load is Load.ALL
     assert str(spec.checkpoint.retention.last) == BUILT_IN["spec.checkpoint.retention.last"] == "3"
-    assert str(spec.restart_limit) == BUILT_IN["spec.restart.limit"] == "3"
+    assert str(spec.restart_limits[Group.SCRIPT]) == BUILT_IN["spec.restart.limit"] == "3"
     assert (spec.ready_timeout, BUILT_IN["spec.readyTimeout"]) == (1800, "30m")
     assert (spec.grace, BUILT_IN["spec.terminationGracePeriod"]) == (120, "2m")
     assert (spec.max_runtime, spec.ttl) == (None, None)
@@ -59,7 +60,7 @@ def test_no_checkpoints_by_time_when_they_are_asked_for_by_steps() -> None:
 
 
 def test_zero_restarts_is_a_word_and_not_its_absence() -> None:
-    assert effective(restart={"limit": 0}).restart_limit == 0
+    assert effective(restart={"limit": 0}).restart_limits[Group.SCRIPT] == 0
 
 
 def test_the_wait_before_a_restart_doubles_up_to_five_minutes() -> None:

@@ -180,8 +180,11 @@ def test_pods_of_a_gang_wait_for_lost_ones_and_know_the_present_leader() -> None
 
 
 def test_the_crashes_that_a_launcher_may_answer_go_to_it() -> None:
-    pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2, restarts=2)
+    pod = pods.pod(
+        JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2, restarts=2, memory_restarts=0
+    )
     assert environment(pod)["MUSTER_RESTARTS_IN_PLACE"] == "2"
+    assert environment(pod)["MUSTER_MEMORY_RESTARTS_IN_PLACE"] == "0", "left out it would be as many"
     pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2)
     assert "MUSTER_RESTARTS_IN_PLACE" not in environment(pod)
 

@@ -56,6 +56,7 @@ class End:
     Attributes:
         message: one sentence for people.
         restarts: how many failures of the script before were answered by starting the processes again in their pods.
+        memory_restarts: of those, how many were for want of memory.
         signature, alike: as in `exits.ExitFacts`.
         suspect: of a hang: the rank is one of those that held up the others.
         abrupt: the pod is over, its launcher has left no word, and it isn't the script's doing: the others of the gang
@@ -73,6 +74,7 @@ class End:
     step: int | None = None
     committed_step: int | None = None
     restarts: int = 0
+    memory_restarts: int = 0
     signature: str = ""
     alike: int = 1
     suspect: bool = False
@@ -205,6 +207,7 @@ def _failed(pod: PodView) -> End:
             step=facts.step,
             committed_step=facts.committed_step,
             restarts=facts.restarts if facts.failures is None else facts.failures,
+            memory_restarts=facts.memory_failures,
             signature=facts.signature,
             alike=facts.alike,
             suspect=facts.suspect,

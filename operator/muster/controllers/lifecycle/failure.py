@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from itertools import repeat
 from typing import Any, Final
 
 from muster.api import restarts
 from muster.api.effective import EffectiveSpec
+from muster.api.jobparts import MAX_RESTARTS
 from muster.api.names import ConditionType, EventReason, Reason
+from muster.api.placement import Placement
 from muster.api.restarts import Group, group_of
 from muster.api.trainingjob_status import Failure, PastFailure, QueuePosition, TrainingJobStatus
 from muster.cluster.status import is_true
@@ -73,12 +76,11 @@ def recover(turn: Turn) -> bool:
     if cause.kind is Kind.PEER and followed and _somebody_lives(turn) and turn.s.peers_wait < PEER_PATIENCE:
         turn.wake_in(PEER_PATIENCE - turn.s.peers_wait)
         return True
-    told = placement.restarts or 0
-    answered = max(cause.restarts, told)  # a pod that is lost leaves no word of them
-    book_crashes(turn, answered - told, "user", "a crash of the script")
+    answered = max(cause.restarts, placement.restarts or 0)  # a pod that is lost leaves no word of them
+    book_failures(turn, placement, answered, cause.memory_restarts, "user", "a crash of the script")
     record(turn, cause)
     failures = (turn.status.failures or 0) + answered + (1 if cause.kind in COUNTED else 0)
-    turn.draft.set(failures=failures or None, placement=placement.model_copy(update={"restarts": None}))
+    turn.draft.set(failures=failures or None, placement=placement.settled())
     blame.note(turn, cause)
     if cause.kind is Kind.MAX_RUNTIME:
         fail(turn, cause, Reason.MAX_RUNTIME_EXCEEDED, "maxRuntime has passed")
@@ -120,10 +122,13 @@ def _alike(cause: End, times: int) -> str:
     return f"it failed {often} alike {where}, and would again: {mend}, then delete the job and apply it again"
 
 
-def remaining_restarts(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime) -> int:
-    """Failures of the script that `restart.limit` still allows; the launchers answer crashes among them in place."""
-    used = restarts.used(status.recent_failures, Group.SCRIPT, spec.restart_window, now)
-    return max(0, spec.restart_limit - used)
+def remaining_restarts(
+    spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, group: Group = Group.SCRIPT
+) -> int:
+    """Failures of `group`, the script's or want of memory, that the job's limit still allows; the launchers answer
+    crashes among them in place."""
+    used = restarts.used(status.recent_failures, group, spec.restart_window, now)
+    return max(0, (spec.restart_limits[group] or 0) - used)
 
 
 def ends(turn: Turn) -> Iterator[End]:
@@ -234,10 +239,21 @@ def record(turn: Turn, cause: End) -> None:
     )
 
 
+def book_failures(turn: Turn, placement: Placement, failures: int, memory: int, cause: str, message: str) -> None:
+    """Keep those of the script's `failures` that are new since the placement was last looked at; `memory` of them, all
+    told, were for want of memory, the others are `cause`'s."""
+    told, told_memory = placement.restarts or 0, placement.memory_restarts or 0
+    memory = max(memory, told_memory)
+    book_crashes(turn, memory - told_memory, "out-of-memory", message)
+    book_crashes(turn, (failures - memory) - (told - told_memory), cause, message)
+
+
 def book_crashes(turn: Turn, count: int, cause: str, message: str) -> None:
-    """Keep failures in short that were answered by starting the processes again in their pods."""
+    """Keep failures in short that were answered by starting the processes again in their pods. The number may be
+    nonsense: a script can write its own termination message."""
     one = PastFailure(at=turn.s.now, cause=cause, message=message, in_place=True)
-    turn.draft.set(recent_failures=restarts.booked(turn.status.recent_failures, *[one] * count))
+    new = repeat(one, max(0, min(count, MAX_RESTARTS + 1)))
+    turn.draft.set(recent_failures=restarts.booked(turn.status.recent_failures, *new))
 
 
 def sentence(cause: End) -> str:

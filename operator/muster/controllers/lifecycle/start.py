@@ -73,16 +73,17 @@ def _tell_restarts(turn: Turn, placement: Placement, launcher: LauncherStatus) -
         turn.draft.set(incarnation=launcher.incarnation)
     scripts = launcher.restarts if launcher.failures is None else launcher.failures
     networks = launcher.restarts - scripts
+    memory = max(launcher.memory_failures, placement.memory_restarts or 0)
     crashes = max(0, scripts - (placement.restarts or 0))
     breaks = max(0, networks - (placement.network_restarts or 0))
     if not crashes + breaks:  # processes also start anew where a launcher was only away for a while
         return
-    counted = {"restarts": scripts or None, "network_restarts": networks or None}
+    counted = {"restarts": scripts or None, "memory_restarts": memory or None, "network_restarts": networks or None}
     in_place = (turn.status.restarts_in_place or 0) + crashes + breaks
     turn.draft.set(restarts_in_place=in_place, placement=placement.model_copy(update=counted))
     hung = launcher.restarted_by is not None and launcher.restarted_by.cause == Cause.HANG.value
     cause = launcher.restarted_after[:500] or "a rank crashed"  # before index 0 was replaced, which knows the number
-    failure.book_crashes(turn, crashes, "hang" if hung else "user", cause)
+    failure.book_failures(turn, placement, scripts, memory, "hang" if hung else "user", cause)
     failure.book_crashes(turn, breaks, "network", cause)
     told = f"{cause}; the gang's processes were started again in their pods"
     turn.tell(EventReason.RESTARTED_IN_PLACE, f"{told} ({launcher.restarts} in this placement)", warning=True)

@@ -326,8 +326,7 @@ def end_run(draft: Draft, now: datetime, reason: str, message: str) -> None:
     """Close the account of a run: its time and its restarts in place are added up, and the gang no longer trains."""
     placement = draft.status.placement
     if placement is not None and placement.restarts:
-        settled = placement.model_copy(update={"restarts": None})
-        draft.set(failures=draft.status.restarts_used, placement=settled)
+        draft.set(failures=draft.status.restarts_used, placement=placement.settled())
     since, before = draft.status.running_since, draft.status.runtime_seconds
     trained = int(max(0.0, (now - since).total_seconds())) if since else 0
     draft.set(running_since=None, runtime_seconds=(before or 0) + trained or before)

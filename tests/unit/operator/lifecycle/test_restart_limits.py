@@ -203,6 +203,37 @@ def test_lost_connections_that_were_mended_in_the_living_pods_spend_none_either(
     assert len(case.job.status.recent_failures) == 3
 
 
+def test_wants_of_memory_that_were_mended_in_the_living_pods_spend_their_own_limit() -> None:
+    case = Case(trainingjob(restart={"limit": 3, "causes": {"outOfMemory": 2}}))
+    case.start()
+    assert case.launcher is not None
+    told = {"restarted_after": "the GPU ran out of memory", "phase": Phase.RUNNING}
+    case.launcher = replace(case.launcher, incarnation=3, restarts=2, failures=2, memory_failures=1, **told)
+    case.settle()
+    status, spec = case.job.status, effective_spec(case.job.spec)
+    assert (status.restarts_in_place, status.restarts_used) == (2, 2)
+    assert [(past.cause, past.in_place) for past in status.recent_failures] == [("out-of-memory", True), ("user", True)]
+    assert remaining_restarts(spec, status, case.now) == 2
+    assert remaining_restarts(spec, status, case.now, Group.MEMORY) == 1
+    case.settle()
+    assert len(case.job.status.recent_failures) == 2, "told once"
+    fails(case, Cause.OUT_OF_MEMORY, restarts=3, failures=3, memory_failures=2)
+    assert [past.cause for past in case.job.status.recent_failures] == ["out-of-memory", "user", *["out-of-memory"] * 2]
+    assert (case.job.status.failures, case.reason(ConditionType.FAILED)) == (4, "OutOfMemory")
+    assert "restart.causes.outOfMemory 2 is used up" in case.message(ConditionType.FAILED)
+
+
+def test_a_termination_message_of_the_scripts_own_may_tell_of_any_number_of_restarts() -> None:
+    case = Case(trainingjob())
+    case.start()
+    fails(case, restarts=2**31 - 1)
+    assert case.job.status.failures == 1, "it is none of ours, so the exit code counts"
+    again(case)
+    fails(case, restarts=2**20 - 1)
+    assert case.phase == "Failed"
+    assert len(case.job.status.recent_failures) == MAX_RESTARTS + 1
+
+
 def test_a_node_with_a_broken_gpu_is_avoided() -> None:
     case = Case(trainingjob())
     case.start("n0", "n1")
