@@ -20,6 +20,8 @@ from typing import Any, Final
 from hack.cluster import api, processes
 from hack.cluster.progress import Progress
 
+from muster.telemetry.exposition import NEW_SECONDS
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 NAMESPACE: Final = "bench"
 OPERATOR: Final = [sys.executable, "-c", "from muster.cli.app import main; main()", "operator"]
@@ -63,7 +65,9 @@ class Muster:
         await task
 
     def requests(self) -> dict[str, int]:
-        """Requests by method so far."""
+        """Requests by method so far. It takes a minute: the operator tells new series as 0 at first."""
+        self.ask("/metrics")
+        time.sleep(NEW_SECONDS + 1)
         found: dict[str, int] = {}
         for method, count in re.findall(
             r'^muster_operator_api_requests_total\{method="(\w+)".*\} ([0-9.e+]+)$', self.ask("/metrics")[1], re.M
