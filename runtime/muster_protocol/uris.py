@@ -29,7 +29,11 @@ def parse_uri(text: str) -> CheckpointUri:
     if text.startswith("file:///"):
         return CheckpointUri("file", "", text.removeprefix("file://").rstrip("/"))
     if not re.match(S3_URI_PATTERN, text):
-        raise ValueError(f"{text!r} is not a checkpoint uri; write s3://BUCKET/PREFIX (or file:///FOLDER on a laptop)")
+        rules = ": buckets have 3 to 63 of a-z, 0-9, '.' and '-', and prefixes no space, ? or #"
+        raise ValueError(
+            f"{text!r} is not a checkpoint uri; write s3://BUCKET/PREFIX (or file:///FOLDER on a laptop)"
+            f"{rules if text.startswith('s3://') else ''}"
+        )
     bucket, _, prefix = text.removeprefix("s3://").partition("/")
     return CheckpointUri("s3", bucket, prefix.rstrip("/"))
 

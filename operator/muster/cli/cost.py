@@ -196,6 +196,9 @@ def list_(
         if other is not None:
             as_of = other.as_of.isoformat() if other.as_of else ""
             table.add_row(name, "", f"{other.amount:f}", other.region, as_of, other.source)
+    if not table.row_count:
+        note("no price holds: there is none of your own, and list prices are left out or in another currency")
+        return
     print_table(Console(markup=False, highlight=False), table)
     if told := _whose(found, region):
         typer.echo(told)

@@ -8,12 +8,12 @@ import uuid
 from enum import Enum
 from typing import Any, Final, Literal
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from muster.api.jobparts import CapacityKind
 from muster.api.names import GANG_PRIORITY_CLASS
-from muster_protocol.durations import DURATION_PATTERN
+from muster_protocol.durations import parse_duration
 
 MIN_TOKEN_KEY: Final = 16
 
@@ -77,22 +77,22 @@ class Settings(BaseSettings):
     """Seconds that a job lacks nodes before they are asked for."""
     provisioning_node_selectors: dict[str, dict[str, str]] = Field(default_factory=dict)
     """Labels of the node groups to ask for, by flavour, as JSON: `{"H100/spot": {"pool": "h100-spot"}}`."""
-    settle_after: str = Field("10m", pattern=DURATION_PATTERN)
+    settle_after: str = "10m"
     """How long a placement stands at least before it moves or grows."""
     bad_nodes: BadNodes = BadNodes.AVOID
     """What is done about nodes on which runs fail: ignore, avoid or taint."""
     bad_nodes_threshold: int = Field(3, ge=1)
     """Gangs that a node has to hurt within the window before it is tainted."""
-    bad_nodes_window: str = Field("1d", pattern=DURATION_PATTERN)
+    bad_nodes_window: str = "1d"
     """Faults that are older count no more."""
-    bad_nodes_forgive_after: str = Field("12h", pattern=DURATION_PATTERN)
+    bad_nodes_forgive_after: str = "12h"
     """How long a node stays tainted."""
     bad_nodes_share: int = Field(10, ge=0, le=100)
     """Percent of the nodes of one kind that may be tainted at once; of a small pool always one, unless this is 0."""
     history_url: SecretStr = SecretStr("")
     """Database of the history: `postgresql://USER:PASSWORD@HOST/NAME`, or `sqlite:////PATH` for an operator that is
     alone. Empty: none is kept."""
-    history_retention: str = Field("400d", pattern=DURATION_PATTERN)
+    history_retention: str = "400d"
     """Jobs whose objects are gone for longer are forgotten; empty: never."""
     http_host: str = "0.0.0.0"
     """Address of the HTTP server for probes, metrics and the API."""
@@ -114,6 +114,13 @@ class Settings(BaseSettings):
     """text or json."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
     """In capitals or small letters."""
+
+    @field_validator("settle_after", "bad_nodes_window", "bad_nodes_forgive_after", "history_retention")
+    @classmethod
+    def _a_duration(cls, value: str, field: ValidationInfo) -> str:
+        if value or field.field_name != "history_retention":
+            parse_duration(value)
+        return value
 
     @field_validator("log_level", mode="before")
     @classmethod

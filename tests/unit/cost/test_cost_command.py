@@ -367,6 +367,8 @@ def test_prices_list_shows_what_holds_and_whence() -> None:
     assert any(line.split()[:3] == ["H100", "on-demand", "6.88"] for line in lines)
     assert lines[-1] == "Prices of region aws/us-east-1, as --region says"
     assert json.loads(run("prices", "list", "-o", "json").stdout)["currency"] == "USD"
+    none = run("prices", "list", "--no-list-prices")
+    assert (none.stdout, "no price holds" in none.stderr) == ("", True)
     nowhere = run("prices", "list", "--region", "mars")
     assert (nowhere.exit_code, nowhere.stdout, "no price is for region 'mars'" in nowhere.stderr) == (2, "", True)
 

@@ -91,6 +91,9 @@ def test_a_wrong_value_is_told_in_plain_words_and_ends_with_2(arguments: list[st
         ("PRICES", '{"H100/spot": "x"}', "MUSTER_OPERATOR_PRICES.H100/spot: Input should be a valid number"),
         ("TOKEN_KEY", "abc", "muster: MUSTER_OPERATOR_TOKEN_KEY: shorter than 16"),
         ("HTTP_PORT", "x", "--http-port, MUSTER_OPERATOR_HTTP_PORT: Input should be"),
+        ("SETTLE_AFTER", "soon", "MUSTER_OPERATOR_SETTLE_AFTER: 'soon' is not a duration; write it like 90s, 10m"),
+        ("SETTLE_AFTER", "", "MUSTER_OPERATOR_SETTLE_AFTER: '' is not a duration"),
+        ("HISTORY_RETENTION", "", "no runtime image"),
         ("LOG_LEVEL", "loud", "MUSTER_OPERATOR_LOG_LEVEL: Input should be 'DEBUG'"),
         ("LOG_FORMAT", "xml", "MUSTER_OPERATOR_LOG_FORMAT: Input should be 'text'"),
         ("LOG_LEVEL", "debug", "no runtime image"),
@@ -99,6 +102,11 @@ def test_a_wrong_value_is_told_in_plain_words_and_ends_with_2(arguments: list[st
 def test_a_setting_that_cannot_be_is_named_by_its_variable(name: str, value: str, said: str) -> None:
     found = CliRunner().invoke(app, ["operator"], env={f"MUSTER_OPERATOR_{name}": value})
     assert (found.exit_code, found.stdout, said in found.stderr) == (2, "", True), found.output
+
+
+def test_a_bucket_that_none_can_be_called_is_told_why() -> None:
+    found = CliRunner().invoke(app, ["checkpoint", "ls", "s3://b/x"])
+    assert (found.exit_code, "buckets have 3 to 63 of a-z" in found.stderr) == (2, True), found.stderr
 
 
 def test_pruning_where_nothing_is_says_so(tmp_path: Path) -> None:
