@@ -86,8 +86,8 @@ def _receiver(answer: Any) -> Iterator[Callable[[memoryview], int]]:
 
     A plain socket does so in one call, waiting in the kernel; Python asks it anew for each segment that has come.
     """
-    connection = answer.fp.raw._sock if answer.fp is not None else None
-    if type(connection) is not socket.socket or answer.chunked:  # TLS, or nothing to come
+    connection = _plain_socket(answer)
+    if connection is None:
         yield answer.readinto
         return
     ahead = len(answer.fp.peek())  # came with the headers; at least a byte, when there is any to come
@@ -100,11 +100,46 @@ def _receiver(answer: Any) -> Iterator[Callable[[memoryview], int]]:
             return length
         return connection.recv_into(memory, 0, socket.MSG_WAITALL)
 
+    with _waiting_in_the_kernel(connection):
+        yield receive
+
+
+@contextmanager
+def lent(body: Any) -> Iterator[tuple[bytes, socket.socket]]:
+    """Of a GetObject's body, what came with its head, and the connection on which the rest comes, for another process.
+
+    It must have been read to its end when the block ends; OSError there says that it wasn't. ResponseStreamingError
+    then, and when the connection is none that could be lent.
+    """
+    answer = body._raw_stream
+    connection = _plain_socket(answer._fp)
+    try:
+        if connection is None:
+            raise OSError("the answer is no plain stream of bytes")
+        ahead = answer._fp.fp.read(len(answer._fp.fp.peek()))
+        with _waiting_in_the_kernel(connection):
+            yield ahead, connection
+    except OSError as error:
+        answer.close()
+        raise ResponseStreamingError(error=error) from error
+    answer._fp.close()
+    answer.release_conn()
+
+
+def _plain_socket(answer: Any) -> socket.socket | None:
+    """That of an http.client response, when nothing but its content is to come on it as it is: no TLS, no chunks."""
+    connection = answer.fp.raw._sock if answer.fp is not None else None
+    return connection if type(connection) is socket.socket and not answer.chunked else None
+
+
+@contextmanager
+def _waiting_in_the_kernel(connection: socket.socket) -> Iterator[None]:
+    """Meanwhile its time-out is the kernel's, for each call."""
     patience = connection.gettimeout()
     if patience is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(*divmod(int(patience * 1e6), 10**6)))
     connection.settimeout(None)
     try:
-        yield receive
+        yield
     finally:
         connection.settimeout(patience)

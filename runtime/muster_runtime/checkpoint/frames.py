@@ -7,27 +7,53 @@ carry an `id`; answers carry the same one and may come in another order. Standar
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from typing import Any, Final
 
 _PREFIX: Final = struct.Struct("!IQ")
 
+Frame = tuple[dict[str, Any], bytearray]
 
-def send_frame(connection: socket.socket, header: dict[str, Any], payload: memoryview | bytes = b"") -> None:
-    """Sends one frame whole. OSError when the other side is gone."""
+
+def send_frame(
+    connection: socket.socket, header: dict[str, Any], payload: memoryview | bytes = b"", descriptor: int | None = None
+) -> None:
+    """Sends one frame whole. OSError when the other side is gone.
+
+    `descriptor` goes with it, where a socket pair is the connection; the other side gets a copy.
+    """
     text = json.dumps(header).encode()
     size = payload.nbytes if isinstance(payload, memoryview) else len(payload)
-    connection.sendall(_PREFIX.pack(len(text), size) + text)
+    start = _PREFIX.pack(len(text), size) + text
+    if descriptor is not None:
+        start = start[socket.send_fds(connection, [start], [descriptor]) :]
+    connection.sendall(start)
     if size:
         connection.sendall(payload)
 
 
-def receive_frame(connection: socket.socket) -> tuple[dict[str, Any], bytearray] | None:
+def receive_frame(connection: socket.socket) -> Frame | None:
     """The next frame, or None when the other side has closed."""
     prefix = _receive_exactly(connection, _PREFIX.size)
-    if prefix is None:
+    return None if prefix is None else _behind(prefix, connection)
+
+
+def receive_frame_and_descriptor(connection: socket.socket) -> tuple[Frame, int | None] | None:
+    """The next frame and the descriptor that came with it, which is the caller's to close."""
+    start, descriptors, _, _ = socket.recv_fds(connection, _PREFIX.size, 1, socket.MSG_CMSG_CLOEXEC)
+    descriptor = descriptors[0] if descriptors else None
+    rest = _receive_exactly(connection, _PREFIX.size - len(start)) if start else None
+    frame = None if rest is None else _behind(start + rest, connection)
+    if frame is None:
+        if descriptor is not None:
+            os.close(descriptor)
         return None
+    return frame, descriptor
+
+
+def _behind(prefix: bytes | bytearray, connection: socket.socket) -> Frame | None:
     header_size, payload_size = _PREFIX.unpack(prefix)
     header = _receive_exactly(connection, header_size)
     payload = _receive_exactly(connection, payload_size)

@@ -1,17 +1,21 @@
 """Reads a checkpoint back into tensors of any sharding. Every file that is used is checked against its CRC-32.
 
-Files come in whole, a few at once, into a window of the shared memory, and go from there into the tensors' own memory.
-What several ranks of one node need, one of them fetches; the others read it in that one's window.
+Files come in whole, a few at once. A rank that reads alone receives them straight into the tensors' own memory, where
+the connections to the store allow that. Otherwise they come into a window of the shared memory, and go on from there:
+what several ranks of one node need, one of them fetches; the others read it in that one's window.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future as Task
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -21,16 +25,18 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from muster_protocol.manifest import Manifest, ShardFile
+from muster_protocol.manifest import Manifest
 from muster_protocol.storage_errors import PASSING, Kind
-from muster_runtime.checkpoint.layout import Place, metadata_from_json
+from muster_runtime.checkpoint.layout import Place, metadata_from_json, raw_bytes
 from muster_runtime.checkpoint.node import gang_of, node, read_into, windows
-from muster_runtime.checkpoint.transfers import Transfers
+from muster_runtime.checkpoint.transfers import Receive, Transfers
 from muster_runtime.errors import CorruptCheckpointError, StorageError
 from muster_runtime.parallel.gang import Gang
 
 WINDOW: Final = 4
 """Files on their way at once; their memory is all that a restore takes beside the tensors themselves."""
+_SCRATCH: Final = 4 << 20
+"""Bytes of memory for what nobody wants of a file that is received."""
 _TRIES: Final = 4
 _PAUSE_SECONDS: Final = 1.0
 """Before a file is asked for again; doubled each time."""
@@ -164,12 +170,42 @@ class Reader(StorageReader):
         failure: Exception | None = None
         for index, at, task in under_way:
             try:
-                self._settle(self._manifest.files[index], at, task)
+                self._settle(task, partial(self._transfers.fetch, self._manifest.files[index], at))
             except (StorageError, CorruptCheckpointError) as error:
                 failure = failure or error
         return failure
 
     def _fetch(self, by_file: dict[int, list[Wanted]]) -> None:
+        receive = self._transfers.receiver() if by_file else None
+        if receive is None:
+            self._fetch_through_window(by_file)
+        else:
+            self._receive(by_file, receive)
+
+    def _receive(self, by_file: dict[int, list[Wanted]], receive: Receive) -> None:
+        under_way: deque[tuple[Callable[[], Task[None]], Task[None], list[Wanted]]] = deque()
+        pool = ThreadPoolExecutor(WINDOW, thread_name_prefix="muster-restore")
+
+        def land() -> None:
+            begin, task, wanted = under_way.popleft()
+            self._settle(task, begin)
+            for each in wanted:
+                each.finish()
+
+        try:
+            for index in list(by_file):
+                if len(under_way) == 2 * WINDOW:
+                    land()
+                file = self._manifest.files[index]
+                wanted = _apart(by_file.pop(index), file.size)
+                begin = partial(pool.submit, receive, file, _parts(wanted, file.size))
+                under_way.append((begin, begin(), wanted))
+            while under_way:
+                land()
+        finally:  # whoever tries another checkpoint needs the tensors for himself
+            pool.shutdown(cancel_futures=True)
+
+    def _fetch_through_window(self, by_file: dict[int, list[Wanted]]) -> None:
         files = self._manifest.files
         slot = max((files[index].size for index in by_file), default=0)
         memory = self._transfers.memory.reserve(WINDOW * slot)
@@ -177,7 +213,7 @@ class Reader(StorageReader):
 
         def land() -> int:
             index, at, task = under_way.pop(0)
-            self._settle(files[index], at, task)
+            self._settle(task, partial(self._transfers.fetch, files[index], at))
             for wanted in by_file.pop(index):
                 wanted.take(memory[at : at + files[index].size])
             return at
@@ -189,7 +225,7 @@ class Reader(StorageReader):
         while under_way:
             land()
 
-    def _settle(self, file: ShardFile, at: int, task: Task[None]) -> None:
+    def _settle(self, task: Task[None], again: Callable[[], Task[None]]) -> None:
         """The library repeats requests for a while; a large restore must outlive more than that."""
         for attempt in range(_TRIES):
             try:
@@ -200,7 +236,7 @@ class Reader(StorageReader):
                 if Kind(error.kind) not in PASSING or attempt + 1 == _TRIES:
                     raise
             time.sleep(_PAUSE_SECONDS * 2**attempt)
-            task = self._transfers.fetch(file, at)
+            task = again()
         raise AssertionError("unreachable")
 
     @classmethod
@@ -210,3 +246,29 @@ class Reader(StorageReader):
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
+
+
+def _apart(wanted: list[Wanted], size: int) -> list[Wanted]:
+    """In the file's order. Where two want the same bytes, one that has the whole file for all of them."""
+    ordered = sorted(wanted, key=lambda each: each.at)
+    if all(one.at + one.target.numel() <= other.at for one, other in pairwise(ordered)):
+        return ordered
+    file = torch.empty(size, dtype=torch.uint8)
+
+    def share_out() -> None:
+        for each in ordered:
+            each.take(file)
+
+    return [Wanted(file, 0, share_out)]
+
+
+def _parts(wanted: list[Wanted], size: int) -> list[memoryview]:
+    """The memory for each byte of a file, in its order: that of the targets, and scratch for what lies between them."""
+    spans = [(each.at, each.at + each.target.numel()) for each in wanted]
+    ends, starts = [0, *(end for _, end in spans)], [*(start for start, _ in spans), size]
+    gaps = [start - end for end, start in zip(ends, starts, strict=True)]
+    scratch = memoryview(bytearray(min(max(gaps), _SCRATCH)))
+    parts: list[memoryview] = []
+    for gap, target in zip(gaps, [*(raw_bytes(each.target) for each in wanted), memoryview(b"")], strict=True):
+        parts += [*(scratch[: gap - at] for at in range(0, gap, _SCRATCH)), target]
+    return [part for part in parts if part]

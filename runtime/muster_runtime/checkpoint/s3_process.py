@@ -15,6 +15,9 @@ Requests (header fields beside `id` and `op`):
                                      -> sums: [[crc32, crc32 of each chunk], ...]; from the shared memory
     sum     files, as for upload     -> sums, as upload tells them; nothing is written
     fetch   key size crc32 at        -> wrong: "" or what is wrong with the object; it is in the shared memory at `at`
+    lends                            -> lends: whether connections to the store are plain, so that they can be lent
+    lend    key size crc32           -> wrong, as for fetch; the rank reads the content by itself, see `lent`. A lane's
+                                        descriptor comes with the request
 
 An answer has `error: {kind, message}` when the request failed.
 """
@@ -41,9 +44,9 @@ from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.s3 import fetch, forget_object, forget_upload, received, unfinished_uploads
 from muster_protocol.checkpoints.s3_client import code_of, endpoint_in_environment, make_client
 from muster_protocol.storage_errors import Kind, kind_of, sentence
-from muster_runtime.checkpoint.bodies import Content, pieces_into, send_unsigned
+from muster_runtime.checkpoint.bodies import Content, lent, pieces_into, send_unsigned
 from muster_runtime.checkpoint.crc import crc32
-from muster_runtime.checkpoint.frames import receive_frame, send_frame
+from muster_runtime.checkpoint.frames import receive_frame, receive_frame_and_descriptor, send_frame
 from muster_runtime.checkpoint.niceness import give_way
 from muster_runtime.checkpoint.sums import Span, sums
 
@@ -88,10 +91,11 @@ class Server:
     def serve(self) -> None:
         """Answers until the rank closes its end, or dies with an answer unread."""
         with contextlib.suppress(ConnectionResetError):
-            while (frame := receive_frame(self._connection)) is not None:
-                header, payload = frame
+            while (received := receive_frame_and_descriptor(self._connection)) is not None:
+                (header, payload), descriptor = received
                 handler = getattr(self, f"_{header['op']}")
-                self._requests.submit(self._answer, header, functools.partial(handler, header, payload))
+                given = payload if descriptor is None else socket.socket(fileno=descriptor)
+                self._requests.submit(self._answer, header, functools.partial(handler, header, given))
 
     def _answer(self, header: dict[str, Any], work: Callable[[], Answer]) -> None:
         try:
@@ -197,15 +201,45 @@ class Server:
 
     def _fetch_piece(self, header: dict[str, Any]) -> str:
         """Streams an object into the shared memory. What is wrong with it, or "" when nothing is."""
-        size, memory = header["size"], self._shared()
+        memory = self._shared()[header["at"] : header["at"] + header["size"]]
+
+        def summed(body: Any) -> str:
+            return named(functools.reduce(lambda value, piece: crc32(piece, value), pieces_into(memory, body), 0))
+
+        return self._wrong_with(header, summed)
+
+    def _lends(self, _header: dict[str, Any], _payload: bytearray) -> Answer:
+        return {"lends": self.client.meta.endpoint_url.startswith("http:")}, b""
+
+    def _lend(self, header: dict[str, Any], lane: socket.socket) -> Answer:
+        with lane:
+            try:
+                return {"wrong": self._fetches.submit(self._lend_piece, header, lane).result()}, b""
+            finally:
+                with contextlib.suppress(OSError):  # the rank has gone
+                    lane.shutdown(socket.SHUT_RDWR)  # which a copy in a process that it forked doesn't hold up
+
+    def _lend_piece(self, header: dict[str, Any], lane: socket.socket) -> str:
+        """Has the rank receive an object. What is wrong with it, or "" when nothing is."""
+
+        def summed(body: Any) -> str:
+            with lent(body) as (ahead, connection):
+                send_frame(lane, {}, ahead, connection.fileno())
+                told = receive_frame(lane)
+                if told is None or "broken" in told[0]:
+                    raise ConnectionError(told[0]["broken"] if told else "the rank has gone")
+                return str(told[0]["crc32"])
+
+        return self._wrong_with(header, summed)
+
+    def _wrong_with(self, header: dict[str, Any], summed: Callable[[Any], str]) -> str:
+        """`summed` receives a body, and tells its CRC-32."""
+        size = header["size"]
 
         def read(found: dict[str, Any]) -> str:
             if found["ContentLength"] != size:
                 return f"is {found['ContentLength']} bytes, not {size}"
-            summed, content = 0, memory[header["at"] : header["at"] + size]
-            for piece in pieces_into(content, found["Body"]):
-                summed = crc32(piece, summed)
-            return "" if named(summed) == header["crc32"] else "is not what was saved (CRC-32 differs)"
+            return "" if summed(found["Body"]) == header["crc32"] else "is not what was saved (CRC-32 differs)"
 
         wrong = received(self.client, read, **self.place(header["key"]))
         return "does not exist" if wrong is None else wrong

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import CheckpointUri
 from muster_runtime import vendored
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
+from muster_runtime.checkpoint.lent import receive
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.sums import Span
 from muster_runtime.errors import CorruptCheckpointError, MusterError, StorageError, storage_error
@@ -149,13 +150,15 @@ class _Link:
     def ask(self, number: int, header: dict[str, Any], payload: memoryview | bytes = b"") -> Answer:
         return self.request(number, header, payload).result()
 
-    def request(self, number: int, header: dict[str, Any], payload: memoryview | bytes = b"") -> Future[Answer]:
+    def request(
+        self, number: int, header: dict[str, Any], payload: memoryview | bytes = b"", descriptor: int | None = None
+    ) -> Future[Answer]:
         """The answer to come. StorageError when the process is gone already."""
         future: Future[Answer] = Future()
         try:
             with self._sending:
                 self._waiting[number] = future
-                send_frame(self._connection, {**header, "id": number}, payload)
+                send_frame(self._connection, {**header, "id": number}, payload, descriptor)
         except OSError as error:
             self._waiting.pop(number, None)
             raise self._gone() from error
@@ -250,13 +253,31 @@ class S3Store:
 
     def fetch(self, file: ShardFile, at: int) -> Future[None]:
         """Reads a whole object to `memory`[at:]. CorruptCheckpointError when it isn't what was written."""
-
-        def check(answer: Answer) -> None:
-            if answer[0]["wrong"]:
-                raise CorruptCheckpointError(f"{self.uri}/{file.key} {answer[0]['wrong']}")
-
         header = {"op": "fetch", "key": file.key, "size": file.size, "crc32": file.crc32, "at": at}
-        return self._later(header, check)
+        return self._later(header, lambda answer: self._check(file, answer))
+
+    def receiver(self) -> Callable[[ShardFile, Sequence[memoryview]], None] | None:
+        """What reads a whole object into memory of this process: its parts, one after the other.
+
+        It returns when nothing writes there any more. StorageError; CorruptCheckpointError when it isn't what was
+        written. None where connections to the store are not plain: then the content goes through `memory`.
+        """
+        header, _ = self._ask({"op": "lends"})
+        return self._receive if header["lends"] else None
+
+    def _receive(self, file: ShardFile, parts: Sequence[memoryview]) -> None:
+        ours, theirs = socket.socketpair()
+        header = {"op": "lend", "key": file.key, "size": file.size, "crc32": file.crc32}
+        with ours:
+            with theirs:
+                answer = self._link().request(next(self._ids), header, descriptor=theirs.fileno())
+            with contextlib.suppress(OSError):  # the process has ended, which the answer tells
+                receive(ours, parts)
+        self._check(file, answer.result())
+
+    def _check(self, file: ShardFile, answer: Answer) -> None:
+        if answer[0]["wrong"]:
+            raise CorruptCheckpointError(f"{self.uri}/{file.key} {answer[0]['wrong']}")
 
     def _later(self, header: dict[str, Any], convert: Callable[[Answer], T]) -> Future[T]:
         result: Future[T] = Future()

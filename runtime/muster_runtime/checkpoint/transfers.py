@@ -8,7 +8,7 @@ parts together, and what is damaged is known by the file.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ LARGEST_PIECE: Final = 64 << 20
 """Four of them are in the storage process's hands at once; they bound its memory."""
 
 T = TypeVar("T")
+Receive = Callable[[ShardFile, Sequence[memoryview]], None]
 
 
 class Transfers(Protocol):
@@ -44,6 +45,13 @@ class Transfers(Protocol):
 
     def fetch(self, file: ShardFile, at: int) -> Future[None]:
         """Reads a whole object to memory[at:]. StorageError, CorruptCheckpointError when it isn't what was written."""
+
+    def receiver(self) -> Receive | None:
+        """What reads a whole object into memory of this process: its parts, one after the other.
+
+        It returns when nothing writes there any more. StorageError; CorruptCheckpointError when it isn't what was
+        written. None where only `fetch` can be had.
+        """
 
     def close(self) -> None: ...
 
@@ -108,6 +116,9 @@ class FileTransfers:
             raise damaged(self._store, file)
         target[: file.size] = content
 
+    def receiver(self) -> Receive | None:
+        return None
+
     def close(self) -> None:
         self.memory.close()
 
@@ -126,6 +137,9 @@ class S3Transfers:
 
     def fetch(self, file: ShardFile, at: int) -> Future[None]:
         return self._store.fetch(file, at)
+
+    def receiver(self) -> Receive | None:
+        return self._store.receiver()
 
     def close(self) -> None:
         """The memory is the store's."""

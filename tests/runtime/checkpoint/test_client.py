@@ -21,6 +21,7 @@ from muster_protocol.checkpoints.s3_client import make_client
 from muster_protocol.errors import MusterError
 from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import parse_uri
+from muster_runtime.checkpoint.s3_store import S3Store as RankStore
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.launch.preflight import Trouble, check
 
@@ -56,6 +57,8 @@ def test_an_authority_of_our_own_is_trusted_by_rank_tool_and_launcher(
     store = open_store(str(URI))
     try:
         store.put("word", b"hello")
+        assert isinstance(store, RankStore)
+        assert store.receiver() is None  # what TLS has made of it is the storage process's to read
     finally:
         store.close()
     tool = ToolStore(URI)

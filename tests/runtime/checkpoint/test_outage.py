@@ -48,7 +48,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settle(transfers: Any) -> None:
     made = Reader(transfers, Manifest(1, 1, 0, "", (FILE,), {"tensors": {}}, 1, 0.0), Gang())
-    made._settle(FILE, 0, transfers.fetch(FILE, 0))
+    made._settle(transfers.fetch(FILE, 0), lambda: transfers.fetch(FILE, 0))
 
 
 @pytest.mark.parametrize("kind", ["Network", "Busy", "Other"])
