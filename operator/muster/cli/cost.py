@@ -180,19 +180,21 @@ def list_(
       muster prices list --region aws/us-east-1
     """
     found, now = _catalogue(prices, region, list_prices), datetime.now(timezone.utc)
-    known = found.known(now)
+    known, storage, transfer = found.known(now), found.storage(now), found.transfer(now)
     if output is Output.JSON:
-        gpus = [price.model_dump(mode="json", by_alias=True) for price in known]
-        print_json({"currency": found.currency, "region": found.region, "gpus": gpus})
+        gpus, stored, sent = (
+            [price.model_dump(mode="json", by_alias=True) for price in kind if price is not None]
+            for kind in (known, [storage], [transfer])
+        )
+        print_json(
+            {"currency": found.currency, "region": found.region, "gpus": gpus, "storage": stored, "transfer": sent}
+        )
         return
     table = Table("GPU", "CAPACITY", f"{found.currency} AN HOUR", "REGION", "AS OF", "SOURCE", box=None, pad_edge=False)
     for price in known:
         as_of = price.as_of.isoformat() if price.as_of else ""
         table.add_row(price.gpu, price.capacity, f"{price.hourly:f}", price.region, as_of, price.source)
-    for name, other in (
-        ("a gigabyte kept for a month", found.storage(now)),
-        ("a terabyte sent out", found.transfer(now)),
-    ):
+    for name, other in (("a gigabyte kept for a month", storage), ("a terabyte sent out", transfer)):
         if other is not None:
             as_of = other.as_of.isoformat() if other.as_of else ""
             table.add_row(name, "", f"{other.amount:f}", other.region, as_of, other.source)

@@ -366,7 +366,9 @@ def test_prices_list_shows_what_holds_and_whence() -> None:
     lines = run("prices", "list", "--region", "aws/us-east-1").stdout.splitlines()
     assert any(line.split()[:3] == ["H100", "on-demand", "6.88"] for line in lines)
     assert lines[-1] == "Prices of region aws/us-east-1, as --region says"
-    assert json.loads(run("prices", "list", "-o", "json").stdout)["currency"] == "USD"
+    told = json.loads(run("prices", "list", "-o", "json", "--region", "aws/us-east-1").stdout)
+    assert told["currency"] == "USD"
+    assert [len(told[kind]) for kind in ("storage", "transfer")] == [1, 1]
     none = run("prices", "list", "--no-list-prices")
     assert (none.stdout, "no price holds" in none.stderr) == ("", True)
     nowhere = run("prices", "list", "--region", "mars")
