@@ -307,7 +307,8 @@ def test_without_an_operators_word_a_newer_attempt_may_come(make_gang: MakeGang)
 
 def test_a_new_index_0_goes_on_counting_restarts_in_place(make_gang: MakeGang) -> None:
     gang = make_gang(2, MUSTER_RESTARTS_IN_PLACE="2", MUSTER_MEMORY_RESTARTS_IN_PLACE="1", **WAITING)
-    operator = Operator(gang, gang.script(BEGIN + "until(f'short-{incarnation}')\nraise MemoryError\n"))
+    short = "until(f'short-{incarnation}')\nif RANK: raise MemoryError\nuntil('end')\n"
+    operator = Operator(gang, gang.script(BEGIN + short))
     operator.runs(1)
     (gang.folder / "short-1").touch()
     operator.runs(2)
