@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 WHOLE_SECONDS: Final = 600.0
@@ -23,12 +24,18 @@ _OLDEST: Final = 2
 
 async def keep_looks_short(whole_seconds: float = WHOLE_SECONDS) -> None:
     """Until cancelled; all is as before then."""
+    while True:
+        with short_looks():
+            await asyncio.sleep(whole_seconds)
+
+
+@contextmanager
+def short_looks() -> Iterator[None]:
+    """Looks at everything, and sets aside what it has left, and what later looks leave; all is as before in the end."""
     gc.callbacks.append(_set_aside)
     try:
-        while True:
-            gc.unfreeze()
-            gc.collect()
-            await asyncio.sleep(whole_seconds)
+        gc.collect()
+        yield
     finally:
         gc.callbacks.remove(_set_aside)
         gc.unfreeze()

@@ -29,10 +29,10 @@ from enum import Enum
 import numpy as np
 
 from muster.scheduling.gangs import Gang, Worker
-from muster.scheduling.room import Room, Taken
+from muster.scheduling.room import Room, Taken, count_slots
 from muster.scheduling.snapshot import PLAIN, Int, Mask, Seconds, TopologyMode
 from muster.scheduling.timeline import Reservation, Timeline
-from muster.scheduling.topology import Tree
+from muster.scheduling.topology import Tree, prefix_sums
 
 _MANY = np.int64(2**40)
 """More slots than any cluster has."""
@@ -58,6 +58,7 @@ class Guard:
             level.
         smallest: D, the least that the end of any one job gives back in each domain, in slots; 0 where a job's end
             alone gives none, and where others than the snapshot's jobs hold room: nobody knows what they give back.
+        excess: D, slots beside the whole gang when the smallest of those ends has come; later there are not more.
     """
 
     gang: Gang
@@ -68,6 +69,7 @@ class Guard:
     starts: Int
     ends: Int
     smallest: Int
+    excess: Int
 
 
 def guard(timeline: Timeline, tree: Tree, room: Room, gang: Gang, worker: Worker, reservation: Reservation) -> Guard:
@@ -88,7 +90,9 @@ def guard(timeline: Timeline, tree: Tree, room: Room, gang: Gang, worker: Worker
     most = np.where(inside, empty.counts, 0)
     smallest = _smallest_ends(timeline, room, worker, most, starts)
     asks = np.array(worker.asks, dtype=np.int64).reshape(-1, 2)
-    return Guard(gang, reservation, asks[:, 0], asks[:, 1:], most, starts, ends, smallest)
+    free = prefix_sums(count_slots(room.free, worker, room.candidates(gang.worker)))
+    excess = _excess(gang, free[ends] - free[starts], smallest)
+    return Guard(gang, reservation, asks[:, 0], asks[:, 1:], most, starts, ends, smallest, excess)
 
 
 def delays(
@@ -125,11 +129,20 @@ def delays(
         return True
     # What lacks slots is in reach, so it lies in one of the domains.
     home = guard.starts.searchsorted(taken.places[lacking], side="right") - 1
-    first = np.flatnonzero(np.append(True, home[1:] != home[:-1]))  # places are in order, and so are their domains
-    domains, cost = home[first], np.add.reduceat(lost[lacking], first)
+    domains, cost = home[:1], lost[lacking].sum(keepdims=True)
+    if home[0] != home[-1]:
+        first = np.flatnonzero(np.append(True, home[1:] != home[:-1]))  # places are in order, so domains are
+        domains, cost = home[first], np.add.reduceat(lost[lacking], first)
+    if (cost > guard.excess[domains]).any():  # room only shrinks
+        return True
     free = room.free_slots(guard.gang.worker).between(guard.starts[domains], guard.ends[domains])
-    excess = np.minimum(free + guard.smallest[domains], _MANY) - guard.gang.total
-    return bool((cost > excess).any())
+    return bool((cost > _excess(guard.gang, free, guard.smallest[domains])).any())
+
+
+def _excess(gang: Gang, free: Int, smallest: Int) -> Int:
+    """D, slots beside the whole gang in some domains when the smallest end there has come; `free` before it."""
+    excess: Int = np.minimum(free + smallest, _MANY) - gang.total
+    return excess
 
 
 def lost_slots(guard: Guard, room: Room, worker: Worker, taken: Taken) -> Int:

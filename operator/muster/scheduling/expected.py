@@ -35,8 +35,8 @@ _QUEUE, _UNKNOWN, _PROMISED = BASES.index(Basis.QUEUE), BASES.index(Basis.UNKNOW
 
 _NEVER = -FOREVER
 
-Spare = Callable[[int, int, int], int]
-"""(queue, flavour, resource) -> how much of it the queue may still use: `Ledger.available`."""
+Spare = Callable[[Int, Int, Int], Int]
+"""(queues, flavours, resources) -> how much of each the queue may still use."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,14 @@ def _draw(pools: _Pools, pool: Int, needs: Int, length: Seconds, floors: Seconds
             starts.append(FOREVER)
             continue
         clock = clocks[at]
-        while have < need:
-            clock, amount = heappop(back)
-            have += amount
-            owed[at] -= amount
-        left[at], clocks[at] = have - need, clock
+        if have < need:
+            before = have
+            while have < need:
+                clock, amount = heappop(back)
+                have += amount
+            owed[at] -= have - before
+            clocks[at] = clock
+        left[at] = have - need
         start = clock if clock > floor else floor
         if start <= waits and not clock:
             start = back[0][0] if back else FOREVER
@@ -190,13 +193,11 @@ def _quota_pools(
     numbers, dense = np.unique(pools, return_inverse=True)
     known = jobs.queues != NONE
     key = np.where(known, dense[jobs.queues] * count + jobs.flavours, NONE)
-    left = [0.0] * (len(numbers) * count)
-    for queue, flavour in set(zip(jobs.queues[rows].tolist(), jobs.flavours[rows].tolist(), strict=True)):
-        at = int(dense[queue]) * count + flavour
-        left[at] = max(left[at], float(spare(queue, flavour, int(units[flavour]))))
+    left = np.zeros(len(numbers) * count)
+    np.maximum.at(left, key[rows], spare(jobs.queues[rows], jobs.flavours[rows], units[jobs.flavours[rows]]))
     holding = np.flatnonzero(np.isfinite(likely) & known)
     amounts = held[holding, units[jobs.flavours[holding]]]
-    return key[rows], _pools(left, key[holding], likely[holding], amounts)
+    return key[rows], _pools(left.tolist(), key[holding], likely[holding], amounts)
 
 
 def _pools(left: list[float], pool: Int, ends: Seconds, amounts: Int) -> _Pools:

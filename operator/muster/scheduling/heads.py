@@ -56,7 +56,7 @@ class Heads:
         self._timeline: Timeline | None = None
         self._started: list[tuple[int, Taken]] = []
         self._count: dict[int, int] = {}
-        self._ahead: Int | None = None
+        self._reserved: Int | None = None
         self._worth: tuple[int, frozenset[int]] = (0, frozenset())
         self._proven: dict[tuple[int, int, int, tuple[bool, ...]], tuple[int, bool]] = {}
         self.all: list[Head] = []
@@ -70,15 +70,12 @@ class Heads:
                 self._timeline.started(job, taken)
         return self._timeline
 
-    def started(self, job: int, gang: Gang, taken: Taken) -> None:
+    def started(self, job: int, taken: Taken) -> None:
         """To be told of everybody who is admitted."""
         if self._timeline is None:
             self._started.append((job, taken))
         else:
             self._timeline.started(job, taken)
-        if self._ahead is not None:
-            for resource, amount in self._round.kinds.workers[gang.worker].asks:
-                self._ahead[resource, taken.places] -= taken.workers * amount
 
     def may_reserve(self, flavour: int) -> bool:
         return self._count.get(flavour, 0) < self._round.policy.heads
@@ -88,13 +85,14 @@ class Heads:
         round_ = self._round
         self._count[flavour] = self._count.get(flavour, 0) + 1
         worker = round_.kinds.workers[gang.worker]
-        if self._ahead is None:
-            self._ahead = round_.room.free.copy()
-        reservation = self.timeline.reserve(round_.room, gang, worker, self._ahead, proof=round_.policy.explain)
+        if self._reserved is None:
+            self._reserved = np.zeros_like(round_.room.free)
+        left = round_.room.free - self._reserved
+        reservation = self.timeline.reserve(round_.room, gang, worker, left, proof=round_.policy.explain)
         if reservation.taken is not None:
             places = np.flatnonzero(reservation.taken)
             for resource, amount in worker.asks:
-                self._ahead[resource, places] -= reservation.taken[places] * amount
+                self._reserved[resource, places] += reservation.taken[places] * amount
         timeline, room = self.timeline.frozen(), round_.room.frozen()
         watch = partial(guard, timeline, round_.tree, room, gang, worker, reservation)
         fresh = round_.split_spare().keep(gang.worker, self._where(gang))

@@ -13,7 +13,7 @@ import numpy as np
 
 from muster.scheduling.gangs import Gang, Worker, is_accelerator
 from muster.scheduling.quota import Need
-from muster.scheduling.snapshot import NONE, Index, Int, Mask, Shape, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, PLAIN, Index, Int, Mask, Shape, Snapshot, TopologyMode
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,9 @@ def _keys(snapshot: Snapshot, rows: Int, others: Callable[[int], tuple[tuple[int
     table[:, :width] = jobs.requests[rows]
     for index, column in enumerate(columns):
         table[:, width + index] = column[rows]
-    table[:, -2] = _numbered([jobs.terms.shapes[row] for row in rows.tolist()])
-    table[:, -1] = 0
+    table[:, -2:] = 0
+    if jobs.terms.shapes.count(PLAIN) < len(jobs.terms.shapes):
+        table[:, -2] = _numbered([jobs.terms.shapes[row] for row in rows.tolist()])
     if any(jobs.terms.alternatives):
         table[:, -1] = _numbered([others(row) for row in rows.tolist()])
     whole = table.tobytes()

@@ -13,8 +13,10 @@ from muster.scheduling.snapshot import NONE, UNLIMITED, Int, Mask, Queues
 
 @dataclass(frozen=True)
 class Limits:
-    """Q x V x R each. `cap` is what a queue may use in all, `most` what it could if nobody else used anything."""
+    """Q x V x R each. `cap` is what a queue may use in all, `most` what it could if nobody else used anything, `named`
+    its own nominal, 0 where it names none."""
 
+    named: Int
     has: Int
     own: Int
     cap: Int
@@ -97,7 +99,7 @@ def _limits(queues: Queues, ranks: list[Int]) -> Limits:
     most = has.copy()
     for rows in ranks[1:]:
         most[rows] = own[rows] + np.minimum(cap[rows] - own[rows], most[parents[rows]])
-    return Limits(has, own, cap, np.where(limited, most, UNLIMITED), ~limited)
+    return Limits(np.where(named, queues.nominal, 0), has, own, cap, np.where(limited, most, UNLIMITED), ~limited)
 
 
 def _flat(table: Int) -> list[int]:

@@ -125,8 +125,9 @@ class Ordering:
         self._used = at + 1 - begin
         kind = self._lines.flavours[at] if flavour is None else flavour
         amounts = self._lines.amounts[at]
-        if workers is not None or flavour is not None:
-            count = int(self._jobs.workers[job]) if workers is None else workers
+        asks = int(self._jobs.workers[job])
+        count = asks if workers is None else workers
+        if count != asks or kind != self._lines.flavours[at]:
             whole = np.rint(self._jobs.requests[job] * count * self._parts[kind]).astype(np.int64)
             amounts = whole[self._lines.columns].tolist()
         self._tree.charge(line, kind, amounts)

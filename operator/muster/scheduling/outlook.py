@@ -85,3 +85,5 @@ class Outlook:
             return
         short = (self._used.left_by_queue()[self._pairs] < self._needed).any(axis=1)
         self.short.update(self._rows[short].tolist())
+        self._rows, self._needed = self._rows[~short], self._needed[~short]
+        self._pairs = self._pairs[0][~short], self._pairs[1][~short]

@@ -21,7 +21,7 @@ import numpy as np
 from muster.scheduling.quota import Ledger, Need
 from muster.scheduling.ranks import AGE_STEPS, ages, ranked
 from muster.scheduling.rounds import Round
-from muster.scheduling.snapshot import NONE, Index, Int, Preempts
+from muster.scheduling.snapshot import NONE, Int, Mask, Preempts
 
 Wants = Callable[[int], tuple[int, int, Need] | None]
 """(row, flavour, need): the least quota that a waiting job wants, of what is limited; None if it could never start."""
@@ -36,7 +36,8 @@ class Owners:
     def __init__(self, round_: Round, wants: Wants) -> None:
         self._round, self._wants = round_, wants
         self._queues: dict[int, list[int]] | None = None
-        self._wanted: dict[int, list[tuple[int, int, Need]]] = {}
+        self._claimable: dict[int, list[tuple[int, int, Need]]] = {}
+        self._given_back: set[int] = set()
         self._claims: dict[int, dict[int, dict[int, Need]]] = {}
         self._ledger: Ledger | None = None
         self._seen = 0
@@ -102,7 +103,8 @@ class Owners:
         found = self._lines.get(line)
         if found is None:
             queue, flavour = line
-            found = self._lines[line] = [(row, need) for row, of, need in self._wanted_in(queue) if of == flavour]
+            wanted = self._wanted(self._ranked[self._part(queue)])
+            found = self._lines[line] = [(row, need) for row, of, need in wanted if of == flavour]
         return found
 
     def allow(self, queue: int, flavour: int, need: Need, *, passing: bool = False) -> bool:
@@ -120,8 +122,9 @@ class Owners:
         if not passing:
             # Without its own claims the queue may use more, but by no more than these.
             mine = dict(own.get(flavour, ()))
-            if any(ledger.available(queue, flavour, at) + mine.get(at, 0) < amount for at, amount in need):
-                return False
+            for at, amount in need:
+                if ledger.available(queue, flavour, at) + mine.get(at, 0) < amount:
+                    return False
         _charge(ledger, queue, own, -1)
         short = (ledger.shortage_in_passing if passing else ledger.shortage)(queue, flavour, need)
         _charge(ledger, queue, own, 1)
@@ -158,17 +161,21 @@ class Owners:
         journal = self._round.journal
         if self._ledger is None:
             self._ledger, self._seen = self._round.promised.copy(), len(journal)
+        if self._seen == len(journal):
+            return self._ledger
         ledger, changed = self._ledger, dict[int, None]()
         for queue, flavour, need, sign in journal[self._seen :]:
             if sign:
                 ledger.add(queue, flavour, need, sign)
             else:
                 ledger.hold_back(queue, flavour)
+            if sign < 0:
+                self._look_at_all(queue)
             changed[queue] = None
         self._seen = len(journal)
         for queue in changed:
             claims = self._claims.get(self._round.used.circle(queue))
-            if claims is not None and queue in self._wanted:
+            if claims is not None and queue in self._claimable:
                 self._renew(queue, claims, ledger)
         return ledger
 
@@ -178,7 +185,7 @@ class Owners:
         sums: dict[int, dict[int, int]] = {}
         own: dict[int, list[int]] = {}
         served, promised = self._round.served, self._round.promised
-        for row, flavour, need in self._wanted_in(queue):
+        for row, flavour, need in self._claimable_in(queue):
             if row in served:
                 continue
             left = own.get(flavour)
@@ -196,25 +203,58 @@ class Owners:
             claims[queue] = {flavour: tuple(each.items()) for flavour, each in sums.items()}
             _charge(ledger, queue, claims[queue], 1)
 
-    def _wanted_in(self, queue: int) -> list[tuple[int, int, Need]]:
-        """(row, flavour, need) of each waiting job of a queue that could start one day, in the queue's order."""
-        found = self._wanted.get(queue)
+    def _claimable_in(self, queue: int) -> list[tuple[int, int, Need]]:
+        """(row, flavour, need) of each waiting job of a queue that its nominal has ever had room for in this plan, in
+        the queue's order: room for more comes only with what is given back."""
+        found = self._claimable.get(queue)
         if found is None:
-            rows, queues = self._ranked
-            first, last = np.searchsorted(queues, (queue, queue + 1)).tolist()
-            wants = self._wants
-            found = self._wanted[queue] = [
-                each for row in rows[first:last].tolist() if (each := wants(row)) is not None
-            ]
+            part = self._part(queue)
+            rows = self._ranked[part]
+            if queue not in self._given_back:
+                rows = rows[self._within_nominal[part]]
+            found = self._claimable[queue] = self._wanted(rows)
         return found
 
+    def _look_at_all(self, queue: int) -> None:
+        """What is given back may be room for jobs that its nominal had none for."""
+        self._given_back.add(queue)
+        if queue in self._claimable:
+            self._claimable[queue] = self._wanted(self._ranked[self._part(queue)])
+
+    def _wanted(self, rows: Int) -> list[tuple[int, int, Need]]:
+        """(row, flavour, need) of those of the waiting jobs that could start one day."""
+        wants = self._wants
+        return [each for row in rows.tolist() if (each := wants(row)) is not None]
+
     @cached_property
-    def _ranked(self) -> tuple[Int, Index]:
-        """(waiting rows by queue, in the order of each; the queue of each)."""
-        snapshot, rows = self._round.snapshot, self._round.waiting
-        queues = snapshot.jobs.queues
-        rows = rows[np.lexsort((self._places[rows], queues[rows]))]
-        return rows, queues[rows]
+    def _within_nominal(self) -> Mask:
+        """Of `_ranked`, whom its queue's nominal may have room for now. Errs to that side."""
+        round_, rows = self._round, self._ranked
+        kinds, jobs = round_.kinds, round_.snapshot.jobs
+        kind_of = kinds.numbers[rows]
+        needs, flavours = kinds.least_needs(0)
+        left = round_.promised.left_within_by_queue()[jobs.queues[rows], flavours[kind_of]]
+        several = np.array([len(kind.choices) > 1 for kind in kinds.kinds], dtype=np.bool_)
+        within: Mask = several[kind_of] | ~((needs[kind_of] > left) & (needs[kind_of] > 0)).any(axis=1)
+        return within
+
+    def _part(self, queue: int) -> slice:
+        """Where the waiting jobs of a queue stand in `_ranked`."""
+        return slice(self._first_of[queue], self._first_of[queue + 1])
+
+    @cached_property
+    def _first_of(self) -> list[int]:
+        """By queue, and behind the last one."""
+        queues = self._round.snapshot.queues.names
+        of = self._round.snapshot.jobs.queues[self._ranked]
+        firsts: list[int] = np.searchsorted(of, np.arange(len(queues) + 1)).tolist()
+        return firsts
+
+    @cached_property
+    def _ranked(self) -> Int:
+        """Rows of the waiting jobs by queue, in the order of each."""
+        rows, queues = self._round.waiting, self._round.snapshot.jobs.queues
+        return rows[np.lexsort((self._places[rows], queues[rows]))]
 
     @cached_property
     def _places(self) -> Int:

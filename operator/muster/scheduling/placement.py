@@ -152,12 +152,16 @@ def _tightest(tree: Tree, prefix: Int, level: int, fitting: Int) -> int:
     """Of the domains of a level that fit the one with the fewest slots, or NONE."""
     if not fitting.size:
         return NONE
+    around, first = fitting, tree.starts[level]
     for wider in range(level, -1, -1):
         if fitting.size == 1:
             break
-        around = np.searchsorted(tree.starts[wider], tree.starts[level][fitting], side="right") - 1
-        room = tree.sums(prefix, wider)[around]
-        fitting = fitting[room == room.min()]
+        if wider < level:
+            around = tree.domain_of[wider][first[fitting]]
+        room = prefix[tree.ends[wider][around]] - prefix[tree.starts[wider][around]]
+        tightest = room == room.min()
+        fitting = fitting[tightest]
+        around = around[tightest]
     return int(fitting[0])
 
 
@@ -207,8 +211,7 @@ def spread(tree: Tree, prefix: Int, starts: Int, ends: Int, needs: Int, level: i
     """
     for at in range(level, until):
         stretches = tree.stretches[at]
-        first = np.searchsorted(stretches.starts, starts)
-        children, begins = _ranges(first, np.searchsorted(stretches.starts, ends))
+        children, begins = _ranges(stretches.starts.searchsorted(starts), stretches.starts.searchsorted(ends))
         child_starts, child_ends = stretches.starts[children], stretches.ends[children]
         given = share_out(needs, prefix[child_ends] - prefix[child_starts], begins, stretches.loose[children])
         used = np.flatnonzero(given)
@@ -218,12 +221,15 @@ def spread(tree: Tree, prefix: Int, starts: Int, ends: Int, needs: Int, level: i
         taken[starts] = needs
         return taken
     places, begins = _ranges(starts, ends)
-    taken[places] = share_out(needs, prefix[places + 1] - prefix[places], begins, np.zeros(len(places), np.bool_))
+    room = np.diff(prefix)[places]
+    taken[places] = share_out(needs, room, begins, np.zeros(len(room), np.bool_))
     return taken
 
 
-def _ranges(first: Int, last: Int) -> tuple[Int, Int]:
+def _ranges(first: Int, last: Int) -> tuple[Int | slice, Int]:
     """All indices of the ranges [first, last), one after the other, and where each range begins among them."""
+    if len(first) == 1:
+        return slice(int(first[0]), int(last[0])), np.zeros(1, dtype=np.int64)
     lengths = last - first
     begins = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) + np.repeat(first - begins, lengths), begins

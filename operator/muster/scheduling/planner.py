@@ -118,20 +118,18 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybod
     preempting = Preempting(round_, starting.owners)
     bystanders = None if everybody else Bystanders(round_, starting, preempting)
     deciding = _Deciding(round_, heads, starting, preempting, _order(round_, bystanders.rows if bystanders else ()))
-    kinds, queues, priorities = round_.kinds.of, round_.queue_of, round_.snapshot.jobs.priorities.tolist()
-    obstacles = starting.obstacles
+    alike, obstacles = _alike(round_), starting.obstacles
     verdicts: list[Verdict] = []
     # Where the shortest come first, one that is shorter may ask whom the others may not.
     work = np.where(by_length(round_.snapshot), works(round_.snapshot), 0.0).tolist()
-    known: dict[tuple[int, int, int], Verdict] = {}
+    known: dict[int, Verdict] = {}
     state = round_.state
     for job in deciding.order:
         verdict = obstacles.get(job)
         if job in deciding.early:
             verdict = deciding.count(job)
         elif verdict is None:
-            alike = (queues[job], kinds[job], priorities[job])
-            same = known.get(alike)
+            same = known.get(alike[job])
             if same is not None and work[job] >= work[same.job]:
                 verdict = Verdict(job, same.fate, same.choice)
             else:
@@ -142,7 +140,7 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybod
                     if bystanders and bystanders.concerned():
                         return None
                 elif verdict is not None and verdict.common:
-                    known[alike] = verdict
+                    known[alike[job]] = verdict
         if verdict is not None:
             verdicts.append(verdict)
     if bystanders:
@@ -150,6 +148,15 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybod
             return None
         verdicts += bystanders.verdicts()
     return _ask_again(round_, heads, preempting, verdicts)
+
+
+def _alike(round_: Round) -> list[int]:
+    """J, a number that is the same for the waiting jobs of one queue, kind and priority."""
+    jobs = round_.snapshot.jobs
+    _, priorities = np.unique(jobs.priorities, return_inverse=True)
+    of_queue = jobs.queues.astype(np.int64) * (int(priorities.max(initial=0)) + 1) + priorities
+    numbers: list[int] = (of_queue * len(round_.kinds.kinds) + round_.kinds.numbers).tolist()
+    return numbers
 
 
 class _Early(NamedTuple):
@@ -282,8 +289,8 @@ def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expe
         jobs=np.array([each.job for each in able], dtype=np.int64),
         quota=np.array([each.fate is _QUOTA for each in able], dtype=np.bool_),
         pools=np.array([round_.used.circle(queue) for queue in range(queues)], dtype=np.int64),
-        spare=round_.promised.available,
-        own=round_.own_left,
+        spare=lambda queues, flavours, resources: round_.promised.left_by_queue()[queues, flavours, resources],
+        own=lambda *each: np.array([round_.own_left(*one) for one in zip(*map(np.ndarray.tolist, each), strict=True)]),
     )
     reservations = {head.job: head.reservation for head in heads.all}
     return expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, reservations)

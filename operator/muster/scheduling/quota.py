@@ -55,6 +55,9 @@ class Ledger:
     """Use of quota by queue, flavour and resource. A plan keeps two: with and without promises.
 
     Counted at first is what HOLDING jobs hold; promised quota is charged by who keeps the promises.
+
+    Attributes:
+        lowered: something was discharged. Of a copy in which that never happened at least as much is used.
     """
 
     def __init__(self, queues: Queues, jobs: Jobs) -> None:
@@ -70,6 +73,7 @@ class Ledger:
             by_jobs = _by_jobs(queues, jobs, its.limits)
             self._by_jobs, self._used = _some(by_jobs), _some(_use(queues, by_jobs, its))
         self._held_back: set[tuple[int, int]] = set()
+        self.lowered = False
 
     def copy(self) -> Ledger:
         """An independent ledger with the same use."""
@@ -237,6 +241,15 @@ class Ledger:
         places = range(first, first + self._resources)
         return [_FREE if free[at] else self._named(at) - by_jobs.get(at, 0) for at in places]
 
+    def left_within_by_queue(self) -> Int:
+        """Q x V x R: `left_within` of every queue at once."""
+        limits = self._allowed.limits
+        left: Int = limits.named.copy()
+        if self._by_jobs:
+            left.flat[list(self._by_jobs)] -= np.array(list(self._by_jobs.values()), dtype=np.int64)
+        left[limits.free] = UNLIMITED
+        return left
+
     def excess(self, queue: int, flavour: int, resource: int) -> int:
         """What the queue uses beyond nominal + borrowing limit, since a limit was lowered under use."""
         at = self._at(queue, flavour, resource)
@@ -287,9 +300,9 @@ class Ledger:
     def _worst(
         self, queue: int, flavour: int, need: Need, available: Callable[[int, int, int], int]
     ) -> Shortage | None:
-        first, worst = self._at(queue, flavour, 0), None
+        first, free, worst = (queue * self._flavours + flavour) * self._resources, self._free, None
         for resource, amount in need:
-            if self._free[first + resource]:
+            if free[first + resource]:
                 continue
             left = available(queue, flavour, resource)
             # left / amount < worst.available / worst.needed, without division.
@@ -337,6 +350,7 @@ class Ledger:
 
     def add(self, queue: int, flavour: int, need: Need, sign: int) -> None:
         """`charge` with a sign of 1, `discharge` with -1."""
+        self.lowered = self.lowered or sign < 0
         resources, size = self._resources, self._flavours * self._resources
         uses, by_jobs, owns, parents = self._used, self._by_jobs, self._own, self._parents
         for resource, amount in need:

@@ -161,9 +161,9 @@ class Round:
         return self._version
 
     @property
-    def state(self) -> tuple[int, int]:
-        """Changes whenever room or quota do."""
-        return self.touches, self._version
+    def state(self) -> int:
+        """Grows whenever room or quota change."""
+        return self.touches + self._version
 
     def kind(self, job: int) -> Kind:
         return self.kinds.kinds[self.kinds.of[job]]
@@ -177,7 +177,9 @@ class Round:
         queue, kind = self.queue_of[job], self.kind(job)
         flavour = kind.choices[choice].flavour
         promised = self.promised.shortage_in_passing if passing else self.promised.shortage
-        short = promised(queue, flavour, need) or self.used.shortage(queue, flavour, need)
+        short = promised(queue, flavour, need)
+        if short is None and self.promised.lowered:  # else what is used is promised, and more
+            short = self.used.shortage(queue, flavour, need)
         if short is not None or kind.preemptible:
             return short
         limited = [ask for ask in need if ask[0] in self.used.limited(queue, flavour)]
@@ -279,16 +281,19 @@ class Round:
 
     def fits(self, kind: int, choice: int, size: int, *, spare: bool) -> bool:
         """Whether a gang fits the spare room, or all that is free."""
-        gang = self.kinds.gang(kind, choice, size)
         like = (spare, self.kinds.like(kind, choice))
-        if gang.shape.balanced != NONE:  # it may fit with more workers where it does not with fewer
+        if self.kinds.kinds[kind].shape.balanced != NONE:  # it may fit with more workers where it does not with fewer
             like = (spare, -1 - self.kinds.like(kind, choice) - size * 2**32)
         if size >= self._too_many.get(like, size + 1):
             return False
         version, most = self._fitted.get(like, (0, 0))
         if version == self._version and size <= most:
             return True
+        gang = self.kinds.gang(kind, choice, size)
         room = self.spare if spare else self.room
+        if room.none_fits(gang.worker):
+            self._too_many[like] = 1
+            return False
         slots = room.slots(gang.worker)
         if fits(slots.tree, slots.prefix, gang):
             self._fitted[like] = (self._version, size)

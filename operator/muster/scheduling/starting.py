@@ -111,11 +111,11 @@ class Starting:
     def owner_before(self, job: int) -> int | None:
         """The next of those whose turn comes before a job that has quota, but would borrow it; None for all others."""
         round_ = self._round
+        if job in self.short:
+            return None
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         it = round_.kinds.kinds[kind]
-        if not (round_.policy.preemption and it.preemptible):
-            return None
-        if job in self.short or (queue, kind) in self._no_quota:
+        if not (round_.policy.preemption and it.preemptible) or (queue, kind) in self._no_quota:
             return None
         for choice in self._hopes[kind].choices:
             flavour = it.choices[choice].flavour
@@ -213,7 +213,7 @@ class Starting:
             need = kinds.limited_need(kind, choice, size, limited)
             if not need:
                 return size
-            if any(amount > left.get((queue, flavour, resource), amount) for resource, amount in need):
+            if left and any(amount > left.get((queue, flavour, resource), amount) for resource, amount in need):
                 continue
             short = self._round.shortage(job, choice, need, passing=passing)
             if short is not None:
@@ -268,7 +268,7 @@ class Starting:
         self._admitted += 1
         if self._admitted % _MANY == 0:
             self._outlook.renew()
-        self._heads.started(job, gang, found.taken)
+        self._heads.started(job, found.taken)
         round_.take(gang, found.taken)
         flavour = round_.kinds.kinds[kind].choices[choice].flavour
         return Admission(round_.snapshot.jobs.uids[job], round_.nodes(found.places), flavour, yields)

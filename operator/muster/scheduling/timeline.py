@@ -156,20 +156,25 @@ class Timeline:
         asks = Worker(tuple((row, amount) for row, (_, amount) in enumerate(worker.asks)), 0, worker.accelerated)
         given = curve.holds.workers * self.requests[curve.holds.jobs].T[resources]
         # Invariant: the gang does not fit in `base`, the room after `low` moments; it fits after `high` moments.
-        base, low, high, best = free[resources], 0, len(curve.moments) + 1, None
+        base, low, high = free[resources], 0, len(curve.moments)
+        if not high:
+            return FOREVER, None
+        best = count_slots(self._grown(curve, base, given, low, high), asks, mask)
+        if not fits(self._tree, prefix_sums(best), gang):
+            return FOREVER, None
         probe, stride = max(1, self._soonest(curve, base, given, mask, asks, gang.total)), 1
         while low < probe < high:
             grown = self._grown(curve, base, given, low, probe)
             slots = count_slots(grown, asks, mask)
             if fits(self._tree, prefix_sums(slots), gang):
-                high, best = probe, slots
+                high, best, stride = probe, slots, 0
             else:
                 base, low = grown, probe
-            if best is not None:
-                probe = (low + high) // 2
-            elif low < len(curve.moments):
-                probe, stride = min(low + stride, len(curve.moments)), stride * 2
-        return (float(curve.moments[high - 1]), best) if best is not None else (FOREVER, None)
+            if stride and low + stride < high:
+                probe, stride = low + stride, stride * 2
+            else:
+                probe, stride = (low + high) // 2, 0
+        return float(curve.moments[high - 1]), best
 
     @staticmethod
     def _soonest(curve: _Curve, base: Int, given: Int, mask: Mask, asks: Worker, workers: int) -> int:
