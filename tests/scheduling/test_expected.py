@@ -36,8 +36,8 @@ def expect(
         jobs=desk.waiting,
         quota=np.isin(desk.waiting, quota),
         pools=np.arange(len(world.queues.names), dtype=np.int64),
-        spare=Ledger(world.queues, world.jobs).available,
-        own=Ledger(world.queues, world.jobs).available,
+        spare=Ledger(world.queues, world.jobs).left_by_queue(),
+        own=Ledger(world.queues, world.jobs).left_by_queue(),
     )
     timeline = Timeline(world, desk.tree)
     return expected_starts(world, timeline, desk.tree, desk.room, lacking, reservations or {})

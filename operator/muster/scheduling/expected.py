@@ -14,7 +14,7 @@ end, also where its pool has enough. Where no end is known, nothing is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -34,9 +34,6 @@ BASES = tuple(Basis)
 _QUEUE, _UNKNOWN, _PROMISED = BASES.index(Basis.QUEUE), BASES.index(Basis.UNKNOWN), BASES.index(Basis.PROMISED)
 
 _NEVER = -FOREVER
-
-Spare = Callable[[Int, Int, Int], Int]
-"""(queues, flavours, resources) -> how much of each the queue may still use."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +68,15 @@ class Lacking:
         quota: W, it is quota that the job lacks, not room.
         pools: Q, of each queue the number of the pool of quota that it draws on: the same for the queues that lend to
             each other, one of its own for a queue that may not borrow. `Ledger.circle` is a good number.
-        spare: what a queue may use beside what is used and promised.
-        own: what a queue has left of its own for jobs that cannot give it back.
+        spare: Q x V x R, what a queue may use beside what is used and promised.
+        own: Q x V x R, what a queue has left of its own for jobs that cannot give it back.
     """
 
     jobs: Int
     quota: Mask
     pools: Int
-    spare: Spare
-    own: Spare
+    spare: Int
+    own: Int
 
 
 @dataclass
@@ -186,7 +183,7 @@ def _room_pools(snapshot: Snapshot, tree: Tree, room: Room, units: Int, likely: 
 
 
 def _quota_pools(
-    snapshot: Snapshot, pools: Int, spare: Spare, rows: Int, units: Int, likely: Seconds, held: Int
+    snapshot: Snapshot, pools: Int, spare: Int, rows: Int, units: Int, likely: Seconds, held: Int
 ) -> tuple[Int, _Pools]:
     """(the pool of each of `rows`, the pools). `pools`: Q, as in `Lacking`."""
     jobs, count = snapshot.jobs, len(snapshot.flavours)
@@ -194,7 +191,7 @@ def _quota_pools(
     known = jobs.queues != NONE
     key = np.where(known, dense[jobs.queues] * count + jobs.flavours, NONE)
     left = np.zeros(len(numbers) * count)
-    np.maximum.at(left, key[rows], spare(jobs.queues[rows], jobs.flavours[rows], units[jobs.flavours[rows]]))
+    np.maximum.at(left, key[rows], spare[jobs.queues[rows], jobs.flavours[rows], units[jobs.flavours[rows]]])
     holding = np.flatnonzero(np.isfinite(likely) & known)
     amounts = held[holding, units[jobs.flavours[holding]]]
     return key[rows], _pools(left.tolist(), key[holding], likely[holding], amounts)

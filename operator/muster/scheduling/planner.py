@@ -289,8 +289,8 @@ def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expe
         jobs=np.array([each.job for each in able], dtype=np.int64),
         quota=np.array([each.fate is _QUOTA for each in able], dtype=np.bool_),
         pools=np.array([round_.used.circle(queue) for queue in range(queues)], dtype=np.int64),
-        spare=lambda queues, flavours, resources: round_.promised.left_by_queue()[queues, flavours, resources],
-        own=lambda *each: np.array([round_.own_left(*one) for one in zip(*map(np.ndarray.tolist, each), strict=True)]),
+        spare=round_.promised.left_by_queue(),
+        own=round_.own_left_by_queue(),
     )
     reservations = {head.job: head.reservation for head in heads.all}
     return expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, reservations)

@@ -153,6 +153,12 @@ class Ledger:
         """Q x V x R: `most` of every queue at once."""
         return self._allowed.limits.most
 
+    def most_own_by_queue(self) -> Int:
+        """Q x V x R: `most_own` of every queue at once."""
+        limits = self._allowed.limits
+        most: Int = np.where(limits.free, UNLIMITED, np.minimum(limits.most, limits.named))
+        return most
+
     def available_own(self, queue: int, flavour: int, resource: int) -> int:
         """How much more jobs of the queue may use now without borrowing, from the queues below it neither."""
         at = self._at(queue, flavour, resource)

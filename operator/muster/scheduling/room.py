@@ -201,10 +201,7 @@ class Room:
         if self._most_open is None:  # what is taken later makes it less
             self._most_open = self.open.max(axis=1, initial=0).tolist()
         most = self._most_open
-        for resource, amount in self._workers[worker].asks:
-            if amount > most[resource]:
-                return True
-        return False
+        return any(amount > most[resource] for resource, amount in self._workers[worker].asks)
 
     def slots(self, worker: int) -> Slots:
         """Slots in what is open now."""

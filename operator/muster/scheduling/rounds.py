@@ -201,6 +201,11 @@ class Round:
         """What a queue has left of its own for jobs that cannot give it back."""
         return max(0, self.used.most_own(queue, flavour, resource) - int(self._firm[queue, flavour, resource]))
 
+    def own_left_by_queue(self) -> Int:
+        """Q x V x R: `own_left` of every queue at once."""
+        left: Int = np.maximum(0, self.used.most_own_by_queue() - self._firm)
+        return left
+
     def never(self, job: int, choice: int, need: Need) -> Shortage | None:
         """What quota lacks for the job when nobody else uses anything, or None."""
         queue, kind = self.queue_of[job], self.kind(job)
