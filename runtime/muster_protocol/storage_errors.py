@@ -121,6 +121,7 @@ class Hints:
 
     uri: str
     credentials: str
+    endpoint: str
     authority: str
     encryption: str
 
@@ -128,12 +129,14 @@ class Hints:
 IN_A_JOB: Final = Hints(
     "checkpoint.uri",
     "the keys in checkpoint.secretRef, or the pod's service account,",
+    "checkpoint.endpoint, or AWS_ENDPOINT_URL_S3 in its place,",
     "checkpoint.caConfigMapRef",
     "checkpoint.encryption",
 )
 BY_HAND: Final = Hints(
     "the uri",
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE, or the role of this machine)",
+    "AWS_ENDPOINT_URL_S3",
     "AWS_CA_BUNDLE",
     "MUSTER_S3_ENCRYPTION and MUSTER_S3_KMS_KEY",
 )
@@ -161,7 +164,7 @@ def sentence(
     if kind is Kind.PRECONDITION_FAILED:
         return f"{where} was changed by another writer{tail}"
     if kind is Kind.NETWORK:
-        return f"the S3 server{at} can't be reached for {where}; check AWS_ENDPOINT_URL_S3 and the network{tail}"
+        return f"the S3 server{at} can't be reached for {where}; check {hints.endpoint} and the network{tail}"
     if kind is Kind.BUSY:
         return f"the S3 server{at} is too busy for {where}; raise its limits, or save less often{tail}"
     if kind is Kind.CERTIFICATE:
@@ -169,5 +172,5 @@ def sentence(
     if kind is Kind.ENCRYPTION:
         return f"{where} can't be written encrypted{at}; check {hints.encryption} and the key's policy{tail}"
     if kind is Kind.MISCONFIGURED:
-        return f"{where} can't be used{at} as it is set; correct {hints.uri}, AWS_ENDPOINT_URL_S3 and AWS_REGION{tail}"
+        return f"{where} can't be used{at} as it is set; correct {hints.uri}, {hints.endpoint} and AWS_REGION{tail}"
     return f"S3 failed for {where}{at}{tail}"

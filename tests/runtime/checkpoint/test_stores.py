@@ -180,7 +180,9 @@ def test_a_server_that_is_away_is_told_in_words(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     store = open_store("s3://models/run")
     try:
-        with pytest.raises(StorageError, match=r"can't be reached.*AWS_ENDPOINT_URL_S3") as error:
+        with pytest.raises(
+            StorageError, match=r"can't be reached.*check checkpoint\.endpoint, or AWS_ENDPOINT_URL_S3"
+        ) as error:
             store.get("a")
         assert kind_of(error) == "Network"
     finally:
