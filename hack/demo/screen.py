@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -17,7 +18,7 @@ from hack.demo.watch import JobView
 
 _SAY_AGAIN_S = 60.0
 """Without a terminal a line comes when a job has another phase or another quarter of its steps, or after so long."""
-_NOTES_SHOWN = 8
+_LINES_SHOWN = 8
 
 
 class Screen:
@@ -59,8 +60,18 @@ class Screen:
             self._console.print(f"  {now - self._started:5.1f} s  {'; '.join(map(_line, jobs))}", markup=False)
 
     def _draw(self) -> RenderableType:
-        notes = [Text(f"{when:5.1f} s  {text}") for when, text in self._notes[-_NOTES_SHOWN:]]
-        return Group(*(_panel(job) for job in self._jobs), Panel(Group(*notes), title="what happened", height=10))
+        notes = Text("\n".join(self._told_lines()[-_LINES_SHOWN:]))
+        height = _LINES_SHOWN + 2
+        return Group(*(_panel(job) for job in self._jobs), Panel(notes, title="what happened", height=height))
+
+    def _told_lines(self) -> list[str]:
+        """The notes as lines that fit between the panel's borders; what goes on stands below its own text."""
+        width = max(20, self._console.width - 4)
+        return [
+            line
+            for when, text in self._notes
+            for line in textwrap.wrap(f"{when:5.1f} s  {text}", width, subsequent_indent=" " * 9)
+        ]
 
 
 def _stage(job: JobView) -> tuple[object, ...]:

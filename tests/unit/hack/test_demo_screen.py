@@ -46,3 +46,12 @@ def test_a_log_has_a_line_for_each_quarter_and_phase_not_for_each_step() -> None
     assert len(lines) == 6
     assert "step 50/200" in lines[1]
     assert "Succeeded" in lines[-1]
+
+
+def test_a_narrow_terminal_cuts_no_note_off() -> None:
+    out = io.StringIO()
+    said = "SIGKILL to 5 processes of gpt-g1-1-0 at step 101, with step 100 committed; the other worker waits for it"
+    with Screen(Console(file=out, width=60, force_terminal=True)) as screen:
+        screen.note(said)
+    shown = " ".join(out.getvalue().replace("│", " ").split())
+    assert said in shown
