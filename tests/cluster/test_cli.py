@@ -47,6 +47,8 @@ def test_jobs_and_queues_are_listed(control_plane: ControlPlane, namespace: str,
         assert jobs.returncode == 0, jobs.stderr
         assert "tiny" in jobs.stdout
         assert "QuotaExceeded: 8 GPUs missing" in jobs.stdout
+        assert "tiny" in muster("jobs", "-A", *config).stdout
+        assert "give either" in refused(muster("jobs", "-A", "-n", namespace, *config))
         row = next(line for line in muster("queues", *config).stdout.splitlines() if line.startswith(namespace))
         assert "cohort all" in row
         assert "H100 on-demand: 0 of 64 nvidia.com/gpu" in row

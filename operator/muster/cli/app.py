@@ -266,6 +266,9 @@ def profile(
 @app.command()
 def jobs(
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Only this namespace.")] = None,
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="All namespaces, as without --namespace.")
+    ] = False,
     queue: Annotated[
         str | None,
         typer.Option("--queue", "-q", help="Only this queue and those below it: who holds its quota, then who waits."),
@@ -282,6 +285,8 @@ def jobs(
       muster jobs --queue vision
       muster jobs -o json | jq -r '.[] | select(.phase == "Queued") | .name'
     """
+    if everywhere and namespace is not None:
+        fail("give either --all-namespaces or --namespace")
     raise typer.Exit(_run(tables.jobs(namespace, queue, output, kubeconfig=kubeconfig, context=context)))
 
 
