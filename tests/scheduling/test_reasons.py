@@ -45,6 +45,15 @@ def test_free_pieces_that_are_too_small_are_told() -> None:
     )
 
 
+def test_a_worker_that_no_node_could_hold_is_told_what_the_largest_has() -> None:
+    waiting = why(rack(0, 2), Job("a", workers=2, gpus=9))
+    assert waiting.reason is WaitReason.EXCEEDS_CLUSTER
+    assert waiting.message == (
+        "needs 2 workers × 9 nvidia.com/gpu; the 2 H100 nodes that suit have room for 0 even when empty; "
+        "a worker asks for 9 nvidia.com/gpu, and the largest node has 8 nvidia.com/gpu"
+    )
+
+
 def test_scarce_memory_is_told_in_gib_beside_the_gpus() -> None:
     waiting = why([Node("a", gib=64), Node("b", gib=16)], Job("a", workers=2, gib=64))
     assert waiting.reason is WaitReason.EXCEEDS_CLUSTER

@@ -275,7 +275,8 @@ class Reasons:
         if one_by_one >= gang.total:
             message += f"; one by one {one_by_one} would fit, but not in this shape"
         else:
-            message += self._shortfall(worker, here, suits, resource, missing, there=closest.domain != NONE)
+            there, never = closest.domain != NONE, reason is WaitReason.EXCEEDS_CLUSTER
+            message += self._shortfall(worker, here, suits, resource, missing, there=there, never=never)
         domain = self._tree.domain_name(gang.level, closest.domain) if closest.domain != NONE else ""
         return Why(reason, message, name, missing, self._tree.level_name(gang.level), domain, closest.placeable)
 
@@ -333,11 +334,15 @@ class Reasons:
             text += f"{', ' if text else ''}as many in each {level_name} as in any other"
         return f", {text}" if text else ""
 
-    def _shortfall(self, worker: Worker, room: Int, mask: Mask, resource: int, missing: int, *, there: bool) -> str:
+    def _shortfall(
+        self, worker: Worker, room: Int, mask: Mask, resource: int, missing: int, *, there: bool, never: bool
+    ) -> str:
         place = " there" if there else ""
         if resource == NONE:
             return f"; each resource alone would do{place}, but not together on the same nodes"
         name, quantity = self._names[resource], dict(worker.asks)[resource]
+        if never and 0 < (most := int(room[resource][mask].max(initial=0))) < quantity:
+            return f"; a worker asks for {amount(name, quantity)}, and the largest node{place} has {amount(name, most)}"
         text = f"; {amount(name, missing)} {is_or_are(name, missing)} missing{place}"
         crumbs = int((np.maximum(room[resource], 0) % quantity)[mask].sum())
         if crumbs:
