@@ -1,8 +1,8 @@
 """Checkpoints to a real S3 server: how long training stands still, how soon they are durable, what they cost.
 
-Each contender trains, saves and restores the same state in a gang of its own; the contenders take turns, so that
-whatever else the machine does meets all of them. Medians over the repetitions, of the worst rank. Exit code 1 if a
-target is missed or a restored tensor differs.
+Each contender trains and saves the same state in a gang of its own, and restores it in one that has just been started;
+the contenders take turns, so that whatever else the machine does meets all of them. Medians over the repetitions, of
+the worst rank. Exit code 1 if a target is missed or a restored tensor differs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from hack.s3server import BUCKET, S3Server, serving
 
 from checkpoint_verdict import Figures, judge, table
+from muster_protocol import env
+from muster_runtime.launch.copies import RankMemory
 from report import report
 
 CONTENDERS: Final = ("muster", "muster-memory", "torch.save", "dcp", "dcp-async", "s3torch", "s3torch4", "put_object")
@@ -59,12 +61,33 @@ class Bench:
     device: str
 
     def run_gang(self, case: Case, name: str, prefix: str) -> Figures:
-        """Each figure of the worst rank; CPU and memory are sums over the ranks. RuntimeError when a rank fails."""
+        """Saves in one gang and restores in the next, as after a crash of all ranks.
+
+        Each figure of the worst rank; CPU and memory are sums over the ranks. RuntimeError when a rank fails.
+        """
+        memories = [RankMemory.make() for _ in range(case.ranks)] if name == "muster-memory" else []
+        try:
+            saved, restored = (self._run_phase(phase, case, name, prefix, memories) for phase in ("save", "restore"))
+        finally:
+            for descriptor in itertools.chain.from_iterable(memory.descriptors for memory in memories):
+                os.close(descriptor)
+        same = [rank.pop("digest") for rank in saved] == [rank.pop("digest") for rank in restored]
+        ranks = [{**before, **after} for before, after in zip(saved, restored, strict=True)]
+        figures = {key: max(rank[key] for rank in ranks) for key in ranks[0]}
+        for key in ("cpu_s", "restore_cpu_s", "save_peak_bytes", "restore_peak_bytes"):
+            figures[key] = sum(rank[key] for rank in ranks)
+        return {**figures, "same": float(same)}
+
+    def _run_phase(
+        self, phase: str, case: Case, name: str, prefix: str, memories: list[RankMemory]
+    ) -> list[dict[str, Any]]:
+        """What each rank told."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         processes = []
         for rank in range(case.ranks):
+            descriptors = memories[rank].descriptors if memories else ()
             environment = {
                 **os.environ,
                 **self.server.environment(AWS_ENDPOINT_URL=self.server.endpoint, AWS_REGION="us-east-1"),
@@ -75,19 +98,17 @@ class Bench:
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
                 "PYTHONWARNINGS": "ignore",  # of torch, about its own planner
+                **({env.MEMORY_TIER: ",".join(map(str, descriptors))} if descriptors else {}),
             }
-            gang = [name, case.strategy, str(case.megabytes), prefix, self.device]
+            gang = [phase, name, case.strategy, str(case.megabytes), prefix, self.device]
             command = [sys.executable, str(GANG_SCRIPT), *gang]
-            processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+            processes.append(
+                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, pass_fds=descriptors)
+            )
         outputs = [process.communicate()[0] for process in processes]
         if any(process.returncode for process in processes):
-            raise RuntimeError(f"{name} on {case}: a rank failed, see above")
-        ranks = [json.loads(output.splitlines()[-1]) for output in outputs]
-        figures = {key: max(rank[key] for rank in ranks) for key in ranks[0]}
-        figures["same"] = min(rank["same"] for rank in ranks)
-        for key in ("cpu_s", "restore_cpu_s", "save_peak_bytes", "restore_peak_bytes"):
-            figures[key] = sum(rank[key] for rank in ranks)
-        return figures
+            raise RuntimeError(f"{name} on {case}: a rank failed to {phase}, see above")
+        return [json.loads(output.splitlines()[-1]) for output in outputs]
 
     def compare(self, cases: list[Case], names: list[str], repetitions: int) -> Runs:
         found: Runs = defaultdict(list)

@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, Protocol
 
 import boto3
@@ -25,7 +26,13 @@ THREADS: Final = 4
 
 
 class Contender(Protocol):
-    """One way to save and restore the state. All methods are collective."""
+    """One way to save and restore the state, made before the model, as in a script. All methods are collective."""
+
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """The script has built what is to be saved, or restored."""
+
+    def begin(self) -> None:
+        """Before the first save of a run."""
 
     def save(self, step: int) -> None:
         """Returns when training may go on."""
@@ -58,6 +65,9 @@ def client() -> Any:
 
 
 class Blocking:
+    def begin(self) -> None:
+        """Nothing is claimed."""
+
     def save(self, step: int) -> None:
         raise NotImplementedError
 
@@ -74,10 +84,12 @@ class Blocking:
 class TorchSave(Blocking):
     """Blocking: every rank pickles what it alone holds (replicas: rank 0), then boto3's multipart upload."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
-        self._model, self._optimizer, self._gang = unwrap(model), optimizer, gang
-        self._client, self._key = client(), f"{prefix}/rank-{gang.rank}.pt"
-        self._writes = gang.leads or any(local_part(p) is not p for p in self._model.parameters())
+    def __init__(self, gang: Gang, prefix: str) -> None:
+        self._gang, self._client, self._key = gang, client(), f"{prefix}/rank-{gang.rank}.pt"
+
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = unwrap(model), optimizer
+        self._writes = self._gang.leads or any(local_part(p) is not p for p in self._model.parameters())
 
     def save(self, step: int) -> None:
         if self._writes:
@@ -108,14 +120,16 @@ class TorchSave(Blocking):
 class PlainPut(Blocking):
     """No checkpoint at all: the state's unique bytes by `put_object` from memory. What the server can take."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
+    def __init__(self, gang: Gang, prefix: str) -> None:
         self._gang, self._client, self._prefix = gang, client(), f"{prefix}/rank-{gang.rank}"
+        self._pool = ThreadPoolExecutor(THREADS)
+
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
         tensors = _tensors([unwrap(model).state_dict(), optimizer.state_dict()])
         sharded = any(local_part(t) is not t for t in tensors)
         size = sum(local_part(t).nbytes for t in tensors)
-        part = size // (1 if sharded else gang.world_size) // THREADS
+        part = size // (1 if sharded else self._gang.world_size) // THREADS
         self._parts = [os.urandom(1 << 20) * (part >> 20) for _ in range(THREADS)]
-        self._pool = ThreadPoolExecutor(THREADS)
 
     def save(self, step: int) -> None:
         def put(number: int) -> None:
@@ -151,17 +165,17 @@ def _local(state: Any) -> Any:
     return [_local(value) for value in state] if isinstance(state, (list, tuple)) else state
 
 
-Maker = Callable[[nn.Module, Optimizer, Gang, str], Contender]
+Maker = Callable[[Gang, str], Contender]
 
 
-def makers(names: list[str]) -> dict[str, Maker]:
+def makers(names: list[str], device: torch.device) -> dict[str, Maker]:
     """Constructors by name. KeyError for a name that is none of ours."""
     from checkpoint_muster import Muster, MusterMemory
     from checkpoint_rivals import Async, Connector, Connector4, Files
 
     known: dict[str, Maker] = {
-        "muster": Muster,
-        "muster-memory": MusterMemory,
+        "muster": partial(Muster, device=device),
+        "muster-memory": partial(MusterMemory, device=device),
         "torch.save": TorchSave,
         "put_object": PlainPut,
         "dcp": Files,

@@ -1,8 +1,10 @@
-"""One rank of `bench/checkpoint.py`: trains, saves by one contender, restores, and prints what it measured.
+"""One rank of `bench/checkpoint.py`: trains and saves by one contender, or restores what was saved, and prints what it
+measured.
 
-    python checkpoint_gang.py CONTENDER STRATEGY MEGABYTES PREFIX DEVICE
+    python checkpoint_gang.py PHASE CONTENDER STRATEGY MEGABYTES PREFIX DEVICE
 
-The state is a stack of square layers under AdamW: 12 bytes a parameter, in fp32.
+PHASE is `save` or `restore`. A restore is in a process of its own, as after a crash: nothing of the state is in memory
+that it had before. The state is a stack of square layers under AdamW: 12 bytes a parameter, in fp32.
 """
 
 from __future__ import annotations
@@ -81,26 +83,36 @@ class Training:
         states += [t for s in self.optimizer.state_dict()["state"].values() for _, t in sorted(s.items())]
         return [local_part(t).detach().contiguous() for t in states]
 
-    def digest(self) -> list[str]:
-        """SHA-256 of each tensor's bytes; equal when the tensors are, bit for bit."""
-        return [hashlib.sha256(raw_bytes(tensor.cpu())).hexdigest() for tensor in self._tensors()]
+    def digest(self) -> str:
+        """SHA-256 of all tensors' bytes; equal when the tensors are, bit for bit."""
+        digest = hashlib.sha256()
+        for tensor in self._tensors():
+            digest.update(raw_bytes(tensor.cpu()))
+        return digest.hexdigest()
 
-    def begin_anew(self) -> int:
-        """As after a restart: other parameters, no optimizer's state. Bytes that the latter had."""
-        of_optimizer = sum(local_part(t).nbytes for s in self.optimizer.state.values() for t in s.values())
-        self.optimizer.zero_grad()
-        self.optimizer.state.clear()
+    def bytes_of_optimizer(self) -> int:
+        """In this process's memory."""
+        if self._device.type != "cpu":
+            return 0
+        return sum(local_part(t).nbytes for s in self.optimizer.state.values() for t in s.values())
+
+    def zero(self) -> None:
+        """What is initialised is not what was saved."""
         with torch.no_grad():
             for parameter in self.model.parameters():
                 local_part(parameter).zero_()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # or freed memory would pass for what a restore needs
-        return of_optimizer if self._device.type == "cpu" else 0
 
 
-def measure(training: Training, contender: Contender, gang: Gang) -> dict[str, float]:
-    """Figures of this rank: saves with training waiting, a save beside it, a restore. Seconds, bytes."""
+Told = dict[str, float | str]
+"""Of this rank: figures in seconds and bytes, and the digest of what was saved last, or restored."""
+
+
+def measure_saves(training: Training, contender: Contender, gang: Gang) -> Told:
+    """Saves with training waiting, then a save beside it."""
     figures: dict[str, float] = {}
+    contender.begin()
     _reset_peak()
     for _ in range(BASELINE_STEPS):  # malloc's own hold on memory grows over the first few
         training.step()
@@ -114,7 +126,7 @@ def measure(training: Training, contender: Contender, gang: Gang) -> dict[str, f
 
     base = statistics.median(training.step() for _ in range(BASELINE_STEPS))
     figures["step_s"] = base
-    saved = training.digest()
+    digest = training.digest()
     gang.gather(0)
     began = time.monotonic()
     contender.save(9)
@@ -127,19 +139,26 @@ def measure(training: Training, contender: Contender, gang: Gang) -> dict[str, f
     figures["stall_s"] = max(0.0, figures["return_s"] + behind[0] - base)
     figures["slowdown"] = statistics.median(behind[1:]) / base if len(behind) > 2 else math.nan
     figures["save_peak_bytes"] = _peak() - quiet_peak
+    return {**figures, "digest": digest}
 
-    remade = training.begin_anew()
+
+def measure_restore(training: Training, contender: Contender, gang: Gang) -> Told:
+    """A restore by a contender that has just been made."""
+    training.zero()
     gang.gather(0)
     _reset_peak()
     held, cpu, began = _resident(), _cpu(), time.monotonic()
     contender.restore()
     training.wait()
     gang.gather(0)
-    figures["restore_s"] = time.monotonic() - began
-    figures["restore_cpu_s"] = _cpu() - cpu
-    figures["restore_peak_bytes"] = _peak() - held - remade
-    figures["same"] = float(training.digest() == saved)
-    return figures
+    took, cpu = time.monotonic() - began, _cpu() - cpu
+    peak = _peak() - held - training.bytes_of_optimizer()
+    return {
+        "restore_s": took,
+        "restore_cpu_s": cpu,
+        "restore_peak_bytes": peak,
+        "digest": training.digest(),
+    }
 
 
 def _children() -> list[str]:
@@ -180,7 +199,7 @@ def _cpu() -> float:
     return total
 
 
-def main(name: str, strategy: str, megabytes: str, prefix: str, kind: str) -> None:
+def main(phase: str, name: str, strategy: str, megabytes: str, prefix: str, kind: str) -> None:
     torch.set_num_threads(1)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
@@ -188,12 +207,14 @@ def main(name: str, strategy: str, megabytes: str, prefix: str, kind: str) -> No
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
     gang = Gang(rank, world_size, dist.new_group(backend="gloo") if world_size > 1 else None)
+    contender = makers([name], device)[name](gang, prefix)
     training = Training(strategy, float(megabytes), gang, device)
-    training.step()  # the optimizer's state comes into being
-    contender = makers([name])[name](training.model, training.optimizer, gang, prefix)
-    figures = measure(training, contender, gang)
+    if phase == "save":
+        training.step()  # the optimizer's state comes into being
+    contender.attach(training.model, training.optimizer)
+    told = (measure_saves if phase == "save" else measure_restore)(training, contender, gang)
     contender.close()
-    print(json.dumps({**figures, "state_bytes": training.state_bytes}), flush=True)
+    print(json.dumps({**told, "state_bytes": training.state_bytes}), flush=True)
     dist.destroy_process_group()
     os._exit(0)  # threads that async_save leaves behind keep an interpreter from ending
 

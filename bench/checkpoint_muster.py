@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
+import torch
 from hack.s3server import BUCKET
 from torch import nn
 from torch.optim import Optimizer
 
-from muster_protocol import env
 from muster_protocol.losses import LossRecord
-from muster_runtime.launch.copies import RankMemory
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session.persistence import Persistence, RunState
 from muster_runtime.session.settings import Settings
@@ -21,27 +19,25 @@ from muster_runtime.session.tracking import Tracked
 class Muster:
     """What a session does at its boundaries."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
-        self._gang, self._device = gang, next(model.parameters()).device
-        self._objects = [Tracked("model", model, "bench"), Tracked("optimizer", optimizer, "bench")]
-        self._settings = Settings(
-            rank=gang.rank, world_size=gang.world_size, checkpoint=f"s3://{BUCKET}/{prefix}", job_uid="bench"
-        )
+    def __init__(self, gang: Gang, prefix: str, device: torch.device) -> None:
+        self._gang = gang
         self._saving, self._committed = 0, set[int]()
-        self._persistence = self._open()
-        self._persistence.restore(self._objects)
-
-    def _open(self) -> Persistence:
-        return Persistence(
-            self._settings,
-            self._gang,
-            self._device,
+        self._persistence = Persistence(
+            Settings(rank=gang.rank, world_size=gang.world_size, checkpoint=f"s3://{BUCKET}/{prefix}", job_uid="bench"),
+            gang,
+            device,
             warn=_tell,
             landed=lambda saved: self._committed.add(saved.step),
             troubled=_tell,
             settled=lambda _: None,
             counted=lambda _: None,
         )
+
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._objects = [Tracked("model", model, "bench"), Tracked("optimizer", optimizer, "bench")]
+
+    def begin(self) -> None:
+        assert self._persistence.restore(self._objects) is None, "somebody else's checkpoints are there"
 
     def save(self, step: int) -> None:
         self._saving = step
@@ -69,11 +65,7 @@ class Muster:
 
 
 class MusterMemory(Muster):
-    """With the memory tier, as a launcher gives it: the restore is that of a crash, from memory."""
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
-        os.environ[env.MEMORY_TIER] = ",".join(map(str, RankMemory.make().descriptors))
-        super().__init__(model, optimizer, gang, prefix)
+    """With the memory tier that `bench/checkpoint.py` gives, as a launcher does: the restore after a crash."""
 
     def restore(self) -> None:
         restored = self._persistence.restore(self._objects)

@@ -37,12 +37,15 @@ _SETTINGS: Final = S3ClientConfig(force_path_style=True)
 class _Planned(Blocking):
     """What torch's recipes do around a save and a restore."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
-        self._model, self._optimizer, self._gang, self._prefix = unwrap(model), optimizer, gang, prefix
+    def __init__(self, gang: Gang, prefix: str) -> None:
+        self._gang, self._prefix = gang, prefix
         self._planner = DefaultSavePlanner(enable_plan_caching=True)
         group = dist.new_group(backend="gloo")
         assert isinstance(group, dist.ProcessGroup)  # every rank is a member
         self._group = group
+
+    def attach(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = unwrap(model), optimizer
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self._model, self._optimizer)
@@ -62,8 +65,8 @@ class _Planned(Blocking):
 class Files(_Planned):
     """Blocking DCP: files in a local folder, then boto3's multipart upload of each; back by its download."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
-        super().__init__(model, optimizer, gang, prefix)
+    def __init__(self, gang: Gang, prefix: str) -> None:
+        super().__init__(gang, prefix)
         self._client = client()
         self._transfer = TransferConfig(max_concurrency=THREADS)
         folder = [tempfile.mkdtemp(prefix="muster-bench-dcp-")] if gang.leads else [""]
@@ -128,8 +131,8 @@ class Async(Connector):
 
     threads = THREADS
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, gang: Gang, prefix: str) -> None:
-        super().__init__(model, optimizer, gang, prefix)
+    def __init__(self, gang: Gang, prefix: str) -> None:
+        super().__init__(gang, prefix)
         cuda = torch.cuda.is_available()
         self._stager = DefaultStager(StagingOptions(cuda, False, cuda, cuda))  # kept: its memory is used again
         self._saving: Future[Any] | None = None

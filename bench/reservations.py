@@ -108,7 +108,7 @@ def main() -> int:
     newcomer = workers[kinds.gang(kinds.of[int(waiting[1])]).worker]
     taken = Taken(np.arange(4, dtype=np.int64), np.ones(4, dtype=np.int64))
     short, pools = np.arange(len(waiting)) % 2 == 0, np.arange(len(base.queues.names))
-    lacking = Lacking(waiting, short, pools, ledger.available, ledger.available)
+    lacking = Lacking(waiting, short, pools, ledger.left_by_queue(), ledger.left_by_queue())
     figures = {
         "reservation_p50_ms": milliseconds(11, lambda: Timeline(base, tree).reserve(room, gang, worker)),
         "guard_p50_ms": milliseconds(11, lambda: guard(timeline, tree, room, gang, worker, reservation)),

@@ -1,13 +1,13 @@
-"""boto3's client as preflight, storage processes and tools all make it, and S3's errors by their codes."""
+"""botocore's client as preflight, storage processes and tools all make it, and S3's errors by their codes."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, Final
 
-import boto3.session
 import botocore.config
 import botocore.exceptions
+import botocore.session
 
 from muster_protocol import env
 
@@ -55,7 +55,7 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
         s3={"addressing_style": addressing},
     )
     try:
-        client = boto3.session.Session().client(
+        client = botocore.session.get_session().create_client(  # boto3 makes the same one, and imports twice as much
             "s3",
             endpoint_url=endpoint or None,
             region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",

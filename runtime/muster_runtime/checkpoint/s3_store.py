@@ -87,14 +87,14 @@ class _Link:
         ours, theirs = socket.socketpair()
         numbers = (theirs.fileno(), memory.descriptor, os.getpid())
         command = [sys.executable, "-c", _BOOTSTRAP, *map(str, numbers), uri.bucket, uri.prefix]
-        environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN}
+        self.environment = _environment()
         with theirs:
             self.process = subprocess.Popen(
                 [*command, *import_folders()],
                 pass_fds=[theirs.fileno(), memory.descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-                env=environment,
+                env=self.environment,
             )
         self._connection = ours
         self._sending = threading.Lock()
@@ -164,6 +164,11 @@ class _Link:
             raise self._gone() from error
         return future
 
+    def kill(self) -> None:
+        """Before it was asked for anything."""
+        self.process.kill()
+        self.process.wait()
+
     def close(self) -> None:
         with contextlib.suppress(OSError):  # it may have ended before us
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -173,7 +178,8 @@ class _Link:
 class S3Store:
     """One S3 prefix, through a process of its own. Methods may be called from several threads.
 
-    When the process has ended, the request that notices fails, and the next one starts another.
+    When the process has ended, the request that notices fails, and the next one starts another. It has the environment
+    of the first request.
     """
 
     def __init__(self, uri: CheckpointUri, memory: SharedMemory | None = None) -> None:
@@ -182,6 +188,7 @@ class S3Store:
         self._ids = itertools.count(1)
         self._starting = threading.Lock()
         self.memory = memory or SharedMemory()
+        self._asked = False
         self._newest = _Link(uri, self.memory, answered=False)
 
     @property
@@ -191,6 +198,10 @@ class S3Store:
 
     def _link(self) -> _Link:
         with self._starting:
+            if not self._asked and _environment() != self._newest.environment:
+                self._newest.kill()  # the script has set credentials, say, since the session began
+                self._newest = _Link(self._parsed, self.memory, answered=False)
+            self._asked = True
             if self._newest.ended:
                 if self.memory.descriptor < 0:
                     raise StorageError(Kind.OTHER.value, f"the store {self.uri} was closed")
@@ -297,6 +308,11 @@ class S3Store:
     def close(self) -> None:
         self._newest.close()
         self.memory.close()
+
+
+def _environment() -> dict[str, str]:
+    """What a process that is started now inherits."""
+    return {name: value for name, value in os.environ.items() if name not in _HIDDEN}
 
 
 def _has_descriptor(file: Any) -> bool:

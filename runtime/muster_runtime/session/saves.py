@@ -33,12 +33,26 @@ class Saves:
             self._schedule.interval_seconds = settings.interval_seconds
             if settings.between_failures is not None:
                 self._schedule.auto = AutoInterval(settings.between_failures)
+        self._opened = self._open() if settings.checkpoint else None
         self.persistence: Persistence | None = None
         """None before the loop begins, and for a run without a uri."""
         self._random: torch.Tensor | None = None
         self._random_due = False
         self.has_own = False
         """Whether there was a checkpoint of this run itself when the loop began."""
+
+    def _open(self) -> Persistence:
+        """As soon as the session begins, so that the storage process comes up while the script builds its model."""
+        return Persistence(
+            self._settings,
+            self._gang,
+            self._device,
+            warn=self._progress.warn,
+            landed=self._landed,
+            troubled=self._troubled,
+            settled=self._settled,
+            counted=self._counted,
+        )
 
     @property
     def wanted(self) -> bool:
@@ -50,18 +64,9 @@ class Saves:
     def restore(self, tracked: list[Tracked]) -> Restored | None:
         """Claims the run and restores its newest checkpoint, or that of the run which it starts from."""
         self._random_due = True
-        if not self._settings.checkpoint:
+        self.persistence = persistence = self._opened
+        if persistence is None:
             return None
-        self.persistence = persistence = Persistence(
-            self._settings,
-            self._gang,
-            self._device,
-            warn=self._progress.warn,
-            landed=self._landed,
-            troubled=self._troubled,
-            settled=self._settled,
-            counted=self._counted,
-        )
         began = time.monotonic()
         restored, source = persistence.restore(tracked), persistence.uri
         self.has_own = restored is not None
@@ -205,6 +210,6 @@ class Saves:
         self._reporter.send(reports.Stored(self._gang.rank, stored))
 
     def close(self) -> None:
-        if self.persistence is not None:
-            self.persistence.close()
-            self.persistence = None
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = self.persistence = None

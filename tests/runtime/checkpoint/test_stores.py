@@ -231,6 +231,48 @@ def test_an_s3_process_that_never_answers_asks_for_boto3(
     store.close()
 
 
+def test_an_s3_process_has_the_environment_of_its_first_request(
+    s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started as soon as a session begins, and a script may set its credentials after that."""
+    with monkeypatch.context() as early:
+        early.setenv("AWS_SECRET_ACCESS_KEY", "not yet")
+        store = open_store(f"s3://models/late-{time.monotonic_ns()}")
+        first = store.process.pid
+    store.put("a", b"1")
+    second = store.process.pid
+    assert second != first
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "too late")
+    assert store.get("a") is not None
+    assert store.process.pid == second
+    store.close()
+
+
+_SESSION = """
+import os
+from pathlib import Path
+import muster_runtime as muster
+muster.start(checkpoint="s3://models/session")
+children = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+print(children[0], "s3_process" in Path(f"/proc/{children[0]}/cmdline").read_text())
+"""
+
+
+def test_the_s3_process_comes_up_with_the_session_and_ends_with_a_script_that_has_no_loop(
+    s3_environment: S3Server, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_SESSION)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    pid, there = ran.stdout.split()
+    assert there == "True"
+    until = time.monotonic() + 10
+    while _alive(int(pid)):
+        assert time.monotonic() < until, "the S3 process outlived its script"
+        time.sleep(0.02)
+
+
 _CHILD = """
 import sys
 from muster_runtime.checkpoint.store import open_store
@@ -244,11 +286,11 @@ sys.stdin.read()
 
 def test_boto3_stays_out_of_the_rank_and_its_process_dies_with_it(s3_environment: S3Server, tmp_path: Path) -> None:
     # modules of these names in the script's folder must not reach our process either
-    for name in ("boto3", "json", "socket"):
+    for name in ("boto3", "botocore", "json", "socket"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('the user has a module of this name')")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "user")}
     (tmp_path / "user").mkdir()
-    (tmp_path / "user" / "boto3.py").write_text("raise RuntimeError('found on PYTHONPATH')")
+    (tmp_path / "user" / "botocore.py").write_text("raise RuntimeError('found on PYTHONPATH')")
     child = subprocess.Popen(
         [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
