@@ -244,7 +244,8 @@ class Progress:
 
 def _stand(answer: LauncherStatus) -> tuple[object, ...]:
     """What of an answer a job's turn may depend on."""
-    return answer.phase, answer.incarnation, answer.lost, answer.numerics, answer.stragglers, answer.profile
+    health = answer.lost, bool(answer.storage_error), answer.numerics, answer.stragglers
+    return answer.phase, answer.incarnation, health, answer.profile
 
 
 def _membership(placement: Placement, pods: Mapping[int, PodView]) -> Membership:

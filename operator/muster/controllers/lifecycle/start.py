@@ -60,6 +60,7 @@ def follow(turn: Turn) -> bool:
         if not is_true(turn.status, ConditionType.RUNNING):
             told = "the workers join the barrier"
             turn.draft.condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_GANG.value, told)
+            _tell_storage(turn)
     elif turn.s.launcher is not None and placement.replacing is None and not turn.s.launcher.lost:
         _tell_restarts(turn, placement, turn.s.launcher)
         _tell_numerics(turn, turn.s.launcher.numerics)
@@ -162,6 +163,14 @@ def _tell_hindrance(turn: Turn) -> None:
     elif not hindrance.alike(told, found.reason):
         turn.draft.condition(ConditionType.PODS_READY, False, found.reason, found.message)
         turn.draft.set(queue=QueuePosition(reason=found.reason, message=found.message))
+
+
+def _tell_storage(turn: Turn) -> None:
+    """Say at once what the preflight waits for: it tries a server that can't be reached for minutes."""
+    told = turn.s.launcher.storage_error if turn.s.launcher is not None else ""
+    if told:
+        turn.draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, False, Reason.STORAGE_ERROR.value, told)
+        turn.draft.set(queue=QueuePosition(reason=Reason.STORAGE_ERROR.value, message=told))
 
 
 def _train(turn: Turn, workers: int) -> bool:

@@ -113,6 +113,24 @@ def test_a_gang_that_joins_the_barrier_does_not_run_yet() -> None:
     assert case.phase == "Starting"
 
 
+def test_what_the_preflight_waits_for_is_told_until_the_gang_runs() -> None:
+    case = Case(trainingjob(checkpoint={"uri": "s3://models/x"}))
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    case.run_pods(0, 1)
+    case.launcher = Status(Phase.PREFLIGHT, 1, 1, 0, joined=2, workers=2, storage_error="the server can't be reached")
+    case.whole_for = 6.0
+    case.settle()
+    ready, queue = ConditionType.CHECKPOINT_STORAGE_READY, case.job.status.queue
+    assert (case.phase, case.reason(ready), case.is_true(ready)) == ("Starting", "StorageError", False)
+    assert queue is not None
+    assert (queue.reason, queue.message) == ("StorageError", "the server can't be reached")
+    case.train()
+    case.settle()
+    assert (case.phase, case.job.status.queue, case.is_true(ready)) == ("Running", None, True)
+
+
 def test_a_silent_launcher_is_given_time_and_then_believed_to_train() -> None:
     case = Case(trainingjob())
     case.settle()
