@@ -129,10 +129,8 @@ def delays(
         return True
     # What lacks slots is in reach, so it lies in one of the domains.
     home = guard.starts.searchsorted(taken.places[lacking], side="right") - 1
-    domains, cost = home[:1], lost[lacking].sum(keepdims=True)
-    if home[0] != home[-1]:
-        first = np.flatnonzero(np.append(True, home[1:] != home[:-1]))  # places are in order, so domains are
-        domains, cost = home[first], np.add.reduceat(lost[lacking], first)
+    first = np.flatnonzero(np.append(True, home[1:] != home[:-1]))  # places are in order, and so are their domains
+    domains, cost = home[first], np.add.reduceat(lost[lacking], first)
     if (cost > guard.excess[domains]).any():  # room only shrinks
         return True
     free = room.free_slots(guard.gang.worker).between(guard.starts[domains], guard.ends[domains])

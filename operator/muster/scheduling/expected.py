@@ -152,14 +152,11 @@ def _draw(pools: _Pools, pool: Int, needs: Int, length: Seconds, floors: Seconds
             starts.append(FOREVER)
             continue
         clock = clocks[at]
-        if have < need:
-            before = have
-            while have < need:
-                clock, amount = heappop(back)
-                have += amount
-            owed[at] -= have - before
-            clocks[at] = clock
-        left[at] = have - need
+        while have < need:
+            clock, amount = heappop(back)
+            have += amount
+            owed[at] -= amount
+        left[at], clocks[at] = have - need, clock
         start = clock if clock > floor else floor
         if start <= waits and not clock:
             start = back[0][0] if back else FOREVER

@@ -221,7 +221,7 @@ def spread(tree: Tree, prefix: Int, starts: Int, ends: Int, needs: Int, level: i
         taken[starts] = needs
         return taken
     places, begins = _ranges(starts, ends)
-    room = np.diff(prefix)[places]
+    room = prefix[1:][places] - prefix[:-1][places]
     taken[places] = share_out(needs, room, begins, np.zeros(len(room), np.bool_))
     return taken
 

@@ -126,8 +126,8 @@ class Round:
 
     @cached_property
     def _firm(self) -> Int:
-        """Q x V x R, what jobs hold, are promised or were given that cannot give it back. Made when the first of them
-        asks."""
+        """Q x V x R, what jobs hold, are promised or were given that cannot give it back. Made when it is first asked
+        for."""
         return firm_use(self.snapshot, ~self.snapshot.jobs.pending)
 
     @property
