@@ -75,6 +75,8 @@ class ExitFacts:
         stored: bytes that all committed checkpoints under the run's uri take, from rank 0's pod; None: not told.
         alike: failures in a row that these pods have seen with this signature at this step, this one included.
         spent: where this launcher's time went, from index 0.
+        nothing_left: of a good end: the ranks trained nothing, since what they restored was of the run's end or beyond;
+            `message` says so.
     """
 
     cause: Cause
@@ -95,6 +97,7 @@ class ExitFacts:
     suspect: bool = False
     stored: int | None = None
     loss: str = ""
+    nothing_left: bool = False
 
 
 def encode(facts: ExitFacts) -> str:
@@ -158,4 +161,5 @@ def _plausible(facts: ExitFacts) -> bool:
         and isinstance(facts.signature, str)
         and isinstance(facts.loss, str)
         and isinstance(facts.suspect, bool)
+        and isinstance(facts.nothing_left, bool)
     )

@@ -83,6 +83,15 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class NothingLeft:
+    """What the rank restored, of `step`, leaves its loop nothing to train; `text` says so, and what to do."""
+
+    rank: int
+    step: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Warned:
     """One sentence for people."""
 
@@ -191,6 +200,7 @@ Message = (
     | CheckpointCommitted
     | Stored
     | Resumed
+    | NothingLeft
     | Warned
     | FixedSize
     | StorageFailed

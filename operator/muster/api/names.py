@@ -306,6 +306,9 @@ class Reason(str, Enum):
     # Succeeded, Failed
     COMPLETED = "Completed"
     """Every rank ended with exit code 0."""
+    NOTHING_LEFT = "NothingLeft"
+    """Every rank ended with exit code 0 and trained nothing: the run at `checkpoint.uri` had finished before. The
+    message says at which step, and how to begin a fresh run."""
     USER_ERROR = "UserError"
     """The training script failed more often than `restart.limit` allows."""
     IDENTICAL_FAILURES = "IdenticalFailures"

@@ -259,7 +259,7 @@ class Launcher:
             if failed:
                 return await self._fail(failed)
             if not self._ranks.running:
-                facts = await self._tell(ExitFacts(Cause.SUCCEEDED, exits.EXIT_OK, "all ranks ended well"))
+                facts = await self._tell(self._succeeded())
                 return None if self._starts_again() else facts
             if state.ending:
                 await self._stopping.end()
@@ -336,7 +336,7 @@ class Launcher:
         if self._state.stop is None:
             return None
         if self._stopping.finished_by_themselves():
-            return await self._tell(ExitFacts(Cause.SUCCEEDED, exits.EXIT_OK, "all ranks ended well"))
+            return await self._tell(self._succeeded())
         bad = [rank for rank in self._ranks.all if rank.exit_code not in (0, exits.EXIT_PREEMPTED)]
         failed = await self._judge(bad[0]) if bad else None
         facts = verdict.stopped(stop, failed, killed=killed, committed_step=self._committed())
@@ -386,6 +386,10 @@ class Launcher:
         seconds = LAST_SECONDS if stop is None else self._state.stop_deadline - self._state.clock() - 1.0
         reason = stop.reason if stop is not None else None
         await self._tracking.end(facts, reason, by_signal=self._signalled, seconds=max(0.0, seconds))
+
+    def _succeeded(self) -> ExitFacts:
+        self._hear()  # a rank's last words may lie unread when its end is known already
+        return verdict.succeeded(self._progress.nothing_left)
 
     def _leave_word(self, facts: ExitFacts) -> None:
         """Writes the termination message before anything that may take long: kubelet may end the grace meanwhile."""

@@ -29,6 +29,8 @@ class Progress:
     checkpoint: Checkpoint | None = None
     stored: int | None = None
     resumed_from: int | None = None
+    nothing_left: str = ""
+    """Why the ranks had nothing to train, while they have trained nothing."""
     storage_error: str = ""
     fixed_size: str = ""
     memory_tier: MemoryTier | None = None
@@ -55,6 +57,8 @@ class Progress:
             self.stored = max(0, message.bytes)
         elif isinstance(message, report.Resumed):
             self.resumed_from = message.step
+        elif isinstance(message, report.NothingLeft):
+            self.nothing_left = message.text
         elif isinstance(message, report.Warned):
             self.warn(message.text)
         elif isinstance(message, report.FixedSize):
@@ -73,7 +77,7 @@ class Progress:
     def begin_anew(self) -> None:
         """The ranks were started again: what they report goes on from where they resume."""
         self.last = self.step = self.resumed_from = None
-        self.fixed_size = ""
+        self.fixed_size = self.nothing_left = ""
         self._steps.clear()
 
     def warn(self, text: str) -> None:
@@ -95,6 +99,7 @@ class Progress:
         self.numerics = Numerics(message.skipped, message.rollbacks, message.text[:_TEXT_KEPT])
 
     def _progress(self, message: report.Progress) -> None:
+        self.nothing_left = ""  # another loop of the script had something
         self.step = message.step if self.step is None else max(self.step, message.step)
         if self.last is not None and message.rank > self.last.rank:
             return  # the lowest rank speaks for the pod

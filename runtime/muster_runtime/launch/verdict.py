@@ -118,6 +118,12 @@ def describe(exit_code: int) -> str:
         return f"was ended by signal {-exit_code}"
 
 
+def succeeded(nothing_left: str) -> ExitFacts:
+    """The good end. `nothing_left` is why the ranks had nothing to train, or ""."""
+    told = nothing_left or "all ranks ended well"
+    return ExitFacts(Cause.SUCCEEDED, exits.EXIT_OK, told, nothing_left=bool(nothing_left))
+
+
 _REASONS: Final = {
     StopReason.PREEMPT: "preempted",
     StopReason.SUSPEND: "suspended",

@@ -63,12 +63,14 @@ class RunState:
 class Restored:
     """`random` is this rank's saved random state, or None when it has to be derived anew.
 
-    `source` is where it came from when that isn't the store; `losses`, by step, are in no record of the store yet.
+    `job` is the name of the job that saved it, or "". `source` is where it came from when that isn't the store;
+    `losses`, by step, are in no record of the store yet.
     """
 
     run: RunState
     finished: bool
     random: torch.Tensor | None
+    job: str = ""
     source: str = ""
     losses: tuple[tuple[int, float], ...] = ()
 
@@ -313,7 +315,7 @@ class _Attempt:
             run = RunState(**found.manifest.planner["run"])
         except (KeyError, TypeError) as error:
             raise StateError(f"{found.key} was written by another version of Muster: {error}") from error
-        return Restored(run, finished, self._random)
+        return Restored(run, finished, self._random, found.manifest.job)
 
 
 def _losses(kept: Kept) -> tuple[tuple[int, float], ...]:

@@ -27,7 +27,7 @@ from muster_runtime.session.gradients import Gradients
 from muster_runtime.session.guard import Guard, Unsound
 from muster_runtime.session.norms import Norms
 from muster_runtime.session.numerics import Action
-from muster_runtime.session.persistence import RunState
+from muster_runtime.session.persistence import Restored, RunState
 from muster_runtime.session.points import Points
 from muster_runtime.session.profiling import Profiler
 from muster_runtime.session.progress import Progress
@@ -63,6 +63,8 @@ class Run:
         self.driver: Loader | None = None
         """The loader whose batches are the loop's steps."""
         self._by_epochs = False
+        self._found: Restored | None = None
+        """What was restored, until it is told or trained on."""
         self._total: int | None = None
         self._step_open = False
         self._optimizer_stepped = False
@@ -109,6 +111,7 @@ class Run:
                 self.step = self.resumed_from = run.step
                 self.seed = run.seed
                 self.ended_early = restored.finished and run.ended_early
+                self._found = restored
                 if self._guard is not None and run.numerics is not None:
                     self._guard.load(run.numerics, self.step)
         if isinstance(driver, ElasticLoader):
@@ -140,6 +143,13 @@ class Run:
             self.progress.log("the run is finished")
         self.leave_loop()
 
+    def leave_done(self) -> None:
+        """The loop ends before its first step, since no step of it is left."""
+        found, self._found = self._found, None
+        if found is not None:
+            self.saves.tell_done(found, self._total)
+        self.leave_loop()
+
     def leave_loop(self) -> None:
         self.loop = ""
         self.closed = True
@@ -162,6 +172,7 @@ class Run:
 
     def opens_step(self) -> None:
         self.pulse.step_opens()
+        self._found = None
         self._step_open, self._optimizer_stepped = True, False
         self.gradients.open_step()
 

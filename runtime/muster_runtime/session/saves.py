@@ -94,6 +94,23 @@ class Saves:
         self._schedule.saved(time.monotonic())
         return restored
 
+    def tell_done(self, found: Restored, total: int | None) -> None:
+        """The loop of `total` steps has none left to do: what was restored is of its end, or beyond."""
+        assert self.persistence is not None
+        uri = self.persistence.uri if self.has_own else self._settings.start_from
+        step, by = found.run.step, f", saved by job {found.job}" if found.job else ""
+        if found.finished:
+            what = f"the run at {uri} had finished already, at step {step}{by}: nothing is left to train"
+        else:
+            what = f"the run at {uri} is at step {step} already{by}, and this loop ends at step {total}"
+        more = "" if found.run.ended_early else "; to train on, let the script ask for more steps"
+        told = (
+            f"{what}. For a fresh run take another checkpoint.uri; with checkpoint.from: {uri} and load: model it "
+            f"begins with this run's weights{more}"
+        )
+        self._progress.log(told if found.finished else what)  # a script's next loop may have more to do
+        self._reporter.send(reports.NothingLeft(self._gang.rank, step, told))
+
     def settle(self) -> None:
         """Waits for the save in flight."""
         if self.persistence is not None:

@@ -222,7 +222,7 @@ class Session:
         run = self.run
         run.begin(where, total, loader if isinstance(loader, Loader) else None, by_epochs=False)
         if run.ended_early or run.step >= total:
-            run.leave_loop()
+            run.leave_done()
             return
         batches = None
         if loader is not None:
@@ -258,7 +258,7 @@ class Session:
         if loader.is_over:
             loader.next_epoch()  # the checkpoint is of a loop over steps
         if run.ended_early or loader.epoch >= total:
-            run.leave_loop()
+            run.leave_done()
             return
         while loader.epoch < total:
             if loader.position == 0:

@@ -431,6 +431,7 @@ def test_junk_on_the_report_socket_is_ignored(junk: bytes) -> None:
         report.Progress(1, 2),
         report.CheckpointCommitted(0, 5, "s3://b/x", 1.5, 10, 1e9),
         report.Resumed(0, 5, "s3://b/x"),
+        report.NothingLeft(0, 5, "n"),
         report.Warned(0, "w"),
         report.FixedSize(0, "f"),
         report.StorageFailed(0, "s"),

@@ -62,6 +62,8 @@ def test_a_stop_at_an_epochs_last_batch_waits_for_its_body(tmp_path: Path) -> No
     stopped = run(tmp_path / "cut", EPOCHS, STOP="5", **every)
     assert stopped.codes == [75], stopped.output
     assert "stopped after step 6" in stopped.output
+    fewer = run(tmp_path / "cut", EPOCHS.replace("epochs(4)", "epochs(1)"), **every).check()
+    assert "is at step 6 already, and this loop ends at step 3" in fewer.output
     again = run(tmp_path / "cut", EPOCHS, **every).check()
     assert "resumed after step 6" in again.output
     bodies = (tmp_path / "cut" / "bodies").read_text()

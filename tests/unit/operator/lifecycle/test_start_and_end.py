@@ -202,3 +202,32 @@ def test_an_older_steps_loss_does_not_stand_beside_the_last_step(left: str, loss
     progress = case.job.status.progress
     assert progress is not None
     assert (progress.step, progress.total_steps, progress.loss) == (200, 200, loss)
+
+
+def test_a_job_whose_run_had_finished_before_says_so_and_has_its_checkpoint() -> None:
+    told = "the run at s3://models/llama had finished already, at step 60"
+    case = Case(trainingjob(workers=2, checkpoint={"uri": "s3://models/llama"}))
+    case.start()
+    for index in range(2):
+        case.end(index, Cause.SUCCEEDED, 0, step=60, message=told, nothing_left=True)
+    case.settle()
+    assert (case.phase, case.reason(ConditionType.SUCCEEDED)) == ("Succeeded", "NothingLeft")
+    assert case.message(ConditionType.SUCCEEDED) == f"all 2 workers ended with exit code 0; {told}"
+    assert case.job.status.queue is not None
+    assert case.job.status.queue.why == f"NothingLeft: {told}"
+    assert case.job.status.checkpoint is not None
+    assert (case.job.status.checkpoint.step, case.job.status.checkpoint.committed_at) == (60, None)
+
+
+def test_a_job_that_starts_again_after_its_own_end_has_just_completed() -> None:
+    case = Case(trainingjob(workers=1, checkpoint={"uri": "s3://models/llama"}))
+    case.start()
+    case.end(0, Cause.INFRASTRUCTURE, 70, step=60, committed_step=60)
+    case.settle()
+    case.vanish()
+    case.later(400)
+    case.start()
+    case.end(0, Cause.SUCCEEDED, 0, step=60, message="it had finished", nothing_left=True)
+    case.settle()
+    assert (case.phase, case.reason(ConditionType.SUCCEEDED)) == ("Succeeded", "Completed")
+    assert case.job.status.queue is None
