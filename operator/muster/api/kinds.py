@@ -52,7 +52,7 @@ TRAINING_QUEUE: Final = Kind(
         Column("Cohort", "string", ".spec.cohort", "Queues that it lends to and borrows from", wide=True),
         Column("Weight", "integer", ".spec.weight", "Its part beside its neighbours", wide=True),
         Column("Mean", "string", ".status.fairShare.mean", "Its part of the cluster in the past", wide=True),
-        Column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", "Why it takes none", wide=True),
+        Column("Reason", "string", ".status.conditions[?(@.type=='Ready')].reason", "What is wrong with it", wide=True),
         Column("Message", "string", ".status.conditions[?(@.type=='Ready')].message", "The same in words", wide=True),
     ),
 )

@@ -161,8 +161,8 @@ class QueueConditionType(str, Enum):
     """`status.conditions[].type` of a TrainingQueue."""
 
     READY = "Ready"
-    """True when the queue takes jobs. False: the reason says what is wrong with its spec, that it is held, or that a
-    budget is used up."""
+    """True when the queue takes jobs; the reason tells a parent that cannot be one. False: the reason says what is
+    wrong with its spec, that it is held, or that a budget is used up."""
     PARENT_FOUND = "ParentFound"
     """False when `spec.parent` cannot be the queue's parent; then the queue counts as a root. Absent without one."""
 

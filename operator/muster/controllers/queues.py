@@ -36,18 +36,15 @@ class Standing:
     """What a queue's conditions say.
 
     Attributes:
-        reason, message: of `Ready`; the reason is READY when it takes jobs.
+        ready, reason, message: of `Ready`, which `kubectl get` prints: a parent that can't be one is told there, too.
         parent_reason, parent_message: of `ParentFound`; None for a queue that names no parent.
     """
 
+    ready: bool
     reason: Reason
     message: str
     parent_reason: Reason | None
     parent_message: str
-
-    @property
-    def ready(self) -> bool:
-        return self.reason is Reason.READY
 
 
 def queue_inputs(queues: Iterable[TrainingQueue], now: datetime) -> tuple[list[QueueInput], dict[str, str]]:
@@ -144,13 +141,13 @@ def _standing(
     queue: TrainingQueue, queues: Mapping[str, TrainingQueue], ready: tuple[Reason, str], fault: str | None
 ) -> Standing:
     reason, message = ready
-    parent = queue.spec.parent
+    open_, parent = reason is Reason.READY, queue.spec.parent
     if parent is None:
-        return Standing(reason, message, None, "")
+        return Standing(open_, reason, message, None, "")
     if fault is None:
-        return Standing(reason, message, Reason.PARENT_FOUND, f"lends to {parent} and borrows from it")
-    missing = parent not in queues
-    return Standing(reason, message, Reason.PARENT_NOT_FOUND if missing else Reason.PARENT_CIRCLE, fault)
+        return Standing(open_, reason, message, Reason.PARENT_FOUND, f"lends to {parent} and borrows from it")
+    found = Reason.PARENT_NOT_FOUND if parent not in queues else Reason.PARENT_CIRCLE
+    return Standing(open_, found if open_ else reason, f"{message}; {fault}", found, fault)
 
 
 def _ready(

@@ -198,7 +198,12 @@ def test_a_wrong_parent_is_a_condition_and_the_queue_goes_on_as_a_root() -> None
     )
     ready = find_condition(status.conditions, QueueConditionType.READY.value)
     assert ready is not None
-    assert ready.status == "True"
+    assert (ready.status, ready.reason) == ("True", "ParentNotFound"), "`kubectl get -o wide` prints this one"
+    assert ready.message == f"takes jobs; {parent.message}"
+    held = trainingqueue("lost", parent="nowhere", stopPolicy="hold")
+    (ready,) = (one for one in status_of(held, [held]).conditions if one.type == "Ready")
+    assert (ready.status, ready.reason) == ("False", "Held")
+    assert ready.message.endswith("starts until it is none; " + parent.message)
     found = status_of(lost.model_copy(update={"status": status}), [lost, trainingqueue("nowhere")])
     parent = find_condition(found.conditions, QueueConditionType.PARENT_FOUND.value)
     assert parent is not None
