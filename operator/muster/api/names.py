@@ -209,7 +209,7 @@ class Reason(str, Enum):
     READY_TIMEOUT = "ReadyTimeout"
     """Not every pod was ready within `readyTimeout`; the whole gang was withdrawn."""
     IMAGE_PULL_FAILED = "ImagePullFailed"
-    """A pod's image cannot be pulled; the message is the registry's."""
+    """A pod's image cannot be pulled; the message is the registry's. The word stays while it is tried again."""
     INVALID_WINDOW = "InvalidWindow"
     """`window` names a time zone that does not exist, or a moment that never comes."""
     BUDGET_EXHAUSTED = "BudgetExhausted"

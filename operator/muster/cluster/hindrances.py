@@ -7,6 +7,14 @@ from typing import Final
 from muster.api.names import Reason
 from muster.scheduling.plan import WaitReason
 
+CONTAINER: Final = frozenset(
+    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError", "CrashLoopBackOff"}
+)
+"""Kubelet's words in the status of a container that does not start, but for its image."""
+KUBELET: Final = frozenset(
+    {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
+)
+"""Kubelet's words in Events of which the pod's status says nothing."""
 _OF_THE_JOB_OR_CLUSTER: Final = (
     Reason.QUEUE_NOT_FOUND,
     Reason.NAMESPACE_NOT_ALLOWED,
@@ -27,4 +35,9 @@ _VALUES: Final = frozenset(reason.value for reason in (*_OF_THE_JOB_OR_CLUSTER, 
 
 def hinders(reason: str) -> bool:
     """Whether a job that waits for this `reason` would also wait if it were the only one."""
-    return reason in _VALUES
+    return reason in _VALUES or keeps_pods(reason)
+
+
+def keeps_pods(reason: str) -> bool:
+    """Whether it is what keeps pods that are placed from starting, in the word that a job has for it."""
+    return reason == Reason.IMAGE_PULL_FAILED.value or reason in CONTAINER or reason in KUBELET

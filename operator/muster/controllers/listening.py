@@ -17,10 +17,11 @@ from typing import Any, Final
 from muster.api.names import ConditionType
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.hindrances import CONTAINER, KUBELET
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
 from muster.controllers.cache import Cache
-from muster.controllers.lifecycle.hindrance import CONTAINER, KUBELET, Heard
+from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.records import Record
 from muster.controllers.work import utc_now
 

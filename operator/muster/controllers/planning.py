@@ -19,6 +19,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import MAX_SIZES, QueuePosition, Size, TrainingJobStatus
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.gpus import ON_DEMAND, flavour_of, gpu_type_of, same_type, short_type
+from muster.cluster.hindrances import keeps_pods
 from muster.cluster.jobs import NO_ACCELERATOR, PLAIN_TERMS, AlternativeInput, JobInput, TermsInput
 from muster.cluster.snapshot import LevelInput
 from muster.cluster.status import MOVES, Draft, reason_of
@@ -268,7 +269,7 @@ def admitted(
         placements=placement.generation,
         stop=None,
         promise=None,
-        queue=None,
+        queue=_last_try(job),
         not_before=None,
         replicas=placement.workers,
         ready=0,
@@ -281,6 +282,13 @@ def admitted(
     draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, "pods are being made")
     draft.condition(ConditionType.RUNNING, False, Reason.PODS_STARTING.value, "pods are being made")
     return draft.done()
+
+
+def _last_try(job: TrainingJob) -> QueuePosition | None:
+    """What kept the pods of the placement before from starting, unless the spec has changed since: it is likely to come
+    again, and a column that is empty in between tells of a change that there is not."""
+    place, seen = job.status.queue, job.status.observed_generation == job.metadata.generation
+    return place if place is not None and seen and keeps_pods(place.reason) else None
 
 
 def _sizes(job: TrainingJob, workers: int, now: datetime) -> tuple[Size, ...]:

@@ -6,19 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from muster.api.names import Reason
+from muster.cluster.hindrances import CONTAINER, KUBELET
 from muster.cluster.snapshot import TERMINAL
 from muster.cluster.views import PodView
 
 HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 """Waiting reasons that time does not mend."""
 IMAGE: Final = frozenset({"ImagePullBackOff", "ErrImagePull", "ImageInspectError", "RegistryUnavailable"}) | HOPELESS
-CONTAINER: Final = frozenset(
-    {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError", "CrashLoopBackOff"}
-)
-KUBELET: Final = frozenset(
-    {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
-)
-"""Reasons of Events of which the pod's status says nothing."""
+PATIENCE: Final = 60.0
+"""Seconds that a pod may fail to pull its image or make its container; registries have bad moments."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,13 @@ class Heard:
 
 @dataclass(frozen=True)
 class Hindrance:
-    """`reason` is kubelet's word; `message` is a sentence with the pod, its node and what to look at."""
+    """`reason` is kubelet's word but for images, for which it has several in turns; `message` is a sentence with the
+    pod, its node and what to look at. `hopeless`: time does not mend it."""
 
     pod: PodView
     reason: str
     message: str
+    hopeless: bool = False
 
 
 def first(pods: Iterable[PodView], heard: Heard | None = None) -> Hindrance | None:
@@ -66,19 +65,14 @@ def of_pod(pod: PodView) -> Iterable[Hindrance]:
         where = f"pod {pod.name} on node {pod.node}"
         if waiting.reason in IMAGE:
             what = f"{where} can't get the image of container {waiting.container}: {told}"
-            yield Hindrance(pod, waiting.reason, f"{what}; check spec.image and imagePullSecrets")
+            message = f"{what}; check spec.image and imagePullSecrets"
+            yield Hindrance(pod, Reason.IMAGE_PULL_FAILED.value, message, waiting.reason in HOPELESS)
         elif waiting.reason in CONTAINER:
             yield Hindrance(
                 pod, waiting.reason, f"{where} can't start container {waiting.container}: {told}{_mend(told)}"
             )
 
 
-def known(reason: str) -> bool:
-    """Whether it is one of kubelet's words."""
-    return reason in IMAGE or reason in CONTAINER or reason in KUBELET
-
-
 def alike(one: str, other: str) -> bool:
-    """Whether both words tell of the same trouble: kubelet says ErrImagePull and ImagePullBackOff in turns, and each
-    change would be a write."""
-    return any(one in kind and other in kind for kind in (IMAGE, CONTAINER, KUBELET))
+    """Whether both words tell of the same trouble: kubelet may say them in turns, and each change would be a write."""
+    return one == other or any(one in kind and other in kind for kind in (CONTAINER, KUBELET))

@@ -11,6 +11,7 @@ from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.nodefaults import FaultCause
 from muster.api.placement import Placement
 from muster.api.trainingjob_status import Failure, NumericsStatus, ProfileStatus, QueuePosition
+from muster.cluster.hindrances import keeps_pods
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import blame, failure, hindrance
 from muster.controllers.lifecycle.turn import Turn
@@ -157,12 +158,26 @@ def _tell_hindrance(turn: Turn) -> None:
         return
     found, told = hindrance.first(turn.gang, turn.s.heard), reason_of(turn.status, ConditionType.PODS_READY)
     if found is None:
-        if hindrance.known(told):
+        if keeps_pods(told):
             turn.draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, "pods are being made")
             turn.draft.set(queue=None)
+        else:
+            _forget_last_try(turn)
     elif not hindrance.alike(told, found.reason):
         turn.draft.condition(ConditionType.PODS_READY, False, found.reason, found.message)
         turn.draft.set(queue=QueuePosition(reason=found.reason, message=found.message))
+
+
+def _forget_last_try(turn: Turn) -> None:
+    """What kept the pods of the placement before from starting stays told until it would have been met again."""
+    placement, place = turn.status.placement, turn.status.queue
+    if placement is None or place is None or not keeps_pods(place.reason):
+        return
+    waited = turn.since(placement.placed_at)
+    if waited >= hindrance.PATIENCE:
+        turn.draft.set(queue=None)
+    else:
+        turn.wake_in(hindrance.PATIENCE - waited)
 
 
 def _tell_storage(turn: Turn) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from muster.api.names import ConditionType, Reason
+from muster.cluster.hindrances import keeps_pods
 from muster.cluster.status import reason_of
 from muster.controllers.lifecycle.turn import Turn
 
@@ -15,6 +16,8 @@ def wait(turn: Turn) -> bool:
         turn.draft.condition(ConditionType.ADMITTED, False, Reason.PENDING.value, "waits to be planned")
     if turn.status.observed_generation not in (None, turn.s.job.metadata.generation):
         turn.draft.set(not_before=None)  # the spec was mended: try it at once
+        if turn.status.queue is not None and keeps_pods(turn.status.queue.reason):
+            turn.draft.set(queue=None)
     avoided = tuple(item for item in turn.status.avoided if item.until > turn.s.now)
     for item in avoided:
         turn.wake_at(item.until)

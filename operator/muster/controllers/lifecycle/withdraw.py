@@ -12,8 +12,9 @@ from datetime import timedelta
 from typing import Final
 
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.placement import AvoidedNode
-from muster.cluster.status import is_true
+from muster.api.placement import AvoidedNode, Stop
+from muster.cluster.hindrances import keeps_pods
+from muster.cluster.status import is_true, reason_of
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle import hindrance
 from muster.controllers.lifecycle.causes import Kind, end_of
@@ -21,9 +22,6 @@ from muster.controllers.lifecycle.turn import TERMINAL, Turn
 
 UNSCHEDULABLE_PATIENCE: Final = 3.0
 """Seconds that kube-scheduler may call a pod unschedulable: its cache may be a moment behind ours."""
-
-IMAGE_PATIENCE: Final = 60.0
-"""Seconds that a pod may fail to pull its image or make its container; registries have bad moments."""
 
 FIRST_DELAY: Final = 10
 LAST_DELAY: Final = 300
@@ -34,7 +32,7 @@ LAST_DELAY: Final = 300
 class Obstacle:
     """Why the gang can't start; `node` is set when another node may do better."""
 
-    reason: Reason
+    reason: str
     message: str
     node: str = ""
 
@@ -57,7 +55,7 @@ def withdraw(turn: Turn) -> bool:
         turn.draft.set(not_before=until)
         told = f"{obstacle.message}; tried again in {delay} s"
     turn.tell(EventReason.WITHDRAWN, told, warning=True)
-    turn.stop(obstacle.reason, told)
+    turn.record_stop(Stop(reason=obstacle.reason, message=told, requested_at=turn.s.now))
     return True
 
 
@@ -65,7 +63,7 @@ def _obstacles(turn: Turn) -> Iterator[Obstacle]:
     refusal, placement = turn.s.refusal, turn.status.placement
     assert placement is not None
     if refusal is not None and refusal.generation == placement.generation:
-        yield Obstacle(Reason.POD_REFUSED, refusal.message)
+        yield Obstacle(Reason.POD_REFUSED.value, refusal.message)
     for pod in sorted(turn.gang, key=lambda pod: pod.index):
         yield from of_pod(turn, pod)
     waited = turn.since(placement.placed_at)
@@ -74,14 +72,16 @@ def _obstacles(turn: Turn) -> Iterator[Obstacle]:
     elif not is_true(turn.status, ConditionType.PODS_READY):
         ready = sum(pod.ready for pod in turn.gang)
         message = f"{ready} of {placement.workers} pods were ready after readyTimeout ({turn.s.spec.ready_timeout} s)"
-        yield Obstacle(Reason.READY_TIMEOUT, f"{message}{_first_unready(turn)}")
+        told = reason_of(turn.status, ConditionType.PODS_READY)
+        reason = told if keeps_pods(told) else Reason.READY_TIMEOUT.value  # one word for one cause
+        yield Obstacle(reason, f"{message}{_first_unready(turn)}")
 
 
 def of_pod(turn: Turn, pod: PodView) -> Iterator[Obstacle]:
     """What keeps one pod from starting for longer than it may."""
     end = end_of(pod)
     if end is not None and end.kind is Kind.REJECTED:
-        yield Obstacle(Reason.POD_UNSCHEDULABLE, end.message, pod.node)
+        yield Obstacle(Reason.POD_UNSCHEDULABLE.value, end.message, pod.node)
         return
     if pod.phase in TERMINAL or pod.terminating:
         return
@@ -89,15 +89,14 @@ def of_pod(turn: Turn, pod: PodView) -> Iterator[Obstacle]:
         waited = turn.since(pod.unschedulable_since)
         if waited >= UNSCHEDULABLE_PATIENCE:
             message = f"kube-scheduler can't place pod {pod.name} on node {pod.node}: {pod.unschedulable}"
-            yield Obstacle(Reason.POD_UNSCHEDULABLE, message, pod.node)
+            yield Obstacle(Reason.POD_UNSCHEDULABLE.value, message, pod.node)
         turn.wake_in(max(0.2, UNSCHEDULABLE_PATIENCE - waited))
-    age = turn.since(pod.created)
+    age, told = turn.since(pod.created), reason_of(turn.status, ConditionType.PODS_READY)
     for found in hindrance.of_pod(pod):
-        if age < IMAGE_PATIENCE and found.reason not in hindrance.HOPELESS:
-            turn.wake_in(IMAGE_PATIENCE - age)
+        if age < hindrance.PATIENCE and not found.hopeless:
+            turn.wake_in(hindrance.PATIENCE - age)
         else:
-            image = found.reason in hindrance.IMAGE
-            yield Obstacle(Reason.IMAGE_PULL_FAILED if image else Reason.POD_REFUSED, found.message)
+            yield Obstacle(told if hindrance.alike(told, found.reason) else found.reason, found.message)
 
 
 def avoid(turn: Turn, node: str, reason: str, seconds: float) -> None:

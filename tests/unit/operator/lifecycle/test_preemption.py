@@ -184,13 +184,20 @@ def test_what_the_launchers_tell_while_they_are_stopped_is_written_with_the_end(
     assert case.phase == "Suspended"
 
 
-@pytest.mark.parametrize("reason", ["CreateContainerConfigError", "ErrImagePull", "ImagePullBackOff"])
-def test_what_keeps_a_pod_from_starting_is_told_at_once(reason: str) -> None:
+@pytest.mark.parametrize(
+    ("kubelets", "reason"),
+    [
+        ("CreateContainerConfigError", "CreateContainerConfigError"),
+        ("ErrImagePull", "ImagePullFailed"),
+        ("ImagePullBackOff", "ImagePullFailed"),
+    ],
+)
+def test_what_keeps_a_pod_from_starting_is_told_at_once(kubelets: str, reason: str) -> None:
     case = Case(trainingjob())
     case.settle()
     case.place("n0", "n1")
     case.settle()
-    case.wait(1, reason, 'secret "s3" not found')
+    case.wait(1, kubelets, 'secret "s3" not found')
     case.settle()
     assert case.phase == "Starting"
     assert case.reason(ConditionType.PODS_READY) == reason

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.turn import Refusal
 
 from .cases import Case, trainingjob
@@ -134,7 +135,86 @@ def test_a_container_that_cannot_be_made_withdraws_the_gang() -> None:
     case.settle()
     assert 'secret "s3" not found' in case.message()
     withdrawn(case)
-    assert case.reason() == "PodRefused"
+    assert case.reason() == "CreateContainerConfigError"
+
+
+def reason_shown(case: Case) -> str:
+    """The column REASON of `kubectl get tj`."""
+    return case.job.status.queue.reason if case.job.status.queue is not None else ""
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("ErrImagePull", "ImagePullBackOff", "ErrImagePull"), "ImagePullFailed"),
+        (("CreateContainerConfigError", "PodInitializing", "CreateContainerConfigError"), "CreateContainerConfigError"),
+    ],
+)
+def test_one_cause_has_one_word_over_all_tries(words: tuple[str, ...], shown: str) -> None:
+    case, seen = placed(), []
+    for attempt in range(3):
+        if attempt:
+            case.place("n0", "n1")
+            seen.append(reason_shown(case))
+            case.settle()
+            seen.append(reason_shown(case))
+        for word in words:
+            case.wait(0, word, 'secret "s3" not found')
+            if word == "PodInitializing":  # what the Events have told meanwhile
+                case.heard = Heard(case.worker(0).name, "CreateContainerConfigError", 'secret "s3" not found')
+            case.later(5)
+            case.settle()
+            seen.append(reason_shown(case))
+        case.later(61)
+        case.settle()
+        seen.append(reason_shown(case))
+        case.heard = None
+        case.vanish()
+        case.settle()
+        seen.append(reason_shown(case))
+        case.later(300)
+        case.settle()
+    assert set(seen) == {shown}
+    assert case.job.status.withdrawals == 3
+
+
+@pytest.mark.parametrize("mended", ["spec", "elsewhere", "elsewhere, and pulled for long"])
+def test_what_kept_the_pods_of_the_last_try_is_told_until_it_is_known_to_be_mended(mended: str) -> None:
+    case = placed()
+    case.wait(0, "ErrImagePull", "denied")
+    case.later(61)
+    case.settle()
+    case.vanish()
+    case.settle()
+    if mended == "spec":
+        case.edit(image="train:2")
+        case.settle()
+        assert reason_shown(case) == ""
+    case.later(11)
+    case.settle()
+    case.place("n0", "n1")
+    decision = case.settle()
+    assert reason_shown(case) == ("" if mended == "spec" else "ImagePullFailed")
+    if "long" in mended:
+        assert decision.wake_at is not None
+        case.later(60)
+        case.settle()
+        assert (case.phase, reason_shown(case)) == ("Starting", "")
+    case.run_pods()
+    case.train()
+    case.settle()
+    assert (case.phase, reason_shown(case)) == ("Running", "")
+
+
+def test_what_kubelet_has_told_stays_the_word_when_ready_timeout_is_over() -> None:
+    case = placed(readyTimeout="5m")
+    case.heard = Heard(case.worker(0).name, "FailedMount", "no such volume")
+    case.settle()
+    case.later(301)
+    case.settle()
+    assert case.job.status.stop is not None, "it is taken back"
+    assert reason_shown(case) == "FailedMount"
+    assert "0 of 2 pods were ready after readyTimeout (300 s)" in case.message()
 
 
 def test_ready_timeout_covers_what_gives_no_signal() -> None:
