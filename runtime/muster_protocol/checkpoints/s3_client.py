@@ -38,6 +38,7 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
 
     Raises:
         ParamValidationError: a variable holds what it may not, or `endpoint` is no URL.
+        NoCredentialsError: there are none yet. The client would never look again.
     """
     encryption = _chosen(env.S3_ENCRYPTION, ENCRYPTIONS)
     addressing: Any = _chosen(env.S3_ADDRESSING, ADDRESSINGS) or ("path" if endpoint else "auto")
@@ -54,8 +55,11 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
         response_checksum_validation="when_required",
         s3={"addressing_style": addressing},
     )
+    session = botocore.session.get_session()
+    if session.get_credentials() is None:
+        raise botocore.exceptions.NoCredentialsError
     try:
-        client = botocore.session.get_session().create_client(  # boto3 makes the same one, and imports twice as much
+        client = session.create_client(  # boto3 makes the same one, and imports twice as much
             "s3",
             endpoint_url=endpoint or None,
             region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",

@@ -42,7 +42,7 @@ import botocore.exceptions
 
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.s3 import fetch, forget_object, forget_upload, received, unfinished_uploads
-from muster_protocol.checkpoints.s3_client import code_of, endpoint_in_environment, make_client
+from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, endpoint_in_environment, make_client
 from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.bodies import Content, lent, pieces_into, send_unsigned
 from muster_runtime.checkpoint.crc import crc32
@@ -75,12 +75,17 @@ class Server:
 
     @property
     def client(self) -> Any:
-        """Made at first use, so that a missing credential is an answer and not a dead process."""
+        """Made at first use, so that a missing credential is an answer and not a dead process; and by `warm`."""
         with self._making:
             if self._client is None:
                 self._client = make_client(self._endpoint, 2 * THREADS)
                 send_unsigned(self._client)
             return self._client
+
+    def warm(self) -> None:
+        """Makes the client before it is asked for, and has it load what it would load for its first request."""
+        with contextlib.suppress(*S3_ERRORS):  # the request that needs it tells
+            self.client.generate_presigned_url("get_object", Params=self.place("LATEST"))
 
     def place(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._full(key)}
@@ -266,6 +271,8 @@ def main(descriptor: int, memory: int, parent: int, bucket: str, prefix: str) ->
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     with socket.socket(fileno=descriptor) as connection:
-        Server(connection, memory, bucket, prefix).serve()
+        server = Server(connection, memory, bucket, prefix)
+        server.pool.submit(server.warm)
+        server.serve()
     sys.stdout.flush()
     os._exit(0)  # requests under way have nobody left to answer to

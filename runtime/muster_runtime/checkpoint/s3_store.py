@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,9 @@ _BOOTSTRAP: Final = (
 
 _HIDDEN: Final = frozenset({"PYTHONPATH", "PYTHONSAFEPATH", "PYTHONSTARTUP"})
 """The user's settings that could change what our process imports."""
+
+_SETTINGS: Final = ("AWS_", "BOTO", "MUSTER_S3_")
+_MORE_SETTINGS: Final = frozenset({"CURL_CA_BUNDLE", "HOME", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE"})
 
 _END_SECONDS: Final = 5.0
 """How long a process may take to end when its connection has."""
@@ -87,14 +90,15 @@ class _Link:
         ours, theirs = socket.socketpair()
         numbers = (theirs.fileno(), memory.descriptor, os.getpid())
         command = [sys.executable, "-c", _BOOTSTRAP, *map(str, numbers), uri.bucket, uri.prefix]
-        self.environment = _environment()
+        environment = _environment()
+        self.settings = _settings(environment)
         with theirs:
             self.process = subprocess.Popen(
                 [*command, *import_folders()],
                 pass_fds=[theirs.fileno(), memory.descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-                env=self.environment,
+                env=environment,
             )
         self._connection = ours
         self._sending = threading.Lock()
@@ -178,8 +182,8 @@ class _Link:
 class S3Store:
     """One S3 prefix, through a process of its own. Methods may be called from several threads.
 
-    When the process has ended, the request that notices fails, and the next one starts another. It has the environment
-    of the first request.
+    When the process has ended, the request that notices fails, and the next one starts another. What the environment
+    says of S3 when the first request comes is what counts.
     """
 
     def __init__(self, uri: CheckpointUri, memory: SharedMemory | None = None) -> None:
@@ -198,7 +202,7 @@ class S3Store:
 
     def _link(self) -> _Link:
         with self._starting:
-            if not self._asked and _environment() != self._newest.environment:
+            if not self._asked and _settings(_environment()) != self._newest.settings:
                 self._newest.kill()  # the script has set credentials, say, since the session began
                 self._newest = _Link(self._parsed, self.memory, answered=False)
             self._asked = True
@@ -313,6 +317,15 @@ class S3Store:
 def _environment() -> dict[str, str]:
     """What a process that is started now inherits."""
     return {name: value for name, value in os.environ.items() if name not in _HIDDEN}
+
+
+def _settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """What botocore, or our use of it, goes by. torch sets variables of its own while a script builds its model."""
+
+    def counts(name: str) -> bool:
+        return name.startswith(_SETTINGS) or name in _MORE_SETTINGS or name.lower().endswith("_proxy")
+
+    return {name: value for name, value in environment.items() if counts(name)}
 
 
 def _has_descriptor(file: Any) -> bool:

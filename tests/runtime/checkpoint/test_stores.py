@@ -248,6 +248,39 @@ def test_an_s3_process_has_the_environment_of_its_first_request(
     store.close()
 
 
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+def test_an_s3_process_stays_when_torch_sets_variables_of_its_own(
+    s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"s3://models/stays-{time.monotonic_ns()}")
+    first = store.process.pid
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/inductor")
+    store.put("a", b"1")
+    assert store.process.pid == first
+    store.close()
+
+
+def test_an_s3_process_finds_credentials_that_a_script_wrote_after_it_came_up(
+    s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keys = s3_environment.environment()
+    written = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(written))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in _KEYS:
+        monkeypatch.delenv(name)
+    store = open_store(f"s3://models/written-{time.monotonic_ns()}")
+    first = store.process.pid
+    with pytest.raises(StorageError, match="credentials"):
+        store.get("a")
+    written.write_text("[default]\n" + "".join(f"{name.lower()} = {keys[name]}\n" for name in _KEYS))
+    store.put("a", b"1")
+    assert store.process.pid == first
+    store.close()
+
+
 _SESSION = """
 import os
 from pathlib import Path
