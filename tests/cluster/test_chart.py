@@ -12,6 +12,8 @@ import yaml
 from hack.cluster import api
 from tests.cluster.conftest import CHART, ControlPlane
 
+from muster.cli.settings import Settings
+
 pytestmark = pytest.mark.cluster
 
 Object = dict[str, Any]
@@ -297,12 +299,46 @@ def test_it_should_set_names_that_hold_two_releases_apart(render: Render) -> Non
         ("serviceAccount.create=false", "name the service account, since serviceAccount.create is false"),
         ("history.database=sqlite", "replicas is 2: set replicas=1, or history.database=postgresql"),
         ("history.database=postgresql", "name the Secret with its URL in history.postgresql.urlSecretRef.name"),
+        ("history.retention=1y", 'history.retention is "1y": write a duration with its unit, like 45s, 10m'),
+        ("moves.settleAfter=10", 'moves.settleAfter is "10": write a duration with its unit'),
+        ("badNodes.window=", 'badNodes.window is "": write a duration'),
+        ("badNodes.forgiveAfter=12 hours", 'badNodes.forgiveAfter is "12 hours": write a duration'),
+        ("image.digest=latest", 'image.digest is "latest": write sha256: and its 64 digits'),
+        ("runtime.image.digest=sha256:12", 'runtime.image.digest is "sha256:12": write sha256: and its 64 digits'),
+        ("resources.limits.memory=2GB", 'resources.limits.memory is "2GB": write a quantity of Kubernetes, like 500m'),
+        ("resources.requests.cpu=abc", 'resources.requests.cpu is "abc": write a quantity'),
+        ("topology.levels[0].name=Rack 1,topology.levels[0].label=rack", "write at most 63 small letters"),
+        ("topology.levels[0].name=rack,topology.levels[0].label=a b", "write the key of a node label, like topology"),
+        ("nodeHoursBetweenFailures.ondemand=5", '"ondemand" is no kind of capacity that fails: write on-demand'),
+        ("prices.H100=3", '"H100" is no GPU type with its kind of capacity: write it like H100/on-demand'),
+        ("prices.H100.on-demand=3", '"H100" is no GPU type with its kind of capacity'),
+        ("prices.H100/ondemand=3", '"H100/ondemand" is no GPU type with its kind of capacity'),
+        ("prices.H100/spot=cheap", 'prices: H100/spot is "cheap": write what one GPU costs an hour, as a number'),
+        ("prices.H100/spot=-1", 'prices: H100/spot is "-1": write what one GPU costs an hour, as a number like 2.5'),
+        ("cost.currency=eur", 'cost.currency is "eur": write its code of ISO 4217, three capitals like EUR'),
+        ("cost.region=mars", 'no public list price is for "mars", but for aws/us-east-1, azure/eastus'),
     ],
 )
 def test_a_wrong_value_is_refused(value: str, words: str, control_plane: ControlPlane) -> None:
     done = control_plane.helm("template", "muster", str(CHART), "--set", value, check=False)
     assert done.returncode != 0
     assert words in done.stderr
+
+
+def test_a_price_may_stand_on_the_command_line(render: Render) -> None:
+    given = environment(render("prices.H100/on-demand=2.5", "prices.H100/spot=1"))["MUSTER_OPERATOR_PRICES"]
+    assert Settings(prices=json.loads(given)).prices == {"H100/on-demand": 2.5, "H100/spot": 1.0}
+
+
+def test_prices_in_any_region_are_taken_where_the_public_list_is_not_counted_at(render: Render) -> None:
+    for values in (
+        ("cost.region=oci",),
+        ("cost.region=mars", "cost.listPrices=false"),
+        ("cost.region=mars", "cost.currency=EUR", "prices.H100/on-demand=2.5"),
+        ("cost.region=mars", "prices.H100/on-demand=2"),
+        ("cost.region=mars", "cost.catalogue.gpus[0].region=mars"),
+    ):
+        assert environment(render(*values))["MUSTER_OPERATOR_PRICE_REGION"] == values[0].partition("=")[2]
 
 
 def test_a_history_in_sqlite_has_a_volume_and_one_pod_at_a_time(render: Render) -> None:

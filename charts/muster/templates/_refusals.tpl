@@ -1,0 +1,90 @@
+{{/*
+Values that could not work are refused in a sentence. What the schema says of them, Helm would tell as a pattern.
+*/}}
+{{- define "muster.refuseValues" -}}
+{{- $values := .Values }}
+{{- include "muster.refuseDuration" (list "moves.settleAfter" $values.moves.settleAfter) }}
+{{- include "muster.refuseDuration" (list "badNodes.window" $values.badNodes.window) }}
+{{- include "muster.refuseDuration" (list "badNodes.forgiveAfter" $values.badNodes.forgiveAfter) }}
+{{- if ne (toString $values.history.retention) "" }}
+{{- include "muster.refuseDuration" (list "history.retention" $values.history.retention) }}
+{{- end }}
+{{- include "muster.refuseDigest" (list "image.digest" $values.image.digest) }}
+{{- include "muster.refuseDigest" (list "runtime.image.digest" $values.runtime.image.digest) }}
+{{- include "muster.refuseQuantities" (list "resources.requests" $values.resources.requests) }}
+{{- include "muster.refuseQuantities" (list "resources.limits" $values.resources.limits) }}
+{{- range $capacity, $hours := $values.nodeHoursBetweenFailures }}
+{{- if not (has $capacity (list "on-demand" "spot")) }}
+{{- fail (printf "nodeHoursBetweenFailures: %q is no kind of capacity that fails: write on-demand or spot" $capacity) }}
+{{- end }}
+{{- end }}
+{{- include "muster.refuseLevels" $values.topology.levels }}
+{{- include "muster.refusePrices" $values }}
+{{- end }}
+
+{{/* Of (list NAME VALUE). */}}
+{{- define "muster.refuseDuration" -}}
+{{- $text := toString (last .) }}
+{{- if not (and $text (regexMatch "^([0-9]{1,6}d)?([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$" $text)) }}
+{{- fail (printf "%s is %q: write a duration with its unit, like 45s, 10m, 12h or 1d12h" (first .) $text) }}
+{{- end }}
+{{- end }}
+
+{{/* Of (list NAME VALUE). */}}
+{{- define "muster.refuseDigest" -}}
+{{- if not (regexMatch "^(sha256:[0-9a-f]{64})?$" (last .)) }}
+{{- fail (printf "%s is %q: write sha256: and its 64 digits, as the registry has it, or leave it empty and set the tag beside it" (first .) (last .)) }}
+{{- end }}
+{{- end }}
+
+{{/* Of (list NAME MAP). */}}
+{{- define "muster.refuseQuantities" -}}
+{{- $name := first . }}
+{{- range $resource, $quantity := last . }}
+{{- if not (regexMatch "^[0-9]+([.][0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$" (toString $quantity)) }}
+{{- fail (printf "%s.%s is %q: write a quantity of Kubernetes, like 500m or 2 for cpu, 512Mi or 2Gi for memory" $name $resource (toString $quantity)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Of the Topology's levels. */}}
+{{- define "muster.refuseLevels" -}}
+{{- range $index, $level := . }}
+{{- if not (regexMatch "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$" $level.name) }}
+{{- fail (printf "topology.levels[%d].name is %q: write at most 63 small letters, digits and dashes, like rack" $index $level.name) }}
+{{- end }}
+{{- if not (regexMatch "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$" $level.label) }}
+{{- fail (printf "topology.levels[%d].label is %q: write the key of a node label, like topology.kubernetes.io/zone" $index $level.label) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The regions that the public list prices are for. */}}
+{{- define "muster.listRegions" -}}
+aws/us-east-1, azure/eastus, coreweave, gcp/us-central1, hyperstack, lambda, nebius, oci, runpod
+{{- end }}
+
+{{/*
+Of all values. The operator leaves a price out that it can't read, and GPUs without one cost nothing: nobody would see
+that before the first bill. What a catalogue says is looked at by `muster prices check`.
+*/}}
+{{- define "muster.refusePrices" -}}
+{{- range $flavour, $price := .prices }}
+{{- if not (regexMatch "^[^/]+/(on-demand|reserved|spot)$" $flavour) }}
+{{- fail (printf "prices: %q is no GPU type with its kind of capacity: write it like H100/on-demand; the kinds are on-demand, reserved and spot" $flavour) }}
+{{- end }}
+{{- /* With --set a price with decimals comes as a string. */}}
+{{- if not (and (regexMatch "^[0-9]+([.][0-9]+)?([eE][-+]?[0-9]+)?$" (toString $price)) (le (float64 $price) 1e9)) }}
+{{- fail (printf "prices: %s is %q: write what one GPU costs an hour, as a number like 2.5; 0 for nothing" $flavour (toString $price)) }}
+{{- end }}
+{{- end }}
+{{- $currency := .cost.currency }}
+{{- if not (regexMatch "^([A-Z]{3})?$" $currency) }}
+{{- fail (printf "cost.currency is %q: write its code of ISO 4217, three capitals like EUR" $currency) }}
+{{- end }}
+{{- $inDollars := or (eq $currency "USD") (and (not $currency) (not .prices)) }}
+{{- $regions := splitList ", " (include "muster.listRegions" .) }}
+{{- if and .cost.region .cost.listPrices $inDollars (not .cost.catalogue) (not (has .cost.region $regions)) }}
+{{- fail (printf "cost.region: no public list price is for %q, but for %s: take one of these, give your own prices in cost.catalogue, or set cost.listPrices=false and give them in prices" .cost.region (include "muster.listRegions" .)) }}
+{{- end }}
+{{- end }}
