@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from muster import __version__
-from muster.cli import checkpoint, completing, cost, explaining, look, profiling, tables
+from muster.cli import checkpoint, completing, cost, explaining, look, pipes, profiling, tables
 from muster.cli import logs as workers_logs
 from muster.cli.printing import As, Output, fail
 from muster.cli.scene import NotThere
@@ -48,7 +48,7 @@ app = typer.Typer(
     cls=_Commands,
     help="Muster: gangs of GPUs, trained together. Installed as kubectl-muster, too: kubectl muster status JOB.",
     epilog="Exit codes: 0 done; 1 the job has failed, or a check has found something; 2 it could not be done, and "
-    "stderr says why; 130 interrupted.",
+    "stderr says why; 130 interrupted; 141 whoever read has left.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -369,8 +369,6 @@ def _run(work: Any, hint: str = "") -> int:
         code: int = asyncio.run(work)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        raise  # who reads has enough; Typer ends quietly
     except (CredentialsError, NotThere) as error:
         fail(str(error))
     except ApiError as error:
@@ -387,4 +385,8 @@ def _run(work: Any, hint: str = "") -> int:
 
 
 def main() -> None:
-    app()
+    pipes.watch_stdout()
+    try:
+        app()
+    finally:
+        sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -15,10 +15,20 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from muster.cli.printing import As, Output, fail, note, print_json, print_table
+from muster.cli.printing import (
+    As,
+    Output,
+    fail,
+    note,
+    plain_table,
+    print_json,
+    print_sentence,
+    print_table,
+    too_wide,
+)
 from muster.cli.reconcile import reconcile
 from muster.cli.stored_history import HISTORY_URL, history
-from muster.sizing.price_file import PriceFile, parse, read
+from muster.sizing.price_file import Price, PriceFile, parse, read
 from muster.sizing.prices import Catalogue, catalogue
 from muster.telemetry.cost import formats, rows
 from muster.telemetry.cost.chargeback import Report, Row, UnknownGroup, notes, report
@@ -113,8 +123,9 @@ def report_(
         account = formats.Account.named(cluster, charged.region)
         typer.echo(formats.to_focus(book, found.jobs, account), nl=False)
         return
+    groups = [name.strip() for name in by.split(",")]
     try:
-        table = report(book, found.jobs, [name.strip() for name in by.split(",")], places=2 if form in _FOR_EYES else 6)
+        table = report(book, found.jobs, groups, places=2 if form in _FOR_EYES else 6)
     except UnknownGroup as error:
         fail(f"--by: {error}")
     if form is Format.CSV:
@@ -124,7 +135,7 @@ def report_(
     elif form is Format.HTML:
         typer.echo(to_html(table, list(notes(table)), cluster=cluster), nl=False)
     else:
-        _print(table)
+        _print(table, lambda: report(book, found.jobs, groups, places=0))
 
 
 def _files(intervals: list[Path], pools: list[Path], month: str | None) -> tuple[rows.Rows, datetime, datetime]:
@@ -190,20 +201,35 @@ def list_(
             {"currency": found.currency, "region": found.region, "gpus": gpus, "storage": stored, "transfer": sent}
         )
         return
-    table = Table("GPU", "CAPACITY", f"{found.currency} AN HOUR", "REGION", "AS OF", "SOURCE", box=None, pad_edge=False)
-    for price in known:
-        as_of = price.as_of.isoformat() if price.as_of else ""
-        table.add_row(price.gpu, price.capacity, f"{price.hourly:f}", price.region, as_of, price.source)
-    for name, other in (("a gigabyte kept for a month", storage), ("a terabyte sent out", transfer)):
-        if other is not None:
-            as_of = other.as_of.isoformat() if other.as_of else ""
-            table.add_row(name, "", f"{other.amount:f}", other.region, as_of, other.source)
-    if not table.row_count:
+    priced: list[tuple[str, str, Price]] = [(price.gpu, price.capacity, price) for price in known]
+    priced += [("a GB kept a month", "", storage)] if storage is not None else []
+    priced += [("a TB sent out", "", transfer)] if transfer is not None else []
+    if not priced:
         note("no price holds: there is none of your own, and list prices are left out or in another currency")
         return
-    print_table(Console(markup=False, highlight=False), table)
+    console = Console(markup=False, highlight=False)
+    sources = {source: source for source in dict.fromkeys(price.source for *_, price in priced)}
+    table = _priced(found.currency, priced, sources)
+    if too_wide(console, table):
+        sources = {source: f"({number})" for number, source in enumerate(filter(None, sources), start=1)}
+        table = _priced(found.currency, priced, sources)
+        print_table(console, table)
+        for source, name in sources.items():
+            print_sentence(console, f"{name} {source}")
+    else:
+        print_table(console, table)
     if told := _whose(found, region):
-        typer.echo(told)
+        print_sentence(console, told)
+
+
+def _priced(currency: str, priced: Iterable[tuple[str, str, Price]], sources: Mapping[str, str]) -> Table:
+    """`sources`: what the table says of each."""
+    titles = ("GPU", "CAPACITY", f"{currency} AN HOUR", "REGION", "AS OF", "SOURCE")
+    rows = [
+        (name, capacity, f"{price.amount:f}", price.region, str(price.as_of or ""), sources.get(price.source, ""))
+        for name, capacity, price in priced
+    ]
+    return plain_table(titles, rows)
 
 
 def _whose(found: Catalogue, asked: str) -> str:
@@ -292,24 +318,36 @@ def _read(path: Path) -> _Given:
     return _Given(hourly, own, cost.get("currency") or "", cost.get("region") or "", listed)
 
 
-def _print(table: Report) -> None:
+def _print(table: Report, in_whole: Callable[[], Report]) -> None:
+    """`in_whole` makes the report without cents, for a terminal that they don't fit on."""
+    console = Console(markup=False, highlight=False)
+    shown = _table(table)
+    if too_wide(console, shown):
+        shown = _table(table, gap=1)
+    coarse = too_wide(console, shown)
+    print_table(console, _table(in_whole(), gap=1) if coarse else shown)
+    for sentence in notes(table):
+        print_sentence(console, sentence)
+    if coarse:
+        print_sentence(console, f"In whole {table.ledger.currency}, for the terminal is narrow; -o csv has all digits")
+
+
+def _table(table: Report, *, gap: int = 2) -> Table:
     titles = ("GPU HOURS", "USEFUL", "WASTED", "IDLE", "STORAGE", f"COST {table.ledger.currency}", "SPOT SAVED")
-    shown = Table(box=None, pad_edge=False)
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, gap - 1))
     for name in table.by:
         shown.add_column(name.upper(), no_wrap=True)
     for title in titles:
         shown.add_column(title, justify="right", no_wrap=True)
     for row in table.rows:
-        shown.add_row(*row.group, *_cells(row))
-    shown.add_row("total", *("" for _ in table.by[1:]), *_cells(table.total), style="bold")
-    print_table(Console(markup=False, highlight=False), shown)
-    for sentence in notes(table):
-        typer.echo(sentence)
+        shown.add_row(*row.group, *_cells(row, table.places))
+    shown.add_row("total", *("" for _ in table.by[1:]), *_cells(table.total, table.places), style="bold")
+    return shown
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Row, places: int) -> list[str]:
     amounts = (row.gpu_hours, row.useful, row.wasted, row.idle, row.storage, row.cost, row.saved)
-    return [f"{amount:,.2f}" for amount in amounts]
+    return [f"{amount:,.{places}f}" for amount in amounts]
 
 
 def _text(path: Path) -> str:

@@ -79,6 +79,16 @@ def print_page(console: Console, what: RenderableType) -> None:
     print_plainly(console, what)
 
 
+def print_sentence(console: Console, sentence: str) -> None:
+    """Wrapped at words on a terminal, in one line without."""
+    print_page(console, Text(sentence))
+
+
+def too_wide(console: Console, table: Table) -> bool:
+    """Whether the terminal would break the table's lines. Without a terminal nothing does."""
+    return console.is_terminal and natural_width(console, table) > console.width
+
+
 def print_table(console: Console, table: Table) -> None:
     """As wide as it is. Without a terminal no line ends in spaces: the longest cell pads none of the others."""
     console.width = natural_width(console, table)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue, with_below
-from muster.cli.printing import STYLES, UNSEEN, Cell, Output, natural_width, note, plain_table, print_json, print_table
+from muster.cli.printing import STYLES, UNSEEN, Cell, Output, note, plain_table, print_json, print_table, too_wide
 from muster.cli.scene import NotThere, connected, listed, require_namespace
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
@@ -210,6 +210,6 @@ def _print(
         console.print(none, highlight=False)
         return
     table = plain_table(titles, rows)
-    if narrow is not None and console.is_terminal and natural_width(console, table) > console.width:
+    if narrow is not None and too_wide(console, table):
         table = plain_table(titles, narrow)
     print_table(console, table)

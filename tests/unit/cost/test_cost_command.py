@@ -113,6 +113,37 @@ def test_money_is_never_cut_and_a_name_is_no_markup(tmp_path: Path) -> None:
     assert "…" not in found.stdout
 
 
+def on_terminal(*arguments: str, columns: int = 80) -> list[str]:
+    """The lines on a terminal that is so wide, without its colours."""
+    found = run(*arguments, columns=columns, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm")
+    assert found.exit_code == 0, found.output
+    return re.sub(r"\x1b\[[0-9;]*m", "", found.stdout).splitlines()
+
+
+def test_the_report_fits_on_a_terminal() -> None:
+    files = ("--intervals", str(EXAMPLE / "october.jsonl"), "--prices", str(EXAMPLE / "prices.yaml"))
+    asked = ("cost", "report", *files, "--month", "2026-10")
+    wide, narrow, narrowest = on_terminal(*asked, columns=90), on_terminal(*asked), on_terminal(*asked, columns=70)
+    whole = [line.split() for line in reported().splitlines()[:5]]
+    assert [line.split() for line in wide[:5]] == [line.split() for line in narrow[:5]] == whole
+    for lines, columns in ((wide, 90), (narrow, 80), (narrowest, 70)):
+        assert max(len(line.rstrip()) for line in lines) <= columns
+    rows = [[int(cell.replace(",", "")) for cell in line.split()[1:]] for line in narrowest[1:5]]
+    assert [sum(column) for column in zip(*rows[:3], strict=True)] == rows[3], "whole money adds up, too"
+    assert narrowest[-1].strip() == "In whole EUR, for the terminal is narrow; -o csv has all digits"
+
+
+def test_prices_fit_on_a_terminal_and_name_their_sources() -> None:
+    lines = on_terminal("prices", "list", "--region", "aws/us-east-1")
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert [line.split()[-1] for line in lines[1:5]] == ["(1)", "(1)", "(2)", "(1)"]
+    assert [line.strip() for line in lines[5:7]] == [
+        "(1) https://aws.amazon.com/ec2/pricing/on-demand/",
+        "(2) https://aws.amazon.com/s3/pricing/",
+    ]
+    assert "https://" in on_terminal("prices", "list", columns=120)[1]
+
+
 def test_a_name_is_no_formula() -> None:
     begins = datetime(2026, 10, 1, tzinfo=timezone.utc)
     row = Interval("a", 1, 0, 0, "n", "H100", "on-demand", 1, begins, begins + timedelta(hours=1))

@@ -120,7 +120,8 @@ def report(ledger: Ledger, jobs: Iterable[JobFacts], by: Sequence[str] = ("queue
     for (group, (name, _)), amount in zip(cells, money, strict=True):
         shown[group][name] = amount
     used = [_used(groups[group]) for group in shown]
-    columns = [apportioned([use[column] for use in used], digits) for column, digits in enumerate((2, 2, places))]
+    digits = (min(2, places), 2, places)
+    columns = [apportioned([use[column] for use in used], some) for column, some in enumerate(digits)]
     rows = [
         _row(group, groups[group], shown[group], hours, kept, saved)
         for group, hours, kept, saved in zip(shown, *columns, strict=True)
