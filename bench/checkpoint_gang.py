@@ -37,6 +37,8 @@ WIDTH: Final = 1024
 BATCH: Final = 64
 BYTES_PER_LAYER: Final = 12 * (WIDTH * WIDTH + WIDTH)
 BASELINE_STEPS: Final = 6
+SETTLING_STEPS: Final = 20
+"""Until the training's own memory no longer grows: gloo's and malloc's."""
 STEPS_AT_MOST: Final = 400
 
 
@@ -114,7 +116,7 @@ def measure_saves(training: Training, contender: Contender, gang: Gang) -> Told:
     figures: dict[str, float] = {}
     contender.begin()
     _reset_peak()
-    for _ in range(BASELINE_STEPS):  # malloc's own hold on memory grows over the first few
+    for _ in range(SETTLING_STEPS):
         training.step()
     quiet_peak = _peak() - sum(_unshared(pid) for pid in _children())
     for name in ("first_save_s", "durable_s"):
