@@ -261,15 +261,17 @@ def _runs(jobs: Sequence[Job], nodes: Sequence[str]) -> Runs:
 
 
 def apply(before: Snapshot, plan: Plan) -> Snapshot:
-    """The snapshot after the plan's admissions: room taken, quota held, nothing else changed."""
+    """The snapshot after the plan's admissions: room taken, quota held, who yields; nothing else changed."""
     free, held = before.nodes.free.copy(), before.jobs.held.copy()
-    states = before.jobs.states.copy()
+    states, yields = before.jobs.states.copy(), before.jobs.runs.yields.copy()
     for admission in plan.admissions:
         job = before.jobs.uids.index(admission.uid)
         np.subtract.at(free, admission.nodes, before.jobs.requests[job])
         held[job] = before.jobs.requests[job] * int(before.jobs.workers[job])
-        states[job] = JobState.HOLDING
-    return replace(before, nodes=replace(before.nodes, free=free), jobs=replace(before.jobs, states=states, held=held))
+        states[job], yields[job] = JobState.HOLDING, admission.yields
+    runs = replace(before.jobs.runs, yields=yields)
+    jobs = replace(before.jobs, states=states, held=held, runs=runs)
+    return replace(before, nodes=replace(before.nodes, free=free), jobs=jobs)
 
 
 @dataclass(frozen=True)

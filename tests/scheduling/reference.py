@@ -115,7 +115,7 @@ class Reference:
             yields = True
         found = self._where_to_start(job)
         if found is not None:
-            self._start(job, found[0], yields or found[1])
+            self._start(job, found[0], yields or found[1] or self._borrows_behind_a_head(job))
             charge()
             return ""
         if yields:
@@ -172,7 +172,7 @@ class Reference:
         if found is None:
             self.turned_down[owner] = "quota" if yields else "room"
             return
-        self._start(owner, found[0], yields or found[1])
+        self._start(owner, found[0], yields or found[1] or self._borrows_behind_a_head(owner))
         self.early.add(owner)
 
     # Whether it could ever start
@@ -245,6 +245,11 @@ class Reference:
             if self.promised.get((queue, flavour, resource), 0) + need > sum(each for each in named if each < 2**62):
                 return True
         return False
+
+    def _borrows_behind_a_head(self, job: int) -> bool:
+        """Whether it uses what others lend while one ahead of it in its queue holds a reservation."""
+        behind = any(self._home(head.job) == self._home(job) for head in self.heads)
+        return behind and bool(self.jobs.terms.preemptible[job]) and not self._within(self.promised, job)
 
     def _with_claims_of_owners(self, borrower: int) -> Use:
         """What is promised, and what the waiting jobs of other queues of its tree want within their own nominal."""

@@ -96,6 +96,18 @@ def test_a_queue_takes_back_what_it_lent_at_any_priority() -> None:
     assert not made.evictions, "the victim must not take back what was taken back"
 
 
+@pytest.mark.parametrize("priority", [0, 5])
+def test_a_queue_takes_back_what_it_lent_to_one_that_yields_only_to_others(priority: int) -> None:
+    """It ranks before the claimant, by its priority or its queue's share, so it was not let in before that one."""
+    queues = (Queue("lender", gpus=8, cohort=0, used=0.5), Queue("borrower", gpus=8, cohort=0))
+    world = cluster(Node("a"), Node("b"), queues=queues)
+    running(world, Job("within", queue="borrower"), "a", preemptible=False)
+    running(world, Job("beyond", queue="borrower", priority=priority), "b", yields=True)
+    world.submit(Live(Job("own", queue="lender")))
+    made = planned(world)
+    assert [(each.uid, each.reason) for each in made.evictions] == [("beyond", MoveReason.RECLAIMED)]
+
+
 def test_elastic_job_shrinks_before_anybody_is_evicted() -> None:
     world = cluster(Node("a"), Node("b"))
     running(world, Job("elastic", workers=2), "a", "b", least=1)

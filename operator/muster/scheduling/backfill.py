@@ -18,7 +18,7 @@ weaker promise is `Proof.RESERVATION`: T or the reserved start, whichever is lat
 
 Each proof is relative to the jobs that run at the time, those let in before included. So they add up: letting one in
 after the other, in one plan or in several, still delays nobody. Quota is no part of it: the head's is charged before
-anybody behind it is looked at.
+anybody behind it is looked at, and who borrows behind it in its own queue yields (`muster.scheduling.letin`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Its priority counts as at most its queue's highest. Whether it is within nominal
 
 | victim | condition | right |
 | --- | --- | --- |
-| was let in before its turn (`Runs.yields`) | the claimant's priority is not lower | YIELDS |
+| was let in before the claimant (`Runs.yields`) | the claimant's priority is not lower | YIELDS |
 | in the claimant's queue | lower priority, the queue's `within` allows it, budget left | PRIORITY |
 | in the claimant's queue, shortest first | the same priority, much longer (`outlasting`), likewise | PRIORITY |
 | in the tree, claimant within nominal, victim's queue borrows | `reclaim`: lower priority, or any | RECLAIM |
@@ -30,6 +30,7 @@ nobody may take it. One that yielded does not come back before the one it made r
 
 from __future__ import annotations
 
+from collections.abc import Set
 from enum import IntEnum
 from typing import Final
 
@@ -82,13 +83,14 @@ class Standing:
         self.groups = [divmod(group, len(snapshot.flavours)) for group in groups.tolist()]
         self._unlimited: dict[tuple[int, ...], list[bool]] = {}
 
-    def rights(self, ledger: Ledger, job: int, flavour: int, need: Need) -> Index:
+    def rights(self, ledger: Ledger, job: int, flavour: int, need: Need, passed: Set[int] = frozenset()) -> Index:
         """J, of `Right`: by what right `job` may ask each other job for room.
 
         Args:
             ledger: with the promises that stand; it is only read.
             flavour: whose quota the job would draw on.
             need: what its whole gang asks for.
+            passed: rows of those that yield, but not to this job: it asks them as it asks all others.
         """
         jobs, queues = self._snapshot.jobs, self._snapshot.queues
         rights = np.zeros(len(jobs.uids), dtype=np.int32)
@@ -105,7 +107,8 @@ class Standing:
                     longer = (self.left > 0) & (self.left >= MUCH * self.works[job])
                     asked = lower | (longer & (self._of_rows == own))
                 found[inside & asked & self._kept] = Right.PRIORITY
-        found[self._yields & (self._of_rows <= own)] = Right.YIELDS
+        yields = np.flatnonzero(self._yields & (self._of_rows <= own))
+        found[[at for at in yields.tolist() if self.rows[at] not in passed]] = Right.YIELDS
         rights[self.rows] = found
         rights[job] = Right.NONE
         return rights

@@ -15,7 +15,7 @@ Jobs grow in the order of priority, then of their submit. Each takes all that it
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,12 +41,20 @@ from muster.scheduling.snapshot import NONE, PLAIN, Index, Int, Snapshot, Topolo
 from muster.scheduling.topology import Tree, prefix_sums
 
 
-def grow(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, pace: Pace | None = None) -> tuple[Move, ...]:
+def grow(
+    snapshot: Snapshot,
+    tree: Tree,
+    room: Int,
+    ledger: Ledger,
+    pace: Pace | None = None,
+    own: Set[tuple[int, int]] = frozenset(),
+) -> tuple[Move, ...]:
     """Which elastic gangs grow now, and where. To be asked after everybody who waits.
 
     Args:
         room: R x N in tree order, what nobody holds or is to get. What growth takes is subtracted.
         ledger: with all promises; what growth takes is charged.
+        own: (queue, flavour) in which nobody grows by what is borrowed.
     """
     pace = pace or Pace()
     moves, open_, choices = [], OpenRoom(snapshot, tree, room), Choices(snapshot)
@@ -54,7 +62,7 @@ def grow(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, pace: Pace |
         slots, there = open_.slots(wish.row, choices.current(wish.row))
         steps = min(wish.steps, there // wish.step)
         if steps >= wish.least and _may_grow(snapshot, wish.row):
-            move = _grow(snapshot, tree, open_, ledger, slots, replace(wish, steps=steps))
+            move = _grow(snapshot, tree, open_, ledger, slots, replace(wish, steps=steps), own)
             if move is not None:
                 moves.append(move)
     return tuple(moves)
@@ -104,11 +112,19 @@ def _may_grow(snapshot: Snapshot, row: int) -> bool:
     return shape.balanced == NONE and whole and stands
 
 
-def _grow(snapshot: Snapshot, tree: Tree, room: OpenRoom, ledger: Ledger, slots: Int, wish: _Wish) -> Move | None:
+def _grow(
+    snapshot: Snapshot,
+    tree: Tree,
+    room: OpenRoom,
+    ledger: Ledger,
+    slots: Int,
+    wish: _Wish,
+    own: Set[tuple[int, int]],
+) -> Move | None:
     jobs, row, step = snapshot.jobs, wish.row, wish.step
     nodes, shape = jobs.runs.nodes_of(row), jobs.terms.shapes[row]
     queue, flavour = int(jobs.queues[row]), int(jobs.flavours[row])
-    borrowing = bool(jobs.terms.preemptible[row])
+    borrowing = bool(jobs.terms.preemptible[row]) and (queue, flavour) not in own
 
     def has_quota(some: int) -> bool:
         return ledger.shortage(queue, flavour, need_of(snapshot, row, some * step), borrowing=borrowing) is None

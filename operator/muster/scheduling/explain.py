@@ -121,7 +121,7 @@ class Words:
         for job, flavour in (*((job, int(flavours[job])) for job in round_.kept.waiting), *round_.reserved_quota):
             self._charged_first.setdefault((round_.used.circle(round_.queue_of[job]), flavour), job)
         self._by_kind: dict[tuple[int, Fate, int], tuple[Why, str]] = {}
-        self._by_quota: dict[tuple[int, int, int], tuple[Why, str]] = {}
+        self._by_quota: dict[tuple[int, int, int, bool], tuple[Why, str]] = {}
         self._kept: dict[tuple[int, int, int], bool] = {}
         self._room: dict[tuple[int, int], WaitReason] = {}
         self._helps: dict[tuple[int, int, bool], tuple[tuple[Almost, ...], tuple[str, ...]]] = {}
@@ -147,7 +147,7 @@ class Words:
                 self._by_kind[like] = self._placement(kind, fate, verdict.choice)
             return self._by_kind[like]
         if fate in (Fate.QUOTA, Fate.NEVER):
-            key = (self._round.queue_of[job], kind, verdict.choice)
+            key = (self._round.queue_of[job], kind, verdict.choice, job in self._reserved)
             if key not in self._by_quota:
                 self._by_quota[key] = self._quota(verdict)
             return self._by_quota[key]
@@ -170,6 +170,11 @@ class Words:
             self._helps[key] = self._changes.of(kind, verdict.choice, spare=spare)
         almost, changes = self._helps[key]
         return almost, changes if has_quota else ()
+
+    @cached_property
+    def _reserved(self) -> frozenset[int]:
+        """Rows of those who have a reservation."""
+        return frozenset(head.job for head in self._heads.all)
 
     @cached_property
     def _open(self) -> Mask:
@@ -213,7 +218,7 @@ class Words:
         round_, job = self._round, verdict.job
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         it = round_.kinds.kinds[kind]
-        if self._ahead(queue, it.choices[verdict.choice].flavour) is None:
+        if job in self._reserved or self._ahead(queue, it.choices[verdict.choice].flavour) is None:
             return WaitReason.QUOTA_EXCEEDED
         key = (queue, kind, verdict.choice)
         if key not in self._kept:
@@ -254,7 +259,7 @@ class Words:
                 why = self._reasons.held_by(why, queue, flavour, short, firm=False)
             return why, ""
         kept = round_.shortage(job, verdict.choice, need)
-        if kept is None:
+        if kept is None or job in self._reserved:
             return self._reasons.quota_is_owned(queue, flavour, need), ""
         # Promises that are in the way came before this job, so the first of all did.
         ahead = self._ahead(queue, flavour)

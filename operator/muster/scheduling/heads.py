@@ -14,7 +14,7 @@ The jobs behind the last head wait without keeping anything from anybody. They b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -56,6 +56,7 @@ class Heads:
         self._timeline: Timeline | None = None
         self._started: list[tuple[int, Taken]] = []
         self._count: dict[int, int] = {}
+        self._queues: set[tuple[int, int]] = set()
         self._reserved: Int | None = None
         self._worth: tuple[int, frozenset[int]] = (0, frozenset())
         self._proven: dict[tuple[int, int, int, tuple[bool, ...]], tuple[int, bool]] = {}
@@ -80,10 +81,16 @@ class Heads:
     def may_reserve(self, flavour: int) -> bool:
         return self._count.get(flavour, 0) < self._round.policy.heads
 
+    @property
+    def queues(self) -> Set[tuple[int, int]]:
+        """(queue, flavour) of all: whoever borrows there from now on yields, or the heads would be those who borrow."""
+        return self._queues
+
     def reserve(self, job: int, gang: Gang, flavour: int) -> Head:
         """Keep time and place for a job that fits nowhere now."""
         round_ = self._round
         self._count[flavour] = self._count.get(flavour, 0) + 1
+        self._queues.add((round_.queue_of[job], flavour))
         worker = round_.kinds.workers[gang.worker]
         if self._reserved is None:
             self._reserved = np.zeros_like(round_.room.free)

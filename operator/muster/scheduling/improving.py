@@ -46,8 +46,8 @@ def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verd
         pace = replace(PROMOTION, settle=settle)
         _carry_out(round_, promote(round_.after_evictions(), round_.tree, open_, round_.promised, pace))
     if round_.policy.elastic and _anybody_may_grow(round_.snapshot):
-        calm = _without_contested_quota(round_, round_.after_evictions(), verdicts)
-        _carry_out(round_, grow(calm, round_.tree, open_, round_.promised, Pace(settle=settle)))
+        calm = _without_contested_quota(round_, heads, round_.after_evictions(), verdicts)
+        _carry_out(round_, grow(calm, round_.tree, open_, round_.promised, Pace(settle=settle), heads.queues))
     return list(verdicts)
 
 
@@ -82,14 +82,15 @@ def _carry_out(round_: Round, moves: Sequence[Move]) -> None:
         round_.evictions.append(Eviction(uids[move.row], move.reason, uids[move.row], move.lost))
 
 
-def _without_contested_quota(round_: Round, snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Snapshot:
-    """The same, but jobs do not grow where quota is waited for, or room by those to whom quota would be lent: for most
-    of these nothing is kept."""
-    circle = round_.used.circle
+def _without_contested_quota(round_: Round, heads: Heads, snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Snapshot:
+    """The same, but jobs do not grow where quota is waited for, or room by those to whom quota would be lent and for
+    whom nothing is kept."""
+    circle, kept = round_.used.circle, {head.job for head in heads.all}
     waiting = [
         each
         for each in verdicts
-        if each.fate is Fate.QUOTA or (each.fate is Fate.ROOM and round_.would_be_lent(each.job, each.choice))
+        if each.fate is Fate.QUOTA
+        or (each.fate is Fate.ROOM and each.job not in kept and round_.would_be_lent(each.job, each.choice))
     ]
     circles = {circle(queue) for queue in {round_.queue_of[each.job] for each in waiting}}
     if not circles:

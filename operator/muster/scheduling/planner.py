@@ -12,7 +12,8 @@ Then jobs are taken one after the other, in the order of `muster.scheduling.orde
 3. admitted whole, if a valid placement exists in room that no job ahead needs, or if it provably delays nobody; or
 4. left waiting for room. The first few of each flavour are *heads*: they hold a reserved time and place, their quota is
    charged as if they ran, and room is kept for them (`muster.scheduling.heads`). One whose quota others would lend
-   becomes a head only when it has waited for as long as age counts: until then nobody's quota stands idle for it.
+   becomes a head only when it has waited for as long as age counts: until then nobody's quota stands idle for it. What
+   those behind it have borrowed does not count: they yield (`muster.scheduling.letin`).
 
 Before a job borrows, the owners have their turn who would take it back (`muster.scheduling.owners`).
 
@@ -23,9 +24,8 @@ only grows, every later admission left both for each job ahead, and all tests of
 meets no more room and no more quota the second time, and keeps the same room and the same quota for itself.
 
 What is kept from a job for the sake of other queues may end, though, with what starts after its turn: an owner that was
-counted on lacks quota, others of its queue start instead, and beside them it would have to borrow itself; or a head's
-queue borrows for a job behind it, so that others would lend the head its quota. Then who was kept waiting starts in the
-next plan, which the admissions bring about.
+counted on lacks quota, others of its queue start instead, and beside them it would have to borrow itself. Then who was
+kept waiting starts in the next plan, which the admissions bring about.
 """
 
 from __future__ import annotations
@@ -199,6 +199,8 @@ class _Deciding:
             self._reserve(decided)
         elif decided.fate is _QUOTA and order.oldest(job):
             _hold_back(round_, decided)
+        elif decided.fate is _QUOTA and round_.waits_for_its_own(job, decided.choice):
+            self._reserve(decided)
         return decided
 
     def count(self, job: int) -> Verdict | None:

@@ -126,7 +126,7 @@ class Preempting:
         yields = self._snapshot.jobs.runs.yields
         asked = np.ones(len(yields), dtype=np.bool_) if round_.policy.preemption else yields.copy()
         for row in np.flatnonzero(yields).tolist():
-            asked[row] &= self._may_yield(row, passed)
+            asked[row] &= not self._kept_for_others(row) and (round_.policy.preemption or row not in passed)
         return find_victims(
             self._snapshot,
             round_.tree,
@@ -140,6 +140,7 @@ class Preempting:
             standing=self._chances.standing,
             flavour=flavour,
             elastic=round_.policy.elastic,
+            passed=passed,
         )
 
     def _kept_for_others(self, row: int) -> bool:

@@ -21,6 +21,7 @@ import numpy as np
 
 from muster.scheduling.gangs import Gang
 from muster.scheduling.kinds import Kind, Kinds
+from muster.scheduling.letin import LetIn
 from muster.scheduling.mending import mend_gangs, mend_promises
 from muster.scheduling.placement import fits, locate
 from muster.scheduling.plan import Admission, Eviction, Promise, Replacement
@@ -213,11 +214,40 @@ class Round:
         return self.used.never(queue, flavour, need, borrowing=kind.preemptible)
 
     def would_be_lent(self, job: int, choice: int) -> bool:
-        """Whether the least that a waiting job wants is lent by others: see `Ledger.would_be_lent`."""
+        """Whether the least that a waiting job wants is lent by others, even in place of what gives way to it: see
+        `Ledger.would_be_lent`."""
+        queue, flavour, need = self._least(job, choice)
+        if not self.promised.would_be_lent(queue, flavour, need):
+            return False
+        return self.promised.would_be_lent(queue, flavour, self._in_place(job, flavour, need))
+
+    def within(self, job: int, choice: int, need: Need) -> bool:
+        """Whether a waiting job's queue stays within its own nominal with `need` more, in place of what gives way."""
+        queue, flavour = self.queue_of[job], self.kind(job).choices[choice].flavour
+        if self.promised.within(queue, flavour, need):
+            return True
+        return self.promised.within(queue, flavour, self._in_place(job, flavour, need))
+
+    def waits_for_its_own(self, job: int, choice: int) -> bool:
+        """Whether a job that others keep from borrowing lacks room as well, and would borrow nothing in place of what
+        gives way to it."""
+        _, _, need = self._least(job, choice)
+        if self.shortage(job, choice, need) is not None or not self.within(job, choice, need):
+            return False
+        return not self.fits(self.kinds.of[job], choice, self.kind(job).sizes[-1], spare=False)
+
+    def _least(self, job: int, choice: int) -> tuple[int, int, Need]:
+        """(queue, flavour, need) of the smallest size that a job wants."""
         kind = self.kinds.of[job]
         it = self.kinds.kinds[kind]
-        need = self.kinds.need(kind, choice, it.sizes[-1])
-        return self.promised.would_be_lent(self.queue_of[job], it.choices[choice].flavour, need)
+        return self.queue_of[job], it.choices[choice].flavour, self.kinds.need(kind, choice, it.sizes[-1])
+
+    def _in_place(self, job: int, flavour: int, need: Need) -> Need:
+        return self._let_in.without(job, flavour, need, {each.uid for each in self.evictions})
+
+    @cached_property
+    def _let_in(self) -> LetIn:
+        return LetIn(self.snapshot)
 
     def charge(self, job: int, choice: int, need: Need) -> None:
         """The job starts, and uses that much."""

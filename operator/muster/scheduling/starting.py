@@ -123,7 +123,7 @@ class Starting:
                 continue
             size = self._largest_with_quota(job, kind, choice) or self._largest_in_passing(job, kind, choice)
             need = round_.kinds.limited_need(kind, choice, size, round_.used.limited(queue, flavour)) if size else ()
-            owner = None if round_.promised.within(queue, flavour, need) else self.owners.before(queue, flavour)
+            owner = None if round_.within(job, choice, need) else self.owners.before(queue, flavour)
             if owner is not None:
                 return owner
         return None
@@ -264,7 +264,9 @@ class Starting:
         round_ = self._round
         kind = round_.kinds.of[job]
         gang = round_.kinds.gang(kind, choice, found.size)
-        round_.charge(job, choice, round_.kinds.need(kind, choice, found.size))
+        need = round_.kinds.need(kind, choice, found.size)
+        yields = yields or self._borrows_behind_a_head(job, choice, need)
+        round_.charge(job, choice, need)
         self._admitted += 1
         if self._admitted % _MANY == 0:
             self._outlook.renew()
@@ -272,3 +274,11 @@ class Starting:
         round_.take(gang, found.taken)
         flavour = round_.kinds.kinds[kind].choices[choice].flavour
         return Admission(round_.snapshot.jobs.uids[job], round_.nodes(found.places), flavour, yields)
+
+    def _borrows_behind_a_head(self, job: int, choice: int, need: Need) -> bool:
+        """Whether a job would use what others lend while one ahead of it in its queue waits for room."""
+        round_, it = self._round, self._round.kind(job)
+        queue, flavour = round_.queue_of[job], it.choices[choice].flavour
+        if (queue, flavour) not in self._heads.queues or not (it.preemptible and round_.policy.backfill):
+            return False
+        return not round_.promised.within(queue, flavour, need)

@@ -17,7 +17,7 @@ their lower bounds, until no bound is below the best found: `muster.scheduling.h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,6 +107,7 @@ def find_victims(
     standing: Standing | None = None,
     flavour: int | None = None,
     elastic: bool = True,
+    passed: Set[int] = frozenset(),
 ) -> Victims | None:
     """The cheapest victims for one waiting gang.
 
@@ -122,6 +123,7 @@ def find_victims(
         standing: of the snapshot, when it was made already.
         flavour: whose quota the gang draws on; None: the job's own.
         elastic: whether elastic jobs may shrink.
+        passed: see `Standing.rights`.
 
     Returns:
         None if the gang could not start even if everybody went who may be asked.
@@ -129,7 +131,7 @@ def find_victims(
     wants = demand(snapshot, tree, room, ledger, workers, gang, job, coming, flavour)
     if wants is None:
         return None
-    rights = (standing or Standing(snapshot)).rights(ledger, job, wants.flavour, wants.need)
+    rights = (standing or Standing(snapshot)).rights(ledger, job, wants.flavour, wants.need, passed)
     if candidates is not None:
         allowed = np.zeros(len(rights), dtype=np.bool_)
         allowed[candidates] = True

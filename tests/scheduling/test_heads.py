@@ -1,0 +1,107 @@
+"""A young head keeps its reservation from plan to plan, whatever jobs behind it in its own queue borrow."""
+
+from __future__ import annotations
+
+import pytest
+
+from muster.scheduling.plan import WaitReason
+from muster.scheduling.planner import plan
+
+from .cases import Job, Node, Queue, rack
+from .operating import Live, Operating
+
+pytestmark = pytest.mark.unit
+
+NODES = {node.name: node for node in (*rack(0, 2), *rack(1, 2))}
+
+
+def waiting_for_a_rack() -> Operating:
+    """One node of each rack is free. Research has 16 GPUs, and its first job needs a whole rack: both its nodes."""
+    queues = {"research": Queue(gpus=16, cohort=0), "ops": Queue("ops", gpus=24, cohort=0)}
+    world = Operating(dict(NODES), queues)
+    for index in (0, 1):
+        world.submit(Live(Job(f"runs-{index}", queue="ops"), preemptible=False, on=(f"rack-{index}-host-0",)))
+    world.submit(Live(Job("head", workers=2, required="rack")))
+    return world
+
+
+def step(world: Operating) -> list[tuple[str, bool]]:
+    """Carry out a plan: who starts, and whether it yields."""
+    world.now += 1
+    made = plan(world.snapshot())
+    world.carry_out(made)
+    return [(each.uid, each.yields) for each in made.admissions]
+
+
+def test_room_is_kept_for_a_head_whose_queue_borrows_for_a_job_behind_it() -> None:
+    world = waiting_for_a_rack()
+    assert step(world) == []
+    world.now += 1
+    world.submit(Live(Job("behind")))
+    assert step(world) == [("behind", True)]
+    world.submit(Live(Job("later", queue="ops"), preemptible=False))
+    assert step(world) == []
+    told = {each.uid: each for each in plan(world.snapshot()).waiting}
+    assert (told["later"].reason, told["later"].blocker) == (WaitReason.BEHIND_OTHERS, "head")
+
+
+def test_the_head_starts_as_soon_as_its_rack_would_be_free_without_the_job_behind_it() -> None:
+    world = waiting_for_a_rack()
+    world.now += 1
+    world.submit(Live(Job("behind")))
+    step(world)
+    taken = world.jobs["behind"].on[0]
+    world.finish("runs-0" if taken.startswith("rack-0") else "runs-1")
+    world.now += 1
+    world.submit(Live(Job("later", queue="ops"), preemptible=False))
+    made = plan(world.snapshot())
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("behind", "head")]
+    assert [each.uid for each in made.promises] == ["head"]
+
+
+def test_a_head_whose_quota_the_job_behind_it_holds_has_it_as_soon_as_there_is_room() -> None:
+    """What had lent that quota has taken its own since."""
+    world = waiting_for_a_rack()
+    world.now += 1
+    world.submit(Live(Job("behind")))
+    step(world)
+    world.queues["ops"] = Queue("ops", gpus=16, cohort=0)
+    made = plan(world.snapshot())
+    assert made.waiting[0].reason is WaitReason.QUOTA_EXCEEDED
+    assert not made.evictions
+    world.finish("runs-0" if world.jobs["behind"].on[0].startswith("rack-0") else "runs-1")
+    world.submit(Live(Job("later", queue="ops")))
+    made = plan(world.snapshot())
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("behind", "head")]
+
+
+def beside_the_racks(research: int) -> Operating:
+    """Two more nodes are in no rack, so that they are of no use to the head."""
+    world = waiting_for_a_rack()
+    world.nodes = {**world.nodes, "apart": Node("apart", rack=None), "third": Node("third", rack=None)}
+    world.queues["research"] = Queue(gpus=research, cohort=0)
+    world.now += 1
+    return world
+
+
+@pytest.mark.parametrize(("research", "borrows"), [(16, True), (24, False)])
+def test_who_borrows_behind_a_head_of_its_own_queue_yields_wherever_it_runs(research: int, borrows: bool) -> None:
+    world = beside_the_racks(research)
+    world.submit(Live(Job("behind")))
+    assert step(world) == [("behind", borrows)]
+    assert world.jobs["behind"].on in (("apart",), ("third",))
+    assert step(world) == []
+    world.queues["lab"] = Queue("lab")
+    for uid in ("first", "second"):
+        world.submit(Live(Job(uid, queue="lab"), preemptible=False))
+    assert step(world) == [("first", False)], "the room of the racks is kept"
+
+
+@pytest.mark.parametrize(("research", "grows"), [(24, False), (32, True)])
+def test_nobody_grows_by_what_is_borrowed_while_a_head_of_its_queue_waits(research: int, grows: bool) -> None:
+    world = beside_the_racks(research)
+    elastic = Job("elastic", only_on=("apart", "third"))
+    world.submit(Live(elastic, least=1, most=2, on=("apart",), started=world.now))
+    world.now += 7_200.0
+    world.jobs["elastic"].saved = world.now
+    assert [each.uid for each in plan(world.snapshot()).promises] == ["elastic"] * grows
