@@ -104,11 +104,11 @@ CHECKPOINT_FROM_LOAD: Final = "MUSTER_CHECKPOINT_FROM_LOAD"
 
 RESTARTS_IN_PLACE: Final = "MUSTER_RESTARTS_IN_PLACE"
 """How many crashes of the script are answered by starting the gang's processes again in the pods that they have.
-Unset or 0: none."""
+Unset: none. 0: nothing at all is answered so."""
 
 MEMORY_RESTARTS_IN_PLACE: Final = "MUSTER_MEMORY_RESTARTS_IN_PLACE"
-"""How many times that is done after a rank has asked for more memory than there is. Unset: as often as after crashes;
-never where these are not answered."""
+"""How many times that is done after a rank has asked for more memory than there is. Unset: as often as after
+crashes."""
 
 REPLACE_SECONDS: Final = "MUSTER_REPLACE_SECONDS"
 """How long launchers wait in their pods for the others that were lost to be replaced. Unset or 0: they end at once."""

@@ -197,8 +197,9 @@ def pod(
     }
     if max_runtime is not None:
         own[env.MAX_RUNTIME] = str(max(1, max_runtime))
-    if restarts:
+    if restarts:  # a 0 would turn those after want of memory off, too
         own[env.RESTARTS_IN_PLACE] = str(restarts)
+    if restarts or memory_restarts:
         own[env.MEMORY_RESTARTS_IN_PLACE] = str(memory_restarts)
     if reached:
         own[env.REACHED_STEP] = str(reached)

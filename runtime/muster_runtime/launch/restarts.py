@@ -24,7 +24,7 @@ _PAUSES: Final = (0.0, 5.0, 10.0)
 class Restarts:
     """Counts the restarts of one placement; a new index 0 learns the numbers from the others. `limit` is how many the
     job allows after failures of the script, `memory_limit` for want of memory; those after the network's are bounded by
-    the window alone.
+    the window alone, where any are allowed.
 
     Attributes:
         count: restarts after failures of the script, want of memory included; `memory`: for that alone; `total`: all.
@@ -46,7 +46,7 @@ class Restarts:
         if not first.crash:
             raise Refusal("")
         scripts, memory = first.cause != Cause.NETWORK.value, first.cause == Cause.OUT_OF_MEMORY.value
-        if self.limit == 0:
+        if not (self.limit or self.memory_limit):
             raise Refusal("")
         used, limit = (self.memory, self.memory_limit) if memory else (self.count - self.memory, self.limit)
         if scripts and used >= limit:

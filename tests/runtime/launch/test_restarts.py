@@ -17,6 +17,7 @@ from muster_protocol.exits import EXIT_PREEMPTED, EXIT_USER, Cause
 from muster_protocol.launcher_status import Phase
 from muster_protocol.messages import Ended, GangState, Stop, StopReason
 from muster_protocol.wire import decode, encode
+from muster_runtime.launch.config import read as configured
 from muster_runtime.launch.restarts import MOST_IN_WINDOW, WINDOW_SECONDS, Refusal, Restarts
 
 pytestmark = pytest.mark.runtime
@@ -162,6 +163,30 @@ def test_no_want_of_memory_is_answered_where_the_job_allows_none(make_gang: Make
     gang = make_gang(1, **ALLOWED, MUSTER_MEMORY_RESTARTS_IN_PLACE="0")
     facts = gang.pod(0, gang.script(BEGIN + "raise MemoryError\n")).end()
     assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.OUT_OF_MEMORY, 1, 0)
+
+
+def test_want_of_memory_is_answered_where_the_limit_of_crashes_is_used_up(make_gang: MakeGang) -> None:
+    """So the operator says it: with the number of the one alone."""
+    gang = make_gang(1, MUSTER_MEMORY_RESTARTS_IN_PLACE="2")
+    script = BEGIN + "if incarnation == 1: raise MemoryError\nraise ValueError('crash')\n"
+    facts = gang.pod(0, gang.script(script)).end()
+    assert (facts.cause, facts.incarnation, facts.memory_failures) == (Cause.USER, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "crashes", "memory"),
+    [
+        ({}, 0, 0),
+        ({"MUSTER_RESTARTS_IN_PLACE": "3"}, 3, 3),
+        ({"MUSTER_RESTARTS_IN_PLACE": "3", "MUSTER_MEMORY_RESTARTS_IN_PLACE": "1"}, 3, 1),
+        ({"MUSTER_MEMORY_RESTARTS_IN_PLACE": "2"}, 0, 2),
+        ({"MUSTER_RESTARTS_IN_PLACE": "0", "MUSTER_MEMORY_RESTARTS_IN_PLACE": "2"}, 0, 0),
+    ],
+)
+def test_a_0_turns_all_restarts_in_place_off(said: dict[str, str], crashes: int, memory: int) -> None:
+    config = configured(said, ("true",))
+    assert (config.restarts, config.memory_restarts) == (crashes, memory)
+    assert config.keeps_memory == bool(crashes or memory)
 
 
 def test_ranks_that_lose_each_other_are_put_down_to_the_network(make_gang: MakeGang) -> None:

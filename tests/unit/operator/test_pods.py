@@ -186,7 +186,10 @@ def test_the_crashes_that_a_launcher_may_answer_go_to_it() -> None:
     assert environment(pod)["MUSTER_RESTARTS_IN_PLACE"] == "2"
     assert environment(pod)["MUSTER_MEMORY_RESTARTS_IN_PLACE"] == "0", "left out it would be as many"
     pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2)
-    assert "MUSTER_RESTARTS_IN_PLACE" not in environment(pod)
+    assert not [name for name in environment(pod) if "RESTARTS_IN_PLACE" in name]
+    pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2, memory_restarts=3)
+    assert environment(pod)["MUSTER_MEMORY_RESTARTS_IN_PLACE"] == "3"
+    assert "MUSTER_RESTARTS_IN_PLACE" not in environment(pod), "0 there would turn all of them off"
 
 
 def test_the_steps_that_the_run_had_done_are_told() -> None:
