@@ -24,14 +24,14 @@ from hack.demo.plot import curve
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hack.demo", description="A run that loses a worker and goes on.")
-    parser.add_argument("--cluster", default="muster", help="name of the local cluster (default: %(default)s)")
+    parser.add_argument("--name", default="muster", help="the local cluster (default: %(default)s)")
     parser.add_argument("--install-only", action="store_true", help="cluster, images and chart, without the training")
     options = parser.parse_args()
     os.environ.setdefault("MUSTER_CLUSTER", "native")  # the demo needs the S3 server, which kind does not bring
     console = Console(highlight=False, soft_wrap=True)
     started = time.monotonic()
     try:
-        kube = bring_up(options.cluster)
+        kube = bring_up(options.name)
         if options.install_only:
             _tell_next_steps(console, kube, "gpt")
             return 0

@@ -14,11 +14,16 @@ BUCKET = "models"
 
 
 def bring_up(name: str) -> Kube:
-    """Cluster, images, chart, namespace, bucket. What is there already stays."""
+    """Cluster, images, chart, namespace, bucket. What is there already stays; what is started is told."""
     progress = Progress()
     if not build.program("kube-apiserver").exists():
         progress.say("the first time: Kubernetes is built from its sources, which takes up to 20 minutes on 2 cores")
-    cluster = api.get(name) if name in api.names() and _is_ready(name) else api.up(api.Options(name=name), progress)
+    if name in api.names() and _is_ready(name):
+        cluster = api.get(name)
+    else:
+        down = f".venv/bin/python -m hack.cluster down --name {name}"
+        progress.say(f"cluster {name} is not up: it is started now, and stays until `{down}`")
+        cluster = api.up(api.Options(name=name), progress)
     if not cluster.nodes:
         raise ClusterError(
             f"cluster {name} has no real nodes: take it down by `make cluster-down`, then run this again"

@@ -36,7 +36,7 @@ POINTS: Final = 120
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hack.monitoring.show", description=__doc__)
-    parser.add_argument("--cluster", default="muster", help="name of the local cluster (default: %(default)s)")
+    parser.add_argument("--name", default="muster", help="the local cluster (default: %(default)s)")
     parser.add_argument("--pictures", type=Path, default=Path("build/dashboards"), help="folder (default: %(default)s)")
     parser.add_argument("--pace", type=float, default=45.0, help="seconds between two things that happen")
     parser.add_argument("--port", type=int, default=9090, help="where Prometheus listens, on 127.0.0.1")
@@ -45,7 +45,7 @@ def main() -> int:
     os.environ.setdefault("MUSTER_CLUSTER", "native")  # made-up GPUs and the S3 server are the native cluster's
     try:
         program("prometheus")
-        _show(bring_up(options.cluster), options)
+        _show(bring_up(options.name), options)
     except (ClusterError, KubeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
