@@ -385,8 +385,5 @@ def _run(work: Any, hint: str = "") -> int:
 
 
 def main() -> None:
-    pipes.watch_stdout()
-    try:
+    with pipes.watched_stdout():
         app()
-    finally:
-        sys.stdout.flush()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from muster.api.effective import effective_spec
 from muster.api.placement import format_indexes
+from muster.cli.printing import print_text
 from muster.cli.scene import NotThere, connected, look
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
@@ -33,7 +33,7 @@ async def logs(
     tail: int | None,
     kubeconfig: str | None,
     context: str | None,
-    write: Write = sys.stdout.write,
+    write: Write = print_text,
 ) -> int:
     """Print what workers of the job's present gang, else of its last one, have written.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated, Any, Final, NoReturn
@@ -55,6 +56,11 @@ def fail(message: str) -> NoReturn:
     """What could not be done ends the command."""
     note(message)
     raise typer.Exit(2)
+
+
+def print_text(text: str) -> None:
+    """As it is."""
+    sys.stdout.write(text)
 
 
 def print_json(value: Any) -> None:

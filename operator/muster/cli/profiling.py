@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from muster.cli.logs import pods_of
+from muster.cli.printing import print_text
 from muster.cli.scene import NotThere, connected, look
 from muster.cluster.errors import ApiError
 from muster.cluster.launchers import ProxyCall
@@ -53,7 +54,7 @@ async def profile(
     memory: bool,
     kubeconfig: str | None,
     context: str | None,
-    write: Write = sys.stdout.write,
+    write: Write = print_text,
 ) -> int:
     """0 when all that was asked for is stored, else 1. Raises NotThere, ApiError."""
     try:

@@ -7,7 +7,7 @@ from muster.api.trainingjob_status import CommittedCheckpoint, QueuePosition
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle.causes import Kind, end_of
 from muster.controllers.lifecycle.turn import TERMINAL, Turn
-from muster_protocol import exits
+from muster_protocol.exits import ExitFacts, decode
 
 
 def complete(turn: Turn) -> bool:
@@ -20,26 +20,24 @@ def complete(turn: Turn) -> bool:
         return False
     finish_run(turn, Reason.COMPLETED)
     message = f"all {placement.workers} workers ended with exit code 0"
-    if told := _nothing_left(turn, pods[0]):
-        turn.draft.set(queue=QueuePosition(reason=Reason.NOTHING_LEFT.value, message=told))  # for `kubectl get`
-        turn.draft.condition(ConditionType.SUCCEEDED, True, Reason.NOTHING_LEFT.value, f"{message}; {told}")
-    else:
-        turn.draft.condition(ConditionType.SUCCEEDED, True, Reason.COMPLETED.value, message)
+    reason, found, saved = Reason.COMPLETED, _found_finished(turn, pods[0]), turn.s.spec.checkpoint
+    if found is not None:
+        reason, message = Reason.NOTHING_LEFT, f"{message}; {found.message}"
+        turn.draft.set(queue=QueuePosition(reason=reason.value, message=found.message))  # what `kubectl get` shows
+        if saved is not None and found.step is not None:
+            turn.draft.set(checkpoint=CommittedCheckpoint(step=found.step, uri=saved.uri))
+    turn.draft.condition(ConditionType.SUCCEEDED, True, reason.value, message)
     if placement.replaced:  # it had come together again, and ended before anybody saw that
         turn.draft.set(replacements=(turn.status.replacements or 0) + len(placement.replaced))
     turn.draft.set(placement=None, replicas=0, ready=0, failure=None)
     return True
 
 
-def _nothing_left(turn: Turn, leader: PodView) -> str:
-    """Why a job that has never committed a checkpoint had nothing to train, as its launcher says: the run at its uri
-    had finished before. "" for any other: its own run was started again after its end."""
-    facts, spec = exits.decode(leader.termination_message), turn.s.spec.checkpoint
-    if facts is None or not facts.nothing_left or spec is None or turn.status.checkpoint is not None:
-        return ""
-    if facts.step is not None:
-        turn.draft.set(checkpoint=CommittedCheckpoint(step=facts.step, uri=spec.uri))
-    return facts.message
+def _found_finished(turn: Turn, leader: PodView) -> ExitFacts | None:
+    """What the launcher says where the run at the job's uri had finished before the job. None for any other, also for
+    one that has committed a checkpoint: its own run was started again after its end."""
+    facts = decode(leader.termination_message)
+    return facts if facts is not None and facts.nothing_left and turn.status.checkpoint is None else None
 
 
 def _ended_well(turn: Turn, pod: PodView, leader: PodView) -> bool:
