@@ -70,7 +70,9 @@ def test_a_queue_that_says_nothing_shows_the_defaults(control_plane: ControlPlan
     }
 
 
-async def test_a_wrong_parent_becomes_a_condition_and_goes_when_the_parent_comes(place: Corner) -> None:
+async def test_a_wrong_parent_becomes_a_condition_and_goes_when_the_parent_comes(
+    place: Corner, control_plane: ControlPlane
+) -> None:
     await place.add_nodes(1)
     above, below = f"{place.namespace}-above", f"{place.namespace}-below"
     await _create(place, queue(below, parent=above))
@@ -79,6 +81,8 @@ async def test_a_wrong_parent_becomes_a_condition_and_goes_when_the_parent_comes
         told = await _told(place, below, "ParentFound", "False")
         assert told["reason"] == "ParentNotFound"
         assert f"TrainingQueue '{above}', does not exist" in told["message"]
+        shown = control_plane.kubectl("get", "tq", below, "-o", "wide").stdout
+        assert f"ParentNotFound   takes jobs; {told['message']}" in shown
         await place.submit("child", 1, queue=below)
         await place.until_phase("child", "Running")
         await _create(place, queue(above, parent=below))
