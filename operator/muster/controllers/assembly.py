@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
@@ -44,8 +44,10 @@ from muster.controllers.reliability import Reliability
 from muster.controllers.situations import PATIENCE, Patience
 from muster.controllers.work import Worker, utc_now
 from muster.scheduling.policy import DEFAULT, Policy
-from muster.telemetry.history.writer import Writer
 from muster.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from muster.telemetry.history.writer import Writer
 
 Object = dict[str, Any]
 Tell = Callable[[Record, Note], None]

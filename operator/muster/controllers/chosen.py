@@ -6,18 +6,20 @@ from __future__ import annotations
 import logging
 import secrets
 from datetime import timedelta
-
-from sqlalchemy.engine import URL
+from typing import TYPE_CHECKING
 
 from muster.cli.settings import BadNodes, Settings
 from muster.cluster.provisioning import Asking
 from muster.controllers.quarantine import Rules
 from muster.sizing.price_file import read
 from muster.sizing.prices import Catalogue, catalogue
-from muster.telemetry.history.database import BadUrl, parse
-from muster.telemetry.history.writer import Writer
 from muster_protocol import env
 from muster_protocol.durations import parse_duration
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
+    from muster.telemetry.history.writer import Writer
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,9 @@ def history_url(settings: Settings) -> URL | None:
     """The history's database; None where none is kept, or the URL is wrong, which is logged."""
     if not settings.history_url.get_secret_value():
         return None
+    # Here and below, since a database's libraries cost 24 MiB, and most operators keep no history.
+    from muster.telemetry.history.database import BadUrl, parse
+
     try:
         return parse(settings.history_url.get_secret_value())
     except BadUrl as error:
@@ -37,6 +42,8 @@ def history_writer(settings: Settings, url: URL | None) -> Writer | None:
     """What writes the history, not started yet."""
     if url is None:
         return None
+    from muster.telemetry.history.writer import Writer
+
     kept = settings.history_retention
     retention = timedelta(seconds=parse_duration(kept)) if kept else None
     log.info("history: kept in %s", url.render_as_string(hide_password=True))

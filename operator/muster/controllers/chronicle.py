@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from muster.cluster.gpus import capacity_of, gpu_type_of
 from muster.cluster.views import NodeView, PodView
@@ -22,7 +22,9 @@ from muster.controllers.stored import Left, left_by
 from muster.controllers.work import utc_now
 from muster.telemetry.cost.intervals import PoolInterval
 from muster.telemetry.history.rows import Row
-from muster.telemetry.history.writer import Writer
+
+if TYPE_CHECKING:
+    from muster.telemetry.history.writer import Writer
 
 ROUND: Final = 1.0
 """Seconds that rows gather before they are written."""

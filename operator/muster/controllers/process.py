@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from muster.api.common import API_VERSION
 from muster.api.kinds import KINDS
@@ -49,10 +49,12 @@ from muster.server.probes import Probes
 from muster.server.replica import Replica, app_of, reached_at
 from muster.server.serving import Server
 from muster.telemetry import metrics_declared as declared
-from muster.telemetry.history.writer import Health, Writer
 from muster.telemetry.metrics import Metrics
 from muster_protocol.durations import parse_duration
 from muster_protocol.metrics import Metric
+
+if TYPE_CHECKING:
+    from muster.telemetry.history.writer import Health, Writer
 
 log = logging.getLogger(__name__)
 

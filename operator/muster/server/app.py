@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from fastapi import Depends, FastAPI, Path, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
@@ -31,10 +31,12 @@ from muster.server.identity import Kept, Reviewer, Right, User
 from muster.server.listing import BadCursor, Filter, Lists, page, question_of
 from muster.server.models import Fleet, JobDetail, JobPage, JobsQuery, QueueDetail, QueueList, QueueSummary, Told
 from muster.server.parameters import bad_field, parameters
-from muster.server.past import Past
 from muster.server.past_models import CostQuery, PastJobDetail, PastPage, PastQuery
 from muster.server.problems import MEDIA_TYPE, Problem, ProblemBody, bad_parameter, unavailable
 from muster.server.selectors import parse
+
+if TYPE_CHECKING:
+    from muster.server.past import Past
 
 log = logging.getLogger(__name__)
 
