@@ -109,6 +109,7 @@ def main() -> int:
     taken = Taken(np.arange(4, dtype=np.int64), np.ones(4, dtype=np.int64))
     short, pools = np.arange(len(waiting)) % 2 == 0, np.arange(len(base.queues.names))
     lacking = Lacking(waiting, short, pools, ledger.left_by_queue(), ledger.left_by_queue())
+    reserved = {int(waiting[0]): (reservation.start, reservation.basis)}
     figures = {
         "reservation_p50_ms": milliseconds(11, lambda: Timeline(base, tree).reserve(room, gang, worker)),
         "guard_p50_ms": milliseconds(11, lambda: guard(timeline, tree, room, gang, worker, reservation)),
@@ -116,7 +117,7 @@ def main() -> int:
             11, lambda: delays(watched, room, newcomer, taken, until=np.inf, preemptible=False)
         ),
         "expected_starts_p50_ms": milliseconds(
-            11, lambda: expected_starts(base, timeline, tree, room, lacking, {int(waiting[0]): reservation})
+            11, lambda: expected_starts(base, timeline, tree, room, lacking, reserved)
         ),
     }
     return 0 if report("reservations", figures, TARGETS, NOTES) else 1

@@ -164,3 +164,28 @@ def starts_later(snapshot: Snapshot, first: Plan, again: Plan) -> set[str]:
         if kept_from and roots.count(root) > 1:
             rightly.add(admission.uid)
     return rightly
+
+
+def any_would_be_lent(snapshot: Snapshot) -> bool:
+    """Whether anybody waits who needs what other queues lend: nothing is kept for those while they are young.
+
+    What is used by jobs that yield doesn't count: these go for those who wait.
+    """
+    use, yields = usage(snapshot), snapshot.jobs.runs.yields
+    for job in np.flatnonzero(yields).tolist():
+        for resource, held in enumerate(snapshot.jobs.held[job].tolist()):
+            use[int(snapshot.jobs.queues[job]), int(snapshot.jobs.flavours[job]), resource] -= held
+    return any(_would_be_lent(snapshot, use, job) for job in pending(snapshot))
+
+
+def _would_be_lent(snapshot: Snapshot, use: dict[tuple[int, int, int], int], job: int) -> bool:
+    """Whether a job takes its queue beyond what that and the queues above it name."""
+    jobs = snapshot.jobs
+    queue, flavour = int(jobs.queues[job]), int(jobs.flavours[job])
+    for resource in range(len(snapshot.resources)):
+        need = int(jobs.requests[job, resource]) * int(jobs.workers[job])
+        named = [int(snapshot.queues.nominal[one, flavour, resource]) for one in way_up(snapshot, queue)]
+        own = sum(each for each in named if each < UNLIMITED)
+        if need and limited(snapshot, queue, flavour, resource) and use.get((queue, flavour, resource), 0) + need > own:
+            return True
+    return False

@@ -390,6 +390,15 @@ class Reference:
                 gains.append(sum(after[node] - before[node] for node in there))
         return min(gains, default=2**40)
 
+    def both_could_use(self, job: int, other: int) -> bool:
+        """Whether two heads could use the same node, and ask for the same resource."""
+        kept = []
+        for each in (job, other):
+            empty = slots(self.world, each, self.empty)
+            able = [site for site in reach(self.world, each) if sum(empty[node] for node in site) >= self._size(each)]
+            kept.append({node for site in able for node in site if empty[node]})
+        return bool(kept[0] & kept[1]) and bool(asks(self.world, job).keys() & asks(self.world, other).keys())
+
     # When running jobs end
 
     def sure_end(self, job: int) -> float:
@@ -609,9 +618,21 @@ class _Starts:
             flavour = int(self.jobs.flavours[job])
             start = rooms[flavour].draw(self._need(job), self._length(job), floors[job], self.now)
             found[job] = (start, Basis.QUEUE if start < FOREVER else Basis.UNKNOWN)
+        for job, (start, basis) in self._of_heads().items():
+            if start < FOREVER:
+                found[job] = (max(start, float(self.jobs.terms.opens[job])), basis)
+        return found
+
+    def _of_heads(self) -> dict[int, tuple[float, Basis]]:
+        """One that can't yield starts no sooner than those ahead for whom room is kept that it could use."""
+        found: dict[int, tuple[float, Basis]] = {}
         for head in self.made.heads:
-            if head.start < FOREVER:
-                found[head.job] = (max(head.start, float(self.jobs.terms.opens[head.job])), head.basis)
+            aheads = [found[other] for other in found if self.made.both_could_use(head.job, other)]
+            if self.jobs.terms.preemptible[head.job]:
+                aheads = []
+            start = max([head.start, *(start for start, _ in aheads)])
+            weaker = [basis for _, basis in aheads if basis is not Basis.LIMITS]
+            found[head.job] = start, (weaker or [head.basis])[-1]
         return found
 
     def _unit(self, flavour: int) -> int:

@@ -14,7 +14,7 @@ from muster.scheduling.plan import Basis, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.quota import Ledger
 from muster.scheduling.snapshot import FOREVER, NONE, JobState, Snapshot
-from muster.scheduling.timeline import Reservation, Timeline
+from muster.scheduling.timeline import Timeline
 
 from .cases import Job, Outcome, rack
 from .futures import GRACE, NOW, Desk, Run, world, worlds
@@ -29,7 +29,7 @@ def on(*hosts: int) -> tuple[str, ...]:
 
 
 def expect(
-    world: Snapshot, quota: tuple[int, ...] = (), reservations: dict[int, Reservation] | None = None
+    world: Snapshot, quota: tuple[int, ...] = (), reserved: dict[int, tuple[float, Basis]] | None = None
 ) -> Expected:
     desk = Desk.of(world)
     lacking = Lacking(
@@ -40,7 +40,7 @@ def expect(
         own=Ledger(world.queues, world.jobs).left_by_queue(),
     )
     timeline = Timeline(world, desk.tree)
-    return expected_starts(world, timeline, desk.tree, desk.room, lacking, reservations or {})
+    return expected_starts(world, timeline, desk.tree, desk.room, lacking, reserved or {})
 
 
 def starts(found: Expected, *rows: int) -> list[float]:
@@ -76,8 +76,8 @@ def test_a_job_larger_than_all_that_will_come_back_keeps_nobody_else_waiting() -
 
 def test_reservations_and_promises_are_told_as_they_are() -> None:
     base = world(rack(0, 2), [Run(Job("a"), on(0), ends=100.0), Run(Job("b"), on(1))], [Job("c"), Job("d")])
-    known = Reservation(NOW + 77.0, FOREVER, Basis.PROGRESS, None)
-    assert expect(base, reservations={2: known}).of(2) == (NOW + 77.0, Basis.PROGRESS)
+    known = NOW + 77.0, Basis.PROGRESS
+    assert expect(base, reserved={2: known}).of(2) == (NOW + 77.0, Basis.PROGRESS)
     jobs = base.jobs
     states = jobs.states.copy()
     states[3] = JobState.RESERVED

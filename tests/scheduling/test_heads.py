@@ -1,10 +1,11 @@
-"""A young head keeps its reservation from plan to plan, whatever jobs behind it in its own queue borrow."""
+"""A young head keeps its reservation from plan to plan, whatever jobs behind it in its own queue borrow; and no head is
+told a start at which its room is still kept for one ahead."""
 
 from __future__ import annotations
 
 import pytest
 
-from muster.scheduling.plan import WaitReason
+from muster.scheduling.plan import Basis, WaitReason
 from muster.scheduling.planner import plan
 
 from .cases import Job, Node, Queue, rack
@@ -105,3 +106,32 @@ def test_nobody_grows_by_what_is_borrowed_while_a_head_of_its_queue_waits(resear
     world.now += 7_200.0
     world.jobs["elastic"].saved = world.now
     assert [each.uid for each in plan(world.snapshot()).promises] == ["elastic"] * grows
+
+
+@pytest.mark.parametrize(("firm", "basis"), [(True, Basis.QUEUE), (False, Basis.LIMITS)])
+def test_the_start_of_a_head_that_cannot_yield_is_a_guess_while_nobody_knows_that_of_one_ahead(
+    firm: bool, basis: Basis
+) -> None:
+    """Room that is kept for the one ahead is only there for a job that gives it back."""
+    world = Operating({name: Node(name) for name in "ab"}, {"research": Queue()})
+    world.submit(Live(Job("endless"), preemptible=False, on=("a",)))
+    world.submit(Live(Job("bounded"), preemptible=False, on=("b",)))
+    world.submit(Live(Job("both", workers=2)))
+    world.now += 1
+    world.submit(Live(Job("single"), preemptible=not firm))
+    shot = world.snapshot()
+    shot.jobs.runs.bound[shot.jobs.uids.index("bounded")] = world.now + 100.0
+    told = {each.uid: each.basis for each in plan(shot).waiting}
+    assert told == {"both": Basis.UNKNOWN, "single": basis}
+
+
+def test_a_head_that_cannot_yield_starts_after_the_one_ahead_for_whom_free_room_is_kept() -> None:
+    world = waiting_for_a_rack()
+    world.now += 1
+    world.submit(Live(Job("small", queue="ops"), preemptible=False))
+    shot = world.snapshot()
+    shot.jobs.runs.bound[shot.jobs.uids.index("runs-0")] = world.now + 100.0
+    told = {each.uid: each for each in plan(shot).waiting}
+    assert told["small"].reason is WaitReason.BEHIND_OTHERS
+    for uid in ("head", "small"):
+        assert (told[uid].expected, told[uid].basis) == (world.now + 130.0, Basis.LIMITS)

@@ -47,7 +47,7 @@ def test_higher_priority_gets_a_promise_and_starts_when_its_victim_is_gone() -> 
     ]
     waiting = made.waiting[0]
     assert (waiting.uid, waiting.reason, waiting.basis) == ("high", WaitReason.PREEMPTING, Basis.PROMISED)
-    assert waiting.message == "1 node is promised to this job; 1 job still to save and end there"
+    assert waiting.message == "1 node is promised to this job; 1 job still to save and make room there"
     world.submit(Live(Job("thief", priority=9)))
     world.gone("low")
     made = plan(world.snapshot())
@@ -115,6 +115,10 @@ def test_elastic_job_shrinks_before_anybody_is_evicted() -> None:
     made = planned(world)
     assert [(each.uid, each.reason) for each in made.evictions] == [("elastic", MoveReason.SHRUNK)]
     assert {each.uid: len(each.nodes) for each in made.promises} == {"elastic": 1, "high": 1}
+    for told in (made, plan(world.snapshot())):
+        high = next(each for each in told.waiting if each.uid == "high")
+        assert high.message == "1 node is promised to this job; 1 job still to save and make room there"
+        assert high.expected == world.now + 30.0, "its grace"
     world.gone("elastic")
     assert sorted(each.uid for each in planned(world).admissions) == ["elastic", "high"]
     assert len(world.jobs["elastic"].on) == 1

@@ -30,7 +30,7 @@ def test_room_is_kept_while_a_victim_still_runs() -> None:
     assert not outcome.plan.broken
     head = outcome.waiting["head"]
     assert (head.reason, head.position, head.basis) == (WaitReason.PREEMPTING, 1, Basis.PROMISED)
-    assert head.message == "2 nodes are promised to this job; 1 job still to save and end there"
+    assert head.message == "2 nodes are promised to this job; 1 job still to save and make room there"
     assert outcome.waiting["urgent"].position == 2
 
 

@@ -23,9 +23,10 @@ import numpy as np
 
 from muster.scheduling.gangs import is_accelerator
 from muster.scheduling.plan import Basis
+from muster.scheduling.promises import left_nodes, moving
 from muster.scheduling.room import Room
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Int, Mask, Seconds, Snapshot
-from muster.scheduling.timeline import Reservation, Timeline
+from muster.scheduling.timeline import Timeline
 from muster.scheduling.topology import Tree
 
 BASES = tuple(Basis)
@@ -94,14 +95,14 @@ def expected_starts(
     tree: Tree,
     room: Room,
     lacking: Lacking,
-    reservations: Mapping[int, Reservation],
+    reserved: Mapping[int, tuple[float, Basis]],
 ) -> Expected:
     """Estimate all starts. Some 40 ms for 10,000 waiting jobs over 5,000 running ones.
 
     Args:
         timeline: the plan's, with `started` called for what it admits.
         room: after the plan's admissions; `room.free` less what is promised.
-        reservations: by row, of the first few of the order.
+        reserved: by row, when the first few of the order start, as far as that is known, and what it rests on.
     """
     jobs, waiting = snapshot.jobs, lacking.jobs
     sure = promised_starts(snapshot)
@@ -131,10 +132,10 @@ def expected_starts(
     found = _draw(pools, flavours[order], needs[order], length[order], floors[order], snapshot.now)
     starts[waiting[order]] = found
     bases[waiting[order]] = np.where(np.isfinite(found), _QUEUE, _UNKNOWN)
-    for job, reservation in reservations.items():
-        if reservation.start < FOREVER:
-            starts[job] = max(reservation.start, float(jobs.terms.opens[job]))
-            bases[job] = BASES.index(reservation.basis)
+    for job, (start, basis) in reserved.items():
+        if start < FOREVER:
+            starts[job] = max(start, float(jobs.terms.opens[job]))
+            bases[job] = BASES.index(basis)
     return Expected(starts, bases)
 
 
@@ -247,7 +248,7 @@ def _known_or_typical(snapshot: Snapshot, timeline: Timeline, typical: Seconds) 
 
 
 def promised_starts(snapshot: Snapshot) -> Expected:
-    """Of RESERVED jobs alone: they start when the last of their victims is gone."""
+    """Of RESERVED jobs alone: they start when the last of those is gone who make room for them."""
     runs, count = snapshot.jobs.runs, len(snapshot.jobs.uids)
     starts, bases = np.full(count, FOREVER), np.full(count, _UNKNOWN, dtype=np.int32)
     reserved = snapshot.jobs.reserved
@@ -255,4 +256,13 @@ def promised_starts(snapshot: Snapshot) -> Expected:
     going = np.flatnonzero(runs.leaving & (runs.beneficiary != NONE))
     going = going[reserved[runs.beneficiary[going]]]
     np.maximum.at(starts, runs.beneficiary[going], snapshot.now + runs.grace[going])
+    movers = moving(snapshot)
+    if movers:
+        graces = np.zeros(len(snapshot.nodes.names))
+        for row in movers:
+            left = left_nodes(runs.nodes_of(row), runs.promised_to(row))
+            graces[left] = np.maximum(graces[left], runs.grace[row])
+        for job in np.flatnonzero(reserved).tolist():
+            nodes = runs.nodes_of(job)
+            starts[job] = max(starts[job], snapshot.now + graces[nodes[nodes != NONE]].max(initial=0.0))
     return Expected(starts, bases)

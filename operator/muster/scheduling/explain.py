@@ -16,7 +16,7 @@ from muster.scheduling.changes import Changes
 from muster.scheduling.expected import BASES, Expected
 from muster.scheduling.heads import Heads
 from muster.scheduling.plan import Almost, Waiting, WaitReason
-from muster.scheduling.promises import victims_of
+from muster.scheduling.promises import left_nodes, victims_of
 from muster.scheduling.ranks import positions
 from muster.scheduling.reasons import Reasons, Why
 from muster.scheduling.rounds import Fate, Round, Verdict
@@ -235,7 +235,17 @@ class Words:
         uid = self.uids[job]
         promise = next(each for each in self._round.promises if each.uid == uid)
         victims = sum(each.beneficiary == uid for each in self._round.evictions)
+        victims += sum(bool(np.isin(nodes, promise.nodes).any()) for nodes in self._left)
         return self._reasons.promised(promise.nodes, victims)
+
+    @cached_property
+    def _left(self) -> list[Index]:
+        """Nodes that each of those leaves who move or are resized in this plan."""
+        moved = {each.uid for each in self._round.evictions if each.uid == each.beneficiary}
+        after = {each.uid: each.nodes for each in self._round.promises if each.uid in moved}
+        runs = self._round.snapshot.jobs.runs
+        rows = [row for row, uid in enumerate(self.uids) if uid in after]
+        return [left_nodes(runs.nodes_of(row), after[self.uids[row]]) for row in rows]
 
     def _quota(self, verdict: Verdict) -> tuple[Why, str]:
         round_, job = self._round, verdict.job

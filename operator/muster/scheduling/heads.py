@@ -22,6 +22,7 @@ import numpy as np
 
 from muster.scheduling.backfill import Guard, delays, guard, worthwhile
 from muster.scheduling.gangs import Gang
+from muster.scheduling.plan import Basis
 from muster.scheduling.room import Taken
 from muster.scheduling.rounds import Found, Round
 from muster.scheduling.snapshot import FOREVER, Int, Mask, TopologyMode
@@ -33,13 +34,14 @@ class Head:
     """
     Attributes:
         watch: works its guard out, as of when it became a head.
-        fresh: N, places where room is kept for it that was kept for nobody before.
+        where: N, places where room is kept for it; `fresh`: where it was kept for nobody before.
     """
 
     job: int
     gang: Gang
     reservation: Reservation
     watch: Callable[[], Guard]
+    where: Mask
     fresh: Mask
 
     @cached_property
@@ -102,9 +104,10 @@ class Heads:
                 self._reserved[resource, places] += reservation.taken[places] * amount
         timeline, room = self.timeline.frozen(), round_.room.frozen()
         watch = partial(guard, timeline, round_.tree, room, gang, worker, reservation)
-        fresh = round_.split_spare().keep(gang.worker, self._where(gang))
+        where = self._where(gang)
+        fresh = round_.split_spare().keep(gang.worker, where)
         none = np.zeros(len(round_.tree.order), dtype=np.bool_)
-        self.all.append(Head(job, gang, reservation, watch, none if fresh is None else fresh))
+        self.all.append(Head(job, gang, reservation, watch, where, none if fresh is None else fresh))
         return self.all[-1]
 
     def lets_in(self, job: int, choice: int, size: int) -> tuple[Found, bool] | None:
@@ -151,6 +154,28 @@ class Heads:
             if resources & asked and (slots.site.cut(each.fresh) & kept).any():
                 return each.job
         return self.all[0].job
+
+    def expected(self) -> dict[int, tuple[float, Basis]]:
+        """By row, when each starts, FOREVER where nobody knows, and what that rests on.
+
+        Room that is kept for one ahead is there for a job that yields. One that cannot has it when that one starts.
+        """
+        found: dict[int, tuple[float, Basis]] = {}
+        for index, head in enumerate(self.all):
+            start, basis = head.reservation.start, head.reservation.basis
+            if not self._round.kind(head.job).preemptible:
+                for ahead in self.all[:index]:
+                    if self._share(head, ahead):
+                        start = max(start, found[ahead.job][0])
+                        basis = basis if found[ahead.job][1] is Basis.LIMITS else found[ahead.job][1]
+            found[head.job] = start, basis
+        return found
+
+    def _share(self, one: Head, other: Head) -> bool:
+        """Whether there is a place and a resource that both could use."""
+        workers = self._round.kinds.workers
+        asked, others = ({resource for resource, _ in workers[each.gang.worker].asks} for each in (one, other))
+        return bool(asked & others) and bool((one.where & other.where).any())
 
     def open_to(self) -> Mask:
         """J, jobs that might start on any free room at the end of the round, whoever it is kept for: the first of all

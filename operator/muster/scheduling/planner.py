@@ -294,5 +294,4 @@ def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expe
         spare=round_.promised.left_by_queue(),
         own=round_.own_left_by_queue(),
     )
-    reservations = {head.job: head.reservation for head in heads.all}
-    return expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, reservations)
+    return expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, heads.expected())

@@ -113,9 +113,18 @@ def firm_use(snapshot: Snapshot, counted: Mask) -> Int:
 
 
 def victims_of(snapshot: Snapshot, job: int) -> list[int]:
-    """Rows of the placements that are being ended for a job."""
+    """Rows of the placements that are being ended for a job, or that shrink or move and give back room on its nodes."""
     runs = snapshot.jobs.runs
-    return [int(row) for row in np.flatnonzero(runs.leaving & (runs.beneficiary == job)) if row != job]
+    ending = [int(row) for row in np.flatnonzero(runs.leaving & (runs.beneficiary == job)) if row != job]
+    left = ((row, left_nodes(runs.nodes_of(row), runs.promised_to(row))) for row in moving(snapshot))
+    return ending + [row for row, nodes in left if np.isin(nodes, runs.nodes_of(job)).any()]
+
+
+def left_nodes(before: Index, after: Index) -> Index:
+    """Nodes on which a gang that moves or is resized has fewer workers than before."""
+    nodes, counts = np.unique(before[before != NONE], return_counts=True)
+    fewer: Index = nodes[[np.count_nonzero(after == node) < count for node, count in zip(nodes, counts, strict=True)]]
+    return fewer
 
 
 def reserved_by_rank(snapshot: Snapshot) -> list[int]:
