@@ -102,6 +102,7 @@ def cheapest(ground: Ground, choices: Int, costs: Seconds, pull: Pull, effort: E
     """Offers of `choices` to take beside those taken already so that the gang fits, and whether none are cheaper.
 
     Args:
+        ground: where the gang does not fit yet.
         choices: offers, none of them taken.
         costs: of each.
         pull: of each, in the same order.
@@ -110,8 +111,6 @@ def cheapest(ground: Ground, choices: Int, costs: Seconds, pull: Pull, effort: E
         None if no set was found that fits, and whether there is none for certain. The ground is left as it was.
     """
     before = list(ground.taken)
-    if ground.holds():
-        return [], True
     order = np.lexsort((np.arange(len(choices)), costs / np.maximum(pull.weights, 1e-12)))
     offers = choices[order].tolist()
     price = dict(zip(offers, costs[order].tolist(), strict=True))
@@ -202,7 +201,7 @@ class _Search:
         """Improve `best`; whether it is the cheapest for certain."""
         if self.best is None and not self._widest.holds():
             return True
-        return self._branch(0, 0.0, 0.0, [])
+        return self._too_dear(0, 0.0, 0.0) or self._branch(0, 0.0, 0.0, [])
 
     @property
     def _widest(self) -> Ground:
@@ -216,9 +215,10 @@ class _Search:
         return self._wide
 
     def _branch(self, index: int, cost: float, weight: float, mine: list[int]) -> bool:
-        """From offer `index` on, with `mine` taken; False when the effort ran out before it was decided."""
-        if cost + self._bound(index, self._needed - weight) >= self._least * (1 - 1e-12):
-            return True
+        """From offer `index` on, with `mine` taken; False when the effort ran out before it was decided.
+
+        Half of all branches are too dear: that is asked before the offer is moved, which takes far longer.
+        """
         if self._ground.holds():
             self.best, self._least = list(mine), cost
             return True
@@ -228,21 +228,27 @@ class _Search:
             return False
         self._effort.branches -= 1
         offer, done = self._offers[index], True
-        if self._thorough or self._ground.may_take(offer):
+        with_it = cost + self._cost[index], weight + self._weight[index]
+        if not (self._thorough or self._ground.may_take(offer)):
+            done = False  # in another order it might have been allowed
+        elif not self._too_dear(index + 1, *with_it):
             self._ground.take(offer)
             # What may not be taken together may not be taken with still more either.
             if not self._thorough or self._ground.rightful():
                 mine.append(offer)
-                done = self._branch(index + 1, cost + self._cost[index], weight + self._weight[index], mine)
+                done = self._branch(index + 1, *with_it, mine)
                 mine.pop()
             self._ground.give_back(offer)
-        else:
-            done = False  # in another order it might have been allowed
-        self._widest.give_back(offer)
-        if self._widest.holds():
-            done = self._branch(index + 1, cost, weight, mine) and done
-        self._widest.take(offer)
+        if not self._too_dear(index + 1, cost, weight):
+            self._widest.give_back(offer)
+            if self._widest.holds():
+                done = self._branch(index + 1, cost, weight, mine) and done
+            self._widest.take(offer)
         return done
+
+    def _too_dear(self, index: int, cost: float, weight: float) -> bool:
+        """Whether all that comes of the offers from `index` on costs no less than the best that is known."""
+        return cost + self._bound(index, self._needed - weight) >= self._least * (1 - 1e-12)
 
     def _bound(self, index: int, needed: float) -> float:
         """Least cost of what is still needed from the offers that are not decided: `knapsack` on sorted items."""

@@ -56,6 +56,8 @@ class Ground:
         self.eligible = demand.eligible[self.start : self.end]
         self._rights: list[int] = offers.rights.tolist()
         self._asked: list[int] = demand.divisors[:, 0].tolist()
+        self._resources = range(len(self._asked))
+        self._by_place: dict[int, list[tuple[int, list[int]]]] = {}  # by offer: (column, what it gives back there)
         self._needs: dict[int, Need] = {}
         self._extra: list[tuple[Int, Int, Home, Need]] = []
         self.free = demand.base[:, self.start : self.end].copy()
@@ -83,13 +85,13 @@ class Ground:
         return columns[inside], request[:, None] * workers[inside]
 
     def take(self, offer: int) -> None:
-        self._move(*self.part(offer), 1)
+        self._move_offer(offer, 1)
         if self._quota:
             self._ledger.discharge(*self.offers.homes[offer], self._need(offer))
         self.taken[offer] = None
 
     def give_back(self, offer: int) -> None:
-        self._move(*self.part(offer), -1)
+        self._move_offer(offer, -1)
         if self._quota:
             self._ledger.charge(*self.offers.homes[offer], self._need(offer))
         del self.taken[offer]
@@ -195,32 +197,40 @@ class Ground:
         short = self._ledger.shortage(demand.queue, demand.flavour, demand.need, borrowing=demand.borrowing)
         return short is not None
 
-    def _move(self, columns: Int, amounts: Int, sign: int) -> None:
-        if len(columns) <= _FEW:
-            for column, given in zip(columns.tolist(), (sign * amounts).T.tolist(), strict=True):
-                self._move_one(column, given)
-        else:
-            free = self.free[:, columns] + amounts if sign > 0 else self.free[:, columns] - amounts
-            self.free[:, columns] = free
-            slots = self._count(free)
-            self.total += int(slots.sum()) - int(self.slots[columns].sum())
-            self.slots[columns] = slots
-
-    def _move_one(self, column: int, given: list[int]) -> None:
+    def _move_offer(self, offer: int, sign: int) -> None:
+        """Take an offer, or give it back. Single ones are moved hundreds of times in one search: see `clearing`."""
+        first, last = self._first[offer], self._first[offer + 1]
+        if last - first > _FEW:
+            self._move(self._columns[first:last], self._amounts[:, first:last], sign)
+            return
+        few = self._by_place.get(offer)
+        if few is None:
+            given = self._amounts[:, first:last].T.tolist()
+            few = self._by_place[offer] = list(zip(self._columns[first:last].tolist(), given, strict=True))
         free, slots = self.free, self.slots
-        least = _MANY
-        for row, (amount, asked) in enumerate(zip(given, self._asked, strict=True)):
-            there = free.item(row, column) + amount
-            free[row, column] = there
-            least = min(least, there // asked)
-        least = max(least, 0)
-        self.total += least - slots.item(column)
-        slots[column] = least
+        for column, given in few:
+            least = _MANY
+            for row, amount, asked in zip(self._resources, given, self._asked, strict=True):
+                there = free.item(row, column) + sign * amount
+                free[row, column] = there
+                if (fit := there // asked) < least:
+                    least = fit
+            if least < 0:
+                least = 0
+            self.total += least - slots.item(column)
+            slots[column] = least
+
+    def _move(self, columns: Int, amounts: Int, sign: int) -> None:
+        free = self.free[:, columns] + amounts if sign > 0 else self.free[:, columns] - amounts
+        self.free[:, columns] = free
+        slots = self._count(free)
+        self.total += int(slots.sum()) - int(self.slots[columns].sum())
+        self.slots[columns] = slots
 
     def _move_all(self, offers: Sequence[int], sign: int) -> None:
         if len(offers) <= 1:
             for offer in offers:
-                self._move(*self.part(offer), sign)
+                self._move_offer(offer, sign)
             return
         parts = [self.part(offer) for offer in offers]
         columns = np.concatenate([columns for columns, _ in parts])

@@ -152,6 +152,8 @@ class Hunt:
         return [np.flatnonzero(here & (offers.tiers == tier)).tolist() for tier in range(top + 1)]
 
     def _choose(self, ground: Ground, mine: Int, effort: Effort) -> tuple[list[int] | None, bool]:
+        if ground.holds():
+            return [], True
         return cheapest(ground, mine, self._offers.costs[mine], self._pull(ground, mine), effort)
 
     def _pull(self, ground: Ground, mine: Int) -> Pull:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -96,9 +96,8 @@ def burdens(snapshot: Snapshot, rows: Int) -> Seconds:
     return (1 + snapshot.jobs.runs.stops[rows]).astype(np.float64)
 
 
-@dataclass
-class Draft:
-    """One offer in the making."""
+class Draft(NamedTuple):
+    """One offer in the making. A tuple: every search makes one for each running job that it looks at."""
 
     row: int
     tier: int
@@ -123,20 +122,19 @@ def gather(snapshot: Snapshot, rights: Index, domain_of: Int, *, elastic: bool =
     # Of equals the lowest priority goes first, then the latest start; the uid makes it certain.
     names = np.array([jobs.uids[row] for row in rows.tolist()], dtype=np.str_)
     order = np.lexsort((names, -jobs.runs.started[rows], jobs.priorities[rows], costs))
+    rows, costs = rows[order], costs[order]
+    fluid = (jobs.sizes.least[rows] < jobs.sizes.most[rows]) & elastic
+    tiers = np.where(rights[rows] == Right.YIELDS, int(Tier.YIELD), int(Tier.EVICT))
+    columns = (rows, tiers, costs, fluid, jobs.runs.first[rows], jobs.runs.first[rows + 1])
+    placed, yields = jobs.runs.placed, int(Tier.YIELD)
     drafts: list[Draft] = []
-    yields, evict = (rights[rows] == Right.YIELDS).tolist(), int(Tier.EVICT)
-    fluid = (jobs.sizes.least[rows] < jobs.sizes.most[rows]).tolist()
-    for index in order.tolist():
-        row, cost = int(rows[index]), float(costs[index])
-        nodes = jobs.runs.nodes_of(row)
-        if yields[index]:
-            drafts.append(Draft(row, int(Tier.YIELD), cost, NONE, nodes))
-            continue
-        replicas = replicas_to_spare(snapshot, row) if elastic and fluid[index] else 0
+    for row, tier, cost, may_shrink, first, last in zip(*(column.tolist() for column in columns), strict=True):
+        nodes = placed[first:last]
+        replicas = replicas_to_spare(snapshot, row) if may_shrink and tier != yields else 0
         if replicas:
             drafts.extend(_elastic(snapshot, row, cost, nodes, replicas, domain_of))
         else:
-            drafts.append(Draft(row, evict, cost, NONE, nodes))
+            drafts.append(Draft(row, tier, cost, NONE, nodes))
     return drafts
 
 
