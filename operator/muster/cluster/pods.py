@@ -109,7 +109,10 @@ def _plain(value: Any) -> Any:
 
 
 def service(job: Identity) -> Object:
-    """Headless, with names for pods that aren't ready yet: ranks find each other by them."""
+    """Headless, with a name for index 0 before it is ready: launchers find it by that, and learn of each other there.
+
+    Of the others it has none: their addresses would be written anew with each pod that comes, and sent to every node.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -117,7 +120,7 @@ def service(job: Identity) -> Object:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {names.JOB_UID_LABEL: job.uid},
+            "selector": {names.JOB_UID_LABEL: job.uid, names.INDEX_LABEL: "0"},
             "ports": [{"name": "muster", "port": env.DEFAULT_PORT, "protocol": "TCP"}],
         },
     }

@@ -408,7 +408,7 @@ def test_service_and_secret_belong_to_the_job() -> None:
     service, secret = pods.service(JOB), pods.secret(JOB, "token")
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
-    assert service["spec"]["selector"] == {"muster.dev/job-uid": JOB.uid}
+    assert service["spec"]["selector"] == {"muster.dev/job-uid": JOB.uid, "muster.dev/index": "0"}
     assert secret["immutable"] is True
     assert secret["stringData"] == {"MUSTER_TOKEN": "token"}
     for made_object in (service, secret):
