@@ -12,7 +12,7 @@ from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import Snapshot
 
-from .cases import Job, Node, Outcome, Queue, rack, snapshot
+from .cases import RESOURCES, Job, Node, Outcome, Queue, rack, snapshot
 
 pytestmark = pytest.mark.unit
 
@@ -186,3 +186,33 @@ def _firm(shot: Snapshot, *uids: str) -> Snapshot:
     """The snapshot in which these jobs are not preemptible."""
     preemptible = np.array([uid not in uids for uid in shot.jobs.uids], dtype=np.bool_)
     return replace(shot, jobs=replace(shot.jobs, terms=replace(shot.jobs.terms, preemptible=preemptible)))
+
+
+@pytest.mark.parametrize("quota", [0, 8])
+def test_another_kind_of_capacity_is_told_only_where_the_queue_has_quota_for_it(quota: int) -> None:
+    nodes = [Node("reserved", used_gpus=8), Node("spot")]
+    shot = snapshot(nodes, [Job("a", only_on=("reserved",))], [Queue(gpus=8)])
+    queues = shot.queues
+    wide = [np.concatenate([each, each[:, 1:]], axis=1) for each in (queues.nominal, queues.borrowing, queues.lending)]
+    wide[0][0, 2, RESOURCES.index("nvidia.com/gpu")] = quota
+    world = replace(
+        shot,
+        flavours=("", "H100/on-demand", "H100/spot"),
+        nodes=replace(shot.nodes, flavours=np.array([1, 2], dtype=np.int32)),
+        queues=replace(queues, nominal=wide[0], borrowing=wide[1], lending=wide[2]),
+    )
+    (waiting,) = plan(world).waiting
+    assert waiting.changes == (("there is room now on H100/spot",) if quota else ())
+
+
+def test_a_job_that_may_not_be_stopped_is_told_that_its_like_hold_all_of_its_queues_quota() -> None:
+    jobs = [Job("holds", holding=True), Job("a", submitted=1.0)]
+    shot = snapshot(rack(0, 2), jobs, [Queue(gpus=8)])
+    firm = np.zeros(2, dtype=np.bool_)
+    (waiting,) = plan(replace(shot, jobs=replace(shot.jobs, terms=replace(shot.jobs.terms, preemptible=firm)))).waiting
+    assert waiting.message == (
+        "needs 8 nvidia.com/gpu of H100; queue research uses 8 nvidia.com/gpu of its quota of 8 nvidia.com/gpu and can "
+        "use 0 nvidia.com/gpu more now, without borrowing, for it is not preemptible; 1 job of its queue holds it, not "
+        "preemptible either, so nobody may be asked"
+    )
+    assert waiting.holders == ("holds",)

@@ -266,7 +266,7 @@ def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_
         # The clock of maxRuntime starts at the barrier, and the launcher gets time to end by itself.
         limits.append(spec.ready_timeout + spec.max_runtime - (status.runtime_seconds or 0) + spec.grace + MARGIN)
     if window is not None and window.stops:
-        limits.append(float(window.duration))
+        limits.append(_longest(opening(window, max(opens, now))))
     if spec.budget_gpu_hours is not None and spec.gpus_per_worker:
         seconds = spec.budget_gpu_hours * _HOUR - (status.usage.gpu_seconds if status.usage else 0)
         limits.append(max(0, seconds) / (spec.min_replicas * spec.gpus_per_worker))
@@ -275,6 +275,11 @@ def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_
         limit=min(limits),
         estimate=math.inf if left is None else start_seconds + left.seconds,
     )
+
+
+def _longest(found: Opening) -> float:
+    """Seconds that a run in an opening takes at most. One of windows that overlap is longer than each of them."""
+    return math.inf if found.closes == NEVER else (found.closes - found.opens).total_seconds()
 
 
 def bound(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int, price: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -24,8 +25,8 @@ class Changes:
     def __init__(self, round_: Round) -> None:
         self._round = round_
 
-    def of(self, kind: int, choice: int, *, spare: bool) -> tuple[tuple[Almost, ...], tuple[str, ...]]:
-        """(domains in which it almost fits, best first; changes in words, the smallest first).
+    def of(self, kind: int, choice: int, *, spare: bool) -> tuple[tuple[Almost, ...], tuple[str, ...], tuple[int, ...]]:
+        """(domains in which it almost fits, best first; changes in words, smallest first; other flavours with room).
 
         Args:
             spare: what is kept for others is not for it: no change is told that would only find such room.
@@ -37,15 +38,12 @@ class Changes:
         prefix = prefix_sums(slots.everywhere())
         almost = self._almost(gang, prefix)
         if fits(slots.tree, slots.prefix, gang):
-            return (), ()
+            return (), (), ()
         room = round_.spare if spare else round_.room
         prefix = prefix_sums(room.slots(gang.worker).everywhere())
-        changes = [
-            self._fewer(gang, prefix),
-            self._wider(gang, prefix),
-            self._other_kind(gang, it.choices[choice].flavour, room),
-        ]
-        return almost, tuple(change for change in changes if change)
+        changes = [self._fewer(gang, prefix), self._wider(gang, prefix)]
+        others = tuple(self._other_kinds(gang, it.choices[choice].flavour, room))
+        return almost, tuple(change for change in changes if change), others
 
     def _almost(self, gang: Gang, prefix: Int) -> tuple[Almost, ...]:
         if gang.mode != TopologyMode.REQUIRED or gang.level == NONE:
@@ -83,17 +81,16 @@ class Changes:
             return f"there is room now if {tree.level_name(gang.level)} were preferred instead of required"
         return ""
 
-    def _other_kind(self, gang: Gang, flavour: int, room: Room) -> str:
+    def _other_kinds(self, gang: Gang, flavour: int, room: Room) -> Iterator[int]:
         """Nodes with the same GPU in another capacity kind: `H100/spot` beside `H100/on-demand`."""
         gpu, _, capacity = self._round.snapshot.flavours[flavour].partition("/")
         if not gpu or not capacity:
-            return ""
+            return
         for other, name in enumerate(self._round.snapshot.flavours):
             if other == flavour or name.partition("/")[0] != gpu or not name.partition("/")[2]:
                 continue
             if fits(self._round.tree, self._slots_of(gang.worker, other, room), gang):
-                return f"there is room now on {name}"
-        return ""
+                yield other
 
     def _slots_of(self, worker: int, flavour: int, room: Room) -> Int:
         """Prefix sums of slots on the usable nodes of a flavour, whatever the job's filter says."""

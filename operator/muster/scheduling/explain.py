@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import islice
 from typing import Final, overload
 
 import numpy as np
@@ -124,7 +125,7 @@ class Words:
         self._by_quota: dict[tuple[int, int, int, bool], tuple[Why, str]] = {}
         self._kept: dict[tuple[int, int, int], bool] = {}
         self._room: dict[tuple[int, int], WaitReason] = {}
-        self._helps: dict[tuple[int, int, bool], tuple[tuple[Almost, ...], tuple[str, ...]]] = {}
+        self._helps: dict[tuple[int, int, bool], tuple[tuple[Almost, ...], tuple[str, ...], tuple[int, ...]]] = {}
 
     def reasons(self, verdicts: Sequence[Verdict], rows: Int) -> list[WaitReason]:
         """The same as `why` tells of each, without its sentence. `rows` are the verdicts'."""
@@ -168,8 +169,18 @@ class Words:
         key = (kind, verdict.choice, spare)
         if key not in self._helps:
             self._helps[key] = self._changes.of(kind, verdict.choice, spare=spare)
-        almost, changes = self._helps[key]
-        return almost, changes if has_quota else ()
+        almost, changes, others = self._helps[key]
+        if not has_quota:
+            return almost, ()
+        named = (self._round.snapshot.flavours[other] for other in others if self._has_quota_of(verdict, other))
+        return almost, (*changes, *(f"there is room now on {name}" for name in islice(named, 1)))
+
+    def _has_quota_of(self, verdict: Verdict, flavour: int) -> bool:
+        """Whether the job's queue may use that much of another flavour now."""
+        round_, kind = self._round, self._round.kinds.of[verdict.job]
+        it = round_.kinds.kinds[kind]
+        need, queue = round_.kinds.need(kind, verdict.choice, it.sizes[-1]), round_.queue_of[verdict.job]
+        return round_.promised.shortage(queue, flavour, need, borrowing=it.preemptible) is None
 
     @cached_property
     def _reserved(self) -> frozenset[int]:
@@ -257,12 +268,11 @@ class Words:
             never = round_.never(job, verdict.choice, need)
             assert never is not None, "quota that could never do suffices"
             return self._reasons.exceeds_quota(queue, flavour, never, firm=not it.preemptible), ""
+        firm = None if it.preemptible else round_.firm_shortage(job, verdict.choice, need)
+        if firm is not None:
+            why = self._reasons.quota_exceeded(round_.used, queue, flavour, firm, firm=True)
+            return self._reasons.held_by(why, queue, flavour, firm, firm=True), ""
         short = round_.used.shortage(queue, flavour, need)
-        if short is None and not it.preemptible:
-            short = round_.firm_shortage(job, verdict.choice, need)
-            if short is not None:
-                why = self._reasons.quota_exceeded(round_.used, queue, flavour, short, firm=True)
-                return self._reasons.held_by(why, queue, flavour, short, firm=True), ""
         if short is not None:
             why = self._reasons.quota_exceeded(round_.used, queue, flavour, short)
             if not it.preemptible:

@@ -64,6 +64,19 @@ def test_windows_that_overlap_are_one() -> None:
     assert terms.may_start(job, day, 120.0) <= day
 
 
+@pytest.mark.parametrize(
+    ("start", "hours", "limit"),
+    [("0 20 * * *", 3, 3 * 3600.0), ("0 20,22 * * *", 3, 5 * 3600.0), ("0 * * * *", 3, float("inf"))],
+)
+def test_a_run_lasts_as_long_as_its_whole_opening_however_short_each_window_is(
+    start: str, hours: int, limit: float
+) -> None:
+    """Others are let in on the strength of it, so it must not be shorter than what is enforced."""
+    job, day = spec(window={"start": start, "duration": f"{hours}h"}), datetime(2026, 3, 2, tzinfo=UTC)
+    for hour in (12, 20, 21):
+        assert terms.bounds(job, TrainingJobStatus(), day + hour * HOUR, 120.0).limit == limit
+
+
 @settings(deadline=None)
 @given(
     st.sampled_from(["0 20 * * MON-FRI", "*/45 * * * *", "30 2 * * *", "0 0 1 * *", "15 6,18 * * SAT,SUN"]),
