@@ -23,6 +23,7 @@ class Live:
     Attributes:
         job: as submitted; `workers` is its wish.
         on: nodes by rank while it runs.
+        partial: it may start with fewer workers than its wish.
         promised: nodes that it starts on, as soon as its victims, or its own old pods, are gone.
         beneficiary: for whom it is being ended; its own uid when it moves.
         stops: how often it was stopped for others.
@@ -32,6 +33,7 @@ class Live:
     least: int = 0
     most: int = 0
     step: int = 1
+    partial: bool = True
     preemptible: bool = True
     on: tuple[str, ...] = ()
     promised: tuple[str, ...] = ()
@@ -96,7 +98,7 @@ class Operating:
             least=np.array([live.least for live in lives], dtype=np.int32),
             most=most,
             step=np.array([live.step for live in lives], dtype=np.int32),
-            partial=np.zeros(len(lives), dtype=np.bool_),
+            partial=np.array([live.partial for live in lives], dtype=np.bool_),
         )
         runs = replace(
             jobs.runs,

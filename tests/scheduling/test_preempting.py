@@ -241,3 +241,16 @@ def test_of_those_who_borrow_who_was_stopped_less_often_gives_back_and_what_is_t
     world.submit(Live(Job("owns", queue="lender")))
     made = plan(world.snapshot())
     assert [(each.uid, each.lost) for each in made.evictions] == [("seldom", (25.0 + 10.0) * 8)]
+
+
+@pytest.mark.parametrize(("partial", "starts"), [(True, [("elastic", 1)]), (False, [])])
+def test_an_elastic_gang_starts_with_fewer_workers_only_if_it_says_so(
+    partial: bool, starts: list[tuple[str, int]]
+) -> None:
+    world = cluster(Node("a"), Node("b"))
+    running(world, Job("firm"), "a", preemptible=False)
+    world.submit(Live(Job("elastic", workers=2), least=1, most=2, partial=partial))
+    made = planned(world)
+    assert [(each.uid, len(each.nodes)) for each in made.admissions] == starts
+    world.finish("firm")
+    assert [(each.uid, len(each.nodes)) for each in planned(world).admissions] == ([] if partial else [("elastic", 2)])

@@ -167,7 +167,7 @@ class Kinds:
     def _sizes(self, row: int) -> tuple[int, ...]:
         jobs = self._snapshot.jobs
         wish, least, step = int(jobs.workers[row]), int(jobs.sizes.least[row]), max(1, int(jobs.sizes.step[row]))
-        if not self._elastic or least >= wish:
+        if not self._elastic or least >= wish or not jobs.sizes.partial[row]:
             return (wish,)
         return (wish, *reversed(range(least, wish, step)))
 
@@ -176,7 +176,7 @@ def _keys(snapshot: Snapshot, rows: Int, others: Callable[[int], tuple[tuple[int
     """Bytes that are the same for jobs that are alike. `others`: the alternatives that a job takes by now."""
     jobs = snapshot.jobs
     columns: list[Int | Index | Mask] = [jobs.filters, jobs.flavours, jobs.workers, jobs.modes, jobs.levels]
-    columns += [jobs.sizes.least, jobs.sizes.step, jobs.terms.preemptible, jobs.terms.reclaims]
+    columns += [jobs.sizes.least, jobs.sizes.step, jobs.sizes.partial, jobs.terms.preemptible, jobs.terms.reclaims]
     width = jobs.requests.shape[1]
     table = np.empty((len(rows), width + len(columns) + 2), dtype=np.int64)
     table[:, :width] = jobs.requests[rows]
