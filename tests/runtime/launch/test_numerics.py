@@ -45,7 +45,8 @@ def test_a_rollback_from_memory_is_told_by_every_launcher(make_gang: Callable[..
             lambda pod=pod: pod.listens() and pod.status().numerics is not None, "each launcher tells it", 180
         )
         assert pod.status().numerics == Numerics(0, 1, last)
-    assert "back at step 4, from the memory of its pods" in pods[0].log()
+    back = "back at step 4, from the memory of its pods"  # told when it is there, a moment after that it goes
+    gang.eventually(lambda: back in pods[0].log(), back, 180)
     metrics = pods[0].ask("GET", "/metrics")[1].decode()
     assert [line.split()[-1] for line in metrics.splitlines() if line.startswith("muster_worker_rollbacks{")] == ["1.0"]
     (gang.folder / "go").touch()
