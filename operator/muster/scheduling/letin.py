@@ -28,6 +28,10 @@ class LetIn:
         for row in self._there.tolist():
             self._rows.setdefault((int(jobs.queues[row]), int(jobs.flavours[row])), []).append(row)
 
+    def anybody(self, queue: int, flavour: int) -> bool:
+        """Whether there is any in a queue; quick, so that it can be asked of every job that waits."""
+        return (queue, flavour) in self._rows
+
     def without(self, job: int, flavour: int, need: Need, going: Container[str]) -> Need:
         """What a waiting job's queue would use more if it had `need` in place of what gives way to the job.
 

@@ -219,6 +219,8 @@ class Round:
         queue, flavour, need = self._least(job, choice)
         if not self.promised.would_be_lent(queue, flavour, need):
             return False
+        if not self._let_in.anybody(queue, flavour):
+            return True
         return self.promised.would_be_lent(queue, flavour, self._in_place(job, flavour, need))
 
     def within(self, job: int, choice: int, need: Need) -> bool:
@@ -226,12 +228,16 @@ class Round:
         queue, flavour = self.queue_of[job], self.kind(job).choices[choice].flavour
         if self.promised.within(queue, flavour, need):
             return True
+        if not self._let_in.anybody(queue, flavour):
+            return False
         return self.promised.within(queue, flavour, self._in_place(job, flavour, need))
 
     def waits_for_its_own(self, job: int, choice: int) -> bool:
         """Whether a job that others keep from borrowing lacks room as well, and would borrow nothing in place of what
         gives way to it."""
-        _, _, need = self._least(job, choice)
+        queue, flavour, need = self._least(job, choice)
+        if not self._let_in.anybody(queue, flavour):
+            return False  # nothing keeps a job from what is its queue's own
         if self.shortage(job, choice, need) is not None or not self.within(job, choice, need):
             return False
         return not self.fits(self.kinds.of[job], choice, self.kind(job).sizes[-1], spare=False)
