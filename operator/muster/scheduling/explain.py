@@ -148,7 +148,7 @@ class Words:
                 self._by_kind[like] = self._placement(kind, fate, verdict.choice)
             return self._by_kind[like]
         if fate in (Fate.QUOTA, Fate.NEVER):
-            key = (self._round.queue_of[job], kind, verdict.choice, job in self._reserved)
+            key = (self._round.queue_of[job], kind, verdict.choice, job in self._heads.jobs)
             if key not in self._by_quota:
                 self._by_quota[key] = self._quota(verdict)
             return self._by_quota[key]
@@ -181,11 +181,6 @@ class Words:
         it = round_.kinds.kinds[kind]
         need, queue = round_.kinds.need(kind, verdict.choice, it.sizes[-1]), round_.queue_of[verdict.job]
         return round_.promised.shortage(queue, flavour, need, borrowing=it.preemptible) is None
-
-    @cached_property
-    def _reserved(self) -> frozenset[int]:
-        """Rows of those who have a reservation."""
-        return frozenset(head.job for head in self._heads.all)
 
     @cached_property
     def _open(self) -> Mask:
@@ -229,7 +224,7 @@ class Words:
         round_, job = self._round, verdict.job
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         it = round_.kinds.kinds[kind]
-        if job in self._reserved or self._ahead(queue, it.choices[verdict.choice].flavour) is None:
+        if job in self._heads.jobs or self._ahead(queue, it.choices[verdict.choice].flavour) is None:
             return WaitReason.QUOTA_EXCEEDED
         key = (queue, kind, verdict.choice)
         if key not in self._kept:
@@ -279,7 +274,7 @@ class Words:
                 why = self._reasons.held_by(why, queue, flavour, short, firm=False)
             return why, ""
         kept = round_.shortage(job, verdict.choice, need)
-        if kept is None or job in self._reserved:
+        if kept is None or job in self._heads.jobs:
             return self._reasons.quota_is_owned(queue, flavour, need), ""
         # Promises that are in the way came before this job, so the first of all did.
         ahead = self._ahead(queue, flavour)

@@ -58,6 +58,7 @@ class Heads:
         self._timeline: Timeline | None = None
         self._started: list[tuple[int, Taken]] = []
         self._count: dict[int, int] = {}
+        self._jobs: set[int] = set()
         self._queues: set[tuple[int, int]] = set()
         self._reserved: Int | None = None
         self._worth: tuple[int, frozenset[int]] = (0, frozenset())
@@ -84,6 +85,11 @@ class Heads:
         return self._count.get(flavour, 0) < self._round.policy.heads
 
     @property
+    def jobs(self) -> Set[int]:
+        """Rows of all."""
+        return self._jobs
+
+    @property
     def queues(self) -> Set[tuple[int, int]]:
         """(queue, flavour) of all: whoever borrows there from now on yields, or the heads would be those who borrow."""
         return self._queues
@@ -92,6 +98,7 @@ class Heads:
         """Keep time and place for a job that fits nowhere now."""
         round_ = self._round
         self._count[flavour] = self._count.get(flavour, 0) + 1
+        self._jobs.add(job)
         self._queues.add((round_.queue_of[job], flavour))
         worker = round_.kinds.workers[gang.worker]
         if self._reserved is None:

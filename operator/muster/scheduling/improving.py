@@ -85,12 +85,12 @@ def _carry_out(round_: Round, moves: Sequence[Move]) -> None:
 def _without_contested_quota(round_: Round, heads: Heads, snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Snapshot:
     """The same, but jobs do not grow where quota is waited for, or room by those to whom quota would be lent and for
     whom nothing is kept."""
-    circle, kept = round_.used.circle, {head.job for head in heads.all}
+    circle = round_.used.circle
     waiting = [
         each
         for each in verdicts
         if each.fate is Fate.QUOTA
-        or (each.fate is Fate.ROOM and each.job not in kept and round_.would_be_lent(each.job, each.choice))
+        or (each.fate is Fate.ROOM and each.job not in heads.jobs and round_.would_be_lent(each.job, each.choice))
     ]
     circles = {circle(queue) for queue in {round_.queue_of[each.job] for each in waiting}}
     if not circles:

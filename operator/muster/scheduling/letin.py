@@ -7,11 +7,12 @@ take back what its queue has borrowed.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 
+from muster.scheduling.plan import Eviction
 from muster.scheduling.quota import Need
 from muster.scheduling.ranks import ranked
 from muster.scheduling.snapshot import Int, Snapshot
@@ -28,24 +29,23 @@ class LetIn:
         for row in self._there.tolist():
             self._rows.setdefault((int(jobs.queues[row]), int(jobs.flavours[row])), []).append(row)
 
-    def anybody(self, queue: int, flavour: int) -> bool:
-        """Whether there is any in a queue; quick, so that it can be asked of every job that waits."""
-        return (queue, flavour) in self._rows
-
-    def without(self, job: int, flavour: int, need: Need, going: Container[str]) -> Need:
+    def without(self, job: int, flavour: int, need: Need, evictions: Sequence[Eviction]) -> Need | None:
         """What a waiting job's queue would use more if it had `need` in place of what gives way to the job.
 
         Args:
-            going: uids of those whose quota is others' already.
+            evictions: of this plan; the quota of those is others' already.
 
         Returns:
-            Amounts that may be negative.
+            Amounts that may be negative. None if nothing gives way: mostly, so that is told first.
         """
         jobs = self._snapshot.jobs
-        rows = self._rows.get((int(jobs.queues[job]), flavour), [])
+        rows = self._rows.get((int(jobs.queues[job]), flavour))
+        if rows is None:
+            return None
+        going = {each.uid for each in evictions}
         behind = [row for row in rows if self._places[row] > self._places[job] and jobs.uids[row] not in going]
         if not behind:
-            return need
+            return None
         held = jobs.held[behind].sum(axis=0).tolist()
         return [(resource, amount - held[resource]) for resource, amount in need]
 

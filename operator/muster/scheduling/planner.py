@@ -252,13 +252,12 @@ def _order(round_: Round, left_out: Collection[int]) -> Ordering | FirstSubmitte
 
 def _ask_again(round_: Round, heads: Heads, preempting: Preempting, verdicts: list[Verdict]) -> list[Verdict]:
     """What victims leave over may be what a job ahead of their beneficiary waits for: it would ask in the next plan."""
-    reserved = {head.job for head in heads.all}
     everybody = set(range(len(round_.queue_of)))
     found = bool(round_.evictions)
     while found:
         found = False
         for index, verdict in enumerate(verdicts):
-            waits = verdict.fate in (Fate.ROOM, Fate.QUOTA) and verdict.job not in reserved
+            waits = verdict.fate in (Fate.ROOM, Fate.QUOTA) and verdict.job not in heads.jobs
             if waits and preempting.clear(verdict, everybody):
                 verdicts[index], found = cleared(verdict), True
     return verdicts

@@ -219,26 +219,25 @@ class Round:
         queue, flavour, need = self._least(job, choice)
         if not self.promised.would_be_lent(queue, flavour, need):
             return False
-        if not self._let_in.anybody(queue, flavour):
-            return True
-        return self.promised.would_be_lent(queue, flavour, self._in_place(job, flavour, need))
+        less = self._let_in.without(job, flavour, need, self.evictions)
+        return less is None or self.promised.would_be_lent(queue, flavour, less)
 
     def within(self, job: int, choice: int, need: Need) -> bool:
         """Whether a waiting job's queue stays within its own nominal with `need` more, in place of what gives way."""
         queue, flavour = self.queue_of[job], self.kind(job).choices[choice].flavour
         if self.promised.within(queue, flavour, need):
             return True
-        if not self._let_in.anybody(queue, flavour):
-            return False
-        return self.promised.within(queue, flavour, self._in_place(job, flavour, need))
+        less = self._let_in.without(job, flavour, need, self.evictions)
+        return less is not None and self.promised.within(queue, flavour, less)
 
     def waits_for_its_own(self, job: int, choice: int) -> bool:
         """Whether a job that others keep from borrowing lacks room as well, and would borrow nothing in place of what
         gives way to it."""
         queue, flavour, need = self._least(job, choice)
-        if not self._let_in.anybody(queue, flavour):
+        less = self._let_in.without(job, flavour, need, self.evictions)
+        if less is None:
             return False  # nothing keeps a job from what is its queue's own
-        if self.shortage(job, choice, need) is not None or not self.within(job, choice, need):
+        if self.shortage(job, choice, need) is not None or not self.promised.within(queue, flavour, less):
             return False
         return not self.fits(self.kinds.of[job], choice, self.kind(job).sizes[-1], spare=False)
 
@@ -247,9 +246,6 @@ class Round:
         kind = self.kinds.of[job]
         it = self.kinds.kinds[kind]
         return self.queue_of[job], it.choices[choice].flavour, self.kinds.need(kind, choice, it.sizes[-1])
-
-    def _in_place(self, job: int, flavour: int, need: Need) -> Need:
-        return self._let_in.without(job, flavour, need, {each.uid for each in self.evictions})
 
     @cached_property
     def _let_in(self) -> LetIn:
