@@ -309,6 +309,32 @@ def test_free_pieces_of_nodes_are_put_together_for_a_job_that_needs_a_whole_one(
     assert {each.uid for each in plan(world.snapshot()).admissions} == {"whole", "half of a"}
 
 
+def test_jobs_that_would_only_swap_places_with_the_gang_are_not_asked_however_cheap() -> None:
+    """More of them than searches are made."""
+    world = in_pieces(queues=(Queue(gpus=200),))
+    world.nodes["open"] = Node("open")
+    for index in range(6):
+        name = f"whole-{index}"
+        world.nodes[name] = Node(name)
+        world.submit(Live(Job(f"on {name}"), on=(name,), started=NOW - 20_000.0, saved=world.now))
+    for name in "ab":
+        world.jobs[f"half of {name}"].saved = world.now - 60.0
+    world.submit(Live(Job("gang", workers=2)))
+    assert [each.uid for each in plan(world.snapshot()).evictions] == ["half of a"]
+
+
+def test_they_are_asked_where_they_go_to_nodes_that_the_gang_cannot_use() -> None:
+    world = in_pieces(queues=(Queue(gpus=200),))
+    for name in "ab":
+        world.jobs[f"half of {name}"].preemptible = False
+    world.nodes["c"] = Node("c")
+    world.nodes["d"] = Node("d")
+    world.submit(Live(Job("swaps"), on=("c",), started=world.now - 7_200.0, saved=world.now))
+    world.submit(Live(Job("gang", only_on=("a", "b", "c"))))
+    made = plan(world.snapshot())
+    assert [(each.uid, each.reason) for each in made.evictions] == [("swaps", MoveReason.DEFRAGMENTED)]
+
+
 def test_they_are_also_for_a_job_that_is_lent_its_quota_and_so_holds_no_reservation() -> None:
     queues = (Queue(gpus=8, cohort=0), Queue("lends", gpus=8, cohort=0))
     world = in_pieces(Live(Job("whole")), queues=queues)

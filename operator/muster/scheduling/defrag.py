@@ -29,7 +29,7 @@ from muster.scheduling.placement import locate
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Ledger
 from muster.scheduling.room import Room
-from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
 from muster.scheduling.victims import Evicted, Victims, clear_room
 
@@ -110,11 +110,30 @@ def _may_move(wants: Demand, coming: Coming, pace: Pace) -> Mask:
     asked &= (ran >= pace.settle) & (LOST_AT_MOST * ran >= runs.restart + runs.grace)
     asked[list(coming.gone)] = False
     asked[job] = False
+    asked &= ~_swap(wants)
     open_, choices = OpenRoom(snapshot, wants.tree, wants.room.open + coming.room), Choices(snapshot)
     workers = np.diff(runs.first)
     for row in np.flatnonzero(asked).tolist():
         asked[row] = open_.slots(row, choices.current(row))[1] >= workers[row]
     return asked
+
+
+def _swap(wants: Demand) -> Mask:
+    """J, those who can't help: for each slot that one of their workers leaves, it takes another.
+
+    Their workers ask for what the gang's do, and go only where those may run too. So their moves leave the number of
+    slots as it is, and a gang that may lie anywhere needs nothing else.
+    """
+    snapshot, gang, jobs = wants.snapshot, wants.gang, wants.snapshot.jobs
+    if gang.mode == TopologyMode.REQUIRED or gang.shape.slices or gang.shape.balanced != NONE:
+        return np.zeros(len(jobs.uids), dtype=np.bool_)
+    same: Mask = (jobs.requests[:, wants.asked] == wants.divisors[:, 0]).all(axis=1)
+    usable = snapshot.nodes.usable[wants.tree.order]
+    elsewhere = (snapshot.eligible[:, wants.tree.order] & usable & ~wants.eligible).any(axis=1)
+    choices = Choices(snapshot)
+    for row in np.flatnonzero(same).tolist():
+        same[row] = not elsewhere[choices.current(row)]
+    return same
 
 
 def _on(snapshot: Snapshot, nodes: Mask) -> Mask:
