@@ -19,7 +19,11 @@ from muster.scheduling.snapshot import Int, Snapshot
 
 
 class LetIn:
-    """The running jobs of a snapshot that yield and aren't ending yet, by queue and flavour."""
+    """The running jobs of a snapshot that yield and aren't ending yet, by queue and flavour.
+
+    Attributes:
+        anybody: whether there are any.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         jobs = snapshot.jobs
@@ -28,6 +32,7 @@ class LetIn:
         self._rows: dict[tuple[int, int], list[int]] = {}
         for row in self._there.tolist():
             self._rows.setdefault((int(jobs.queues[row]), int(jobs.flavours[row])), []).append(row)
+        self.anybody = bool(self._rows)
 
     def without(self, job: int, flavour: int, need: Need, evictions: Sequence[Eviction]) -> Need | None:
         """What a waiting job's queue would use more if it had `need` in place of what gives way to the job.

@@ -233,6 +233,8 @@ class Round:
     def waits_for_its_own(self, job: int, choice: int) -> bool:
         """Whether a job that others keep from borrowing lacks room as well, and would borrow nothing in place of what
         gives way to it."""
+        if not self._let_in.anybody:
+            return False
         queue, flavour, need = self._least(job, choice)
         less = self._let_in.without(job, flavour, need, self.evictions)
         if less is None:

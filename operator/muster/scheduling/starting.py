@@ -122,7 +122,9 @@ class Starting:
             if not self.owners.left(queue, flavour):
                 continue
             size = self._largest_with_quota(job, kind, choice) or self._largest_in_passing(job, kind, choice)
-            need = round_.kinds.limited_need(kind, choice, size, round_.used.limited(queue, flavour)) if size else ()
+            if size == 0:
+                continue
+            need = round_.kinds.limited_need(kind, choice, size, round_.used.limited(queue, flavour))
             owner = None if round_.within(job, choice, need) else self.owners.before(queue, flavour)
             if owner is not None:
                 return owner
