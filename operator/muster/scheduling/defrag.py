@@ -129,7 +129,7 @@ def _swap(wants: Demand) -> Mask:
         return np.zeros(len(jobs.uids), dtype=np.bool_)
     same: Mask = (jobs.requests[:, wants.asked] == wants.divisors[:, 0]).all(axis=1)
     usable = snapshot.nodes.usable[wants.tree.order]
-    elsewhere = (snapshot.eligible[:, wants.tree.order] & usable & ~wants.eligible).any(axis=1)
+    elsewhere: Mask = np.any(snapshot.eligible[:, wants.tree.order] & usable & ~wants.eligible, axis=1)
     choices = Choices(snapshot)
     for row in np.flatnonzero(same).tolist():
         same[row] = not elsewhere[choices.current(row)]

@@ -199,7 +199,7 @@ class _Deciding:
             self._reserve(decided)
         elif decided.fate is _QUOTA and order.oldest(job):
             _hold_back(round_, decided)
-        elif decided.fate is _QUOTA and job not in self.starting.short and round_.waits_for_its_own(job, decided.choice):
+        elif decided.fate is _QUOTA and round_.waits_for_its_own(job, decided.choice):
             self._reserve(decided)
         return decided
 
