@@ -148,10 +148,8 @@ class Loop:
         # Planning gets no more than half of the time.
         await asyncio.sleep(min(self._plans.round_seconds, LONGEST_REST))
         now = asyncio.get_running_loop().time()
-        due = now + LONGEST_SLEEP if self._plans.again_at is None else self._plans.again_at
-        if self._alarms.next is not None:
-            due = min(due, self._alarms.next)
-        timeout = max(0.0, min(due - now, LONGEST_SLEEP))
+        known = [at for at in (self._plans.due_at, self._alarms.next) if at is not None]
+        timeout = max(0.0, min([LONGEST_SLEEP, *(at - now for at in known)]))
         try:
             # Not wait_for: before Python 3.12 it may lose a cancellation that comes together with the wake.
             async with asyncio.timeout(timeout):

@@ -178,7 +178,15 @@ class Plans:
         month has opened it again, since the last plan; or words were held back."""
         if self.again_at is not None and time.monotonic() >= self.again_at:
             return True
-        return self._budgets.change is not None and utc_now() >= self._budgets.change
+        return self._budgets.spent(self._cache.queues, utc_now()) != self._spent
+
+    @property
+    def due_at(self) -> float | None:
+        """Monotonic time from which on one is `due`, as far as is known; None if only a change brings one about."""
+        moments = [] if self.again_at is None else [self.again_at]
+        if self._budgets.change is not None:
+            moments.append(time.monotonic() + (self._budgets.change - utc_now()).total_seconds())
+        return min(moments, default=None)
 
     def _later(self, moment: float) -> None:
         """Have another round at `moment` at the latest."""

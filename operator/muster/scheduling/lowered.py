@@ -48,7 +48,7 @@ def _drain(snapshot: Snapshot, ledger: Ledger, may: Mask) -> list[Evicted]:
     for row, need in zip(rows.tolist(), held_by(snapshot, rows), strict=True):
         ledger.discharge(int(jobs.queues[row]), int(jobs.flavours[row]), need)
     costs = lost_seconds(snapshot, rows).tolist()
-    return [Evicted(row, MoveReason.QUOTA_LOWERED, cost) for row, cost in zip(rows.tolist(), costs, strict=True)]
+    return [Evicted(row, MoveReason.DRAINED, cost) for row, cost in zip(rows.tolist(), costs, strict=True)]
 
 
 def _excesses(snapshot: Snapshot, ledger: Ledger) -> list[tuple[int, int, int]]:

@@ -55,7 +55,9 @@ class MoveReason(str, Enum):
     DEFRAGMENTED = "Defragmented"
     """It moves so that a job fits that fragmentation alone keeps out."""
     QUOTA_LOWERED = "QuotaLowered"
-    """Its queue uses more than it may since a quota was lowered, or is held and drained."""
+    """Its queue uses more than it may since a quota was lowered."""
+    DRAINED = "QueueDrained"
+    """Its queue is drained: by a `stopPolicy`, or because a budget of its month is used up. No preemption."""
 
 
 class Basis(str, Enum):

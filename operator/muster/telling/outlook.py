@@ -9,6 +9,7 @@ from muster.api.names import ConditionType, Phase, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.hindrances import hinders
 from muster.cluster.status import reason_of
+from muster.scheduling.plan import WaitReason
 from muster.telling.scene import Scene
 from muster.telling.wording import FINAL, used_limits
 from muster_protocol.durations import format_duration
@@ -93,7 +94,7 @@ def advice(scene: Scene) -> Iterator[str]:
             yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": true}}}}'  and then"""
         yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": false}}}}'"""
     elif status.phase is Phase.QUEUED and place is not None and hinders(place.reason):
-        yield from _mending(named, place.reason)
+        yield from _mending(named, job.spec.queue, place.reason)
         yield from place.changes
     elif status.phase is Phase.QUEUED:
         yield f"see who holds the queue's quota and who is ahead:  muster jobs --queue {job.spec.queue}"
@@ -105,11 +106,15 @@ def advice(scene: Scene) -> Iterator[str]:
             yield f"{group.value} ({limit}) is used up: the next such failure ends the job, unless you raise it"
 
 
-def _mending(named: str, reason: str) -> Iterator[str]:
+def _mending(named: str, queue: str, reason: str) -> Iterator[str]:
     """How what keeps a job from the queues' order is mended."""
     if reason == Reason.QUEUE_NOT_FOUND.value:
         yield "see which queues there are:  muster queues"
         patch = """'{"spec": {"queue": "NAME"}}'"""
         yield f"ask for one of them:  kubectl patch tj {named} --type=merge -p {patch}"
+    elif reason == Reason.BUDGET_EXHAUSTED.value:
+        yield f"raise the budget that stands under Why:  kubectl edit tj {named}  or  kubectl edit tq {queue}"
+    elif reason == WaitReason.EXCEEDS_QUOTA.value:
+        yield f"ask for less, or raise the queue's quota:  kubectl edit tj {named}  or  kubectl edit tq {queue}"
     else:
         yield f"mend what stands under Why, in the job or in the cluster:  kubectl edit tj {named}"

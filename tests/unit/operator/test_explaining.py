@@ -300,7 +300,8 @@ def test_before_the_first_step_nobody_is_said_to_train() -> None:
     [
         ("QueueNotFound", "see which queues there are: muster queues"),
         ("UnknownGpuType", "kubectl edit tj train -n research"),
-        ("ExceedsQuota", "kubectl edit tj train -n research"),
+        ("ExceedsQuota", "kubectl edit tj train -n research or kubectl edit tq"),
+        ("BudgetExhausted", "raise the budget that stands under Why: kubectl edit tj train -n research"),
     ],
 )
 def test_a_job_whose_turn_cannot_come_is_not_told_to_wait(reason: str, helps: str) -> None:

@@ -7,7 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from muster.api.common import format_time
+from muster.api.trainingqueue import TrainingQueue
 from muster.controllers import plans
+from muster.controllers.work import utc_now
 from muster.scheduling.plan import Eviction, MoveReason, Plan, Promise
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
@@ -158,6 +161,25 @@ async def test_a_gang_that_is_stopped_for_nobody_queues_again(monkeypatch: pytes
         place.gone("low")
         await place.until(lambda: (place.status("low").get("placement") or {}).get("generation") == 2)
         assert place.status("low")["preemptions"] == 1
+
+
+async def test_a_queue_is_drained_when_its_budget_is_used_up_though_nothing_else_happens() -> None:
+    async with world() as place:
+        spec = {"budgets": [{"gpuHours": 1, "atLimit": "drain"}]}
+        queue = {"metadata": {"name": "q", "uid": "q-uid", "generation": 1}, "spec": spec}
+        place.cache.on_queue("q", TrainingQueue.from_raw(queue))
+        await running(place, "low")
+        plans_ = place.loop._plans
+        await place.until(lambda: not plans_.due())
+        use = {"gpuType": "H100", "gpuSeconds": 3_600, "gpus": 10}
+        month = {"until": format_time(utc_now()), "uses": [use]}
+        place.cache.on_queue("q", TrainingQueue.from_raw({**queue, "status": {"month": month}}))
+        assert plans_.due(), "or it waited for another round to come by"
+        await place.until(lambda: place.status("low").get("stop"), seconds=20.0)
+        assert place.status("low")["stop"]["reason"] == "QueueDrained"
+        place.gone("low")
+        await place.until(lambda: not place.placed("low"))
+        assert "preemptions" not in place.status("low"), "its disruption budget does not count it"
 
 
 async def test_a_promise_ends_with_an_edit_and_its_victims_that_were_not_told_stay(

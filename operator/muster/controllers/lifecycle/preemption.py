@@ -20,6 +20,8 @@ from muster.scheduling.plan import MoveReason
 OWN: Final = frozenset({MoveReason.GROWN.value, MoveReason.PROMOTED.value, MoveReason.WORKERS_LOST.value})
 """Moves for the job's own good: no preemptions, and its disruption budget does not count them."""
 
+_NO_PREEMPTIONS: Final = OWN | {MoveReason.DRAINED.value}
+
 REMEMBERED: Final = 32
 """Preemptions of which the moment is kept."""
 
@@ -33,6 +35,7 @@ _WHY: Final = {
     MoveReason.PROMOTED: "",
     MoveReason.DEFRAGMENTED: "which only finds its room scattered",
     MoveReason.QUOTA_LOWERED: "",
+    MoveReason.DRAINED: "",
 }
 _ALONE: Final = {
     MoveReason.PREEMPTED: "the gang gives its room up",
@@ -43,7 +46,8 @@ _ALONE: Final = {
     MoveReason.GROWN: "there is idle room: the gang goes on with more workers",
     MoveReason.PROMOTED: "nodes of a kind that the job prefers are free: the gang moves there",
     MoveReason.DEFRAGMENTED: "the gang moves, so that a job fits that only finds its room scattered",
-    MoveReason.QUOTA_LOWERED: "its queue is drained, or uses more than it may since a limit was lowered",
+    MoveReason.QUOTA_LOWERED: "its queue uses more than it may since a limit was lowered",
+    MoveReason.DRAINED: "its queue is drained, by a stopPolicy or because its budget of the month is used up",
 }
 
 
@@ -122,7 +126,7 @@ def count(turn: Turn, stop: Stop) -> None:
     )
     if stop.reason == MoveReason.WORKERS_LOST.value:
         turn.draft.set(breakdowns=(status.breakdowns or 0) + 1)
-    if stop.reason not in OWN:
+    if stop.reason not in _NO_PREEMPTIONS:
         moments = (*status.preempted_at, turn.s.now)[-REMEMBERED:]
         turn.draft.set(preemptions=(status.preemptions or 0) + 1, preempted_at=moments)
 
