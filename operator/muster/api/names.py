@@ -288,6 +288,8 @@ class Reason(str, Enum):
     """It can end before the deadline."""
     TOO_LATE = "TooLate"
     """It cannot, or not with all of `maxRuntime`; the message says when it ends at the earliest."""
+    DEADLINE_PASSED = "DeadlinePassed"
+    """It has passed, and the job has not ended. It goes on."""
     LENGTH_UNKNOWN = "LengthUnknown"
     """Neither progress nor `maxRuntime` tells how long it takes."""
     NO_DEADLINE = "NoDeadline"

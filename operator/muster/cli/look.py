@@ -18,6 +18,7 @@ from rich.text import Text
 
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, Phase, Reason
+from muster.api.placement import spares_by_index
 from muster.api.restarts import Group
 from muster.api.trainingjob_status import Saving
 from muster.cli.printing import STYLES, UNSEEN, print_page
@@ -163,6 +164,9 @@ def _facts(scene: Scene) -> Table:
         head.add_row("Restarts", _restarts(scene))
     for title, told in _replacements(scene):
         head.add_row(title, told)
+    if status.placement is not None and status.placement.spares:
+        nodes = spares_by_index(status.placement.spares).values()
+        head.add_row("Spares", f"room for {counted(len(nodes), 'more worker')} is kept on {', '.join(nodes)}")
     if status.numerics is not None:
         head.add_row("Numerics", Text(unsound(status.numerics), "yellow"))
     if status.sizes:

@@ -299,12 +299,14 @@ class Outlook:
     Attributes:
         met: None when nothing tells.
         message: for people.
+        passed: the deadline lies behind.
         changes: when the answer changes by time alone, if the job does not start before; None for never.
     """
 
     met: bool | None
     message: str
     changes: datetime | None = None
+    passed: bool = False
 
 
 def outlook(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_seconds: float) -> Outlook | None:
@@ -314,14 +316,16 @@ def outlook(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start
         return None
     told = format_time(deadline)
     if now >= deadline:
-        return Outlook(False, f"the deadline {told} has passed; the job goes on")
+        return Outlook(False, f"the deadline {told} has passed; the job goes on", passed=True)
     left = rest(spec, status, now)
     runs = status.running_since is not None
     start = now if runs else max(now, may_start(spec, now, start_seconds))
     if left is None:
         if start >= deadline:
-            return Outlook(False, f"the deadline {told} cannot be met: the window opens at {format_time(start)}")
-        return Outlook(None, "nothing tells how long the job takes: give maxRuntime, or report the number of steps")
+            message = f"the deadline {told} cannot be met: the window opens at {format_time(start)}"
+            return Outlook(False, message, deadline)
+        message = "nothing tells how long the job takes: give maxRuntime, or report the number of steps"
+        return Outlook(None, message, deadline)
     takes = timedelta(seconds=min(left.seconds + (0.0 if runs else start_seconds), 1e9))
     earliest = start + takes
     latest_start = deadline - takes
@@ -329,12 +333,13 @@ def outlook(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start
         return Outlook(True, f"it can end at {format_time(earliest)} at the earliest", latest_start)
     late, end = format_duration(round((earliest - deadline).total_seconds()) or 1), format_time(earliest)
     if left.sure:
-        return Outlook(False, f"the deadline {told} cannot be met: earliest end {end} by its progress, {late} late")
-    return Outlook(
-        False,
-        f"the deadline {told} cannot be met with all of maxRuntime: earliest end {end}, {late} late; lower maxRuntime, "
-        "or set the deadline later",
-    )
+        message = f"the deadline {told} cannot be met: earliest end {end} by its progress, {late} late"
+    else:
+        message = (
+            f"the deadline {told} cannot be met with all of maxRuntime: earliest end {end}, {late} late; "
+            "lower maxRuntime, or set the deadline later"
+        )
+    return Outlook(False, message, deadline)
 
 
 def _number(text: str | None) -> float:

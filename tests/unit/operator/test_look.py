@@ -109,6 +109,17 @@ def test_a_pod_that_cannot_start_says_why() -> None:
     assert "ImagePullBackOff no such image" in text
 
 
+def test_the_nodes_of_spares_are_told() -> None:
+    placement = {
+        "generation": 1,
+        "workers": 1,
+        "nodes": [{"node": "a", "indexes": "0"}],
+        "spares": [{"node": "b", "indexes": "1"}, {"node": "c", "indexes": "2"}],
+    }
+    told = shown(Scene(job(phase="Running", placement=placement), (), (), NOW))
+    assert "room for 2 more workers is kept on b, c" in told
+
+
 def test_of_a_large_gang_those_with_trouble_come_first_and_the_rest_is_counted() -> None:
     pods = tuple(pod(index, ready=index != 77) for index in range(100))
     text = shown(Scene(job(phase="Running"), pods, (), NOW))

@@ -73,7 +73,8 @@ def _deadline(turn: Turn) -> None:
         return
     if found.changes is not None:
         turn.wake_at(found.changes)
-    reason = {True: Reason.IN_TIME, False: Reason.TOO_LATE, None: Reason.LENGTH_UNKNOWN}[found.met]
+    late = Reason.DEADLINE_PASSED if found.passed else Reason.TOO_LATE
+    reason = {True: Reason.IN_TIME, False: late, None: Reason.LENGTH_UNKNOWN}[found.met]
     if known is not None and known.reason == reason.value and known.observed_generation == turn.generation:
         return
     turn.draft.condition(ConditionType.DEADLINE_REACHABLE, found.met, reason.value, found.message)

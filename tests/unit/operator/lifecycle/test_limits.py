@@ -113,8 +113,24 @@ def test_a_deadline_is_judged_at_once_and_again_when_it_slips_away() -> None:
     assert [note.reason for note in case.notes].count(EventReason.DEADLINE_AT_RISK) == 1
     writes = case.writes
     case.now += timedelta(minutes=5)
-    case.settle()
+    decision = case.settle()
     assert case.writes == writes
+    assert decision.wake_at == datetime(2026, 3, 1, 16, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("terms", [{}, {"maxRuntime": "9h"}])
+def test_a_deadline_that_passes_is_told_whatever_was_known_before(terms: dict[str, str]) -> None:
+    case = Case(trainingjob(deadline="2026-03-01T16:00:00Z", **terms))
+    case.start()
+    decision = case.settle()
+    while case.now < datetime(2026, 3, 1, 16, tzinfo=timezone.utc):
+        assert decision.wake_at is not None
+        case.now = max(decision.wake_at, case.now + timedelta(seconds=1))
+        decision = case.settle()
+    found = find_condition(case.job.status.conditions, ConditionType.DEADLINE_REACHABLE.value)
+    assert found is not None
+    assert (found.status, found.reason) == ("False", "DeadlinePassed")
+    assert case.notes[-1].reason is EventReason.DEADLINE_AT_RISK
 
 
 def test_an_unreachable_deadline_is_told_in_the_first_turn() -> None:
