@@ -104,10 +104,14 @@ CHECKPOINT_FROM_LOAD: Final = "MUSTER_CHECKPOINT_FROM_LOAD"
 
 RESTARTS_IN_PLACE: Final = "MUSTER_RESTARTS_IN_PLACE"
 """How many crashes of the script are answered by starting the gang's processes again in the pods that they have.
-Unset: none. 0: nothing at all is answered so."""
+Unset: none."""
 
 MEMORY_RESTARTS_IN_PLACE: Final = "MUSTER_MEMORY_RESTARTS_IN_PLACE"
 """How many times that is done after a rank has asked for more memory than there is. Unset: as often as after
+crashes."""
+
+NETWORK_RESTARTS_IN_PLACE: Final = "MUSTER_NETWORK_RESTARTS_IN_PLACE"
+"""How many times that is done after ranks have lost each other and none of them had failed. Unset: as often as after
 crashes."""
 
 REPLACE_SECONDS: Final = "MUSTER_REPLACE_SECONDS"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from itertools import takewhile
@@ -20,6 +21,18 @@ class Group(str, Enum):
     NETWORK = "restart.causes.network"
     PLATFORM = "restart.causes.platform"
 
+
+@dataclass(frozen=True)
+class InPlace:
+    """How often the launchers of a gang may start its processes again in their pods: after crashes and hangs of the
+    script, after want of memory, and where ranks have lost each other."""
+
+    script: int = 0
+    memory: int = 0
+    network: int = 0
+
+
+NO_RESTARTS: Final = InPlace()
 
 _GROUPS: Final = {
     "user": Group.SCRIPT,

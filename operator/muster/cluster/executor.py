@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from muster.api.common import API_VERSION, Condition
 from muster.api.placement import Placement
+from muster.api.restarts import NO_RESTARTS, InPlace
 from muster.api.topology import Topology, TopologyStatus
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
@@ -166,8 +167,7 @@ class Executor:
         indexes: Sequence[int],
         *,
         max_runtime: int | None = None,
-        restarts: int = 0,
-        memory_restarts: int = 0,
+        in_place: InPlace = NO_RESTARTS,
         reached: int = 0,
     ) -> Outcome:
         """Make the Secret, the Service and the pods of `indexes`; those that exist are counted as made."""
@@ -196,8 +196,7 @@ class Executor:
                     workers=placement.workers,
                     leader=placement.attempt_of(0),
                     max_runtime=max_runtime,
-                    restarts=restarts,
-                    memory_restarts=memory_restarts,
+                    in_place=in_place,
                     reached=reached,
                 )
                 await self._make_pod(job, body, index, placement.attempt_of(index), nodes[index], outcome)

@@ -16,6 +16,7 @@ from typing import Any, Final
 from muster.api import names
 from muster.api.common import API_VERSION
 from muster.api.effective import EffectiveSpec
+from muster.api.restarts import NO_RESTARTS, InPlace
 from muster.cluster import overrides, pod_storage, pod_tracking
 from muster.cluster.eligibility import NOT_READY, UNREACHABLE
 from muster.cluster.overrides import RUNTIME, RUNTIME_VOLUME, TRAINER
@@ -170,13 +171,11 @@ def pod(
     workers: int,
     leader: int = 0,
     max_runtime: int | None = None,
-    restarts: int = 0,
-    memory_restarts: int = 0,
+    in_place: InPlace = NO_RESTARTS,
     reached: int = 0,
 ) -> Object:
     """One worker's pod from the job's `template`. `leader`: attempt of index 0; `max_runtime`: seconds that the job may
-    still run; `restarts`, `memory_restarts`: how many crashes and wants of memory its launchers may answer
-    by themselves; `reached`: steps done before."""
+    still run; `in_place`: what its launchers may answer by themselves; `reached`: steps done before."""
     made = copy.deepcopy(template)
     labels = made["metadata"].setdefault("labels", {})
     labels |= {
@@ -200,10 +199,10 @@ def pod(
     }
     if max_runtime is not None:
         own[env.MAX_RUNTIME] = str(max(1, max_runtime))
-    if restarts:  # a 0 would turn those after want of memory off, too
-        own[env.RESTARTS_IN_PLACE] = str(restarts)
-    if restarts or memory_restarts:
-        own[env.MEMORY_RESTARTS_IN_PLACE] = str(memory_restarts)
+    if in_place != NO_RESTARTS:
+        own[env.RESTARTS_IN_PLACE] = str(in_place.script)
+        own[env.MEMORY_RESTARTS_IN_PLACE] = str(in_place.memory)
+        own[env.NETWORK_RESTARTS_IN_PLACE] = str(in_place.network)
     if reached:
         own[env.REACHED_STEP] = str(reached)
     trainer = container(body, TRAINER)

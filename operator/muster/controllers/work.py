@@ -15,7 +15,6 @@ from datetime import datetime, timezone
 from typing import Final
 
 from muster.api.names import Reason
-from muster.api.restarts import Group
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster import pods
 from muster.cluster.eligibility import filter_of_pod
@@ -25,7 +24,7 @@ from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
 from muster.cluster.views import PodView
 from muster.controllers.admission import Obstacle
-from muster.controllers.lifecycle.failure import remaining_restarts
+from muster.controllers.lifecycle.failure import allowed_in_place
 from muster.controllers.lifecycle.runtime import remaining_seconds
 from muster.controllers.lifecycle.turn import NO_FACTS, Decision, Made, Note, Refusal
 from muster.controllers.records import MADE_PATIENCE, Judgement, Record, Requests
@@ -157,8 +156,7 @@ class Worker:
             placement,
             indexes,
             max_runtime=remaining_seconds(spec, status),
-            restarts=remaining_restarts(spec, status, today),
-            memory_restarts=remaining_restarts(spec, status, today, Group.MEMORY),
+            in_place=allowed_in_place(spec, status, today),
             reached=status.progress.step if status.progress is not None else 0,
         )
         now = asyncio.get_running_loop().time()

@@ -82,6 +82,7 @@ class Config:
     heartbeat: float
     restarts: int = 0
     memory_restarts: int = 0
+    network_restarts: int = 0
     memory: str = "auto"
     replace_seconds: float = 0.0
     node: str = ""
@@ -94,7 +95,8 @@ class Config:
     @property
     def keeps_memory(self) -> bool:
         """Whether the ranks get memory that outlives them: only where somebody would come back to it."""
-        return self.memory != "off" and (self.restarts > 0 or self.memory_restarts > 0 or self.replace_seconds > 0)
+        in_place = self.restarts or self.memory_restarts or (self.network_restarts and self.world_size > 1)
+        return self.memory != "off" and bool(in_place or self.replace_seconds > 0)
 
     @property
     def copies_memory(self) -> bool:
@@ -173,7 +175,8 @@ def _pod(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
         run_roots=_run_roots(environ),
         heartbeat=_seconds(environ, HEARTBEAT, heartbeat_seconds(workers), zero=heartbeat_seconds(workers)),
         restarts=_restarts(environ),
-        memory_restarts=_memory_restarts(environ),
+        memory_restarts=_other_restarts(environ, env.MEMORY_RESTARTS_IN_PLACE),
+        network_restarts=_other_restarts(environ, env.NETWORK_RESTARTS_IN_PLACE),
         memory=environ.get(env.CHECKPOINT_MEMORY) or "auto",
         replace_seconds=0.0 if alone else _seconds(environ, env.REPLACE_SECONDS, 0.0),
         node=environ.get(env.NODE_NAME, ""),
@@ -208,7 +211,8 @@ def _laptop(environ: Mapping[str, str], command: tuple[str, ...], processes: int
         run_roots=_run_roots(environ),
         heartbeat=heartbeat_seconds(1),
         restarts=_restarts(environ),
-        memory_restarts=_memory_restarts(environ),
+        memory_restarts=_other_restarts(environ, env.MEMORY_RESTARTS_IN_PLACE),
+        network_restarts=_other_restarts(environ, env.NETWORK_RESTARTS_IN_PLACE),
         memory=environ.get(env.CHECKPOINT_MEMORY) or "auto",
         hang=_limits(environ),
     )
@@ -255,11 +259,9 @@ def _restarts(environ: Mapping[str, str]) -> int:
     return _whole(environ, env.RESTARTS_IN_PLACE, minimum=0, default=0)
 
 
-def _memory_restarts(environ: Mapping[str, str]) -> int:
-    crashes = _restarts(environ)
-    if not crashes and environ.get(env.RESTARTS_IN_PLACE):
-        return 0
-    return _whole(environ, env.MEMORY_RESTARTS_IN_PLACE, minimum=0, default=crashes)
+def _other_restarts(environ: Mapping[str, str], name: str) -> int:
+    """Those after anything but a crash, which `name` has the number of."""
+    return _whole(environ, name, minimum=0, default=_restarts(environ))
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

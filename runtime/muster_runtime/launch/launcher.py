@@ -504,7 +504,7 @@ class Launcher:
     def _memory_tier(self) -> MemoryTier | None:
         if not self._config.keeps_memory:
             chosen = self._config.memory == Kept.OFF.value
-            return MemoryTier(Kept.OFF, "" if chosen else "this job allows no restarts")
+            return MemoryTier(Kept.OFF, "" if chosen else "no restart of this job would come back to it")
         tier, failing = self._progress.memory_tier, self._gang.failing_copy
         return replace(tier, why=failing) if failing and tier is not None and tier.kept is Kept.PEER else tier
 

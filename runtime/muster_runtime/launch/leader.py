@@ -61,7 +61,7 @@ class Leader:
         """Why those indexes are waited for."""
         self._deadline = 0.0
         self._silence = Silence(config.heartbeat, state.clock())
-        self._restarts = Restarts(config.restarts, config.memory_restarts)
+        self._restarts = Restarts(config.restarts, config.memory_restarts, config.network_restarts)
         self._not_before = 0.0
         self._ports = Ports(config.address)
         self.copy: tuple[int, ...] = ()

@@ -23,8 +23,8 @@ _PAUSES: Final = (0.0, 5.0, 10.0)
 @dataclass
 class Restarts:
     """Counts the restarts of one placement; a new index 0 learns the numbers from the others. `limit` is how many the
-    job allows after failures of the script, `memory_limit` for want of memory; those after the network's are bounded by
-    the window alone, where any are allowed.
+    job allows after failures of the script, `memory_limit` for want of memory, `network_limit` where ranks lost each
+    other. Each counts for itself.
 
     Attributes:
         count: restarts after failures of the script, want of memory included; `memory`: for that alone; `total`: all.
@@ -33,6 +33,7 @@ class Restarts:
 
     limit: int
     memory_limit: int = 0
+    network_limit: int = 0
     count: int = 0
     memory: int = 0
     total: int = 0
@@ -45,11 +46,8 @@ class Restarts:
         self._compare(first)
         if not first.crash:
             raise Refusal("")
-        scripts, memory = first.cause != Cause.NETWORK.value, first.cause == Cause.OUT_OF_MEMORY.value
-        if not (self.limit or self.memory_limit):
-            raise Refusal("")
-        used, limit = (self.memory, self.memory_limit) if memory else (self.count - self.memory, self.limit)
-        if scripts and used >= limit:
+        used, limit = self._used(first.cause)
+        if used >= limit:
             raise Refusal(f"the gang was restarted in place {times(used)} before" if used else "")
         if self.alike > 1:
             at = f" at step {first.step}" if first.step is not None else ""
@@ -60,10 +58,18 @@ class Restarts:
         if len(self._recent) >= MOST_IN_WINDOW:
             raise Refusal(f"the gang was restarted in place {times(MOST_IN_WINDOW)} within {WINDOW_SECONDS:g} s")
         self._recent.append(now)
-        self.count += scripts
-        self.memory += memory
+        self.count += first.cause != Cause.NETWORK.value
+        self.memory += first.cause == Cause.OUT_OF_MEMORY.value
         self.total += 1
         return _PAUSES[len(self._recent) - 1]
+
+    def _used(self, cause: str) -> tuple[int, int]:
+        """How many of its limit the restarts after such failures have used, and that limit."""
+        if cause == Cause.NETWORK.value:
+            return self.total - self.count, self.network_limit
+        if cause == Cause.OUT_OF_MEMORY.value:
+            return self.memory, self.memory_limit
+        return self.count - self.memory, self.limit
 
     def _compare(self, first: Ended) -> None:
         """Alike are failures with the same signature at the same step: what came in between has mended nothing."""

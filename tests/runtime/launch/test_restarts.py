@@ -174,19 +174,35 @@ def test_want_of_memory_is_answered_where_the_limit_of_crashes_is_used_up(make_g
 
 
 @pytest.mark.parametrize(
-    ("said", "crashes", "memory"),
+    ("said", "allowed"),
     [
-        ({}, 0, 0),
-        ({"MUSTER_RESTARTS_IN_PLACE": "3"}, 3, 3),
-        ({"MUSTER_RESTARTS_IN_PLACE": "3", "MUSTER_MEMORY_RESTARTS_IN_PLACE": "1"}, 3, 1),
-        ({"MUSTER_MEMORY_RESTARTS_IN_PLACE": "2"}, 0, 2),
-        ({"MUSTER_RESTARTS_IN_PLACE": "0", "MUSTER_MEMORY_RESTARTS_IN_PLACE": "2"}, 0, 0),
+        ({}, (0, 0, 0)),
+        ({"MUSTER_RESTARTS_IN_PLACE": "3"}, (3, 3, 3)),
+        ({"MUSTER_RESTARTS_IN_PLACE": "3", "MUSTER_MEMORY_RESTARTS_IN_PLACE": "1"}, (3, 1, 3)),
+        ({"MUSTER_MEMORY_RESTARTS_IN_PLACE": "2"}, (0, 2, 0)),
+        ({"MUSTER_NETWORK_RESTARTS_IN_PLACE": "9"}, (0, 0, 9)),
+        ({"MUSTER_RESTARTS_IN_PLACE": "0", "MUSTER_NETWORK_RESTARTS_IN_PLACE": "9"}, (0, 0, 9)),
+        ({"MUSTER_RESTARTS_IN_PLACE": "0"}, (0, 0, 0)),
     ],
 )
-def test_a_0_turns_all_restarts_in_place_off(said: dict[str, str], crashes: int, memory: int) -> None:
-    config = configured(said, ("true",))
-    assert (config.restarts, config.memory_restarts) == (crashes, memory)
-    assert config.keeps_memory == bool(crashes or memory)
+def test_the_limits_of_restarts_in_place_are_read_each_for_itself(
+    said: dict[str, str], allowed: tuple[int, int, int]
+) -> None:
+    config = configured(said, ("true",), 2)
+    assert (config.restarts, config.memory_restarts, config.network_restarts) == allowed
+    assert config.keeps_memory == any(allowed)
+
+
+def test_one_rank_that_no_crash_starts_again_needs_no_memory_for_lost_connections() -> None:
+    assert not configured({"MUSTER_NETWORK_RESTARTS_IN_PLACE": "9"}, ("true",), 1).keeps_memory
+
+
+def test_lost_connections_are_mended_in_the_same_pods_where_the_limits_are_used_up(make_gang: MakeGang) -> None:
+    """So the operator says it: with the number of these alone."""
+    gang = make_gang(1, 2, MUSTER_NETWORK_RESTARTS_IN_PLACE="2")
+    lose = "if incarnation == 1: raise RuntimeError('[gloo] Connection closed by peer')\nraise ValueError('crash')\n"
+    facts = gang.pod(0, gang.script(BEGIN + lose)).end()
+    assert (facts.cause, facts.incarnation, facts.restarts, facts.failures) == (Cause.USER, 2, 1, 0)
 
 
 def test_ranks_that_lose_each_other_are_put_down_to_the_network(make_gang: MakeGang) -> None:
@@ -309,13 +325,16 @@ def test_the_same_hang_at_the_same_step_is_the_scripts() -> None:
 
 
 def test_lost_connections_do_not_use_up_what_the_script_may_fail() -> None:
-    restarts = Restarts(1)
+    restarts = Restarts(1, network_limit=3)
     lost = replace(crash("exited with code 1: lost", echo=True), cause=Cause.NETWORK.value)
     assert [restarts.pause(lost, now) for now in (0.0, 1.0)] == [0.0, 5.0]
     restarts.pause(crash(), 2.0)
     assert restarts.count == 1
     with pytest.raises(Refusal, match="restarted in place once before"):
         restarts.pause(crash(), 2 * WINDOW_SECONDS)
+    restarts.pause(lost, 2 * WINDOW_SECONDS)
+    with pytest.raises(Refusal, match="restarted in place 3 times before"):
+        restarts.pause(lost, 4 * WINDOW_SECONDS)
 
 
 def test_crashes_and_wants_of_memory_are_limited_apart() -> None:

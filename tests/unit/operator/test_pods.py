@@ -8,6 +8,7 @@ import pytest
 
 from muster.api import names
 from muster.api.effective import effective_spec
+from muster.api.restarts import InPlace
 from muster.api.trainingjob import TrainingJob
 from muster.cluster import pods
 from muster.cluster.eligibility import Matcher, filter_of_pod
@@ -180,16 +181,21 @@ def test_pods_of_a_gang_wait_for_lost_ones_and_know_the_present_leader() -> None
 
 
 def test_the_crashes_that_a_launcher_may_answer_go_to_it() -> None:
-    pod = pods.pod(
-        JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2, restarts=2, memory_restarts=0
-    )
-    assert environment(pod)["MUSTER_RESTARTS_IN_PLACE"] == "2"
-    assert environment(pod)["MUSTER_MEMORY_RESTARTS_IN_PLACE"] == "0", "left out it would be as many"
-    pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2)
-    assert not [name for name in environment(pod) if "RESTARTS_IN_PLACE" in name]
-    pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2, memory_restarts=3)
-    assert environment(pod)["MUSTER_MEMORY_RESTARTS_IN_PLACE"] == "3"
-    assert "MUSTER_RESTARTS_IN_PLACE" not in environment(pod), "0 there would turn all of them off"
+    def told(in_place: InPlace) -> dict[str, str]:
+        pod = pods.pod(JOB, template(), generation=1, index=0, attempt=0, node="n", workers=2, in_place=in_place)
+        return {name: value for name, value in environment(pod).items() if "RESTARTS_IN_PLACE" in name}
+
+    assert told(InPlace(script=2, network=7)) == {
+        "MUSTER_RESTARTS_IN_PLACE": "2",
+        "MUSTER_MEMORY_RESTARTS_IN_PLACE": "0",  # left out it would be as many
+        "MUSTER_NETWORK_RESTARTS_IN_PLACE": "7",
+    }
+    assert told(InPlace()) == {}
+    assert told(InPlace(network=10)) == {
+        "MUSTER_RESTARTS_IN_PLACE": "0",
+        "MUSTER_MEMORY_RESTARTS_IN_PLACE": "0",
+        "MUSTER_NETWORK_RESTARTS_IN_PLACE": "10",
+    }
 
 
 def test_the_steps_that_the_run_had_done_are_told() -> None:

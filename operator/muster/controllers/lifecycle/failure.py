@@ -22,7 +22,7 @@ from muster.api.effective import EffectiveSpec
 from muster.api.jobparts import MAX_RESTARTS
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Placement
-from muster.api.restarts import Group, group_of
+from muster.api.restarts import Group, InPlace, group_of
 from muster.api.trainingjob_status import Failure, PastFailure, QueuePosition, TrainingJobStatus
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
@@ -122,13 +122,14 @@ def _alike(cause: End, times: int) -> str:
     return f"it failed {often} alike {where}, and would again: {mend}, then delete the job and apply it again"
 
 
-def remaining_restarts(
-    spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, group: Group = Group.SCRIPT
-) -> int:
-    """Failures of `group`, the script's or want of memory, that the job's limit still allows; the launchers answer
-    crashes among them in place."""
-    used = restarts.used(status.recent_failures, group, spec.restart_window, now)
-    return max(0, (spec.restart_limits[group] or 0) - used)
+def allowed_in_place(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime) -> InPlace:
+    """What the job's limits still allow of the failures that the launchers answer in their pods."""
+
+    def left(group: Group) -> int:
+        used = restarts.used(status.recent_failures, group, spec.restart_window, now)
+        return max(0, (spec.restart_limits[group] or 0) - used)
+
+    return InPlace(left(Group.SCRIPT), left(Group.MEMORY), left(Group.NETWORK))
 
 
 def ends(turn: Turn) -> Iterator[End]:

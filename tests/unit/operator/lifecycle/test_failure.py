@@ -9,7 +9,7 @@ import pytest
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Victim
-from muster.controllers.lifecycle.failure import remaining_restarts
+from muster.controllers.lifecycle.failure import allowed_in_place
 from muster.controllers.lifecycle.turn import Claim
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Numerics, Phase, ProfilePhase, Profiling
@@ -79,7 +79,7 @@ def test_a_hang_is_told_as_one_and_counts_against_the_limit() -> None:
 def test_restarts_in_the_living_pods_are_told_and_count_against_the_limit() -> None:
     case = Case(trainingjob(restart={"limit": 2}))
     case.start()
-    assert remaining_restarts(effective_spec(case.job.spec), case.job.status, case.now) == 2
+    assert allowed_in_place(effective_spec(case.job.spec), case.job.status, case.now).script == 2
     for restarts in (1, 2):
         assert case.launcher is not None
         crashed = f"rank {restarts} was ended by SIGKILL"
@@ -97,7 +97,7 @@ def test_restarts_in_the_living_pods_are_told_and_count_against_the_limit() -> N
     case.settle()
     assert case.phase == "Failed"
     assert case.job.status.failures == 3
-    assert remaining_restarts(effective_spec(case.job.spec), case.job.status, case.now) == 0
+    assert allowed_in_place(effective_spec(case.job.spec), case.job.status, case.now).script == 0
 
 
 def test_what_a_restart_in_place_followed_is_kept_with_its_stack() -> None:

@@ -10,9 +10,9 @@ import pytest
 from muster.api.effective import effective_spec
 from muster.api.jobparts import MAX_RESTARTS
 from muster.api.names import ConditionType
-from muster.api.restarts import Group, booked, used
+from muster.api.restarts import Group, InPlace, booked, used
 from muster.api.trainingjob_status import PastFailure
-from muster.controllers.lifecycle.failure import remaining_restarts
+from muster.controllers.lifecycle.failure import allowed_in_place
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Phase
 
@@ -170,7 +170,7 @@ def test_each_cause_has_its_own_limit_and_spends_no_other(cause: Cause, code: in
     again(case)
     fails(case, cause, code)
     again(case)
-    assert remaining_restarts(effective_spec(case.job.spec), case.job.status, case.now) == 0
+    assert allowed_in_place(effective_spec(case.job.spec), case.job.status, case.now).script == 0
     fails(case, cause, code)
     assert case.reason(ConditionType.FAILED) == reason
     assert f"restart.causes.{field} 1 is used up" in case.message(ConditionType.FAILED)
@@ -183,7 +183,7 @@ def test_the_network_and_the_platform_never_spend_the_scripts_limit() -> None:
         fails(case, cause, 70)
         again(case)
     assert case.job.status.failures is None
-    assert remaining_restarts(effective_spec(case.job.spec), case.job.status, case.now) == 1
+    assert allowed_in_place(effective_spec(case.job.spec), case.job.status, case.now).script == 1
     told = [past.cause for past in case.job.status.recent_failures]
     assert told == ["network", "node", "infrastructure"] * 2
 
@@ -203,6 +203,20 @@ def test_lost_connections_that_were_mended_in_the_living_pods_spend_none_either(
     assert len(case.job.status.recent_failures) == 3
 
 
+def test_lost_connections_are_mended_in_the_living_pods_when_the_scripts_failures_are_used_up() -> None:
+    case = Case(trainingjob(restart={"limit": 1, "causes": {"outOfMemory": 0, "network": 2}}))
+    case.start()
+    fails(case, message="boom")
+    again(case)
+    spec = effective_spec(case.job.spec)
+    assert allowed_in_place(spec, case.job.status, case.now) == InPlace(network=2)
+    told = {"restarted_after": "no rank failed by itself", "phase": Phase.RUNNING}
+    assert case.launcher is not None
+    case.launcher = replace(case.launcher, restarts=1, failures=0, **told)
+    case.settle()
+    assert allowed_in_place(spec, case.job.status, case.now) == InPlace(network=1)
+
+
 def test_wants_of_memory_that_were_mended_in_the_living_pods_spend_their_own_limit() -> None:
     case = Case(trainingjob(restart={"limit": 3, "causes": {"outOfMemory": 2}}))
     case.start()
@@ -213,8 +227,7 @@ def test_wants_of_memory_that_were_mended_in_the_living_pods_spend_their_own_lim
     status, spec = case.job.status, effective_spec(case.job.spec)
     assert (status.restarts_in_place, status.restarts_used) == (2, 2)
     assert [(past.cause, past.in_place) for past in status.recent_failures] == [("out-of-memory", True), ("user", True)]
-    assert remaining_restarts(spec, status, case.now) == 2
-    assert remaining_restarts(spec, status, case.now, Group.MEMORY) == 1
+    assert allowed_in_place(spec, status, case.now) == InPlace(script=2, memory=1, network=10)
     case.settle()
     assert len(case.job.status.recent_failures) == 2, "told once"
     fails(case, Cause.OUT_OF_MEMORY, restarts=3, failures=3, memory_failures=2)
