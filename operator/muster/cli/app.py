@@ -385,5 +385,5 @@ def _run(work: Any, hint: str = "") -> int:
 
 
 def main() -> None:
-    with pipes.watched_stdout():
+    with pipes.watched_streams():
         app()

@@ -1,4 +1,5 @@
-"""Who reads what a command writes may leave, as `head` does. The command ends then, and says nothing of it."""
+"""Whoever reads what a command writes gets each line as it comes, also through a pipe, and may leave, as `head` does.
+The command ends then, and says nothing of it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 LEFT: Final = 128 + signal.SIGPIPE
 """The exit code, as a shell has it for other commands whose reader has left."""
@@ -31,23 +32,27 @@ class _Pipe(io.FileIO):
 
 
 @contextmanager
-def watched_stdout() -> Iterator[None]:
-    """Within, a reader of stdout who leaves ends the command with `LEFT`."""
-    before = sys.stdout
-    if not isinstance(before, io.TextIOWrapper):  # it is closed, or a test's
-        yield
-        return
-    sys.stdout = watched = io.TextIOWrapper(
-        io.BufferedWriter(_Pipe(before.fileno(), "w", closefd=False)),
-        encoding=before.encoding,
-        errors=before.errors,
-        line_buffering=before.line_buffering,
-        write_through=before.write_through,
-    )
+def watched_streams() -> Iterator[None]:
+    """Within, a reader of stdout or stderr who leaves ends the command with `LEFT`."""
     try:
+        sys.stdout, sys.stderr = _watched(sys.stdout), _watched(sys.stderr)
         try:
             yield
         finally:
-            watched.flush()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:  # it was closed
+                    stream.flush()
     except _ReaderLeft:
         raise SystemExit(LEFT) from None
+
+
+def _watched(stream: TextIO) -> TextIO:
+    if not isinstance(stream, io.TextIOWrapper):  # it is closed, or a test's
+        return stream
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=True,
+        write_through=stream.write_through,
+    )

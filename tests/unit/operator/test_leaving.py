@@ -1,7 +1,9 @@
-"""A reader who leaves, as `head` does, ends a command quietly."""
+"""A reader gets each line as it comes, and one who leaves, as `head` does, ends a command quietly."""
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import sys
 
@@ -31,6 +33,16 @@ def long():
     cli._run(all())
 cli.main()
 """
+FOLLOWED = """
+import sys
+from muster.cli import app as cli, logs
+@cli.app.command()
+def short():
+    logs.print_text("step 1\\n")
+    sys.stdin.read()
+    logs.print_text("step 2\\n")
+cli.main()
+"""
 
 
 @pytest.mark.parametrize(
@@ -46,6 +58,30 @@ def test_a_reader_who_has_left_ends_the_command_quietly(code: str, command: str)
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(60) == LEFT == 141
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("simulate",), ("logs", "--no-such-option"), ("no-such-command",)],
+    ids=["our own sentence", "Typer's word on an option", "Typer's word on a command"],
+)
+def test_an_error_that_nobody_reads_ends_the_command_quietly_too(arguments: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-c", COMMAND, *arguments], stdout=writing, stderr=writing, check=False)
+    os.close(writing)
+    assert done.returncode == LEFT
+
+
+def test_a_line_reaches_its_reader_while_the_command_goes_on() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", FOLLOWED, "short"], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 60)[0], "the first line, before the command may end"
+        assert process.stdout.readline() == "step 1\n"
+        process.stdin.close()
+        assert process.stdout.read() == "step 2\n"
 
 
 def test_a_command_without_stdout_ends_well() -> None:
