@@ -315,7 +315,9 @@ def test_it_should_set_names_that_hold_two_releases_apart(render: Render) -> Non
         ("prices.H100/ondemand=3", '"H100/ondemand" is no GPU type with its kind of capacity'),
         ("prices.H100/spot=cheap", 'prices: H100/spot is "cheap": write what one GPU costs an hour, as a number'),
         ("prices.H100/spot=-1", 'prices: H100/spot is "-1": write what one GPU costs an hour, as a number like 2.5'),
-        ("cost.currency=eur", 'cost.currency is "eur": write its code of ISO 4217, three capitals like EUR'),
+        ("cost.currency=eur", 'cost.currency is "eur", which is no currency: write its code of ISO'),
+        ("cost.currency=ABC", 'cost.currency is "ABC", which is no currency: write its code of ISO 4217'),
+        ("cost.currency=EUR\\, USD", 'cost.currency is "EUR, USD", which is no currency'),
         ("cost.region=mars", 'no public list price is for "mars", but for aws/us-east-1, azure/eastus'),
     ],
 )

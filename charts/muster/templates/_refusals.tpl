@@ -64,6 +64,16 @@ Values that could not work are refused in a sentence. What the schema says of th
 aws/us-east-1, azure/eastus, coreweave, gcp/us-central1, hyperstack, lambda, nebius, oci, runpod
 {{- end }}
 
+{{/* The currencies of ISO 4217, without funds, metals and test codes. */}}
+{{- define "muster.currencies" -}}
+AED AFN ALL AMD AOA ARS AUD AWG AZN BAM BBD BDT BGN BHD BIF BMD BND BOB BRL BSD BTN BWP BYN BZD CAD CDF CHF CLP CNY
+COP CRC CUP CVE CZK DJF DKK DOP DZD EGP ERN ETB EUR FJD FKP GBP GEL GHS GIP GMD GNF GTQ GYD HKD HNL HTG HUF IDR ILS
+INR IQD IRR ISK JMD JOD JPY KES KGS KHR KMF KPW KRW KWD KYD KZT LAK LBP LKR LRD LSL LYD MAD MDL MGA MKD MMK MNT MOP
+MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK NPR NZD OMR PAB PEN PGK PHP PKR PLN PYG QAR RON RSD RUB RWF SAR SBD SCR
+SDG SEK SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB TJS TMT TND TOP TRY TTD TWD TZS UAH UGX USD UYU UZS VED VES VND
+VUV WST XAF XCD XCG XOF XPF YER ZAR ZMW ZWG
+{{- end }}
+
 {{/*
 Of all values. The operator leaves a price out that it can't read, and GPUs without one cost nothing: nobody would see
 that before the first bill. What a catalogue says is looked at by `muster prices check`.
@@ -79,8 +89,8 @@ that before the first bill. What a catalogue says is looked at by `muster prices
 {{- end }}
 {{- end }}
 {{- $currency := .cost.currency }}
-{{- if not (regexMatch "^([A-Z]{3})?$" $currency) }}
-{{- fail (printf "cost.currency is %q: write its code of ISO 4217, three capitals like EUR" $currency) }}
+{{- if and $currency (not (has $currency (regexSplit "\\s+" (include "muster.currencies" .) -1))) }}
+{{- fail (printf "cost.currency is %q, which is no currency: write its code of ISO 4217, three capitals like EUR" $currency) }}
 {{- end }}
 {{- $inDollars := or (eq $currency "USD") (and (not $currency) (not .prices)) }}
 {{- $regions := splitList ", " (include "muster.listRegions" .) }}

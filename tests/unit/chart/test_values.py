@@ -14,6 +14,7 @@ import yaml
 from muster.api import chart_values
 from muster.api.examples import EXAMPLES
 from muster.cli.settings import Settings
+from muster.sizing.currencies import CURRENCIES
 from muster.sizing.prices import catalogue
 
 pytestmark = pytest.mark.unit
@@ -101,10 +102,18 @@ def test_no_pattern_is_in_the_schema() -> None:
     assert '"pattern"' not in (CHART / "values.schema.json").read_text()
 
 
+def listed(name: str) -> str:
+    """What a template of that name says."""
+    refusals = (CHART / "templates" / "_refusals.tpl").read_text()
+    return refusals.partition(f'define "muster.{name}" -}}}}\n')[2].partition("\n{{- end }}")[0]
+
+
 def test_the_chart_knows_the_regions_of_the_list_prices() -> None:
-    said = re.search(r'define "muster.listRegions" -}}\n(.+)\n', (CHART / "templates" / "_refusals.tpl").read_text())
-    assert said is not None
-    assert said[1].split(", ") == sorted(catalogue().regions)
+    assert listed("listRegions").split(", ") == sorted(catalogue().regions)
+
+
+def test_the_chart_knows_the_currencies_that_the_operator_knows() -> None:
+    assert listed("currencies").split() == sorted(CURRENCIES)
 
 
 def test_the_default_topology_is_the_documented_one() -> None:
