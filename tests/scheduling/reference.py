@@ -513,8 +513,9 @@ class _Order:
         """Without shares."""
         terms = self.jobs_.terms
         takes = float(terms.estimate[job]) if terms.estimate[job] < FOREVER else 0.0
-        slack = max(0.0, float(terms.deadlines[job]) - self.world.now - takes)
+        slack = float(terms.deadlines[job]) - self.world.now - takes
         hurries = terms.deadlines[job] > self.world.now and slack < SLACK_COUNTS
+        slack = SLACK_COUNTS if slack < 0 else slack
         class_ = -(int(self.jobs_.priorities[job]) * (AGE_STEPS + 1) + _age(self.world, job))
         return class_, slack if hurries else FOREVER, float(self.jobs_.submitted[job]), self.jobs_.uids[job]
 

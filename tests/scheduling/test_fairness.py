@@ -126,6 +126,17 @@ def test_a_near_deadline_goes_first_in_its_queue_and_a_far_or_lost_one_does_not(
     assert order(soon) == ["far", "lost", "plain"]
 
 
+def test_who_cannot_meet_its_deadline_any_more_makes_nobody_late_who_can() -> None:
+    names = ["plain", "lost", "tight"]
+    shot = world([A], *(Job(name, queue="a", submitted=float(n)) for n, name in enumerate(names)))
+    terms = replace(
+        shot.jobs.terms,
+        deadlines=np.array([np.inf, NOW + 3600, NOW + 7200]),
+        estimate=np.array([60.0, 3601.0, 7199.0]),
+    )
+    assert order(replace(shot, jobs=replace(shot.jobs, terms=terms))) == ["tight", "lost", "plain"]
+
+
 def test_jobs_without_a_queue_come_last() -> None:
     assert order(world([A], Job("stray", queue=None, priority=9), *jobs_of("a", 1))) == ["a-0", "stray"]
 

@@ -92,13 +92,15 @@ def works(snapshot: Snapshot) -> Seconds:
 def slacks(snapshot: Snapshot) -> Seconds:
     """J, seconds that each job can wait and still meet its deadline; infinite where that hurries nobody.
 
-    A deadline that has passed hurries nobody either, or one late job after the other would make the rest late, too.
+    One that cannot be met any more comes behind those that can, or one late job after the other would make the rest
+    late, too; before those without, or it would wait for all that were submitted before. One that has passed hurries
+    nobody.
     """
     terms = snapshot.jobs.terms
     takes = np.where(np.isfinite(terms.estimate), terms.estimate, 0.0)
-    slack = np.maximum(0.0, terms.deadlines - snapshot.now - takes)
+    slack = terms.deadlines - snapshot.now - takes
     hurries = (terms.deadlines > snapshot.now) & (slack < SLACK_COUNTS)
-    return np.where(hurries, slack, np.inf)
+    return np.where(hurries, np.where(slack < 0, SLACK_COUNTS, slack), np.inf)
 
 
 def classes_of(snapshot: Snapshot, steps: Int) -> Int:
