@@ -409,7 +409,8 @@ class Reference:
     def likely_end(self, job: int) -> float:
         if self.jobs.states[job] == JobState.PENDING:
             return min(self.now + float(self.jobs.terms.estimate[job]), self._until(job))
-        return min(max(float(self.jobs.runs.ends[job]), self.now), self.sure_end(job))
+        end, grace = float(self.jobs.runs.ends[job]), float(self.jobs.runs.grace[job])
+        return min(max(end, self.now) if end + grace >= self.now else FOREVER, self.sure_end(job))
 
     def _until(self, job: int) -> float:
         return self.now + float(self.jobs.terms.limit[job]) + float(self.jobs.runs.grace[job])

@@ -59,6 +59,14 @@ def test_where_nothing_tells_when_jobs_end_there_is_no_start() -> None:
     assert found == Reservation(FOREVER, FOREVER, Basis.UNKNOWN, None)
 
 
+@pytest.mark.parametrize(("late", "start", "basis"), [(GRACE, NOW, Basis.PROGRESS), (GRACE + 1, FOREVER, Basis.UNKNOWN)])
+def test_an_expected_end_that_passed_longer_ago_than_a_save_takes_tells_nothing(
+    late: float, start: float, basis: Basis
+) -> None:
+    found = reserve(Desk.of(world(rack(0, 1), [Run(Job("a"), on(0), ends=-late)], [Job("head")])))
+    assert (found.start, found.basis) == (start, basis)
+
+
 def test_jobs_that_the_plan_starts_are_part_of_the_future() -> None:
     desk = Desk.of(world(rack(0, 2), [Run(Job("a"), on(0), ends=900.0)], [Job("next"), Job("head", workers=2)]))
     desk.world.jobs.terms.limit[1] = 100.0

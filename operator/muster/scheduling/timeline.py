@@ -2,7 +2,8 @@
 
 Two curves tell how room grows with time. The *sure* one has only ends that are enforced (`Runs.bound`, and one grace
 for the pods to go): what it gives has come back by then, whatever happens. The *likely* one has each job's own progress
-(`Runs.ends`) where that is sooner. A job of which neither is known never ends on either.
+(`Runs.ends`) where that is sooner and has not passed by more than one grace. A job of which neither is known never ends
+on either.
 
 Room only grows along a curve, so the earliest moment at which a gang fits is found by halving the list of ends.
 """
@@ -221,7 +222,9 @@ def _ends(snapshot: Snapshot) -> tuple[Seconds, Seconds]:
     jobs, runs, now = snapshot.jobs, snapshot.jobs.runs, snapshot.now
     # Whoever is told to end, by its limit or by the planner, is gone one grace later.
     sure = np.where(runs.leaving, now, np.maximum(runs.bound, now)) + runs.grace
-    likely = np.minimum(np.where(runs.leaving, sure, np.maximum(runs.ends, now)), sure)
+    # One that goes on for longer than it has to save since its expected end tells nothing of when it ends.
+    ends = np.where(runs.ends + runs.grace < now, FOREVER, np.maximum(runs.ends, now))
+    likely = np.minimum(np.where(runs.leaving, sure, ends), sure)
     reserved = np.flatnonzero(jobs.reserved)
     if reserved.size:
         # They start when their victims are gone, one grace from now, and run from then on.
