@@ -87,11 +87,10 @@ def _opening(window: EffectiveWindow, now: datetime) -> Opening:
     if wrong:
         raise ValueError(wrong)
     zone, length = ZoneInfo(window.time_zone), timedelta(seconds=window.duration)
-    local = now.astimezone(zone)
-    last = next(CronSim(window.start, local + timedelta(seconds=1), reverse=True), None)
-    if last is None or _utc(last) + length <= now:
-        return _joined(window, zone, _utc(next(CronSim(window.start, local))), length)
-    return _joined(window, zone, _utc(last), length)
+    last = _last_start(window, zone, now)
+    if last is None or last + length <= now:
+        return _joined(window, zone, _next_start(window, zone, now), length)
+    return _joined(window, zone, last, length)
 
 
 def _joined(window: EffectiveWindow, zone: ZoneInfo, opens: datetime, length: timedelta) -> Opening:
@@ -99,11 +98,27 @@ def _joined(window: EffectiveWindow, zone: ZoneInfo, opens: datetime, length: ti
     closes = opens + length
     for _ in range(LONGEST_CHAIN):
         # The last moment until then at which another one opens; the first one itself when there is none.
-        last = _utc(next(CronSim(window.start, closes.astimezone(zone) + timedelta(seconds=1), reverse=True)))
-        if last + length <= closes:
+        last = _last_start(window, zone, closes)
+        if last is None or last + length <= closes:
             return Opening(opens, closes)
         closes = last + length
     return Opening(opens, NEVER)
+
+
+def _last_start(window: EffectiveWindow, zone: ZoneInfo, moment: datetime) -> datetime | None:
+    """The last moment of `window.start` that has come by `moment`; None before the first."""
+    local = (moment + timedelta(seconds=1)).astimezone(zone)  # in UTC: a sum on a wall clock knows no second time
+    if local.fold:
+        # A time of day that the clock shows twice comes the first time, and cron looks at what the clock shows.
+        local += (local.replace(fold=0).utcoffset() or timedelta()) - (local.utcoffset() or timedelta())
+    starts = map(_utc, CronSim(window.start, local, reverse=True))
+    return next((start for start in starts if start <= moment), None)
+
+
+def _next_start(window: EffectiveWindow, zone: ZoneInfo, moment: datetime) -> datetime:
+    """The first moment of `window.start` after `moment`."""
+    starts = map(_utc, CronSim(window.start, moment.astimezone(zone)))
+    return next(start for start in starts if start > moment)
 
 
 def _utc(moment: datetime) -> datetime:

@@ -53,6 +53,19 @@ def test_a_window_keeps_its_length_when_clocks_change() -> None:
     assert terms.opening(every_night, berlin(2026, 3, 29, 12)).opens == berlin(2026, 3, 29, 22)
 
 
+@pytest.mark.parametrize(
+    ("start", "opens"),
+    [
+        ("30 2 * * *", datetime(2026, 10, 26, 1, 30, tzinfo=UTC)),  # it came at half past two the first time
+        ("*/30 * * * *", datetime(2026, 10, 25, 1, tzinfo=UTC)),  # every half an hour, whatever the clock shows
+    ],
+)
+def test_an_hour_that_the_clock_shows_twice_opens_no_window_of_the_past(start: str, opens: datetime) -> None:
+    window = EffectiveWindow(start, 600, "Europe/Berlin", stops=True)
+    again = datetime(2026, 10, 25, 1, 5, tzinfo=UTC)  # five past two, for the second time
+    assert terms.opening(window, again) == terms.Opening(opens, opens + timedelta(minutes=10))
+
+
 def test_windows_that_overlap_are_one() -> None:
     both = EffectiveWindow("0 20,22 * * *", 3 * 3600, "Etc/UTC", stops=True)
     day = datetime(2026, 3, 2, tzinfo=UTC)
