@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from muster.scheduling.plan import Waiting
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import Sizes, Snapshot, TopologyMode
+from muster.scheduling.snapshot import Shape, Sizes, Snapshot, TopologyMode
 
 from .cases import Job, Node, Outcome, Queue, rack, snapshot
 from .worlds import contended
@@ -72,3 +72,35 @@ def test_fewer_workers_are_no_help_to_one_that_has_no_quota_either() -> None:
     assert helps(alone, "large") == ("2 workers instead of 3 would find room now",)
     short = snapshot(nodes, [Job("large", workers=3)], [Queue(gpus=8)])
     assert helps(short, "large") == ()
+
+
+def shaped(world: Snapshot, shape: Shape) -> Snapshot:
+    """The world in which all jobs have one shape."""
+    terms = replace(world.jobs.terms, shapes=(shape,) * len(world.jobs.uids))
+    return replace(world, jobs=replace(world.jobs, terms=terms))
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes", "told"),
+    [
+        (Shape(balanced=1), rack(0, 9) + rack(1, 3), ("6 workers instead of 12 would find room now",)),
+        (Shape(slices=((4, 1),)), rack(0, 6) + rack(1, 5), ("8 workers instead of 12 would find room now",)),
+        (Shape(spares=2), rack(0, 10), ("8 workers instead of 12 would find room now",)),
+        (Shape(slices=((6, 1),)), rack(0, 5) + rack(1, 5), ()),
+    ],
+)
+def test_fewer_workers_are_told_in_the_shape_that_the_gang_has_to_have(
+    shape: Shape, nodes: list[Node], told: tuple[str, ...]
+) -> None:
+    assert helps(shaped(snapshot(nodes, [Job("a", workers=12)]), shape), "a") == told
+
+
+def test_a_wider_level_is_told_to_a_gang_with_slices() -> None:
+    nodes = rack(0, 3) + rack(1, 3)
+    world = shaped(snapshot(nodes, [Job("a", workers=4, required="rack")]), Shape(slices=((2, 2),)))
+    assert helps(world, "a") == ()
+    world = shaped(snapshot(nodes, [Job("a", workers=8, gpus=4, required="rack")]), Shape(slices=((2, 2),)))
+    assert helps(world, "a") == (
+        "6 workers instead of 8 would find room now",
+        "there is room now if block were required instead of rack",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from muster.scheduling.placement import fits, placeable
 from muster.scheduling.plan import Almost
 from muster.scheduling.room import Room, count_slots
 from muster.scheduling.rounds import Round
-from muster.scheduling.snapshot import NONE, PLAIN, Int, TopologyMode
+from muster.scheduling.snapshot import NONE, Int, TopologyMode
 from muster.scheduling.topology import prefix_sums
 
 CLOSEST: Final = 3
@@ -58,26 +59,23 @@ class Changes:
         )
 
     def _fewer(self, gang: Gang, prefix: Int) -> str:
-        if gang.shape != PLAIN:
-            return ""
-        tree = self._round.tree
-        required = gang.mode == TopologyMode.REQUIRED
+        tree, required = self._round.tree, gang.mode == TopologyMode.REQUIRED
         if required and (gang.level == NONE or not len(tree.starts[gang.level])):
             return ""
-        most = int(tree.sums(prefix, gang.level).max()) if required else int(prefix[-1])
-        if not 0 < most < gang.size:
+        most = int(placeable(tree, prefix, gang, gang.level if required else NONE).max()) - gang.shape.spares
+        if not 0 < most < gang.size or not fits(tree, prefix, replace(gang, size=most)):
             return ""
         return f"{most} {'worker' if most == 1 else 'workers'} instead of {gang.size} would find room now"
 
     def _wider(self, gang: Gang, prefix: Int) -> str:
-        if gang.mode != TopologyMode.REQUIRED or gang.level == NONE or gang.shape != PLAIN:
+        if gang.mode != TopologyMode.REQUIRED or gang.level == NONE:
             return ""
         tree = self._round.tree
         for level in range(gang.level - 1, -1, -1):
-            if (tree.sums(prefix, level) >= gang.size).any():
+            if fits(tree, prefix, replace(gang, level=level)):
                 narrow, wide = tree.level_name(gang.level), tree.level_name(level)
                 return f"there is room now if {wide} were required instead of {narrow}"
-        if int(prefix[-1]) >= gang.size:
+        if fits(tree, prefix, replace(gang, mode=TopologyMode.UNCONSTRAINED, level=NONE)):
             return f"there is room now if {tree.level_name(gang.level)} were preferred instead of required"
         return ""
 
