@@ -216,3 +216,27 @@ def test_a_job_that_may_not_be_stopped_is_told_that_its_like_hold_all_of_its_que
         "preemptible either, so nobody may be asked"
     )
     assert waiting.holders == ("holds",)
+
+
+@pytest.mark.parametrize(
+    ("lent", "way_out"), [(8, "; with preemptible: true it could borrow what it lacks"), (0, "")]
+)
+def test_a_job_that_may_not_be_stopped_is_told_when_it_is_only_borrowing_that_it_lacks(lent: int, way_out: str) -> None:
+    shot = snapshot(rack(0, 2), [Job("a")], [Queue(gpus=0, cohort=0), Queue("beside", gpus=lent, cohort=0)])
+    shot = _firm(shot, "a")
+    (waiting,) = plan(shot).waiting
+    assert waiting.reason is WaitReason.EXCEEDS_QUOTA
+    assert waiting.message == (
+        "needs 8 nvidia.com/gpu of H100; queue research can never use more than 0 nvidia.com/gpu, without borrowing, "
+        f"for it is not preemptible{way_out}"
+    )
+
+
+def test_who_lacks_what_others_have_borrowed_of_its_queue_and_keep_is_told_so() -> None:
+    queues = [Queue("mine", gpus=8, cohort=0), Queue("beside", gpus=0, cohort=0)]
+    jobs = [Job("borrower", queue="beside", holding=True), Job("a", queue="mine")]
+    waiting = Outcome(shot := _firm(snapshot(rack(0, 4), jobs, queues), "borrower"), plan(shot)).waiting["a"]
+    assert waiting.message.endswith(
+        "queue mine uses 0 nvidia.com/gpu of its quota of 8 nvidia.com/gpu and can use 0 nvidia.com/gpu more now, "
+        "borrowing included; others have borrowed the rest of its own: `muster queues` shows who"
+    )

@@ -262,11 +262,12 @@ class Words:
         if verdict.fate is Fate.NEVER:
             never = round_.never(job, verdict.choice, need)
             assert never is not None, "quota that could never do suffices"
-            return self._reasons.exceeds_quota(queue, flavour, never, firm=not it.preemptible), ""
-        firm = None if it.preemptible else round_.firm_shortage(job, verdict.choice, need)
-        if firm is not None:
-            why = self._reasons.quota_exceeded(round_.used, queue, flavour, firm, firm=True)
-            return self._reasons.held_by(why, queue, flavour, firm, firm=True), ""
+            firm, borrows = not it.preemptible, round_.used.never(queue, flavour, need) is None
+            return self._reasons.exceeds_quota(queue, flavour, never, firm=firm, could_borrow=firm and borrows), ""
+        lacks = None if it.preemptible else round_.firm_shortage(job, verdict.choice, need)
+        if lacks is not None:
+            why = self._reasons.quota_exceeded(round_.used, queue, flavour, lacks, firm=True)
+            return self._reasons.held_by(why, queue, flavour, lacks, firm=True), ""
         short = round_.used.shortage(queue, flavour, need)
         if short is not None:
             why = self._reasons.quota_exceeded(round_.used, queue, flavour, short)

@@ -162,13 +162,16 @@ class Reasons:
             resource,
         )
 
-    def exceeds_quota(self, queue: int, flavour: int, short: Shortage, *, firm: bool = False) -> Why:
-        """`firm`: the job is not preemptible, so it may not borrow."""
+    def exceeds_quota(
+        self, queue: int, flavour: int, short: Shortage, *, firm: bool = False, could_borrow: bool = False
+    ) -> Why:
+        """`firm`: the job is not preemptible, so it may not borrow; `could_borrow`: else it could have enough."""
         resource = self._names[short.resource]
+        way_out = "; with preemptible: true it could borrow what it lacks" if could_borrow else ""
         return Why(
             WaitReason.EXCEEDS_QUOTA,
             f"needs {self._of_flavour(resource, short.needed, flavour)}; queue {self._queue(queue)} can never use "
-            f"more than {amount(resource, short.available)}, {_FIRM if firm else _BORROWING}",
+            f"more than {amount(resource, short.available)}, {_FIRM if firm else _BORROWING}{way_out}",
             resource,
             short.needed - short.available,
         )
@@ -222,6 +225,8 @@ class Reasons:
         quota = f" of its quota of {amount(resource, nominal)}" if nominal < UNLIMITED else ", has no quota of its own"
         limiting = ledger.limiting(queue, flavour, short.resource)
         above = "" if firm or limiting == queue else f"; {self._above(limiting)} has no more to give"
+        if above and used + short.available < nominal < UNLIMITED:
+            above = "; others have borrowed the rest of its own: `muster queues` shows who"
         return (
             f"queue {self._queue(queue)} uses {amount(resource, used)}{quota} and can use "
             f"{amount(resource, short.available)} more now, {_FIRM if firm else _BORROWING}{above}"
