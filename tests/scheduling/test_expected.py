@@ -13,10 +13,10 @@ from muster.scheduling.expected import Expected, Lacking, expected_starts
 from muster.scheduling.plan import Basis, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.quota import Ledger
-from muster.scheduling.snapshot import FOREVER, NONE, JobState, Snapshot
+from muster.scheduling.snapshot import FOREVER, NONE, Alternative, JobState, Snapshot
 from muster.scheduling.timeline import Timeline
 
-from .cases import Job, Outcome, rack
+from .cases import Job, Node, Outcome, Queue, rack, snapshot
 from .futures import GRACE, NOW, Desk, Run, world, worlds
 from .standing import standing
 
@@ -159,3 +159,23 @@ def test_no_expected_start_is_past_and_every_one_says_what_it_rests_on(world: Sn
         start, basis = found.of(row)
         assert (basis is Basis.UNKNOWN) == (start == FOREVER)
     assert NONE not in found.bases
+
+
+@pytest.mark.parametrize(
+    ("free", "quota", "start", "basis"),
+    [
+        (True, 8, 540.0, Basis.QUEUE),
+        (False, 8, FOREVER, Basis.UNKNOWN),
+        (True, 0, FOREVER, Basis.UNKNOWN),
+    ],
+)
+def test_who_waits_for_its_first_kind_of_nodes_is_expected_when_it_takes_the_next(
+    free: bool, quota: int, start: float, basis: Basis
+) -> None:
+    jobs = [Job("a", only_on=("spot",)), Job("taker", gpus=0, only_on=("large",), submitted=1.0)]
+    shot = snapshot([Node("large", used_gpus=0 if free else 8)], jobs, [Queue(gpus=quota)])
+    other = Alternative(filter=1, flavour=1, since=NOW + 540.0)
+    terms = replace(shot.jobs.terms, alternatives=((other,), ()))
+    (waiting,) = plan(replace(shot, now=NOW, jobs=replace(shot.jobs, terms=terms))).waiting
+    assert waiting.reason is WaitReason.NO_ELIGIBLE_NODES
+    assert (waiting.expected - NOW, waiting.basis) == (start, basis)

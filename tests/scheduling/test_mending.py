@@ -54,6 +54,17 @@ def test_gang_that_starts_again_keeps_every_node_but_the_broken_one() -> None:
     assert all(node.startswith("rack-1") for node in started["urgent"])
 
 
+def test_no_node_is_looked_for_in_the_plan_that_stops_the_gang_for_others() -> None:
+    nodes = [replace(node, used_gpus=8, used_cores=1) for node in rack(0, 2)] + rack(0, 1, first=2)
+    nodes[0] = replace(nodes[0], usable=False)
+    gang = replace(GANG, workers=2, reserved=False, on=GANG.on[:2])
+    world = snapshot(nodes, [gang, Job("urgent", workers=2, priority=9)])
+    lost = replace(world.jobs.runs, lost={0: np.array([0])})
+    decided = plan(replace(world, jobs=replace(world.jobs, runs=lost)))
+    assert [(each.uid, each.beneficiary) for each in decided.evictions] == [("gang", "urgent")]
+    assert not decided.replacements
+
+
 def test_several_nodes_and_one_that_is_gone_are_replaced_at_once() -> None:
     nodes = [node for node in rack(0, 5) if node.name != "rack-0-host-0"]
     nodes[1] = replace(nodes[1], usable=False)

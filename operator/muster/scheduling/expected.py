@@ -54,6 +54,14 @@ class Expected:
         starts[jobs], bases[jobs] = start, _PROMISED
         return Expected(starts, bases)
 
+    def at_latest(self, others: Mapping[int, float]) -> Expected:
+        """The same, but some jobs start by then, in other places than those that they are estimated for."""
+        starts, bases = self.starts.copy(), self.bases.copy()
+        for job, start in others.items():
+            if start < starts[job]:
+                starts[job], bases[job] = start, _QUEUE
+        return Expected(starts, bases)
+
     def of(self, job: int) -> tuple[float, Basis]:
         """For `Waiting.expected` and `Waiting.basis`."""
         return float(self.starts[job]), BASES[int(self.bases[job])]

@@ -40,6 +40,7 @@ import numpy as np
 from muster.scheduling.bystanders import Bystanders
 from muster.scheduling.expected import Expected, Lacking, expected_starts, promised_starts
 from muster.scheduling.explain import explain
+from muster.scheduling.fallback import fallback_starts
 from muster.scheduling.heads import Heads
 from muster.scheduling.improving import improve
 from muster.scheduling.order import Ordering
@@ -102,12 +103,14 @@ def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None
     if verdicts is None:
         return None
     verdicts = improve(round_, heads, starting.owners, verdicts)
+    going = {each.uid for each in round_.evictions}
     return Plan(
         admissions=tuple(round_.admissions),
         waiting=explain(round_, heads, verdicts, _expect(round_, heads, verdicts)) if policy.explain else (),
         promises=tuple(round_.promises),
         evictions=tuple(round_.evictions),
-        replacements=tuple(round_.replacements),
+        # Nobody is to make a pod for a gang that stops in the same plan.
+        replacements=tuple([each for each in round_.replacements if each.uid not in going]),
         reduced=round_.reduced,
         broken=round_.kept.broken,
     )
@@ -280,6 +283,7 @@ def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expecte
     """When each of those who wait is expected to start."""
     able = [each for each in verdicts if each.fate in _ABLE]
     found = _of_those_able(round_, heads, able) if able else promised_starts(round_.snapshot)
+    found = found.at_latest(fallback_starts(round_, verdicts))
     cleared = [each.job for each in verdicts if each.fate is Fate.CLEARED]
     return found.promised(cleared, round_.snapshot.now + round_.longest_grace())
 

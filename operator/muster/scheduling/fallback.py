@@ -1,0 +1,47 @@
+"""When jobs that still wait for the kind of nodes that they prefer take the next one (`Alternative.since`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from muster.scheduling.placement import fits
+from muster.scheduling.room import count_slots
+from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.snapshot import Alternative
+from muster.scheduling.topology import prefix_sums
+
+_WAITING: Final = frozenset(
+    (Fate.NO_NODES, Fate.TOO_LARGE, Fate.NODES_AWAY, Fate.NEVER, Fate.QUOTA, Fate.ROOM, Fate.WINDOW)
+)
+
+
+def fallback_starts(round_: Round, verdicts: Sequence[Verdict]) -> dict[int, float]:
+    """By row, from when on a waiting job takes nodes that have room for it now, and quota; without those for whom there
+    are none."""
+    alternatives = round_.snapshot.jobs.terms.alternatives
+    if not any(alternatives):
+        return {}
+    found: dict[int, float] = {}
+    known: dict[tuple[int, int, int, int], bool] = {}
+    for job, fate, *_ in verdicts:
+        later = [each for each in alternatives[job] if each.since > round_.snapshot.now] if fate in _WAITING else ()
+        for each in later:
+            key = (round_.queue_of[job], round_.kinds.of[job], each.filter, each.flavour)
+            if key not in known:
+                known[key] = _would_start(round_, job, each)
+            if known[key]:
+                found[job] = max(each.since, round_.opens[job])
+                break
+    return found
+
+
+def _would_start(round_: Round, job: int, other: Alternative) -> bool:
+    kinds, room, kind = round_.kinds, round_.spare, round_.kinds.of[job]
+    least = kinds.kinds[kind].sizes[-1]
+    gang = kinds.gang(kind, 0, least)
+    mask = room.eligible[other.filter] & room.usable
+    if not fits(round_.tree, prefix_sums(count_slots(room.open, kinds.workers[gang.worker], mask)), gang):
+        return False
+    need, borrowing = kinds.need(kind, 0, least), kinds.kinds[kind].preemptible
+    return round_.promised.shortage(round_.queue_of[job], other.flavour, need, borrowing=borrowing) is None
