@@ -218,9 +218,7 @@ def test_a_job_that_may_not_be_stopped_is_told_that_its_like_hold_all_of_its_que
     assert waiting.holders == ("holds",)
 
 
-@pytest.mark.parametrize(
-    ("lent", "way_out"), [(8, "; with preemptible: true it could borrow what it lacks"), (0, "")]
-)
+@pytest.mark.parametrize(("lent", "way_out"), [(8, "; with preemptible: true it could borrow what it lacks"), (0, "")])
 def test_a_job_that_may_not_be_stopped_is_told_when_it_is_only_borrowing_that_it_lacks(lent: int, way_out: str) -> None:
     shot = snapshot(rack(0, 2), [Job("a")], [Queue(gpus=0, cohort=0), Queue("beside", gpus=lent, cohort=0)])
     shot = _firm(shot, "a")

@@ -59,7 +59,9 @@ def test_where_nothing_tells_when_jobs_end_there_is_no_start() -> None:
     assert found == Reservation(FOREVER, FOREVER, Basis.UNKNOWN, None)
 
 
-@pytest.mark.parametrize(("late", "start", "basis"), [(GRACE, NOW, Basis.PROGRESS), (GRACE + 1, FOREVER, Basis.UNKNOWN)])
+@pytest.mark.parametrize(
+    ("late", "start", "basis"), [(GRACE, NOW, Basis.PROGRESS), (GRACE + 1, FOREVER, Basis.UNKNOWN)]
+)
 def test_an_expected_end_that_passed_longer_ago_than_a_save_takes_tells_nothing(
     late: float, start: float, basis: Basis
 ) -> None:
