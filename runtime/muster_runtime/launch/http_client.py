@@ -64,7 +64,10 @@ class Client:
     async def _call(
         self, method: str, host: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        reader, writer = await asyncio.wait_for(self._connected(host), CONNECT_TIMEOUT)
+        connection = await asyncio.wait_for(self._connected(host), CONNECT_TIMEOUT)
+        if isinstance(connection, OSError):
+            raise connection
+        reader, writer = connection
         try:
             lines = {
                 "Host": f"{host}:{self.port}",
@@ -83,8 +86,16 @@ class Client:
         finally:
             writer.close()
 
-    async def _connected(self, host: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(await self._addresses.of(host), self.port)
+    async def _connected(self, host: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | OSError:
+        """A connection, or why there is none.
+
+        That isn't raised: up to Python 3.11 this is a task of its own, and where whoever waits for it is cancelled at
+        the moment at which it fails, asyncio would write to the user's log that nobody took its exception.
+        """
+        try:
+            return await asyncio.open_connection(await self._addresses.of(host), self.port)
+        except OSError as error:
+            return error
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:

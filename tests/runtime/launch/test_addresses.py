@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -125,3 +126,33 @@ def test_launchers_reach_each_other_while_dns_is_away(monkeypatch: pytest.Monkey
             assert await client.call("GET", "localhost", "/", timeout=10) == (200, b"ok")
 
     asyncio.run(scene())
+
+
+def test_a_connection_that_fails_as_its_caller_gives_up_leaves_nothing_in_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    complaints: list[object] = []
+
+    async def scene() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        begun = asyncio.Event()
+
+        async def refused(host: str, port: int) -> None:
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise ConnectionRefusedError(111, f"Connect call failed ('{host}', {port})") from None
+
+        monkeypatch.setattr(asyncio, "open_connection", refused)
+        call = asyncio.create_task(Client(1, "token", "uid", 1).call("GET", "127.0.0.1", "/", timeout=30))
+        await begun.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        assert call.cancelled() or isinstance(call.exception(), Unreachable)
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(scene())
+    gc.collect()
+    assert not complaints
