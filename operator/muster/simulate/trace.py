@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -102,17 +102,32 @@ def read(path: Path) -> Trace:
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
-            return _parse(csv.DictReader(file), path)
+            return _parse(csv.DictReader(file, strict=True), path)
     except OSError as error:
         raise SimulationError(f"cannot read the trace {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise SimulationError(f"{path} is not a CSV file in UTF-8: {error.reason} at byte {error.start}") from error
 
 
+def _rows_of(rows: csv.DictReader[str], path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Each job's line, by its number in the file. A spreadsheet's empty rows are left out."""
+    try:
+        for row in rows:
+            if any(row.values()):
+                yield rows.line_num, row
+    except csv.Error as error:
+        raise SimulationError(
+            f"{path}, line {rows.reader.line_num}: {error}; close every quotation mark that opens a value"
+        ) from error
+
+
 def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
     header = tuple(rows.fieldnames or ())
     if not header:
         raise SimulationError(f"{path} is empty; its first line must name {', '.join(REQUIRED)}")
+    doubled = next((name for name in header if header.count(name) > 1), None)
+    if doubled is not None:
+        raise SimulationError(f"{path} has more than one column {doubled!r}; leave one of them")
     if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
         raise SimulationError(f"{path} must separate its columns by commas, not by semicolons or tabs")
     known = REQUIRED + OPTIONAL
@@ -134,7 +149,7 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
     kinds: dict[tuple[str, str, str], int] = {}
     numbers: list[tuple[float, float, float, int, int]] = []
     others: list[tuple[bool, int, int, int]] = []
-    for line, row in enumerate(rows, start=2):
+    for line, row in _rows_of(rows, path):
         if None in row:
             raise SimulationError(f"{path}, line {line}: there are more values than the {len(header)} columns")
         cell = _Cells(row, f"{path}, line {line}")
