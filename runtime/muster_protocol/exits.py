@@ -25,6 +25,9 @@ EXIT_CONFIG: Final = 78
 EXIT_INFRASTRUCTURE: Final = 70
 """EX_SOFTWARE: the gang or the launcher failed, not the user's code."""
 
+RESTARTS_END: Final = 2**20
+"""More than any pods can have seen: sums of them stay within the 32 bits of a status field."""
+
 
 class Cause(str, Enum):
     """Why a launcher ended.
@@ -134,10 +137,6 @@ def decode(text: str) -> ExitFacts | None:
     return facts if _plausible(facts) else None
 
 
-_MOST_RESTARTS: Final = 2**20
-"""More than any pods can have seen: sums of them stay within the 32 bits of a status field."""
-
-
 def _plausible(facts: ExitFacts) -> bool:
     """Whether every field is of its type and range: user code may write to the termination message as well."""
     bounds = (
@@ -146,9 +145,9 @@ def _plausible(facts: ExitFacts) -> bool:
         (facts.committed_step, 0, 2**63),
         (facts.stored, 0, 2**63),
         (facts.incarnation, 0, 2**63),
-        (facts.restarts, 0, _MOST_RESTARTS),
-        (facts.failures, 0, _MOST_RESTARTS),
-        (facts.memory_failures, 0, _MOST_RESTARTS),
+        (facts.restarts, 0, RESTARTS_END),
+        (facts.failures, 0, RESTARTS_END),
+        (facts.memory_failures, 0, RESTARTS_END),
         (facts.alike, 1, 2**31),
         (facts.exit_code, -(2**31), 2**31),
         (facts.rank_exit_code, -(2**31), 2**31),

@@ -3,13 +3,18 @@ tracker and profiles. `launcher_api` says where each belongs."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from muster_protocol.exits import RESTARTS_END
 from muster_protocol.goodput import Spent
 from muster_protocol.idleness import Idleness
 from muster_protocol.messages import Ended
+
+MOMENT_END: Final = 253_402_300_800.0
+"""Seconds since the epoch; moments are before: no calendar here goes beyond the year 9999."""
 
 
 class Phase(str, Enum):
@@ -245,3 +250,30 @@ class Status:
     idleness: Idleness | None = None
     tracking: Tracking | None = None
     profile: Profiling | None = None
+
+
+def implausible(status: Status) -> str:
+    """What of it no launcher can have seen, and what it may be, or "": whoever may send it isn't trusted."""
+    committed = status.checkpoint or Checkpoint(0, "", 0.0)
+    failures = status.restarts if status.failures is None else status.failures
+    bounds: tuple[tuple[str, float | None, float], ...] = (
+        ("generation", status.generation, 2**31),
+        ("incarnation", status.incarnation, 2**31),
+        ("index", status.index, 2**31),
+        ("joined", status.joined, 2**31),
+        ("workers", status.workers, 2**31),
+        ("restarts", status.restarts, RESTARTS_END),
+        ("failures", failures, status.restarts + 1),
+        ("memory_failures", status.memory_failures, failures + 1),
+        ("step", status.step, 2**63),
+        ("total_steps", status.total_steps, 2**63),
+        ("resumed_from", status.resumed_from, 2**63),
+        ("stored", status.stored, 2**63),
+        ("steps_per_second", status.steps_per_second, math.inf),
+        ("checkpoint.step", committed.step, 2**63),
+        ("checkpoint.committed_at", committed.committed_at, MOMENT_END),
+    )
+    for name, value, end in bounds:
+        if value is not None and not 0 <= value < end:
+            return f"{name} is {value}; it has to be at least 0 and below {end}"
+    return ""

@@ -8,7 +8,7 @@ import types
 from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -22,52 +22,78 @@ def decode(kind: type[T], body: bytes) -> T:
     """Read `body` as the dataclass `kind`. Unknown fields are ignored.
 
     Raises:
-        ValueError: the body is not JSON, or a field is missing or of the wrong shape.
+        ValueError: the body is not JSON, or a field is missing or of another type. Names the field.
     """
-    message: T = _built(kind, json.loads(body))
+    message: T = _built(kind, json.loads(body, parse_constant=_not_json))
     return message
 
 
+def _not_json(word: str) -> float:
+    raise ValueError(f"{word} is no number in JSON")
+
+
 def _built(kind: Any, raw: Any) -> Any:
-    if not isinstance(raw, dict):
-        raise ValueError(f"{kind.__name__}: expected a JSON object, got {type(raw).__name__}")
-    values = {name: _read(hint, raw[name]) for name, hint in _hints(kind).items() if name in raw}
+    _of(dict, raw)
+    values = {name: _field(kind, name, raw[name]) for name in _hints(kind) if name in raw}
     try:
         return kind(**values)
     except TypeError as error:
         raise ValueError(f"{kind.__name__}: {error}") from error
 
 
+def _field(kind: Any, name: str, value: Any) -> Any:
+    hint, optional = _hints(kind)[name]
+    if value is None and optional:
+        return None
+    try:
+        return _read(hint, value)
+    except ValueError as error:
+        raise ValueError(f"{kind.__name__}.{name}: {error}") from error
+
+
 @cache
-def _hints(kind: Any) -> Mapping[str, Any]:
-    """The type of each field, without None."""
+def _hints(kind: Any) -> Mapping[str, tuple[Any, bool]]:
+    """The type of each field, without None, and whether it may be None."""
     found = get_type_hints(kind)
     return {each.name: _present(found[each.name]) for each in dataclasses.fields(kind)}
 
 
-def _present(hint: Any) -> Any:
+def _present(hint: Any) -> tuple[Any, bool]:
     if get_origin(hint) in (Union, types.UnionType):
         (hint,) = (one for one in get_args(hint) if one is not type(None))
-    return hint
+        return hint, True
+    return hint, False
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """Dataclasses, enums and what stands in tuples; other values stay as JSON has them, for who takes them to judge."""
-    if value is None:
-        return None
     if dataclasses.is_dataclass(hint):
         return _built(hint, value)
     if get_origin(hint) is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"expected a JSON array, got {type(value).__name__}")
-        return tuple(_element(get_args(hint)[0], one) for one in value)
-    return hint(value) if isinstance(hint, type) and issubclass(hint, Enum) else value
-
-
-def _element(hint: Any, value: Any) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return _built(hint, value)
-    try:
+        return tuple(_read(get_args(hint)[0], one) for one in _of(list, value))
+    if get_origin(hint) is dict:
+        return {name: _read(get_args(hint)[1], one) for name, one in _of(dict, value).items()}
+    if issubclass(hint, Enum):
         return hint(value)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    if hint is int and not -_WHOLE <= _of(int, value) < _WHOLE:
+        raise ValueError(f"{value} has no room in 64 bits")
+    return value if hint is float and type(value) is int else _of(hint, value)
+
+
+_WHOLE: Final = 2**63
+
+_NAMES: Final = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+}
+"""What JSON calls them."""
+
+
+def _of(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"expected a JSON {_NAMES[kind]}, got {_NAMES[type(value)]}")
+    return value

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from muster_protocol.launcher_status import MOMENT_END
+
 DATAGRAM_LIMIT: Final = 16 * 1024
 """Bytes; a longer message is lost."""
 PART_BYTES: Final = DATAGRAM_LIMIT // 2
@@ -22,8 +24,6 @@ NAME_LIMIT: Final = 100
 """Characters of the name of a metric or parameter."""
 WHOLE_LIMIT: Final = 2**63
 """Whole numbers are below: Kubernetes and trackers hold no greater ones."""
-MOMENT_LIMIT: Final = 253_402_300_800.0
-"""Seconds since the epoch; moments are before: no calendar here goes beyond the year 9999."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def _fits(name: str, value: Any) -> bool:
         return type(value) is int and 0 <= value < WHOLE_LIMIT
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return 0 <= value < MOMENT_LIMIT if name in _MOMENT else math.isfinite(value)
+    return 0 <= value < MOMENT_END if name in _MOMENT else math.isfinite(value)
 
 
 def _is_step(step: Any, at: Any, values: Any) -> bool:

@@ -16,7 +16,7 @@ import aiohttp
 
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster_protocol import launcher_api
-from muster_protocol.launcher_status import Facts, Status
+from muster_protocol.launcher_status import Facts, Status, implausible
 from muster_protocol.messages import Membership, Stop
 from muster_protocol.tokens import job_token
 from muster_protocol.wire import decode, encode
@@ -30,6 +30,10 @@ BODY_LIMIT: Final = 256 * 1024
 
 class LauncherError(Exception):
     """A launcher did not answer, or not as the protocol says. The message says which and how."""
+
+
+class Nonsense(LauncherError):
+    """A launcher's answer is not what the protocol allows."""
 
 
 class NotAsked(LauncherError):
@@ -150,10 +154,14 @@ class Launchers:
     async def status(self, launcher: Launcher) -> Status:
         """Raises LauncherError."""
         body = await self._request(launcher, "GET", launcher_api.STATUS_PATH, None)
+        who = f"the launcher of pod {launcher.namespace}/{launcher.pod}"
         try:
-            return decode(Status, body)
+            status = decode(Status, body)
         except ValueError as error:
-            raise LauncherError(f"pod {launcher.namespace}/{launcher.pod} sent a malformed status: {error}") from error
+            raise Nonsense(f"{who} sent a status that can't be read, and is not heeded: {error}") from error
+        if wrong := implausible(status):
+            raise Nonsense(f"{who} sent a status that can't be true, and is not heeded: {wrong}")
+        return status
 
     async def push_membership(self, launchers: Sequence[Launcher], membership: Membership) -> dict[str, LauncherError]:
         """Tell every launcher who belongs to the gang; the errors of those that could not be told, by pod."""

@@ -21,7 +21,7 @@ from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import CommittedCheckpoint, FixedSize, Goodput, Saving, TrainingJobStatus
 from muster.api.trainingjob_status import Progress as ProgressStatus
-from muster.cluster.launchers import Launcher, LauncherError, Launchers, NotAsked
+from muster.cluster.launchers import Launcher, LauncherError, Launchers, Nonsense, NotAsked
 from muster.cluster.status import Draft, is_true
 from muster.cluster.views import PodView
 from muster.controllers import tracking
@@ -156,7 +156,9 @@ class Progress:
         except NotAsked:
             raise
         except LauncherError as error:
-            log.debug("%s", error)
+            fresh = isinstance(error, Nonsense) and record.refused != living[0].name
+            log.log(logging.WARNING if fresh else logging.DEBUG, "%s", error)
+            record.refused = living[0].name if fresh else record.refused
             return await self._vouched(record, generation, living)
         return True
 

@@ -127,6 +127,7 @@ class Record:
         membership: the last one that was pushed, and the UIDs of the pods that have it (`members_told`).
         missed: since when (monotonic) launchers have said that they miss those of these indexes.
         silence: the questions that the present placement's leader has left unanswered since its last answer.
+        refused: the pod of index 0 whose answers are not heeded, as the log has told.
         doubtful: a worker is lost or may be: the launchers are asked before those of others.
         ring: told the UID and the moment of each turn that is asked for.
     """
@@ -172,6 +173,7 @@ class Record:
     members_told: set[str] = field(default_factory=set)
     missed: dict[int, float] = field(default_factory=dict)
     silence: Silence | None = None
+    refused: str = ""
     doubtful: bool = False
     deleted: bool = False
     planned: tuple[tuple[object, ...], JobInput] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -121,12 +122,14 @@ class Fleet:
     Attributes:
         dead: nodes on which nothing answers.
         cut: nodes whose launchers the operator alone can't reach.
+        said: what the launchers say beside the usual.
         ended: gangs of which a worker was given up, by UID, and when.
     """
 
     def __init__(self, gangs: int, *, failing: Callable[[str], Exception] = LauncherError) -> None:
         self.clock, self.dead, self.cut, self.ended = Clock(), set[str](), set[str](), dict[str, float]()
         self._failing = failing
+        self.said: dict[str, Any] = {}
         self._pods, self._nodes = Items(), Items()
         self.cache = Cache(pods=self._pods, nodes=self._nodes, namespaces=Items(), priority_classes=Items())
         self._node_of: dict[str, str] = {}
@@ -193,7 +196,7 @@ class Fleet:
         if node in self.dead or node in self.cut:
             await self.clock.sleep(TIMEOUT)
             raise self._failing(launcher.pod)
-        return 200, encode(Status(Phase.RUNNING, 1, 1, 0 if node.endswith("-a") else 1))
+        return 200, encode(replace(Status(Phase.RUNNING, 1, 1, 0 if node.endswith("-a") else 1), **self.said))
 
     async def go_on(self, seconds: int) -> None:
         """The operator asks once a second and gives each gang its turn that has news."""
@@ -277,6 +280,26 @@ async def test_questions_that_never_left_the_operator_end_nobody() -> None:
     fleet.unreachable(["gang-00000"])
     await fleet.go_on(60)
     assert not fleet.ended
+
+
+async def test_a_status_that_cannot_be_true_is_not_heeded_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fleet = Fleet(1)
+    await fleet.go_on(2)
+    (record,) = fleet.records.values()
+    before = record.launcher
+    assert before is not None
+    fleet.said = {"restarts": 2**40}
+    await fleet.go_on(30)
+    assert record.launcher == before
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [
+        "the launcher of pod research/gang-00000-g1-0-0 sent a status that can't be true, and is not heeded: "
+        "restarts is 1099511627776; it has to be at least 0 and below 1048576"
+    ]
+    fleet.said = {"restarts": 1}
+    await fleet.go_on(30)
+    assert record.launcher.restarts == 1
 
 
 async def test_a_launcher_is_not_taken_for_silent_because_the_silent_ones_before_it_used_up_the_connections() -> None:
