@@ -355,6 +355,8 @@ class Reference:
         if start < FOREVER:
             self._take(self.ahead, job, place(self.world, job, counts, empty))
             basis = Basis.LIMITS if start >= latest else Basis.PROGRESS
+        if not self.jobs.terms.preemptible[job]:
+            start = max([start, *(head.start for head in self.heads if self.both_could_use(job, head.job))])
         able = [site for site in reach(self.world, job) if sum(empty[node] for node in site) >= self._size(job)]
         self.heads.append(_Head(job, start, basis, [self._smallest_end(job, site) for site in able]))
         worker = (*self.jobs.requests[job].tolist(), int(self.jobs.filters[job]))
@@ -626,11 +628,12 @@ class _Starts:
         return found
 
     def _of_heads(self) -> dict[int, tuple[float, Basis]]:
-        """One that can't yield starts no sooner than those ahead for whom room is kept that it could use."""
+        """One that can't yield starts no sooner than those ahead for whom room is kept that it could use; nor does one
+        that is not let in where room is free now."""
         found: dict[int, tuple[float, Basis]] = {}
         for head in self.made.heads:
             aheads = [found[other] for other in found if self.made.both_could_use(head.job, other)]
-            if self.jobs.terms.preemptible[head.job]:
+            if self.jobs.terms.preemptible[head.job] and head.start > self.made.now:
                 aheads = []
             start = max([head.start, *(start for start, _ in aheads)])
             weaker = [basis for _, basis in aheads if basis is not Basis.LIMITS]

@@ -8,7 +8,8 @@ import pytest
 from muster.scheduling.plan import Basis, WaitReason
 from muster.scheduling.planner import plan
 
-from .cases import Job, Node, Queue, rack
+from .cases import Job, Node, Outcome, Queue, rack
+from .futures import NOW, Run, world
 from .operating import Live, Operating
 
 pytestmark = pytest.mark.unit
@@ -135,3 +136,26 @@ def test_a_head_that_cannot_yield_starts_after_the_one_ahead_for_whom_free_room_
     assert told["small"].reason is WaitReason.BEHIND_OTHERS
     for uid in ("head", "small"):
         assert (told[uid].expected, told[uid].basis) == (world.now + 130.0, Basis.LIMITS)
+
+
+@pytest.mark.parametrize("firm", [True, False])
+def test_nobody_waits_for_a_head_that_only_seems_to_start_now(firm: bool) -> None:
+    """Three nodes of each rack are free and kept for the first, which wants four. The second would fit, but is not let
+    in: that nobody gets anything done before it is no reason to leave the nodes idle."""
+    runs = [Run(Job(f"runs-{index}"), (f"rack-{index}-host-0",), ends=end) for index, end in ((0, 1e4), (1, 2e4))]
+    waiting = [
+        Job("first", workers=4, required="rack"),
+        Job("second", workers=3, required="rack", submitted=1.0),
+        Job("third", submitted=2.0),
+    ]
+    shot = world(rack(0, 4) + rack(1, 4), runs, waiting)
+    row = shot.jobs.uids.index("second")
+    if firm:
+        shot.jobs.terms.preemptible[row] = False
+    else:
+        shot.jobs.runs.restart[row] = 1e4  # it would get nothing done before the first starts
+    outcome = Outcome(shot, plan(shot))
+    told = outcome.waiting["second"]
+    assert (told.expected, told.basis) == (NOW + 1e4, Basis.PROGRESS)
+    if firm:
+        assert list(outcome.admitted) == ["third"]

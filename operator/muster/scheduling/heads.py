@@ -15,7 +15,7 @@ The jobs behind the last head wait without keeping anything from anybody. They b
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -109,13 +109,24 @@ class Heads:
             places = np.flatnonzero(reservation.taken)
             for resource, amount in worker.asks:
                 self._reserved[resource, places] += reservation.taken[places] * amount
+        where = self._where(gang)
+        reservation = self._behind(job, gang, where, reservation)
         timeline, room = self.timeline.frozen(), round_.room.frozen()
         watch = partial(guard, timeline, round_.tree, room, gang, worker, reservation)
-        where = self._where(gang)
         fresh = round_.split_spare().keep(gang.worker, where)
         none = np.zeros(len(round_.tree.order), dtype=np.bool_)
         self.all.append(Head(job, gang, reservation, watch, where, none if fresh is None else fresh))
         return self.all[-1]
+
+    def _behind(self, job: int, gang: Gang, where: Mask, reservation: Reservation) -> Reservation:
+        """One that cannot yield gets room that is kept for those ahead when they have started, though it is free."""
+        if not self._round.kind(job).preemptible:
+            for ahead in self.all:
+                first = ahead.reservation
+                if reservation.start < first.start and self._share(gang, where, ahead):
+                    basis = reservation.basis if first.basis is Basis.LIMITS else first.basis
+                    reservation = replace(reservation, start=first.start, basis=basis)
+        return reservation
 
     def lets_in(self, job: int, choice: int, size: int) -> tuple[Found, bool] | None:
         """Where a job may start on room that is kept, and whether it has to yield; None if it may not."""
@@ -170,19 +181,20 @@ class Heads:
         found: dict[int, tuple[float, Basis]] = {}
         for index, head in enumerate(self.all):
             start, basis = head.reservation.start, head.reservation.basis
-            if not self._round.kind(head.job).preemptible:
+            # Who is not let in where room is free now waits for those ahead, too.
+            if not self._round.kind(head.job).preemptible or start <= self._round.snapshot.now:
                 for ahead in self.all[:index]:
-                    if self._share(head, ahead):
+                    if self._share(head.gang, head.where, ahead):
                         start = max(start, found[ahead.job][0])
                         basis = basis if found[ahead.job][1] is Basis.LIMITS else found[ahead.job][1]
             found[head.job] = start, basis
         return found
 
-    def _share(self, one: Head, other: Head) -> bool:
+    def _share(self, gang: Gang, where: Mask, other: Head) -> bool:
         """Whether there is a place and a resource that both could use."""
         workers = self._round.kinds.workers
-        asked, others = ({resource for resource, _ in workers[each.gang.worker].asks} for each in (one, other))
-        return bool(asked & others) and bool((one.where & other.where).any())
+        asked, others = ({resource for resource, _ in workers[each.worker].asks} for each in (gang, other.gang))
+        return bool(asked & others) and bool((where & other.where).any())
 
     def open_to(self) -> Mask:
         """J, jobs that might start on any free room at the end of the round, whoever it is kept for: the first of all
