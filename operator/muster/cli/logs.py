@@ -8,7 +8,7 @@ from typing import Final
 
 from muster.api.effective import effective_spec
 from muster.api.placement import format_indexes
-from muster.cli.printing import print_text
+from muster.cli.printing import note, print_text
 from muster.cli.scene import NotThere, connected, look
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
@@ -41,7 +41,7 @@ async def logs(
         workers: their indexes; empty for all.
         rank: only what this rank has written, whichever worker it is in.
         follow: go on until they end.
-        tail: only so many of each one's last lines.
+        tail: only so many of each one's last lines; of the rank's own, where one is named.
 
     Raises:
         NotThere: no such worker, or it has written nothing yet; says why.
@@ -57,12 +57,23 @@ async def logs(
         only = f"[rank {rank}] " if rank is not None and world_size(scene) > 1 else ""
         prefixes = [f"[worker {pod.index}] " if len(found) > 1 else "" for pod in found]
         turn = asyncio.Semaphore(FOLLOWED)
+        silent = True
+
+        def write_down(text: str) -> None:
+            nonlocal silent
+            silent = False
+            write(text)
 
         async def one(pod: PodView, prefix: str) -> None:
             async with turn:
-                await _copy(api, pod, _lines(write, prefix, only), follow=follow, tail=tail)
+                if only and tail is not None:
+                    await _copy_last(api, pod, write_down, only, follow=follow, tail=tail)
+                else:
+                    await _copy(api, pod, _lines(write_down, prefix, only), follow=follow, tail=tail)
 
         await asyncio.gather(*map(one, found, prefixes))
+        if only and silent and tail != 0:
+            note(f"rank {rank} has written nothing in {found[0].name}; without --rank all of that worker is shown")
         return 0
 
 
@@ -109,6 +120,24 @@ def _lines(write: Write, prefix: str, only: str) -> Write:
             write(prefix + line)
 
     return take
+
+
+async def _copy_last(api: Api, pod: PodView, write: Write, only: str, *, follow: bool, tail: int) -> None:
+    """A rank's last lines. The server counts those of the whole worker, so the rank's are counted here first."""
+    written = 0
+
+    def count(line: str) -> None:
+        nonlocal written
+        written += 1
+
+    def take(line: str) -> None:
+        nonlocal written
+        written -= 1
+        if written < tail:
+            write(line)
+
+    await _copy(api, pod, _lines(count, "", only), follow=False, tail=None)
+    await _copy(api, pod, _lines(take, "", only), follow=follow, tail=None)
 
 
 async def _copy(api: Api, pod: PodView, take: Write, *, follow: bool, tail: int | None) -> None:

@@ -74,8 +74,9 @@ def test_what_is_not_there_is_told() -> None:
 class Server:
     """Each pod's log; `waiting` ones have none yet."""
 
-    def __init__(self, *waiting: str) -> None:
+    def __init__(self, *waiting: str, steps: int = 1) -> None:
         self.waiting = waiting
+        self.steps = range(1, steps + 1)
         self.open = self.most = 0
         self.credentials = type("Credentials", (), {"namespace": "research"})
 
@@ -88,7 +89,10 @@ class Server:
         self.open += 1
         self.most = max(self.most, self.open)
         await asyncio.sleep(0)
-        lines = ["muster-launch: joins\n", *(f"[rank {rank}] step 1\n" for rank in range(6))]
+        lines = [
+            "muster-launch: joins\n",
+            *(f"[rank {rank}] step {step}\n" for step in self.steps for rank in range(6)),
+        ]
         for line in lines[-(tail if tail is not None else len(lines)) :]:
             yield line
         self.open -= 1
@@ -122,6 +126,23 @@ async def test_all_workers_lines_say_whose_they_are_and_a_ranks_are_its_own(monk
     told = await printed(monkeypatch, Server(), workers=())
     assert {line.partition("] ")[0] for line in told} == {"[worker 0", "[worker 1", "[worker 2"}
     assert await printed(monkeypatch, Server(), rank=3) == ["[rank 3] step 1\n"]
+
+
+async def test_the_tail_of_a_rank_is_of_its_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have written since."""
+    server = Server(steps=3)
+    assert await printed(monkeypatch, server, rank=1, tail=2) == ["[rank 1] step 2\n", "[rank 1] step 3\n"]
+    assert await printed(monkeypatch, server, rank=1, tail=0) == []
+    assert len(await printed(monkeypatch, server, rank=1, tail=9)) == 3
+
+
+async def test_a_rank_that_has_written_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await printed(monkeypatch, Server(steps=0), rank=3) == []
+    assert "rank 3 has written nothing in train-g2-1-0; without --rank" in capsys.readouterr().err
+    await printed(monkeypatch, Server(), rank=3, tail=1)
+    assert capsys.readouterr().err == ""
 
 
 async def test_a_worker_that_has_not_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
