@@ -262,7 +262,8 @@ def _workers(scene: Scene) -> Table:
     order = sorted(scene.pods, key=lambda pod: (pod.ready, -pod.generation, pod.index))
     shown = scene.pods if len(scene.pods) <= WORKERS_SHOWN else order[:WORKERS_SHOWN]
     for pod in shown:
-        waiting = "; ".join(f"{item.reason} {item.message}".strip() for item in pod.waiting if item.reason)
+        # A pod's containers mostly wait for the same.
+        waiting = "; ".join(dict.fromkeys(f"{it.reason} {it.message}".strip() for it in pod.waiting if it.reason))
         extra = pod.unschedulable or (waiting if pod.phase == "Pending" else "") or pod.status_message
         table.add_row(str(pod.index), pod.name, pod.node, f"{pod_state(pod)}  {extra}".strip())
     if len(scene.pods) > len(shown):

@@ -198,8 +198,8 @@ def _remembered(scene: Scene) -> Iterator[_Line]:
     for at, what, told in (
         (status.submitted_at, "Submitted", ""),
         (placement.placed_at if placement else None, "Placed", where),
-        (status.started_at, "Trained", "for the first time"),
-        (again, "Trained", "the present run began to train"),
+        (status.started_at, "Running", "for the first time: all workers have joined"),
+        (again, "Running", "the present run: all workers have joined"),
         (checkpoint.committed_at if checkpoint else None, "Checkpoint", saved),
     ):
         if at is not None:

@@ -144,11 +144,11 @@ def test_the_history_is_in_order_of_time_and_tells_nothing_twice() -> None:
     history = [line.split(" ago ")[1] for line in lines if " ago " in line and line.startswith("2026")]
     assert history == [
         "Submitted",
-        "Trained for the first time",
+        "Running for the first time: all workers have joined",
         f"Failure user: {BOOM}; answered in the pods that were there",
         "Preempted",
         "Placed as generation 1 on its nodes",
-        "Trained the present run began to train",
+        "Running the present run: all workers have joined",
         "Moved to another rack",
     ]
 

@@ -109,6 +109,12 @@ def test_a_pod_that_cannot_start_says_why() -> None:
     assert "ImagePullBackOff no such image" in text
 
 
+def test_what_all_containers_of_a_pod_wait_for_is_said_once() -> None:
+    both = [{"name": name, "state": {"waiting": {"reason": "PodInitializing"}}} for name in ("trainer", "sidecar")]
+    starting = pod(0, ready=False, phase="Pending", containerStatuses=both)
+    assert shown(Scene(job(phase="Starting"), (starting,), (), NOW)).count("PodInitializing") == 1
+
+
 def test_the_nodes_of_spares_are_told() -> None:
     placement = {
         "generation": 1,
