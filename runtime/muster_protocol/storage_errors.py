@@ -15,6 +15,7 @@ class Kind(str, Enum):
 
     NO_SUCH_BUCKET = "NoSuchBucket"
     ACCESS_DENIED = "AccessDenied"
+    NO_CREDENTIALS = "NoCredentials"
     NOT_FOUND = "NotFound"
     PRECONDITION_FAILED = "PreconditionFailed"
     NO_CONDITIONS = "NoConditionalWrites"
@@ -30,6 +31,7 @@ LASTING: Final = frozenset(
     {
         Kind.NO_SUCH_BUCKET,
         Kind.ACCESS_DENIED,
+        Kind.NO_CREDENTIALS,
         Kind.NO_CONDITIONS,
         Kind.MISCONFIGURED,
         Kind.CERTIFICATE,
@@ -54,8 +56,8 @@ _KINDS: Final = {
     "XAdminUserNotFound": Kind.ACCESS_DENIED,  # versitygw's, for keys that nobody has
     "InvalidToken": Kind.ACCESS_DENIED,
     "SignatureDoesNotMatch": Kind.ACCESS_DENIED,
-    "NoCredentialsError": Kind.ACCESS_DENIED,
-    "PartialCredentialsError": Kind.ACCESS_DENIED,
+    "NoCredentialsError": Kind.NO_CREDENTIALS,
+    "PartialCredentialsError": Kind.NO_CREDENTIALS,
     "NoSuchKey": Kind.NOT_FOUND,
     "NotFound": Kind.NOT_FOUND,
     "404": Kind.NOT_FOUND,
@@ -121,6 +123,7 @@ class Hints:
 
     uri: str
     credentials: str
+    no_credentials: str
     endpoint: str
     authority: str
     encryption: str
@@ -129,6 +132,8 @@ class Hints:
 IN_A_JOB: Final = Hints(
     "checkpoint.uri",
     "the keys in checkpoint.secretRef, or the pod's service account,",
+    "name a Secret that has them in checkpoint.secretRef, or give the pod's service account a role; on a laptop set "
+    "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "checkpoint.endpoint, or AWS_ENDPOINT_URL_S3 in its place,",
     "checkpoint.caConfigMapRef",
     "checkpoint.encryption",
@@ -136,6 +141,7 @@ IN_A_JOB: Final = Hints(
 BY_HAND: Final = Hints(
     "the uri",
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE, or the role of this machine)",
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role",
     "AWS_ENDPOINT_URL_S3",
     "AWS_CA_BUNDLE",
     "MUSTER_S3_ENCRYPTION and MUSTER_S3_KMS_KEY",
@@ -159,6 +165,8 @@ def sentence(
             f"access to {where}{at} is denied; check {hints.credentials} "
             f"and that they may list, read, write and delete there{tail}"
         )
+    if kind is Kind.NO_CREDENTIALS:
+        return f"no credentials were found for {where}{at}; {hints.no_credentials}{tail}"
     if kind is Kind.NOT_FOUND:
         return f"{where} does not exist{at}{tail}"
     if kind is Kind.PRECONDITION_FAILED:

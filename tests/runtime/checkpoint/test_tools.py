@@ -191,6 +191,17 @@ def test_a_store_that_refuses_is_told(s3_environment: Any, monkeypatch: pytest.M
     assert "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in muster("ls", "s3://models/run", code=2)
 
 
+def test_a_shell_without_keys_is_told_so_and_not_that_they_are_refused(
+    s3_environment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    told = muster("ls", "s3://models/run", code=2)
+    assert "no credentials were found for s3://models/run" in told
+    assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE" in told
+
+
 def test_an_export_is_what_the_real_library_reads(made: MadeRun, uri: str, tmp_path: Path) -> None:
     muster("export", f"{uri}@4", str(tmp_path / "out"))
     found = safetensors.torch.load_file(tmp_path / "out" / "model.safetensors")
