@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,11 +59,25 @@ def refuse_unstorable(tracked: Sequence[Tracked]) -> None:
             raise StateError(f"{t.where}: {error}") from None
 
 
+def refuse_uncountable(name: str, total: Any, where: str) -> None:
+    """UsageError when a loop's total isn't a whole number, as what a command line or a variable gives isn't."""
+    if not hasattr(total, "__index__"):
+        raise UsageError(f"{where}: session.{name}({total!r}): the total is a whole number; write int(...) around it")
+
+
 def refuse_unreportable(values: Mapping[str, Any]) -> None:
-    """UsageError when a metric isn't a number."""
+    """UsageError when a metric isn't a number: the next save, which keeps them, would fail."""
     for name, value in values.items():
-        if value is not None and not hasattr(value, "__float__"):
+        if value is None:
+            continue
+        if not hasattr(value, "__float__"):
             raise UsageError(f"{caller()}: session.report({name}={value!r}): a metric is a number, or a tensor of one")
+        shape = getattr(value, "shape", ())  # a tensor's, or an array's of NumPy
+        if math.prod(shape) != 1:
+            raise UsageError(
+                f"{caller()}: session.report({name}=...) has the shape {list(shape)}: a metric is a number, or a "
+                "tensor of one; reduce it, say by .mean()"
+            )
 
 
 def refuse_untracked(tracked: Sequence[Tracked], wrapped: Sequence[Wrapped], loop: str) -> None:

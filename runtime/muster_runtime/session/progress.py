@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -48,6 +48,7 @@ class Progress:
     _fixed_size: str = ""
     _numerics: report.Numerics | None = None
     _unsaved: dict[int, float] = field(default_factory=dict)  # by the step's number, from 0
+    _unsound_told: bool = False
     _sent_at: float = 0.0
     _printed_at: float = 0.0
     _meter: Meter = field(default_factory=lambda: Meter(time.monotonic()))
@@ -156,6 +157,20 @@ class Progress:
 
     def paused(self, seconds: float) -> None:
         self._meter.pause(seconds)
+
+    def warn_of_unsound(self, losses: Sequence[float | None], first: int) -> None:
+        """Says once that a loss isn't finite, where nothing watches losses: the run would end well, with a lost model.
+        `losses` are of the steps after step `first`."""
+        if self._unsound_told:
+            return
+        for step, loss in enumerate(losses, first):
+            if loss is not None and not math.isfinite(loss):
+                self._unsound_told = True
+                self.warn(
+                    f"the loss of the step after step {step} is {loss}, and training goes on: nothing watches "
+                    "losses. spec.numerics (MUSTER_NUMERICS on a laptop) can stop the run, skip such steps or roll back"
+                )
+                return
 
     def record(self, epoch: int, restored: int) -> LossRecord:
         """The losses since the last committed save."""

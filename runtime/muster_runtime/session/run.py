@@ -313,7 +313,10 @@ class Run:
         self.progress.absorb(self.step, agreed, read)
         if agreed.norm is not None:
             self.progress.latest_norm = agreed.norm
-        return self._guard.hear(first, agreed, own) if self._guard is not None and read else None
+        if self._guard is None:
+            self.progress.warn_of_unsound(agreed.losses, first)
+            return None
+        return self._guard.hear(first, agreed, own) if read else None
 
     def _go_back(self, found: Unsound) -> None:
         """Everything as it was at the last checkpoint, but that the step's batches are left out from now on."""

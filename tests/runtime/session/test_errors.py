@@ -162,6 +162,15 @@ CASES = {
         "for step in session.steps(3):\n    session.report(loss='high')  # here\n",
         r"UsageError: .*script.py:{here}: session.report\(loss='high'\): a metric is a number",
     ),
+    "a metric for each sample": (
+        FINE + "session.track(model=model, optimizer=optimizer)\n"
+        "for step in session.steps(3):\n    session.report(accuracy=torch.ones(3))  # here\n",
+        r"UsageError: .*script.py:{here}: session.report\(accuracy=...\) has the shape \[3\]: a metric is a number",
+    ),
+    "a total that is text": (
+        FINE + "session.track(model=model, optimizer=optimizer)\nfor step in session.steps('3'):  # here\n    pass\n",
+        r"UsageError: .*script.py:{here}: session.steps\('3'\): the total is a whole number; write int\(",
+    ),
     "ranks that take different numbers of steps": (
         FINE + "session.track(model=model, optimizer=optimizer)\n"
         "for step in session.steps(3 + session.rank):  # loop\n    pass\n",

@@ -272,6 +272,14 @@ def test_stop_ends_the_run_at_the_step(tmp_path: Path) -> None:
     assert len(lines(tmp_path, 0)) == 7
 
 
+def test_an_unsound_loss_that_nothing_watches_is_told_once(tmp_path: Path) -> None:
+    """The run ends well otherwise, and its sound checkpoints may be pruned by then."""
+    result = train(tmp_path, 1, **STEPS, **ONE_RANK)
+    assert result.codes == [0], result.output
+    told = "WARNING: the loss of the step after step 6 is nan, and training goes on: nothing watches losses"
+    assert result.output.count("WARNING: the loss of the step") == result.output.count(told) == 1
+
+
 def test_a_loss_that_comes_too_late_to_skip_its_step_is_said(tmp_path: Path) -> None:
     result = train(tmp_path, 1, MUSTER_NUMERICS="skip", LATE="1", STEPS="3").check()
     assert result.output.count("call session.report(loss=) above it") == 1
