@@ -95,9 +95,6 @@ def advice(scene: Scene) -> Iterator[str]:
         yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": false}}}}'"""
     elif status.phase is Phase.QUEUED and place is not None and hinders(place.reason):
         yield from _mending(named, job.spec.queue, place.reason)
-        if place.reason == WaitReason.EXCEEDS_QUOTA.value and not effective_spec(job.spec, status.defaults).preemptible:
-            patch = """'{"spec": {"preemptible": true}}'"""
-            yield f"or let it borrow from other queues:  kubectl patch tj {named} --type=merge -p {patch}"
         yield from place.changes
     elif status.phase is Phase.QUEUED:
         yield f"see who holds the queue's quota and who is ahead:  muster jobs --queue {job.spec.queue}"

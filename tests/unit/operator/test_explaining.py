@@ -288,14 +288,6 @@ def test_a_failure_that_was_survived_is_told_as_past() -> None:
     assert "a line" in lines
 
 
-@pytest.mark.parametrize("preemptible", [True, False])
-def test_a_job_that_may_not_borrow_is_told_how_it_could(preemptible: bool) -> None:
-    waits = job(phase="Queued", queue={"reason": "ExceedsQuota", "message": "why"})
-    spec = waits.spec.model_copy(update={"preemptible": preemptible})
-    told = "\n".join(advice(Scene(waits.model_copy(update={"spec": spec}), (), (), NOW)))
-    assert ("let it borrow" in told) is not preemptible
-
-
 def test_before_the_first_step_nobody_is_said_to_train() -> None:
     lines = shown(job(phase="Running", placement=PLACED, runningSince="2026-01-02T03:03:05Z"))
     assert "all 2 workers run" in lines
