@@ -33,6 +33,11 @@ from muster_protocol.spelling import nearest
 REQUIRED: Final = ("submit", "gpus", "duration", "queue")
 OPTIONAL: Final = ("priority", "user", "limit", "preemptible", "gpu_type", "capacity", "topology")
 MODES: Final = ("required", "preferred")
+_SHORTEST: Final = 0.001
+"""Seconds. Where time counts from 1970, less would be lost in rounding, and a job would never end."""
+_LATEST: Final = 1e10
+"""Seconds, three hundred years; what counts milliseconds from 1970 is above it."""
+_MOST_GPUS: Final = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -157,11 +162,11 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
         kind = (cell.text("gpu_type"), cell.one_of("capacity", ("on-demand", "spot")), cell.topology())
         numbers.append(
             (
-                cell.number("submit", least=0.0),
-                cell.number("duration", least=0.0, above=True),
-                cell.number("limit", least=0.0, above=True, missing=FOREVER),
-                cell.whole("gpus", least=1),
-                cell.whole("priority", least=-(2**31), missing=0),
+                cell.number("submit", least=0.0, most=_LATEST),
+                cell.number("duration", least=_SHORTEST, most=_LATEST),
+                cell.number("limit", least=_SHORTEST, most=_LATEST, missing=FOREVER),
+                cell.whole("gpus", least=1, most=_MOST_GPUS),
+                cell.whole("priority", least=-(2**31), most=2**31 - 1, missing=0),
             )
         )
         preemptible = cell.one_of("preemptible", ("true", "false")) != "false"
@@ -215,7 +220,7 @@ class _Cells:
     def name(self, column: str) -> str:
         return self.text(column) or self._fail(column, "is empty")
 
-    def number(self, column: str, *, least: float, above: bool = False, missing: float | None = None) -> float:
+    def number(self, column: str, *, least: float, most: float, missing: float | None = None) -> float:
         text = self.text(column)
         if not text and missing is not None:
             return missing
@@ -223,14 +228,14 @@ class _Cells:
             value = float(text)
         except ValueError:
             self._fail(column, f"is no number: {text!r}")
-        if not np.isfinite(value) or value < least or (above and value == least):
-            self._fail(column, f"must be {'above' if above else 'at least'} {least:g} and finite, not {text}")
+        if not least <= value <= most:  # nor nan
+            self._fail(column, f"must be between {_plain(least)} and {_plain(most)}, not {text}")
         return value
 
-    def whole(self, column: str, *, least: int, missing: int | None = None) -> int:
-        value = self.number(column, least=least, missing=None if missing is None else float(missing))
-        if value != int(value) or value >= 2**31:
-            self._fail(column, f"must be a whole number below 2147483648, not {self.text(column)}")
+    def whole(self, column: str, *, least: int, most: int, missing: int | None = None) -> int:
+        value = self.number(column, least=least, most=most, missing=None if missing is None else float(missing))
+        if value != int(value):
+            self._fail(column, f"must be a whole number, not {self.text(column)}")
         return int(value)
 
     def one_of(self, column: str, allowed: Sequence[str]) -> str:
@@ -248,6 +253,10 @@ class _Cells:
 
     def _fail(self, column: str, problem: str) -> str:
         raise SimulationError(f"{self._where}: {column} {problem}")
+
+
+def _plain(bound: float) -> str:
+    return f"{bound:,.0f}" if bound == int(bound) else f"{bound:g}"
 
 
 def write(trace: Trace, path: Path) -> None:
