@@ -110,30 +110,34 @@ def _may_move(wants: Demand, coming: Coming, pace: Pace) -> Mask:
     asked &= (ran >= pace.settle) & (LOST_AT_MOST * ran >= runs.restart + runs.grace)
     asked[list(coming.gone)] = False
     asked[job] = False
-    asked &= ~_swap(wants)
     open_, choices = OpenRoom(snapshot, wants.tree, wants.room.open + coming.room), Choices(snapshot)
-    workers = np.diff(runs.first)
+    workers, same, elsewhere = np.diff(runs.first), _same(wants), _elsewhere(wants)
     for row in np.flatnonzero(asked).tolist():
-        asked[row] = open_.slots(row, choices.current(row))[1] >= workers[row]
+        filter_ = choices.current(row)
+        swaps = same[row] and not elsewhere[filter_]
+        asked[row] = not swaps and open_.slots(row, filter_)[1] >= workers[row]
     return asked
 
 
-def _swap(wants: Demand) -> Mask:
-    """J, those who can't help: for each slot that one of their workers leaves, it takes another.
+def _same(wants: Demand) -> Mask:
+    """J, whose workers ask for what those of a gang do that may lie anywhere; nobody for other gangs.
 
-    Their workers ask for what the gang's do, and go only where those may run too. So their moves leave the number of
-    slots as it is, and a gang that may lie anywhere needs nothing else.
+    For each slot that such a worker leaves, it takes another, if it goes only where the gang's may run too. So its move
+    leaves the number of slots as it is, and the gang needs nothing else.
     """
-    snapshot, gang, jobs = wants.snapshot, wants.gang, wants.snapshot.jobs
+    gang, jobs = wants.gang, wants.snapshot.jobs
     if gang.mode == TopologyMode.REQUIRED or gang.shape.slices or gang.shape.balanced != NONE:
         return np.zeros(len(jobs.uids), dtype=np.bool_)
     same: Mask = (jobs.requests[:, wants.asked] == wants.divisors[:, 0]).all(axis=1)
-    usable = snapshot.nodes.usable[wants.tree.order]
-    elsewhere: Mask = np.any(snapshot.eligible[:, wants.tree.order] & usable & ~wants.eligible, axis=1)
-    choices = Choices(snapshot)
-    for row in np.flatnonzero(same).tolist():
-        same[row] = not elsewhere[choices.current(row)]
     return same
+
+
+def _elsewhere(wants: Demand) -> Mask:
+    """By filter, whether there are nodes for it that the gang can't use."""
+    snapshot, order = wants.snapshot, wants.tree.order
+    usable = snapshot.eligible[:, order] & snapshot.nodes.usable[order]
+    elsewhere: Mask = np.any(usable & ~wants.eligible, axis=1)
+    return elsewhere
 
 
 def _on(snapshot: Snapshot, nodes: Mask) -> Mask:
