@@ -22,7 +22,7 @@ from muster_protocol.checkpoints.chain import Found, read_manifest
 from muster_protocol.checkpoints.commit import claim_epoch
 from muster_protocol.checkpoints.copy import copy
 from muster_protocol.checkpoints.differences import differences
-from muster_protocol.checkpoints.export import SHARD_BYTES, export, model_tensors
+from muster_protocol.checkpoints.export import SHARD_BYTES, export, make_room, model_tensors
 from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.holds import held, release, tag
 from muster_protocol.checkpoints.importing import import_model
@@ -261,6 +261,7 @@ def export_(
     target: Annotated[str, typer.Argument(metavar="FOLDER|URI", help="A folder, or s3://BUCKET/PREFIX.")],
     name: Annotated[str, typer.Option("--object", help="Which tracked object.")] = "model",
     shard_size: Annotated[int, typer.Option(help="Bytes in one file at most.", min=1)] = SHARD_BYTES,
+    force: Annotated[bool, typer.Option("--force", help="Replace the model that lies there.")] = False,
     endpoint: Endpoint = None,
 ) -> None:
     """Write a model as safetensors, in the layout of Hugging Face's hub.
@@ -276,6 +277,7 @@ def export_(
         _reading(store, checkpoint, "export"),
     ):
         tensors = model_tensors(_found(store, checkpoint), name)
+        make_room(there, force=force)
         files = export(store, tensors, there, shard_bytes=shard_size)
         size = sum(tensor.bytes for tensor in tensors.values())
         typer.echo(f"step {checkpoint.step}: {len(tensors)} tensors, {tables.amount(size)}, in {there.uri}:")

@@ -7,6 +7,7 @@ length of its header (8 bytes, little-endian), the header as JSON, and the tenso
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from muster_protocol.errors import StateError
 SHARD_BYTES: Final = 5_000_000_000
 """Tensors' bytes in one file at most, as transformers has it; a larger tensor gets a file of its own."""
 INDEX: Final = "model.safetensors.index.json"
+_WEIGHTS: Final = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
 
 DTYPES: Final = {
     "bool": "BOOL",
@@ -63,6 +65,20 @@ def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
     if not chosen:
         raise StateError(f"the object {name!r} has no tensors; choose another by --object")
     return chosen
+
+
+def make_room(target: Store, *, force: bool) -> None:
+    """StateError when a model lies there already; with `force` it is deleted.
+
+    It goes before the new one is written: a loader that finds `model.safetensors` looks at no index, so of a model in one
+    file and another in several it would take whichever was left.
+    """
+    there = [item.key for item in target.objects("model") if _WEIGHTS.fullmatch(item.key)]
+    if there and not force:
+        raise StateError(
+            f"{target.uri} has a model already ({there[0]}); export it to another place, or replace that by --force"
+        )
+    target.delete(there)
 
 
 def export(

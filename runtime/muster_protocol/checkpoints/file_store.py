@@ -72,7 +72,8 @@ class FileStore:
         return FileWriter(key, self._root / key)
 
     def objects(self, prefix: str) -> list[Item]:
-        found = self._files(self._root / prefix.rpartition("/")[0])
+        folder, _, start = prefix.rpartition("/")
+        found = self._files(self._root / folder, start)
         items = [
             Item(key, status.st_size, status.st_mtime)
             for key, name, status in found
@@ -92,10 +93,15 @@ class FileStore:
     def forget(self, unfinished: list[Unfinished]) -> None:
         self.delete([each.upload for each in unfinished])
 
-    def _files(self, folder: Path) -> Iterator[tuple[str, str, os.stat_result]]:
-        """(key, name, status) of every file; those that are deleted meanwhile are left out."""
+    def _files(self, folder: Path, start: str = "") -> Iterator[tuple[str, str, os.stat_result]]:
+        """(key, name, status) of every file, but for folders right below whose names don't begin with `start`.
+
+        Files that are deleted meanwhile are left out.
+        """
         with _explained(folder):
-            for parent, _, names in os.walk(folder):
+            for parent, folders, names in os.walk(folder):
+                if Path(parent) == folder:
+                    folders[:] = [each for each in folders if each.startswith(start)]
                 for name in names:
                     path = Path(parent, name)
                     with contextlib.suppress(FileNotFoundError):

@@ -210,6 +210,26 @@ def test_an_export_is_what_the_real_library_reads(made: MadeRun, uri: str, tmp_p
     assert list(found["weight"].shape) == [4, 3]
 
 
+def test_an_export_replaces_another_only_when_told_and_leaves_nothing_of_it(made: MadeRun, uri: str) -> None:
+    target = f"{uri}-exported"
+    there = open_store(parse_uri(target), None)
+    for mine in ("config.json", "modelling.py", "model/model.safetensors"):
+        there.put(mine, b"mine")
+    there.put("model-00001-of-00002.safetensors", b"another export, cut")
+    told = muster("export", f"{uri}@3", target, code=2)
+    assert "has a model already (model-00001-of-00002.safetensors)" in told
+    assert "replace that by --force" in told
+    muster("export", f"{uri}@3", target, "--force")
+    written = there.get("model.safetensors")
+    muster("export", f"{uri}@4", target, code=2)
+    assert there.get("model.safetensors") == written
+    muster("export", f"{uri}@4", target, "--force")
+    assert there.get("model.safetensors") != written
+    left = [item.key for item in there.objects("")]
+    assert left == ["config.json", "model.safetensors", "model/model.safetensors", "modelling.py"]
+    there.close()
+
+
 def grid(store: Store, name: str, tensor: torch.Tensor, cuts: tuple[tuple[int, ...], ...]) -> Tensor:
     """A tensor cut along several dimensions; `cuts` has the borders of each."""
     dtype = str(tensor.dtype).removeprefix("torch.")
