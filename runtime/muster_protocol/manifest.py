@@ -29,6 +29,10 @@ HOLDS_PREFIX: Final = "holds/"
 KEPT_PREFIX: Final = "kept/"
 
 
+class NewerFormatError(ValueError):
+    """A record that a newer Muster has written: it is whole, and nothing is to be put back."""
+
+
 @dataclass(frozen=True)
 class Latest:
     """The content of `LATEST`.
@@ -152,7 +156,7 @@ def _object(body: bytes, name: str) -> dict[str, Any]:
     if not isinstance(raw, dict) or not isinstance(raw.get("version"), int):
         raise ValueError(f"{name} is not a Muster record: no version in it")
     if raw["version"] > FORMAT_VERSION:
-        raise ValueError(
+        raise NewerFormatError(
             f"{name} has format version {raw['version']}; this Muster reads up to {FORMAT_VERSION}. "
             "Use the Muster that wrote it, or a newer one."
         )

@@ -58,6 +58,10 @@ _KINDS: Final = {
     "SignatureDoesNotMatch": Kind.ACCESS_DENIED,
     "NoCredentialsError": Kind.NO_CREDENTIALS,
     "PartialCredentialsError": Kind.NO_CREDENTIALS,
+    "ProfileNotFound": Kind.NO_CREDENTIALS,
+    "ConfigParseError": Kind.NO_CREDENTIALS,
+    "SSOTokenLoadError": Kind.NO_CREDENTIALS,
+    "UnauthorizedSSOTokenError": Kind.NO_CREDENTIALS,
     "NoSuchKey": Kind.NOT_FOUND,
     "NotFound": Kind.NOT_FOUND,
     "404": Kind.NOT_FOUND,
@@ -157,6 +161,8 @@ def sentence(
     """
     where = f"s3://{bucket}/{key}" if key else f"s3://{bucket}"
     at = f" at {endpoint}" if endpoint else ""
+    # botocore's own goes over two lines where a parameter is wrong
+    detail = " ".join(detail.removeprefix("Parameter validation failed:").split())
     tail = f" ({detail})" if detail else ""
     if kind is Kind.NO_SUCH_BUCKET:
         return f"the bucket {bucket!r} does not exist{at}; create it, or correct {hints.uri}{tail}"

@@ -26,7 +26,7 @@ from muster_protocol.checkpoints.export import SHARD_BYTES, export, make_room, m
 from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.holds import held, release, tag
 from muster_protocol.checkpoints.importing import import_model
-from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, take
+from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, runs_below, take
 from muster_protocol.checkpoints.prune import carry_out
 from muster_protocol.checkpoints.retention import (
     ORPHAN_SECONDS,
@@ -70,16 +70,21 @@ def list_(
 ) -> None:
     """List the committed checkpoints, newest first, and what keeps each.
 
+    Where no run is, name those below.
+
     \b
       muster checkpoint ls s3://models/llama-8b
+      muster checkpoint ls s3://models
     """
     with _explained(), _opened(uri, endpoint) as store:
         inventory = take(store, unfinished=everything)
         rows = tables.listing(inventory, time.time(), everything=everything)
         if output is Output.JSON:
             print_json(rows)
-        else:
+        elif rows or inventory.latest is not None:
             tables.print_listing(inventory, rows)
+        else:
+            tables.print_runs(inventory.uri, *runs_below(store))
 
 
 @app.command()
@@ -234,7 +239,9 @@ def prune(
     if dry_run and yes:
         fail("--dry-run and --yes contradict each other; give one of them")
     with _explained():
-        rules = Retention(last, every, every_hours * 3600 if every_hours else None, parse_best(best) if best else None)
+        rules = Retention(
+            last, every, every_hours * 3600 if every_hours else None, None if best is None else parse_best(best)
+        )
         with _opened(uri, endpoint) as store:
             inventory = take(store)
             if rules.best and (wrong := unknown_metric(inventory, rules.best)):

@@ -83,8 +83,7 @@ def listing(inventory: Inventory, now: float, *, everything: bool) -> list[Row]:
 
 def print_listing(inventory: Inventory, rows: Sequence[Row]) -> None:
     if not rows:
-        claimed = inventory.latest is not None
-        typer.echo(f"{inventory.uri} has no checkpoints" + (" yet; a job has claimed it" if claimed else ""))
+        typer.echo(f"{inventory.uri} has no checkpoints yet; a job has claimed it")
         return
     cells = [
         (
@@ -98,6 +97,18 @@ def print_listing(inventory: Inventory, rows: Sequence[Row]) -> None:
         for row in rows
     ]
     _print(("STEP", "EPOCH", "SAVED", "SIZE", "RANKS", "KEPT BY"), cells)
+
+
+def print_runs(uri: str, runs: Sequence[str], everything: bool) -> None:
+    """`runs` are the prefixes below `uri` that hold one; `everything`: there are no others."""
+    if not runs and everything:
+        typer.echo(f"{uri} has no checkpoints")
+        return
+    typer.echo(f"{uri} has no checkpoints of its own; {'the runs below it:' if runs else 'no run was found below it'}")
+    for run in runs:
+        typer.echo(f"  {uri}/{run}")
+    if not everything:
+        typer.echo("not all folders were looked into; name one of them to see the runs in it")
 
 
 def _stray(row: Row) -> str:

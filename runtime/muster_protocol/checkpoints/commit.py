@@ -42,6 +42,8 @@ def read_latest(store: Store) -> Claim | None:
         return None
     try:
         return Claim(manifest.decode_latest(body.content), body.etag)
+    except manifest.NewerFormatError as error:
+        raise CorruptCheckpointError(f"{store.uri}/{LATEST_KEY} can't be read: {error}") from error
     except ValueError as error:
         raise CorruptCheckpointError(
             f"{store.uri}/{LATEST_KEY} is damaged ({error}); put back a version of it that names a manifest, "

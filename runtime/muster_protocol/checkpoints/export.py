@@ -70,8 +70,8 @@ def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
 def make_room(target: Store, *, force: bool) -> None:
     """StateError when a model lies there already; with `force` it is deleted.
 
-    It goes before the new one is written: a loader that finds `model.safetensors` looks at no index, so of a model in one
-    file and another in several it would take whichever was left.
+    It goes before the new one is written: a loader that finds `model.safetensors` looks at no index, so of a model in
+    one file and another in several it would take whichever was left.
     """
     there = [item.key for item in target.objects("model") if _WEIGHTS.fullmatch(item.key)]
     if there and not force:

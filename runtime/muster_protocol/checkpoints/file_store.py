@@ -81,6 +81,10 @@ class FileStore:
         ]
         return sorted(items, key=lambda item: item.key)
 
+    def level(self, prefix: str) -> tuple[list[str], list[str]]:
+        _, folders, names = next(os.walk(self._root / prefix), ("", [], []))
+        return sorted(prefix + name for name in names), sorted(f"{prefix}{name}/" for name in folders)
+
     def unfinished(self) -> list[Unfinished]:
         return [
             Unfinished(

@@ -14,11 +14,12 @@ from typing import Final
 from muster_protocol.checkpoints.chain import Damaged, Found, folder_of, read_manifest
 from muster_protocol.checkpoints.commit import read_latest
 from muster_protocol.checkpoints.holds import read_holds
-from muster_protocol.checkpoints.store import Item, Store, Unfinished
+from muster_protocol.checkpoints.store import Item, Store, StreamingStore, Unfinished
 from muster_protocol.errors import CorruptCheckpointError, StateError
-from muster_protocol.manifest import KEPT_PREFIX, MANIFEST_NAME, TOMBSTONE, Hold, Latest, step_prefix
+from muster_protocol.manifest import KEPT_PREFIX, LATEST_KEY, MANIFEST_NAME, TOMBSTONE, Hold, Latest, step_prefix
 
 _RECORD: Final = re.compile(rf"^{KEPT_PREFIX}(\d+)-(\d+)-(\d+)-([0-9a-f]{{64}})$")
+FOLDERS_LOOKED_INTO: Final = 200
 Link = tuple[str, str]
 """A manifest's key and the hex SHA-256 of its bytes."""
 
@@ -188,6 +189,23 @@ def choose(inventory: Inventory, step: int | None) -> Checkpoint:
             return checkpoint
     have = ", ".join(str(checkpoint.step) for checkpoint in sorted(inventory.committed, key=lambda each: each.step))
     raise StateError(f"{inventory.uri} has no committed checkpoint of step {step}; it has: {have}")
+
+
+def runs_below(store: StreamingStore) -> tuple[list[str], bool]:
+    """Prefixes below the store's that hold a run, and whether all was looked at.
+
+    Level by level, and into no run, so that neither shards nor data sets beside them are listed.
+    """
+    runs, folders, looked = [], store.level("")[1], 0
+    while folders and looked < FOLDERS_LOOKED_INTO:
+        folder = folders.pop(0)
+        looked += 1
+        keys, deeper = store.level(folder)
+        if folder + LATEST_KEY in keys:
+            runs.append(folder.rstrip("/"))
+        else:
+            folders += deeper
+    return sorted(runs), not folders
 
 
 def find_start(store: Store, step: int | None) -> Found:

@@ -22,6 +22,7 @@ from muster_protocol.uris import CheckpointUri
 PART_BYTES: Final = 16 << 20
 """Size of a multipart upload's parts; S3 asks for at least 5 MiB and at most 10,000 of them."""
 THREADS: Final = 8
+_LEVEL_ITEMS: Final = 5000
 _PARTS_IN_FLIGHT: Final = 4
 _BODY_TRIES: Final = 3
 _BROKEN_BODY: Final = (
@@ -98,6 +99,17 @@ class S3Store:
             found = [item for page in pages for item in page.get("Contents", ())]
         items = [Item(item["Key"][skip:], item["Size"], item["LastModified"].timestamp()) for item in found]
         return sorted(items, key=lambda item: item.key)
+
+    def level(self, prefix: str) -> tuple[list[str], list[str]]:
+        skip = len(self._prefix) + 1 if self._prefix else 0
+        full = self._full(prefix) if prefix or not self._prefix else f"{self._prefix}/"
+        with self.explained(prefix):
+            pages = self.client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=full, Delimiter="/", PaginationConfig={"MaxItems": _LEVEL_ITEMS}
+            )
+            found = list(pages)
+        keys = [item["Key"][skip:] for page in found for item in page.get("Contents", ())]
+        return keys, [item["Prefix"][skip:] for page in found for item in page.get("CommonPrefixes", ())]
 
     def unfinished(self) -> list[Unfinished]:
         with self.explained(""):

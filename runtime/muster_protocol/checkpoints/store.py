@@ -88,5 +88,11 @@ class Store(Protocol):
 class StreamingStore(Store, Protocol):
     """A store that takes objects of which nobody holds the whole."""
 
+    def level(self, prefix: str) -> tuple[list[str], list[str]]:
+        """Keys, and folders with their slash, right below `prefix`, which is empty or ends in a slash.
+
+        No more than some thousands.
+        """
+
     def writer(self, key: str) -> ShardWriter:
         """Starts a large object."""

@@ -100,6 +100,22 @@ def test_the_list_tells_what_keeps_each(made: MadeRun, uri: str) -> None:
     assert "step      6" in muster("show", uri)
 
 
+def test_the_list_of_a_place_above_runs_names_them(made: MadeRun, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    muster("cp", uri, f"{uri}/team/tuned")
+    muster("cp", uri, f"{uri}/team/more/first")
+    made.store.put("team/tuned/inner/LATEST", b"lies in a run: nobody looks there")
+    made.store.put("team/data/shard/0", b"no run")
+    assert muster("ls", f"{uri}/team").splitlines() == [
+        f"{uri}/team has no checkpoints of its own; the runs below it:",
+        f"  {uri}/team/more/first",
+        f"  {uri}/team/tuned",
+    ]
+    assert json.loads(muster("ls", f"{uri}/team", "-o", "json")) == []
+    assert muster("ls", f"{uri}/team/data") == f"{uri}/team/data has no checkpoints\n"
+    monkeypatch.setattr("muster_protocol.checkpoints.inventory.FOLDERS_LOOKED_INTO", 1)
+    assert "not all folders were looked into" in muster("ls", f"{uri}/team")
+
+
 def test_verify_tells_a_flipped_byte_a_truncated_and_a_missing_shard(made: MadeRun, uri: str) -> None:
     assert "6 of 6 checkpoints are whole" in muster("verify", uri, "--all")
     store = made.store
@@ -182,6 +198,7 @@ def test_errors_say_how_to_mend_them(made: MadeRun, uri: str) -> None:
     assert "no committed checkpoint of step 99; it has: 1, 2, 3, 4, 5, 6" in muster("show", f"{uri}@99", code=2)
     assert "is it the uri of the job's spec.checkpoint?" in muster("show", f"{uri}-none", code=2)
     assert "write it like loss" in muster("prune", uri, "--best", "loss:most", code=2)
+    assert "write it like loss" in muster("prune", uri, "--last", "1", "--best", "", code=2), "of a variable not set"
     assert "has no object 'net'; it has: model" in muster("export", uri, "/nowhere", "--object", "net", code=2)
 
 
@@ -200,6 +217,34 @@ def test_a_shell_without_keys_is_told_so_and_not_that_they_are_refused(
     told = muster("ls", "s3://models/run", code=2)
     assert "no credentials were found for s3://models/run" in told
     assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE" in told
+
+
+def test_what_a_newer_muster_wrote_is_not_called_damaged(made: MadeRun, uri: str) -> None:
+    body = made.store.get("LATEST")
+    assert body is not None
+    made.store.put("LATEST", json.dumps({**json.loads(body.content), "version": 99}).encode())
+    for arguments in (("ls",), ("verify",), ("prune", "--last", "1", "--yes")):
+        told = muster(*arguments, uri, code=2)
+        assert f"{uri}/LATEST can't be read: LATEST has format version 99" in told
+        assert "put back" not in told
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"AWS_PROFILE": "nobody"}, "no credentials were found for s3://models/run"),
+        ({"AWS_ENDPOINT_URL_S3": "foo"}, "(Invalid endpoint: foo)"),
+        ({"AWS_REGION": "the moon"}, "(Provided region_name 'the moon' doesn't match a supported format.)"),
+    ],
+)
+def test_wrong_settings_are_told_on_one_line(
+    s3_environment: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], says: str
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    told = muster("ls", "s3://models/run", code=2)
+    assert says in told
+    assert told.count("\n") == 1
 
 
 def test_an_export_is_what_the_real_library_reads(made: MadeRun, uri: str, tmp_path: Path) -> None:
