@@ -22,7 +22,7 @@ from muster_protocol.checkpoints.chain import Found, read_manifest
 from muster_protocol.checkpoints.commit import claim_epoch
 from muster_protocol.checkpoints.copy import copy
 from muster_protocol.checkpoints.differences import differences
-from muster_protocol.checkpoints.export import SHARD_BYTES, export, make_room, model_tensors
+from muster_protocol.checkpoints.export import SHARD_BYTES, export, exported_before, model_tensors
 from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.holds import held, release, tag
 from muster_protocol.checkpoints.importing import import_model
@@ -284,8 +284,8 @@ def export_(
         _reading(store, checkpoint, "export"),
     ):
         tensors = model_tensors(_found(store, checkpoint), name)
-        make_room(there, force=force)
-        files = export(store, tensors, there, shard_bytes=shard_size)
+        old = exported_before(there, force=force)
+        files = export(store, tensors, there, shard_bytes=shard_size, old=old)
         size = sum(tensor.bytes for tensor in tensors.values())
         typer.echo(f"step {checkpoint.step}: {len(tensors)} tensors, {tables.amount(size)}, in {there.uri}:")
         for file in files:

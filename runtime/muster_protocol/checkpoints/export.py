@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from muster_protocol.checkpoints.chain import Found
@@ -67,39 +67,46 @@ def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
     return chosen
 
 
-def make_room(target: Store, *, force: bool) -> None:
-    """StateError when a model lies there already; with `force` it is deleted.
-
-    It goes before the new one is written: a loader that finds `model.safetensors` looks at no index, so of a model in
-    one file and another in several it would take whichever was left.
-    """
+def exported_before(target: Store, *, force: bool) -> list[str]:
+    """Keys of the model that lies there already. StateError when there is one, unless `force`."""
     there = [item.key for item in target.objects("model") if _WEIGHTS.fullmatch(item.key)]
     if there and not force:
         raise StateError(
             f"{target.uri} has a model already ({there[0]}); export it to another place, or replace that by --force"
         )
-    target.delete(there)
+    return there
 
 
 def export(
-    source: Store, tensors: Mapping[str, Tensor], target: StreamingStore, *, shard_bytes: int = SHARD_BYTES
+    source: Store,
+    tensors: Mapping[str, Tensor],
+    target: StreamingStore,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    old: Collection[str] = (),
 ) -> list[str]:
-    """Writes the files, the index as the last, and returns their names. CorruptCheckpointError when a chunk differs."""
+    """Writes the files, the index as the last, and returns their names. CorruptCheckpointError when a chunk differs.
+
+    What is not written anew of the files `old` goes in the end: loaders take `model.safetensors` before any index.
+    """
     groups = list(_groups(tensors, shard_bytes))
     names = ["model.safetensors"]
     if len(groups) > 1:
         names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
+        if not set(names).isdisjoint(old):  # or, cut here, the old index would lead to files of both
+            target.delete([INDEX])
     for name, group in zip(names, groups, strict=True):
         _write_file(source, group, target, name)
-    if len(groups) == 1:
-        return names
-    weights = {key: name for name, group in zip(names, groups, strict=True) for key in group}
-    index = {
-        "metadata": {"total_size": sum(tensor.bytes for tensor in tensors.values())},
-        "weight_map": dict(sorted(weights.items())),
-    }
-    target.put(INDEX, (json.dumps(index, indent=2) + "\n").encode())
-    return [*names, INDEX]
+    if len(groups) > 1:
+        weights = {key: name for name, group in zip(names, groups, strict=True) for key in group}
+        index = {
+            "metadata": {"total_size": sum(tensor.bytes for tensor in tensors.values())},
+            "weight_map": dict(sorted(weights.items())),
+        }
+        names.append(INDEX)
+        target.put(INDEX, (json.dumps(index, indent=2) + "\n").encode())
+    target.delete(sorted(set(old) - set(names)))
+    return names
 
 
 def header(tensors: Mapping[str, Tensor]) -> bytes:

@@ -272,6 +272,10 @@ def test_an_export_replaces_another_only_when_told_and_leaves_nothing_of_it(made
     assert there.get("model.safetensors") != written
     left = [item.key for item in there.objects("")]
     assert left == ["config.json", "model.safetensors", "model/model.safetensors", "modelling.py"]
+    made.store.put(shards(made.store, 5)[0], b"\0" * 24)
+    before = there.get("model.safetensors")
+    muster("export", f"{uri}@5", target, "--force", code=2)
+    assert there.get("model.safetensors") == before, "a damaged checkpoint doesn't cost the export that is there"
     there.close()
 
 
@@ -319,9 +323,16 @@ def test_tensors_of_any_cut_and_type_are_consolidated(
         found = safetensors.torch.load_file(tmp_path / "out" / index["weight_map"][name])[name]
         assert found.dtype == tensor.dtype
         assert found.equal(tensor), name
+    assert export(source, described, target, old=names) == ["model.safetensors"]
+    assert [item.key for item in target.objects("")] == ["model.safetensors"]
+    again = export(source, described, target, shard_bytes=500, old=["model.safetensors"])
+    assert [item.key for item in target.objects("")] == sorted(names) == sorted(again)
     source.put("half-1.bin", bytes(len(source.read("half-1.bin", 0, 1000))))
     with pytest.raises(CorruptCheckpointError, match=r"half-1\.bin: bytes 0 to 12 are not those that were saved"):
         list(content(source, described["half"]))
+    with pytest.raises(CorruptCheckpointError):
+        export(source, described, target, shard_bytes=500, old=names)
+    assert target.get("model.safetensors.index.json") is None, "it would lead to files of two exports"
 
 
 def test_the_header_is_aligned() -> None:
