@@ -45,6 +45,10 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
     authority = os.environ.get(env.S3_CA_FILE, "")
     if authority and not os.access(authority, os.R_OK):
         raise _wrong(f"{env.S3_CA_FILE} names {authority!r}, which can't be read")
+    bundle = os.environ.get("AWS_CA_BUNDLE", "")
+    if bundle and not authority and not endpoint.startswith("http:") and not os.access(bundle, os.R_OK):
+        # botocore would tell it as a server that can't be reached, and try again
+        raise _wrong(f"AWS_CA_BUNDLE names {bundle!r}, which can't be read")
     config = botocore.config.Config(
         connect_timeout=connect,
         read_timeout=read,
