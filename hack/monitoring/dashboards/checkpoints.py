@@ -117,7 +117,10 @@ DASHBOARD: Final = Dashboard(
                 _counted(
                     "Errors of GPUs",
                     "Xid and uncorrected memory errors in an hour, as the driver told.",
-                    f"sum by (xid) (increase(muster_worker_gpu_xid_errors_total{{{_JOBS}}}[1h]))"
+                    # A launcher has no series of a code before its first error; an increase begins at the first value.
+                    f"sum by (xid) (increase(muster_worker_gpu_xid_errors_total{{{_JOBS}}}[1h]) > 0"
+                    f" or (muster_worker_gpu_xid_errors_total{{{_JOBS}}}"
+                    f" unless muster_worker_gpu_xid_errors_total{{{_JOBS}}} offset 1h))"
                     f" or label_replace(sum(gpu:muster_memory_errors:increase1h{{{_JOBS}}}),"
                     ' "xid", "memory", "", "")',
                     "{{xid}}",

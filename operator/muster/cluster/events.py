@@ -67,6 +67,9 @@ class EventRecorder:
         self.dropped = 0
 
     def tell(self, news: News) -> None:
+        # Events are gone after an hour. The log, which platforms keep, tells at night what became of a job.
+        about = news.about
+        log.info("%s %s: %s: %s", about.kind, _name(about), news.reason, " ".join(news.note.split()))
         try:
             self._queue.put_nowait(news)
         except asyncio.QueueFull:
@@ -133,6 +136,10 @@ class EventRecorder:
 
 def _key(news: News) -> str:
     return "\0".join((news.about.uid, news.reason, str(news.warning), news.note))
+
+
+def _name(about: About) -> str:
+    return f"{about.namespace}/{about.name}" if about.namespace else about.name
 
 
 def _cut(note: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
-from muster.api.names import Phase
+from muster.api.names import Phase, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.gpus import flavour_of
 from muster.controllers import accounts, standing
@@ -20,7 +20,7 @@ from muster.controllers.cache import Cache
 from muster.controllers.loop import Loop
 from muster.controllers.records import Record
 from muster.controllers.work import utc_now
-from muster.scheduling.plan import MoveReason
+from muster.scheduling.plan import MoveReason, WaitReason
 from muster.telemetry import metrics_declared as declared
 from muster.telemetry.exposition import Labels
 from muster.telemetry.metrics import Metrics
@@ -31,6 +31,18 @@ Shown = dict[Metric, dict[Labels, float]]
 UNKNOWN: Final = "(unknown)"
 """For all queues and priorities together that jobs name and that do not exist."""
 _MOVES: Final = frozenset(reason.value for reason in MoveReason)
+_MEANT: Final = frozenset(
+    reason.value
+    for reason in (
+        WaitReason.QUEUE_CLOSED,
+        WaitReason.WINDOW_CLOSED,
+        Reason.QUEUE_NOT_FOUND,
+        Reason.NAMESPACE_NOT_ALLOWED,
+        Reason.BUDGET_EXHAUSTED,
+        Reason.BACKOFF,
+    )
+)
+"""Waits that somebody has decided, or that the job itself brings: more room would not end them, so nobody is paged."""
 
 
 class Observing:
@@ -166,8 +178,10 @@ def _waiting(records: Iterable[Record], cache: Cache, now: datetime) -> Shown:
         queue = _known(spec.queue, cache.queues)
         jobs[queue, _known(spec.priority_class, priorities)] += 1
         gpus[queue,] += spec.gpus
-        reasons[queue, status.queue.reason if status.queue is not None else ""] += 1
-        oldest[queue,] = max(oldest[queue,], _waited(record, status, now))
+        why = status.queue.reason if status.queue is not None else ""
+        reasons[queue, why] += 1
+        if why not in _MEANT:
+            oldest[queue,] = max(oldest[queue,], _waited(record, status, now))
     return {
         declared.WAITING: jobs,
         declared.WAITING_GPUS: gpus,

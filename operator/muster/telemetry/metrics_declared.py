@@ -136,7 +136,10 @@ WAITING: Final = _gauge("muster_queue_waiting_jobs", "Jobs that wait for room or
 WAITING_GPUS: Final = _gauge("muster_queue_waiting_gpus", "GPUs that they ask for.", "queue")
 WAITING_WHY: Final = _gauge("muster_queue_waiting_reason_jobs", "Jobs that wait, by what for.", "queue", "reason")
 OLDEST: Final = _gauge(
-    "muster_queue_oldest_wait_seconds", "How long the one has waited that waits longest; 0 when none waits.", "queue"
+    "muster_queue_oldest_wait_seconds",
+    "How long the one has waited that waits longest for room or quota; 0 when none does. Who waits for a held queue,"
+    " a window or a budget is left out.",
+    "queue",
 )
 NOMINAL: Final = _gauge(
     "muster_queue_nominal_gpus", "Quota of the queue and those below it. Absent where none is named.", *QUEUE_FLAVOUR

@@ -105,8 +105,14 @@ CASES: Final = (
     Case("MusterGPUXid", {XID: "0x38 79x20"}, {XID: "79x200"}),
     Case(
         "MusterGPUXid",
-        {f'muster_worker_gpu_xid_errors_total{{{GPU},xid="79"}}': "0x38 1x20"},
+        # A launcher has no series of a code before its first error.
+        {f'muster_worker_gpu_xid_errors_total{{{GPU},xid="79"}}': "_x38 1x20"},
         {f'muster_worker_gpu_xid_errors_total{{{GPU},xid="79"}}': "1x200"},
+    ),
+    Case(
+        "MusterGPUXid",
+        {f'muster_worker_gpu_xid_errors_total{{{GPU},xid="79"}}': "1x38 2x20"},
+        {f'muster_worker_gpu_xid_errors_total{{{GPU},xid="79"}}': "_x10 1x200"},
     ),
     Case("MusterGPUMemoryErrors", {ECC % "uncorrected": "0x38 1x20"}, {ECC % "corrected": "0x38 9x20"}),
     Case(

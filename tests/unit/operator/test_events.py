@@ -52,6 +52,14 @@ async def write(server: Server, *news: News, before: Exception | None = None) ->
     return recorder
 
 
+async def test_the_log_keeps_what_an_event_tells(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "muster.cluster.events"):
+        await write(
+            Server(), News(ABOUT, "Restarting", "rank 2 failed:\nValueError"), before=ApiError(500, "x", "away")
+        )
+    assert caplog.messages[0] == "TrainingJob research/train: Restarting: rank 2 failed: ValueError"
+
+
 async def test_an_event_is_about_its_job() -> None:
     server = Server()
     await write(server, News(ABOUT, "Admitted", "4 workers on 2 nodes"))

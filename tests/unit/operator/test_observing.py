@@ -12,17 +12,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
+from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import LevelInput, build
 from muster.cluster.views import NodeView
 from muster.controllers import standing
-from muster.controllers.observing import Observing
+from muster.controllers.cache import Cache
+from muster.controllers.observing import Observing, _waiting
 from muster.controllers.records import Record
 from muster.scheduling.snapshot import NONE
 from muster.telemetry import metrics_declared as declared
 from muster.telemetry.exposition import NEW_SECONDS
 from muster.telemetry.metrics import Metrics
 from muster_protocol.metrics import Metric
+
+from .loops import Items
 
 pytestmark = pytest.mark.unit
 
@@ -95,6 +99,22 @@ def test_an_end_is_counted_by_how_it_ended(outcome: str) -> None:
 
 
 # -- who lends ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reason", "oldest"),
+    [("InsufficientCapacity", 600), ("QuotaExceeded", 600), ("QueueClosed", 0), ("WindowClosed", 0), ("Backoff", 0)],
+)
+def test_a_wait_that_somebody_meant_pages_nobody(reason: str, oldest: float) -> None:
+    metadata = {"name": "job", "namespace": "ns", "uid": "1", "creationTimestamp": "2026-03-01T11:50:00Z"}
+    spec = {"queue": "q", "image": "i", "command": ["x"], "workers": {"replicas": 1}}
+    status = {"phase": "Queued", "queue": {"reason": reason, "message": "why"}}
+    cache = Cache(pods=Items(), nodes=Items(), namespaces=Items(), priority_classes=Items())
+    cache.on_queue("q", TrainingQueue.from_raw({"metadata": {"name": "q"}, "spec": {}}))
+    record = Record.of(TrainingJob.from_raw({"metadata": metadata, "spec": spec, "status": status}))
+    shown = _waiting([record], cache, NOW)
+    assert shown[declared.OLDEST] == {("q",): oldest}
+    assert shown[declared.WAITING_WHY] == {("q", reason): 1}
 
 
 def lent(parents: list[int], nominal: list[int], held: list[int]) -> list[float]:
