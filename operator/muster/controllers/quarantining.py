@@ -113,7 +113,6 @@ class Quarantining:
             if error.status not in (404, 409):
                 raise
             return
-        log.info("node %s: %s: %s", name, reason.value, told)
         about = About("v1", "Node", "", name, raw["metadata"]["uid"])
         self._tell(News(about, reason.value, told, warning=reason is NodeEventReason.QUARANTINED))
 

@@ -91,7 +91,7 @@ class S3Store:
         return S3Writer(self, key)
 
     def objects(self, prefix: str) -> list[Item]:
-        skip = len(self._prefix) + 1 if self._prefix else 0
+        skip = len(self._full(""))
         with self.explained(prefix):
             pages = self.client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._full(prefix)
@@ -101,11 +101,13 @@ class S3Store:
         return sorted(items, key=lambda item: item.key)
 
     def level(self, prefix: str) -> tuple[list[str], list[str]]:
-        skip = len(self._prefix) + 1 if self._prefix else 0
-        full = self._full(prefix) if prefix or not self._prefix else f"{self._prefix}/"
+        skip = len(self._full(""))
         with self.explained(prefix):
             pages = self.client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=full, Delimiter="/", PaginationConfig={"MaxItems": _LEVEL_ITEMS}
+                Bucket=self._bucket,
+                Prefix=self._full(prefix),
+                Delimiter="/",
+                PaginationConfig={"MaxItems": _LEVEL_ITEMS},
             )
             found = list(pages)
         keys = [item["Key"][skip:] for page in found for item in page.get("Contents", ())]

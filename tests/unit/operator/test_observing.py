@@ -98,9 +98,6 @@ def test_an_end_is_counted_by_how_it_ended(outcome: str) -> None:
     assert found == {"muster_jobs_finished_total": {f"q,{outcome}": 1}}
 
 
-# -- who lends ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("reason", "oldest"),
     [("InsufficientCapacity", 600), ("QuotaExceeded", 600), ("QueueClosed", 0), ("WindowClosed", 0), ("Backoff", 0)],
@@ -115,6 +112,9 @@ def test_a_wait_that_somebody_meant_pages_nobody(reason: str, oldest: float) -> 
     shown = _waiting([record], cache, NOW)
     assert shown[declared.OLDEST] == {("q",): oldest}
     assert shown[declared.WAITING_WHY] == {("q", reason): 1}
+
+
+# -- who lends ---------------------------------------------------------------------------------------------------------
 
 
 def lent(parents: list[int], nominal: list[int], held: list[int]) -> list[float]:
