@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Final, TypeVar
 
 from muster_protocol import launcher_api
 from muster_runtime.launch.addresses import Addresses
@@ -14,6 +14,10 @@ ANSWER_LIMIT: Final = 8 * 1024 * 1024
 CONNECT_TIMEOUT: Final = 5.0
 _RELAY_TIMEOUT: Final = 3.0
 _RELAYS_AT_ONCE: Final = 64
+_FAULTS: Final = (asyncio.TimeoutError, OSError, EOFError, ValueError, asyncio.LimitOverrunError)
+"""What a call can meet."""
+
+T = TypeVar("T")
 
 
 class Unreachable(Exception):
@@ -43,10 +47,10 @@ class Client:
         """(status, body). Raises Unreachable, at the latest after `timeout` seconds."""
         where = f"{host}:{self.port}"
         try:
-            return await asyncio.wait_for(self._call(method, host, path, body, headers or {}), timeout)
+            return await _within(timeout, self._call(method, host, path, body, headers or {}))
         except asyncio.TimeoutError as error:
             raise Unreachable(f"{where} gave no answer within {timeout:g} s") from error
-        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+        except _FAULTS as error:
             raise Unreachable(f"{where}: {_reason(error)}") from error
 
     async def tell_all(self, hosts: Iterable[str], path: str, body: bytes) -> None:
@@ -64,10 +68,7 @@ class Client:
     async def _call(
         self, method: str, host: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        connection = await asyncio.wait_for(self._connected(host), CONNECT_TIMEOUT)
-        if isinstance(connection, OSError):
-            raise connection
-        reader, writer = connection
+        reader, writer = await _within(CONNECT_TIMEOUT, self._connected(host))
         try:
             lines = {
                 "Host": f"{host}:{self.port}",
@@ -86,16 +87,27 @@ class Client:
         finally:
             writer.close()
 
-    async def _connected(self, host: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | OSError:
-        """A connection, or why there is none.
+    async def _connected(self, host: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(await self._addresses.of(host), self.port)
 
-        That isn't raised: up to Python 3.11 this is a task of its own, and where whoever waits for it is cancelled at
-        the moment at which it fails, asyncio would write to the user's log that nobody took its exception.
-        """
+
+async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives or raises. Raises asyncio.TimeoutError when that takes longer than `seconds`.
+
+    Up to Python 3.11 what wait_for waits for is a task of its own, and where whoever waits is cancelled at the moment
+    at which it fails, asyncio would write to the user's log that nobody took its exception. So the task raises none.
+    """
+
+    async def kept() -> T | Exception:
         try:
-            return await asyncio.open_connection(await self._addresses.of(host), self.port)
-        except OSError as error:
+            return await work
+        except _FAULTS as error:
             return error
+
+    outcome = await asyncio.wait_for(kept(), seconds)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:

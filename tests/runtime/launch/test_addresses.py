@@ -156,3 +156,24 @@ def test_a_connection_that_fails_as_its_caller_gives_up_leaves_nothing_in_the_lo
     asyncio.run(scene())
     gc.collect()
     assert not complaints
+
+
+def test_a_caller_that_gives_up_at_any_moment_of_a_refused_call_leaves_nothing_in_the_log() -> None:
+    complaints: list[object] = []
+
+    async def scene() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        with socket.socket() as nobody_listens:
+            nobody_listens.bind(("127.0.0.1", 0))
+            client = Client(nobody_listens.getsockname()[1], "token", "uid", 1)
+            for turns in range(500):  # of the loop; which of them meets the refusal depends on the machine
+                call = asyncio.create_task(client.call("GET", "127.0.0.1", "/", timeout=30))
+                for _ in range(turns % 50):
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.wait({call})
+                assert call.cancelled() or isinstance(call.exception(), Unreachable)
+
+    asyncio.run(scene())
+    gc.collect()
+    assert not complaints

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from sqlalchemy.engine import URL
 
-from muster.telemetry.history.database import BadUrl, parse
+from muster.telemetry.history.database import BadUrl, engine_of, migrate, parse
 
 from .cases import CASES, Database
 
@@ -33,6 +35,21 @@ class File:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_sqlite(case: Callable[[Database], None], tmp_path: Path) -> None:
     case(File(tmp_path))
+
+
+def test_a_new_file_that_another_writes_to_is_waited_for(tmp_path: Path) -> None:
+    """SQLite waits for none when it brings a file to write-ahead logging."""
+    other = sqlite3.connect(tmp_path / "history.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    through = Timer(0.3, other.execute, ["ROLLBACK"])
+    through.start()
+    try:
+        with engine_of(parse(f"sqlite:///{tmp_path}/history.db"), writes=True).begin() as connection:
+            migrate(connection)
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    finally:
+        through.join()
+        other.close()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,8 +81,23 @@ def _existing(_dialect: Any, _record: Any, arguments: list[Any], options: dict[s
 def _on_sqlite(connection: Any, _: Any) -> None:
     assert isinstance(connection, sqlite3.Connection)
     connection.isolation_level = None  # so that BEGIN is ours to say, and tables are made within the transaction too
-    connection.execute("PRAGMA journal_mode=WAL")  # who reads does not wait for who writes
+    _write_ahead(connection)
     connection.execute("PRAGMA synchronous=FULL")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Who reads does not wait for who writes. A file is brought there once, and for that alone SQLite doesn't wait for
+    others who have it open: it says at once that they are in the way."""
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        connection.execute("BEGIN IMMEDIATE")  # this does wait until they are through
+        connection.execute("ROLLBACK")
 
 
 def _begin(connection: Connection) -> None:
