@@ -124,6 +124,10 @@ SAVES_LEFT_OUT: Final = _gauge(
     who=INDEX_0,
 )
 STORAGE_FAILURES: Final = _counter("muster_worker_checkpoint_failures_total", "Saves that the storage has refused.")
+FAILED_AT: Final = _gauge(
+    "muster_worker_checkpoint_last_failed_timestamp_seconds",
+    "When the storage refused a save last, since the epoch; 0 before the first time. Only with `checkpoint.uri`.",
+)
 TRACKING_UP: Final = _gauge(
     "muster_worker_tracking_up",
     "Whether the run's tracker takes what it is told: 1 or 0. Only with `tracking`.",

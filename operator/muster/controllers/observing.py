@@ -83,7 +83,10 @@ class Observing:
         """Put down how everything stands now."""
         now, records = utc_now(), loop.records.values()
         metrics = self._metrics
-        metrics.show({declared.JOBS: _number(loop, cache)} | _jobs(records, cache) | _waiting(records, cache, now))
+        owed = standing.owed(loop.tally) if loop.tally is not None else {}
+        metrics.show(
+            {declared.JOBS: _number(loop, cache)} | _jobs(records, cache) | _waiting(records, cache, owed, now)
+        )
         metrics.show(standing.queues(loop.tally, cache.queues, now))
         if loop.tally is not None:
             metrics.show(standing.fleet(loop.tally.snapshot))
@@ -164,11 +167,12 @@ def _jobs(records: Iterable[Record], cache: Cache) -> Shown:
     return {declared.JOB_INFO: info, declared.JOB_GPUS: gpus, declared.JOB_PHASE: phases, declared.JOB_COST: costs}
 
 
-def _waiting(records: Iterable[Record], cache: Cache, now: datetime) -> Shown:
-    """By queue; of those without waiting jobs there are zeros, so that alerts see them empty."""
+def _waiting(records: Iterable[Record], cache: Cache, owed: Mapping[str, str], now: datetime) -> Shown:
+    """By queue; of those without waiting jobs there are zeros, so that alerts see them empty. `owed`: by `standing`."""
     jobs: dict[Labels, float] = defaultdict(float, {(name, ""): 0 for name in cache.queues})
     gpus: dict[Labels, float] = defaultdict(float, {(name,): 0 for name in cache.queues})
     oldest: dict[Labels, float] = defaultdict(float, {(name,): 0 for name in cache.queues})
+    starved: dict[Labels, float] = defaultdict(float, {(name,): 0 for name in cache.queues})
     reasons: dict[Labels, float] = defaultdict(float)
     priorities = {"", *cache.priorities()}
     for record in records:
@@ -181,12 +185,17 @@ def _waiting(records: Iterable[Record], cache: Cache, now: datetime) -> Shown:
         why = status.queue.reason if status.queue is not None else ""
         reasons[queue, why] += 1
         if why not in _MEANT:
-            oldest[queue,] = max(oldest[queue,], _waited(record, status, now))
+            waited = _waited(record, status, now)
+            oldest[queue,] = max(oldest[queue,], waited)
+            owner = owed.get(record.identity.uid)
+            if owner in cache.queues:
+                starved[owner,] = max(starved[owner,], waited)
     return {
         declared.WAITING: jobs,
         declared.WAITING_GPUS: gpus,
         declared.WAITING_WHY: reasons,
         declared.OLDEST: oldest,
+        declared.OWED: starved,
     }
 
 

@@ -64,6 +64,30 @@ def queues(tally: Tally | None, known: Mapping[str, TrainingQueue], now: datetim
     return shown
 
 
+def owed(tally: Tally) -> dict[str, str]:
+    """By uid of those who wait though unused quota would hold all they ask for: the queue whose quota that is, their
+    own or the nearest above it that has one of what they ask for."""
+    snapshot, jobs = tally.snapshot, tally.snapshot.jobs
+    waiting = np.flatnonzero(jobs.pending & (jobs.queues != NONE))
+    others = [(row, each.flavour) for row in waiting.tolist() for each in jobs.terms.alternatives[row]]
+    rows = np.append(waiting, [row for row, _ in others]).astype(np.int64)
+    flavours = np.append(jobs.flavours[waiting], [kind for _, kind in others]).astype(np.int64)
+    spares = np.array([jobs.terms.shapes[row].spares for row in rows.tolist()], dtype=np.int64)
+    least = np.where(jobs.sizes.partial, jobs.sizes.least, jobs.workers)[rows]
+    needs = jobs.requests[rows] * (least + spares)[:, None]
+    at, found = jobs.queues[rows].astype(np.int64), dict[str, str]()
+    while len(rows):
+        nominal = tally.nominal[at, flavours]
+        named = nominal < UNLIMITED
+        fits = (~named | (needs <= nominal - tally.held[at, flavours])).all(axis=1)
+        speaks = (named & (needs > 0)).any(axis=1)
+        for row, queue in zip(rows[speaks & fits].tolist(), at[speaks & fits].tolist(), strict=True):
+            found.setdefault(jobs.uids[row], snapshot.queues.names[queue])
+        on = ~speaks & (snapshot.queues.parents[at] != NONE)
+        at, rows, flavours, needs = snapshot.queues.parents[at][on], rows[on], flavours[on], needs[on]
+    return found
+
+
 def lent_out(held: Int, nominal: Int, parents: Index) -> Seconds:
     """Q x V, what each queue's nominal is used for by others. `held` and `nominal` are sums with those below it.
 

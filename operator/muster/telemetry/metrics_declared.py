@@ -132,13 +132,19 @@ FINISHED: Final = _counter("muster_jobs_finished_total", "Jobs that have ended."
 
 # -- queues ------------------------------------------------------------------------------------------------------------
 
-WAITING: Final = _gauge("muster_queue_waiting_jobs", "Jobs that wait for room or quota.", "queue", "priority_class")
+WAITING: Final = _gauge("muster_queue_waiting_jobs", "Jobs that wait, whatever for.", "queue", "priority_class")
 WAITING_GPUS: Final = _gauge("muster_queue_waiting_gpus", "GPUs that they ask for.", "queue")
 WAITING_WHY: Final = _gauge("muster_queue_waiting_reason_jobs", "Jobs that wait, by what for.", "queue", "reason")
 OLDEST: Final = _gauge(
     "muster_queue_oldest_wait_seconds",
     "How long the one has waited that waits longest for room or quota; 0 when none does. Who waits for a held queue,"
     " a window or a budget is left out.",
+    "queue",
+)
+OWED: Final = _gauge(
+    "muster_queue_owed_wait_seconds",
+    "How long the one has waited that waits longest though unused quota of this queue would hold all it asks for; 0"
+    " when none does. It may be in a queue below.",
     "queue",
 )
 NOMINAL: Final = _gauge(

@@ -45,6 +45,7 @@ class Metrics:
             # There from the start: a counter that first appears as 1 has never increased, by Prometheus' reckoning.
             self._count(declared.STORAGE_FAILURES, 0)
             self._count(declared.SAVE_BYTES, 0)
+            self._gauge(declared.FAILED_AT, 0)
 
     def take(self, message: report.Message) -> None:
         if isinstance(message, report.Progress):
@@ -55,6 +56,7 @@ class Metrics:
             self._gauge(declared.RESUMED, message.step)
         elif isinstance(message, report.StorageFailed):
             self._count(declared.STORAGE_FAILURES, 1)
+            self._gauge(declared.FAILED_AT, time.time())
         elif isinstance(message, report.Saving) and self._leads and message.rank == 0:
             self._gauge(declared.SAVES_LEFT_OUT, message.left_out)
         elif isinstance(message, report.Numerics) and self._leads and message.rank == 0:

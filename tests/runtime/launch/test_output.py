@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +119,31 @@ time.sleep(600)
         f"muster_worker_step_seconds_count{{{labels}}} 1.0",
     ):
         assert line in metrics
+
+
+def test_when_the_storage_refused_a_save_last_is_shown(make_gang: MakeGang, tmp_path: Path) -> None:
+    gang = make_gang(1, MUSTER_CHECKPOINT_URI=f"file://{tmp_path}/run")
+    script = """
+from muster_runtime import report
+from muster_runtime.reporter import Reporter
+reporter = Reporter()
+reporter.send(report.Hello(0, os.getpid()))
+mark("begun")
+while not Path(sys.argv[0]).with_name("refuse").exists(): time.sleep(0.01)
+reporter.send(report.StorageFailed(0, "the checkpoint of step 5 was not saved: access is denied"))
+time.sleep(600)
+"""
+    pod = gang.pod(0, gang.script(script))
+    gang.eventually(lambda: gang.marks("begun"), "the rank runs")
+
+    def at(what: str) -> float:
+        text = pod.ask("GET", "/metrics", token=None)[1].decode()
+        return float(next(line for line in text.splitlines() if line.startswith(what + "{")).split()[-1])
+
+    failed, committed = (f"muster_worker_checkpoint_last_{it}_timestamp_seconds" for it in ("failed", "committed"))
+    assert at(failed) == 0 < at(committed)
+    (gang.folder / "refuse").touch()
+    gang.eventually(lambda: at(failed) > at(committed), "the failure is shown")
 
 
 def test_on_a_laptop_it_needs_no_environment(make_gang: MakeGang) -> None:

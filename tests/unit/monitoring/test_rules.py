@@ -50,13 +50,11 @@ def own_utilization(value: float) -> dict[str, str]:
     }
 
 
-def quota(used: int, waits: int) -> dict[str, str]:
-    flavour = 'queue="q",gpu_type="H100",capacity="on-demand"'
+def quota(owed: int) -> dict[str, str]:
     return {
-        f"muster_queue_nominal_gpus{{{flavour}}}": "64x200",
-        f"muster_queue_used_gpus{{{flavour}}}": f"{used}x200",
         'muster_queue_waiting_gpus{queue="q"}': "8x200",
-        'muster_queue_oldest_wait_seconds{queue="q"}': f"{waits}x200",
+        'muster_queue_oldest_wait_seconds{queue="q"}': "3600x200",
+        'muster_queue_owed_wait_seconds{queue="q"}': f"{owed}x200",
     }
 
 
@@ -77,6 +75,7 @@ def plans(bound: str) -> dict[str, str]:
 
 
 COMMITTED: Final = f"muster_worker_checkpoint_last_committed_timestamp_seconds{{{POD}}}"
+FAILED: Final = f"muster_worker_checkpoint_last_failed_timestamp_seconds{{{POD}}}"
 STRAGGLER: Final = f'muster_worker_straggler_factor{{{POD},rank="3"}}'
 ECC: Final = f'muster_worker_gpu_ecc_errors_total{{{GPU},kind="%s"}}'
 XID: Final = 'DCGM_FI_DEV_XID_ERRORS{Hostname="n",gpu="0",UUID="U"}'
@@ -97,8 +96,13 @@ CASES: Final = (
     Case("MusterCheckpointOld", {COMMITTED: "0x300"}, {COMMITTED: "0+60x300"}, at="2h20m"),
     Case(
         "MusterCheckpointFailing",
-        {f"muster_worker_checkpoint_failures_total{{{POD}}}": "0+0.2x200"},
-        {f"muster_worker_checkpoint_failures_total{{{POD}}}": "3x200"},
+        {COMMITTED: "600x200", FAILED: "0x20 1200x180"},
+        {COMMITTED: "600x200", FAILED: "0x200"},
+    ),
+    Case(
+        "MusterCheckpointFailing",
+        {COMMITTED: "600x200", FAILED: "0x20 1200x10 1800x10 2400x160"},
+        {COMMITTED: "600x24 1500x176", FAILED: "0x20 1200x180"},  # the next save went well
     ),
     Case("MusterStraggler", {STRAGGLER: "1.8x200"}, {STRAGGLER: "1.8x20 _x140"}),
     Case("MusterNodeQuarantined", {QUARANTINED: "1x200"}, {QUARANTINED: "1x20 _x140"}),
@@ -141,8 +145,18 @@ CASES: Final = (
         {"muster_operator_reconcile_errors_total": "0+1x200"},
         {"muster_operator_reconcile_errors_total": "7x200"},
     ),
-    Case("MusterQuotaStarved", quota(32, 3600), quota(64, 3600)),
-    Case("MusterQuotaStarved", quota(32, 3600), quota(32, 60)),
+    Case(
+        "MusterOperatorBlind",
+        {'muster_operator_watch_age_seconds{path="/api/v1/pods"}': "30x30 0+60x170"},
+        {'muster_operator_watch_age_seconds{path="/api/v1/pods"}': "30x20 90 150 210 270 330 5x180"},
+    ),
+    Case("MusterHistoryDown", {"muster_history_up": "0x200"}, {"muster_history_up": "1x20 0x10 1x200"}),
+    Case(
+        "MusterHistoryDown",
+        {"muster_history_dropped_rows_total": "0x20 0+5x200"},
+        {"muster_history_dropped_rows_total": "7x200"},
+    ),
+    Case("MusterQuotaStarved", quota(3600), quota(60)),
 )
 
 

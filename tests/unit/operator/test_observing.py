@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from itertools import count
 from typing import Any
@@ -13,10 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue
-from muster.cluster.jobs import JobInput
+from muster.cluster.eligibility import NodeFilter
+from muster.cluster.jobs import PLAIN_TERMS, AlternativeInput, JobInput, TermsInput
+from muster.cluster.queues import QueueInput, QuotaInput
 from muster.cluster.snapshot import LevelInput, build
 from muster.cluster.views import NodeView
 from muster.controllers import standing
+from muster.controllers.books import Tally
 from muster.controllers.cache import Cache
 from muster.controllers.observing import Observing, _waiting
 from muster.controllers.records import Record
@@ -30,6 +34,7 @@ from .loops import Items
 
 pytestmark = pytest.mark.unit
 
+GPU = "nvidia.com/gpu"
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
 PLACED = {"generation": 1, "workers": 1, "nodes": [{"node": "n", "indexes": "0"}], "placedAt": "2026-03-01T12:00:00Z"}
 STOP = {"reason": "Reclaimed", "requestedAt": "2026-03-01T12:00:00Z", "lost": 480}
@@ -109,9 +114,55 @@ def test_a_wait_that_somebody_meant_pages_nobody(reason: str, oldest: float) -> 
     cache = Cache(pods=Items(), nodes=Items(), namespaces=Items(), priority_classes=Items())
     cache.on_queue("q", TrainingQueue.from_raw({"metadata": {"name": "q"}, "spec": {}}))
     record = Record.of(TrainingJob.from_raw({"metadata": metadata, "spec": spec, "status": status}))
-    shown = _waiting([record], cache, NOW)
-    assert shown[declared.OLDEST] == {("q",): oldest}
+    shown = _waiting([record], cache, {"1": "q"}, NOW)
+    assert shown[declared.OLDEST] == shown[declared.OWED] == {("q",): oldest}
+    assert _waiting([record], cache, {}, NOW)[declared.OWED] == {("q",): 0}
     assert shown[declared.WAITING_WHY] == {("q", reason): 1}
+
+
+# -- whose quota is unused ---------------------------------------------------------------------------------------------
+
+
+def owed(*waiting: JobInput) -> dict[str, str]:
+    """Queue `team` has 16 H100 and 8 A100, of which `runs`, in `project` below it, holds 12 H100."""
+    quotas = (QuotaInput("H100/on-demand", GPU, 16), QuotaInput("A100/on-demand", GPU, 8))
+    queues = [QueueInput("team", quotas=quotas), QueueInput("project", parent="team"), QueueInput("free")]
+    runs = JobInput(
+        "runs", "project", 2, {GPU: 6, "pods": 1}, flavour="H100/on-demand", placed=("a", "b"), holding=True
+    )
+    levels = [LevelInput("host", "kubernetes.io/hostname")]
+    nodes = [node("a", "r1"), node("b", "r1")]
+    built = build(nodes=nodes, pods=[], jobs=[runs, *waiting], queues=queues, levels=levels, now=NOW.timestamp())
+    return standing.owed(Tally.of(built, {}))
+
+
+def wants(uid: str, gpus: int, flavour: str = "H100/on-demand", queue: str = "team", **more: Any) -> JobInput:
+    return JobInput(uid, queue, workers=gpus, request={GPU: 1, "pods": 1}, flavour=flavour, **more)
+
+
+def terms(**those: Any) -> TermsInput:
+    return replace(PLAIN_TERMS, **those)
+
+
+def test_unused_quota_is_owed_to_those_alone_whom_it_would_hold_whole_and_of_their_kind() -> None:
+    assert owed(wants("a", 4), wants("b", 5), wants("c", 8, "A100/on-demand"), wants("d", 9, "A100/on-demand")) == {
+        "a": "team",
+        "c": "team",
+    }
+
+
+def test_quota_of_the_queue_above_is_owed_to_those_below_it() -> None:
+    assert owed(wants("a", 4, queue="project"), wants("b", 5, queue="project"), wants("c", 1, queue="free")) == {
+        "a": "team"
+    }
+
+
+def test_another_kind_that_a_job_takes_counts_and_so_do_its_spares_and_the_size_that_it_may_start_with() -> None:
+    assert owed(wants("a", 8, terms=terms(alternatives=(AlternativeInput(NodeFilter(), "A100/on-demand"),)))) == {
+        "a": "team"
+    }
+    assert owed(wants("a", 3, terms=terms(spares=1)), wants("b", 4, terms=terms(spares=1))) == {"a": "team"}
+    assert owed(wants("a", 8, sizes=(4, 8, 1), partial=True), wants("b", 8, sizes=(4, 8, 1))) == {"a": "team"}
 
 
 # -- who lends ---------------------------------------------------------------------------------------------------------
