@@ -82,14 +82,15 @@ async def test_a_wrong_parent_becomes_a_condition_and_goes_when_the_parent_comes
         assert told["reason"] == "ParentNotFound"
         assert f"TrainingQueue '{above}', does not exist" in told["message"]
         shown = control_plane.kubectl("get", "tq", below, "-o", "wide").stdout
-        assert f"ParentNotFound   takes jobs; {told['message']}" in shown
+        assert f"ParentNotFound   takes no jobs: {told['message']}" in shown
         await place.submit("child", 1, queue=below)
-        await place.until_phase("child", "Running")
+        await place.until_waits("child", "QueueClosed")
         await _create(place, queue(above, parent=below))
         told = await _told(place, below, "ParentFound", "False", "ParentCircle")
         assert f"{above} -> {below} -> {above}" in told["message"]
         await place.api.merge_patch(_path(above), {"spec": {"parent": None}})
         assert (await _told(place, below, "ParentFound", "True"))["reason"] == "ParentFound"
+        await place.until_phase("child", "Running")
         used = await place.until("the parent counts what is below it", lambda: _used(place, above))
         assert used == {"running": 1, "gpus": 1}
     finally:

@@ -161,10 +161,10 @@ class QueueConditionType(str, Enum):
     """`status.conditions[].type` of a TrainingQueue."""
 
     READY = "Ready"
-    """True when the queue takes jobs; the reason tells a parent that cannot be one. False: the reason says what is
-    wrong with its spec, that it is held, or that a budget is used up."""
+    """True when the queue takes jobs. False: the reason says what is wrong with its spec or its parent, that it is
+    held, or that a budget is used up."""
     PARENT_FOUND = "ParentFound"
-    """False when `spec.parent` cannot be the queue's parent; then the queue counts as a root. Absent without one."""
+    """False when `spec.parent` cannot be the queue's parent; then the queue takes no jobs. Absent without one."""
 
 
 class TopologyConditionType(str, Enum):

@@ -30,7 +30,7 @@ class QueueInput:
     """
     Attributes:
         cohort: a root shared with all queues that name it; "" for none. Ignored beside a parent.
-        open: False: it admits nothing, nor do the queues below it.
+        open: False: it admits nothing, nor do the queues below it. So it is with one that can't have its `parent`.
         parent: name of the queue above it; "" for none.
         share_used: decayed mean of its dominant share of the cluster, that of the queues below it included.
     """
@@ -56,7 +56,8 @@ class Lineage:
 
     Attributes:
         parents: name of the parent by name of the queue; roots are not in it.
-        faults: by name of a queue that counts as a root although it names a parent: why, and how to mend it.
+        faults: by name of a queue that names a parent and can't have it: why, and how to mend it. Such a queue is a
+            closed root: what the parent would hold it to is not known.
     """
 
     parents: Mapping[str, str]
@@ -72,16 +73,13 @@ def lineage(wanted: Mapping[str, str]) -> Lineage:
             parents[name] = parent
         elif parent:
             faults[name] = (
-                f"counts as a root: its parent, TrainingQueue {parent!r}, does not exist. "
-                "Make it, or name another one in spec.parent"
+                f"its parent, TrainingQueue {parent!r}, does not exist. Make it, or name another one in spec.parent"
             )
     for circle in _circles(parents):
         way = " -> ".join((*circle, circle[0]))
         for name in circle:
             del parents[name]
-            faults[name] = (
-                f"counts as a root: the parents lead in a circle ({way}). Take spec.parent out of one of these queues"
-            )
+            faults[name] = f"the parents lead in a circle ({way}). Take spec.parent out of one of these queues"
     return Lineage(parents, faults)
 
 
@@ -111,7 +109,8 @@ def arrays(queues: Sequence[QueueInput], flavours: Sequence[str], resources: Seq
     cohort weighs as much as its queues together, and has used what they have.
     """
     cohorts = sorted({queue.cohort for queue in queues if queue.cohort and not queue.parent})
-    parents = _parents(queues, cohorts)
+    line = lineage({queue.name: queue.parent for queue in queues})
+    parents = _parents(queues, cohorts, line.parents)
     count = len(queues)
     nominal, borrowing, lending = _amounts(queues, count + len(cohorts), flavours, resources)
     result = Queues.plain(
@@ -122,7 +121,7 @@ def arrays(queues: Sequence[QueueInput], flavours: Sequence[str], resources: Seq
         lending,
     )
     for values, of in (
-        (result.open, [queue.open for queue in queues]),
+        (result.open, [queue.open and queue.name not in line.faults for queue in queues]),
         (result.weights, [queue.weight for queue in queues]),
         (result.shares_used, [queue.share_used for queue in queues]),
         (result.priorities_max, [queue.priority_max for queue in queues]),
@@ -154,10 +153,9 @@ def within_limits(jobs: Jobs, queues: Queues) -> Jobs:
     return replace(jobs, priorities=np.minimum(jobs.priorities, limit).astype(np.int32))
 
 
-def _parents(queues: Sequence[QueueInput], cohorts: Sequence[str]) -> Index:
+def _parents(queues: Sequence[QueueInput], cohorts: Sequence[str], kept: Mapping[str, str]) -> Index:
     row = {queue.name: index for index, queue in enumerate(queues)}
     cohort_row = {name: len(queues) + index for index, name in enumerate(cohorts)}
-    kept = lineage({queue.name: queue.parent for queue in queues}).parents
     parents = np.full(len(queues) + len(cohorts), NONE, dtype=np.int32)
     for index, queue in enumerate(queues):
         if queue.name in kept:

@@ -12,8 +12,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
-from muster.api.names import Phase, Reason
+from muster.api.common import find_condition
+from muster.api.names import Phase, QueueConditionType, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
+from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.gpus import flavour_of
 from muster.controllers import accounts, standing
 from muster.controllers.cache import Cache
@@ -43,6 +45,9 @@ _MEANT: Final = frozenset(
     )
 )
 """Waits that somebody has decided, or that the job itself brings: more room would not end them, so nobody is paged."""
+_FAULTS: Final = frozenset(
+    reason.value for reason in (Reason.INVALID_SPEC, Reason.PARENT_NOT_FOUND, Reason.PARENT_CIRCLE)
+)
 
 
 class Observing:
@@ -184,7 +189,7 @@ def _waiting(records: Iterable[Record], cache: Cache, owed: Mapping[str, str], n
         gpus[queue,] += spec.gpus
         why = status.queue.reason if status.queue is not None else ""
         reasons[queue, why] += 1
-        if why not in _MEANT:
+        if why not in _MEANT or _broken(cache.queues.get(queue)):
             waited = _waited(record, status, now)
             oldest[queue,] = max(oldest[queue,], waited)
             owner = owed.get(record.identity.uid)
@@ -197,6 +202,14 @@ def _waiting(records: Iterable[Record], cache: Cache, owed: Mapping[str, str], n
         declared.OLDEST: oldest,
         declared.OWED: starved,
     }
+
+
+def _broken(queue: TrainingQueue | None) -> bool:
+    """Whether it takes no jobs because its spec is wrong, or the one above it is not there: nobody meant that."""
+    if queue is None:
+        return False
+    ready = find_condition(queue.status.conditions, QueueConditionType.READY.value)
+    return ready is not None and ready.reason in _FAULTS
 
 
 def _budgets(cache: Cache, now: datetime) -> Iterator[tuple[Labels, float]]:

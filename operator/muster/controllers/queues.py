@@ -14,7 +14,7 @@ from muster.api.names import Reason
 from muster.api.trainingqueue import FairShare, JobOrder, OwnVictims, Quota, Reclaim, StopPolicy, TrainingQueue
 from muster.cluster.gpus import short_type
 from muster.cluster.quantities import amount
-from muster.cluster.queues import ANY_PRIORITY, QueueInput, QuotaInput, lineage
+from muster.cluster.queues import ANY_PRIORITY, Lineage, QueueInput, QuotaInput, lineage
 from muster.cluster.snapshot import NO_ACCELERATOR, JobInput
 from muster.controllers.accounts import Spent
 from muster.scheduling.fairness import HALF_LIFE, decayed
@@ -36,7 +36,7 @@ class Standing:
     """What a queue's conditions say.
 
     Attributes:
-        ready, reason, message: of `Ready`, which `kubectl get` prints: a parent that can't be one is told there, too.
+        ready, reason, message: of `Ready`, which `kubectl get` prints: what is wrong with a parent is told there, too.
         parent_reason, parent_message: of `ParentFound`; None for a queue that names no parent.
     """
 
@@ -131,7 +131,7 @@ def standings(
     line = lineage({name: queue.spec.parent or "" for name, queue in queues.items()})
     return {
         name: _standing(
-            queues[name], queues, _ready(name, queues, errors, line.parents, spent.get(name)), line.faults.get(name)
+            queues[name], queues, _ready(name, queues, errors, line, spent.get(name)), line.faults.get(name)
         )
         for name in queues
     }
@@ -146,15 +146,19 @@ def _standing(
         return Standing(open_, reason, message, None, "")
     if fault is None:
         return Standing(open_, reason, message, Reason.PARENT_FOUND, f"lends to {parent} and borrows from it")
-    found = Reason.PARENT_NOT_FOUND if parent not in queues else Reason.PARENT_CIRCLE
-    return Standing(open_, found if open_ else reason, f"{message}; {fault}", found, fault)
+    found = _fault(parent, queues)
+    return Standing(open_, reason, message if reason is found else f"{message}; {fault}", found, fault)
+
+
+def _fault(parent: str, queues: Mapping[str, TrainingQueue]) -> Reason:
+    return Reason.PARENT_NOT_FOUND if parent not in queues else Reason.PARENT_CIRCLE
 
 
 def _ready(
     name: str,
     queues: Mapping[str, TrainingQueue],
     errors: Mapping[str, str],
-    parents: Mapping[str, str],
+    line: Lineage,
     spent: Spent | None,
 ) -> tuple[Reason, str]:
     """Of the first on the way up that does not work; they take their whole branch with them. A budget that is used up
@@ -172,7 +176,10 @@ def _ready(
                 Reason.DRAINED,
                 f"{whose} stopPolicy is holdAndDrain: what runs saves and stops, nothing starts until it is none",
             )
-        one = parents.get(one, "")
+        if one in line.faults:
+            who = "" if one == name else f"TrainingQueue {one!r} above it "
+            return _fault(queues[one].spec.parent or "", queues), f"{who}takes no jobs: {line.faults[one]}"
+        one = line.parents.get(one, "")
     if spent is not None:
         runs = "what runs saves and stops" if spent.drains else "what runs goes on"
         return Reason.BUDGET_EXHAUSTED, f"{spent.message}; {runs}"

@@ -22,8 +22,8 @@ def nominals(every: Sequence[TrainingQueue]) -> dict[str, Use]:
 
 
 def state(queue: TrainingQueue) -> str:
-    """`open`, or in one word each what is wrong; empty while no operator has seen the queue."""
-    faults = [condition.reason for condition in queue.status.conditions if condition.status == "False"]
+    """`open`, or in one word each what is wrong, once; empty while no operator has seen the queue."""
+    faults = dict.fromkeys(each.reason for each in queue.status.conditions if each.status == "False")
     return ", ".join(faults) or ("open" if queue.status.conditions else "")
 
 

@@ -120,6 +120,19 @@ def test_a_wait_that_somebody_meant_pages_nobody(reason: str, oldest: float) -> 
     assert shown[declared.WAITING_WHY] == {("q", reason): 1}
 
 
+@pytest.mark.parametrize(("why", "oldest"), [("Held", 0), ("ParentNotFound", 600), ("InvalidSpec", 600)])
+def test_a_queue_that_is_closed_by_mistake_is_told(why: str, oldest: float) -> None:
+    metadata = {"name": "job", "namespace": "ns", "uid": "1", "creationTimestamp": "2026-03-01T11:50:00Z"}
+    spec = {"queue": "q", "image": "i", "command": ["x"], "workers": {"replicas": 1}}
+    status = {"phase": "Queued", "queue": {"reason": "QueueClosed", "message": "why"}}
+    ready = {"type": "Ready", "status": "False", "reason": why, "lastTransitionTime": "2026-03-01T11:50:00Z"}
+    cache = Cache(pods=Items(), nodes=Items(), namespaces=Items(), priority_classes=Items())
+    queue = {"metadata": {"name": "q"}, "spec": {}, "status": {"conditions": [ready]}}
+    cache.on_queue("q", TrainingQueue.from_raw(queue))
+    record = Record.of(TrainingJob.from_raw({"metadata": metadata, "spec": spec, "status": status}))
+    assert _waiting([record], cache, {}, NOW)[declared.OLDEST] == {("q",): oldest}
+
+
 # -- whose quota is unused ---------------------------------------------------------------------------------------------
 
 

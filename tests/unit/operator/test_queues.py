@@ -186,20 +186,24 @@ def test_parents_that_do_not_exist_or_lead_in_a_circle_make_roots() -> None:
     assert "self -> self" in found.faults["self"]
 
 
-def test_a_wrong_parent_is_a_condition_and_the_queue_goes_on_as_a_root() -> None:
+def test_a_wrong_parent_is_a_condition_and_the_queue_takes_no_jobs() -> None:
     lost = trainingqueue("lost", parent="nowhere", quotas=gpus(8))
     status = status_of(lost, [lost], job("j", "lost", "a"))
     parent = find_condition(status.conditions, QueueConditionType.PARENT_FOUND.value)
     assert parent is not None
     assert (parent.status, parent.reason) == ("False", Reason.PARENT_NOT_FOUND.value)
     assert parent.message == (
-        "counts as a root: its parent, TrainingQueue 'nowhere', does not exist. "
-        "Make it, or name another one in spec.parent"
+        "its parent, TrainingQueue 'nowhere', does not exist. Make it, or name another one in spec.parent"
     )
     ready = find_condition(status.conditions, QueueConditionType.READY.value)
     assert ready is not None
-    assert (ready.status, ready.reason) == ("True", "ParentNotFound"), "`kubectl get -o wide` prints this one"
-    assert ready.message == f"takes jobs; {parent.message}"
+    assert (ready.status, ready.reason) == ("False", "ParentNotFound"), "`kubectl get -o wide` prints this one"
+    assert ready.message == f"takes no jobs: {parent.message}"
+    below = trainingqueue("below", parent="lost")
+    ready = find_condition(status_of(below, [below, lost]).conditions, QueueConditionType.READY.value)
+    assert ready is not None
+    assert (ready.status, ready.reason) == ("False", "ParentNotFound")
+    assert ready.message == f"TrainingQueue 'lost' above it takes no jobs: {parent.message}"
     held = trainingqueue("lost", parent="nowhere", stopPolicy="hold")
     (ready,) = (one for one in status_of(held, [held]).conditions if one.type == "Ready")
     assert (ready.status, ready.reason) == ("False", "Held")
@@ -208,6 +212,14 @@ def test_a_wrong_parent_is_a_condition_and_the_queue_goes_on_as_a_root() -> None
     parent = find_condition(found.conditions, QueueConditionType.PARENT_FOUND.value)
     assert parent is not None
     assert (parent.status, parent.reason) == ("True", "ParentFound")
+
+
+def test_queues_that_cant_have_their_parent_are_closed_with_all_below_them() -> None:
+    """Nobody knows what the parent would hold them to: its quota and hold must not end with a typing error."""
+    above = {"lost": "nowhere", "below": "lost", "one": "two", "two": "one", "three": "two", "root": "", "leaf": "root"}
+    queues = [trainingqueue(name, **({"parent": parent} if parent else {})) for name, parent in above.items()]
+    found = snapshot(queues).queues
+    assert [name for name, open_ in zip(found.names, found.open, strict=True) if open_] == ["leaf", "root"]
 
 
 def test_a_root_has_no_word_about_parents() -> None:

@@ -63,6 +63,10 @@ def test_a_queue_that_is_held_or_has_lost_its_parent_says_so() -> None:
     ]
     (row,) = queue_rows([queue("lost", parent="gone", cohort=None, status={"conditions": conditions})])
     assert row[1:3] == ("gone", "Held, ParentNotFound")
+    both = [conditions[0] | {"reason": "ParentNotFound"}, conditions[1]]
+    assert (
+        queue_rows([queue("lost", parent="gone", cohort=None, status={"conditions": both})])[0][2] == "ParentNotFound"
+    )
     spent = conditions[0] | {"reason": "BudgetExhausted"}
     assert queue_rows([queue("metered", status={"conditions": [spent]})])[0][2] == "BudgetExhausted"
     (row,) = queue_rows([queue("unseen", cohort="all")])
