@@ -29,6 +29,7 @@ from muster_protocol.manifest import Manifest
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_runtime.checkpoint.layout import Place, metadata_from_json, raw_bytes
 from muster_runtime.checkpoint.node import gang_of, node, read_into, windows
+from muster_runtime.checkpoint.spread import copy_into
 from muster_runtime.checkpoint.transfers import Receive, Transfers
 from muster_runtime.errors import CorruptCheckpointError, StorageError
 from muster_runtime.parallel.gang import Gang
@@ -111,7 +112,7 @@ class Reader(StorageReader):
         whole = torch.empty(sizes, dtype=dtype)
 
         def copy() -> None:
-            target.copy_(narrow_tensor_by_index(whole, item.storage_offsets, item.lengths))
+            copy_into(target, narrow_tensor_by_index(whole, item.storage_offsets, item.lengths))
             planner.commit_tensor(item, target)
 
         return Wanted(_as_bytes(whole), place.at, copy)

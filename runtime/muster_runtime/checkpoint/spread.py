@@ -54,6 +54,15 @@ def copy(moves: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     spread(one, moves, width=torch.get_num_threads())  # torch may spread a copy itself
 
 
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    """As `target.copy_(source)`, also where many elements of `target` are one in memory (`expand`), which torch
+    refuses: that one is written once."""
+    for dimension, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)
+    target.copy_(source)
+
+
 def _threads() -> int:
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     return min(_MOST, len(os.sched_getaffinity(0)) // ranks)

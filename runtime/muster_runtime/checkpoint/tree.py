@@ -65,7 +65,14 @@ def _encode_dict(path: str, value: dict[Any, Any], encode: Callable[[str, Any], 
 
 def _enter(path: str, tensor: torch.Tensor, table: TensorTable, ties: Mapping[str, str]) -> str:
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise StateError(f"{path} is a {tensor.layout} tensor; a checkpoint holds dense tensors only")
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise StateError(
+            f"{path} is a {kind} tensor; a checkpoint holds dense ones: convert what its state_dict() returns"
+        )
+    if tensor.is_meta:
+        raise StateError(
+            f"{path} is on the meta device, so it has no values yet: materialize it (`to_empty`) before track()"
+        )
     if path in ties:
         return ties[path]
     table[path] = tensor.detach() if tensor.requires_grad else tensor

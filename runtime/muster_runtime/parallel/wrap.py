@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from muster_runtime.checkpoint.spread import copy_into
 from muster_runtime.errors import UsageError
 from muster_runtime.parallel.ddp import data_parallel
 from muster_runtime.parallel.fsdp import fully_sharded, make_mesh
@@ -80,7 +81,16 @@ def share_from_leader(model: nn.Module) -> None:
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             if not tensor.is_meta:
-                dist.broadcast(tensor.detach(), src=0)
+                take_from_leader(tensor.detach())
+
+
+def take_from_leader(tensor: torch.Tensor) -> None:
+    """`tensor` becomes rank 0's, whatever its layout and type: as bytes, for gloo knows few kinds of numbers.
+    Collective, without autograd."""
+    whole = tensor.contiguous()
+    dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)
+    if whole.data_ptr() != tensor.data_ptr():
+        copy_into(tensor, whole)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.spread import copy_into
 from muster_runtime.checkpoint.tree import TensorTable, join, split
 from muster_runtime.data.foreign import is_foreign, pack, unpack
 from muster_runtime.errors import StateError
 from muster_runtime.parallel.gang import Gang
-from muster_runtime.parallel.wrap import unwrap
+from muster_runtime.parallel.wrap import take_from_leader, unwrap
 
 _OPTIMIZER_STATE = re.compile(r"^\.state\.(\d+)\.(.+)$")
 
@@ -106,7 +106,7 @@ def share_buffers(model: nn.Module, gang: Gang) -> None:
     with torch.no_grad():
         for buffer in model.buffers():
             if not isinstance(buffer, DTensor):
-                dist.broadcast(buffer, src=0)
+                take_from_leader(buffer)
 
 
 def ties_of(tracked: Tracked) -> dict[str, str]:
@@ -205,7 +205,7 @@ class Restoration:
         """Hands the states over, models first. After the reader has filled `table`."""
         with torch.no_grad():
             for target, name in self._copies:
-                target.copy_(self.table[name])
+                copy_into(target, self.table[name])
         states = self._states + [(tracked, unpack(tracked.name, packed)) for tracked, packed in self._by_rank]
         for tracked, state in sorted(states, key=lambda pair: not isinstance(pair[0].thing, nn.Module)):
             thing = unwrap(tracked.thing) if isinstance(tracked.thing, nn.Module) else tracked.thing

@@ -87,8 +87,13 @@ def test_anything_else_is_an_error_that_names_the_key(value: Any, kind: str) -> 
         split("meter", {"deep": [0, value]})
 
 
+def test_tensors_without_values_are_refused_by_name() -> None:
+    with pytest.raises(StateError, match=r"m\.grid is on the meta device.*to_empty"):
+        split("m", {"grid": torch.empty(2, device="meta")})
+
+
 def test_sparse_tensors_are_refused_by_name() -> None:
-    with pytest.raises(StateError, match=r"m\.grid is a torch.sparse_coo tensor"):
+    with pytest.raises(StateError, match=r"m\.grid is a sparse_coo tensor"):
         split("m", {"grid": torch.eye(2).to_sparse()})
 
 

@@ -1,0 +1,107 @@
+"""Whatever a tensor is like, it comes back bit for bit, on the same number of ranks or another."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from gangs import run_gang
+
+pytestmark = pytest.mark.runtime
+
+SCRIPT = """
+import base64, json
+import torch
+from torch import nn
+import muster_runtime as muster
+
+ODD = {
+    "scalar": lambda: torch.tensor(3.5),
+    "empty": lambda: torch.empty(0, 4),
+    "flags": lambda: torch.tensor([True, False, True]),
+    "complex": lambda: torch.tensor([1 + 2j, 3j]),
+    "bf16": lambda: torch.arange(7.0).bfloat16() / 3,
+    "fp8": lambda: torch.arange(9.0).to(torch.float8_e4m3fn),
+    "transposed": lambda: torch.arange(24.0).reshape(4, 6).t(),
+    "every_second": lambda: torch.arange(10.0)[::2],
+    "large": lambda: torch.tensor([2**62, -1]),
+    "uint16": lambda: torch.tensor([1, 65535], dtype=torch.uint16),
+    "unsound": lambda: torch.tensor([float("nan"), float("inf"), -0.0]),
+    "expanded": lambda: torch.arange(3.0).expand(4, 3),
+    "expanded_one": lambda: torch.tensor(2.0).expand(5),
+}
+
+if os.environ["MUSTER_STRATEGY"] == "ddp":  # its own broadcasts over gloo refuse these
+    for name in ("complex", "fp8", "uint16", "expanded", "expanded_one"):
+        del ODD[name]
+
+class Net(nn.Module):
+    def __init__(self, *, zeros):
+        super().__init__()
+        self.line = nn.Linear(2, 2)
+        self.again = nn.Linear(2, 2, bias=False)
+        self.again.weight = self.line.weight
+        for name, make in ODD.items():
+            value = make()
+            if zeros:
+                whole = torch.zeros_like(value.as_strided((value.untyped_storage().size() // value.itemsize,), (1,), 0))
+                value = whole.as_strided(value.shape, value.stride(), value.storage_offset())
+            self.register_buffer(name, value)
+
+    def forward(self, x):
+        return self.again(self.line(x))
+
+def told(tensor):
+    return base64.b64encode(bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist())).decode()
+
+class Extra:
+    kept = {}
+    def state_dict(self): return self.kept
+    def load_state_dict(self, state): self.kept = state
+
+session = muster.start()
+first = "RESUMES" not in os.environ
+net, extra = Net(zeros=not first), Extra()
+if first:
+    extra.kept = {
+        "none": None, "big": 2**70, 1: "an int", (1, 2): [1, {"x": torch.ones(2)}], "nan": float("nan"), "bytes": b"ab"
+    }
+model = session.wrap(net)
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+session.track(model=model, optimizer=optimizer, extra=extra)
+shown = False
+for step in session.steps(4 if first else 6):
+    if not shown:
+        found = {name: told(getattr(net, name)) for name in ODD}
+        tied = net.again.weight is net.line.weight
+        found |= {"extra": repr(extra.kept), "tied": tied, "resumed": session.resumed_from}
+        print("FOUND", session.rank, json.dumps(found), flush=True)
+        shown = True
+    loss = model(torch.ones(3, 2)).pow(2).sum()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    session.report(loss=loss)
+"""
+
+
+@pytest.mark.parametrize(("strategy", "before", "after"), [("none", 1, 1), ("ddp", 2, 1), ("fsdp", 1, 2)])
+def test_odd_tensors_come_back_as_they_were(tmp_path: Path, strategy: str, before: int, after: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os\n" + SCRIPT)
+    environment = {
+        "MUSTER_STRATEGY": strategy,
+        "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run",
+        "MUSTER_CHECKPOINT_EVERY_STEPS": "2",
+    }
+    found = []
+    for ranks, more in ((before, {}), (after, {"RESUMES": "1"})):
+        result = run_gang(script, tmp_path, ranks, environment | more, distributed=ranks > 1)
+        assert set(result.codes) == {0}, result.output
+        found.append([json.loads(line) for line in re.findall(r"^FOUND \d+ (.*)$", result.output, re.MULTILINE)])
+    (saved, *_), restored = found
+    assert saved.pop("resumed") is None
+    assert len(restored) == after
+    for each in restored:
+        assert each.pop("resumed") == 4
+        assert each == saved
