@@ -180,9 +180,12 @@ def test_every_recording_rule_records(prometheus: Prometheus) -> None:
 
 def test_every_alert_finds_what_it_watches(prometheus: Prometheus) -> None:
     alerts = [rule for rule in prometheus.rules() if rule["type"] == "alerting"]
-    assert len(alerts) == 16
+    assert len(alerts) == 18
     watched = {
-        f"{rule['name']}: {selector}": selector for rule in alerts for selector in asked.selectors(rule["query"])
+        f"{rule['name']}: {selector}": selector
+        for rule in alerts
+        for selector in asked.selectors(rule["query"])
+        if not selector.startswith("muster_history_")  # this installation has no database for one
     }
     until_none("no series", lambda: [name for name, selector in watched.items() if not prometheus.query(selector)])
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from muster_runtime.errors import StateError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.parallel.wrap import take_from_leader, unwrap
 
+_AS_IT_WAS: Final = "Make it as it was, or start with another checkpoint.uri"
 _OPTIMIZER_STATE = re.compile(r"^\.state\.(\d+)\.(.+)$")
 
 
@@ -169,12 +170,14 @@ class Restoration:
         def lookup(path: str, name: str) -> torch.Tensor:
             target = present.get(path)
             if target is None:
-                raise StateError(f"the checkpoint has {path}, which the model tracked at {tracked.where} lacks")
+                raise StateError(
+                    f"the checkpoint has {path}, which the model tracked at {tracked.where} lacks. {_AS_IT_WAS}"
+                )
             saved = self._saved(name)
             if saved.size != target.shape:
                 raise StateError(
                     f"{path} is {tuple(saved.size)} in the checkpoint and {tuple(target.shape)} in the model tracked "
-                    f"at {tracked.where}; the model has changed since"
+                    f"at {tracked.where}; the model has changed since. {_AS_IT_WAS}"
                 )
             if name in self.table:
                 self._copies.append((target, name))  # tied when it was saved; a tie still, or two parameters now
@@ -211,10 +214,21 @@ class Restoration:
             thing = unwrap(tracked.thing) if isinstance(tracked.thing, nn.Module) else tracked.thing
             try:
                 thing.load_state_dict(state)
+                _refuse_another_kind(thing)
             except (RuntimeError, ValueError, KeyError) as error:
                 raise StateError(
-                    f"the checkpoint's {tracked.name!r} doesn't fit the object tracked at {tracked.where}: {error}"
+                    f"the checkpoint's {tracked.name!r} doesn't fit the object tracked at {tracked.where}: {error}. "
+                    f"{_AS_IT_WAS}"
                 ) from error
+
+
+def _refuse_another_kind(thing: Any) -> None:
+    """Of an optimizer that has taken its state: torch takes another kind's without a word, and fails at the first step.
+    Raises ValueError."""
+    if isinstance(thing, Optimizer):
+        lacks = sorted({name for group in thing.param_groups for name in thing.defaults.keys() - group.keys()})
+        if lacks:
+            raise ValueError(f"another kind of optimizer has saved it, without {', '.join(lacks)}")
 
 
 def _parameter_at(path: str, name: str, parameters: list[torch.Tensor]) -> torch.Tensor | None:

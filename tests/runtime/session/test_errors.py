@@ -220,9 +220,13 @@ for step, (x,) in session.steps(4, loader):
             ("optimizer=optimizer, l", "opt=optimizer, l"),
             r"the checkpoint has no 'opt', .*it has: model, optimizer, loader",
         ),
+        (
+            ("optim.SGD", "optim.AdamW"),
+            r"'optimizer' doesn't fit .*another kind of optimizer has saved it, without betas.*another checkpoint.uri",
+        ),
         (("batch_size=4", "batch_size=6"), r"counts in 12 samples an epoch and batches of 4, this loader has 12 and 6"),
     ],
-    ids=["shape", "missing", "left-over", "name", "data"],
+    ids=["shape", "missing", "left-over", "name", "optimizer", "data"],
 )
 def test_a_checkpoint_that_does_not_fit_is_told(change: tuple[str, str], pattern: str, tmp_path: Path) -> None:
     run(tmp_path, TRAIN).check()
