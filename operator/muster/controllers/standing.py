@@ -78,9 +78,9 @@ def owed(tally: Tally) -> dict[str, str]:
     at, found = jobs.queues[rows].astype(np.int64), dict[str, str]()
     while len(rows):
         nominal = tally.nominal[at, flavours]
-        named = nominal < UNLIMITED
-        fits = (~named | (needs <= nominal - tally.held[at, flavours])).all(axis=1)
-        speaks = (named & (needs > 0)).any(axis=1)
+        counts = (nominal < UNLIMITED) & (needs > 0)
+        fits = (~counts | (needs <= nominal - tally.held[at, flavours])).all(axis=1)
+        speaks = counts.any(axis=1)
         for row, queue in zip(rows[speaks & fits].tolist(), at[speaks & fits].tolist(), strict=True):
             found.setdefault(jobs.uids[row], snapshot.queues.names[queue])
         on = ~speaks & (snapshot.queues.parents[at] != NONE)

@@ -137,11 +137,17 @@ def test_a_queue_that_is_closed_by_mistake_is_told(why: str, oldest: float) -> N
 
 
 def owed(*waiting: JobInput) -> dict[str, str]:
-    """Queue `team` has 16 H100 and 8 A100, of which `runs`, in `project` below it, holds 12 H100."""
-    quotas = (QuotaInput("H100/on-demand", GPU, 16), QuotaInput("A100/on-demand", GPU, 8))
+    """Queue `team` has 16 H100, no cores beside them, and 8 A100; `runs`, in `project` below it, holds 12 H100 and
+    borrows cores."""
+    quotas = (
+        QuotaInput("H100/on-demand", GPU, 16),
+        QuotaInput("H100/on-demand", "cpu", 0),
+        QuotaInput("A100/on-demand", GPU, 8),
+        QuotaInput("A100/on-demand", "cpu", 0),
+    )
     queues = [QueueInput("team", quotas=quotas), QueueInput("project", parent="team"), QueueInput("free")]
     runs = JobInput(
-        "runs", "project", 2, {GPU: 6, "pods": 1}, flavour="H100/on-demand", placed=("a", "b"), holding=True
+        "runs", "project", 2, {GPU: 6, "cpu": 4, "pods": 1}, flavour="H100/on-demand", placed=("a", "b"), holding=True
     )
     levels = [LevelInput("host", "kubernetes.io/hostname")]
     nodes = [node("a", "r1"), node("b", "r1")]
