@@ -18,6 +18,7 @@ from typing import Final
 
 WHOLE_SECONDS: Final = 600.0
 """Between two looks at everything."""
+_YOUNGEST: Final = 0
 _OLDEST: Final = 2
 """The generation whose look is at everything that is not set aside."""
 
@@ -39,6 +40,18 @@ def short_looks() -> Iterator[None]:
     finally:
         gc.callbacks.remove(_set_aside)
         gc.unfreeze()
+
+
+@contextmanager
+def no_looks() -> Iterator[None]:
+    """While a plan is made: it makes hundreds of thousands of objects, of which Python would look at each again and
+    again. In the end those that are left are looked at once."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.collect(_YOUNGEST)
 
 
 def _set_aside(phase: str, info: Mapping[str, int]) -> None:

@@ -23,6 +23,7 @@ from muster.controllers.books import Books
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.decisions import Decisions, Start
+from muster.controllers.garbage import no_looks
 from muster.controllers.inputs import Inputs
 from muster.controllers.lifecycle.turn import Decision, Note
 from muster.controllers.queues import ceilings, priority_remark, queue_inputs
@@ -166,10 +167,11 @@ class Plans:
 
     async def _plan(self, snapshot: Snapshot, policy: Policy, waiting: int) -> Plan:
         began = time.monotonic()
-        if len(snapshot.nodes.names) * waiting >= THREAD_SIZE:
-            decided = await asyncio.to_thread(plan, snapshot, policy)
-        else:
-            decided = plan(snapshot, policy)
+        with no_looks():
+            if len(snapshot.nodes.names) * waiting >= THREAD_SIZE:
+                decided = await asyncio.to_thread(plan, snapshot, policy)
+            else:
+                decided = plan(snapshot, policy)
         self._planned(time.monotonic() - began)
         return decided
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from muster.controllers.garbage import keep_looks_short
+from muster.controllers.garbage import keep_looks_short, no_looks
 
 pytestmark = pytest.mark.unit
 
@@ -71,3 +71,25 @@ async def test_what_was_set_aside_in_use_is_freed_at_the_next_look_at_everything
         async with asyncio.timeout(10):
             while seen() is not None:  # noqa: ASYNC110 - the collector tells nobody
                 await asyncio.sleep(0.01)
+
+
+def test_nothing_is_looked_at_while_a_plan_is_made_and_the_young_when_it_is() -> None:
+    looks: list[str] = []
+
+    def note(phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            looks.append(f"generation {info['generation']}")
+
+    gc.callbacks.append(note)
+    try:
+        with no_looks():
+            made = [[number] for number in range(100_000)]
+            gone = weakref.ref(Circle())
+            assert looks == []
+            assert gone() is not None
+        assert looks == ["generation 0"]
+        assert gone() is None
+        assert len(made) == 100_000
+        assert gc.isenabled()
+    finally:
+        gc.callbacks.remove(note)
