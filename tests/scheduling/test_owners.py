@@ -89,6 +89,30 @@ def test_an_owner_does_not_pass_its_own_queues_line_to_be_before_a_borrower() ->
     assert [each.uid for each in made.admissions] == ["borrows"]
 
 
+def test_a_small_borrower_puts_nobody_at_risk_that_was_within_its_queues_quota() -> None:
+    """The owner has a right to one GPU since then, and that is no reason to stop who holds eight of its own."""
+    queues = (OWNER, Queue("borrower", gpus=8, cohort=0))
+    world = Operating({"a": Node("a"), "b": Node("b", gpus=1)}, {queue.name: queue for queue in queues})
+    world.submit(Live(Job("within", gpus=8, queue="borrower", priority=2)))
+    assert started(world) == ["within"]
+    world.submit(Live(Job("owns", gpus=6, queue="owner")))
+    assert started(world) == []
+    world.submit(Live(Job("borrows", gpus=1, queue="borrower")))
+    assert started(world) == ["borrows"]
+
+
+def test_who_came_last_gives_back_what_its_queue_borrowed_though_another_would_cost_less() -> None:
+    world = cluster()
+    world.submit(Live(Job("own", gpus=2, queue="borrower")))
+    assert started(world) == ["own"]
+    world.now += 10
+    world.submit(Live(Job("lent", gpus=6, queue="borrower")))
+    assert started(world) == ["lent"]
+    world.submit(Live(Job("owns", gpus=2, queue="owner")))
+    made = plan(world.snapshot())
+    assert [(each.uid, each.reason) for each in made.evictions] == [("lent", MoveReason.RECLAIMED)]
+
+
 def test_trees_that_do_not_lend_to_each_other_keep_to_priority() -> None:
     world = cluster(owner=Queue("owner", gpus=8, cohort=NONE))
     world.queues["borrower"] = Queue("borrower", gpus=6, cohort=NONE)

@@ -9,7 +9,7 @@ Its priority counts as at most its queue's highest. Whether it is within nominal
 | was let in before the claimant (`Runs.yields`) | the claimant's priority is not lower | YIELDS |
 | in the claimant's queue | lower priority, the queue's `within` allows it, budget left | PRIORITY |
 | in the claimant's queue, shortest first | the same priority, much longer (`outlasting`), likewise | PRIORITY |
-| in the tree, claimant within nominal, victim's queue borrows | `reclaim`: lower priority, or any | RECLAIM |
+| in the tree, claimant within nominal, victim is borrowed use | `reclaim`: lower priority, or any | RECLAIM |
 | in the tree, claimant borrows, victim's queue borrows | lower priority and `borrower` allows it | SURPLUS |
 | in another tree, its queue borrows | lower priority | SURPLUS |
 | elsewhere, no quota of its tree names the resources | lower priority, budget left | PRIORITY |
@@ -18,8 +18,9 @@ Its priority counts as at most its queue's highest. Whether it is within nominal
 A queue keeps what is within its own nominal, whatever the priorities. Disruption budgets protect a victim, but not what
 its queue has borrowed. RECLAIM and SURPLUS hold for a set of victims only as far as their queue borrows:
 
-* RECLAIM takes them in ascending order of what they hold, each while its queue still borrows. The last one may leave
-  its queue below its nominal, for jobs are not divided.
+* RECLAIM asks those alone that are what their queue, or a team above it, has borrowed (`muster.scheduling.borrowing`).
+  It takes them in ascending order of what they hold, each while its queue still borrows. The last one may leave its
+  queue below its nominal, for jobs are not divided.
 * SURPLUS takes only what lies wholly above nominal. Else the victim would be within its nominal when it queues again,
   and take back from a borrower what was taken from it.
 
@@ -36,6 +37,8 @@ from typing import Final
 
 import numpy as np
 
+from muster.scheduling.borrowing import placed, reach
+from muster.scheduling.hierarchy import path
 from muster.scheduling.quota import Ledger, Need
 from muster.scheduling.ranks import AGE_STEPS, ages, once, works
 from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, Mask, Preempts, Seconds, Snapshot
@@ -82,6 +85,7 @@ class Standing:
         self.group_of: Int = group_of.astype(np.int64)
         self.groups = [divmod(group, len(snapshot.flavours)) for group in groups.tolist()]
         self._unlimited: dict[tuple[int, ...], list[bool]] = {}
+        self._parents: list[int] = snapshot.queues.parents.tolist()
 
     def rights(self, ledger: Ledger, job: int, flavour: int, need: Need, passed: Set[int] = frozenset()) -> Index:
         """J, of `Right`: by what right `job` may ask each other job for room.
@@ -127,6 +131,7 @@ class Standing:
             ]
         for_lower = np.zeros(len(self.groups), dtype=np.int32)
         for_any = np.zeros(len(self.groups), dtype=np.int32)
+        apart = np.zeros(len(self.groups), dtype=np.int32)
         for index, (other, kind) in enumerate(self.groups):
             if other == queue:
                 continue
@@ -140,11 +145,21 @@ class Standing:
                 if kind == flavour and ledger.may_reclaim(queue, other, flavour, need):
                     for_lower[index] = Right.RECLAIM
                     for_any[index] = Right.RECLAIM if reclaim == Preempts.ANY else Right.NONE
+                    apart[index] = _apart(self._parents, queue, other)
             elif borrower != Preempts.NEVER:
                 for_lower[index] = Right.SURPLUS
         found: Index = np.where(lower, for_lower[self.group_of], for_any[self.group_of])
         found[(found == Right.PRIORITY) & ~self._kept] = Right.NONE
+        asked = np.flatnonzero(found == Right.RECLAIM)
+        if asked.size:
+            borrowed = reach(self._snapshot)[self.rows[asked]][:, resources] <= apart[self.group_of[asked], None]
+            found[asked[~borrowed.any(axis=1)]] = Right.NONE
         return found
+
+
+def _apart(parents: list[int], queue: int, other: int) -> int:
+    """The depth of the top of `other`'s branch, which parts from the queue's below the nearest queue above both."""
+    return len(set(path(parents, queue)) & set(path(parents, other)))
 
 
 @once
@@ -152,14 +167,6 @@ def movable(snapshot: Snapshot) -> Mask:
     """J, jobs with a placement that may be ended for others, or for another: it stands, and they are preemptible."""
     may: Mask = placed(snapshot) & snapshot.jobs.terms.preemptible
     return may
-
-
-@once
-def placed(snapshot: Snapshot) -> Mask:
-    """J, jobs of a known queue with a placement that isn't ending already."""
-    jobs, runs = snapshot.jobs, snapshot.jobs.runs
-    stands: Mask = jobs.holding & ~runs.leaving & (np.diff(runs.first) > 0) & (jobs.queues != NONE)
-    return stands
 
 
 @once

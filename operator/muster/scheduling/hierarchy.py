@@ -32,6 +32,14 @@ def roots(parents: Index) -> Int:
     return root
 
 
+def depth_of(parents: Index) -> Index:
+    """For each row how many rows are above it."""
+    depths = np.zeros(len(parents), dtype=np.int32)
+    for depth, rows in enumerate(by_depth(parents)):
+        depths[rows] = depth
+    return depths
+
+
 def path(parents: list[int], row: int) -> list[int]:
     """The row and all rows above it, its root last."""
     rows = []

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from muster.scheduling.claims import placed
+from muster.scheduling.borrowing import placed
 from muster.scheduling.gangs import Gang, Worker, is_accelerator
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Need
