@@ -17,7 +17,7 @@ from muster.simulate.plots import draw
 from muster.simulate.policies import policy_named
 from muster.simulate.synthetic import Recipe, make
 from muster.simulate.tables import as_json, side_by_side
-from muster.simulate.workload import assemble
+from muster.simulate.workload import Workload, assemble
 
 
 def make_trace(path: Path, cluster: Path | None, jobs: int, load: float, seed: int) -> None:
@@ -79,11 +79,20 @@ def never_told(outcome: Outcome) -> str:
     large = [job for job, _ in outcome.never if workload.trace.gpus[job] > there]
     job, reason = outcome.never[0]
     count = len(outcome.never)
-    told = f"{outcome.policy}: {count} job{'s' * (count != 1)} never started, the first {workload.uids[job]}"
+    told = f"{outcome.policy}: {count} job{'s' * (count != 1)} never started, the first {_described(workload, job)}"
     if reason:
         return f"{told}: {reason}"
     if not large:
         return told
-    asks = f"{len(large)} of them ask" if len(large) != 1 else f"{workload.uids[large[0]]} asks"
+    alone = "it asks" if large == [job] else f"{_described(workload, large[0])} asks"
+    asks = f"{len(large)} of them ask" if len(large) != 1 else alone
     behind = ", and the others never had their turn" if count > len(large) else ""
     return f"{told}; {asks} for more than the cluster's {there} GPUs{behind}"
+
+
+def _described(workload: Workload, job: int) -> str:
+    """A job by what its line in the trace says, for it has no name there."""
+    trace = workload.trace
+    gpus = int(trace.gpus[job])
+    queue = trace.queues[trace.queue[job]]
+    return f"with submit {float(trace.submit[job]):.10g}, {gpus:,} GPU{'s' * (gpus != 1)} and queue {queue}"

@@ -214,13 +214,18 @@ def queue_shares(cluster: Cluster, wanted: Sequence[str]) -> tuple[QueueShare, .
     """The queues of the file, or equal shares for all that the trace names.
 
     Raises:
-        SimulationError: the trace names a queue that the file lacks, or a queue names a flavour that no node has.
+        SimulationError: the trace names a queue that the file lacks, a queue names a flavour that no node has, or two
+            queues have one name.
     """
     if not cluster.file.queues:
         there = cluster.gpus_of_flavours
         shares = {name: int(there[index]) // len(wanted) for index, name in enumerate(cluster.flavours) if index}
         return tuple(QueueShare(name=name, gpus=shares, cohort="all") for name in wanted)
-    known = {queue.name for queue in cluster.file.queues}
+    names = [queue.name for queue in cluster.file.queues]
+    doubled = next((name for name in names if names.count(name) > 1), None)
+    if doubled is not None:
+        raise SimulationError(f"the cluster file has more than one queue {doubled}; leave one of them")
+    known = set(names)
     missing = sorted(set(wanted) - known)
     if missing:
         raise SimulationError(

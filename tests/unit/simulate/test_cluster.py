@@ -97,6 +97,12 @@ def test_a_queue_that_the_file_lacks_is_named() -> None:
         queue_shares(built, ["vision"])
 
 
+def test_a_queue_that_is_there_twice_is_named() -> None:
+    built = cluster(1, queues=[{"name": "research", "gpus": 8}, {"name": "research", "gpus": 4}])
+    with pytest.raises(SimulationError, match="more than one queue research; leave one of them"):
+        queue_shares(built, ["research"])
+
+
 def test_a_flavour_that_no_node_has_is_named() -> None:
     built = cluster(1, queues=[{"name": "research", "gpus": {"B200/spot": 1}}])
     with pytest.raises(SimulationError, match="B200/spot, which no node has; name H100/on-demand"):

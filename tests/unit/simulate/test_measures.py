@@ -92,9 +92,9 @@ def test_jobs_that_never_start_are_told_apart_from_one_that_is_too_large_and_mea
     (tmp_path / "trace.csv").write_text("\n".join(("submit,gpus,duration,queue", *jobs)) + "\n")
     files = [str(tmp_path / "cluster.yaml"), str(tmp_path / "trace.csv")]
     shown = CliRunner().invoke(app, ["simulate", *files, "--policy", "fifo", "--policy", "easy"])
-    too_large = "job-00000001 asks for more than the cluster's 16 GPUs"
-    assert f"fifo: 3 jobs never started, the first job-00000001; {too_large}, and the others never" in shown.output
-    assert f"easy: 1 job never started, the first job-00000001; {too_large}\n" in shown.output
+    first = "the first with submit 1, 64 GPUs and queue a; it asks for more than the cluster's 16 GPUs"
+    assert f"fifo: 3 jobs never started, {first}, and the others never" in shown.output
+    assert f"easy: 1 job never started, {first}\n" in shown.output
     assert "of 1 of 4 jobs" in shown.output
     assert "of 3 of 4 jobs" in shown.output
 
