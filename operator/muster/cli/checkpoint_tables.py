@@ -96,7 +96,7 @@ def print_listing(inventory: Inventory, rows: Sequence[Row]) -> None:
         )
         for row in rows
     ]
-    _print(("STEP", "EPOCH", "SAVED", "SIZE", "RANKS", "KEPT BY"), cells)
+    _print(("STEP", "CLAIM", "SAVED", "SIZE", "RANKS", "KEPT BY"), cells)
 
 
 def print_runs(uri: str, runs: Sequence[str], everything: bool) -> None:
@@ -149,7 +149,7 @@ def print_facts(found: Row) -> None:
         "step": found["step"],
         "saved": f"{found['saved']} by {counted(found['worldSize'], 'rank')}"
         + (f" of {found['job']}" if found["job"] else ""),
-        "epoch": f"{found['epoch']}, attempt {found['attempt']}",
+        "claim": f"{found['epoch']}, attempt {found['attempt']}",
         "size": f"{amount(found['bytes'])} in {counted(len(files), 'file')}, {counted(len(tensors), 'tensor')}",
         "kept by": ", ".join(found["keptBy"]) or "nothing but its job's retention",
         "metrics": ", ".join(f"{name} {value:.6g}" for name, value in found["metrics"].items()) or "none",
@@ -214,7 +214,7 @@ def print_pruning(report: Mapping[str, Any]) -> None:
         (verb, str(each["step"]), str(each["epoch"]), amount(each["bytes"]), each["why"]) for each in report["remove"]
     ]
     if rows:
-        _print(("", "STEP", "EPOCH", "SIZE", "WHY"), rows)
+        _print(("", "STEP", "CLAIM", "SIZE", "WHY"), rows)
     for each in report["spared"]:
         typer.echo(f"spared {each['folder']}: {each['why']}")
     if report["unfinishedUploads"]:

@@ -98,6 +98,9 @@ def test_the_list_tells_what_keeps_each(made: MadeRun, uri: str) -> None:
     assert "never committed" in muster("ls", uri, "--all")
     assert "step      2" in muster("show", f"{uri}@2")
     assert "step      6" in muster("show", uri)
+    assert "claim     1, attempt 0" in muster("show", uri)  # no word for it that is the data's, too
+    for listing in (muster("ls", uri), muster("prune", uri)):
+        assert "STEP  CLAIM  S" in listing.splitlines()[0]
 
 
 def test_the_list_of_a_place_above_runs_names_them(made: MadeRun, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
