@@ -104,10 +104,13 @@ def test_level_that_the_cluster_does_not_know_is_told() -> None:
 
 
 def test_job_that_suits_no_node_is_told_what_was_looked_at() -> None:
-    waiting = why([Node("a")], Job("a", only_on=("b",)))
+    nowhere = {"only_on": ("c",)}
+    waiting = why([Node("a"), Node("b", gpus=0)], Job("a", **nowhere))
     assert waiting.reason is WaitReason.NO_ELIGIBLE_NODES
-    told = "none of the cluster's 1 node passes the job's GPU type, kind of capacity, node labels and tolerations"
-    assert waiting.message == told
+    assert waiting.message == "none of the cluster's 1 H100 node passes the job's node labels and tolerations"
+    assert why([Node("b", gpus=0)], Job("a", **nowhere)).message == "none of the cluster's 1 node is of H100"
+    told = "none of the cluster's 1 node passes the job's kind of capacity, node labels and tolerations"
+    assert why([Node("a")], Job("a", gpus=0, **nowhere)).message == told
 
 
 def test_nodes_that_are_away_are_counted() -> None:

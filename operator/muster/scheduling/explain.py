@@ -289,7 +289,8 @@ class Words:
         round_ = self._round
         gang = round_.kinds.gang(kind, choice, round_.kinds.kinds[kind].sizes[-1])
         if fate is Fate.NO_NODES:
-            return self._reasons.no_eligible_nodes(), ""
+            taken = [each.flavour for each in round_.kinds.kinds[kind].choices]
+            return self._reasons.no_eligible_nodes(taken), ""
         if fate is Fate.TOO_LARGE:
             return self._reasons.exceeds_cluster(gang), ""
         if fate is Fate.NODES_AWAY:

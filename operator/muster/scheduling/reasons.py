@@ -6,6 +6,7 @@ changes only when the cluster does. The sentence of a gang is made once, however
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -85,15 +86,20 @@ class Reasons:
         name = self._queue(queue)
         return Why(WaitReason.QUEUE_CLOSED, f"queue {name} takes no new jobs: kubectl describe tq {name} says why")
 
-    def no_eligible_nodes(self) -> Why:
+    def no_eligible_nodes(self, flavours: Sequence[int]) -> Why:
+        """No node suits; `flavours` are those that the job takes by now."""
         count = len(self._snapshot.nodes.names)
         if not count:
             return Why(WaitReason.NO_ELIGIBLE_NODES, "the cluster has no nodes")
-        return Why(
-            WaitReason.NO_ELIGIBLE_NODES,
-            f"none of the cluster's {_count(count, 'node')} passes the job's GPU type, kind of capacity, node labels "
-            "and tolerations",
-        )
+        names = list(dict.fromkeys(self._snapshot.flavours[flavour] for flavour in flavours))
+        of_them = int(np.isin(self._snapshot.nodes.flavours, flavours).sum())
+        if not all(names):  # a gang on CPUs: nodes of any flavour would do
+            text = f"{_count(count, 'node')} passes the job's kind of capacity, node labels and tolerations"
+        elif of_them:
+            text = f"{_count(of_them, ' and '.join(names) + ' node')} passes the job's node labels and tolerations"
+        else:
+            text = f"{_count(count, 'node')} is of {' or '.join(names)}"
+        return Why(WaitReason.NO_ELIGIBLE_NODES, f"none of the cluster's {text}")
 
     def exceeds_cluster(self, gang: Gang) -> Why:
         """The gang does not fit, not even with every suitable node back and empty."""

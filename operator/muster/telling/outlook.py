@@ -42,10 +42,23 @@ def follows(scene: Scene) -> str:
         )
     if status.phase is Phase.RUNNING and status.placement is not None:
         return _trains(scene, spec)
+    later = _next_kind(scene, spec)
     if status.queue is not None and hinders(status.queue.reason):
-        return "nothing, until what stands under Why has changed; Muster looks again by itself, and then the job queues"
+        changes = "what stands under Why has changed"
+        looks = f"Muster looks again by itself{'' if later else ', and then the job queues'}"
+        return f"{later}, unless {changes} before; {looks}" if later else f"nothing, until {changes}; {looks}"
     wait = _when(scene) if status.not_before is not None else ""
-    return f"it starts {wait}{' ' if wait else ''}when it has quota and room" if job.status.phase else ""
+    starts = f"it starts {wait}{' ' if wait else ''}when it has quota and room"
+    return f"{starts}{'; ' if later else ''}{later}" if job.status.phase else ""
+
+
+def _next_kind(scene: Scene, spec: EffectiveSpec) -> str:
+    """When a job that waits for its first kind of nodes takes the second, too; "" where it has none or takes it."""
+    since = scene.job.status.submitted_at
+    if len(spec.capacity) < 2 or since is None:
+        return ""
+    left = spec.fallback_after - (scene.now - since).total_seconds()
+    return f"in {format_duration(left)} it takes {spec.capacity[1]} nodes, too" if left > 0 else ""
 
 
 def _trains(scene: Scene, spec: EffectiveSpec) -> str:

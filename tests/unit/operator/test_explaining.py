@@ -310,3 +310,19 @@ def test_a_job_whose_turn_cannot_come_is_not_told_to_wait(reason: str, helps: st
     assert follows(scene).startswith("nothing, until what stands under Why has changed")
     assert helps in told
     assert "muster jobs --queue" not in told
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("NoEligibleNodes", "in 6m it takes on-demand nodes, too, unless what stands under Why has changed before"),
+        ("InsufficientCapacity", "it starts when it has quota and room; in 6m it takes on-demand nodes, too"),
+    ],
+)
+def test_a_job_that_waits_for_its_first_kind_of_nodes_is_told_when_it_takes_the_next(reason: str, told: str) -> None:
+    spot_first = {"capacity": {"order": ["spot", "on-demand"], "fallbackAfter": "10m"}}
+    waits = {"phase": "Queued", "queue": {"reason": reason, "message": "why"}}
+    recent = job(spot_first, **waits, submittedAt="2026-01-02T03:00:05Z")
+    assert follows(Scene(recent, (), (), NOW)).startswith(told)
+    for other in (job(spot_first, **waits, submittedAt="2026-01-02T02:54:05Z"), job(None, **waits, submittedAt=None)):
+        assert "on-demand" not in follows(Scene(other, (), (), NOW))
