@@ -132,7 +132,7 @@ class ConditionType(str, Enum):
     """False when the launchers cannot use `checkpoint.uri`; the message is the storage's. Unknown before that."""
     CHECKPOINT_IN_MEMORY = "CheckpointInMemory"
     """Whether the newest checkpoint also stays in the workers' memory, and where; the message tells what is lacking to
-    more. From the first save on."""
+    more. From the first save on; the memory ends with the pods."""
     STRAGGLING = "Straggling"
     """True while a rank is slower than the others for a while, and all wait for it; the message names rank, node and
     factor. Absent before the first."""

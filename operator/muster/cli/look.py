@@ -152,8 +152,8 @@ def _facts(scene: Scene) -> Table:
     if status.saving is not None and phase not in FINAL:
         head.add_row("Saves", _saves(status.saving))
     kept = find_condition(status.conditions, ConditionType.CHECKPOINT_IN_MEMORY.value)
-    if kept is not None and phase not in FINAL:
-        told = f"{IN_MEMORY.get(kept.reason, kept.reason)}{': ' if kept.message else ''}{kept.message}"
+    if kept is not None and kept.reason in IN_MEMORY and phase not in FINAL:
+        told = f"{IN_MEMORY[kept.reason]}{': ' if kept.message else ''}{kept.message}"
         lacking = kept.message and (kept.status == "False" or kept.reason == Reason.COPY_FAILS.value)
         head.add_row("Memory tier", Text(told, "yellow" if lacking else ""))
     if status.tracking is not None:

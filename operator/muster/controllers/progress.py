@@ -282,7 +282,7 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
     elif not is_true(job.status, ConditionType.CHECKPOINT_STORAGE_READY) and job.spec.checkpoint is not None:
         told = f"{job.spec.checkpoint.uri} can be read and written"
         draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, True, Reason.STORAGE_READY.value, told)
-    if answer.memory_tier is not None and job.spec.checkpoint is not None:
+    if answer.memory_tier is not None and job.spec.checkpoint is not None and job.status.stop is None:
         kept, reason = answer.memory_tier.kept is not Kept.OFF, _kept(answer.memory_tier)
         draft.condition(ConditionType.CHECKPOINT_IN_MEMORY, kept, reason.value, answer.memory_tier.why)
     if answer.tracking is not None:

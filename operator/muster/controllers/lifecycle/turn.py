@@ -332,7 +332,8 @@ def end_run(draft: Draft, now: datetime, reason: str, message: str) -> None:
     draft.set(running_since=None, runtime_seconds=(before or 0) + trained or before)
     for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
         draft.condition(kind, False, reason, message)
-    if is_true(draft.status, ConditionType.STRAGGLING):
-        draft.condition(ConditionType.STRAGGLING, False, reason, message)
+    for kind in (ConditionType.STRAGGLING, ConditionType.CHECKPOINT_IN_MEMORY):
+        if is_true(draft.status, kind):
+            draft.condition(kind, False, reason, message)
     if is_true(draft.status, ConditionType.GPUS_IDLE) and reason != Reason.GPUS_IDLE.value:
         draft.condition(ConditionType.GPUS_IDLE, False, reason, message)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from muster.api.names import ConditionType
+from muster.controllers.progress import progressed
 from muster_protocol.exits import Cause
+from muster_protocol.launcher_status import Kept, MemoryTier
 
 from .cases import Case, trainingjob
 
@@ -41,6 +45,27 @@ def test_a_running_gang_stops_and_waits_and_goes_on() -> None:
     assert case.phase == "Queued"
     assert not case.is_true(ConditionType.SUSPENDED)
     assert case.job.status.submitted_at == first
+
+
+def test_a_checkpoint_stays_in_memory_no_longer_than_the_gang() -> None:
+    case = Case(trainingjob(checkpoint={"uri": "s3://models/llama"}))
+    case.start()
+    assert case.launcher is not None
+    answer = replace(case.launcher, memory_tier=MemoryTier(Kept.LOCAL, "all its workers lie on one node"))
+
+    def hear() -> None:
+        told = progressed(case.job, answer, case.now)
+        case.job = case.job.model_copy(update={"status": told or case.job.status})
+
+    hear()
+    assert case.is_true(ConditionType.CHECKPOINT_IN_MEMORY)
+    case.edit(suspend=True)
+    case.settle()
+    hear()
+    assert not case.is_true(ConditionType.CHECKPOINT_IN_MEMORY), "its pods end, and still answer"
+    case.vanish()
+    case.settle()
+    assert case.reason(ConditionType.CHECKPOINT_IN_MEMORY) == "Suspended"
 
 
 def test_suspending_a_restarting_job_suspends_it() -> None:
