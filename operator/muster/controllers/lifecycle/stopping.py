@@ -59,6 +59,7 @@ def clean_finished(turn: Turn) -> bool:
     living = [pod for pod in turn.s.pods if pod.phase not in TERMINAL]
     held = [pod for pod in living if not (pod.terminating and pod.node in turn.s.lost_nodes)]
     if not held and not turn.s.unshown and (turn.status.placement is not None or turn.status.stop is not None):
+        take_facts(turn)
         turn.draft.set(placement=None, stop=None, replicas=0, ready=0)
     _expire(turn, turn.status.finished_at)
     return True

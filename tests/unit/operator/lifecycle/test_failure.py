@@ -383,7 +383,7 @@ def test_max_runtime_told_by_the_launcher_ends_the_job() -> None:
 
 
 def test_max_runtime_is_enforced_when_the_launcher_does_not() -> None:
-    case = Case(trainingjob(maxRuntime="10m", terminationGracePeriod="30s"))
+    case = Case(trainingjob(maxRuntime="10m", terminationGracePeriod="30s", checkpoint={"uri": "s3://models/llama"}))
     case.start()
     case.later(640)
     decision = case.settle()
@@ -393,6 +393,13 @@ def test_max_runtime_is_enforced_when_the_launcher_does_not() -> None:
     case.settle()
     assert case.reason(ConditionType.FAILED) == "MaxRuntimeExceeded"
     assert all(pod.terminating for pod in case.pods.values())
+    for index in (0, 1):
+        case.end(index, Cause.PREEMPTED, 75, step=70, committed_step=70)
+    case.settle()
+    assert case.job.status.checkpoint is not None, "saved when they were asked to end"
+    assert case.job.status.checkpoint.step == 70
+    assert case.job.status.progress is not None
+    assert case.job.status.progress.step == 70
 
 
 def test_max_runtime_counts_earlier_runs() -> None:
