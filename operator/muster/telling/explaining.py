@@ -72,7 +72,8 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
     elif status.phase is Phase.RUNNING and status.placement is not None:
         where = f" on {status.nodes}" if status.nodes else ""
         first = before_the_first_step(scene)
-        yield "", f"all {status.placement.workers} workers {'run' if first else 'train'}{where}"
+        count, verb = status.placement.workers, "run" if first else "train"
+        yield "", (f"all {count} workers {verb}" if count > 1 else f"its worker {verb}s") + where
         if first:
             yield "", first
     if place is not None and place.position:

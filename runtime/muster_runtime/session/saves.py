@@ -121,8 +121,8 @@ class Saves:
         self._progress.recall(restored.losses)
         if self._random is None:
             self._progress.log(
-                f"the checkpoint was written by {run.world_size} ranks, this gang has {self._gang.world_size}: random "
-                "states are derived anew from (seed, step, rank)"
+                f"the checkpoint was written by {run.world_size} rank{'s' * (run.world_size != 1)}, this gang has "
+                f"{self._gang.world_size}: random states are derived anew from (seed, step, rank)"
             )
         elif run.threads != torch.get_num_threads():
             self._progress.warn(

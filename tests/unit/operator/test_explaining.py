@@ -293,6 +293,8 @@ def test_before_the_first_step_nobody_is_said_to_train() -> None:
     assert "all 2 workers run" in lines
     assert any(line.startswith("waiting for the first step for 1m") for line in lines)
     assert "all 2 workers train" in shown(job(phase="Running", placement=PLACED))
+    alone = {"generation": 1, "workers": 1, "nodes": [{"node": "a", "indexes": "0"}]}
+    assert "its worker trains" in shown(job(phase="Running", placement=alone))
 
 
 @pytest.mark.parametrize(
