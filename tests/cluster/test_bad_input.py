@@ -228,6 +228,7 @@ QUEUES: dict[str, tuple[Object, str]] = {
     "unknown capacity": (queue_with(capacity="cheap"), 'supported values: "on-demand", "spot"'),
     "spot without GPUs": (queue_with(gpuType="", capacity="spot"), "gangs without GPUs have one quota for all nodes"),
     "negative quota": (queue_with(resources=[{"name": "cpu", "nominal": -1}]), "write a quantity such as"),
+    "resource without its domain": (queue_with(resources=[{"name": "gpu", "nominal": 8}]), "such as nvidia.com/gpu"),
     "no nominal": (queue_with(resources=[{"name": "cpu"}]), "nominal: Required value"),
 }
 

@@ -132,8 +132,9 @@ class ResourceQuota(Model):
         str,
         Len(1, 317),
         matches(
-            "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
-            "use the name of a resource, such as nvidia.com/gpu, cpu or memory",
+            "^(cpu|memory|ephemeral-storage|pods|hugepages-[0-9]+[KMGT]i|"
+            "[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)$",
+            "use the name of a resource: cpu, memory, or one with its domain, such as nvidia.com/gpu",
         ),
     ]
     """The resource: nvidia.com/gpu, cpu, memory, ..."""
