@@ -146,7 +146,7 @@ BY_HAND: Final = Hints(
     "the uri",
     "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE, or the role of this machine)",
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role",
-    "AWS_ENDPOINT_URL_S3",
+    "--endpoint, or AWS_ENDPOINT_URL_S3 in its place,",
     "AWS_CA_BUNDLE",
     "MUSTER_S3_ENCRYPTION and MUSTER_S3_KMS_KEY",
 )

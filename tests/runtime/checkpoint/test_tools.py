@@ -237,6 +237,7 @@ def test_what_a_newer_muster_wrote_is_not_called_damaged(made: MadeRun, uri: str
     [
         ({"AWS_PROFILE": "nobody"}, "no credentials were found for s3://models/run"),
         ({"AWS_ENDPOINT_URL_S3": "foo"}, "(Invalid endpoint: foo)"),
+        ({"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}, "check --endpoint, or AWS_ENDPOINT_URL_S3 in its place, and"),
         (
             {"AWS_CA_BUNDLE": "/nowhere.pem", "AWS_ENDPOINT_URL_S3": "https://127.0.0.1:1"},
             "(AWS_CA_BUNDLE names '/nowhere.pem', which can't be read)",
