@@ -212,9 +212,10 @@ class Restoration:
         states = self._states + [(tracked, unpack(tracked.name, packed)) for tracked, packed in self._by_rank]
         for tracked, state in sorted(states, key=lambda pair: not isinstance(pair[0].thing, nn.Module)):
             thing = unwrap(tracked.thing) if isinstance(tracked.thing, nn.Module) else tracked.thing
+            wanted = set(thing.defaults) if isinstance(thing, Optimizer) else set()  # torch adds some as it loads
             try:
                 thing.load_state_dict(state)
-                _refuse_another_kind(thing)
+                _refuse_another_kind(thing, wanted)
             except (RuntimeError, ValueError, KeyError) as error:
                 raise StateError(
                     f"the checkpoint's {tracked.name!r} doesn't fit the object tracked at {tracked.where}: {error}. "
@@ -222,11 +223,11 @@ class Restoration:
                 ) from error
 
 
-def _refuse_another_kind(thing: Any) -> None:
-    """Of an optimizer that has taken its state: torch takes another kind's without a word, and fails at the first step.
-    Raises ValueError."""
+def _refuse_another_kind(thing: Any, wanted: set[str]) -> None:
+    """Of an optimizer with the options `wanted` that has taken its state: torch takes another kind's without a word, and
+    fails at the first step. Raises ValueError."""
     if isinstance(thing, Optimizer):
-        lacks = sorted({name for group in thing.param_groups for name in thing.defaults.keys() - group.keys()})
+        lacks = sorted({name for group in thing.param_groups for name in wanted - group.keys()})
         if lacks:
             raise ValueError(f"another kind of optimizer has saved it, without {', '.join(lacks)}")
 

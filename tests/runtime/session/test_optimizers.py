@@ -1,0 +1,106 @@
+"""Every kind of optimizer goes on with the bits that it had."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gangs import run_gang
+
+pytestmark = pytest.mark.runtime
+
+SCRIPT = """
+import json, os
+import torch
+from torch import nn
+import muster_runtime as muster
+
+class Own(torch.optim.Optimizer):
+    \"\"\"As people write them.\"\"\"
+
+    def __init__(self, parameters, lr=0.01):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update(mean=torch.zeros_like(p, dtype=torch.float32), n=0)
+                state["mean"].lerp_(p.grad.float(), 0.1)
+                state["n"] += 1
+                p.sub_(state["mean"].sign().to(p.dtype), alpha=group["lr"])
+
+KINDS = {
+    "Adafactor": torch.optim.Adafactor,
+    "AdamW": torch.optim.AdamW,
+    "AMSGrad": lambda parameters: torch.optim.Adam(parameters, torch.tensor(0.01), amsgrad=True),
+    "ASGD": torch.optim.ASGD,
+    "LBFGS": torch.optim.LBFGS,
+    "Muon": lambda parameters: torch.optim.Muon([p for p in parameters if p.ndim == 2]),
+    "NAdam": torch.optim.NAdam,
+    "Own": Own,
+    "Rprop": torch.optim.Rprop,
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+}
+
+session = muster.start()
+models, optimizers = {}, {}
+for name, make in KINDS.items():
+    models[name] = session.wrap(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).to(getattr(torch, os.environ["TYPE"])))
+    optimizers[name] = make(list(models[name].parameters()))
+session.track(**{f"{name}_model": model for name, model in models.items()}, **optimizers)
+
+def train(model, optimizer):
+    inputs = torch.randn(3, 4, dtype=next(model.parameters()).dtype)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(inputs).square().sum()
+        loss.backward()
+        return loss
+
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return optimizer.step(closure)
+    loss = closure()
+    optimizer.step()
+    return loss
+
+def texts(value):
+    if isinstance(value, torch.Tensor):
+        return [str(value.dtype), value.tolist()]
+    if isinstance(value, dict):
+        return {str(key): texts(item) for key, item in value.items()}
+    return [texts(item) for item in value] if isinstance(value, (list, tuple)) else repr(value)
+
+for step in session.steps(5):
+    session.report(loss=sum(train(models[name], optimizers[name]) for name in KINDS))
+    if step == 2 and "CUT" in os.environ:
+        session.run.signal_stop()
+found = {name: texts([models[name].state_dict(), optimizers[name].state_dict()]) for name in KINDS}
+print("FOUND", json.dumps(found), flush=True)
+"""
+
+
+def run(folder: Path, kind: str, code: int, **more: str) -> dict[str, Any]:
+    script = folder.parent / "script.py"
+    script.write_text(SCRIPT)
+    environment = {"TYPE": kind, "MUSTER_CHECKPOINT_URI": f"file://{folder}/run", **more}
+    result = run_gang(script, folder, 1, environment, distributed=False)
+    assert result.codes == [code], result.output
+    found = re.search(r"^FOUND (.*)$", result.output, re.MULTILINE)
+    return dict(json.loads(found[1])) if found else {}
+
+
+@pytest.mark.parametrize("kind", ["float32"])
+def test_it_goes_on_as_if_never_cut(kind: str, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", kind, 0)
+    run(tmp_path / "cut", kind, 75, CUT="1")
+    resumed = run(tmp_path / "cut", kind, 0)
+    assert whole
+    for name, state in whole.items():
+        assert resumed[name] == state, name
