@@ -216,16 +216,54 @@ class Restoration:
             try:
                 thing.load_state_dict(state)
                 _refuse_another_kind(thing, wanted)
+                if isinstance(thing, Optimizer):
+                    self._keep_types(thing, state)
             except (RuntimeError, ValueError, KeyError) as error:
                 raise StateError(
                     f"the checkpoint's {tracked.name!r} doesn't fit the object tracked at {tracked.where}: {error}. "
                     f"{_AS_IT_WAS}"
                 ) from error
 
+    def _keep_types(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """torch gives all of a parameter's state but `step` the parameter's type, also what the optimizer had made in
+        another one: fp32 means beside a bf16 parameter would lose bits."""
+        if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
+            return  # it knows what it wants
+        numbers = [number for group in state["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        types = self._types_of_parameters()
+        for number, parameter in zip(numbers, parameters, strict=True):
+            saved, own = state["state"].get(number), optimizer.state.get(parameter)
+            if saved and own:
+                plain = types.get(id(parameter), parameter.dtype)
+                own |= {key: _typed_as(own[key], saved[key], plain) for key in own.keys() & saved.keys() - {"step"}}
+
+    def _types_of_parameters(self) -> dict[int, torch.dtype]:
+        """By the parameter's id: its type in the checkpoint."""
+        entries, found = self._reader.metadata.state_dict_metadata, {}
+        for tracked, _ in self._states:
+            if isinstance(tracked.thing, nn.Module):
+                for name, parameter in unwrap(tracked.thing).named_parameters():
+                    entry = entries.get(f"{tracked.name}.{name}")
+                    if isinstance(entry, TensorStorageMetadata):
+                        found[id(parameter)] = entry.properties.dtype
+        return found
+
+
+def _typed_as(loaded: Any, saved: Any, plain: torch.dtype) -> Any:
+    """`loaded` with its tensors of the types that they have in `saved`, but where that is `plain`."""
+    if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return loaded if saved.dtype in (plain, loaded.dtype) else saved.to(loaded.device)
+    if isinstance(loaded, dict) and isinstance(saved, dict):
+        return {key: _typed_as(value, saved.get(key), plain) for key, value in loaded.items()}
+    if isinstance(loaded, list) and isinstance(saved, list) and len(loaded) == len(saved):
+        return [_typed_as(one, other, plain) for one, other in zip(loaded, saved, strict=True)]
+    return loaded
+
 
 def _refuse_another_kind(thing: Any, wanted: set[str]) -> None:
-    """Of an optimizer with the options `wanted` that has taken its state: torch takes another kind's without a word, and
-    fails at the first step. Raises ValueError."""
+    """Of an optimizer with the options `wanted` that has taken its state: torch takes another kind's without a word,
+    and fails at the first step. Raises ValueError."""
     if isinstance(thing, Optimizer):
         lacks = sorted({name for group in thing.param_groups for name in wanted - group.keys()})
         if lacks:

@@ -30,8 +30,11 @@ class Own(torch.optim.Optimizer):
             for p in group["params"]:
                 state = self.state[p]
                 if not state:
-                    state.update(mean=torch.zeros_like(p, dtype=torch.float32), n=0)
+                    state.update(
+                        mean=torch.zeros_like(p, dtype=torch.float32), few=torch.zeros(p.shape, dtype=torch.uint8), n=0
+                    )
                 state["mean"].lerp_(p.grad.float(), 0.1)
+                state["few"] += 1
                 state["n"] += 1
                 p.sub_(state["mean"].sign().to(p.dtype), alpha=group["lr"])
 
@@ -47,6 +50,8 @@ KINDS = {
     "Rprop": torch.optim.Rprop,
     "SGD": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
 }
+if "ONLY" in os.environ:
+    KINDS = {os.environ["ONLY"]: KINDS[os.environ["ONLY"]]}
 
 session = muster.start()
 models, optimizers = {}, {}
@@ -96,7 +101,7 @@ def run(folder: Path, kind: str, code: int, **more: str) -> dict[str, Any]:
     return dict(json.loads(found[1])) if found else {}
 
 
-@pytest.mark.parametrize("kind", ["float32"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_it_goes_on_as_if_never_cut(kind: str, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", kind, 0)
     run(tmp_path / "cut", kind, 75, CUT="1")
@@ -104,3 +109,13 @@ def test_it_goes_on_as_if_never_cut(kind: str, tmp_path: Path) -> None:
     assert whole
     for name, state in whole.items():
         assert resumed[name] == state, name
+
+
+def test_state_follows_parameters_whose_type_has_changed(tmp_path: Path) -> None:
+    run(tmp_path / "run", "float32", 75, CUT="1", ONLY="AdamW")
+    state = run(tmp_path / "run", "bfloat16", 0, ONLY="AdamW")["AdamW"][1]["state"]["0"]
+    assert {name: value[0] for name, value in state.items()} == {
+        "step": "torch.float32",
+        "exp_avg": "torch.bfloat16",
+        "exp_avg_sq": "torch.bfloat16",
+    }
