@@ -25,6 +25,7 @@ def split(name: str, state: Any, ties: Mapping[str, str] | None = None) -> tuple
     """The tree and the tensors of `state`.
 
     `ties` maps the path of a tensor to the path of the one that it is tied to; that one alone gets into the table.
+    A tensor's name there is its path, but where another has that already.
     StateError names the key of a value that can't be stored.
     """
     table: TensorTable = {}
@@ -73,10 +74,14 @@ def _enter(path: str, tensor: torch.Tensor, table: TensorTable, ties: Mapping[st
         raise StateError(
             f"{path} is on the meta device, so it has no values yet: materialize it (`to_empty`) before track()"
         )
-    if path in ties:
+    if ties.get(path) in table:  # else what it is tied to is in no state: a buffer that isn't persistent, for one
         return ties[path]
-    table[path] = tensor.detach() if tensor.requires_grad else tensor
-    return path
+    name, number = path, 1
+    while name in table:  # the keys 1 and "1", or "a.b" and "b" in "a", have one path
+        number += 1
+        name = f"{path}#{number}"
+    table[name] = tensor.detach() if tensor.requires_grad else tensor
+    return name
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -168,7 +168,7 @@ class Restoration:
         _, present = split(tracked.name, tracked.state())
 
         def lookup(path: str, name: str) -> torch.Tensor:
-            target = present.get(path)
+            target = present.get(name if name.startswith(f"{path}#") else path)
             if target is None:
                 raise StateError(
                     f"the checkpoint has {path}, which the model tracked at {tracked.where} lacks. {_AS_IT_WAS}"

@@ -66,6 +66,28 @@ def test_tensors_go_into_the_table_under_their_paths() -> None:
     assert list(back["state"]) == [0]
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        {1: torch.tensor(1.0), "1": torch.tensor(2.0)},
+        {"a.b": torch.tensor(1.0), "a": {"b": torch.tensor(2.0)}},
+        {"a": [torch.tensor(1.0)], "a.0": torch.tensor(2.0), "a.0#2": torch.tensor(3.0)},
+    ],
+    ids=["types", "dots", "list"],
+)
+def test_tensors_whose_keys_have_one_path_are_all_there(state: Any) -> None:
+    tree, table = split("x", state)
+    assert repr(join(json.loads(json.dumps(tree)), lambda path, name: table[name])) == repr(state)
+
+
+def test_a_tie_to_what_is_in_no_state_has_its_own_tensor() -> None:
+    """As a buffer that is saved has, beside one that is the same and isn't persistent."""
+    value = torch.arange(3.0)
+    tree, table = split("x", {"saved": value}, {"x.saved": "x.passing"})
+    assert tree == {"saved": {"$tensor": "x.saved"}}
+    assert table["x.saved"] is value
+
+
 def test_the_paths_are_the_same_both_ways() -> None:
     state = {"a.b": [torch.ones(1)], 3: {"c": (torch.ones(1), torch.ones(1))}}
     tree, table = split("n", state)
