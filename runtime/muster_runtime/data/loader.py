@@ -9,15 +9,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from muster_runtime.data.order import BatchPlan, Microbatch, equal_part, mix
-from muster_runtime.data.seeded import (
-    Draw,
-    Request,
-    SeededCollate,
-    SeededDataset,
-    WorkerInit,
-    kept_generators,
-    seed_generators,
-)
+from muster_runtime.data.samplers import sampled, set_epoch, within
+from muster_runtime.data.seeded import Draw, Request, SeededCollate, SeededDataset, WorkerInit
 from muster_runtime.data.waiting import UNTOLD, Waiting, waited
 from muster_runtime.errors import UsageError, caller
 
@@ -65,9 +58,9 @@ class Loader:
         self._plan: BatchPlan | None = None
         if _own_batches(source) is None:
             assert source.batch_size is not None
-            sampled: Any = source.sampler
+            sampler: Any = source.sampler
             try:
-                self._plan = BatchPlan(len(sampled), source.batch_size, bool(source.drop_last))
+                self._plan = BatchPlan(len(sampler), source.batch_size, bool(source.drop_last))
                 self._refuse(self._plan)
             except ValueError as error:
                 raise ValueError(f"{error} ({where})") from None
@@ -238,15 +231,10 @@ class Loader:
 
     def _sampled(self, sampler: Any, epoch: int) -> list[Any]:
         """What a sampler of the user's gives, made a function of (seed, epoch)."""
-        if callable(getattr(sampler, "set_epoch", None)):
-            sampler.set_epoch(epoch)
-        had = getattr(sampler, "generator", None)
-        seed = mix(self._seed, "order", epoch)
-        with kept_generators():
-            seed_generators(seed)
-            if isinstance(had, torch.Generator):
-                had.manual_seed(seed)
-            return list(sampler)
+        try:
+            return sampled(sampler, epoch, mix(self._seed, "order", epoch))
+        except ValueError as error:
+            raise ValueError(f"{error} ({self.where})") from None
 
     def state_dict(self) -> dict[str, Any]:
         """One cursor for the whole gang: `offset` counts the samples of the epoch that the training has had.
@@ -262,6 +250,8 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """ValueError when the data or the batch has changed in a way that makes the cursor meaningless."""
+        if self._plan is None:
+            set_epoch(self._source.batch_sampler, state["epoch"])  # its length may be another in each
         samples, batch = self._sizes()
         if (state["samples"], state["global_batch"]) != (samples, batch):
             raise ValueError(
@@ -312,8 +302,15 @@ def refuse_unsplittable(source: DataLoader[Any], where: str) -> None:
         )
     if source.batch_size is None and source.batch_sampler is None:
         raise TypeError(f"{where}: batch_size=None gives single samples; give the DataLoader the global batch size")
-    if isinstance(source.sampler, DistributedSampler):
+    if any(isinstance(one, DistributedSampler) for one in within(source.batch_sampler)):
         raise TypeError(f"{where}: leave the DistributedSampler out; session.wrap splits the batches itself")
+    own: Any = source.batch_sampler if source.batch_size is None else source.sampler
+    try:
+        len(own)
+    except TypeError:
+        raise TypeError(
+            f"{where}: the {type(own).__name__} has no length, so the place in an epoch isn't known; give it __len__"
+        ) from None
 
 
 def _own_batches(source: DataLoader[Any]) -> Iterable[Any] | None:

@@ -112,6 +112,8 @@ def microbatches(size: int, parts: int, part: int, most: int | None) -> Iterator
 
 def equal_part(size: int, parts: int, part: int) -> Microbatch:
     """Rank `part`'s share of a batch that a sampler of the user's made. ValueError when it can't be shared equally."""
+    if not size:
+        raise ValueError("the batch sampler made a batch without samples; leave it out")
     if size % parts:
         raise ValueError(
             f"the batch sampler made a batch of {size} samples, which {parts} data-parallel ranks can't share "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import namedtuple
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,16 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from muster_runtime.data.loader import Loader, to_device
 from muster_runtime.data.order import BatchPlan, equal_part, microbatches
@@ -140,6 +151,34 @@ def test_a_dataset_that_reads_many_at_once_is_asked_for_one_since_each_has_its_s
     assert Many.asked == [1] * 48
 
 
+class Shuffled(Sampler[int]):
+    """Draws from a generator that nothing else has, and that goes on from pass to pass."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return 48
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(48))
+        self.generator.shuffle(order)
+        return iter(order)
+
+
+class Told(Sampler[int]):
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 48
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(place + self.epoch) % 48 for place in range(48)])
+
+
 SAMPLERS = {
     "weighted": lambda: DataLoader(Noisy(), batch_size=4, sampler=WeightedRandomSampler([1.0] * 48, 20)),
     "seeded by the user": lambda: DataLoader(
@@ -147,6 +186,14 @@ SAMPLERS = {
     ),
     "with replacement": lambda: DataLoader(Noisy(), batch_size=4, sampler=RandomSampler(range(48), replacement=True)),
     "batches": lambda: DataLoader(Noisy(), batch_sampler=BatchSampler(RandomSampler(range(48)), 4, drop_last=True)),
+    "batches, seeded by the user": lambda: DataLoader(
+        Noisy(),
+        batch_sampler=BatchSampler(RandomSampler(range(48), generator=torch.Generator().manual_seed(9)), 4, True),
+    ),
+    "random of its own": lambda: DataLoader(Noisy(), batch_size=4, sampler=Shuffled(random.Random(9))),
+    "numpy of its own": lambda: DataLoader(Noisy(), batch_size=4, sampler=Shuffled(np.random.default_rng(9))),
+    "old numpy of its own": lambda: DataLoader(Noisy(), batch_size=4, sampler=Shuffled(np.random.RandomState(9))),
+    "told the epoch": lambda: DataLoader(Noisy(), batch_sampler=BatchSampler(Told(), 4, False)),
 }
 
 
@@ -157,6 +204,76 @@ def test_samplers_of_the_users_are_the_same_on_every_rank_and_restart(name: str)
     assert [batch[0] for batch in whole] == [batch[0] for batch in global_batches(make, 1, 1)]
     assert global_batches(make, 2, 1, start=2) == whole[2:]
     assert whole != global_batches(make, 2, 2)
+    loader = wrap(make())
+    passes = [[batch[0].tolist() for batch in loader.batches(epoch, 0)] for epoch in (0, 1)]
+    assert passes[1] == [batch[0].tolist() for batch in wrap(make()).batches(1, 0)], (
+        "a restart has made no earlier pass"
+    )
+
+
+def test_generators_of_samplers_are_left_as_they_were() -> None:
+    for generator in (random.Random(9), np.random.RandomState(9)):
+        before = copy.deepcopy(generator)
+        list(wrap(DataLoader(Noisy(), batch_size=4, sampler=Shuffled(generator))).batches(0, 0))
+        assert generator.randint(0, 1 << 30) == before.randint(0, 1 << 30)
+
+
+class Wrong(Told):
+    """Its length isn't what it gives."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: DataLoader(Noisy(), batch_size=4, sampler=Wrong()),
+        lambda: DataLoader(Noisy(), batch_sampler=BatchSampler(Wrong(), 4, False)),
+    ],
+    ids=["samples", "batches"],
+)
+def test_a_sampler_that_gives_less_than_its_length_is_told(source: Callable[[], Any]) -> None:
+    """A loop over steps would look for the rest of the epoch for ever."""
+    with pytest.raises(ValueError, match=r"has the length (48|12) and gave (10|3) in epoch 0.* \(here.py:1\)"):
+        next(wrap(source()).endless())
+
+
+def test_a_sampler_without_a_length_is_told() -> None:
+    with pytest.raises(TypeError, match=r"here.py:1: the list_iterator has no length.*__len__"):
+        wrap(DataLoader(Noisy(), batch_sampler=iter([[1, 2]])))
+
+
+def test_the_ranks_own_split_is_refused_inside_batches_too() -> None:
+    batches = BatchSampler(DistributedSampler(range(48), 2, 0), 4, False)
+    with pytest.raises(TypeError, match="leave the DistributedSampler out"):
+        wrap(DataLoader(Noisy(), batch_sampler=batches))
+
+
+class Growing:
+    """One batch more each epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 3 + self.epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[number] for number in range(len(self))])
+
+
+def test_epochs_of_other_lengths_go_on_in_their_middle() -> None:
+    first = wrap(DataLoader(Noisy(), batch_sampler=Growing()))
+    batches = first.endless()
+    for _ in range(3 + 2):
+        next(batches)
+        first.move_on()
+    second = wrap(DataLoader(Noisy(), batch_sampler=Growing()))
+    second.load_state_dict(first.state_dict())
+    assert [batch[0].tolist() for batch in second.batches(second.epoch, second.position)] == [[2], [3]]
 
 
 def test_a_batch_of_the_users_that_can_not_be_shared() -> None:

@@ -1,0 +1,105 @@
+"""Samplers of the user's, made functions of (seed, epoch): what a run that continues would draw anew.
+
+A sampler may hold others, and generators of random numbers of its own, which go on from pass to pass. A run that is
+resumed has made none of these passes. So all of them are seeded for each epoch, and put back afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from muster_runtime.data.order import mix
+from muster_runtime.data.seeded import kept_generators, seed_generators
+
+
+def within(sampler: Any) -> list[Any]:
+    """The sampler and all that it holds, in a fixed order."""
+    found: list[Any] = []
+    left = [sampler]
+    while left:
+        one = left.pop(0)
+        if any(one is other for other in found):
+            continue
+        found.append(one)
+        for name, value in getattr(one, "__dict__", {}).items():
+            inner = value if isinstance(value, (list, tuple)) else (value,)
+            left += [each for each in inner if isinstance(each, Sampler) or name in ("sampler", "batch_sampler")]
+    return found
+
+
+def set_epoch(sampler: Any, epoch: int) -> None:
+    """Tells the epoch to everything there that wants to know it."""
+    for one in within(sampler):
+        if callable(getattr(one, "set_epoch", None)):
+            one.set_epoch(epoch)
+
+
+def sampled(sampler: Any, epoch: int, seed: int) -> list[Any]:
+    """All that the sampler gives in this epoch. ValueError when that isn't as much as its length says."""
+    set_epoch(sampler, epoch)
+    with kept_generators(), ExitStack() as stack:
+        seed_generators(seed)
+        own = [value for one in within(sampler) for value in getattr(one, "__dict__", {}).values()]
+        for number, (value, kept) in enumerate((value, kept) for value in own if (kept := _kept(value)) is not None):
+            stack.enter_context(kept(value, mix(seed, number) if number else seed))
+        found = list(sampler)
+    if len(found) != len(sampler):
+        raise ValueError(
+            f"the {type(sampler).__name__} has the length {len(sampler)} and gave {len(found)} in epoch {epoch}, so no "
+            "run could go on where it was cut; let its __len__ say what it gives"
+        )
+    return found
+
+
+def _kept(value: Any) -> Callable[[Any, int], Any] | None:
+    """How a generator of random numbers is seeded; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return _torch
+    if isinstance(value, random.Random):
+        return _python
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.random.Generator):
+        return _numpy
+    if numpy is not None and isinstance(value, numpy.random.RandomState):
+        return _old_numpy
+    return None
+
+
+@contextmanager
+def _torch(generator: torch.Generator, seed: int) -> Iterator[None]:
+    before = generator.get_state()
+    generator.manual_seed(seed)
+    yield
+    generator.set_state(before)
+
+
+@contextmanager
+def _python(generator: random.Random, seed: int) -> Iterator[None]:
+    before = generator.getstate()
+    generator.seed(seed)
+    yield
+    generator.setstate(before)
+
+
+@contextmanager
+def _numpy(generator: Any, seed: int) -> Iterator[None]:
+    bits = generator.bit_generator
+    before = bits.state
+    bits.state = type(bits)(seed).state
+    yield
+    bits.state = before
+
+
+@contextmanager
+def _old_numpy(generator: Any, seed: int) -> Iterator[None]:
+    before = generator.get_state()
+    generator.seed(seed & 0xFFFFFFFF)
+    yield
+    generator.set_state(before)
