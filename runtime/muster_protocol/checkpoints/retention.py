@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,12 +12,14 @@ from muster_protocol.checkpoints.holds import holders, is_over
 from muster_protocol.checkpoints.inventory import Checkpoint, Folder, Inventory, record_key
 from muster_protocol.checkpoints.store import Unfinished
 from muster_protocol.durations import format_duration
-from muster_protocol.manifest import Latest
+from muster_protocol.manifest import HOLDS_PREFIX, KEPT_PREFIX, LATEST_KEY, Latest
 
 ANCESTORS: Final = 2
 """So many parents of LATEST's checkpoint are never deleted: a restore falls back on them."""
 ORPHAN_SECONDS: Final = 24 * 3600.0
 """What was never committed stays so long: a writer may be slow, and somebody may want to look."""
+_OWN: Final = re.compile(rf"(step-\d+/\d+-\d+/|{HOLDS_PREFIX}|{KEPT_PREFIX}|metrics/|{LATEST_KEY}$)")
+"""Begins the key of whatever a run writes."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +232,8 @@ def _is_over(epoch: int, latest: Latest) -> bool:
 
 def _is_abandoned(inventory: Inventory, unfinished: Unfinished, now: float, patience: float) -> bool:
     assert inventory.latest is not None
+    if not _OWN.match(unfinished.key):
+        return False  # below the run's prefix, and not the run's: that of another run, say
     folder = folder_of(unfinished.key)
     live = folder is not None and not _is_over(folder[1], inventory.latest)
     return not live and unfinished.started + patience < now

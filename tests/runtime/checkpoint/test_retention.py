@@ -160,11 +160,20 @@ def test_uploads_that_nobody_ends_go_unless_they_may_be_the_live_gangs() -> None
         Unfinished(old, "a", NOW - 2 * DAY, 5),
         Unfinished(old, "b", NOW - DAY / 2, 5),
         Unfinished(live, "c", NOW - 2 * DAY, 5),
-        Unfinished("elsewhere", "d", NOW - 2 * DAY, 5),
+        Unfinished("LATEST", "d", NOW - 2 * DAY, 5),
     )
     found = plan(inventory(*chain(6, 7), epoch=2, unfinished=uploads), Retention(), NOW)
     assert [each.upload for each in found.unfinished] == ["a", "d"]
     assert found.bytes == 10
+
+
+@pytest.mark.parametrize(
+    "key", ["child/" + step_prefix(5, 1, 0) + "rank-00000.bin", "data/set.tar", "model.safetensors"]
+)
+def test_an_upload_below_the_prefix_that_is_not_the_runs_stays(key: str) -> None:
+    """Also where its job is said to be gone: another run may have its prefix there, and be at a save."""
+    found = plan(inventory(*chain(6, 7), unfinished=(Unfinished(key, "a", NOW, 5),)), Retention(), NOW, -math.inf)
+    assert not found.unfinished
 
 
 def test_everything_that_stays_is_recorded_once_and_records_go_with_it() -> None:
