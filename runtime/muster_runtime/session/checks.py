@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -59,10 +60,15 @@ def refuse_unstorable(tracked: Sequence[Tracked]) -> None:
             raise StateError(f"{t.where}: {error}") from None
 
 
-def refuse_uncountable(name: str, total: Any, where: str) -> None:
-    """UsageError when a loop's total isn't a whole number, as what a command line or a variable gives isn't."""
-    if not hasattr(total, "__index__"):
-        raise UsageError(f"{where}: session.{name}({total!r}): the total is a whole number; write int(...) around it")
+def counted(name: str, total: Any, where: str) -> int:
+    """A loop's total, which may be NumPy's or torch's. UsageError when it isn't a whole number, as what a command line
+    or a variable gives isn't."""
+    try:
+        return operator.index(total)
+    except TypeError:
+        raise UsageError(
+            f"{where}: session.{name}({total!r}): the total is a whole number; write int(...) around it"
+        ) from None
 
 
 def refuse_unreportable(values: Mapping[str, Any]) -> None:

@@ -69,12 +69,12 @@ class Progress:
 
     def note(self, step: int, loss: Any, tokens: int | None, metrics: Mapping[str, Any]) -> None:
         """This rank's word about `step` (counted from 1)."""
-        # Detached, for a tensor holds on to the graph that it came from, and with it to a step's activations.
-        self.reported |= {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in metrics.items()}
+        metrics = {name: _own(value) for name, value in metrics.items() if value is not None}
+        self.reported |= metrics
         if self.points is not None:
             self.points.note(step, metrics)
         if loss is not None:
-            self.note_loss(step, loss.detach() if isinstance(loss, torch.Tensor) else float(loss), 1)
+            self.note_loss(step, _own(loss), 1)
         self._tokens += tokens or 0
 
     def note_loss(self, step: int, total: Any, weight: Any) -> None:
@@ -223,6 +223,16 @@ class Progress:
         self.log(f"WARNING: {message}")
         if self.rank == 0:
             self.reporter.send(report.Warned(self.rank, message))
+
+
+def _own(value: Any) -> Any:
+    """A number that stays what it is: the script may go on adding to its tensor, or set it to 0, before it is read.
+
+    Without the graph that a tensor comes from, which would hold on to a step's activations.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return value if isinstance(value, (int, float)) else float(value)
 
 
 def _number(pending: tuple[Any, Any] | None) -> Loss | None:

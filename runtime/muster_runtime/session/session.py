@@ -209,7 +209,7 @@ class Session:
     def steps(self, total: int, loader: Any = None) -> Iterator[Any]:
         """The numbers of the steps still to do, from 0, with the loader's batches beside them when one is given."""
         where = caller()
-        checks.refuse_uncountable("steps", total, where)
+        total = checks.counted("steps", total, where)
         if isinstance(loader, DataLoader) and not is_foreign(loader):
             raise UsageError(f"{where}: the loader is a plain DataLoader; write loader = session.wrap(loader) above")
         if loader is not None and all(tracked.thing is not loader for tracked in self.run.tracked):
@@ -245,7 +245,7 @@ class Session:
     def epochs(self, total: int) -> Iterator[int]:
         """The numbers of the epochs still to do, from 0. Each batch of the tracked loader is one step."""
         where = caller()
-        checks.refuse_uncountable("epochs", total, where)
+        total = checks.counted("epochs", total, where)
         loaders = [tracked.thing for tracked in self.run.tracked if isinstance(tracked.thing, Loader)]
         if len(loaders) != 1:
             raise UsageError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +12,9 @@ from hypothesis import strategies as st
 
 from muster_protocol import losses
 from muster_protocol.losses import LossRecord
+from muster_runtime.errors import UsageError
 from muster_runtime.reporter import Reporter
+from muster_runtime.session.checks import counted
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.schedule import FIRST_SECONDS, LONGEST_SECONDS, AutoInterval, Schedule
 from muster_runtime.session.settings import read_settings
@@ -109,6 +114,37 @@ def test_a_reported_tensor_does_not_keep_the_graph_that_it_came_from() -> None:
     progress.note(1, None, None, {"accuracy": (torch.ones(3, requires_grad=True) * 2).mean()})
     assert not progress.reported["accuracy"].requires_grad
     assert progress.metrics() == {"accuracy": 2.0}
+
+
+def test_a_reported_tensor_that_the_script_goes_on_with_is_what_was_reported() -> None:
+    """Losses on GPUs are read ten steps later, and metrics when a checkpoint is saved."""
+    progress = Progress(0, 1, torch.device("cuda"), Reporter())
+    running, hits = torch.tensor(2.0), np.array(3.0)
+    progress.note(1, running, None, {"accuracy": running, "hits": hits})
+    running.zero_()
+    hits[...] = 0.0
+    assert progress.metrics() == {"accuracy": 2.0, "hits": 3.0}
+    assert progress.take_losses(1, True)[0][0] == (2.0, 1.0)
+
+
+def test_a_metric_of_none_says_nothing() -> None:
+    """As scripts write it that evaluate now and then: it ended the run at the next save."""
+    progress = Progress(0, 1, torch.device("cpu"), Reporter())
+    progress.note(1, None, None, {"accuracy": 0.5})
+    progress.note(2, None, None, {"accuracy": None, "other": None})
+    assert progress.metrics() == {"accuracy": 0.5}
+
+
+@pytest.mark.parametrize("total", [5, np.int64(5), torch.tensor(5)])
+def test_a_total_is_a_plain_number(total: Any) -> None:
+    """It stands in the manifest, as JSON."""
+    assert type(counted("steps", total, "here.py:1")) is int
+
+
+@pytest.mark.parametrize("total", ["5", 5.0, np.float64(5), torch.tensor(5.0), None])
+def test_a_total_that_is_no_whole_number_is_refused(total: Any) -> None:
+    with pytest.raises(UsageError, match=r"here.py:1: session.steps\(.*the total is a whole number"):
+        counted("steps", total, "here.py:1")
 
 
 def test_mfu() -> None:
