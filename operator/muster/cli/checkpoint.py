@@ -276,7 +276,7 @@ def export_(
     \b
       muster checkpoint export s3://models/llama-8b ./llama-8b
     """
-    where = target if "://" in target else Path(target).absolute().as_uri()
+    where = _uri_of(target)
     with (
         _explained(),
         _chosen(uri, endpoint) as (store, _, checkpoint),
@@ -306,7 +306,7 @@ def import_(
     \b
       muster checkpoint import ./llama-8b s3://models/llama-8b-tuned
     """
-    where = folder if "://" in folder else Path(folder).absolute().as_uri()
+    where = _uri_of(folder)
     with _explained(), _opened(where, endpoint) as store, _opened(target, endpoint) as there:
         size = import_model(store, there, name)
         typer.echo(f"{store.uri} is committed in {there.uri} as the object {name}: {tables.amount(size)}")
@@ -337,6 +337,11 @@ def cp(
     ):
         size = copy(store, _found(store, checkpoint), there)
         typer.echo(f"step {checkpoint.step} of {store.uri} is committed in {there.uri}: {tables.amount(size)}")
+
+
+def _uri_of(place: str) -> str:
+    """Of a folder or a uri. A name is no URL here: a space in it is a space."""
+    return place if "://" in place else f"file://{Path(place).absolute()}"
 
 
 def open_store(uri: CheckpointUri, endpoint: str | None) -> StreamingStore:

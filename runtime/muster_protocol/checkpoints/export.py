@@ -18,6 +18,7 @@ from muster_protocol.errors import StateError
 
 SHARD_BYTES: Final = 5_000_000_000
 """Tensors' bytes in one file at most, as transformers has it; a larger tensor gets a file of its own."""
+WHOLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _WEIGHTS: Final = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
 
@@ -90,7 +91,7 @@ def export(
     What is not written anew of the files `old` goes in the end: loaders take `model.safetensors` before any index.
     """
     groups = list(_groups(tensors, shard_bytes))
-    names = ["model.safetensors"]
+    names = [WHOLE]
     if len(groups) > 1:
         names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
         if not set(names).isdisjoint(old):  # or, cut here, the old index would lead to files of both
@@ -124,11 +125,13 @@ def header(tensors: Mapping[str, Tensor]) -> bytes:
 
 def _groups(tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterator[dict[str, Tensor]]:
     group: dict[str, Tensor] = {}
+    size = 0
     for key, tensor in tensors.items():
-        if group and sum(each.bytes for each in group.values()) + tensor.bytes > shard_bytes:
+        if group and size + tensor.bytes > shard_bytes:
             yield group
-            group = {}
+            group, size = {}, 0
         group[key] = tensor
+        size += tensor.bytes
     yield group
 
 

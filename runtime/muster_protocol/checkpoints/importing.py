@@ -18,7 +18,7 @@ from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.commit import commit
 from muster_protocol.checkpoints.copy import claim_empty
-from muster_protocol.checkpoints.export import DTYPES, INDEX
+from muster_protocol.checkpoints.export import DTYPES, INDEX, WHOLE
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import ITEM_BYTES
 from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError
@@ -45,17 +45,30 @@ class Source:
 
 
 def read_model(store: Store) -> list[Source]:
-    """The tensors of a folder in Hugging Face's layout. StateError when it is none, CorruptCheckpointError."""
+    """The tensors of a folder in Hugging Face's layout. StateError when it is none, CorruptCheckpointError.
+
+    Where there are both, `model.safetensors` counts and no index, as loaders have it.
+    """
+    if any(item.key == WHOLE for item in store.objects(WHOLE)):
+        found = list(_read_file(store, WHOLE))
+    else:
+        found = _by_index(store)
+    if not found:
+        raise StateError(f"the model in {store.uri} has no tensors")
+    return found
+
+
+def _by_index(store: Store) -> list[Source]:
+    """Each tensor out of the file that the index names for it; another file may have one of that name, too."""
     index = store.get(INDEX)
     if index is None:
-        names = [item.key for item in store.objects("") if item.key == "model.safetensors"]
-    else:
-        weights = _json(store, INDEX, index.content).get("weight_map", {})
-        names = sorted(set(weights.values()))
-    if not names:
-        raise StateError(f"{store.uri} has neither model.safetensors nor {INDEX}; name the folder that has one")
-    found = [source for name in names for source in _read_file(store, name)]
-    if index is not None and {source.name for source in found} != weights.keys():
+        raise StateError(f"{store.uri} has neither {WHOLE} nor {INDEX}; name the folder that has one")
+    weights = _json(store, INDEX, index.content).get("weight_map", {})
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
+        raise CorruptCheckpointError(f"{store.uri}/{INDEX} is no index: its weight_map names no files")
+    there = [source for name in sorted(set(weights.values())) for source in _read_file(store, name)]
+    found = [source for source in there if weights.get(source.name) == source.file]
+    if {source.name for source in there} != weights.keys() or len(found) != len(weights):
         raise CorruptCheckpointError(f"{store.uri}/{INDEX} names other tensors than the files that it names have")
     return found
 
@@ -69,12 +82,13 @@ def _read_file(store: Store, name: str) -> Iterator[Source]:
         if key == "__metadata__":
             continue
         try:
-            dtype, shape, (begin, end) = entry["dtype"], tuple(map(int, entry["shape"])), entry["data_offsets"]
+            dtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
+            begin, end = map(int, entry["data_offsets"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(f"{store.uri}/{name}: the entry of {key} is damaged: {error!r}") from error
         if dtype not in _TYPES:
             raise StateError(f"{key} in {name} is of type {dtype}, which a checkpoint can't hold")
-        if end - begin != math.prod(shape) * ITEM_BYTES[_TYPES[dtype]]:
+        if begin < 0 or end - begin != math.prod(shape) * ITEM_BYTES[_TYPES[dtype]]:
             raise CorruptCheckpointError(f"{store.uri}/{name}: {key} has {end - begin:,} bytes, its shape wants others")
         yield Source(key, _TYPES[dtype], shape, name, 8 + length + begin)
 

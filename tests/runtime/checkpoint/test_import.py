@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -80,6 +81,50 @@ def test_a_model_in_several_files(folder: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
     muster("import", second, third)
     assert "6 of 6 tensors are the same" in muster("diff", first, third, "--read")
+
+
+def test_folders_have_the_names_that_they_have(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder.rename("a model, 100% é#1")
+    muster("import", "a model, 100% é#1", f"file://{tmp_path}/run")
+    muster("export", f"file://{tmp_path}/run", "out of it")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a model, 100% é#1", "out of it", "run"]
+
+
+def test_the_files_that_loaders_take_are_imported(tmp_path: Path) -> None:
+    """The whole file before any index, and each tensor from the file that the index names."""
+    parts = {"one": {"a": torch.ones(1)}, "two": {"a": torch.zeros(1), "b": torch.ones(1)}}
+    for name, tensors in parts.items():
+        safetensors.torch.save_file(tensors, tmp_path / f"{name}.safetensors")
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    store = FileStore(parse_uri(f"file://{tmp_path}"))
+    assert [(each.name, each.file) for each in importing.read_model(store)] == [
+        ("a", "one.safetensors"),
+        ("b", "two.safetensors"),
+    ]
+    safetensors.torch.save_file({"c": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert [each.name for each in importing.read_model(store)] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("index", "header", "pattern"),
+    [
+        ({"weight_map": ["a"]}, {}, "its weight_map names no files"),
+        ({"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}, {}, "names other tensors"),
+        (None, {"data_offsets": [-4, 0]}, "a has 4 bytes"),
+        (None, {"data_offsets": ["x", 4]}, "the entry of a is damaged"),
+        (None, None, "has no tensors"),
+    ],
+)
+def test_a_damaged_model_is_told(index: Any, header: Any, pattern: str, tmp_path: Path) -> None:
+    entry = {} if header is None else {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **header}}
+    text = json.dumps(entry).encode()
+    name = "model.safetensors" if index is None else "x.safetensors"
+    (tmp_path / name).write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    if index is not None:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert pattern in muster("import", str(tmp_path), f"file://{tmp_path}/run", code=2)
 
 
 def test_what_is_no_model_is_told(folder: Path, tmp_path: Path) -> None:
