@@ -21,6 +21,7 @@ SHARD_BYTES: Final = 5_000_000_000
 WHOLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _WEIGHTS: Final = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
+_COMPILED: Final = "_orig_mod."
 
 DTYPES: Final = {
     "bool": "BOOL",
@@ -44,7 +45,8 @@ DTYPES: Final = {
 
 
 def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
-    """The tensors of the tracked object `name`, by their key in its state dict. Tied ones are there once.
+    """The tensors of the tracked object `name`, by their key in its state dict, without what torch.compile puts before
+    the names of a module that is compiled inside the model. Tied ones are there once.
 
     StateError when there is no such object, or it isn't a flat state dict of tensors.
     """
@@ -62,7 +64,7 @@ def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
             raise StateError(f"{name}.{key} is of type {tensor.dtype}, which safetensors does not have")
         if tensor.name not in seen:
             seen.add(tensor.name)
-            chosen[key] = tensor
+            chosen[key.replace(_COMPILED, "")] = tensor
     if not chosen:
         raise StateError(f"the object {name!r} has no tensors; choose another by --object")
     return chosen

@@ -24,6 +24,8 @@ from muster_runtime.parallel.gang import Gang
 from muster_runtime.parallel.wrap import take_from_leader, unwrap
 
 _AS_IT_WAS: Final = "Make it as it was, or start with another checkpoint.uri"
+_EXTRA: Final = "_extra_state"
+"""torch's key of what a module's `get_extra_state` gives."""
 _OPTIMIZER_STATE = re.compile(r"^\.state\.(\d+)\.(.+)$")
 
 
@@ -168,6 +170,8 @@ class Restoration:
         _, present = split(tracked.name, tracked.state())
 
         def lookup(path: str, name: str) -> torch.Tensor:
+            if _EXTRA in path.split("."):  # of any shape: the module makes of it what it will
+                return self._fresh(name, present.get(path), None)
             target = present.get(name if name.startswith(f"{path}#") else path)
             if target is None:
                 raise StateError(

@@ -19,12 +19,13 @@ from typer.testing import CliRunner
 
 from muster.cli.app import app
 from muster.cli.checkpoint import open_store
-from muster_protocol.checkpoints.export import export, header
+from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.export import export, header, model_tensors
 from muster_protocol.checkpoints.inventory import take
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import Chunk, Tensor, content
 from muster_protocol.errors import CorruptCheckpointError, StaleEpochError
-from muster_protocol.manifest import ShardFile
+from muster_protocol.manifest import Manifest, ShardFile
 from muster_protocol.uris import parse_uri
 
 
@@ -261,6 +262,25 @@ def test_an_export_is_what_the_real_library_reads(made: MadeRun, uri: str, tmp_p
     expected = struct.unpack("<12f", made.weights["step-00000004/1-0/manifest.json"])
     assert found["weight"].flatten().tolist() == list(expected)
     assert list(found["weight"].shape) == [4, 3]
+
+
+def test_names_in_compiled_parts_of_a_model_are_its_own() -> None:
+    tensor = {
+        "dtype": "uint8",
+        "shape": [0],
+        "chunks": [{"offsets": [0], "sizes": [0], "file": 0, "at": 0, "crc32": ""}],
+    }
+    record = Manifest(
+        step=1,
+        epoch=1,
+        attempt=0,
+        parent="",
+        files=(ShardFile("x", 0, ""),),
+        planner={"tensors": {"m.w": tensor}, "trees": {"model": {"block._orig_mod.weight": {"$tensor": "m.w"}}}},
+        world_size=1,
+        created_at=0.0,
+    )
+    assert list(model_tensors(Found("x", "", record), "model")) == ["block.weight"]
 
 
 def test_an_export_replaces_another_only_when_told_and_leaves_nothing_of_it(made: MadeRun, uri: str) -> None:

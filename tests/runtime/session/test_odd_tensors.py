@@ -105,3 +105,34 @@ def test_odd_tensors_come_back_as_they_were(tmp_path: Path, strategy: str, befor
     for each in restored:
         assert each.pop("resumed") == 4
         assert each == saved
+
+
+GROWS = """
+import os
+import torch
+from torch import nn
+import muster_runtime as muster
+
+class Net(nn.Linear):
+    past = ()
+    def get_extra_state(self): return {"past": torch.tensor(self.past), "longest": [torch.ones(len(self.past))] * 2}
+    def set_extra_state(self, state): self.past = tuple(state["past"].tolist())
+
+session = muster.start()
+net = session.wrap(nn.Sequential(Net(2, 2)))
+session.track(model=net)
+for step in session.steps(5):
+    net[0].past += (step,)
+    if step == 2 and session.resumed_from is None and "CUT" in os.environ:
+        session.run.signal_stop()
+print("PAST", net[0].past)
+"""
+
+
+def test_the_extra_state_of_a_module_may_be_larger_than_that_of_a_fresh_one(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(GROWS)
+    environment = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
+    assert run_gang(script, tmp_path, 1, environment | {"CUT": "1"}, distributed=False).codes == [75]
+    result = run_gang(script, tmp_path, 1, environment, distributed=False).check()
+    assert "PAST (0, 1, 2, 3, 4)" in result.output
