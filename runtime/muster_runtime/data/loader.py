@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -319,11 +320,19 @@ def _own_batches(source: DataLoader[Any]) -> Iterable[Any] | None:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Tensors of a batch, in tuples, lists and dicts of any depth, moved to `device`."""
+    """Tensors of a batch, in tuples, lists and mappings of any depth, moved to `device`; anything else is asked to move
+    itself where it can (`to`)."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return type(batch)((key, to_device(value, device)) for key, value in batch.items())
+    if isinstance(batch, Mapping):
+        moved = {key: to_device(value, device) for key, value in batch.items()}
+        if not isinstance(batch, MutableMapping):
+            return moved
+        same = copy.copy(batch)  # a defaultdict's factory and a BatchEncoding's word positions stay
+        same.update(moved)
+        return same
+    if type(batch) not in (list, tuple) and callable(getattr(batch, "to", None)):
+        return batch.to(device)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):

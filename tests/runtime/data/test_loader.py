@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import namedtuple
+from collections import UserDict, defaultdict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -345,3 +345,27 @@ def test_batches_of_any_shape_are_moved() -> None:
     assert meta["y"][0].a.is_meta
     assert meta["y"][0].b == "text"
     assert meta["y"][1][1].is_meta
+
+
+class Graph:
+    """As of a library that has batches of its own."""
+
+    def __init__(self, nodes: torch.Tensor) -> None:
+        self.nodes = nodes
+
+    def to(self, device: torch.device) -> Graph:
+        return Graph(self.nodes.to(device))
+
+
+def test_batches_of_other_libraries_are_moved() -> None:
+    """A tokenizer's padding gives a UserDict: it stayed where it was."""
+    meta = torch.device("meta")
+    padded = UserDict(ids=torch.ones(1))
+    assert to_device(padded, meta)["ids"].is_meta
+    assert not padded["ids"].is_meta
+    lists = to_device(defaultdict(list, x=torch.ones(1)), meta)
+    assert lists["x"].is_meta
+    assert lists["y"] == []
+    assert to_device([Graph(torch.ones(1))], meta)[0].nodes.is_meta
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(1)])
+    assert to_device(packed, torch.device("cpu")).data.equal(packed.data)
