@@ -29,6 +29,9 @@ DTYPES: Final = {
     "int8": "I8",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
     "int16": "I16",
     "uint16": "U16",
     "float16": "F16",
@@ -61,7 +64,7 @@ def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
             raise StateError(f"{name}.{key} is no tensor: only a model's state can be exported. Choose it by --object")
         tensor = tensors[value["$tensor"]]
         if tensor.dtype not in DTYPES:
-            raise StateError(f"{name}.{key} is of type {tensor.dtype}, which safetensors does not have")
+            raise StateError(f"{name}.{key} is of type {tensor.dtype}, which muster does not write as safetensors")
         if tensor.name not in seen:
             seen.add(tensor.name)
             chosen[key.replace(_COMPILED, "")] = tensor

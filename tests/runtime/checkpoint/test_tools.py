@@ -264,6 +264,17 @@ def test_an_export_is_what_the_real_library_reads(made: MadeRun, uri: str, tmp_p
     assert list(found["weight"].shape) == [4, 3]
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu])
+def test_eight_bits_of_any_kind_are_exported(kind: torch.dtype, tmp_path: Path) -> None:
+    source, tensor = MemoryStore(), torch.arange(12, dtype=torch.uint8).view(4, 3).view(kind)
+    described = {"scale": grid(source, "scale", tensor, ((2,), ()))}
+    export(source, described, open_store(parse_uri(f"file://{tmp_path}"), None))
+    (file,) = tmp_path.iterdir()
+    found = safetensors.torch.load_file(file)["scale"]
+    assert found.dtype == kind
+    assert found.view(torch.uint8).equal(tensor.view(torch.uint8))
+
+
 def test_names_in_compiled_parts_of_a_model_are_its_own() -> None:
     tensor = {
         "dtype": "uint8",
