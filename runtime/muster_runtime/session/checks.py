@@ -31,7 +31,8 @@ def refuse_untrackable(name: str, thing: Any, tracked: Sequence[Tracked], where:
         raise UsageError(f"{where}: {name!r} is tracked already; give the second object another name")
     if name == "muster" or "." in name:
         raise UsageError(f"{where}: {name!r} can't be the name of a tracked object")
-    if isinstance(thing, DistributedDataParallel) and not wrapped_at(thing):
+    # A copy of a wrapped model is none of the wrapped ones: so people begin an average of its weights.
+    if isinstance(thing, DistributedDataParallel) and not isinstance(thing, DataParallel) and not wrapped_at(thing):
         raise UsageError(
             f"{where}: {name!r} is in DistributedDataParallel of your own; remove that line and use session.wrap"
         )

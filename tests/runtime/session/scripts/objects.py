@@ -1,5 +1,6 @@
 """Everything that can be tracked: tied and frozen weights, two optimizers, EMA, GradScaler, BatchNorm."""
 
+import copy
 import json
 import os
 import random
@@ -86,7 +87,8 @@ def main():
     schedule = torch.optim.lr_scheduler.OneCycleLR(slow, max_lr=0.1, total_steps=STEPS)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) if session.strategy == "ddp" else None
     shadow, meter = Shadow(model), Meter()
-    more = {"average": average, "scaler": scaler} if scaler else {}
+    copied = copy.deepcopy(model).requires_grad_(False) if session.strategy == "ddp" else None
+    more = {"average": average, "scaler": scaler, "copied": copied} if scaler else {}
     session.track(
         model=model, slow=slow, fast=fast, schedule=schedule, loader=loader, shadow=shadow, meter=meter, **more
     )
@@ -103,6 +105,8 @@ def main():
             scaler.step(fast)
             scaler.update()
             average.update_parameters(model)
+            for mine, theirs in zip(copied.parameters(), model.parameters(), strict=True):
+                mine.lerp_(theirs.detach(), 0.1)
         else:
             loss.backward()
             slow.step()
