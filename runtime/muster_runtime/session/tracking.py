@@ -153,7 +153,8 @@ class Restoration:
                 self._by_rank.append((tracked, self._fresh(_name_by_rank(tracked, rank), None, None)))
                 continue
             lookup = self._lookup_for(tracked)
-            self._states.append((tracked, join(trees[tracked.name], lookup, tracked.name)))
+            state = join(trees[tracked.name], lookup, tracked.name)
+            self._states.append((tracked, _with_all_ties(tracked, state)))
 
     def _lookup_for(self, tracked: Tracked) -> Callable[[str, str], torch.Tensor]:
         if isinstance(tracked.thing, nn.Module):
@@ -252,6 +253,23 @@ class Restoration:
                     if isinstance(entry, TensorStorageMetadata):
                         found[id(parameter)] = entry.properties.dtype
         return found
+
+
+def _with_all_ties(tracked: Tracked, state: Any) -> Any:
+    """A model's state with every key of its tied weights: one that was imported has one of them, as the hub's have."""
+    ties = ties_of(tracked)
+    if not ties or not isinstance(state, dict):
+        return state
+    groups: dict[str, list[str]] = {}
+    for path, first in ties.items():
+        groups.setdefault(first, [first]).append(path)
+    own, found = tracked.state(), dict(state)
+    for paths in groups.values():
+        keys = [path.removeprefix(f"{tracked.name}.") for path in paths]
+        had = next((key for key in keys if key in state), None)
+        if had is not None:
+            found |= {key: state[had] for key in keys if key in own and key not in state}
+    return found
 
 
 def _typed_as(loaded: Any, saved: Any, plain: torch.dtype) -> Any:

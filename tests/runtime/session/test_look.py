@@ -47,3 +47,54 @@ def test_what_ranks_saved_is_listed_exported_and_verified(folder: Path, tmp_path
     assert "1 of 2 checkpoints are whole" in muster("verify", uri, "--all", code=1)
     shard.unlink()
     assert "is missing" in muster("verify", uri, "--all", code=1)
+
+
+TIED = """
+import torch
+from torch import nn
+import muster_runtime as muster
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.body, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False)
+        self.head.weight = self.words.weight
+
+session = muster.start(seed=SEED)
+net = Words()
+model = session.wrap(net)
+session.track(model=model)
+for step in session.steps(1):
+    print("SUMS", [tensor.double().sum().item() for tensor in net.state_dict().values()], flush=True)
+    print("TIED", net.head.weight is net.words.weight, flush=True)
+"""
+
+
+@pytest.mark.parametrize("left", ["words", "head"])
+def test_a_model_with_tied_weights_begins_from_what_was_exported(left: str, tmp_path: Path) -> None:
+    """As from one of the hub, which has one tensor for the two keys."""
+    (tmp_path / "script.py").write_text(TIED.replace("SEED", "1"))
+    before = run_gang(
+        tmp_path / "script.py", tmp_path, 1, {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}, distributed=False
+    ).check()
+    muster("export", f"file://{tmp_path}/run", str(tmp_path / "hub"))
+    file = tmp_path / "hub" / "model.safetensors"
+    exported = safetensors.torch.load_file(file)
+    assert sorted(exported) == ["body.bias", "body.weight", "words.weight"]
+    exported[f"{left}.weight"] = exported.pop("words.weight")
+    safetensors.torch.save_file(exported, file)
+    muster("import", str(tmp_path / "hub"), f"file://{tmp_path}/base")
+    (tmp_path / "script.py").write_text(TIED.replace("SEED", "2"))
+    environment = {
+        "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/second",
+        "MUSTER_CHECKPOINT_FROM": f"file://{tmp_path}/base",
+        "MUSTER_CHECKPOINT_FROM_LOAD": "model",
+    }
+    after = run_gang(tmp_path / "script.py", tmp_path, 1, environment, distributed=False).check()
+    assert told(after.output) == told(before.output)
+
+
+def told(output: str) -> list[str]:
+    lines = [line for line in output.splitlines() if line.startswith(("SUMS", "TIED"))]
+    assert lines[1] == "TIED True"
+    return lines
