@@ -23,7 +23,7 @@ from muster_protocol.checkpoints.commit import Claim, claim_epoch
 from muster_protocol.checkpoints.holds import held
 from muster_protocol.checkpoints.inventory import Checkpoint, take
 from muster_protocol.checkpoints.prune import carry_out
-from muster_protocol.checkpoints.retention import Retention, plan
+from muster_protocol.checkpoints.retention import Retention, plan, unknown_metric
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import Latest
 from muster_protocol.storage_errors import PASSING, Kind
@@ -92,6 +92,7 @@ class Keeper:
         self._counted = counted
         self._stored: int | None = None  # what `counted` has heard; None before
         self._recount = False
+        self._best_told = False
         self._fallback = ExitStack()  # rank 0's hold on what it fell back on, until a commit makes it LATEST's parent
         self.uri = store.uri
         self.latest = Latest(epoch=0, owner="", nonce="")
@@ -340,6 +341,10 @@ class Keeper:
             inventory = take(self._store, self._known, unfinished=not self._known)
             self._known = {checkpoint.key: checkpoint for checkpoint in inventory.committed}
             planned = plan(inventory, self._retention, time.time())
+            best = self._retention.best
+            if best and planned.removals and not self._best_told and (unknown := unknown_metric(inventory, best)):
+                self._best_told = True  # its name may be wrong, and all others go
+                self._warn(f"{unknown}. Until one has, retention.best keeps none of them")
             carry_out(self._store, planned, time.time)
             self._count(sum(checkpoint.bytes for checkpoint, _ in planned.kept))
         except MusterError as error:

@@ -16,7 +16,7 @@ from muster_protocol.checkpoints.chain import Found, manifest_keys
 from muster_protocol.checkpoints.commit import claim_epoch
 from muster_protocol.checkpoints.holds import tag
 from muster_protocol.checkpoints.inventory import find_start, take
-from muster_protocol.checkpoints.retention import Retention
+from muster_protocol.checkpoints.retention import Best, Retention
 from muster_protocol.checkpoints.store import Store
 from muster_runtime.checkpoint import saver
 from muster_runtime.checkpoint.keeper import Keeper
@@ -56,6 +56,7 @@ class Run:
         keep_last: int | None = None,
         keep_every: int | None = None,
         counted: Callable[[int], None] | None = None,
+        best: Best | None = None,
     ) -> None:
         self.store = store
         self.warnings: list[str] = []
@@ -64,14 +65,16 @@ class Run:
             Gang(),
             owner="job",
             job="job",
-            retention=Retention(keep_last, keep_every),
+            retention=Retention(keep_last, keep_every, best=best),
             warn=self.warnings.append,
             counted=counted,
         )
         self.keeper.claim()
 
-    def save(self, step: int, finished: bool = False) -> None:
-        self.keeper.begin(content(step), step=step, trees={"model": {}}, run={"step": step}, finished=finished)
+    def save(self, step: int, finished: bool = False, **metrics: float) -> None:
+        self.keeper.begin(
+            content(step), step=step, trees={"model": {}}, run={"step": step}, metrics=metrics, finished=finished
+        )
         self.keeper.wait()
 
     def restore(self) -> int | None:
@@ -301,3 +304,14 @@ def test_a_newer_format_is_refused_with_the_way_out(store: Store) -> None:
     store.put(manifest.LATEST_KEY, manifest.encode(dataclasses.replace(latest, version=99)))
     with pytest.raises(CorruptCheckpointError, match="Use the Muster that wrote it, or a newer one"):
         claim_epoch(store, "a")
+
+
+def test_a_best_by_a_metric_that_no_checkpoint_has_is_told_once(store: Store) -> None:
+    run = Run(store, best=Best("accuracy", "max"))
+    for step in range(1, 4):
+        run.save(step, acc=0.5)
+    assert run.warnings == [], "nothing was deleted yet"
+    run.save(4, acc=0.5)
+    run.save(5, acc=0.5)
+    (told,) = run.warnings
+    assert "has a metric 'accuracy'; they have acc. Until one has, retention.best keeps none of them" in told
