@@ -41,7 +41,8 @@ from muster.scheduling.policy import DEFAULT, Policy
 log = logging.getLogger(__name__)
 
 COALESCE: Final = 0.05
-"""Seconds to let changes gather after the first: a gang's pods come in a burst."""
+"""Seconds that the loop waits at least between two rounds, to let changes gather: a gang's pods come in a burst. What
+comes after a longer silence is looked at without delay."""
 
 LONGEST_RETRY: Final = 30.0
 """Seconds between two turns of a job that keep failing; doubled up to here."""
@@ -156,7 +157,9 @@ class Loop:
                 await self._cache.wake.wait()
         except TimeoutError:
             return
-        await asyncio.sleep(COALESCE)
+        waited = asyncio.get_running_loop().time() - now
+        if waited < COALESCE:
+            await asyncio.sleep(COALESCE - waited)
         self._cache.wake.clear()
 
     def knows(self, raw: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -188,6 +189,24 @@ async def test_after_a_write_without_an_answer_a_turn_is_due_though_an_earlier_o
         assert record.due_at is not None
         assert record.due_at > moment
         await place.until(lambda: place.placed("job"))
+
+
+async def test_what_comes_after_a_silence_is_looked_at_without_delay_and_what_follows_is_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gather = 2.0
+    monkeypatch.setattr(loops, "COALESCE", gather)
+    monkeypatch.setattr(loops, "LONGEST_SLEEP", 60.0)
+    async with world() as place:
+        await place.until(lambda: place.loop.last_tick + gather < time.monotonic())
+        began = time.monotonic()
+        place.submit("first", workers=1)
+        await place.until(lambda: place.loop.records)
+        first = time.monotonic()
+        assert first - began < gather
+        place.submit("second", workers=1)
+        await place.until(lambda: len(place.loop.records) == 2)
+        assert time.monotonic() - first > 0.9 * gather
 
 
 async def test_what_only_a_change_can_mend_is_a_warning() -> None:
