@@ -174,21 +174,25 @@ def pod(
     in_place: InPlace = NO_RESTARTS,
     reached: int = 0,
 ) -> Object:
-    """One worker's pod from the job's `template`. `leader`: attempt of index 0; `max_runtime`: seconds that the job may
-    still run; `in_place`: what its launchers may answer by themselves; `reached`: steps done before."""
-    made = copy.deepcopy(template)
-    labels = made["metadata"].setdefault("labels", {})
-    labels |= {
+    """One worker's pod from the job's `template`, most of which all of them share: don't change what is in it.
+
+    `leader`: attempt of index 0; `max_runtime`: seconds that the job may still run; `in_place`: what its launchers may
+    answer by themselves; `reached`: steps done before.
+    """
+    # Only what is a pod's own is copied: of a gang of hundreds, all else of the template is in each.
+    labels = {
+        **template["metadata"].get("labels", {}),
         names.GENERATION_LABEL: str(generation),
         names.INDEX_LABEL: str(index),
         names.ATTEMPT_LABEL: str(attempt),
     }
     metadata = _metadata(job, pod_name(job.name, generation, index, attempt), labels)
-    annotations = made["metadata"].get("annotations")
-    made["metadata"] = {**metadata, "annotations": annotations} if annotations else metadata
-    made |= {"apiVersion": "v1", "kind": "Pod"}
-    body = made["spec"]
-    body["hostname"] = host_name(generation, index, attempt)
+    annotations = template["metadata"].get("annotations")
+    if annotations:
+        metadata["annotations"] = annotations
+    body = {**template["spec"], "hostname": host_name(generation, index, attempt)}
+    body["affinity"] = copy.deepcopy(body.get("affinity", {}))
+    body["containers"] = [dict(one) for one in body["containers"]]
     pin(body, node)
     own = {
         env.GENERATION: str(generation),
@@ -207,7 +211,7 @@ def pod(
         own[env.REACHED_STEP] = str(reached)
     trainer = container(body, TRAINER)
     trainer["env"] = [{"name": name, "value": value} for name, value in own.items()] + trainer.get("env", [])
-    return made
+    return {**template, "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": body}
 
 
 def pin(spec: Object, node: str) -> None:

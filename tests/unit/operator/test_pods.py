@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -427,10 +428,15 @@ def test_the_hash_changes_with_the_spec_and_only_with_it() -> None:
     assert pods.spec_hash(effective(), SETTINGS) != pods.spec_hash(effective(), PodSettings("other"))
 
 
-def test_making_pods_leaves_the_template_alone() -> None:
+@pytest.mark.parametrize("terms", [[], [{"matchExpressions": [{"key": "disk", "operator": "Exists"}]}]])
+def test_making_pods_leaves_the_template_alone(terms: list[dict[str, Any]]) -> None:
     base = template()
+    if terms:
+        required = {"nodeSelectorTerms": terms}
+        base["spec"]["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    before = copy.deepcopy(base)
     one = pods.pod(JOB, base, generation=1, index=0, attempt=0, node="a", workers=2)
     two = pods.pod(JOB, base, generation=1, index=1, attempt=0, node="b", workers=2)
     assert PodView.from_raw(one).node == "a"
     assert PodView.from_raw(two).node == "b"
-    assert "affinity" not in base["spec"]
+    assert base == before
