@@ -111,6 +111,10 @@ bench-checkpoint: ## checkpoints to a real S3 server beside other ways: stall, s
 	@bash hack/setup.sh --group bench
 	@PYTHONPATH=. .venv/bin/python bench/checkpoint.py $(ARGS)
 
+.PHONY: bench-yielding
+bench-yielding: setup ## what threads beside the training cost ranks that wait for one another: niced, and when idle
+	@PYTHONPATH=. .venv/bin/python bench/yielding.py $(ARGS)
+
 .PHONY: generate
 generate: setup ## write anew what is made from the models and the metrics: CRDs, field reference, dashboards
 	@.venv/bin/python -m muster.api.generate

@@ -11,5 +11,18 @@ NICENESS: Final = 19
 
 
 def give_way() -> None:
-    """This thread alone: sums, uploads and copies wait for the training, which waits for what is fetched back."""
+    """This thread alone. For threads of a process whose others must not wait for them: on a full machine such a thread
+    may stand still while it holds the interpreter, the longer the lower its priority."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def only_when_idle() -> None:
+    """This thread alone. It leaves a core at once when a rank has something to do there.
+
+    A niced thread keeps it for its whole slice, some milliseconds, though the rank that wakes has nearly all the right
+    to it. Ranks sleep and wake at each of their exchanges, and who wakes late holds up all others.
+    """
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:  # a sandbox that knows no such policy
+        give_way()

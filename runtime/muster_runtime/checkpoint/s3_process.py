@@ -47,7 +47,7 @@ from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.bodies import Content, lent, pieces_into, send_unsigned
 from muster_runtime.checkpoint.crc import crc32
 from muster_runtime.checkpoint.frames import receive_frame, receive_frame_and_descriptor, send_frame
-from muster_runtime.checkpoint.niceness import give_way
+from muster_runtime.checkpoint.niceness import only_when_idle
 from muster_runtime.checkpoint.sums import Span, sums
 
 THREADS: Final = 6
@@ -64,8 +64,8 @@ class Server:
         self._sending = threading.Lock()
         self.pool = ThreadPoolExecutor(THREADS)
         self._requests = ThreadPoolExecutor(THREADS)  # apart from `pool`: `_delete` waits for it
-        self._uploads = ThreadPoolExecutor(_TRANSFERS, initializer=give_way)
-        self._sums = ThreadPoolExecutor(1, initializer=give_way)
+        self._uploads = ThreadPoolExecutor(_TRANSFERS, initializer=only_when_idle)
+        self._sums = ThreadPoolExecutor(1, initializer=only_when_idle)
         self._fetches = ThreadPoolExecutor(_TRANSFERS)
         self._endpoint = endpoint_in_environment()
         self._client: Any = None

@@ -23,7 +23,8 @@ from muster_protocol.checkpoints.s3 import PART_BYTES
 from muster_protocol.checkpoints.store import Store, StreamingStore
 from muster_protocol.uris import parse_uri
 from muster_runtime.checkpoint import s3_process, s3_store
-from muster_runtime.checkpoint.s3_store import S3Store
+from muster_runtime.checkpoint.memory import SharedMemory
+from muster_runtime.checkpoint.s3_store import Outgoing, S3Store
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.errors import StorageError
 
@@ -315,6 +316,19 @@ assert not {name.split(".")[0] for name in sys.modules} & {"boto3", "botocore", 
 print(store.process.pid, flush=True)
 sys.stdin.read()
 """
+
+
+def test_what_uploads_and_sums_leaves_a_core_to_the_training_at_once(s3_environment: S3Server) -> None:
+    memory = SharedMemory()
+    memory.reserve(1 << 20)
+    store = S3Store(parse_uri("s3://models/run"), memory)
+    outgoing = [Outgoing(key, 0, 1 << 20, ((0, 1 << 20),)) for key in ("a", "b")]
+    store.upload(outgoing).result(20)
+    store.sum(outgoing).result(20)
+    policies = [os.sched_getscheduler(int(task.name)) for task in Path(f"/proc/{store.process.pid}/task").iterdir()]
+    assert policies.count(os.SCHED_IDLE) >= 2, "an upload and a sum"
+    assert os.SCHED_OTHER in policies, "what is asked for is answered as ever"
+    store.close()
 
 
 def test_boto3_stays_out_of_the_rank_and_its_process_dies_with_it(s3_environment: S3Server, tmp_path: Path) -> None:
