@@ -166,6 +166,16 @@ def test_scale_of_a_job_that_is_not_elastic_is_refused_with_the_way_out(control_
     assert scale(control_plane, job, 3).returncode == 0
 
 
+def test_a_suspended_job_is_resumed_with_another_number_of_workers_in_one_edit(control_plane: Any, job: Object) -> None:
+    job["spec"]["suspend"] = True
+    control_plane.apply(job)
+    job["spec"]["suspend"] = False
+    job["spec"]["workers"]["replicas"] = 3
+    control_plane.apply(job)
+    job["spec"]["workers"]["replicas"] = 2
+    assert "this job is not elastic" in control_plane.refusal(job)
+
+
 def test_scale_of_an_elastic_job_keeps_within_its_bounds(control_plane: Any, job: Object) -> None:
     job["spec"]["workers"] |= {"min": 1, "max": 4}
     control_plane.apply(job)

@@ -130,7 +130,7 @@ _GROWS_BY_SLICES: Final = (
 
 SPEC_RULES: Final = (
     Rule(
-        "self.workers.replicas == oldSelf.workers.replicas || self.suspend || "
+        "self.workers.replicas == oldSelf.workers.replicas || self.suspend || oldSelf.suspend || "
         "(has(self.workers.min) ? self.workers.min : self.workers.replicas) < "
         "(has(self.workers.max) ? self.workers.max : self.workers.replicas)",
         "this job is not elastic, so its number of workers cannot change: set spec.suspend to true, change "
