@@ -72,7 +72,21 @@ def _trains(scene: Scene, spec: EffectiveSpec) -> str:
         return f"worker {replacing.indexes} gets a new pod, and all go on together; where that takes too long, {again}"
     eta = status.progress.eta if status.progress is not None else None
     left = (eta - scene.now).total_seconds() if eta is not None else 0.0
-    return f"it trains on; about {format_duration(left)} are left" if left > 0 else "it trains on"
+    told = f"it trains on; about {format_duration(left)} are left" if left > 0 else "it trains on"
+    limit = _left_of_max_runtime(scene, spec)
+    if limit is None or 0 < left <= limit:
+        return told
+    if limit <= 0:
+        return "its maxRuntime has passed: it saves a checkpoint and is ended"
+    return f"{told}; its maxRuntime ends it in {format_duration(limit)}"
+
+
+def _left_of_max_runtime(scene: Scene, spec: EffectiveSpec) -> float | None:
+    """Seconds; None without one, or where the ranks do not train."""
+    status = scene.job.status
+    if spec.max_runtime is None or status.running_since is None:
+        return None
+    return spec.max_runtime - (status.runtime_seconds or 0) - (scene.now - status.running_since).total_seconds()
 
 
 def _origin(status: TrainingJobStatus) -> str:

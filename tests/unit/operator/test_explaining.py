@@ -224,6 +224,28 @@ def test_every_phase_that_can_be_helped_says_how(phase: Phase) -> None:
     assert bool(told) is (phase is not Phase.SUCCEEDED)
 
 
+@pytest.mark.parametrize(
+    ("limit", "eta", "told"),
+    [
+        ("1h", "2026-01-02T03:34:05Z", "it trains on; about 30m are left; its maxRuntime ends it in 20m"),
+        ("1h", None, "it trains on; its maxRuntime ends it in 20m"),
+        ("2h", "2026-01-02T03:34:05Z", "it trains on; about 30m are left"),
+        ("10s", "2026-01-02T03:34:05Z", "its maxRuntime has passed: it saves a checkpoint and is ended"),
+    ],
+)
+def test_who_trains_is_told_what_its_maximum_runtime_leaves(limit: str, eta: str | None, told: str) -> None:
+    """Half an hour since it ran again, and ten minutes before that."""
+    runs = job(
+        {"maxRuntime": limit},
+        phase="Running",
+        placement=PLACED,
+        runningSince="2026-01-02T02:34:05Z",
+        runtimeSeconds=600,
+        progress={"step": 10, "eta": eta} if eta else {"step": 10},
+    )
+    assert follows(Scene(runs, (), (), NOW)) == told
+
+
 def test_one_whose_gpus_were_idle_is_shown_both_ways_on() -> None:
     told = "\n".join(advice(Scene(job(phase="Suspended", conditions=[SUSPENDED_IDLE]), (), (), NOW)))
     assert "kubectl edit tj" in told
