@@ -172,7 +172,7 @@ def _facts(scene: Scene) -> Table:
     if status.sizes:
         head.add_row("Size", _size(scene))
     if status.preemptions:
-        lost = f", {status.lost_gpu_seconds} GPU-seconds of work lost" if status.lost_gpu_seconds else ""
+        lost = f", up to {status.lost_gpu_seconds} GPU-seconds of work lost" if status.lost_gpu_seconds else ""
         head.add_row("Preempted", f"{counted(status.preemptions, 'time')}{lost}")
     for title, told, style in _failure(scene, why):
         head.add_row(title, Text(told, style))

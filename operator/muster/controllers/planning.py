@@ -245,7 +245,7 @@ def promise_message(promise: Promise, victims: Mapping[str, str]) -> str:
     shown = ", ".join(leaving[:_NODES_SHOWN]) + (" and more" if len(leaving) > _NODES_SHOWN else "")
     lost = sum(victim.lost for victim in promise.victims)
     leave = "saves and leaves" if len(leaving) == 1 else "save and leave"
-    return f"{room}; {counted(len(leaving), 'job')} {leave} it: {shown}; about {lost} GPU-seconds of work are lost"
+    return f"{room}; {counted(len(leaving), 'job')} {leave} it: {shown}; up to {lost} GPU-seconds of work are lost"
 
 
 def domain_of(snapshot: Snapshot, nodes: Index) -> str:

@@ -183,7 +183,7 @@ def test_numbers_are_told_as_people_read_them() -> None:
     assert "3 of at most 3 used by failures of the script; 1 with new pods, 2 in the pods that were there" in text
     assert "Preempted" not in text
     text = shown(Scene(job(phase="Queued", preemptions=1, lostGpuSeconds=540), (), (), NOW))
-    assert "Preempted  1 time, 540 GPU-seconds of work lost" in text
+    assert "Preempted  1 time, up to 540 GPU-seconds of work lost" in text
     assert "Restarts" not in text
 
 

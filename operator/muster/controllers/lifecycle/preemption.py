@@ -136,7 +136,7 @@ def said(reason: MoveReason, beneficiary: str, lost: int, goes_on: bool) -> str:
     why = _WHY[reason]
     told = f"the gang gives its room to {beneficiary}, {why}" if beneficiary and why else _ALONE[reason]
     then = "it goes on at once with its new size or place" if goes_on else "it queues again with its first submit time"
-    return f"{told}; about {lost} GPU-seconds of work are lost; {then}"
+    return f"{told}; up to {lost} GPU-seconds of work are lost, fewer if it saves; {then}"
 
 
 def note_of(stop: Stop) -> Note:
