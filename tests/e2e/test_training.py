@@ -172,7 +172,7 @@ def test_a_killed_worker_is_replaced_alone_and_resumes_from_the_copy_of_its_memo
     job = world.until_succeeded("killed")
     in_memory = condition(job, "CheckpointInMemory")
     assert in_memory
-    assert (in_memory["status"], in_memory["reason"]) == ("True", "KeptByPeers")
+    assert (in_memory["status"], in_memory["reason"]) == ("False", "Completed"), "it was True, and ended with the pods"
     assert job["status"]["replacements"] == 1
     assert not {"restarts", "failures"} & job["status"].keys()
     assert job["status"]["checkpoint"]["step"] == STEPS
