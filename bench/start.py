@@ -266,8 +266,10 @@ async def _in_turns(
         # The controller manager is at work again when it has made a Job's pod.
         await one(wire, there, accounts, JOBS, bare("warm", 1), 1)
         await one(wire, there, accounts, GANGS, gang("warm", 1), 1)
+        both = (("muster", GANGS, gang), ("job", JOBS, bare))
         for number in range(rounds):
-            for kind, path, make in (("muster", GANGS, gang), ("job", JOBS, bare)):
+            # By turns the first, which finds the control plane colder than the second.
+            for kind, path, make in both[:: 1 if number % 2 else -1]:
                 turn = await one(wire, there, accounts, path, make(f"{kind}-{number}", workers), workers)
                 found[kind].append(turn)
                 print(f"round {number + 1}{suffix}, {kind}: {turn}", flush=True)
@@ -280,7 +282,7 @@ async def _in_turns(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--logs", type=Path, help="keep Muster's log in this folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
