@@ -1,7 +1,8 @@
 """How fast jobs are admitted on a real API server: 15,000 gangs in 30 queues, 640 simulated nodes, no pods.
 
-Starts an API server with etcd, Muster's own process (`without_pods.py`: only the making of pods is replaced), and a
-load generator that holds each placement for the job's runtime. A witness checks quota, racks and nodes at every event.
+Starts an API server with etcd, Muster's own process (`without_pods.py`: only the making of pods is replaced; with
+`--pods`, `without_launchers.py`: only the way to launchers, of which simulated pods have none), and a load generator
+that holds each placement for the job's runtime. A witness checks quota, racks and nodes at every event.
 `--scale 0.1` takes a tenth of the jobs. Exit code 1 if a target is missed, or a rule is broken.
 """
 
@@ -21,12 +22,13 @@ import load as loads
 from generator import Generator
 from muster.api.common import API_VERSION
 from report import Target, report
-from testbed import OPERATOR, control_plane, control_plane_processes, cpu_seconds, muster, peak_mib, run, wait_account
+from testbed import control_plane, control_plane_processes, cpu_seconds, muster, peak_mib, run, wait_account
 from wire import Wire
 from witness import Witness
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WITHOUT_PODS: Final = [sys.executable, str(ROOT / "bench" / "without_pods.py")]
+WITHOUT_LAUNCHERS: Final = [sys.executable, str(ROOT / "bench" / "without_launchers.py")]
 LOAD: Final = ROOT / "bench" / "loads" / "tas.yaml"
 
 TARGETS: Final = {
@@ -43,7 +45,7 @@ NOTES: Final = {
     "admissions_per_s": "jobs over wall time",
     "muster_cpu_s": "processor time of Muster's process, from start to end",
     "muster_peak_mib": "its peak resident memory",
-    "muster_writes_per_job": "its writing requests over the jobs: status, Events, dry runs, its Lease",
+    "muster_writes_per_job": "its requests that wrote, over the jobs: status, Events, dry runs, its Lease, pods",
     "server_cpu_s": "API server and etcd",
     "generator_cpu_s": "load generator and witness",
     "submit_s": "until the last job was submitted",
@@ -51,7 +53,7 @@ NOTES: Final = {
     "wait_medium_s": "Kueue: 100",
     "wait_large_s": "Kueue: 57",
     "preemptions": "placements after a job's first",
-    "violations": "events that broke quota, rack, slice or node",
+    "violations": "events that broke quota, rack, slice or a node's room",
     "peak_use_percent": "most of all queues' nominal quota that was in use at once",
     "watch_events": "of the jobs",
     "object_bytes": "a job that has ended, in a watch's event",
@@ -80,7 +82,7 @@ async def measure(scale: float, timeout: float, folder: Path, *, pods: bool) -> 
         node["metadata"]["name"]: node["metadata"]["labels"][loads.level_label("rack")]
         for node in loads.nodes(load, labels)
     }
-    witness = Witness(load, racks)
+    witness = Witness(load, racks, pods=pods)
     with control_plane(kwok_nodes=int(pods)) as cluster:
         wire = Wire(cluster.kubeconfig, 48)
         await prepare(wire, load, labels)
@@ -89,7 +91,7 @@ async def measure(scale: float, timeout: float, folder: Path, *, pods: bool) -> 
             run(cluster, "cordon", "kwok-0000")  # came with kwok, and is none of the load's
             run(cluster, "wait", "--for=condition=Ready", "--timeout=120s", "nodes", "--all")
         server = control_plane_processes(cluster, controllers=pods)
-        with muster(cluster, folder, OPERATOR if pods else WITHOUT_PODS) as process:
+        with muster(cluster, folder, WITHOUT_LAUNCHERS if pods else WITHOUT_PODS) as process:
             process.wait_ready(60)
             before = {one.pid: cpu_seconds(one.pid) for one in server}
             began_cpu, own = time.process_time(), cpu_seconds(process.process.pid)

@@ -11,14 +11,15 @@ import asyncio
 import json
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any, Final
 
 from hack.cluster.kwok import COMPLETE_ANNOTATION
 
 from load import Load, Submission, job, submissions
+from muster.api import names
 from muster.api.common import API_VERSION
-from muster.api.names import FIELD_MANAGER
 from testbed import NAMESPACE
 from wire import Refused, Wire
 from witness import Witness
@@ -26,6 +27,7 @@ from witness import Witness
 Object = dict[str, Any]
 
 JOBS: Final = f"/apis/{API_VERSION}/namespaces/{NAMESPACE}/trainingjobs"
+PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
 CONNECTIONS: Final = 48
 
 
@@ -59,22 +61,23 @@ class Generator:
 
     async def run(self, timeout: float) -> None:
         """Until every job has finished. Raises TimeoutError, and whatever broke the watch or a submission."""
-        page = json.loads(await self._wire.call("GET", f"{JOBS}?limit=1"))
-        watch = asyncio.create_task(self._watch(page["metadata"]["resourceVersion"]))
+        watches = {asyncio.create_task(self._watch(JOBS, self._see_job))}
+        if self._pods:
+            watches.add(asyncio.create_task(self._watch(PODS, self._see_pod)))
         self.began = time.monotonic()
         submit = asyncio.create_task(self._submit())
         done = asyncio.create_task(self._done.wait())
         try:
             async with asyncio.timeout(timeout):
                 # What ends too early has failed, and says why.
-                ended, _ = await asyncio.wait({watch, done, submit}, return_when=asyncio.FIRST_COMPLETED)
+                ended, _ = await asyncio.wait({*watches, done, submit}, return_when=asyncio.FIRST_COMPLETED)
                 if submit in ended:
                     submit.result()
-                    ended, _ = await asyncio.wait({watch, done}, return_when=asyncio.FIRST_COMPLETED)
-                if watch in ended:
+                    ended, _ = await asyncio.wait({*watches, done}, return_when=asyncio.FIRST_COMPLETED)
+                for watch in ended & watches:
                     watch.result()
         finally:
-            for task in (watch, submit, done):
+            for task in (*watches, submit, done):
                 task.cancel()
 
     async def _submit(self) -> None:
@@ -96,17 +99,24 @@ class Generator:
             if error.status != 409:  # it is there: the first answer was lost with its connection
                 raise
 
-    async def _watch(self, resource_version: str) -> None:
+    async def _watch(self, path: str, see: Callable[[Object, bool, int], None]) -> None:
+        page = json.loads(await self._wire.call("GET", f"{path}?limit=1"))
+        resource_version = page["metadata"]["resourceVersion"]
         while True:  # the server ends watches when it takes over a changed CRD, for one
-            async for line in self._wire.watch(JOBS, resource_version):
+            async for line in self._wire.watch(path, resource_version):
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    raise ConnectionError(f"the watch of the jobs failed: {event['object']}")
-                self.events += 1
+                    raise ConnectionError(f"the watch of {path} failed: {event['object']}")
                 resource_version = event["object"]["metadata"]["resourceVersion"]
-                self._see(event["object"], event["type"] == "DELETED", len(line))
+                see(event["object"], event["type"] == "DELETED", len(line))
 
-    def _see(self, raw: Object, deleted: bool, size: int) -> None:
+    def _see_pod(self, raw: Object, deleted: bool, _: int) -> None:
+        job = (raw["metadata"].get("labels") or {}).get(names.JOB_LABEL)
+        if job is not None:
+            self._witness.see_pod(raw, self._kinds[job], deleted)
+
+    def _see_job(self, raw: Object, deleted: bool, size: int) -> None:
+        self.events += 1
         name, status = raw["metadata"]["name"], raw.get("status") or {}
         ended = deleted or status.get("phase") in ("Succeeded", "Failed")
         self._witness.see(raw, self._kinds[name], ended)
@@ -148,7 +158,7 @@ class Generator:
                 metadata = {field: raw["metadata"][field] for field in ("name", "namespace", "uid", "resourceVersion")}
                 body = {"apiVersion": API_VERSION, "kind": "TrainingJob", "metadata": metadata}
                 body["status"] = _ended(raw["status"])
-                await self._wire.call("PUT", f"{JOBS}/{name}/status?fieldManager={FIELD_MANAGER}", body)
+                await self._wire.call("PUT", f"{JOBS}/{name}/status?fieldManager={names.FIELD_MANAGER}", body)
             except Refused as error:
                 if error.status != 409:
                     raise

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from load import JobSet, Load
+from muster.api import names
 from muster.api.placement import parse_indexes
 from muster.cluster.quantities import amount
+from muster.cluster.views import pinned_node
 
 Object = dict[str, Any]
 
@@ -39,10 +41,16 @@ class Witness:
         peak: most millicores that were in use at once.
     """
 
-    def __init__(self, load: Load, racks: Mapping[str, str]) -> None:
-        """`racks`: name of the rack by node."""
+    def __init__(self, load: Load, racks: Mapping[str, str], *, pods: bool) -> None:
+        """`racks`: name of the rack by node.
+
+        With `pods`, a node's room is what its pods ask for (`see_pod`) and not what placements name: of a gang that
+        ends, each pod that has succeeded holds nothing any more, while the placement stands until the last one has.
+        """
         self._load = load
         self._racks = racks
+        self._pods = pods
+        self._alive: dict[str, tuple[str, int]] = {}
         self._node_cpu = amount("cpu", load.capacity["cpu"])
         self._cohort_of = {queue: queue.split("-")[1] for queue in load.queues}
         self._holds: dict[str, Hold] = {}
@@ -78,11 +86,30 @@ class Witness:
         self._count(hold, 1)
         self._judge(name, hold, kind, places)
 
+    def see_pod(self, raw: Object, kind: JobSet, gone: bool) -> None:
+        """One pod as it is now; `gone` when it is deleted. It takes its node's room from its creation, bound or not."""
+        metadata, spec = raw["metadata"], raw["spec"]
+        ended = gone or (raw.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+        before = self._alive.pop(metadata["uid"], None)
+        if before is not None:
+            self._by_node[before[0]] -= before[1]
+        if ended:
+            return
+        node = spec.get("nodeName") or pinned_node(spec)
+        self._alive[metadata["uid"]] = (node, kind.cpu)
+        self._by_node[node] += kind.cpu
+        name = f"{metadata['labels'][names.JOB_LABEL]}, pod {metadata['name']}"
+        if not node:
+            self._break(f"{name}: no node is named for it")
+        elif before is None and self._by_node[node] > self._node_cpu:
+            self._break(f"{name}: pods ask node {node} for {self._by_node[node]}m of {self._node_cpu}m")
+
     def _count(self, hold: Hold, sign: int) -> None:
         self._by_queue[hold.queue] += sign * hold.cpu
         self._by_cohort[self._cohort_of[hold.queue]] += sign * hold.cpu
-        for node, cpu in hold.nodes.items():
-            self._by_node[node] += sign * cpu
+        if not self._pods:
+            for node, cpu in hold.nodes.items():
+                self._by_node[node] += sign * cpu
         self.peak = max(self.peak, sum(self._by_cohort.values()))
 
     def _judge(self, name: str, hold: Hold, kind: JobSet, places: list[str]) -> None:

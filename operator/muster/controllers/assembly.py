@@ -24,7 +24,7 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.events import News
 from muster.cluster.executor import Executor
 from muster.cluster.informer import EVENT_DELAY, Informer
-from muster.cluster.launchers import DirectTransport, Launchers, ProxyTransport
+from muster.cluster.launchers import DirectTransport, Launchers, ProxyTransport, Transport
 from muster.cluster.pods import PodSettings, token_tag
 from muster.cluster.provisioning import Asking
 from muster.cluster.reading import read_job
@@ -84,6 +84,7 @@ class Scheduling:
         token_key: bytes,
         tell: Tell,
         through_proxy: bool = False,
+        carry: Transport | None = None,
         patience: Patience = PATIENCE,
         event_delay: float = EVENT_DELAY,
         watch_seconds: int = 60,
@@ -100,6 +101,7 @@ class Scheduling:
     ) -> None:
         """
         Args:
+            carry: takes requests to launchers; None: by the pods' IPs, or `through_proxy`, the API server's.
             watch_seconds: how long one watch is held open; a dead one is noticed a quarter of that later.
             prices: money for an hour of one GPU, by flavour like `H100/on-demand`.
             asking: how an autoscaler is asked for nodes; None: it is not.
@@ -134,8 +136,8 @@ class Scheduling:
         observing = observing or Observing(Metrics(), {})
         self._telling: set[asyncio.Task[None]] = set()
         self._fetching: set[asyncio.Task[None]] = set()
-        self._direct = None if through_proxy else DirectTransport()
-        launchers = Launchers(self._direct or ProxyTransport(api.proxy), token_key)
+        self._direct = None if carry or through_proxy else DirectTransport()
+        launchers = Launchers(carry or self._direct or ProxyTransport(api.proxy), token_key)
         settings = replace(settings, token_tag=token_tag(token_key))
         self.reliability = Reliability(settings.node_hours, lambda: self.loop.stays())
         self._worker = Worker(

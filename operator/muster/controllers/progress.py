@@ -171,14 +171,20 @@ class Progress:
 
     async def _push(self, record: Record, placement: Placement, pods: Mapping[int, PodView]) -> int:
         """Tell the launchers who belongs to the gang, each until it has answered. Returns the incarnation of the
-        membership that all of them have now, 0 for none."""
+        membership that all of them have now, 0 for none.
+
+        A pod has its IP long before its image is there: of a large gang, thousands of requests would be refused each
+        round.
+        """
         assert self._launchers is not None
         if len(pods) < placement.workers or not all(pod.ip for pod in pods.values()):
             return 0
         membership = _membership(placement, pods)
         if record.membership != membership:
             record.membership, record.members_told = membership, set()
-        untold = {pod.name: pod for pod in pods.values() if pod.uid not in record.members_told}
+        untold = {
+            pod.name: pod for pod in pods.values() if pod.phase == "Running" and pod.uid not in record.members_told
+        }
         if untold:
             errors = await self._launchers.push_membership(
                 [_launcher(pod, record) for pod in untold.values()], membership

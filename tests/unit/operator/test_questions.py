@@ -35,6 +35,7 @@ from muster.controllers.questions import (
 )
 from muster.controllers.records import Record
 from muster.controllers.situations import PATIENCE, Situations
+from muster_protocol.launcher_api import MEMBERSHIP_PATH
 from muster_protocol.launcher_status import Phase, Status
 from muster_protocol.wire import encode
 
@@ -124,11 +125,13 @@ class Fleet:
         cut: nodes whose launchers the operator alone can't reach.
         said: what the launchers say beside the usual.
         ended: gangs of which a worker was given up, by UID, and when.
+        told: pods that were told who belongs to their gang, as often as they were.
     """
 
     def __init__(self, gangs: int, *, failing: Callable[[str], Exception] = LauncherError) -> None:
         self.clock, self.dead, self.cut, self.ended = Clock(), set[str](), set[str](), dict[str, float]()
         self._failing = failing
+        self.told: list[str] = []
         self.said: dict[str, Any] = {}
         self._pods, self._nodes = Items(), Items()
         self.cache = Cache(pods=self._pods, nodes=self._nodes, namespaces=Items(), priority_classes=Items())
@@ -180,6 +183,11 @@ class Fleet:
 
         self.cache.on_node(name, self._nodes.items[name])
 
+    def pod_is(self, name: str, phase: str) -> None:
+        key = f"research/{name}"
+        self._pods.items[key] = replace(self._pods.items[key], phase=phase)
+        self.cache.on_pod(key, self._pods.items[key])
+
     def unreachable(self, uids: Iterable[str]) -> None:
         for uid in uids:
             for name in self.nodes_of(uid):
@@ -193,6 +201,8 @@ class Fleet:
         self, launcher: Launcher, method: str, path: str, body: bytes | None, token: str
     ) -> tuple[int, bytes]:
         node = self._node_of[launcher.pod]
+        if path == MEMBERSHIP_PATH:
+            self.told.append(launcher.pod)
         if node in self.dead or node in self.cut:
             await self.clock.sleep(TIMEOUT)
             raise self._failing(launcher.pod)
@@ -280,6 +290,16 @@ async def test_questions_that_never_left_the_operator_end_nobody() -> None:
     fleet.unreachable(["gang-00000"])
     await fleet.go_on(60)
     assert not fleet.ended
+
+
+async def test_a_pod_whose_image_is_still_pulled_is_not_told_of_its_gang_before_it_runs() -> None:
+    fleet = Fleet(1)
+    fleet.pod_is("gang-00000-g1-1-0", "Pending")
+    await fleet.go_on(30)
+    assert fleet.told == ["gang-00000-g1-0-0"]
+    fleet.pod_is("gang-00000-g1-1-0", "Running")
+    await fleet.go_on(30)
+    assert fleet.told == ["gang-00000-g1-0-0", "gang-00000-g1-1-0"]
 
 
 async def test_a_status_that_cannot_be_true_is_not_heeded_and_the_log_says_so_once(
