@@ -57,8 +57,8 @@ class Ordering:
         self._jobs = snapshot.jobs
         steps = ages(snapshot)
         self._oldest: list[bool] = (steps >= AGE_STEPS).tolist()
-        self._run: tuple[int, int] | None = None
-        self._used = 0
+        self._line: int | None = None  # of the job that was given last, which is at `_at`; its run goes up to `_end`
+        self._at = self._end = 0
         self.passed: set[int] = set()
         out: Mask = np.zeros(len(snapshot.jobs.uids), dtype=np.bool_)
         out[list(left_out)] = True
@@ -75,14 +75,6 @@ class Ordering:
         if self._alone is not None:
             yield from self._alone
             return
-        for run in self._runs():
-            for count, job in enumerate(run, 1):
-                yield job
-                if count == self._used:  # it was charged, or is the last
-                    break
-
-    def _runs(self) -> Iterator[list[int]]:
-        """Jobs of one queue that follow each other as long as none of them is charged, else up to that one."""
         lines, tree, left = self._lines, self._tree, self._lines.waiting
         jobs, pending, at, first, renew = lines.jobs, lines.pending, lines.at, tree.first, tree.renew
         yields: list[bool] = self._jobs.runs.yields.tolist()
@@ -90,11 +82,14 @@ class Ordering:
             line = first()
             index = at[line]
             if pending[index]:
-                end = tree.run_end(line)
-                self._run, self._used = (line, index), end - index
-                yield jobs[index:end]
-                left -= self._used
-                at[line] = index + self._used
+                # Those of one queue that follow each other as long as none of them is charged, else up to that one.
+                self._line, self._end = line, tree.run_end(line)
+                while index < self._end:
+                    self._at = index
+                    yield jobs[index]
+                    index += 1
+                left -= index - at[line]
+                at[line] = index
             else:
                 at[line] = index + 1
                 if yields[jobs[index]]:
@@ -102,10 +97,8 @@ class Ordering:
                 tree.charge(line, lines.flavours[index], lines.amounts[index])
             if left:
                 renew(line)
-        self._run = None
-        if lines.without_queue:
-            self._used = len(lines.without_queue)
-            yield lines.without_queue
+        self._line = None
+        yield from lines.without_queue
 
     def oldest(self, job: int) -> bool:
         """Whether it has waited as long as counts."""
@@ -118,11 +111,10 @@ class Ordering:
             workers: how many it gets; None: `Jobs.workers`.
             flavour: of which it gets them; None: `Jobs.flavours`.
         """
-        if self._run is None:
+        if self._line is None:
             return
-        line, begin = self._run
-        at = self._lines.jobs.index(job, begin)
-        self._used = at + 1 - begin
+        line, at = self._line, self._at
+        self._end = at + 1
         kind = self._lines.flavours[at] if flavour is None else flavour
         amounts = self._lines.amounts[at]
         asks = int(self._jobs.workers[job])

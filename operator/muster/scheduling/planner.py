@@ -186,10 +186,14 @@ class _Deciding:
 
     def decide(self, job: int) -> Verdict | None:
         """Admit a job that has no obstacle, or promise room to it, or say why it waits; None for one that starts."""
-        while (owner := self.starting.owner_before(job)) is not None:
+        round_, order, starting = self.round_, self.order, self.starting
+        decided: Admission | Verdict | None
+        while (decided := starting.lacks_quota(job)) is None:
+            owner = starting.owner_before(job)
+            if owner is None:
+                decided = starting.start(job)
+                break
             self._serve_early(owner)
-        round_, order = self.round_, self.order
-        decided = self.starting.start(job)
         if isinstance(decided, Admission):
             round_.admissions.append(decided)
             order.charged(job, len(decided.nodes), decided.flavour)
@@ -214,7 +218,7 @@ class _Deciding:
 
     def _serve_early(self, owner: int) -> None:
         round_ = self.round_
-        decided = self.starting.start(owner)
+        decided = self.starting.lacks_quota(owner) or self.starting.start(owner)
         if isinstance(decided, Admission):
             round_.admissions.append(decided)
             self.early[owner] = _Early(len(decided.nodes), decided.flavour, None)

@@ -58,9 +58,9 @@ class Preempting:
             passed: running jobs that rank before it. Those of them that yield were let in before others, not before it.
         """
         round_, job = self._round, verdict.job
-        if not (round_.policy.preemption or round_.policy.backfill) or self._chances.nobody:
+        if not self._left or self._looked_at >= round_.policy.candidates:  # first: it is so for most who ask
             return False
-        if not self._left or self._looked_at >= round_.policy.candidates:
+        if not (round_.policy.preemption or round_.policy.backfill) or self._chances.nobody:
             return False
         if round_.promised.holds_back(round_.queue_of[job], round_.kind(job).choices[verdict.choice].flavour):
             return False  # whatever is freed is another's

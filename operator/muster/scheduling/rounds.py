@@ -92,6 +92,7 @@ class Round:
         touched: by tree of queues (`Ledger.circle`), how often its use has changed; `touches` in all.
         journal: all changes of `promised` in their order: queue, flavour, need, and 1 for what is charged, -1 for what
             is given back, 0 for what is held back.
+        state: grows whenever room or quota change.
     """
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
@@ -120,7 +121,7 @@ class Round:
         self.touched: dict[int, int] = {}
         self.journal: list[tuple[int, int, Need, int]] = []
         self.touches = 0
-        self._version = 1
+        self.state = self._version = 1
         self._too_many: dict[tuple[bool, int], int] = {}
         self._fitted: dict[tuple[bool, int], tuple[int, int]] = {}
         self._found: dict[tuple[bool, int, int, int], tuple[int, Found]] = {}
@@ -160,11 +161,6 @@ class Round:
     def version(self) -> int:
         """Grows whenever room shrinks."""
         return self._version
-
-    @property
-    def state(self) -> int:
-        """Grows whenever room or quota change."""
-        return self.touches + self._version
 
     def kind(self, job: int) -> Kind:
         return self.kinds.kinds[self.kinds.of[job]]
@@ -317,6 +313,7 @@ class Round:
         circle = self.used.circle(queue)
         self.touched[circle] = self.touched.get(circle, 0) + 1
         self.touches += 1
+        self.state += 1
 
     def fits(self, kind: int, choice: int, size: int, *, spare: bool) -> bool:
         """Whether a gang fits the spare room, or all that is free."""
@@ -368,10 +365,14 @@ class Round:
 
     def take(self, gang: Gang, taken: Taken) -> None:
         """Nobody else gets this room any more."""
-        self._version += 1
+        self._shrank()
         self.room.take(gang.worker, taken)
         if self._spare is not None:
             self._spare.take(gang.worker, taken)
+
+    def _shrank(self) -> None:
+        self._version += 1
+        self.state += 1
 
     def keep_nodes(self, job: int, nodes: Index) -> None:
         """A running job starts again on these nodes: their room, and its quota there, is nobody else's."""
@@ -381,7 +382,7 @@ class Round:
         self.room.take(worker, taken)
         if self._spare is not None:
             self._spare.take(worker, taken)
-        self._version += 1
+        self._shrank()
         asks = self.kinds.workers[worker].asks
         need = tuple((resource, amount * len(nodes)) for resource, amount in asks)
         self._promise(self.queue_of[job], int(self.snapshot.jobs.flavours[job]), need, 1)

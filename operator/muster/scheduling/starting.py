@@ -82,12 +82,10 @@ class Starting:
             self._judge_special(job)
 
     def start(self, job: int) -> Admission | Verdict:
-        """Admit the job if quota and room allow it now. It must be none of `obstacles`."""
+        """Admit the job if quota and room allow it now. It must be none of `obstacles`, nor known to lack quota."""
         round_ = self._round
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         first = self._first_choice.get((queue, kind), 0)
-        if job in self.short or (queue, kind) in self._no_quota:
-            return Verdict(job, _QUOTA, first)
         fate, common, none = _QUOTA, True, True
         for choice in self._hopes[kind].choices:
             size, passing = self._largest_with_quota(job, kind, choice), False
@@ -108,14 +106,21 @@ class Starting:
             self._no_quota.add((queue, kind))
         return Verdict(job, fate, first, common)
 
+    def lacks_quota(self, job: int) -> Verdict | None:
+        """The verdict on a job of which it is known already that it lacks quota."""
+        # Asked for every job that waits, and true of most of them.
+        round_ = self._round
+        alike = (round_.queue_of[job], round_.kinds.of[job])
+        if job in self.short or alike in self._no_quota:
+            return Verdict(job, _QUOTA, self._first_choice.get(alike, 0))
+        return None
+
     def owner_before(self, job: int) -> int | None:
         """The next of those whose turn comes before a job that has quota, but would borrow it; None for all others."""
         round_ = self._round
-        if job in self.short:
-            return None
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         it = round_.kinds.kinds[kind]
-        if not (round_.policy.preemption and it.preemptible) or (queue, kind) in self._no_quota:
+        if not (round_.policy.preemption and it.preemptible):
             return None
         for choice in self._hopes[kind].choices:
             flavour = it.choices[choice].flavour
