@@ -113,6 +113,17 @@ def test_who_came_last_gives_back_what_its_queue_borrowed_though_another_would_c
     assert [(each.uid, each.reason) for each in made.evictions] == [("lent", MoveReason.RECLAIMED)]
 
 
+def test_a_firm_job_that_would_make_its_queues_others_borrow_comes_after_owners() -> None:
+    """It keeps to its queue's nominal, which another of the queue has just been given: that one would be asked next."""
+    world = cluster()
+    world.submit(Live(Job("takes", gpus=2, queue="borrower", priority=2)))
+    world.submit(Live(Job("firm", gpus=2, queue="borrower", priority=1), preemptible=False))
+    world.submit(Live(Job("owns", gpus=6, queue="owner")))
+    assert sorted(started(world)) == ["owns", "takes"]
+    world.finish("takes")
+    assert started(world) == ["firm"]
+
+
 def test_trees_that_do_not_lend_to_each_other_keep_to_priority() -> None:
     world = cluster(owner=Queue("owner", gpus=8, cohort=NONE))
     world.queues["borrower"] = Queue("borrower", gpus=6, cohort=NONE)

@@ -116,11 +116,14 @@ class Starting:
         return None
 
     def owner_before(self, job: int) -> int | None:
-        """The next of those whose turn comes before a job that has quota, but would borrow it; None for all others."""
+        """The next of those whose turn comes before a job that has quota, but would borrow it; None for all others.
+
+        One that is not preemptible borrows nothing itself. But it makes others of its queue borrow, who are asked then.
+        """
         round_ = self._round
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         it = round_.kinds.kinds[kind]
-        if not (round_.policy.preemption and it.preemptible):
+        if not round_.policy.preemption:
             return None
         for choice in self._hopes[kind].choices:
             flavour = it.choices[choice].flavour
