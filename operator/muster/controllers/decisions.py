@@ -37,8 +37,16 @@ Names = Mapping[str, str]
 class Decisions:
     """Starts the writes that a plan asks for. A job that is being worked on is left alone: the next plan decides."""
 
-    def __init__(self, worker: Worker, records: Mapping[str, Record], claims: Claims, start: Start) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        worker: Worker,
+        records: Mapping[str, Record],
+        claims: Claims,
+        start: Start,
+        why_drained: Callable[[str], str],
+    ) -> None:
+        """`why_drained`: what a queue is drained for."""
+        self._worker, self._why_drained = worker, why_drained
         self._records = records
         self._claims = claims
         self._start = start
@@ -156,9 +164,10 @@ class Decisions:
         if status.placement is None or finished(status) or record.deleted:
             return
         lost = max(0, round(eviction.lost))
+        cause = self._why_drained(record.spec.queue) if eviction.reason is MoveReason.DRAINED else ""
         stop = Stop(
             reason=eviction.reason.value,
-            message=preemption.said(eviction.reason, "", lost, onward is not None),
+            message=preemption.said(eviction.reason, "", lost, onward is not None, cause),
             requested_at=now,
             beneficiary=record.uid if onward is not None else "",
             lost=lost,

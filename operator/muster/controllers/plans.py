@@ -26,7 +26,7 @@ from muster.controllers.decisions import Decisions, Start
 from muster.controllers.garbage import no_looks
 from muster.controllers.inputs import Inputs
 from muster.controllers.lifecycle.turn import Decision, Note
-from muster.controllers.queues import ceilings, priority_remark, queue_inputs
+from muster.controllers.queues import ceilings, priority_remark, queue_inputs, why_drained
 from muster.controllers.records import Record
 from muster.controllers.roster import FIRST, Roster, exhausted
 from muster.controllers.telling import Word, noticeable
@@ -114,7 +114,9 @@ class Plans:
         self._budgets = Budgets()
         self._spent: dict[str, Spent] = {}
         self.inputs = Inputs(cache, worker.settings, claims)
-        self._decisions = Decisions(worker, records, claims, start)
+        self._decisions = Decisions(
+            worker, records, claims, start, lambda queue: why_drained(queue, cache.queues, self._spent.get(queue))
+        )
         self.books = Books(cache, worker.executor)
         self._budget = float(WORDS_PER_SECOND)
         self._last_round = time.monotonic()

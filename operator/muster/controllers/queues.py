@@ -186,6 +186,18 @@ def _ready(
     return Reason.READY, "takes jobs"
 
 
+def why_drained(name: str, queues: Mapping[str, TrainingQueue], spent: Spent | None) -> str:
+    """The cause for which what runs in a queue is stopped, and what ends it; "" where none is known any more."""
+    one, seen = name, set[str]()
+    while one in queues and one not in seen:
+        seen.add(one)
+        if queues[one].spec.stop_policy is StopPolicy.HOLD_AND_DRAIN:
+            above = "" if one == name else f" above its queue {name!r}"
+            return f"the stopPolicy of TrainingQueue {one!r}{above} is holdAndDrain: nothing starts until it is none"
+        one = queues[one].spec.parent or ""
+    return spent.message if spent is not None and spent.drains else ""
+
+
 def ceilings(snapshot: Snapshot) -> dict[str, int]:
     """The highest priority that counts, by name of the queues that have one."""
     limits = snapshot.queues.priorities_max

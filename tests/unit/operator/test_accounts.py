@@ -20,7 +20,7 @@ from muster.controllers import accounts
 from muster.controllers.accounts import Held
 from muster.controllers.admission import World, obstacle
 from muster.controllers.books import Tally, queue_status
-from muster.controllers.queues import standings
+from muster.controllers.queues import standings, why_drained
 from muster.telemetry.cost import periods
 
 from .lifecycle.cases import trainingjob
@@ -193,6 +193,20 @@ def test_a_queue_that_is_held_says_so_also_when_its_budget_is_used_up() -> None:
     held = TrainingQueue.from_raw({"metadata": {"name": "research"}, "spec": {"stopPolicy": "hold"}})
     spent = {"research": accounts.Spent("used up", drains=False)}
     assert standings({"research": held}, {}, spent)["research"].reason is Reason.HELD
+
+
+def test_a_drained_queue_names_what_it_is_drained_for_and_what_ends_that() -> None:
+    drained = TrainingQueue.from_raw({"metadata": {"name": "company"}, "spec": {"stopPolicy": "holdAndDrain"}})
+    queues = {"company": drained, "team": queue(name="team", parent="company"), "apart": queue(name="apart")}
+    policy = "holdAndDrain: nothing starts until it is none"
+    assert why_drained("company", queues, None) == f"the stopPolicy of TrainingQueue 'company' is {policy}"
+    assert why_drained("team", queues, None) == (
+        f"the stopPolicy of TrainingQueue 'company' above its queue 'team' is {policy}"
+    )
+    assert why_drained("apart", queues, accounts.Spent("used up", drains=True)) == "used up"
+    assert why_drained("apart", queues, accounts.Spent("used up", drains=False)) == ""
+    circle = {"a": queue(name="a", parent="b"), "b": queue(name="b", parent="a")}
+    assert why_drained("a", circle, None) == ""
 
 
 def test_a_job_of_a_queue_whose_budget_is_used_up_is_told_so() -> None:

@@ -176,7 +176,9 @@ async def test_a_queue_is_drained_when_its_budget_is_used_up_though_nothing_else
         place.cache.on_queue("q", TrainingQueue.from_raw({**queue, "status": {"month": month}}))
         assert plans_.due(), "or it waited for another round to come by"
         await place.until(lambda: place.status("low").get("stop"), seconds=20.0)
-        assert place.status("low")["stop"]["reason"] == "QueueDrained"
+        stop = place.status("low")["stop"]
+        assert stop["reason"] == "QueueDrained"
+        assert stop["message"].startswith("its queue is drained (queue q has used its 1 GPU hours of ")
         place.gone("low")
         await place.until(lambda: not place.placed("low"))
         assert "preemptions" not in place.status("low"), "its disruption budget does not count it"

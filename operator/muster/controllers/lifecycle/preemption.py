@@ -47,7 +47,7 @@ _ALONE: Final = {
     MoveReason.PROMOTED: "nodes of a kind that the job prefers are free: the gang moves there",
     MoveReason.DEFRAGMENTED: "the gang moves, so that a job fits that only finds its room scattered",
     MoveReason.QUOTA_LOWERED: "its queue uses more than it may since a limit was lowered",
-    MoveReason.DRAINED: "its queue is drained, by a stopPolicy or because its budget of the month is used up",
+    MoveReason.DRAINED: "its queue is drained",
 }
 
 
@@ -131,10 +131,11 @@ def count(turn: Turn, stop: Stop) -> None:
         turn.draft.set(preemptions=(status.preemptions or 0) + 1, preempted_at=moments)
 
 
-def said(reason: MoveReason, beneficiary: str, lost: int, goes_on: bool) -> str:
-    """One sentence: for whom, why, and what it costs."""
+def said(reason: MoveReason, beneficiary: str, lost: int, goes_on: bool, cause: str = "") -> str:
+    """One sentence: for whom, why, and what it costs. `cause`: of a move for nobody, where more is known of it."""
     why = _WHY[reason]
     told = f"the gang gives its room to {beneficiary}, {why}" if beneficiary and why else _ALONE[reason]
+    told += f" ({cause})" if cause else ""
     then = "it goes on at once with its new size or place" if goes_on else "it queues again with its first submit time"
     return f"{told}; up to {lost} GPU-seconds of work are lost, fewer if it saves; {then}"
 
