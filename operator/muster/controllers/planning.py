@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from textwrap import shorten
 from typing import Any, Final
 
 from muster.api import names
+from muster.api.common import format_time
 from muster.api.effective import EffectiveSpec
 from muster.api.jobparts import JobDefaults
 from muster.api.jobparts import TopologyMode as SpecMode
@@ -43,6 +45,15 @@ STARTED: Final = "Started"
 """Why a gang has its size that has waited for room."""
 _NODES_SHOWN: Final = 8
 _HOLDERS_SHOWN: Final = 3
+_AVOIDED_SHOWN: Final = 2
+_OF_NODES: Final = frozenset(
+    (
+        WaitReason.NO_ELIGIBLE_NODES,
+        WaitReason.EXCEEDS_CLUSTER,
+        WaitReason.INSUFFICIENT_CAPACITY,
+        WaitReason.TOPOLOGY_UNSATISFIED,
+    )
+)
 
 
 def levels_of(topology: Topology | None) -> tuple[LevelInput, ...]:
@@ -338,6 +349,21 @@ def waiting_status(
     draft.set(queue=word.told(), avoided=avoided, not_before=None, defaults=defaults)
     draft.condition(ConditionType.ADMITTED, False, word.reason, word.message)
     return draft.done()
+
+
+def avoiding(status: TrainingJobStatus, reason: WaitReason, now: datetime) -> str:
+    """What is told, behind the planner's sentence about nodes, of a job that stays away from some; "" for others. The
+    planner knows them only as nodes that don't suit."""
+    avoided = [item for item in status.avoided if item.until > now]
+    if reason not in _OF_NODES or not avoided:
+        return ""
+    each = [
+        f"{item.node} until {format_time(item.until)} ({shorten(item.reason or 'it failed there', 160)})"
+        for item in avoided
+    ]
+    more = len(avoided) - _AVOIDED_SHOWN
+    nodes = "; ".join(each[:_AVOIDED_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    return f"; the job stays away from {nodes}: suspend and resume it to try there at once"
 
 
 def blockers(waiting: Waiting, names_by_uid: Mapping[str, str]) -> str:

@@ -341,6 +341,7 @@ class Plans:
                 self._later(self._explain_at)
                 break
             message = planning.blockers(waiting, names)
+            message += planning.avoiding(record.job.status, waiting.reason, utc_now())
             if record.planned is not None:
                 message += priority_remark(record.planned[1], highest)
             self._tell_waiting(record, Word.of(waiting, message))

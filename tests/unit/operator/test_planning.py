@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ import pytest
 from muster.api.common import find_condition
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType
-from muster.api.placement import Placement
+from muster.api.placement import AvoidedNode, Placement
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import MAX_SIZES, FixedSize
+from muster.api.trainingjob_status import MAX_SIZES, FixedSize, TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.snapshot import LevelInput, build
@@ -317,6 +317,21 @@ def test_a_message_names_who_is_in_the_way_and_the_largest_holders() -> None:
     assert planning.blockers(waiting._replace(holders=(), blocker="b"), names) == (
         "nobody may be asked (kept for research/b)"
     )
+
+
+def test_who_lacks_nodes_is_told_which_it_stays_away_from_and_until_when() -> None:
+    def avoided(name: str, minutes: int) -> AvoidedNode:
+        return AvoidedNode(node=name, reason="the kubelet refused its pod", until=NOW + timedelta(minutes=minutes))
+
+    status = TrainingJobStatus(avoided=(*(avoided(name, 5) for name in "abc"), avoided("past", -1)))
+    told = planning.avoiding(status, WaitReason.NO_ELIGIBLE_NODES, NOW)
+    assert told == (
+        "; the job stays away from a until 2026-03-01T12:05:00Z (the kubelet refused its pod); "
+        "b until 2026-03-01T12:05:00Z (the kubelet refused its pod); and 1 more: "
+        "suspend and resume it to try there at once"
+    )
+    assert planning.avoiding(status, WaitReason.QUOTA_EXCEEDED, NOW) == ""
+    assert planning.avoiding(status, WaitReason.NO_ELIGIBLE_NODES, NOW + timedelta(hours=1)) == ""
 
 
 def placed_with(job: TrainingJob, workers: int, why: str) -> TrainingJob:
