@@ -183,7 +183,18 @@ def _ready(
     if spent is not None:
         runs = "what runs saves and stops" if spent.drains else "what runs goes on"
         return Reason.BUDGET_EXHAUSTED, f"{spent.message}; {runs}"
-    return Reason.READY, "takes jobs"
+    return Reason.READY, f"takes jobs{_idle_limits(queues[name])}"
+
+
+def _idle_limits(queue: TrainingQueue) -> str:
+    """What is told of a queue whose limits of borrowing and lending limit nothing: nobody is beside it."""
+    if queue.spec.parent or queue.spec.cohort:
+        return ""
+    lines = [resource for quota in queue.spec.quotas or () for resource in quota.resources]
+    borrowing = any(line.borrowing_limit is not None for line in lines)
+    lending = any(line.lending_limit is not None for line in lines)
+    names = " and ".join(["borrowingLimit"] * borrowing + ["lendingLimit"] * lending)
+    return f"; its quotas' {names} does nothing without spec.parent or spec.cohort" if names else ""
 
 
 def why_drained(name: str, queues: Mapping[str, TrainingQueue], spent: Spent | None) -> str:

@@ -81,6 +81,17 @@ def status_of(queue: TrainingQueue, queues: list[TrainingQueue], *jobs: JobInput
     return queue_status(queue, tally, standing, NOW)
 
 
+def test_a_queue_without_anybody_beside_it_is_told_that_its_limits_do_nothing() -> None:
+    quotas = [{"gpuType": "H100", "resources": [{"name": "nvidia.com/gpu", "nominal": 8, "borrowingLimit": "4"}]}]
+
+    def message(**spec: Any) -> str:
+        queue = trainingqueue(quotas=quotas, **spec)
+        return standings({queue.metadata.name: queue}, {}, {})[queue.metadata.name].message
+
+    assert message() == "takes jobs; its quotas' borrowingLimit does nothing without spec.parent or spec.cohort"
+    assert message(cohort="all") == "takes jobs"
+
+
 # -- to the planner --
 
 
