@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -18,6 +19,8 @@ from muster.cluster.errors import ApiError
 from muster.scheduling.amounts import amount
 from muster.server.queues import summaries
 from muster.server.rows import summary
+from muster.telemetry.cost.periods import month_of
+from muster.telling.budgets import budget_uses
 from muster.telling.usage import Use, in_use, names_above, nominals, state
 from muster.telling.wording import FINAL
 from muster_protocol.spelling import there_are
@@ -92,10 +95,16 @@ async def queues(output: Output, *, kubeconfig: str | None, context: str | None)
     """
     async with connected(kubeconfig, context) as api:
         found = [TrainingQueue.from_raw(raw) for raw in await listed(api, QUEUES)]
+    now = datetime.now(timezone.utc)
     if output is Output.JSON:
-        print_json([each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in summaries(found)])
+        print_json([each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in summaries(found, now)])
         return 0
-    _print(QUEUE_TITLES, queue_rows(found), "no TrainingQueues")
+    rows: list[tuple[str, ...]] = queue_rows(found)
+    titles: tuple[str, ...] = QUEUE_TITLES
+    if any(queue.spec.budgets for queue in found):
+        titles = (*titles, f"BUDGET OF {month_of(now)}")
+        rows = [(*row, budgets(queue, now)) for row, queue in zip(rows, found, strict=True)]
+    _print(titles, rows, "no TrainingQueues")
     return 0
 
 
@@ -182,6 +191,21 @@ def _quota(queue: TrainingQueue, has: Use, *, limited: bool) -> str:
         told.append(f"{_flavour(flavour)}: {', '.join(parts)}")
     if not has:
         told.append("no quota of its own" if limited else "unlimited")
+    return "; ".join(told)
+
+
+def budgets(queue: TrainingQueue, now: datetime) -> str:
+    """`312.5 of 1,000 GPU hours H100, 80 of 200 in money, then hold`; of each budget."""
+    told = []
+    for use in budget_uses(queue, now):
+        budget, parts = use.budget, []
+        if budget.gpu_hours is not None:
+            kind = f" {budget.gpu_type}" if budget.gpu_type else ""
+            parts.append(f"{use.gpu_seconds / 3600:,.1f} of {budget.gpu_hours:,} GPU hours{kind}")
+        if budget.cost is not None:
+            kind = f" {budget.gpu_type}" if budget.gpu_type and budget.gpu_hours is None else ""
+            parts.append(f"{use.cost:,.2f} of {budget.cost:,} in money{kind}")
+        told.append(f"{', '.join(parts)}, then {'drain' if use.drains else 'hold'}")
     return "; ".join(told)
 
 

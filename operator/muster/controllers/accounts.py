@@ -6,20 +6,19 @@ So what is used now is known at any time, also after a restart, and nothing is w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from fractions import Fraction
 from typing import Final
 
 from muster.api.common import format_time
-from muster.api.terms import AtBudgetEnd, Month, MonthlyBudget, MonthUse
+from muster.api.terms import Month, MonthUse
 from muster.api.trainingqueue import TrainingQueue
-from muster.cluster.gpus import short_type
 from muster.cluster.queues import QueueInput
-from muster.sizing.money import exact, gpu_cost, written
+from muster.sizing.money import exact
 from muster.telemetry.cost.periods import month_of, next_month
+from muster.telling.budgets import BudgetUse, brought_forward, budget_uses
 
 _HOUR: Final = 3600
 
@@ -43,27 +42,6 @@ class Spent:
 
     message: str
     drains: bool
-
-
-def brought_forward(month: Month | None, now: datetime) -> tuple[MonthUse, ...]:
-    """What has been used in the month of `now`, by GPU type."""
-    if month is None or now <= month.until:
-        return month.uses if month else ()
-    same = month_of(month.until) == month_of(now)
-    begins = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    seconds = round((now - (month.until if same else begins)).total_seconds())
-    return tuple(
-        _forward(use if same else use.model_copy(update={"gpu_seconds": 0, "cost": None}), seconds)
-        for use in month.uses
-    )
-
-
-def _forward(use: MonthUse, seconds: int) -> MonthUse:
-    # `hourly` is that of all its GPUs together.
-    cost = Fraction(use.cost or 0) + gpu_cost(seconds, Decimal(use.hourly or 0))
-    return use.model_copy(
-        update={"gpu_seconds": use.gpu_seconds + use.gpus * seconds, "cost": written(cost) if cost else None}
-    )
 
 
 def account(queue: TrainingQueue, held: Mapping[str, Held], now: datetime) -> Month | None:
@@ -90,49 +68,33 @@ def account(queue: TrainingQueue, held: Mapping[str, Held], now: datetime) -> Mo
 def spent(queue: TrainingQueue, now: datetime) -> Spent | None:
     """The first of the queue's budgets that is used up now; one that drains before one that only holds."""
     found = [
-        Spent(message, budget.at_limit is AtBudgetEnd.DRAIN)
-        for budget in queue.spec.budgets or ()
-        if (message := _used_up(queue, budget, now))
+        Spent(message, use.drains)
+        for use in budget_uses(queue, now)
+        if (message := _used_up(queue.metadata.name, use, now))
     ]
     return min(found, key=lambda one: not one.drains, default=None)
 
 
-def _used_up(queue: TrainingQueue, budget: MonthlyBudget, now: datetime) -> str:
-    uses = list(_counted(budget, brought_forward(queue.status.month, now)))
-    seconds, cost = sum(use.gpu_seconds for use in uses), sum((Decimal(use.cost or 0) for use in uses), Decimal(0))
-    kind, name = f" on {budget.gpu_type}" if budget.gpu_type else "", queue.metadata.name
+def _used_up(name: str, use: BudgetUse, now: datetime) -> str:
+    budget = use.budget
+    kind = f" on {budget.gpu_type}" if budget.gpu_type else ""
     then = f"it takes jobs again on {format_time(next_month(now))}, or when the budget is raised"
-    if budget.gpu_hours is not None and seconds >= budget.gpu_hours * _HOUR:
+    if budget.gpu_hours is not None and use.gpu_seconds >= budget.gpu_hours * _HOUR:
         return f"queue {name} has used its {budget.gpu_hours} GPU hours{kind} of {month_of(now)}; {then}"
-    if budget.cost is not None and cost >= budget.cost:
+    if budget.cost is not None and use.cost >= budget.cost:
         return f"queue {name} has spent its {budget.cost}{kind} of {month_of(now)}; {then}"
     return ""
 
 
-def used_parts(queue: TrainingQueue, now: datetime) -> Iterator[tuple[str, str, float]]:
-    """(GPU type or "", `gpu_hours` or `cost`, part that is used) of each of the queue's budgets of the month."""
-    for budget in queue.spec.budgets or ():
-        uses, kind = list(_counted(budget, brought_forward(queue.status.month, now))), budget.gpu_type
-        if budget.gpu_hours is not None:
-            yield kind, "gpu_hours", sum(use.gpu_seconds for use in uses) / (budget.gpu_hours * _HOUR)
-        if budget.cost is not None:
-            yield kind, "cost", float(sum(Decimal(use.cost or 0) for use in uses) / budget.cost)
-
-
 def changes(queue: TrainingQueue, now: datetime) -> datetime | None:
     """When a budget will be used up at the present rate, or a new month opens one that is; None for neither."""
-    if not queue.spec.budgets:
-        return None
     moments = [next_month(now)] if spent(queue, now) else []
-    uses = brought_forward(queue.status.month, now)
-    for budget in queue.spec.budgets:
-        counted = list(_counted(budget, uses))
-        gpus, hourly = sum(use.gpus for use in counted), sum((Decimal(use.hourly or 0) for use in counted), Decimal(0))
+    for use in budget_uses(queue, now):
         lefts = []
-        if budget.gpu_hours is not None and gpus:
-            lefts.append((budget.gpu_hours * _HOUR - sum(use.gpu_seconds for use in counted)) / gpus)
-        if budget.cost is not None and hourly:
-            lefts.append(float((budget.cost - sum(Decimal(use.cost or 0) for use in counted)) / hourly) * _HOUR)
+        if use.budget.gpu_hours is not None and use.gpus:
+            lefts.append((use.budget.gpu_hours * _HOUR - use.gpu_seconds) / use.gpus)
+        if use.budget.cost is not None and use.hourly:
+            lefts.append(float((use.budget.cost - use.cost) / use.hourly) * _HOUR)
         moments += [now + timedelta(seconds=left + 1) for left in lefts if 0 < left < 1e8]
     return min(moments, default=None)
 
@@ -178,7 +140,3 @@ def closed(inputs: Iterable[QueueInput], spent: Mapping[str, Spent]) -> list[Que
         replace(one, open=False, drain=one.drain or spent[one.name].drains) if one.name in spent else one
         for one in inputs
     ]
-
-
-def _counted(budget: MonthlyBudget, uses: Iterable[MonthUse]) -> Iterable[MonthUse]:
-    return (use for use in uses if not budget.gpu_type or short_type(budget.gpu_type) == use.gpu_type)

@@ -17,7 +17,7 @@ from muster.api.names import Phase, QueueConditionType, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.gpus import flavour_of
-from muster.controllers import accounts, standing
+from muster.controllers import standing
 from muster.controllers.cache import Cache
 from muster.controllers.loop import Loop
 from muster.controllers.records import Record
@@ -26,6 +26,7 @@ from muster.scheduling.plan import MoveReason, WaitReason
 from muster.telemetry import metrics_declared as declared
 from muster.telemetry.exposition import Labels
 from muster.telemetry.metrics import Metrics
+from muster.telling.budgets import budget_uses
 from muster_protocol.metrics import Metric
 
 Shown = dict[Metric, dict[Labels, float]]
@@ -214,5 +215,6 @@ def _broken(queue: TrainingQueue | None) -> bool:
 
 def _budgets(cache: Cache, now: datetime) -> Iterator[tuple[Labels, float]]:
     for name, queue in cache.queues.items():
-        for gpu_type, unit, ratio in accounts.used_parts(queue, now):
-            yield (name, gpu_type, unit), ratio
+        for use in budget_uses(queue, now):
+            for unit, ratio in use.parts():
+                yield (name, use.budget.gpu_type, unit), ratio

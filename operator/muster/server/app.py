@@ -233,7 +233,7 @@ async def queue(context: Ctx, user: SignedIn, name: Name) -> Response:
     if listed:
         told: list[QueueSummary] = (await context.summed("queues", _queue_list)).items
     else:
-        told = queues.summaries([found] if found is not None else [])
+        told = queues.summaries([found] if found is not None else [], shown.at)
     summary = next((one for one in told if one.name == name), None)
     if found is None or summary is None:
         raise Problem(404, f'trainingqueues.muster.dev "{name}" not found')
@@ -293,7 +293,7 @@ async def _queues(context: Context, user: User, name: str) -> frozenset[str]:
 
 
 def _queue_list(shown: Shown) -> QueueList:
-    items: list[QueueSummary] = queues.summaries(shown.queues)
+    items: list[QueueSummary] = queues.summaries(shown.queues, shown.at)
     return QueueList(items=items, as_of=shown.at)
 
 

@@ -163,7 +163,19 @@ QUEUE_EXAMPLE: Final[dict[str, Any]] = {
             "resources": [{"name": "nvidia.com/gpu", "nominal": 64, "used": 96, "borrowed": 32, "free": 0}],
         }
     ],
+    "budgets": [{"gpuType": "H100", "gpuHours": 40000, "gpuHoursUsed": 31250.5, "atLimit": "hold"}],
 }
+
+
+class BudgetShare(Answer):
+    """A budget of the month, and what is used of it. GPU types are all of them where none is named."""
+
+    gpu_type: str = ""
+    gpu_hours: int | None = Field(None, description="The limit.")
+    gpu_hours_used: float | None = None
+    cost: float | None = Field(None, description="The limit, in the currency of the prices.")
+    cost_used: float | None = None
+    at_limit: str = Field(description="`hold`: nothing more starts then; `drain`: what runs saves and stops, too.")
 
 
 class QueueSummary(Answer):
@@ -180,6 +192,7 @@ class QueueSummary(Answer):
     waiting: int | None = Field(None, description="Jobs of it and those below it that wait.")
     used_gpus: int | None = None
     flavours: list[FlavourShare]
+    budgets: list[BudgetShare] | None = Field(None, description="Of this month, in UTC; absent: it has none.")
 
 
 class QueueList(Answer):

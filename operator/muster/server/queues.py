@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
+from muster.api.terms import AtBudgetEnd
 from muster.api.trainingqueue import TrainingQueue
-from muster.server.models import FlavourShare, QueueSummary, ResourceShare
+from muster.server.models import BudgetShare, FlavourShare, QueueSummary, ResourceShare
+from muster.telling.budgets import BudgetUse, budget_uses
 from muster.telling.usage import Use, in_use, nominals, state
 
 
-def summaries(every: Sequence[TrainingQueue]) -> list[QueueSummary]:
+def summaries(every: Sequence[TrainingQueue], now: datetime) -> list[QueueSummary]:
     """By name."""
     has = nominals(every)
-    return [_summary(queue, has[queue.metadata.name]) for queue in sorted(every, key=lambda one: one.metadata.name)]
+    return [
+        _summary(queue, has[queue.metadata.name], now) for queue in sorted(every, key=lambda one: one.metadata.name)
+    ]
 
 
-def _summary(queue: TrainingQueue, has: Use) -> QueueSummary:
+def _summary(queue: TrainingQueue, has: Use, now: datetime) -> QueueSummary:
     used, borrowed = in_use(queue)
     status = queue.status
     flavours = [
@@ -39,6 +44,19 @@ def _summary(queue: TrainingQueue, has: Use) -> QueueSummary:
         waiting=status.waiting,
         used_gpus=status.used_gpus,
         flavours=flavours,
+        budgets=[_budget(use) for use in budget_uses(queue, now)] or None,
+    )
+
+
+def _budget(use: BudgetUse) -> BudgetShare:
+    budget = use.budget
+    return BudgetShare(
+        gpu_type=budget.gpu_type,
+        gpu_hours=budget.gpu_hours,
+        gpu_hours_used=round(use.gpu_seconds / 3600, 1) if budget.gpu_hours is not None else None,
+        cost=float(budget.cost) if budget.cost is not None else None,
+        cost_used=round(float(use.cost), 2) if budget.cost is not None else None,
+        at_limit=(AtBudgetEnd.DRAIN if use.drains else AtBudgetEnd.HOLD).value,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from muster.api.trainingqueue import TrainingQueue
 from muster.cli.checkpoint_tables import natural
 from muster.cli.printing import plain_table, print_table
 from muster.cli.scene import NotThere
-from muster.cli.tables import JOB_TITLES, below, job_row, queue_rows
+from muster.cli.tables import JOB_TITLES, below, budgets, job_row, queue_rows
+from muster.server.queues import summaries
 
 pytestmark = pytest.mark.unit
 
@@ -47,6 +49,37 @@ def test_a_queue_without_quota_is_unlimited_only_where_none_above_has_one() -> N
         "no quota of its own",
         "H100 on-demand: 8 nvidia.com/gpu; unlimited",
     ]
+
+
+def test_a_queue_shows_what_it_has_used_of_its_budgets_of_this_month() -> None:
+    noon = datetime(2026, 11, 2, 12, tzinfo=timezone.utc)
+    uses = [
+        {"gpuType": "H100", "gpuSeconds": 3_600_000, "gpus": 8, "hourly": "20", "cost": "2500"},
+        {"gpuType": "A100", "gpuSeconds": 7_200, "gpus": 0},
+    ]
+    found = queue(
+        "research",
+        budgets=[{"gpuType": "H100", "gpuHours": 40_000}, {"gpuHours": 50_000, "cost": "90000", "atLimit": "drain"}],
+        status={"month": {"until": "2026-11-02T11:00:00Z", "uses": uses}},
+    )
+    assert budgets(found, noon) == (
+        "1,008.0 of 40,000 GPU hours H100, then hold; "
+        "1,010.0 of 50,000 GPU hours, 2,520.00 of 90,000 in money, then drain"
+    )
+    assert budgets(found, datetime(2026, 12, 1, tzinfo=timezone.utc)).startswith("0.0 of 40,000 GPU hours H100")
+    (row,) = summaries([found], noon)
+    assert row.model_dump(by_alias=True, exclude_none=True)["budgets"] == [
+        {"gpuType": "H100", "gpuHours": 40_000, "gpuHoursUsed": 1_008.0, "atLimit": "hold"},
+        {
+            "gpuType": "",
+            "gpuHours": 50_000,
+            "gpuHoursUsed": 1_010.0,
+            "cost": 90_000.0,
+            "costUsed": 2_520.0,
+            "atLimit": "drain",
+        },
+    ]
+    assert budgets(queue("other"), noon) == ""
 
 
 def test_cores_and_bytes_are_told_as_people_read_them() -> None:

@@ -1,0 +1,95 @@
+"""What a queue has used of its budgets of the month. Pure.
+
+The account in the status is a number and a rate: what was used up to a moment, and how many GPUs have been held since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from fractions import Fraction
+
+from muster.api.terms import AtBudgetEnd, Month, MonthlyBudget, MonthUse
+from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.gpus import short_type
+from muster.sizing.money import gpu_cost, written
+from muster.telemetry.cost.periods import month_of
+
+_HOUR = 3600
+
+
+@dataclass(frozen=True)
+class BudgetUse:
+    """One budget in one month.
+
+    Attributes:
+        uses: those that it counts.
+        gpu_seconds, cost: used so far.
+        gpus, hourly: held now, and what they cost in an hour.
+    """
+
+    budget: MonthlyBudget
+    uses: tuple[MonthUse, ...]
+
+    @property
+    def gpu_seconds(self) -> int:
+        return sum(use.gpu_seconds for use in self.uses)
+
+    @property
+    def cost(self) -> Decimal:
+        return sum((Decimal(use.cost or 0) for use in self.uses), Decimal(0))
+
+    @property
+    def gpus(self) -> int:
+        return sum(use.gpus for use in self.uses)
+
+    @property
+    def hourly(self) -> Decimal:
+        return sum((Decimal(use.hourly or 0) for use in self.uses), Decimal(0))
+
+    @property
+    def drains(self) -> bool:
+        return self.budget.at_limit is AtBudgetEnd.DRAIN
+
+    def parts(self) -> Iterator[tuple[str, float]]:
+        """(`gpu_hours` or `cost`, part that is used) of each limit."""
+        if self.budget.gpu_hours is not None:
+            yield "gpu_hours", self.gpu_seconds / (self.budget.gpu_hours * _HOUR)
+        if self.budget.cost is not None:
+            yield "cost", float(self.cost / self.budget.cost)
+
+
+def budget_uses(queue: TrainingQueue, now: datetime) -> list[BudgetUse]:
+    """Of each of the queue's own budgets, in the month of `now`."""
+    budgets = queue.spec.budgets or ()
+    uses = brought_forward(queue.status.month, now) if budgets else ()
+    return [
+        BudgetUse(
+            budget,
+            tuple(use for use in uses if not budget.gpu_type or short_type(budget.gpu_type) == use.gpu_type),
+        )
+        for budget in budgets
+    ]
+
+
+def brought_forward(month: Month | None, now: datetime) -> tuple[MonthUse, ...]:
+    """What has been used in the month of `now`, by GPU type."""
+    if month is None or now <= month.until:
+        return month.uses if month else ()
+    same = month_of(month.until) == month_of(now)
+    begins = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    seconds = round((now - (month.until if same else begins)).total_seconds())
+    return tuple(
+        _forward(use if same else use.model_copy(update={"gpu_seconds": 0, "cost": None}), seconds)
+        for use in month.uses
+    )
+
+
+def _forward(use: MonthUse, seconds: int) -> MonthUse:
+    # `hourly` is that of all its GPUs together.
+    cost = Fraction(use.cost or 0) + gpu_cost(seconds, Decimal(use.hourly or 0))
+    return use.model_copy(
+        update={"gpu_seconds": use.gpu_seconds + use.gpus * seconds, "cost": written(cost) if cost else None}
+    )
