@@ -115,25 +115,32 @@ class Scheduling(RuleBasedStateMachine):
         #    first one in the next, as a job that waits.
         if made.broken:
             return
-        # 2. A promise for which nobody has to go (a node was mended, or its pods went meanwhile) comes true at once;
+        # 2. What comes back beyond what it was asked for is promised to the next who looks for room that others have,
+        #    and nobody looks before there is anybody to ask. No one is asked to go for that, and who was kept from the
+        #    room that was kept for the job until then may start.
+        if again.promises and not again.evictions and any(live.leaving for live in self.world.jobs.values()):
+            return
+        # 3. A promise for which nobody has to go (a node was mended, or its pods went meanwhile) comes true at once;
         #    nobody else starts, but who was kept from quota that is not kept any more.
         later = {each.uid for each in again.admissions} - {each.uid for each in made.promises}
         assert later <= oracle.starts_later(before, made, again)
         if later:
             return
         assert not again.broken
-        # 3. A promise protects its job until it comes true. Then it is a placement like others, and who came after
+        # 4. A promise protects its job until it comes true. Then it is a placement like others, and who came after
         #    the promise and ranks before its job may ask it.
-        # 4. Who was told to go counts as coming back, so what is left over of it is somebody's to ask for, who needs
+        # 5. Who was told to go counts as coming back, so what is left over of it is somebody's to ask for, who needs
         #    fewer victims now. Only placements that nobody has asked yet are asked, so this ends: see `teardown`.
         kept = {each.uid for each in made.admissions if before.jobs.states[before.jobs.uids.index(each.uid)]}
         if made.evictions or kept & {each.uid for each in again.evictions}:
             return
-        # 5. What comes back beyond what it was asked for is promised to the next who looks for room that others have,
-        #    and nobody looks before there is anybody to ask. No one is asked to go for that.
-        comes_back = not again.evictions and any(live.leaving for live in self.world.jobs.values())
-        if not comes_back:
-            assert (again.promises, again.evictions) == ((), ()), "a plan applied to its own snapshot changes something"
+        # 6. Owners have their turn before a borrower, and so before those of higher priority between the two. One of
+        #    these that no quota limits may ask them, for it needs no right to what is theirs.
+        fresh = {each.uid for each in made.admissions}
+        unlimited = {uid for uid, live in self.world.jobs.items() if not live.job.gpus}
+        if again.evictions and all(each.uid in fresh and each.beneficiary in unlimited for each in again.evictions):
+            return
+        assert (again.promises, again.evictions) == ((), ()), "a plan applied to its own snapshot changes something"
 
     def check(self, before: Snapshot, made: Plan) -> None:
         jobs, uids = before.jobs, before.jobs.uids

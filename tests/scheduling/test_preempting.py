@@ -232,6 +232,27 @@ def test_quota_that_is_lowered_is_given_up_once() -> None:
     assert not planned(world).admissions
 
 
+@pytest.mark.parametrize("explain", [True, False])
+def test_what_is_left_of_quota_waits_for_the_job_that_starts_when_those_who_leave_are_gone(explain: bool) -> None:
+    world = cluster(Node("a"), Node("b"), queues=(Queue(gpus=8),))
+    running(world, Job("goes", gpus=6), "a", leaving=True)
+    world.submit(Live(Job("next", gpus=8, priority=1)))
+    world.submit(Live(Job("small", gpus=2)))
+    policy = Policy(explain=explain)
+    assert not planned(world, policy).admissions, "the small one would be asked for its quota at once"
+    world.gone("goes")
+    assert [each.uid for each in planned(world, policy).admissions] == ["next"]
+
+
+def test_quota_that_is_not_enough_with_all_that_comes_back_waits_for_nobody() -> None:
+    world = cluster(Node("a"), Node("b"), queues=(Queue(gpus=8),))
+    running(world, Job("stays", gpus=4), "b")
+    running(world, Job("goes", gpus=2), "a", leaving=True)
+    world.submit(Live(Job("next", gpus=8)))
+    world.submit(Live(Job("small", gpus=2)))
+    assert [each.uid for each in planned(world).admissions] == ["small"]
+
+
 def test_of_those_who_borrow_who_was_stopped_less_often_gives_back_and_what_is_told_is_what_is_lost() -> None:
     queues = (Queue("lender", gpus=8, cohort=0), Queue("borrower", gpus=8, cohort=0))
     world = Operating({name: Node(name) for name in "ab"}, {queue.name: queue for queue in queues})

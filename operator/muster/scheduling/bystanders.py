@@ -1,4 +1,5 @@
-"""Waiting jobs that a plan may leave out as long as it tells nobody why: they lack quota and may ask nobody for it.
+"""Waiting jobs that a plan may leave out as long as it tells nobody why: they lack quota and may ask nobody for it, and
+those who leave don't give back as much.
 
 Quota in use only grows while a plan is made, so who lacks it as the round begins lacks it to its end. But jobs that
 start may borrow, and give others somebody to ask: whenever quota has changed, those whom that may concern are looked at
@@ -28,7 +29,7 @@ class Bystanders:
         self._by_tree: dict[int, list[int]] = {}
         self.rows: set[int] = set()
         for group in _alike(round_, starting):
-            if not preempting.could_ask(group[0]):
+            if not self._concerns(group[0]):
                 self.rows.update(group)
                 self._by_tree.setdefault(round_.used.circle(round_.queue_of[group[0]]), []).append(group[0])
         self._seen = len(round_.journal)
@@ -48,7 +49,11 @@ class Bystanders:
         if lowest < self._lowest:
             self._lowest = lowest
             trees.update(self._by_tree)
-        return any(self._preempting.could_ask(job) for tree in trees for job in self._by_tree.get(tree, ()))
+        return any(self._concerns(job) for tree in trees for job in self._by_tree.get(tree, ()))
+
+    def _concerns(self, job: int) -> bool:
+        """Whether it may ask somebody, or keeps quota for itself that comes back."""
+        return self._preempting.could_ask(job) or self._round.quota_comes_back(job, 0)
 
     def verdicts(self) -> list[Verdict]:
         """One for each queue and kind."""

@@ -8,7 +8,8 @@ Then jobs are taken one after the other, in the order of `muster.scheduling.orde
 1. turned down, if its queue is closed, no node suits it, it would not fit the usable nodes when they are empty, it asks
    for more than its queue could ever use, or its window opens later; or
 2. left waiting for quota, if its queue may not use that much more now: when it has waited for as long as age counts,
-   and its queue has that much without borrowing, later jobs of the queue do not pass it any more, unless they yield; or
+   and its queue has that much without borrowing, later jobs of the queue do not pass it any more, unless they yield.
+   Where its queue may use that much as soon as those are gone who leave, it becomes a head (4); or
 3. admitted whole, if a valid placement exists in room that no job ahead needs, or if it provably delays nobody; or
 4. left waiting for room. The first few of each flavour are *heads*: they hold a reserved time and place, their quota is
    charged as if they ran, and room is kept for them (`muster.scheduling.heads`). One whose quota others would lend
@@ -206,7 +207,9 @@ class _Deciding:
             self._reserve(decided)
         elif decided.fate is _QUOTA and order.oldest(job):
             _hold_back(round_, decided)
-        elif decided.fate is _QUOTA and round_.waits_for_its_own(job, decided.choice):
+        elif decided.fate is _QUOTA and (
+            round_.waits_for_its_own(job, decided.choice) or round_.quota_comes_back(job, decided.choice)
+        ):
             self._reserve(decided)
         return decided
 

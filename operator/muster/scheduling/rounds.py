@@ -117,6 +117,8 @@ class Round:
         self.reduced = reduced
         self.reserved_quota: list[tuple[int, int]] = []
         self._firm_held_back: set[tuple[int, int]] = set()
+        leaving = np.unique(jobs.queues[jobs.runs.leaving & (jobs.queues != NONE)]).tolist()
+        self._returning = {self.used.circle(queue) for queue in leaving}  # trees in which quota comes back
         self.served: set[int] = set()
         self.touched: dict[int, int] = {}
         self.journal: list[tuple[int, int, Need, int]] = []
@@ -239,6 +241,16 @@ class Round:
             return False
         return not self.fits(self.kinds.of[job], choice, self.kind(job).sizes[-1], spare=False)
 
+    def quota_comes_back(self, job: int, choice: int) -> bool:
+        """Whether the least that a job wants, which lacks quota, is there when those are gone who leave."""
+        queue = self.queue_of[job]
+        if not self._returning or self.used.circle(queue) not in self._returning:
+            return False
+        _, flavour, need = self._least(job, choice)
+        if self.promised.shortage(queue, flavour, need) is not None:
+            return False
+        return self.kind(job).preemptible or self.firm_shortage(job, choice, need) is None
+
     def _least(self, job: int, choice: int) -> tuple[int, int, Need]:
         """(queue, flavour, need) of the smallest size that a job wants."""
         kind = self.kinds.of[job]
@@ -287,6 +299,7 @@ class Round:
     def give_back_quota(self, queue: int, flavour: int, need: Need) -> None:
         """A placement that is to end leaves its quota to others. It uses it until its pods are gone."""
         self._promise(queue, flavour, need, -1)
+        self._returning.add(self.used.circle(queue))
 
     def after_evictions(self) -> Snapshot:
         """The snapshot in which those whom this plan asks to end are leaving already: nobody asks them twice."""
