@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from muster.api.common import find_condition
 from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.names import ConditionType, Phase, Reason
+from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.hindrances import hinders
-from muster.cluster.status import reason_of
+from muster.cluster.status import is_false, reason_of
 from muster.scheduling.plan import WaitReason
 from muster.telling.scene import Scene
 from muster.telling.wording import FINAL, used_limits
@@ -127,10 +129,27 @@ def advice(scene: Scene) -> Iterator[str]:
         yield f"see who holds the queue's quota and who is ahead:  muster jobs --queue {job.spec.queue}"
         yield from place.changes if place is not None else ()
     elif status.phase is not None and status.phase is not Phase.SUCCEEDED:
+        if is_false(status, ConditionType.CHECKPOINT_STORAGE_READY):
+            yield from _storage(job)
         yield f"follow it:  muster status {named} --watch  or  muster logs {named} --all -f"
     for group, used, limit in used_limits(scene):
         if status.phase not in FINAL and limit is not None and 0 < limit <= used:
             yield f"{group.value} ({limit}) is used up: the next such failure ends the job, unless you raise it"
+
+
+def _storage(job: TrainingJob) -> Iterator[str]:
+    """How storage is mended that can't be read or written; the launchers try it again and again."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint is None:
+        return
+    told = find_condition(job.status.conditions, ConditionType.CHECKPOINT_STORAGE_READY.value)
+    why = f" ({told.message})" if told is not None and told.message else ""
+    if checkpoint.secret_ref is not None:
+        where = f"the keys and endpoint in its Secret:  kubectl edit secret {checkpoint.secret_ref.name} -n "
+        where += job.metadata.namespace
+    else:
+        where = "the rights of the pods' service account, for spec.checkpoint.secretRef names no Secret"
+    yield f"mend the bucket of {checkpoint.uri}{why}, or {where}"
 
 
 def _mending(named: str, queue: str, reason: str) -> Iterator[str]:

@@ -225,6 +225,28 @@ def test_every_phase_that_can_be_helped_says_how(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize(
+    ("secret", "told"),
+    [
+        ({"secretRef": {"name": "s3"}}, ", or the keys and endpoint in its Secret:  kubectl edit secret s3 -n "),
+        ({}, ", or the rights of the pods' service account"),
+    ],
+)
+def test_a_gang_whose_storage_fails_says_what_failed_and_where_to_mend_it(secret: dict[str, Any], told: str) -> None:
+    failed = {
+        "type": "CheckpointStorageReady",
+        "status": "False",
+        "reason": "StorageError",
+        "message": "403 AccessDenied",
+        "lastTransitionTime": NOW.isoformat(),
+    }
+    checkpoint = {"checkpoint": {"uri": "s3://models/llama", **secret}}
+    first, *_ = advice(Scene(job(checkpoint, phase="Starting", conditions=[failed]), (), (), NOW))
+    assert first.startswith(f"mend the bucket of s3://models/llama (403 AccessDenied){told}")
+    fine = job(checkpoint, phase="Starting", conditions=[{**failed, "status": "True", "reason": "StorageReady"}])
+    assert not any("mend" in each for each in advice(Scene(fine, (), (), NOW)))
+
+
+@pytest.mark.parametrize(
     ("limit", "eta", "told"),
     [
         ("1h", "2026-01-02T03:34:05Z", "it trains on; about 30m are left; its maxRuntime ends it in 20m"),
