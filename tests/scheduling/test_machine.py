@@ -22,10 +22,12 @@ from muster.scheduling.snapshot import FOREVER, JobState, Snapshot, TopologyMode
 from . import oracle
 from .cases import Job, Node, Queue
 from .operating import Live, Operating, room_of
+from .test_bystanders import decisions
 
 pytestmark = pytest.mark.unit
 
 POLICY = Policy(backfill=True)
+SILENT = replace(POLICY, explain=False)
 LIMITS = st.sampled_from([None, 2, 4, 8])
 SEQUENCES, STEPS = (6_000, 60) if os.environ.get("MUSTER_THOROUGH") else (60, 30)
 
@@ -107,6 +109,7 @@ class Scheduling(RuleBasedStateMachine):
     def planned(self) -> None:
         before = self.world.snapshot()
         made = plan(before, POLICY)
+        assert decisions(plan(before, SILENT)) == decisions(made), "a plan that tells nobody why decides something else"
         self.check(before, made)
         self.world.carry_out(made)
         again = plan(self.world.snapshot(), POLICY)
