@@ -71,6 +71,14 @@ def test_scarce_cores_are_told_as_cores() -> None:
     )
 
 
+def test_nodes_without_accelerators_are_told_as_no_kind() -> None:
+    nodes = [Node("cpu", gpus=0, cores=4), *rack(0, 1)]
+    waiting = why(nodes, Job("a", workers=2, gpus=0, cores=3, only_on=("cpu",)))
+    assert waiting.message.startswith(
+        "needs 2 workers × 3 cores; the one node that suits has room for 1 even when empty"
+    )
+
+
 def test_no_single_resource_is_blamed_when_they_lie_apart() -> None:
     waiting = why([Node("gpus", used_cores=64), Node("cores", used_gpus=8)], Job("a"))
     assert (waiting.resource, waiting.missing) == ("", 0)

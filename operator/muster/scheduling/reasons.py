@@ -329,9 +329,10 @@ class Reasons:
 
     def _kind(self, mask: Mask) -> str:
         """`H100/on-demand ` where all these places are of one flavour: a job that names no type is told which it waits
-        for."""
+        for. Nodes without accelerators are of none."""
         flavours = np.unique(self._snapshot.nodes.flavours[self._tree.order][mask])
-        name = self._snapshot.flavours[int(flavours[0])] if len(flavours) == 1 else ""
+        one = int(flavours[0]) if len(flavours) == 1 else NONE
+        name = self._snapshot.flavours[one] if one != NONE else ""
         return f"{name} " if name else ""
 
     def _shape(self, gang: Gang) -> str:
