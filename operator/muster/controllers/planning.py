@@ -109,8 +109,9 @@ def choose_flavours(spec: EffectiveSpec, counts: Counter[tuple[str, str]]) -> tu
     choices = []
     for kind in spec.capacity:
         of_kind = Counter({key: count for key, count in counts.items() if key[0].endswith(f"/{kind}")})
-        flavour = choose_flavour(spec, of_kind)
-        if flavour.endswith(f"/{ON_DEMAND}") and kind != ON_DEMAND:  # no node of the kind is there now
+        # Where no node of the kind is there now, it is the GPU that the job would get of another kind.
+        flavour = choose_flavour(spec, of_kind) or choose_flavour(spec, counts)
+        if flavour and not flavour.endswith(f"/{kind}"):
             flavour = f"{flavour.partition('/')[0]}/{kind}"
         choices.append(Choice(flavour, (kind,)))
     return tuple(choices)

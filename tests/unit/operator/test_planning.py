@@ -274,6 +274,24 @@ def test_capacity_in_order_brings_alternatives_with_their_moments() -> None:
     assert (other.flavour, other.node_filter.capacity, other.since) == ("H100/on-demand", ("on-demand",), 300.0)
 
 
+def test_a_kind_that_no_node_is_of_now_has_the_gpus_of_the_others() -> None:
+    capacity = {"order": ["spot", "on-demand"]}
+    spec = effective_spec(trainingjob(capacity=capacity).spec)
+    nodes = [node("a"), node("cpu", "", **SPOT)]
+    choices = planning.choose_flavours(spec, planning.flavour_counts(nodes))
+    assert [choice.flavour for choice in choices] == ["H100/spot", "H100/on-demand"]
+    found = planning.pending_input(
+        trainingjob(capacity=capacity),
+        spec,
+        request={},
+        node_filter=NodeFilter(),
+        choices=choices,
+        priority=0,
+        levels=RACKS,
+    )
+    assert found.node_filter.gpu_type == "H100", "spot nodes without GPUs do not suit"
+
+
 def test_an_elastic_gang_brings_its_sizes_and_may_start_small() -> None:
     job = trainingjob(workers={"replicas": 6, "min": 2, "max": 10, "step": 2}, preemptible=False)
     spec = effective_spec(job.spec)
