@@ -10,7 +10,7 @@ import pytest
 from muster.scheduling.amounts import amount
 from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import Snapshot
+from muster.scheduling.snapshot import Alternative, Snapshot
 
 from .cases import RESOURCES, Job, Node, Outcome, Queue, rack, snapshot
 
@@ -199,21 +199,33 @@ def _firm(shot: Snapshot, *uids: str) -> Snapshot:
     return replace(shot, jobs=replace(shot.jobs, terms=replace(shot.jobs.terms, preemptible=preemptible)))
 
 
-@pytest.mark.parametrize("quota", [0, 8])
-def test_another_kind_of_capacity_is_told_only_where_the_queue_has_quota_for_it(quota: int) -> None:
+def _beside_spot(quota: int) -> Snapshot:
+    """A job that suits a full on-demand node alone, an empty spot node, and so much quota for spot."""
     nodes = [Node("reserved", used_gpus=8), Node("spot")]
     shot = snapshot(nodes, [Job("a", only_on=("reserved",))], [Queue(gpus=8)])
     queues = shot.queues
     wide = [np.concatenate([each, each[:, 1:]], axis=1) for each in (queues.nominal, queues.borrowing, queues.lending)]
     wide[0][0, 2, RESOURCES.index("nvidia.com/gpu")] = quota
-    world = replace(
+    return replace(
         shot,
         flavours=("", "H100/on-demand", "H100/spot"),
         nodes=replace(shot.nodes, flavours=np.array([1, 2], dtype=np.int32)),
         queues=replace(queues, nominal=wide[0], borrowing=wide[1], lending=wide[2]),
     )
-    (waiting,) = plan(world).waiting
+
+
+@pytest.mark.parametrize("quota", [0, 8])
+def test_another_kind_of_capacity_is_told_only_where_the_queue_has_quota_for_it(quota: int) -> None:
+    (waiting,) = plan(_beside_spot(quota)).waiting
     assert waiting.changes == (("there is room now on H100/spot",) if quota else ())
+
+
+def test_a_kind_of_capacity_that_a_job_takes_already_is_not_told_to_help() -> None:
+    shot = _beside_spot(quota=8)
+    its_labels_keep_it_away = ((Alternative(filter=0, flavour=2),),)
+    terms = replace(shot.jobs.terms, alternatives=its_labels_keep_it_away)
+    (waiting,) = plan(replace(shot, jobs=replace(shot.jobs, terms=terms))).waiting
+    assert waiting.changes == ()
 
 
 def test_a_job_that_may_not_be_stopped_is_told_that_its_like_hold_all_of_its_queues_quota() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -43,7 +43,8 @@ class Changes:
         room = round_.spare if spare else round_.room
         prefix = prefix_sums(room.slots(gang.worker).everywhere())
         changes = [self._fewer(gang, prefix), self._wider(gang, prefix)]
-        others = tuple(self._other_kinds(gang, it.choices[choice].flavour, room))
+        taken = frozenset(each.flavour for each in it.choices)
+        others = tuple(self._other_kinds(gang, it.choices[choice].flavour, taken, room))
         return almost, tuple(change for change in changes if change), others
 
     def _almost(self, gang: Gang, prefix: Int) -> tuple[Almost, ...]:
@@ -79,13 +80,14 @@ class Changes:
             return f"there is room now if {tree.level_name(gang.level)} were preferred instead of required"
         return ""
 
-    def _other_kinds(self, gang: Gang, flavour: int, room: Room) -> Iterator[int]:
-        """Nodes with the same GPU in another capacity kind: `H100/spot` beside `H100/on-demand`."""
+    def _other_kinds(self, gang: Gang, flavour: int, taken: Collection[int], room: Room) -> Iterator[int]:
+        """Nodes with the same GPU in another capacity kind: `H100/spot` beside `H100/on-demand`. Not those that the job
+        takes already: what keeps it from them is no matter of room."""
         gpu, _, capacity = self._round.snapshot.flavours[flavour].partition("/")
         if not gpu or not capacity:
             return
         for other, name in enumerate(self._round.snapshot.flavours):
-            if other == flavour or name.partition("/")[0] != gpu or not name.partition("/")[2]:
+            if other in taken or name.partition("/")[0] != gpu or not name.partition("/")[2]:
                 continue
             if fits(self._round.tree, self._slots_of(gang.worker, other, room), gang):
                 yield other
