@@ -54,6 +54,20 @@ def test_higher_priority_gets_a_promise_and_starts_when_its_victim_is_gone() -> 
     assert {each.uid: each.nodes.tolist() for each in made.admissions} == {"high": [0]}
 
 
+def test_who_gets_a_part_of_what_one_victim_leaves_is_told_of_that_victim() -> None:
+    world = cluster(Node("a"), Node("b"))
+    running(world, Job("low", workers=2), "a", "b")
+    for uid in ("first", "second"):
+        world.submit(Live(Job(uid, priority=5)))
+    made = planned(world)
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("low", "first")]
+    for told in (made.waiting, plan(world.snapshot()).waiting):
+        assert [each.uid for each in told] == ["first", "second"]
+        assert {each.message for each in told} == {
+            "1 node is promised to this job; 1 job still to save and make room there"
+        }
+
+
 def test_a_gang_with_a_worker_on_a_cordoned_node_goes_as_a_whole() -> None:
     """A smaller gang would be promised its own node, on which nothing starts any more."""
     for cordoned, reason in ((False, MoveReason.SHRUNK), (True, MoveReason.PREEMPTED)):

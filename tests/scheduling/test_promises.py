@@ -42,7 +42,9 @@ def test_job_starts_on_exactly_the_promised_nodes_as_soon_as_they_have_the_room(
 
 def test_pods_that_ended_but_are_not_gone_keep_the_job_waiting() -> None:
     outcome = planned([BUSY, IDLE], HEAD)
-    assert outcome.waiting["head"].message == "2 nodes are promised to this job; pods that ended there still hold room"
+    assert outcome.waiting["head"].message == (
+        "2 nodes are promised to this job; jobs that are ending there still hold room"
+    )
 
 
 @pytest.mark.parametrize("there", [[IDLE], [IDLE, Node("busy", usable=False)]])

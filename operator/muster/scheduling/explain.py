@@ -159,7 +159,8 @@ class Words:
         if fate is Fate.CLEARED:
             return self._cleared(job), ""
         nodes = self._round.snapshot.jobs.runs.nodes_of(job)  # of a promise that an earlier plan made
-        return self._reasons.promised(nodes, len(victims_of(self._round.snapshot, job))), ""
+        victims = {*victims_of(self._round.snapshot, job), *self._going_from(nodes)}
+        return self._reasons.promised(nodes, len(victims)), ""
 
     def helps(self, verdict: Verdict, *, has_quota: bool) -> tuple[tuple[Almost, ...], tuple[str, ...]]:
         """Domains in which the job almost fits, and changes that would start it."""
@@ -240,9 +241,24 @@ class Words:
     def _cleared(self, job: int) -> Why:
         uid = self.uids[job]
         promise = next(each for each in self._round.promises if each.uid == uid)
-        victims = sum(each.beneficiary == uid for each in self._round.evictions)
+        going = set(self._going_from(promise.nodes))
+        victims = len(going | {row for row, of in self._asked.items() if of == uid})
         victims += sum(bool(np.isin(nodes, promise.nodes).any()) for nodes in self._left)
         return self._reasons.promised(promise.nodes, victims)
+
+    def _going_from(self, nodes: Index) -> list[int]:
+        """Rows of those that leave some of these nodes, whomever they were asked for: what one of them leaves may be
+        promised to several."""
+        runs = self._round.snapshot.jobs.runs
+        rows = np.arange(len(self.uids))
+        before = np.flatnonzero(runs.leaving & (runs.beneficiary != NONE) & (runs.beneficiary != rows)).tolist()
+        return [row for row in {*before, *self._asked} if np.isin(runs.nodes_of(row), nodes).any()]
+
+    @cached_property
+    def _asked(self) -> dict[int, str]:
+        """By row of those that this plan asks to leave for another: for whom."""
+        asked = {each.uid: each.beneficiary for each in self._round.evictions if each.beneficiary not in ("", each.uid)}
+        return {row: asked[uid] for row, uid in enumerate(self.uids) if uid in asked}
 
     @cached_property
     def _left(self) -> list[Index]:

@@ -157,7 +157,7 @@ class Reasons:
         message = f"{_count(nodes, 'node')} {'is' if nodes == 1 else 'are'} promised to this job"
         if victims:
             return Why(WaitReason.PREEMPTING, f"{message}; {_count(victims, 'job')} still to save and make room there")
-        return Why(WaitReason.PREEMPTING, f"{message}; pods that ended there still hold room")
+        return Why(WaitReason.PREEMPTING, f"{message}; jobs that are ending there still hold room")
 
     def quota_is_kept(self, queue: int, flavour: int, short: Shortage, ahead: int, priority: int) -> Why:
         resource = self._names[short.resource]
