@@ -83,6 +83,16 @@ def test_a_queue_without_quota_is_bounded_by_those_above_it() -> None:
     )
 
 
+def test_a_queue_with_queues_below_it_is_told_what_all_of_them_use_and_have() -> None:
+    queues = [Queue("company", gpus=8), Queue("team", gpus=8, parent="company")]
+    running = Job("running", queue="team", holding=True)
+    pool = planned(queues, running, Job("a", workers=2, queue="company")).waiting["a"].message
+    assert pool == (
+        "needs 16 nvidia.com/gpu of H100; queue company, with those below it, uses 8 nvidia.com/gpu of its quota of "
+        "16 nvidia.com/gpu and can use 8 nvidia.com/gpu more now, borrowing included"
+    )
+
+
 def test_where_nobody_names_quota_nothing_is_limited() -> None:
     queues = [Queue("company"), Queue("team", parent="company"), Queue("other", gpus=0, parent="company")]
     outcome = planned(queues, Job("a", workers=10, queue="team"), Job("b", queue="other"))

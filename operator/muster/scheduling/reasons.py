@@ -224,18 +224,23 @@ class Reasons:
         return self._known_holders[key]
 
     def _state(self, ledger: Ledger, queue: int, flavour: int, short: Shortage, *, firm: bool) -> str:
-        """What a queue uses and may use of a resource: the same for all its jobs."""
+        """What a queue uses and may use of a resource: the same for all its jobs. Those below it count with it, but for
+        jobs that may not borrow from there."""
         resource = self._names[short.resource]
-        used = ledger.used(queue, flavour, short.resource)
+        below = not firm and bool((self._snapshot.queues.parents == queue).any())
+        used = (ledger.used_by_jobs if firm else ledger.used)(queue, flavour, short.resource)
         nominal = ledger.nominal(queue, flavour, short.resource)
+        if below:
+            nominal = ledger.has(queue, flavour, short.resource) or nominal
         quota = f" of its quota of {amount(resource, nominal)}" if nominal < UNLIMITED else ", has no quota of its own"
         limiting = ledger.limiting(queue, flavour, short.resource)
         above = "" if firm or limiting == queue else f"; {self._above(limiting)} has no more to give"
         if above and used + short.available < nominal < UNLIMITED:
             above = "; others have borrowed the rest of its own: `muster queues` shows who"
+        who = f"queue {self._queue(queue)}{', with those below it,' if below else ''}"
         return (
-            f"queue {self._queue(queue)} uses {amount(resource, used)}{quota} and can use "
-            f"{amount(resource, short.available)} more now, {_FIRM if firm else _BORROWING}{above}"
+            f"{who} uses {amount(resource, used)}{quota} and can use {amount(resource, short.available)} more now, "
+            f"{_FIRM if firm else _BORROWING}{above}"
         )
 
     def quota_is_owned(self, queue: int, flavour: int, need: Need) -> Why:
