@@ -253,6 +253,36 @@ def test_a_job_that_may_not_be_stopped_is_told_when_it_is_only_borrowing_that_it
     )
 
 
+@pytest.mark.parametrize(
+    ("needs", "lines", "told"),
+    [
+        (
+            Job("a", gpus=0, cores=4),
+            {1: 8},
+            "needs 4 cores; queue research can never use more than 0 cores, borrowing "
+            "included; its quota of cpu is for H100",
+        ),
+        (
+            Job("a", gpus=1, cores=4),
+            {0: 8},
+            "needs 4 cores of H100; queue research can never use more than 0 cores, "
+            "borrowing included; its quota of cpu is for gangs without GPUs",
+        ),
+        (
+            Job("a", gpus=1, cores=4),
+            {},
+            "needs 4 cores of H100; queue research can never use more than 0 cores, borrowing included",
+        ),
+    ],
+)
+def test_a_queue_whose_quota_is_for_other_kinds_says_for_which(needs: Job, lines: dict[int, int], told: str) -> None:
+    shot = snapshot(rack(0, 2), [needs])
+    nominal = shot.queues.nominal.copy()
+    nominal[0, :, RESOURCES.index("cpu")] = [lines.get(flavour, 0) * 1000 for flavour in range(2)]
+    (waiting,) = plan(replace(shot, queues=replace(shot.queues, nominal=nominal))).waiting
+    assert (waiting.reason, waiting.message) == (WaitReason.EXCEEDS_QUOTA, told)
+
+
 def test_who_lacks_what_others_have_borrowed_of_its_queue_and_keep_is_told_so() -> None:
     queues = [Queue("mine", gpus=8, cohort=0), Queue("beside", gpus=0, cohort=0)]
     jobs = [Job("borrower", queue="beside", holding=True), Job("a", queue="mine")]

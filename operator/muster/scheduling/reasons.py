@@ -177,10 +177,20 @@ class Reasons:
         return Why(
             WaitReason.EXCEEDS_QUOTA,
             f"needs {self._of_flavour(resource, short.needed, flavour)}; queue {self._queue(queue)} can never use "
-            f"more than {amount(resource, short.available)}, {_FIRM if firm else _BORROWING}{way_out}",
+            f"more than {amount(resource, short.available)}, {_FIRM if firm else _BORROWING}"
+            f"{self._elsewhere(queue, flavour, short.resource)}{way_out}",
             resource,
             short.needed - short.available,
         )
+
+    def _elsewhere(self, queue: int, flavour: int, resource: int) -> str:
+        """For which other kinds a queue has quota and none for this one: a missing line is easily overlooked."""
+        nominal = self._snapshot.queues.nominal[queue, :, resource]
+        there = np.flatnonzero((nominal > 0) & (nominal < UNLIMITED)).tolist()
+        if nominal[flavour] or not there:
+            return ""
+        kinds = " and ".join(self._snapshot.flavours[other] or "gangs without GPUs" for other in there)
+        return f"; its quota of {self._names[resource]} is for {kinds}"
 
     def quota_exceeded(self, ledger: Ledger, queue: int, flavour: int, short: Shortage, *, firm: bool = False) -> Why:
         """`firm`: the job is not preemptible, so it may not borrow."""
