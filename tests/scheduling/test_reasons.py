@@ -10,7 +10,7 @@ import pytest
 from muster.scheduling.amounts import amount
 from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import Alternative, Snapshot
+from muster.scheduling.snapshot import Alternative, Shape, Snapshot
 
 from .cases import RESOURCES, Job, Node, Outcome, Queue, rack, snapshot
 
@@ -281,6 +281,27 @@ def test_a_queue_whose_quota_is_for_other_kinds_says_for_which(needs: Job, lines
     nominal[0, :, RESOURCES.index("cpu")] = [lines.get(flavour, 0) * 1000 for flavour in range(2)]
     (waiting,) = plan(replace(shot, queues=replace(shot.queues, nominal=nominal))).waiting
     assert (waiting.reason, waiting.message) == (WaitReason.EXCEEDS_QUOTA, told)
+
+
+def _with_a_spare(shot: Snapshot) -> Waiting:
+    """What the only job is told when it asks for a spare besides."""
+    terms = replace(shot.jobs.terms, shapes=(Shape(spares=1),))
+    (waiting,) = plan(replace(shot, jobs=replace(shot.jobs, terms=terms))).waiting
+    return waiting
+
+
+def test_quota_for_a_spare_is_told() -> None:
+    waiting = _with_a_spare(snapshot(rack(0, 4), [Job("a", workers=2)], [Queue(gpus=16)]))
+    assert waiting.message == (
+        "with 1 spare it needs 24 nvidia.com/gpu of H100; queue research can never use more than 16 nvidia.com/gpu, "
+        "borrowing included"
+    )
+
+
+@pytest.mark.parametrize(("nodes", "help_"), [(2, "there is room now without its spare"), (1, "")])
+def test_who_finds_room_without_its_spares_is_told_so(nodes: int, help_: str) -> None:
+    changes = _with_a_spare(snapshot(rack(0, nodes), [Job("a", workers=2)])).changes
+    assert changes == ((help_,) if help_ else ())
 
 
 def test_who_lacks_what_others_have_borrowed_of_its_queue_and_keep_is_told_so() -> None:

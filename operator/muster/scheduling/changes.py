@@ -42,7 +42,7 @@ class Changes:
             return (), (), ()
         room = round_.spare if spare else round_.room
         prefix = prefix_sums(room.slots(gang.worker).everywhere())
-        changes = [self._fewer(gang, prefix), self._wider(gang, prefix)]
+        changes = [self._without_spares(gang, prefix) or self._fewer(gang, prefix), self._wider(gang, prefix)]
         taken = frozenset(each.flavour for each in it.choices)
         others = tuple(self._other_kinds(gang, it.choices[choice].flavour, taken, room))
         return almost, tuple(change for change in changes if change), others
@@ -58,6 +58,12 @@ class Changes:
             for domain in best.tolist()
             if 0 < rooms[domain] < gang.total
         )
+
+    def _without_spares(self, gang: Gang, prefix: Int) -> str:
+        bare = replace(gang, shape=replace(gang.shape, spares=0))
+        if not gang.shape.spares or not fits(self._round.tree, prefix, bare):
+            return ""
+        return f"there is room now without its {'spare' if gang.shape.spares == 1 else 'spares'}"
 
     def _fewer(self, gang: Gang, prefix: Int) -> str:
         tree, required = self._round.tree, gang.mode == TopologyMode.REQUIRED

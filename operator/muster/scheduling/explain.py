@@ -150,7 +150,8 @@ class Words:
         if fate in (Fate.QUOTA, Fate.NEVER):
             key = (self._round.queue_of[job], kind, verdict.choice, job in self._heads.jobs)
             if key not in self._by_quota:
-                self._by_quota[key] = self._quota(verdict)
+                why, blocker = self._quota(verdict)
+                self._by_quota[key] = self._with_spares(kind, why), blocker
             return self._by_quota[key]
         if fate is Fate.CLOSED:
             return self._reasons.queue_closed(self._round.queue_of[job]), ""
@@ -300,6 +301,13 @@ class Words:
         jobs = round_.snapshot.jobs
         why = self._reasons.quota_is_kept(queue, flavour, kept, int(jobs.queues[ahead]), int(jobs.priorities[ahead]))
         return why, jobs.uids[ahead]
+
+    def _with_spares(self, kind: int, why: Why) -> Why:
+        """The sentence of a job that lacks quota, with the spares that it needs more for than for its workers."""
+        spares = self._round.kinds.kinds[kind].shape.spares
+        if not spares or not why.message.startswith("needs "):
+            return why
+        return why._replace(message=f"with {spares} {'spare' if spares == 1 else 'spares'} it {why.message}")
 
     def _placement(self, kind: int, fate: Fate, choice: int) -> tuple[Why, str]:
         round_ = self._round
