@@ -16,7 +16,7 @@ from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
 from muster.cluster.status import finished
-from muster.cluster.views import PodView
+from muster.cluster.views import NodeView, PodView
 from muster.controllers import admission, planning, terms
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
@@ -123,7 +123,7 @@ class Inputs:
             queue=(placement.queue if placement else "") or next((pod.queue for pod in pods if pod.queue), made.queue),
             workers=placement.workers if placement else made.workers,
             request=made.request if record.judgement or not pods else dict(pods[0].requests),
-            flavour=flavour_of(node.labels) if node and record.spec.gpus_per_worker else NO_ACCELERATOR,
+            flavour=_drawn_on(node, record, made),
             placed=placed,
             promised=promised,
             generation=generation,
@@ -226,6 +226,15 @@ def run_of(record: Record, now: datetime) -> RunInput:
         stops=status.preemptions or 0,
         yields=record.placement is not None and record.placement.yields,
     )
+
+
+def _drawn_on(node: NodeView | None, record: Record, made: JobInput) -> str:
+    """Whose quota a placement draws on, by one of its nodes. While that is gone, or its labels are (GPU feature
+    discovery takes them away when it is installed anew), it is what the job asks for: as a gang without GPUs it would
+    be beyond its queue's quota, and be stopped for that."""
+    if not record.spec.gpus_per_worker:
+        return NO_ACCELERATOR
+    return (flavour_of(node.labels) if node else NO_ACCELERATOR) or made.flavour
 
 
 def _gpus(record: Record) -> int:

@@ -90,10 +90,12 @@ class World:
     cache: Cache
     loop: Loop
     pods: Items
+    nodes: Items
     notes: list[tuple[str, Note]] = field(default_factory=list)
     """Events that were told: (name of the job, Event)."""
 
-    def submit(self, name: str, *, workers: int = 2, **spec: Any) -> None:
+    def submit(self, name: str, *, workers: int = 2, each: Object | None = None, **spec: Any) -> None:
+        """A job of so many workers of one core each, and what else `each` of them has."""
         raw = {
             "metadata": {
                 "name": name,
@@ -107,7 +109,7 @@ class World:
                 "queue": "q",
                 "image": "i",
                 "command": ["x"],
-                "workers": {"replicas": workers, "resources": {"requests": {"cpu": "1"}}},
+                "workers": {"replicas": workers, "resources": {"requests": {"cpu": "1"}}, **(each or {})},
                 **spec,
             },
         }
@@ -149,9 +151,12 @@ class World:
 
 
 @asynccontextmanager
-async def world(*, cpu: str = "4", node_hours: NodeHours = (("on-demand", 999.0),)) -> AsyncIterator[World]:
+async def world(
+    *, cpu: str = "4", node_hours: NodeHours = (("on-demand", 999.0),), node: NodeView | None = None
+) -> AsyncIterator[World]:
+    """`node`: in place of one of so many cores."""
     pods, nodes, namespaces = Items(), Items(), Items()
-    nodes.items["n"] = NodeView.from_raw(
+    nodes.items["n"] = node or NodeView.from_raw(
         {
             "metadata": {"name": "n"},
             "status": {
@@ -180,7 +185,7 @@ async def world(*, cpu: str = "4", node_hours: NodeHours = (("on-demand", 999.0)
     )
     task = asyncio.create_task(loop.run())
     try:
-        yield World(server, cache, loop, pods, notes)
+        yield World(server, cache, loop, pods, nodes, notes)
     finally:
         task.cancel()
         await asyncio.wait({task})

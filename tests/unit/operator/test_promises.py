@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from muster.api.common import format_time
 from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.views import NodeView
 from muster.controllers import plans
 from muster.controllers.work import utc_now
 from muster.scheduling.plan import Eviction, MoveReason, Plan, Promise
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
-from muster.scheduling.snapshot import JobState, Snapshot
+from muster.scheduling.snapshot import NONE, JobState, Snapshot
 
 from .loops import World, world
 
@@ -64,8 +66,8 @@ def once(uid: str, eviction: Eviction, promise: Promise | None = None) -> Callab
     return decide
 
 
-async def running(place: World, name: str, workers: int = 2) -> None:
-    place.submit(name, workers=workers)
+async def running(place: World, name: str, workers: int = 2, **more: Any) -> None:
+    place.submit(name, workers=workers, **more)
     await place.until(lambda: len(place.server.pods) == workers)
     for pod in list(place.server.pods):
         place.show(pod)
@@ -182,6 +184,37 @@ async def test_a_queue_is_drained_when_its_budget_is_used_up_though_nothing_else
         place.gone("low")
         await place.until(lambda: not place.placed("low"))
         assert "preemptions" not in place.status("low"), "its disruption budget does not count it"
+
+
+def gpu_node(**labels: str) -> NodeView:
+    resources = {"nvidia.com/gpu": "8", "cpu": "64", "memory": "8Gi", "pods": "110"}
+    ready = {"type": "Ready", "status": "True"}
+    return NodeView.from_raw(
+        {"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": resources, "conditions": [ready]}}
+    )
+
+
+async def test_a_gang_whose_node_has_lost_its_gpu_labels_is_not_stopped_for_quota(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans_: list[tuple[Snapshot, Plan]] = []
+
+    def look(snapshot: Snapshot, policy: Policy) -> Plan:
+        plans_.append((snapshot, plan(snapshot)))
+        return plans_[-1][1]
+
+    monkeypatch.setattr(plans, "plan", look)
+    async with world(node=gpu_node(**{"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})) as place:
+        line = {"name": "nvidia.com/gpu", "nominal": 8}
+        quotas = [{"gpuType": "H100", "resources": [line]}]
+        place.cache.on_queue("q", TrainingQueue.from_raw({"metadata": {"name": "q"}, "spec": {"quotas": quotas}}))
+        await running(place, "low", workers=1, each={"gpusPerWorker": 8, "gpuType": "H100"})
+        place.nodes.items["n"] = gpu_node()
+        place.cache.on_node("n", place.nodes.items["n"])
+        await place.until(lambda: plans_[-1][0].nodes.flavours.tolist() == [NONE])
+        shot, made = plans_[-1]
+        assert [shot.flavours[flavour] for flavour in shot.jobs.flavours] == ["H100/on-demand"]
+        assert made.evictions == ()
 
 
 async def test_a_promise_ends_with_an_edit_and_its_victims_that_were_not_told_stay(
