@@ -26,7 +26,10 @@ from muster.simulate.world import State, World, crowd, idle_gpus
 
 REFRESH: Final = 900.0
 PATIENCE: Final = 86_400.0
-"""Seconds in which nothing runs and nothing starts, after which what still waits is given up."""
+"""Seconds in which nothing is submitted, runs or starts, after which what still waits is given up."""
+ABSENCES: Final = 6.0
+"""It is given up no sooner than after so many mean absences of a node: one that it needs is back by then, but for one
+time in four hundred."""
 SAMPLE: Final = 600.0
 
 
@@ -100,6 +103,13 @@ def simulate(workload: Workload, policy: Policy, *, seed: int = 1, interval: flo
     return _Simulation(workload, policy, seed, interval).run()
 
 
+def _patience(workload: Workload) -> float:
+    """Seconds after which who waits is given up: nodes that are away are waited for."""
+    faults = workload.cluster.file.faults
+    away = max(faults.repair if faults.failures else 0.0, faults.absence if faults.reclaims else 0.0)
+    return max(PATIENCE, ABSENCES * away)
+
+
 class _Simulation:
     def __init__(self, workload: Workload, policy: Policy, seed: int, interval: float) -> None:
         self._workload, self._policy, self._interval = workload, policy, interval
@@ -117,21 +127,22 @@ class _Simulation:
         begun = time.thread_time()
         for node in range(len(self._world.usable)):
             self._schedule_fault(node, 0.0)
-        now, planned_at, active_at = 0.0, -math.inf, 0.0
+        now, planned_at, active_at, patience = 0.0, -math.inf, 0.0, _patience(self._workload)
         while self._world.done < len(self._submit):
             moment = min(self._upcoming(), max(now, planned_at + REFRESH) if self._waits() else math.inf)
             if moment == math.inf:
                 break
             now = max(now, math.ceil(moment / self._interval - 1e-9) * self._interval)
+            more_to_come = self._next < len(self._submit)
             changed = self._advance(now)
             if not self._waits() or not (changed or now >= planned_at + REFRESH):
                 self._sample(now)
                 continue
             planned_at = now
-            if self._decide(now) or self._world.placed or self._next < len(self._submit):
+            if self._decide(now) or self._world.placed or more_to_come:
                 active_at = now
             self._sample(now)
-            if now - active_at > PATIENCE:
+            if now - active_at > patience:
                 break
         return Outcome(
             policy=self._policy.name,

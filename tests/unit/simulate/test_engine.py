@@ -7,7 +7,7 @@ import pytest
 
 from muster.scheduling.plan import Eviction, MoveReason, Plan, Promise
 from muster.simulate.cluster import ClusterFile, build
-from muster.simulate.engine import Outcome, simulate
+from muster.simulate.engine import REFRESH, Outcome, simulate
 from muster.simulate.errors import SimulationError
 from muster.simulate.policies import NAMES, parts, policy_named
 from muster.simulate.synthetic import Recipe, make
@@ -147,6 +147,15 @@ def test_what_can_never_start_is_told(name: str) -> None:
     outcome = simulate(work, policy_named(name, work))
     assert [job for job, _ in outcome.never] == [0]
     assert outcome.world.ended[1] > 0
+
+
+@pytest.mark.parametrize("repair", [40_000.0, 400_000.0])
+def test_a_job_that_is_submitted_while_its_node_is_away_waits_for_it(repair: float) -> None:
+    broken = {"failures": 20_000, "reclaims": 0, "repair": repair}
+    late = workload({"submit": 1_000_000.0, "gpus": 8}, nodes=1, faults=broken)
+    outcomes = [simulate(late, policy_named("easy", late), seed=seed) for seed in range(1, 6)]
+    assert [outcome.never for outcome in outcomes] == [()] * 5
+    assert any(outcome.world.queued[0] > REFRESH for outcome in outcomes), "in one of them the node was away"
 
 
 def test_muster_says_why_a_job_never_starts() -> None:
