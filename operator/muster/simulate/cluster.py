@@ -210,6 +210,13 @@ def _numbered(word: str, count: int) -> tuple[str, ...]:
     return tuple(f"{word}-{index}" for index in range(count))
 
 
+def _equal_share(cluster: Cluster, at: int, of: int) -> dict[str, int]:
+    """GPUs by flavour of queue number `at` of so many. The first get what is left over: all have the whole cluster
+    together, or a job that needs all of it could never start."""
+    there = zip(cluster.flavours[1:], cluster.gpus_of_flavours[1:].tolist(), strict=True)
+    return {name: gpus // of + (at < gpus % of) for name, gpus in there}
+
+
 def queue_shares(cluster: Cluster, wanted: Sequence[str]) -> tuple[QueueShare, ...]:
     """The queues of the file, or equal shares for all that the trace names.
 
@@ -218,9 +225,10 @@ def queue_shares(cluster: Cluster, wanted: Sequence[str]) -> tuple[QueueShare, .
             queues have one name.
     """
     if not cluster.file.queues:
-        there = cluster.gpus_of_flavours
-        shares = {name: int(there[index]) // len(wanted) for index, name in enumerate(cluster.flavours) if index}
-        return tuple(QueueShare(name=name, gpus=shares, cohort="all") for name in wanted)
+        return tuple(
+            QueueShare(name=name, gpus=_equal_share(cluster, at, len(wanted)), cohort="all")
+            for at, name in enumerate(wanted)
+        )
     names = [queue.name for queue in cluster.file.queues]
     doubled = next((name for name in names if names.count(name) > 1), None)
     if doubled is not None:

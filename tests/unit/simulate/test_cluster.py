@@ -59,6 +59,11 @@ def test_without_queues_each_gets_the_same_share() -> None:
     ]
 
 
+def test_shares_that_are_not_whole_add_up_to_the_cluster() -> None:
+    shares = queue_shares(cluster(2), ["a", "b", "c"])
+    assert [share.gpus for share in shares] == [{"H100/on-demand": gpus} for gpus in (6, 5, 5)]
+
+
 def test_use_counts_half_after_its_half_life() -> None:
     built = cluster(2)
     usage = Usage(built, np.array([1, NONE], dtype=np.int32))
