@@ -79,15 +79,27 @@ def never_told(outcome: Outcome) -> str:
     large = [job for job, _ in outcome.never if workload.trace.gpus[job] > there]
     job, reason = outcome.never[0]
     count = len(outcome.never)
-    told = f"{outcome.policy}: {count} job{'s' * (count != 1)} never started, the first {_described(workload, job)}"
+    told = f"{outcome.policy}: {count} job{'s' * (count != 1)} never ended, the first {_described(workload, job)}"
     if reason:
         return f"{told}: {reason}"
     if not large:
-        return told
+        return f"{told}{_too_wide(workload, job)}"
     alone = "it asks" if large == [job] else f"{_described(workload, large[0])} asks"
     asks = f"{len(large)} of them ask" if len(large) != 1 else alone
     behind = ", and the others never had their turn" if count > len(large) else ""
     return f"{told}; {asks} for more than the cluster's {there} GPUs{behind}"
+
+
+def _too_wide(workload: Workload, job: int) -> str:
+    """Why an empty cluster that has GPUs enough could not hold a job; "" if it could."""
+    cluster, flavour, each = workload.cluster, int(workload.flavour[job]), int(workload.each[job])
+    workers, room = int(workload.workers[job]), int((cluster.gpus[workload.filters[flavour]] // each).sum())
+    if workers <= room:
+        return ""
+    return (
+        f"; it needs {workers} workers of {each} GPUs, and the nodes of {cluster.flavours[flavour]} have room for "
+        f"{room} when they are empty"
+    )
 
 
 def _described(workload: Workload, job: int) -> str:

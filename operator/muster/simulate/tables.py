@@ -24,8 +24,11 @@ def _percent(share: float) -> str:
 
 
 def _mean(row: Figures, seconds: float) -> str:
-    """A mean, marked where it leaves jobs out: those that never started."""
-    return duration(seconds) + (f" of {row.jobs - row.never} of {row.jobs} jobs" if row.never else "")
+    """A mean, marked where it leaves jobs out: those that never ended."""
+    ended = row.jobs - row.never
+    if not ended:
+        return "no job ended"
+    return duration(seconds) + (f" of {ended} of {row.jobs} jobs" if row.never else "")
 
 
 COLUMNS: Final[tuple[tuple[str, Callable[[Figures], str]], ...]] = (
