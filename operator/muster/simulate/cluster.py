@@ -19,7 +19,7 @@ from typing import Annotated, Final, Literal
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic.alias_generators import to_camel
 
 from muster.api.trainingqueue import JobOrder
@@ -32,12 +32,35 @@ GPU: Final = RESOURCES.index("nvidia.com/gpu")
 GIB: Final = 2**30
 PODS: Final = 110
 
+_WHOLE: Final = "it must be a whole number"
+_FIELDS: Final = "it must be fields with values, like {{count: 64, gpus: 8}}"
 _PROBLEMS: Final = {
     "extra_forbidden": "there is no such field",
     "missing": "it is not there",
     "too_short": "at least one entry is needed",
+    "tuple_type": "it must be a list, each entry on a line behind '- '",
+    "model_type": _FIELDS,
+    "model_attributes_type": _FIELDS,
+    "string_type": "it must be text: put it into quotation marks",
+    "string_too_short": "it is empty",
+    "string_too_long": "it is longer than {max_length} characters",
+    "string_pattern_mismatch": "it must be a short name such as H100, without the kind of capacity",
+    "int_type": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_from_float": _WHOLE,
+    "float_type": "it must be a number",
+    "float_parsing": "it must be a number",
+    "finite_number": "it must be a number",
+    "greater_than_equal": "it must be at least {ge:g}",
+    "greater_than": "it must be above {gt:g}",
+    "less_than_equal": "it must be at most {le:,}",
+    "less_than": "it must be below {lt:,}",
+    "enum": "it must be {expected}",
+    "literal_error": "it must be {expected}",
 }
-"""Words for people, by pydantic's type of error."""
+"""Words for people, by pydantic's type of error, with what its context has."""
+_NUMBER, _BY_FLAVOUR = "a number", "by flavour"
+"""How pydantic calls the two ways to write a queue's GPUs, in where an error is."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AtLeastZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -53,7 +76,7 @@ class NodeGroup(_Model):
 
     count: Annotated[int, Field(ge=1, le=100_000)]
     gpus: Annotated[int, Field(ge=1, le=1024)] = 8
-    gpu_type: Annotated[str, Field(min_length=1, max_length=63)] = "H100"
+    gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern="^[^/]+$")] = "H100"
     capacity: Literal["on-demand", "spot"] = "on-demand"
     nodes_per_rack: Annotated[int, Field(ge=1)] = 32
     racks_per_block: Annotated[int, Field(ge=1)] = 4
@@ -67,7 +90,10 @@ class QueueShare(_Model):
     """What a queue may use: GPUs by flavour, or one number for the first flavour. Without `order`, the file's."""
 
     name: Annotated[str, Field(min_length=1)]
-    gpus: Count | dict[str, Count]
+    gpus: Annotated[
+        Annotated[Count, Tag(_NUMBER)] | Annotated[dict[str, Count], Tag(_BY_FLAVOUR)],
+        Discriminator(lambda given: _BY_FLAVOUR if isinstance(given, dict) else _NUMBER),
+    ]
     cohort: str = ""
     borrowing_limit: Count | None = None
     lending_limit: Count | None = None
@@ -165,10 +191,18 @@ def read(path: Path) -> Cluster:
     try:
         return build(ClusterFile.model_validate(raw))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        problem = _PROBLEMS.get(first["type"], first["msg"])
-        raise SimulationError(f"{path}: {where}: {problem}; docs/simulator.md lists the fields") from error
+        raise SimulationError(f"{path}: {_told(error)}; docs/simulator.md lists the fields") from error
+
+
+def _told(error: ValidationError) -> str:
+    """Where the first thing that is wrong stands, what is wrong with it, and what stands there."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in (_NUMBER, _BY_FLAVOUR)) or "the file"
+    words = _PROBLEMS.get(first["type"])
+    problem = words.format(**first.get("ctx", {})) if words else first["msg"]
+    given = first["input"]
+    shown = f", not {given!r}" if "must be" in problem and isinstance(given, str | int | float) else ""
+    return f"{where}: {problem}{shown}"
 
 
 def build(file: ClusterFile) -> Cluster:

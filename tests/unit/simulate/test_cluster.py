@@ -82,6 +82,21 @@ def test_use_counts_half_after_its_half_life() -> None:
         ("nodes: [{count: 1, colour: red}]", "nodes.0.colour: there is no such field"),
         ("nodes: [{count: 1, capacity: free}]", "'on-demand' or 'spot'"),
         ("nodes: [", "is not YAML"),
+        ("nodes: 3", "nodes: it must be a list, each entry on a line behind '- ', not 3;"),
+        ("nodes: [8]", r"nodes.0: it must be fields with values, like {count: 64, gpus: 8}, not 8;"),
+        ("nodes: [{count: many}]", "nodes.0.count: it must be a whole number, not 'many';"),
+        ("nodes: [{count: 2.5}]", "nodes.0.count: it must be a whole number, not 2.5;"),
+        ("nodes: [{count: 1000000}]", "nodes.0.count: it must be at most 100,000, not 1000000;"),
+        ("nodes: [{count: 1, gpuType: H100/spot}]", "nodes.0.gpuType: it must be a short name such as H100, without"),
+        (
+            "nodes: [{count: 1, gpuType: 4090}]",
+            "nodes.0.gpuType: it must be text: put it into quotation marks, not 4090",
+        ),
+        ("nodes: [{count: 1}]\nqueues: [{name: a, gpus: -1}]", "queues.0.gpus: it must be at least 0, not -1;"),
+        ("nodes: [{count: 1}]\nqueues: [{name: a, gpus: {H100: x}}]", "queues.0.gpus.H100: it must be a whole number,"),
+        ("nodes: [{count: 1}]\nqueues: [{name: a, gpus: 1, weight: 0}]", "queues.0.weight: it must be above 0, not 0;"),
+        ("nodes: [{count: 1}]\norder: fifo", "order: it must be 'submitTime' or 'shortestExpected', not 'fifo';"),
+        ("nodes: [{count: 1}]\nfaults: {failures: .inf}", "faults.failures: it must be a number, not inf;"),
     ],
 )
 def test_a_wrong_file_says_where(tmp_path: Path, text: str, told: str) -> None:
