@@ -92,7 +92,7 @@ class AtBudgetEnd(str, Enum):
     HOLD = "hold"
     """it admits nothing more until the next month; what runs goes on."""
     DRAIN = "drain"
-    """besides, the gangs that run save a checkpoint, stop, and wait."""
+    """besides, the gangs that run save a checkpoint, stop, and wait; those with preemptible: false go on."""
 
 
 class MonthlyBudget(Model):

@@ -41,7 +41,7 @@ class StopPolicy(str, Enum):
     HOLD = "hold"
     """nothing new starts; what runs goes on."""
     HOLD_AND_DRAIN = "holdAndDrain"
-    """nothing new starts, and what runs saves a checkpoint, stops, and waits."""
+    """nothing new starts, and what runs saves a checkpoint, stops, and waits; jobs with preemptible: false go on."""
 
 
 class JobOrder(str, Enum):

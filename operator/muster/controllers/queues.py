@@ -29,6 +29,7 @@ _PREEMPTS: Final = {
     Reclaim.ANY: Preempts.ANY,
 }
 _DEFAULTS: Final = QueueInput("")
+_DRAINED: Final = "what runs and is preemptible saves and stops"
 
 
 @dataclass(frozen=True)
@@ -174,14 +175,14 @@ def _ready(
         if policy is StopPolicy.HOLD_AND_DRAIN:
             return (
                 Reason.DRAINED,
-                f"{whose} stopPolicy is holdAndDrain: what runs saves and stops, nothing starts until it is none",
+                f"{whose} stopPolicy is holdAndDrain: {_DRAINED}, nothing starts until it is none",
             )
         if one in line.faults:
             who = "" if one == name else f"TrainingQueue {one!r} above it "
             return _fault(queues[one].spec.parent or "", queues), f"{who}takes no jobs: {line.faults[one]}"
         one = line.parents.get(one, "")
     if spent is not None:
-        runs = "what runs saves and stops" if spent.drains else "what runs goes on"
+        runs = _DRAINED if spent.drains else "what runs goes on"
         return Reason.BUDGET_EXHAUSTED, f"{spent.message}; {runs}"
     return Reason.READY, f"takes jobs{_idle_limits(queues[name])}"
 

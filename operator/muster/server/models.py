@@ -175,7 +175,9 @@ class BudgetShare(Answer):
     gpu_hours_used: float | None = None
     cost: float | None = Field(None, description="The limit, in the currency of the prices.")
     cost_used: float | None = None
-    at_limit: str = Field(description="`hold`: nothing more starts then; `drain`: what runs saves and stops, too.")
+    at_limit: str = Field(
+        description="`hold`: nothing more starts then; `drain`: what runs and is preemptible saves and stops, too."
+    )
 
 
 class QueueSummary(Answer):

@@ -169,7 +169,9 @@ def test_the_queues_status_counts_what_its_jobs_hold_at_the_prices_of_their_flav
     assert month == Month(until=NOON, uses=(MonthUse(gpu_type="H100", gpus=8, hourly="20"),))
 
 
-@pytest.mark.parametrize(("policy", "runs"), [("hold", "what runs goes on"), ("drain", "what runs saves and stops")])
+@pytest.mark.parametrize(
+    ("policy", "runs"), [("hold", "what runs goes on"), ("drain", "what runs and is preemptible saves and stops")]
+)
 def test_queues_closed_by_a_budget_say_so_and_what_opens_them_until_it_is_mended(policy: str, runs: str) -> None:
     company = holding(queue({"gpuHours": 40, "atLimit": policy}, name="company"), {"H100": Held(8, 0.0)}, NOON)
     queues = {"company": company, "team": queue(name="team", parent="company"), "other": queue(name="other")}

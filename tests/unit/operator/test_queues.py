@@ -244,8 +244,8 @@ def test_conditions_say_who_holds_the_queue() -> None:
     (ready, _) = status_of(team, [company, team]).conditions
     assert (ready.status, ready.reason) == ("False", "Drained")
     assert ready.message == (
-        "TrainingQueue 'company' above it: its stopPolicy is holdAndDrain: what runs saves and stops, nothing starts "
-        "until it is none"
+        "TrainingQueue 'company' above it: its stopPolicy is holdAndDrain: what runs and is preemptible saves and "
+        "stops, nothing starts until it is none"
     )
 
 
