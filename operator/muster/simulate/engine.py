@@ -31,6 +31,8 @@ ABSENCES: Final = 6.0
 """It is given up no sooner than after so many mean absences of a node: one that it needs is back by then, but for one
 time in four hundred."""
 SAMPLE: Final = 600.0
+LONGEST: Final = 86_400.0
+"""Seconds between two decisions. One that never comes again would end no simulation."""
 
 
 class Policy(Protocol):
@@ -96,10 +98,12 @@ def simulate(workload: Workload, policy: Policy, *, seed: int = 1, interval: flo
     """Run until every job is done, or nothing that waits can ever start.
 
     Raises:
-        SimulationError: the interval is not above zero, or the policy broke a rule.
+        SimulationError: the interval is not between zero and `LONGEST`, or the policy broke a rule.
     """
-    if not interval > 0:
-        raise SimulationError(f"the interval between decisions must be above 0 seconds, not {interval:g}")
+    if not 0 < interval <= LONGEST:
+        raise SimulationError(
+            f"the interval between decisions must be above 0 seconds and at most {LONGEST:,.0f}, not {interval:g}"
+        )
     return _Simulation(workload, policy, seed, interval).run()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -175,10 +177,11 @@ def test_a_policy_that_splits_a_gang_is_caught() -> None:
         simulate(work, Scripted(Plan((admit(work, 0, 0),), ())))
 
 
-def test_an_interval_of_nothing_is_refused() -> None:
+@pytest.mark.parametrize("interval", [0, math.nan, math.inf, 100_000])
+def test_an_interval_that_never_passes_or_never_ends_is_refused(interval: float) -> None:
     work = workload({})
-    with pytest.raises(SimulationError, match="above 0 seconds"):
-        simulate(work, Scripted(), interval=0)
+    with pytest.raises(SimulationError, match="above 0 seconds and at most 86,400, not"):
+        simulate(work, Scripted(), interval=interval)
 
 
 def test_an_unknown_policy_or_part_is_told_the_known_ones() -> None:
