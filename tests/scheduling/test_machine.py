@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from muster.scheduling.plan import MoveReason, Plan
+from muster.scheduling.plan import Eviction, MoveReason, Plan
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
 from muster.scheduling.snapshot import FOREVER, JobState, Snapshot, TopologyMode
@@ -139,9 +139,17 @@ class Scheduling(RuleBasedStateMachine):
             return
         # 6. Owners have their turn before a borrower, and so before those of higher priority between the two. One of
         #    these that no quota limits may ask them, for it needs no right to what is theirs.
+        # 7. A job that is not preemptible makes others of its queue borrow, where the first owner in line would borrow
+        #    itself and so has no turn before it. Those behind that one may ask them.
         fresh = {each.uid for each in made.admissions}
         unlimited = {uid for uid, live in self.world.jobs.items() if not live.job.gpus}
-        if again.evictions and all(each.uid in fresh and each.beneficiary in unlimited for each in again.evictions):
+        firm = {self.world.jobs[uid].job.queue for uid in fresh if not self.world.jobs[uid].preemptible}
+
+        def is_known(asked: Eviction) -> bool:
+            reclaimed = asked.reason is MoveReason.RECLAIMED and self.world.jobs[asked.uid].job.queue in firm
+            return asked.uid in fresh and (asked.beneficiary in unlimited or reclaimed)
+
+        if again.evictions and all(map(is_known, again.evictions)):
             return
         assert (again.promises, again.evictions) == ((), ()), "a plan applied to its own snapshot changes something"
 
