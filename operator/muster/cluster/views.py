@@ -17,6 +17,7 @@ from muster.api import names
 from muster.cluster.overrides import TRAINER
 from muster.cluster.quantities import amount
 from muster.cluster.requests import Requests, requests_of
+from muster_protocol import env
 
 Object = Mapping[str, Any]
 
@@ -60,6 +61,7 @@ class PodView:
         status_reason, status_message: of the whole pod, such as Evicted, OutOfcpu, UnexpectedAdmissionError.
         image: of the trainer's container, by digest; "" before kubelet tells.
         finished: when the last container of a pod ended that has ended; None before, or where kubelet tells no time.
+        max_runtime: of index 0: seconds after which its launcher ends the run, as its pod was made; None: never.
     """
 
     namespace: str
@@ -94,6 +96,7 @@ class PodView:
     status_message: str
     finished: datetime | None = None
     image: str = ""
+    max_runtime: int | None = None
 
     @property
     def key(self) -> str:
@@ -110,6 +113,7 @@ class PodView:
         ended = _ended(status)
         node = spec.get("nodeName") or ""
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+        index = _number(labels.get(names.INDEX_LABEL))
         return cls(
             namespace=sys.intern(metadata.get("namespace") or ""),
             name=metadata.get("name") or "",
@@ -124,7 +128,7 @@ class PodView:
             job=sys.intern(labels.get(names.JOB_LABEL) or ""),
             queue=sys.intern(labels.get(names.QUEUE_LABEL) or ""),
             generation=_number(labels.get(names.GENERATION_LABEL)),
-            index=_number(labels.get(names.INDEX_LABEL)),
+            index=index,
             attempt=_number(labels.get(names.ATTEMPT_LABEL)),
             requests=_shared(requests_of(spec, status)),
             priority=spec.get("priority") or 0,
@@ -143,6 +147,7 @@ class PodView:
             status_message=status.get("message") or "",
             finished=_finished(containers) if status.get("phase") in ("Succeeded", "Failed") else None,
             image=sys.intern(next((one.get("imageID") or "" for one in containers if one.get("name") == TRAINER), "")),
+            max_runtime=_max_runtime(spec) if index == 0 else None,
         )
 
 
@@ -319,6 +324,15 @@ def _ended(status: Object) -> Object:
         if not first_bad and ended.get("exitCode"):
             first_bad = ended
     return first_bad
+
+
+def _max_runtime(spec: Object) -> int | None:
+    for container in spec.get("containers") or ():
+        for item in (container.get("env") or ()) if container.get("name") == TRAINER else ():
+            if item.get("name") == env.MAX_RUNTIME:
+                seconds = _number(item.get("value"))
+                return None if seconds == NONE else seconds
+    return None
 
 
 def _finished(containers: Iterable[Object]) -> datetime | None:

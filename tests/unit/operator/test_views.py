@@ -189,3 +189,17 @@ def test_namespaces_and_priority_classes() -> None:
     view = NamespaceView.from_raw({"metadata": {"name": "a", "labels": {"t": "1"}}, "status": {"phase": "Terminating"}})
     assert (view.name, view.labels, view.terminating) == ("a", {"t": "1"}, True)
     assert PriorityClassView.from_raw({"metadata": {"name": "high"}, "value": 10}) == PriorityClassView("high", 10)
+
+
+def test_of_index_0_alone_it_is_known_when_its_launcher_ends_the_run() -> None:
+    def seen(index: str, *variables: dict[str, Any]) -> int | None:
+        raw = copy.deepcopy(POD)
+        raw["metadata"]["labels"]["muster.dev/index"] = index
+        sidecar = {"name": "sidecar", "env": [{"name": "MUSTER_MAX_RUNTIME", "value": "1"}]}
+        raw["spec"]["containers"] = [sidecar, {"name": "trainer", "env": list(variables)}]
+        return PodView.from_raw(raw).max_runtime
+
+    limit = {"name": "MUSTER_MAX_RUNTIME", "value": "3600"}
+    assert seen("0", {"name": "OF_A_SECRET", "valueFrom": {}}, limit) == 3600
+    assert seen("3", limit) is None
+    assert seen("0") is None

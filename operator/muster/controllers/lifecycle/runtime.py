@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from datetime import datetime
+
 from muster.api.effective import EffectiveSpec
 from muster.api.names import Reason
 from muster.api.trainingjob_status import TrainingJobStatus
@@ -12,17 +15,30 @@ from muster.controllers.terms import MARGIN
 
 
 def limit_runtime(turn: Turn) -> bool:
-    """End a run that has outlived `maxRuntime` and its launcher's own attempt to end it."""
+    """End a run that has outlived `maxRuntime` and, where its launcher knows that limit, its own attempt to end it."""
     limit, since = turn.s.spec.max_runtime, turn.status.running_since
     if limit is None or since is None or turn.status.placement is None:
         return False
-    left = limit + turn.s.spec.grace + MARGIN - (turn.status.runtime_seconds or 0) - turn.since(since)
+    allowed = limit - (turn.status.runtime_seconds or 0)
+    patience = turn.s.spec.grace + MARGIN if _launcher_ends_within(turn, since, allowed) else 0.0
+    left = allowed + patience - turn.since(since)
     if left > 0:
         turn.wake_in(left)
         return False
     cause = End(Kind.MAX_RUNTIME, f"the job trained for longer than maxRuntime ({limit} s); its checkpoints are kept")
     fail(turn, cause, Reason.MAX_RUNTIME_EXCEEDED, "")
     return True
+
+
+def _launcher_ends_within(turn: Turn, since: datetime, allowed: float) -> bool:
+    """Whether index 0's launcher ends the run by itself in time. It knows the limit that was set when its pod was made:
+    not a lower one that came later; and the clock of one that took another's place began with it."""
+    leader = turn.by_index().get(0)
+    if leader is None:
+        return False
+    late = max(0.0, (leader.created - since).total_seconds()) if leader.created is not None else 0.0
+    told = math.inf if leader.max_runtime is None else leader.max_runtime
+    return late + told <= max(1.0, allowed)
 
 
 def remaining_seconds(spec: EffectiveSpec, status: TrainingJobStatus) -> int | None:

@@ -20,9 +20,10 @@ from muster.controllers.idle_limits import IdleLimit
 from muster.controllers.lifecycle.facts import told_by
 from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.reconcile import reconcile
+from muster.controllers.lifecycle.runtime import remaining_seconds
 from muster.controllers.lifecycle.turn import NO_FACTS, Claim, Decision, Facts, Made, Note, Refusal, Situation
 from muster.controllers.planning import admitted
-from muster_protocol import exits
+from muster_protocol import env, exits
 from muster_protocol.launcher_status import Phase, Status
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=timezone.utc)
@@ -52,9 +53,18 @@ def trainingjob(**spec: Any) -> TrainingJob:
 
 
 def pod_view(
-    name: str, owner: str, *, node: str, generation: int, index: int, created: datetime, attempt: int = 0
+    name: str,
+    owner: str,
+    *,
+    node: str,
+    generation: int,
+    index: int,
+    created: datetime,
+    attempt: int = 0,
+    max_runtime: int | None = None,
 ) -> PodView:
     """A pod as its POST leaves it."""
+    own = [{"name": env.MAX_RUNTIME, "value": str(max_runtime)}] if max_runtime is not None else []
     labels = {
         names.JOB_LABEL: "llama",
         names.GENERATION_LABEL: str(generation),
@@ -75,7 +85,7 @@ def pod_view(
             },
             "spec": {
                 "nodeName": node,
-                "containers": [{"name": "trainer", "resources": {"requests": limits, "limits": limits}}],
+                "containers": [{"name": "trainer", "env": own, "resources": {"requests": limits, "limits": limits}}],
             },
             "status": {"phase": "Pending"},
         }
@@ -286,5 +296,6 @@ class Case:
             index=index,
             attempt=attempt,
             created=self.now,
+            max_runtime=remaining_seconds(effective_spec(self.job.spec), self.job.status),
         )
         self.shown.add(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -400,6 +401,36 @@ def test_max_runtime_is_enforced_when_the_launcher_does_not() -> None:
     assert case.job.status.checkpoint.step == 70
     assert case.job.status.progress is not None
     assert case.job.status.progress.step == 70
+
+
+@pytest.mark.parametrize("before", [{"maxRuntime": "10h"}, {}])
+def test_a_lower_max_runtime_ends_a_run_that_has_passed_it_at_the_next_turn(before: dict[str, str]) -> None:
+    """The launcher knows the limit that its pod was made with, if any, so nobody waits for its own attempt."""
+    case = Case(trainingjob(terminationGracePeriod="30s", **before))
+    case.start()
+    case.later(1000)
+    case.settle()
+    assert case.phase == "Running"
+    case.edit(maxRuntime="20m")
+    decision = case.settle()
+    assert case.phase == "Running"
+    assert decision.wake_at == case.now + timedelta(seconds=200), "at the limit, not a grace later"
+    case.edit(maxRuntime="10m")
+    case.turn()
+    assert case.reason(ConditionType.FAILED) == "MaxRuntimeExceeded"
+    assert all(pod.terminating for pod in case.pods.values()), "they have their grace to save"
+
+
+def test_the_clock_of_a_launcher_that_took_anothers_place_is_not_waited_for() -> None:
+    case = Case(trainingjob(maxRuntime="10m", terminationGracePeriod="30s"))
+    case.start()
+    case.later(400)
+    case.change(case.worker(0).name, created=case.now)
+    decision = case.settle()
+    assert decision.wake_at == case.now + timedelta(seconds=200)
+    case.later(200)
+    case.settle()
+    assert case.reason(ConditionType.FAILED) == "MaxRuntimeExceeded"
 
 
 def test_max_runtime_counts_earlier_runs() -> None:
