@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from muster.api.names import Phase
 from muster.cli.printing import STYLES, print_page
-from muster.cli.scene import connected, look
+from muster.cli.scene import connected, look, queues_of
 from muster.telling.explaining import EVENTS_READ, sections
 from muster.telling.scene import Scene
 from muster_protocol.durations import format_duration
@@ -21,6 +23,8 @@ async def explain(name: str, namespace: str | None, *, kubeconfig: str | None, c
     """
     async with connected(kubeconfig, context) as api:
         scene = await look(api, name, namespace or api.credentials.namespace, events=EVENTS_READ)
+        if scene.job.status.placement is not None:  # a budget of its queues may end its run
+            scene = replace(scene, queues=await queues_of(api, scene.job))
     print_page(Console(markup=False, highlight=False), page(scene))
     return 1 if scene.job.status.phase is Phase.FAILED else 0
 

@@ -9,9 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from muster.api.common import API_VERSION
 from muster.api.names import JOB_UID_LABEL
 from muster.api.trainingjob import TrainingJob
+from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError
@@ -86,6 +89,23 @@ async def look(api: Api, name: str, namespace: str, *, events: int = EVENTS_SHOW
     newest = sorted(told, key=event_time)[-events:]
     views.sort(key=lambda pod: (pod.generation, pod.index))
     return Scene(job, tuple(views), tuple(newest), datetime.now(timezone.utc))
+
+
+async def queues_of(api: Api, job: TrainingJob) -> tuple[TrainingQueue, ...]:
+    """The job's queue and those above it, the nearest first, as far as the user may read them and they can be read."""
+    found: dict[str, TrainingQueue] = {}
+    name = job.spec.queue
+    while name and name not in found:
+        try:
+            found[name] = TrainingQueue.from_raw(await api.get(f"/apis/{API_VERSION}/trainingqueues/{name}"))
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            break
+        except ValidationError:
+            break
+        name = found[name].spec.parent or ""
+    return tuple(found.values())
 
 
 async def _absent(api: Api, name: str, namespace: str) -> str:

@@ -90,12 +90,7 @@ def changes(queue: TrainingQueue, now: datetime) -> datetime | None:
     """When a budget will be used up at the present rate, or a new month opens one that is; None for neither."""
     moments = [next_month(now)] if spent(queue, now) else []
     for use in budget_uses(queue, now):
-        lefts = []
-        if use.budget.gpu_hours is not None and use.gpus:
-            lefts.append((use.budget.gpu_hours * _HOUR - use.gpu_seconds) / use.gpus)
-        if use.budget.cost is not None and use.hourly:
-            lefts.append(float((use.budget.cost - use.cost) / use.hourly) * _HOUR)
-        moments += [now + timedelta(seconds=left + 1) for left in lefts if 0 < left < 1e8]
+        moments += [now + timedelta(seconds=left + 1) for _, left in use.lefts() if 0 < left < 1e8]
     return min(moments, default=None)
 
 

@@ -212,10 +212,12 @@ async def job(context: Ctx, user: SignedIn, namespace: Name, name: Name) -> Resp
     """One job: the same as in the list, its pods, and what `muster explain` says."""
     reviewer = context.reviewer
     await reviewer.demand(user, Right("get", "trainingjobs", namespace, name))
-    pods, events = await asyncio.gather(
-        *(reviewer.allows(user, Right("list", kind, namespace, group="")) for kind in ("pods", "events"))
+    pods, events, listed = await asyncio.gather(
+        *(reviewer.allows(user, Right("list", kind, namespace, group="")) for kind in ("pods", "events")),
+        reviewer.allows(user, LIST_QUEUES),
     )
-    return _answer(await detail(context.api, namespace, name, pods=pods, events=events))
+    known = context.shown.queues if listed else None
+    return _answer(await detail(context.api, namespace, name, pods=pods, events=events, queues=known))
 
 
 async def all_queues(context: Ctx, user: SignedIn) -> Response:

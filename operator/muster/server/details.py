@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from muster.api.common import API_VERSION
 from muster.api.names import JOB_UID_LABEL
 from muster.api.trainingjob import TrainingJob
+from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
 from muster.cluster.views import PodView
@@ -18,13 +20,19 @@ from muster.server.problems import Problem
 from muster.server.rows import summary
 from muster.telling.explaining import EVENTS_READ, sections
 from muster.telling.scene import Scene, event_time
+from muster.telling.usage import line_of
 from muster.telling.wording import pod_state
 
 JOB: Final = f"/apis/{API_VERSION}/namespaces/{{}}/trainingjobs/{{}}"
 
 
-async def detail(api: Api, namespace: str, name: str, *, pods: bool, events: bool) -> JobDetail:
-    """`pods`, `events`: whether the user may list them. Raises Problem 404, ApiError, ApiUnreachable."""
+async def detail(
+    api: Api, namespace: str, name: str, *, pods: bool, events: bool, queues: Sequence[TrainingQueue] | None
+) -> JobDetail:
+    """`pods`, `events`: whether the user may list them; `queues`: all of them, None where the user may not list them.
+
+    Raises Problem 404, ApiError, ApiUnreachable.
+    """
     try:
         raw = await api.get(JOB.format(namespace, name))
     except ApiError as error:
@@ -37,22 +45,28 @@ async def detail(api: Api, namespace: str, name: str, *, pods: bool, events: boo
     told = await api.list(f"{base}/events", fieldSelector=f"involvedObject.uid={uid}") if events else []
     views = tuple(sorted(map(PodView.from_raw, found), key=lambda pod: (pod.generation, pod.index)))
     newest = tuple(sorted(told, key=event_time)[-EVENTS_READ:])
+    allowed = {"pods": pods, "events": events, "trainingqueues": queues is not None}
     return JobDetail(
         job=JobSummary.model_validate(summary(raw)),
-        explanation=_explained(raw, views, newest),
+        explanation=_explained(raw, views, newest, queues or ()),
         workers=[
             Worker(index=pod.index, pod=pod.name, node=pod.node, state=pod_state(pod), ready=pod.ready) for pod in views
         ],
-        withheld=[what for what, allowed in (("pods", pods), ("events", events)) if not allowed],
+        withheld=[what for what, may in allowed.items() if not may],
     )
 
 
-def _explained(raw: dict[str, Any], pods: tuple[PodView, ...], events: tuple[dict[str, Any], ...]) -> list[Section]:
+def _explained(
+    raw: dict[str, Any],
+    pods: tuple[PodView, ...],
+    events: tuple[dict[str, Any], ...],
+    queues: Sequence[TrainingQueue],
+) -> list[Section]:
     try:
         job = TrainingJob.from_raw(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         return [Section(heading="Why", rows=[["", f"this operator can't read the job: {where}: {first['msg']}"]])]
-    scene = Scene(job, pods, events, datetime.now(timezone.utc))
+    scene = Scene(job, pods, events, datetime.now(timezone.utc), queues=line_of(job.spec.queue, queues))
     return [Section(heading=heading, rows=[list(row) for row in rows]) for heading, rows in sections(scene)]

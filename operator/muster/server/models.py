@@ -127,7 +127,9 @@ class JobDetail(Answer):
     job: JobSummary
     explanation: list[Section]
     workers: list[Worker]
-    withheld: list[str] = Field(description="What the user may not list, and so is left out: pods, events.")
+    withheld: list[str] = Field(
+        description="What the user may not list, and so is left out: pods, events, trainingqueues."
+    )
 
 
 class ResourceShare(Answer):

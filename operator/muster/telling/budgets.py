@@ -60,6 +60,19 @@ class BudgetUse:
         if self.budget.cost is not None:
             yield "cost", float(self.cost / self.budget.cost)
 
+    def lefts(self) -> Iterator[tuple[str, float]]:
+        """(limit in words, seconds until it is used up) of each limit on which something draws now."""
+        budget = self.budget
+        if budget.gpu_hours is not None and self.gpus:
+            left = (budget.gpu_hours * _HOUR - self.gpu_seconds) / self.gpus
+            yield f"{budget.gpu_hours} GPU hours{_kind(budget)}", left
+        if budget.cost is not None and self.hourly:
+            yield f"{budget.cost} in money{_kind(budget)}", float((budget.cost - self.cost) / self.hourly) * _HOUR
+
+
+def _kind(budget: MonthlyBudget) -> str:
+    return f" on {budget.gpu_type}" if budget.gpu_type else ""
+
 
 def budget_uses(queue: TrainingQueue, now: datetime) -> list[BudgetUse]:
     """Of each of the queue's own budgets, in the month of `now`."""

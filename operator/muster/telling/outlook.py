@@ -12,6 +12,7 @@ from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.hindrances import hinders
 from muster.cluster.status import is_false, reason_of
 from muster.scheduling.plan import WaitReason
+from muster.telling.ends import first_ending
 from muster.telling.scene import Scene
 from muster.telling.wording import FINAL, used_limits
 from muster_protocol.durations import format_duration
@@ -75,20 +76,10 @@ def _trains(scene: Scene, spec: EffectiveSpec) -> str:
     eta = status.progress.eta if status.progress is not None else None
     left = (eta - scene.now).total_seconds() if eta is not None else 0.0
     told = f"it trains on; about {format_duration(left)} are left" if left > 0 else "it trains on"
-    limit = _left_of_max_runtime(scene, spec)
-    if limit is None or 0 < left <= limit:
+    end = first_ending(scene, spec)
+    if end is None or 0 < left <= end.left:
         return told
-    if limit <= 0:
-        return "its maxRuntime has passed: it saves a checkpoint and is ended"
-    return f"{told}; its maxRuntime ends it in {format_duration(limit)}"
-
-
-def _left_of_max_runtime(scene: Scene, spec: EffectiveSpec) -> float | None:
-    """Seconds; None without one, or where the ranks do not train."""
-    status = scene.job.status
-    if spec.max_runtime is None or status.running_since is None:
-        return None
-    return spec.max_runtime - (status.runtime_seconds or 0) - (scene.now - status.running_since).total_seconds()
+    return f"{told}; {end.told}" if end.left > 0 else end.told
 
 
 def _origin(status: TrainingJobStatus) -> str:

@@ -7,18 +7,24 @@ from datetime import datetime
 from typing import Any
 
 from muster.api.trainingjob import TrainingJob
+from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.views import PodView
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A job and what belongs to it, at one moment."""
+    """A job and what belongs to it, at one moment.
+
+    Attributes:
+        queues: the job's queue and those above it, the nearest first; none where nobody may read them.
+    """
 
     job: TrainingJob
     pods: tuple[PodView, ...]
     events: tuple[dict[str, Any], ...]
     now: datetime
     trouble: str = ""
+    queues: tuple[TrainingQueue, ...] = ()
 
 
 def event_time(event: dict[str, Any]) -> str:

@@ -48,6 +48,13 @@ def names_above(name: str, parents: Mapping[str, str | None]) -> list[str]:
     return found
 
 
+def line_of(name: str, every: Sequence[TrainingQueue]) -> tuple[TrainingQueue, ...]:
+    """A queue and those above it, the nearest first; () where there is none of that name."""
+    by_name = {queue.metadata.name: queue for queue in every}
+    parents = {one: queue.spec.parent for one, queue in by_name.items()}
+    return tuple(by_name[one] for one in (name, *names_above(name, parents))) if name in by_name else ()
+
+
 def _add(total: Use, quotas: Sequence[Quota]) -> None:
     for quota in quotas:
         amounts = total.setdefault((quota.gpu_type, quota.capacity.value if quota.gpu_type else ""), {})

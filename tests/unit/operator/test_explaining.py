@@ -10,7 +10,10 @@ from rich.console import Console
 
 from muster.api.names import Phase
 from muster.api.trainingjob import TrainingJob
+from muster.api.trainingqueue import TrainingQueue
 from muster.cli.explaining import page
+from muster.cli.scene import queues_of
+from muster.cluster.errors import ApiError
 from muster.telling.explaining import LINES_SHOWN
 from muster.telling.outlook import advice, follows
 from muster.telling.scene import Scene
@@ -266,6 +269,114 @@ def test_who_trains_is_told_what_its_maximum_runtime_leaves(limit: str, eta: str
         progress={"step": 10, "eta": eta} if eta else {"step": 10},
     )
     assert follows(Scene(runs, (), (), NOW)) == told
+
+
+def trains(spec: dict[str, Any], eta: str = "2026-01-02T13:04:05Z", *queues: TrainingQueue) -> str:
+    """What follows for a gang of 16 GPUs that was placed an hour ago."""
+    runs = job(
+        {"workers": {"replicas": 2, "gpusPerWorker": 8}, **spec},
+        phase="Running",
+        placement={**PLACED, "placedAt": "2026-01-02T02:04:05Z"},
+        runningSince="2026-01-02T02:06:05Z",
+        usage={"gpuSeconds": 16 * 3600},
+        progress={"step": 10, "eta": eta},
+    )
+    return follows(Scene(runs, (), (), NOW, queues=queues))
+
+
+NIGHT = {"start": "0 20 * * *", "duration": "10h"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"window": NIGHT}, "; its window closes in 2h55m: it saves a checkpoint, stops, and goes on in the next one"),
+        ({"window": {**NIGHT, "atEnd": "finish"}}, ""),
+        ({"window": {**NIGHT, "duration": "23h"}}, ""),
+        (
+            {"budget": {"gpuHours": 80}},
+            "; its budget of 80 GPU hours is used up in 3h: it saves a checkpoint, stops, and waits until "
+            "budget.gpuHours is raised",
+        ),
+        ({"budget": {"gpuHours": 800}}, ""),
+        ({"maxRuntime": "2h", "budget": {"gpuHours": 80}, "window": NIGHT}, "; its maxRuntime ends it in 1h2m"),
+    ],
+)
+def test_who_trains_is_told_which_limit_ends_it_before_its_work_is_done(spec: dict[str, Any], told: str) -> None:
+    assert trains(spec) == f"it trains on; about 10h are left{told}"
+
+
+def test_a_limit_that_has_come_is_told_as_that() -> None:
+    past = {"start": "0 20 * * *", "duration": "7h"}
+    closed = "the job's window has closed; it goes on when the next one opens, at 2026-01-02T20:00:00Z; it saves a "
+    assert trains({"window": past}) == f"{closed}checkpoint and stops"
+    spent = "its budget of 20 GPU hours is used up: it saves a checkpoint and stops"
+    assert trains({"budget": {"gpuHours": 20}}) == spent
+
+
+def queue(name: str, *budgets: dict[str, Any], until: str = "2026-01-02T03:04:05Z", **use: Any) -> TrainingQueue:
+    uses = [{"gpuType": "H100", "gpuSeconds": 0, **use}]
+    return TrainingQueue.from_raw(
+        {
+            "metadata": {"name": name},
+            "spec": {"budgets": list(budgets)},
+            "status": {"month": {"until": until, "uses": uses}},
+        }
+    )
+
+
+def test_the_budget_of_a_queue_above_ends_a_run_where_it_drains() -> None:
+    drains = {"gpuType": "H100", "gpuHours": 320, "atLimit": "drain"}
+    company, team = queue("company", drains, gpus=64), queue("team", {"gpuHours": 1})
+    told = (
+        "it trains on; about 10h are left; the 320 GPU hours on H100 that TrainingQueue 'company' may use in 2026-01 "
+        "are used up in 5h, at the present rate: it saves a checkpoint, stops, and waits for the next month"
+    )
+    eta = "2026-01-02T13:04:05Z"
+    assert trains({}, eta, team, company) == told
+    plain = "it trains on; about 10h are left"
+    assert trains({}, eta, team) == plain, "it holds, and what runs goes on"
+    assert trains({"preemptible": False}, eta, company) == plain, "a drain leaves it alone"
+    assert trains({}, eta, queue("idle", drains)) == plain
+    assert trains({}, "2026-01-02T07:04:05Z", company) == "it trains on; about 4h are left"
+    money = queue("money", {"cost": 100, "atLimit": "drain"}, gpus=8, hourly="20", cost="60")
+    assert "the 100 in money that TrainingQueue 'money' may use in 2026-01 are used up in 2h, at" in trains(
+        {}, eta, money
+    )
+    slow = queue("slow", {"gpuHours": 10_000, "atLimit": "drain"}, gpus=8)
+    assert trains({}, "2027-01-02T03:04:05Z", slow).endswith("about 365d are left"), "a new month opens before"
+    spent = queue("spent", drains, gpus=8, gpuSeconds=320 * 3600)
+    assert trains({}, eta, spent).startswith("the 320 GPU hours on H100 that TrainingQueue 'spent' may use in 2026-01 ")
+
+
+class Queues:
+    """An API server that has queues; what is no queue may not be read."""
+
+    def __init__(self, **raws: Any) -> None:
+        self.raws = raws
+
+    async def get(self, path: str) -> dict[str, Any]:
+        name = path.removeprefix("/apis/muster.dev/v1alpha1/trainingqueues/")
+        if name not in self.raws:
+            raise ApiError(403, "Forbidden", "no")
+        return {"metadata": {"name": name}, "spec": self.raws[name]}
+
+
+@pytest.mark.parametrize(
+    ("raws", "found"),
+    [
+        ({"vision": {"parent": "company"}, "company": {}, "other": {}}, ["vision", "company"]),
+        ({"vision": {"parent": "company"}}, ["vision"]),
+        ({"vision": {"parent": "company"}, "company": {"parent": "vision"}}, ["vision", "company"]),
+        ({"vision": {"parent": "company"}, "company": {"budgets": "of a newer Muster"}}, ["vision"]),
+        ({}, []),
+    ],
+)
+async def test_a_job_is_explained_with_those_of_its_queues_that_can_be_read(
+    raws: dict[str, Any], found: list[str]
+) -> None:
+    read = await queues_of(Queues(**raws), job())  # type: ignore[arg-type]
+    assert [one.metadata.name for one in read] == found
 
 
 def test_one_whose_gpus_were_idle_is_shown_both_ways_on() -> None:

@@ -66,8 +66,28 @@ async def test_pods_and_events_are_left_out_where_the_user_may_not_list_them() -
     cluster.objects["/api/v1/namespaces/vision/pods"] = {"items": [{"metadata": {"name": "secret"}}]}
     async with client(cluster) as http:
         answer = await http.get("/v1/jobs/vision/a")
-    assert answer.json()["withheld"] == ["pods", "events"]
+    assert answer.json()["withheld"] == ["pods", "events", "trainingqueues"]
     assert "secret" not in answer.text
+
+
+async def test_what_a_queue_above_has_left_of_its_budget_is_told_to_who_may_list_queues() -> None:
+    month = {"until": "2026-01-01T00:00:00Z", "uses": [{"gpuType": "H100", "gpuSeconds": 7200, "gpus": 16}]}
+    budget = {"gpuHours": 1, "atLimit": "drain"}
+    tree = [
+        {"metadata": {"name": "company"}, "spec": {"budgets": [budget]}, "status": {"month": month}},
+        {"metadata": {"name": "research"}, "spec": {"parent": "company"}},
+    ]
+    world = World(queues={raw["metadata"]["name"]: TrainingQueue.from_raw(raw) for raw in tree})  # type: ignore[index]
+    cluster = everything()
+    placement = {"generation": 1, "workers": 2, "nodes": [{"node": "n1", "indexes": "0-1"}]}
+    cluster.objects[PATH] = job("vision", "a", phase="Running", placement=placement)
+    async with client(cluster, world=world) as http:
+        seen = (await http.get("/v1/jobs/vision/a")).text
+        cluster.rights.discard(("jane", "list", "trainingqueues", ""))
+    async with client(cluster, world=world) as http:
+        unseen = (await http.get("/v1/jobs/vision/a")).text
+    assert "the 1 GPU hours that TrainingQueue 'company' may use in" in seen
+    assert "company" not in unseen
 
 
 async def test_a_job_that_is_not_there_and_one_that_cannot_be_read() -> None:
