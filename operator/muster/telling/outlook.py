@@ -121,26 +121,31 @@ def advice(scene: Scene) -> Iterator[str]:
         yield from place.changes if place is not None else ()
     elif status.phase is not None and status.phase is not Phase.SUCCEEDED:
         if is_false(status, ConditionType.CHECKPOINT_STORAGE_READY):
-            yield from _storage(job)
+            yield from _storage(job, named)
         yield f"follow it:  muster status {named} --watch  or  muster logs {named} --all -f"
     for group, used, limit in used_limits(scene):
         if status.phase not in FINAL and limit is not None and 0 < limit <= used:
             yield f"{group.value} ({limit}) is used up: the next such failure ends the job, unless you raise it"
 
 
-def _storage(job: TrainingJob) -> Iterator[str]:
-    """How storage is mended that can't be read or written; the launchers try it again and again."""
+def _storage(job: TrainingJob, named: str) -> Iterator[str]:
+    """How storage is mended that can't be read or written. The launchers try it again and again, but with what their
+    pods were made with."""
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
         return
     told = find_condition(job.status.conditions, ConditionType.CHECKPOINT_STORAGE_READY.value)
     why = f" ({told.message})" if told is not None and told.message else ""
     if checkpoint.secret_ref is not None:
-        where = f"the keys and endpoint in its Secret:  kubectl edit secret {checkpoint.secret_ref.name} -n "
-        where += job.metadata.namespace
+        what = "the keys" if checkpoint.endpoint else "the keys and endpoint"  # the spec's endpoint wins
+        where = f"{what} in its Secret:  kubectl edit secret {checkpoint.secret_ref.name} -n {job.metadata.namespace}"
     else:
         where = "the rights of the pods' service account, for spec.checkpoint.secretRef names no Secret"
     yield f"mend the bucket of {checkpoint.uri}{why}, or {where}"
+    if checkpoint.endpoint:
+        yield f"or correct spec.checkpoint.endpoint ({checkpoint.endpoint}):  kubectl edit tj {named}"
+    patch = f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": """
+    yield f"new keys and settings reach new pods alone:  {patch}true}}}}'  and then  {patch}false}}}}'"
 
 
 def _mending(named: str, queue: str, reason: str) -> Iterator[str]:

@@ -232,6 +232,7 @@ def test_every_phase_that_can_be_helped_says_how(phase: Phase) -> None:
     [
         ({"secretRef": {"name": "s3"}}, ", or the keys and endpoint in its Secret:  kubectl edit secret s3 -n "),
         ({}, ", or the rights of the pods' service account"),
+        ({"secretRef": {"name": "s3"}, "endpoint": "http://minio:9000"}, ", or the keys in its Secret:  kubectl edit "),
     ],
 )
 def test_a_gang_whose_storage_fails_says_what_failed_and_where_to_mend_it(secret: dict[str, Any], told: str) -> None:
@@ -243,8 +244,15 @@ def test_a_gang_whose_storage_fails_says_what_failed_and_where_to_mend_it(secret
         "lastTransitionTime": NOW.isoformat(),
     }
     checkpoint = {"checkpoint": {"uri": "s3://models/llama", **secret}}
-    first, *_ = advice(Scene(job(checkpoint, phase="Starting", conditions=[failed]), (), (), NOW))
+    first, *more, again, _ = advice(Scene(job(checkpoint, phase="Starting", conditions=[failed]), (), (), NOW))
     assert first.startswith(f"mend the bucket of s3://models/llama (403 AccessDenied){told}")
+    named = "or correct spec.checkpoint.endpoint (http://minio:9000):  kubectl edit tj train -n research"
+    assert more == ([named] if "endpoint" in secret else [])
+    patch = "kubectl patch tj train -n research --type=merge -p"
+    assert again == (
+        f"""new keys and settings reach new pods alone:  {patch} '{{"spec": {{"suspend": true}}}}'  """
+        f"""and then  {patch} '{{"spec": {{"suspend": false}}}}'"""
+    )
     fine = job(checkpoint, phase="Starting", conditions=[{**failed, "status": "True", "reason": "StorageReady"}])
     assert not any("mend" in each for each in advice(Scene(fine, (), (), NOW)))
 
