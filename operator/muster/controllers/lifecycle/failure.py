@@ -190,12 +190,12 @@ def restart(turn: Turn, cause: End, used: int, limit: int | None) -> None:
     message = f"{sentence(cause)}{count}"
     turn.tell(EventReason.WORKER_FAILED, message, warning=True)
     turn.tell(EventReason.RESTARTING, f"{f'after {delay} s ' if delay else ''}the gang starts again {origin}")
-    if delay <= LONGEST_KEPT and _may_stay(turn):
+    if delay <= LONGEST_KEPT and may_stay(turn):
         preemption.keep_room(turn)
     turn.stop(Reason.RESTARTING, message)
 
 
-def _may_stay(turn: Turn) -> bool:
+def may_stay(turn: Turn) -> bool:
     """Whether the room that the gang has is still its own, and of a size that it may have."""
     placement, spec = turn.status.placement, turn.s.spec
     assert placement is not None

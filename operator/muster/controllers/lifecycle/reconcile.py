@@ -14,7 +14,7 @@ from muster.controllers.lifecycle.limits import keep_terms
 from muster.controllers.lifecycle.preemption import drop_promise, give_way, hand_over
 from muster.controllers.lifecycle.renewal import renew
 from muster.controllers.lifecycle.replacement import replace_lost
-from muster.controllers.lifecycle.runtime import limit_runtime
+from muster.controllers.lifecycle.runtime import limit_runtime, run_longer
 from muster.controllers.lifecycle.start import follow, make_pods
 from muster.controllers.lifecycle.stopping import clean_finished, continue_stop, remove_strays
 from muster.controllers.lifecycle.stragglers import name_stragglers
@@ -41,6 +41,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     learn,
     complete,
     replace_lost,
+    run_longer,
     recover,
     give_way,
     withdraw,

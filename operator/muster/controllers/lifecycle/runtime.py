@@ -6,12 +6,37 @@ import math
 from datetime import datetime
 
 from muster.api.effective import EffectiveSpec
-from muster.api.names import Reason
+from muster.api.names import EventReason, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
+from muster.controllers.lifecycle import causes, failure, preemption
 from muster.controllers.lifecycle.causes import End, Kind
-from muster.controllers.lifecycle.failure import fail
 from muster.controllers.lifecycle.turn import Turn
 from muster.controllers.terms import MARGIN
+
+_RAISED = (
+    "the run has ended at the maxRuntime that its launcher was given, which was raised since: the gang starts again, "
+    "from its last committed checkpoint, if it has one"
+)
+
+
+def run_longer(turn: Turn) -> bool:
+    """Start a gang again that was ended by its launcher at a limit which has been raised since its pod was made."""
+    if turn.status.placement is None or not _raised(turn):
+        return False
+    cause = causes.first_cause(failure.ends(turn))
+    if cause is None or cause.kind is not Kind.MAX_RUNTIME:
+        return False
+    turn.tell(EventReason.RESTARTING, _RAISED)
+    if failure.may_stay(turn):
+        preemption.keep_room(turn)
+    turn.stop(Reason.RESTARTING, _RAISED)
+    return True
+
+
+def _raised(turn: Turn) -> bool:
+    leader, allowed = turn.by_index().get(0), remaining_seconds(turn.s.spec, turn.status)
+    told = leader.max_runtime if leader is not None else None
+    return told is not None and (allowed is None or allowed > told)
 
 
 def limit_runtime(turn: Turn) -> bool:
@@ -26,7 +51,7 @@ def limit_runtime(turn: Turn) -> bool:
         turn.wake_in(left)
         return False
     cause = End(Kind.MAX_RUNTIME, f"the job trained for longer than maxRuntime ({limit} s); its checkpoints are kept")
-    fail(turn, cause, Reason.MAX_RUNTIME_EXCEEDED, "")
+    failure.fail(turn, cause, Reason.MAX_RUNTIME_EXCEEDED, "")
     return True
 
 

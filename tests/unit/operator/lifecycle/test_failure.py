@@ -421,6 +421,33 @@ def test_a_lower_max_runtime_ends_a_run_that_has_passed_it_at_the_next_turn(befo
     assert all(pod.terminating for pod in case.pods.values()), "they have their grace to save"
 
 
+@pytest.mark.parametrize("after", ["20m", None])
+def test_a_run_goes_on_that_its_launcher_ended_at_a_limit_which_was_raised(after: str | None) -> None:
+    case = Case(trainingjob(maxRuntime="10m"))
+    case.start()
+    case.edit(maxRuntime=after)
+    case.later(600)
+    for index in (0, 1):
+        case.end(index, Cause.MAX_RUNTIME, 75, message="saved at step 7", committed_step=7)
+    case.settle()
+    assert case.phase == "Restarting"
+    assert "which was raised since" in case.message()
+    assert case.job.status.promise is not None, "its room stays its own"
+    for index in (0, 1):
+        case.vanish(case.worker(index).name)
+    case.settle()
+    assert (case.job.status.restarts, case.job.status.failures) == (None, None)
+    case.start()
+    leader = case.worker(0)
+    assert leader.max_runtime == (600 if after else None), "what the old limit has used counts"
+    if after:
+        case.later(600)
+        for index in (0, 1):
+            case.end(index, Cause.MAX_RUNTIME, 75)
+        case.settle()
+        assert case.reason(ConditionType.FAILED) == "MaxRuntimeExceeded"
+
+
 def test_the_clock_of_a_launcher_that_took_anothers_place_is_not_waited_for() -> None:
     case = Case(trainingjob(maxRuntime="10m", terminationGracePeriod="30s"))
     case.start()
