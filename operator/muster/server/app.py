@@ -216,7 +216,8 @@ async def job(context: Ctx, user: SignedIn, namespace: Name, name: Name) -> Resp
         *(reviewer.allows(user, Right("list", kind, namespace, group="")) for kind in ("pods", "events")),
         reviewer.allows(user, LIST_QUEUES),
     )
-    known = context.shown.queues if listed else None
+    shown = context.board.shown  # None while the caches fill: the page needs nothing else of them
+    known = (shown.queues if shown is not None else ()) if listed else None
     return _answer(await detail(context.api, namespace, name, pods=pods, events=events, queues=known))
 
 

@@ -59,6 +59,15 @@ async def test_a_job_is_explained_as_muster_explain_does() -> None:
     assert found.withheld == []
 
 
+async def test_a_job_is_told_while_the_operator_still_fills_its_caches() -> None:
+    cluster = everything()
+    cluster.objects[PATH] = job("vision", "a")
+    async with client(cluster, published=False) as http:
+        answer, every = await http.get("/v1/jobs/vision/a"), await http.get("/v1/queues")
+    assert answer.status_code == 200, answer.text
+    assert every.status_code == 503
+
+
 async def test_pods_and_events_are_left_out_where_the_user_may_not_list_them() -> None:
     cluster = everything()
     cluster.rights = {("jane", "get", "trainingjobs", "vision")}
