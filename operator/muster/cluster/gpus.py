@@ -6,7 +6,7 @@ GPU feature discovery writes `nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3`; pe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -63,6 +63,12 @@ def gpu_type_of(labels: Mapping[str, str]) -> str:
         if labels.get(key):
             return labels[key] if key == PRODUCT_LABELS[0] else short_type(labels[key])
     return ""
+
+
+def named_type(name: str, types: Iterable[str]) -> str:
+    """The type that people mean by a name in any case: one of these that are there, as nodes have them; else its short
+    name. What a site calls its GPUs (`H100-NVL`) may look like a product of another type."""
+    return next((one for one in types if one.lower() == name.lower()), "") or short_type(name)
 
 
 def same_type(asked: str, labels: Mapping[str, str]) -> bool:

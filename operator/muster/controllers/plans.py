@@ -302,7 +302,7 @@ class Plans:
                 self._cache.mark(record.uid)
 
     def _snapshot(self, world: admission.World, waiting: Iterable[JobInput], now: datetime) -> Snapshot:
-        queues, self._queue_errors = queue_inputs(self._cache.queues.values(), now)
+        queues, self._queue_errors = queue_inputs(self._cache.queues.values(), now, world.gpu_types)
         jobs = {job.uid: job for job in waiting}
         for uid in list(self._roster.holders):
             record = self._records.get(uid)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -12,7 +12,7 @@ import numpy as np
 
 from muster.api.names import Reason
 from muster.api.trainingqueue import FairShare, JobOrder, OwnVictims, Quota, Reclaim, StopPolicy, TrainingQueue
-from muster.cluster.gpus import short_type
+from muster.cluster.gpus import named_type
 from muster.cluster.quantities import amount
 from muster.cluster.queues import ANY_PRIORITY, Lineage, QueueInput, QuotaInput, lineage
 from muster.cluster.snapshot import NO_ACCELERATOR, JobInput
@@ -48,12 +48,19 @@ class Standing:
     parent_message: str
 
 
-def queue_inputs(queues: Iterable[TrainingQueue], now: datetime) -> tuple[list[QueueInput], dict[str, str]]:
-    """For the planner, and by name what is wrong with a spec: such a queue takes no jobs."""
+def queue_inputs(
+    queues: Iterable[TrainingQueue], now: datetime, gpu_types: Sequence[str] = ()
+) -> tuple[list[QueueInput], dict[str, str]]:
+    """For the planner, and by name what is wrong with a spec: such a queue takes no jobs.
+
+    Args:
+        gpu_types: those that nodes have now.
+    """
+    types = tuple(gpu_types)
     inputs, errors = [], {}
     for queue in queues:
         try:
-            inputs.append(queue_input(queue, now))
+            inputs.append(queue_input(queue, now, types))
         except ValueError as error:
             errors[queue.metadata.name] = f"takes no jobs: {error}"
             spec = queue.spec
@@ -61,13 +68,13 @@ def queue_inputs(queues: Iterable[TrainingQueue], now: datetime) -> tuple[list[Q
     return inputs, errors
 
 
-def queue_input(queue: TrainingQueue, now: datetime) -> QueueInput:
+def queue_input(queue: TrainingQueue, now: datetime, gpu_types: tuple[str, ...] = ()) -> QueueInput:
     """Raises ValueError for a quantity that can't be read."""
     spec, preemption = queue.spec, queue.spec.preemption
     return QueueInput(
         queue.metadata.name,
         spec.cohort or "",
-        _lines(spec.quotas or ()),
+        _lines(spec.quotas or (), gpu_types),
         open=spec.stop_policy is StopPolicy.NONE,
         parent=spec.parent or "",
         weight=float(spec.weight),
@@ -82,11 +89,13 @@ def queue_input(queue: TrainingQueue, now: datetime) -> QueueInput:
 
 
 @lru_cache(maxsize=4096)
-def _lines(quotas: tuple[Quota, ...]) -> tuple[QuotaInput, ...]:
+def _lines(quotas: tuple[Quota, ...], gpu_types: tuple[str, ...]) -> tuple[QuotaInput, ...]:
     """Kept, for a thousand queues are looked at for each plan, and their quotas hardly ever change."""
     return tuple(
         QuotaInput(
-            flavour=f"{short_type(quota.gpu_type)}/{quota.capacity.value}" if quota.gpu_type else NO_ACCELERATOR,
+            flavour=f"{named_type(quota.gpu_type, gpu_types)}/{quota.capacity.value}"
+            if quota.gpu_type
+            else NO_ACCELERATOR,
             resource=resource.name,
             nominal=amount(resource.name, resource.nominal),
             borrowing=_limit(resource.name, resource.borrowing_limit),

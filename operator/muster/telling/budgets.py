@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from muster.api.terms import AtBudgetEnd, Month, MonthlyBudget, MonthUse
 from muster.api.trainingqueue import TrainingQueue
-from muster.cluster.gpus import short_type
+from muster.cluster.gpus import named_type
 from muster.sizing.money import gpu_cost, written
 from muster.telemetry.cost.periods import month_of
 
@@ -78,10 +78,11 @@ def budget_uses(queue: TrainingQueue, now: datetime) -> list[BudgetUse]:
     """Of each of the queue's own budgets, in the month of `now`."""
     budgets = queue.spec.budgets or ()
     uses = brought_forward(queue.status.month, now) if budgets else ()
+    types = [use.gpu_type for use in uses]
     return [
         BudgetUse(
             budget,
-            tuple(use for use in uses if not budget.gpu_type or short_type(budget.gpu_type) == use.gpu_type),
+            tuple(use for use in uses if not budget.gpu_type or named_type(budget.gpu_type, types) == use.gpu_type),
         )
         for budget in budgets
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from muster.api.trainingqueue import Quota, TrainingQueue
+from muster.cluster.gpus import named_type
 from muster.cluster.quantities import amount as in_units
 
 Use = dict[tuple[str, str], dict[str, int]]
@@ -15,9 +16,10 @@ def nominals(every: Sequence[TrainingQueue]) -> dict[str, Use]:
     """By queue: its own nominal and that of all queues below it."""
     parents = {queue.metadata.name: queue.spec.parent for queue in every}
     has: dict[str, Use] = {name: {} for name in parents}
+    types = sorted({use.gpu_type for queue in every for use in queue.status.usage})
     for queue in every:
         for name in (queue.metadata.name, *names_above(queue.metadata.name, parents)):
-            _add(has[name], queue.spec.quotas or ())
+            _add(has[name], queue.spec.quotas or (), types)
     return has
 
 
@@ -55,8 +57,10 @@ def line_of(name: str, every: Sequence[TrainingQueue]) -> tuple[TrainingQueue, .
     return tuple(by_name[one] for one in (name, *names_above(name, parents))) if name in by_name else ()
 
 
-def _add(total: Use, quotas: Sequence[Quota]) -> None:
+def _add(total: Use, quotas: Sequence[Quota], types: Sequence[str]) -> None:
+    """Under the GPU types that use is told by, `types`: a quota may name a whole product."""
     for quota in quotas:
-        amounts = total.setdefault((quota.gpu_type, quota.capacity.value if quota.gpu_type else ""), {})
+        key = (named_type(quota.gpu_type, types), quota.capacity.value) if quota.gpu_type else ("", "")
+        amounts = total.setdefault(key, {})
         for item in quota.resources:
             amounts[item.name] = amounts.get(item.name, 0) + in_units(item.name, item.nominal)

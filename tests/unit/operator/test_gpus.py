@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.cluster.gpus import capacity_of, flavour_of, gpu_type_of, same_type, short_type
+from muster.cluster.gpus import capacity_of, flavour_of, gpu_type_of, named_type, same_type, short_type
 
 pytestmark = pytest.mark.unit
 
@@ -35,6 +35,20 @@ def test_short_names(product: str, short: str) -> None:
 def test_the_site_may_say_it_better() -> None:
     assert gpu_type_of({"muster.dev/gpu-type": "H100-NVL", "nvidia.com/gpu.product": "NVIDIA-H100"}) == "H100-NVL"
     assert gpu_type_of({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "meant"),
+    [
+        ("H100-NVL", ["H100", "H100-NVL"], "H100-NVL"),
+        ("h100-nvl", ["H100-NVL"], "H100-NVL"),
+        ("NVIDIA-H100-80GB-HBM3", ["H100", "H100-NVL"], "H100"),
+        ("NVIDIA-H100-80GB-HBM3", [], "H100"),
+        ("Fast", ["fast"], "fast"),
+    ],
+)
+def test_a_quota_means_a_type_that_nodes_have_by_any_of_its_names(name: str, there: list[str], meant: str) -> None:
+    assert named_type(name, there) == meant
 
 
 def test_people_may_write_short_or_whole_names_in_any_case() -> None:

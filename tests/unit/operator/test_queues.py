@@ -239,6 +239,14 @@ def test_a_root_has_no_word_about_parents() -> None:
     assert [condition.type for condition in status_of(told, [told]).conditions] == ["Ready"]
 
 
+@pytest.mark.parametrize(("types", "flavour"), [(["H100", "H100-NVL"], "H100-NVL"), (["H100"], "H100")])
+def test_a_quota_is_for_the_gpus_that_the_site_calls_so(types: list[str], flavour: str) -> None:
+    resources = [{"name": "nvidia.com/gpu", "nominal": 8}]
+    nvl = trainingqueue("q", quotas=[{"gpuType": "H100-NVL", "resources": resources}])
+    (found,), _ = queue_inputs([nvl], NOW, types)
+    assert [line.flavour for line in found.quotas] == [f"{flavour}/on-demand"]
+
+
 def test_conditions_say_who_holds_the_queue() -> None:
     company, team = trainingqueue("company", stopPolicy="holdAndDrain"), trainingqueue("team", parent="company")
     (ready, _) = status_of(team, [company, team]).conditions

@@ -42,6 +42,12 @@ def test_a_queue_shows_what_it_uses_of_what_it_has_and_what_of_that_is_borrowed(
     ]
 
 
+def test_a_quota_that_names_the_whole_product_is_told_beside_its_use() -> None:
+    resources = [{"name": "nvidia.com/gpu", "nominal": 64}]
+    whole = queue("team", quotas=[{"gpuType": "NVIDIA-H100-80GB-HBM3", "resources": resources}], status=uses(80))
+    assert [row[-1] for row in queue_rows([whole])] == ["H100 on-demand: 80 of 64 nvidia.com/gpu"]
+
+
 def test_a_queue_without_quota_is_unlimited_only_where_none_above_has_one() -> None:
     rows = queue_rows([queue("root", 8), queue("leaf", parent="root"), queue("free", status=uses(8))])
     assert [row[-1] for row in rows] == [
