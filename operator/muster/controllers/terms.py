@@ -29,6 +29,9 @@ LONGEST_CHAIN: Final = 500
 """Times that a window is made longer by others that overlap it. One that goes on after that is taken to be always open:
 ten hours every hour are, and so are three minutes every minute."""
 
+MOST_WINDOWS: Final = 100
+"""Windows through which the end of a job is followed that is stopped at the end of each."""
+
 STARTS: Final = 2.0
 """A gang is not started in a window that closes before it could have started so many times."""
 
@@ -324,6 +327,32 @@ class Outlook:
     passed: bool = False
 
 
+def _stopping_window(spec: EffectiveSpec) -> EffectiveWindow | None:
+    """The window at whose end the gang stops; None without one, or for one that is wrong."""
+    window = spec.window
+    return window if window is not None and window.stops and not window_error(window) else None
+
+
+def _earliest_end(
+    spec: EffectiveSpec, start: datetime, seconds: float, start_seconds: float, *, runs: bool
+) -> datetime:
+    """When a job that starts at `start`, or `runs` then, can have trained for so many seconds. Where windows stop it,
+    it starts again in each. NEVER: not within `MOST_WINDOWS`."""
+    window, begin = _stopping_window(spec), 0.0 if runs else start_seconds
+    if window is None:
+        return start + timedelta(seconds=min(begin + seconds, 1e9))
+    for _ in range(MOST_WINDOWS):
+        found = opening(window, start)
+        if found.opens > start:
+            start, begin = found.opens, start_seconds
+        left = math.inf if found.closes == NEVER else (found.closes - start).total_seconds()
+        if begin + seconds <= left:
+            return start + timedelta(seconds=min(begin + seconds, 1e9))
+        seconds -= max(0.0, left - begin)
+        start = found.closes
+    return NEVER
+
+
 def outlook(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_seconds: float) -> Outlook | None:
     """Whether `spec.deadline` can still be met, at the earliest possible start; None without a deadline."""
     deadline = spec.deadline
@@ -342,10 +371,16 @@ def outlook(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start
         message = "nothing tells how long the job takes: give maxRuntime, or report the number of steps"
         return Outlook(None, message, deadline)
     takes = timedelta(seconds=min(left.seconds + (0.0 if runs else start_seconds), 1e9))
-    earliest = start + takes
-    latest_start = deadline - takes
+    earliest = _earliest_end(spec, start, left.seconds, start_seconds, runs=runs)
     if earliest <= deadline:
-        return Outlook(True, f"it can end at {format_time(earliest)} at the earliest", latest_start)
+        # A window that passes without the job may make it late sooner than the clock alone.
+        window = _stopping_window(spec)
+        passes = NEVER if window is None else opening(window, start).closes
+        changes = min(deadline - takes, passes)
+        return Outlook(True, f"it can end at {format_time(earliest)} at the earliest", changes)
+    if earliest == NEVER:
+        message = f"the deadline {told} cannot be met: the windows are too short; give them a longer duration"
+        return Outlook(False, message, deadline)
     late, end = format_duration(round((earliest - deadline).total_seconds()) or 1), format_time(earliest)
     if left.sure:
         message = f"the deadline {told} cannot be met: earliest end {end} by its progress, {late} late"

@@ -189,6 +189,28 @@ def test_a_deadline_is_judged_by_progress_before_max_runtime_and_by_the_window()
     assert "earliest end 2026-03-02T20:02:00Z by its progress, 2m late" in nightly.message
 
 
+def test_a_deadline_counts_the_windows_that_a_job_is_stopped_by() -> None:
+    now, start = datetime(2026, 3, 2, 12, tzinfo=UTC), 120.0
+    window = {"start": "0 20 * * *", "duration": "1h"}
+
+    def judged(deadline: str, **more: str) -> terms.Outlook:
+        job = spec(deadline=deadline, maxRuntime="4h", window={**window, **more})
+        found = terms.outlook(job, TrainingJobStatus(), now, start)
+        assert found is not None
+        return found
+
+    # 58 minutes of each hour are trained: four hours take five evenings.
+    late = judged("2026-03-03T23:00:00Z")
+    assert late.met is False
+    assert "earliest end 2026-03-06T20:10:00Z" in late.message
+    met = judged("2026-03-06T21:00:00Z")
+    assert (met.met, met.changes) == (True, datetime(2026, 3, 2, 21, tzinfo=UTC))
+    assert judged("2026-03-03T23:00:00Z", atEnd="finish").met
+    short = judged("2026-03-06T21:00:00Z", duration="2m")
+    assert short.met is False
+    assert "the windows are too short" in short.message
+
+
 def test_a_deadline_of_which_nothing_is_known_is_neither_met_nor_missed() -> None:
     now = berlin(2026, 3, 2, 12)
     job = spec(deadline="2026-03-02T20:00:00Z")
