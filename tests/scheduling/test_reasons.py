@@ -180,7 +180,8 @@ def test_who_may_not_borrow_is_told_who_holds_its_queues_quota_and_that_nobody_m
     alone = Outcome(shot, plan(shot)).waiting["firm"]
     assert alone.holders == ("small",)
     assert alone.message.endswith(
-        "can use 0 nvidia.com/gpu more now, without borrowing, for it is not preemptible; 1 job of its queue holds it, "
+        "uses 8 nvidia.com/gpu of its quota of 8 nvidia.com/gpu for jobs that are not preemptible and can use "
+        "0 nvidia.com/gpu more now, without borrowing, for it is not preemptible; 1 job of its queue holds it, "
         "not preemptible either, so nobody may be asked"
     )
 
@@ -234,9 +235,9 @@ def test_a_job_that_may_not_be_stopped_is_told_that_its_like_hold_all_of_its_que
     firm = np.zeros(2, dtype=np.bool_)
     (waiting,) = plan(replace(shot, jobs=replace(shot.jobs, terms=replace(shot.jobs.terms, preemptible=firm)))).waiting
     assert waiting.message == (
-        "needs 8 nvidia.com/gpu of H100; queue research uses 8 nvidia.com/gpu of its quota of 8 nvidia.com/gpu and can "
-        "use 0 nvidia.com/gpu more now, without borrowing, for it is not preemptible; 1 job of its queue holds it, not "
-        "preemptible either, so nobody may be asked"
+        "needs 8 nvidia.com/gpu of H100; queue research uses 8 nvidia.com/gpu of its quota of 8 nvidia.com/gpu for "
+        "jobs that are not preemptible and can use 0 nvidia.com/gpu more now, without borrowing, for it is not "
+        "preemptible; 1 job of its queue holds it, not preemptible either, so nobody may be asked"
     )
     assert waiting.holders == ("holds",)
 

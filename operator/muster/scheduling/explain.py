@@ -283,7 +283,8 @@ class Words:
             return self._reasons.exceeds_quota(queue, flavour, never, firm=firm, could_borrow=firm and borrows), ""
         lacks = None if it.preemptible else round_.firm_shortage(job, verdict.choice, need)
         if lacks is not None:
-            why = self._reasons.quota_exceeded(round_.used, queue, flavour, lacks, firm=True)
+            firm_use = round_.firm_used(queue, flavour, lacks.resource)
+            why = self._reasons.quota_exceeded(round_.used, queue, flavour, lacks, firm=firm_use)
             return self._reasons.held_by(why, queue, flavour, lacks, firm=True), ""
         short = round_.used.shortage(queue, flavour, need)
         if short is not None:

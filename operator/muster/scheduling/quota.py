@@ -196,10 +196,6 @@ class Ledger:
         """What counts against the queue's quota: by its own jobs, and drawn by the queues below it."""
         return self._used.get(self._at(queue, flavour, resource), 0)
 
-    def used_by_jobs(self, queue: int, flavour: int, resource: int) -> int:
-        """What the queue's own jobs use."""
-        return self._by_jobs.get(self._at(queue, flavour, resource), 0)
-
     def has(self, queue: int, flavour: int, resource: int) -> int:
         """The queue's own nominal quota, and what the queues below it have and lend."""
         return self._has[self._at(queue, flavour, resource)]

@@ -76,7 +76,7 @@ class Reasons:
     def __init__(self, snapshot: Snapshot, tree: Tree, room: Room, workers: list[Worker]) -> None:
         self._snapshot, self._tree, self._room, self._workers = snapshot, tree, room, workers
         self._names = snapshot.resources
-        self._states: dict[tuple[int, int, int, int, int, bool], str] = {}
+        self._states: dict[tuple[int, int, int, int, int, int | None], str] = {}
         self._amounts: dict[tuple[str, int, int], str] = {}
         self._known_holders: dict[tuple[int, int, int, bool], tuple[tuple[str, ...], int]] = {}
 
@@ -192,8 +192,11 @@ class Reasons:
         kinds = " and ".join(self._snapshot.flavours[other] or "gangs without GPUs" for other in there)
         return f"; its quota of {self._names[resource]} is for {kinds}"
 
-    def quota_exceeded(self, ledger: Ledger, queue: int, flavour: int, short: Shortage, *, firm: bool = False) -> Why:
-        """`firm`: the job is not preemptible, so it may not borrow."""
+    def quota_exceeded(
+        self, ledger: Ledger, queue: int, flavour: int, short: Shortage, *, firm: int | None = None
+    ) -> Why:
+        """`firm`: what the queue's jobs use that are not preemptible, for one of them: it may not borrow, and what the
+        others use can be taken back. None for one that is preemptible."""
         resource = self._names[short.resource]
         key = (id(ledger), queue, flavour, short.resource, short.available, firm)
         state = self._states.get(key)
@@ -233,24 +236,25 @@ class Reasons:
             self._known_holders[key] = tuple(jobs.uids[row] for row in rows.tolist()), int(held[rows].sum())
         return self._known_holders[key]
 
-    def _state(self, ledger: Ledger, queue: int, flavour: int, short: Shortage, *, firm: bool) -> str:
+    def _state(self, ledger: Ledger, queue: int, flavour: int, short: Shortage, *, firm: int | None) -> str:
         """What a queue uses and may use of a resource: the same for all its jobs. Those below it count with it, but for
         jobs that may not borrow from there."""
         resource = self._names[short.resource]
-        below = not firm and bool((self._snapshot.queues.parents == queue).any())
-        used = (ledger.used_by_jobs if firm else ledger.used)(queue, flavour, short.resource)
+        below = firm is None and bool((self._snapshot.queues.parents == queue).any())
+        used = ledger.used(queue, flavour, short.resource) if firm is None else firm
         nominal = ledger.nominal(queue, flavour, short.resource)
         if below:
             nominal = ledger.has(queue, flavour, short.resource) or nominal
         quota = f" of its quota of {amount(resource, nominal)}" if nominal < UNLIMITED else ", has no quota of its own"
         limiting = ledger.limiting(queue, flavour, short.resource)
-        above = "" if firm or limiting == queue else f"; {self._above(limiting)} has no more to give"
+        above = "" if firm is not None or limiting == queue else f"; {self._above(limiting)} has no more to give"
         if above and used + short.available < nominal < UNLIMITED:
             above = "; others have borrowed the rest of its own: `muster queues` shows who"
         who = f"queue {self._queue(queue)}{', with those below it,' if below else ''}"
+        like_it = "" if firm is None else " for jobs that are not preemptible"
         return (
-            f"{who} uses {amount(resource, used)}{quota} and can use {amount(resource, short.available)} more now, "
-            f"{_FIRM if firm else _BORROWING}{above}"
+            f"{who} uses {amount(resource, used)}{quota}{like_it} and can use {amount(resource, short.available)} more "
+            f"now, {_BORROWING if firm is None else _FIRM}{above}"
         )
 
     def quota_is_owned(self, queue: int, flavour: int, need: Need) -> Why:

@@ -196,9 +196,13 @@ class Round:
                 return Shortage(resource, amount, left)
         return None
 
+    def firm_used(self, queue: int, flavour: int, resource: int) -> int:
+        """What a queue's jobs that cannot give it back use."""
+        return int(self._firm[queue, flavour, resource])
+
     def own_left(self, queue: int, flavour: int, resource: int) -> int:
         """What a queue has left of its own for jobs that cannot give it back."""
-        return max(0, self.used.most_own(queue, flavour, resource) - int(self._firm[queue, flavour, resource]))
+        return max(0, self.used.most_own(queue, flavour, resource) - self.firm_used(queue, flavour, resource))
 
     def own_left_by_queue(self) -> Int:
         """Q x V x R: `own_left` of every queue at once."""
