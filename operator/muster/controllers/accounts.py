@@ -18,7 +18,8 @@ from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.queues import QueueInput
 from muster.sizing.money import exact
 from muster.telemetry.cost.periods import month_of, next_month
-from muster.telling.budgets import BudgetUse, brought_forward, budget_uses
+from muster.telling.budgets import BudgetUse, brought_forward, budget_uses, on_type
+from muster.telling.usage import way_up
 
 _HOUR: Final = 3600
 
@@ -77,7 +78,7 @@ def spent(queue: TrainingQueue, now: datetime) -> Spent | None:
 
 def _used_up(name: str, use: BudgetUse, now: datetime) -> str:
     budget = use.budget
-    kind = f" on {budget.gpu_type}" if budget.gpu_type else ""
+    kind = on_type(budget)
     then = f"it takes jobs again on {format_time(next_month(now))}, or when the budget is raised"
     if budget.gpu_hours is not None and use.gpu_seconds >= budget.gpu_hours * _HOUR:
         return f"queue {name} has used its {budget.gpu_hours} GPU hours{kind} of {month_of(now)}; {then}"
@@ -120,12 +121,7 @@ class Budgets:
 
 
 def _on_the_way_up(name: str, queues: Mapping[str, TrainingQueue], own: Mapping[str, Spent]) -> Spent | None:
-    seen, found = set[str](), list[Spent]()
-    while name in queues and name not in seen:
-        seen.add(name)
-        if name in own:
-            found.append(own[name])
-        name = queues[name].spec.parent or ""
+    found = [own[queue.metadata.name] for queue in way_up(name, queues) if queue.metadata.name in own]
     return min(found, key=lambda one: not one.drains, default=None)
 
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from muster.cluster.provisioning import Answer, Request
-from muster.scheduling.plan import Waiting, WaitReason
+from muster.scheduling.plan import LACKS_NODES, Waiting
 
 AT_ONCE: Final = 16
 """Requests in all that an autoscaler works on."""
@@ -16,15 +16,6 @@ AT_ONCE: Final = 16
 FIRST_DELAY: Final = 60
 LAST_DELAY: Final = 3600
 """Seconds until the same is asked for again after a failure: doubled each time."""
-
-_LACKS_NODES: Final = frozenset(
-    {
-        WaitReason.INSUFFICIENT_CAPACITY,
-        WaitReason.TOPOLOGY_UNSATISFIED,
-        WaitReason.EXCEEDS_CLUSTER,
-        WaitReason.NO_ELIGIBLE_NODES,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,7 @@ class Decided:
 
 def lacks_nodes(waiting: Waiting | None) -> bool:
     """Whether more nodes would start the job: it has quota, and nobody ahead of it keeps the room."""
-    return waiting is not None and waiting.has_quota and waiting.reason in _LACKS_NODES
+    return waiting is not None and waiting.has_quota and waiting.reason in LACKS_NODES
 
 
 def decide(

@@ -30,7 +30,7 @@ from muster.controllers.lifecycle.capacity import not_needed
 from muster.controllers.lifecycle.turn import write_stop
 from muster.controllers.telling import Word
 from muster.controllers.terms import NO_BOUNDS, Bounds, length
-from muster.scheduling.plan import MoveReason, Waiting, WaitReason
+from muster.scheduling.plan import LACKS_NODES, MoveReason, Waiting, WaitReason
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Snapshot, TopologyMode
 
 HOST_ONLY: Final = (LevelInput("host", names.HOST_LABEL),)
@@ -46,14 +46,6 @@ STARTED: Final = "Started"
 _NODES_SHOWN: Final = 8
 _HOLDERS_SHOWN: Final = 3
 _AVOIDED_SHOWN: Final = 2
-_OF_NODES: Final = frozenset(
-    (
-        WaitReason.NO_ELIGIBLE_NODES,
-        WaitReason.EXCEEDS_CLUSTER,
-        WaitReason.INSUFFICIENT_CAPACITY,
-        WaitReason.TOPOLOGY_UNSATISFIED,
-    )
-)
 
 
 def levels_of(topology: Topology | None) -> tuple[LevelInput, ...]:
@@ -355,8 +347,10 @@ def waiting_status(
 def avoiding(status: TrainingJobStatus, reason: WaitReason, now: datetime) -> str:
     """What is told, behind the planner's sentence about nodes, of a job that stays away from some; "" for others. The
     planner knows them only as nodes that don't suit."""
+    if not status.avoided or reason not in LACKS_NODES:
+        return ""
     avoided = [item for item in status.avoided if item.until > now]
-    if reason not in _OF_NODES or not avoided:
+    if not avoided:
         return ""
     each = [
         f"{item.node} until {format_time(item.until)} ({shorten(item.reason or 'it failed there', 160)})"

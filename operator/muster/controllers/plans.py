@@ -326,7 +326,7 @@ class Plans:
     def _apply(self, snapshot: Snapshot, decided: Plan) -> None:
         names = _Names(self._records)
         self._decisions.carry_out(snapshot, decided, names)
-        highest = ceilings(snapshot)
+        highest, now = ceilings(snapshot), utc_now()
         told: list[tuple[Record, Waiting]] = []
         for waiting in decided.waiting:
             record = self._records[waiting.uid]
@@ -341,7 +341,7 @@ class Plans:
                 self._later(self._explain_at)
                 break
             message = planning.blockers(waiting, names)
-            message += planning.avoiding(record.job.status, waiting.reason, utc_now())
+            message += planning.avoiding(record.job.status, waiting.reason, now)
             if record.planned is not None:
                 message += priority_remark(record.planned[1], highest)
             self._tell_waiting(record, Word.of(waiting, message))

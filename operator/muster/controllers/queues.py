@@ -19,6 +19,7 @@ from muster.cluster.snapshot import NO_ACCELERATOR, JobInput
 from muster.controllers.accounts import Spent
 from muster.scheduling.fairness import HALF_LIFE, decayed
 from muster.scheduling.snapshot import Preempts, Snapshot
+from muster.telling.usage import way_up
 from muster_protocol.durations import parse_duration
 
 _PREEMPTS: Final = {
@@ -209,13 +210,11 @@ def _idle_limits(queue: TrainingQueue) -> str:
 
 def why_drained(name: str, queues: Mapping[str, TrainingQueue], spent: Spent | None) -> str:
     """The cause for which what runs in a queue is stopped, and what ends it; "" where none is known any more."""
-    one, seen = name, set[str]()
-    while one in queues and one not in seen:
-        seen.add(one)
-        if queues[one].spec.stop_policy is StopPolicy.HOLD_AND_DRAIN:
+    for queue in way_up(name, queues):
+        one = queue.metadata.name
+        if queue.spec.stop_policy is StopPolicy.HOLD_AND_DRAIN:
             above = "" if one == name else f" above its queue {name!r}"
             return f"the stopPolicy of TrainingQueue {one!r}{above} is holdAndDrain: nothing starts until it is none"
-        one = queues[one].spec.parent or ""
     return spent.message if spent is not None and spent.drains else ""
 
 

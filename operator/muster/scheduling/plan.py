@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from muster.scheduling.snapshot import FOREVER, NONE, Index
 
@@ -33,6 +33,17 @@ class WaitReason(str, Enum):
     """The job's off-peak window opens later."""
     PREEMPTING = "Preempting"
     """Room is promised; others are giving it back."""
+
+
+LACKS_NODES: Final = frozenset(
+    {
+        WaitReason.INSUFFICIENT_CAPACITY,
+        WaitReason.TOPOLOGY_UNSATISFIED,
+        WaitReason.EXCEEDS_CLUSTER,
+        WaitReason.NO_ELIGIBLE_NODES,
+    }
+)
+"""Reasons that other nodes would end."""
 
 
 class MoveReason(str, Enum):

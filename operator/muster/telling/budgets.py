@@ -65,12 +65,13 @@ class BudgetUse:
         budget = self.budget
         if budget.gpu_hours is not None and self.gpus:
             left = (budget.gpu_hours * _HOUR - self.gpu_seconds) / self.gpus
-            yield f"{budget.gpu_hours} GPU hours{_kind(budget)}", left
+            yield f"{budget.gpu_hours} GPU hours{on_type(budget)}", left
         if budget.cost is not None and self.hourly:
-            yield f"{budget.cost} in money{_kind(budget)}", float((budget.cost - self.cost) / self.hourly) * _HOUR
+            yield f"{budget.cost} in money{on_type(budget)}", float((budget.cost - self.cost) / self.hourly) * _HOUR
 
 
-def _kind(budget: MonthlyBudget) -> str:
+def on_type(budget: MonthlyBudget) -> str:
+    """The GPU type that it counts, in words; "" for all."""
     return f" on {budget.gpu_type}" if budget.gpu_type else ""
 
 

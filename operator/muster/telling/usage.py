@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from muster.api.trainingqueue import Quota, TrainingQueue
 from muster.cluster.gpus import named_type
@@ -52,9 +52,16 @@ def names_above(name: str, parents: Mapping[str, str | None]) -> list[str]:
 
 def line_of(name: str, every: Sequence[TrainingQueue]) -> tuple[TrainingQueue, ...]:
     """A queue and those above it, the nearest first; () where there is none of that name."""
-    by_name = {queue.metadata.name: queue for queue in every}
-    parents = {one: queue.spec.parent for one, queue in by_name.items()}
-    return tuple(by_name[one] for one in (name, *names_above(name, parents))) if name in by_name else ()
+    return tuple(way_up(name, {queue.metadata.name: queue for queue in every}))
+
+
+def way_up(name: str, queues: Mapping[str, TrainingQueue]) -> Iterator[TrainingQueue]:
+    """A queue and those above it, the nearest first; of a circle, each once."""
+    seen = set[str]()
+    while name in queues and name not in seen:
+        seen.add(name)
+        yield queues[name]
+        name = queues[name].spec.parent or ""
 
 
 def _add(total: Use, quotas: Sequence[Quota], types: Sequence[str]) -> None:
