@@ -41,7 +41,7 @@ class Muster:
 
     def save(self, step: int) -> None:
         self._saving = step
-        self._persistence.save(self._objects, self._run(step), LossRecord(1, 0, ()), {})
+        self._persistence.save(self._objects, self._run(step), LossRecord(1, 0, ()), {}, updates_seen=True)
 
     def save_now(self, step: int) -> None:
         self._persistence.save_now(self._objects, self._run(step), LossRecord(1, 0, ()), {}, finished=False)
@@ -50,7 +50,7 @@ class Muster:
         return RunState(step=step, seed=0, world_size=self._gang.world_size, threads=1)
 
     def staged(self) -> None:
-        """The copies are on the stream that computes: nothing to wait for."""
+        self._persistence.before_update()
 
     def durable(self) -> bool:
         writing, failed, unsealed = self._gang.sum([float(word) for word in self._persistence.word()])

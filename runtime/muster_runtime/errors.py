@@ -24,6 +24,7 @@ __all__ = [
     "StateError",
     "StorageError",
     "StorageRefusedError",
+    "TornSaveError",
     "UsageError",
     "caller",
     "is_ours",
@@ -35,6 +36,10 @@ _OWN_FOLDER: Final = os.path.dirname(os.path.abspath(__file__))
 
 class UsageError(MusterError):
     """The script uses the session in a way that would lose or mix up state. Names the line to change."""
+
+
+class TornSaveError(MusterError):
+    """What a save copied beside the training may have changed meanwhile. It is left out; nothing is lost but that."""
 
 
 class NumericsError(MusterError):

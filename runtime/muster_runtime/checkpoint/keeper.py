@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -262,10 +262,12 @@ class Keeper:
         metrics: dict[str, float] | None = None,
         finished: bool = False,
         beside: tuple[tuple[str, bytes], ...] = (),
+        late: Collection[str] = (),
     ) -> float:
         """Stages the state and starts to write it; there must be no save in flight. Seconds that it took.
 
-        `beside` are small objects (key, content) that are written before the manifest.
+        `beside` are small objects (key, content) that are written before the manifest. `late` names what may be copied
+        until `before_update` is called (`Saver.begin`).
         """
         attempt = self._attempts.get(step, self._first_attempt)
         self._attempts[step] = attempt + 1
@@ -285,9 +287,17 @@ class Keeper:
             finished=finished,
             beside=beside,
         )
-        self._saver.begin(heading, table)
+        self._saver.begin(heading, table, late)
         assert self._saver.flight is not None
         return self._saver.flight.stall
+
+    def before_update(self) -> None:
+        """An optimizer is about to change what it has. Local, as is the next."""
+        self._saver.before_update()
+
+    def update_unseen(self) -> None:
+        """A step is over in which `before_update` was not called."""
+        self._saver.update_unseen()
 
     def advance(self, *, busy: bool, failed: bool, unsealed: bool) -> Saved | None:
         """The gang's word at a boundary: whether any rank is busy, has failed, or hasn't its part in memory. The save,

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.commit import Claim, commit
@@ -23,11 +22,11 @@ from muster_protocol.manifest import MANIFEST_NAME, Manifest
 from muster_runtime.checkpoint.layout import with_sums
 from muster_runtime.checkpoint.plan import Planner
 from muster_runtime.checkpoint.s3_store import Landed, Outgoing
-from muster_runtime.checkpoint.spread import copy
+from muster_runtime.checkpoint.staging import Move, Staging, can_wait
 from muster_runtime.checkpoint.tier import Part, Tier
 from muster_runtime.checkpoint.transfers import Transfers, in_background
 from muster_runtime.checkpoint.tree import TensorTable
-from muster_runtime.errors import StorageError
+from muster_runtime.errors import StorageError, TornSaveError
 from muster_runtime.parallel.gang import Gang
 
 
@@ -84,6 +83,7 @@ class Flight:
     heading: Heading
     began: float
     stall: float
+    staging: Staging
     files: Future[list[Landed]]
     base: int = 0
     sealed: Future[bool] = field(default_factory=Future)
@@ -101,7 +101,6 @@ class Saver:
     def __init__(self, store: Store, transfers: Transfers, gang: Gang, tier: Tier | None = None) -> None:
         self._store, self._transfers, self._gang, self._tier = store, transfers, gang, tier
         self.planner = Planner(gang)
-        self._staged: torch.cuda.Event | None = None
         self.flight: Flight | None = None
 
     @property
@@ -127,8 +126,12 @@ class Saver:
         flight = self.flight
         return flight is not None and flight.files.done() and flight.files.exception() is not None
 
-    def begin(self, heading: Heading, table: TensorTable) -> None:
-        """Copies the state away and starts to write it. Training may go on when this returns."""
+    def begin(self, heading: Heading, table: TensorTable, late: Collection[str] = ()) -> None:
+        """Copies the state away and starts to write it. Training may go on when this returns.
+
+        `late` names what nobody changes before an optimizer's next step: that may be copied beside what comes before
+        it, if `before_update` is called then, or `update_unseen`.
+        """
         assert self.flight is None
         began = time.monotonic()
         planned_anew = self.planner.plan(table)
@@ -137,10 +140,24 @@ class Saver:
             self.make_room(self.planner.share.length)
             tier = tier if tier.enabled else None
         base = tier.open(self.planner.share.length) if tier is not None else 0
-        self._stage(base)
-        self.flight = Flight(heading, began, 0.0, Future(), base)
-        self._hand_over(wait=self._staged is None)
+        self.flight = Flight(heading, began, 0.0, self._stage(base, table, late), Future(), base)
+        self._hand_over(wait=False)
         self.flight.stall = time.monotonic() - began
+
+    def before_update(self) -> None:
+        """An optimizer is about to change what it has. Local, as is the next."""
+        flight = self.flight
+        if flight is None or flight.handed_over:
+            return
+        began = time.monotonic()
+        flight.staging.before_update()
+        self._hand_over(wait=False)
+        flight.stall += time.monotonic() - began
+
+    def update_unseen(self) -> None:
+        """A step is over in which `before_update` was not called."""
+        if self.flight is not None and not self.flight.handed_over:
+            self.flight.staging.update_unseen()
 
     def make_room(self, length: int) -> None:
         """The gang finds out what there is memory for, where this rank's part of the state has `length` bytes."""
@@ -148,36 +165,35 @@ class Saver:
         lacking = self._gang.sum([float(not enough) for enough in self._tier.room(length)])
         self._tier.settle(length, local=not lacking[0], peer=not lacking[1])
 
-    def _stage(self, base: int) -> None:
+    def _stage(self, base: int, table: TensorTable, late: Collection[str]) -> Staging:
         share = self.planner.share
-        sources = [(self.planner.resolve(item), at) for item, at in share.items]
-        on_device = any(source.is_cuda for source, _ in sources)
+        sources = [(item.index.fqn, self.planner.resolve(item), at) for item, at in share.items]
+        on_device = any(source.is_cuda for _, source, _ in sources)
         memory = self._transfers.memory.reserve(base + share.length, pinned=on_device)[base:]
-        moves = [
-            (memory[at : at + source.nbytes].view(source.dtype).view(source.shape), source)
-            for source, at in sources
-            if source.nbytes
-        ]
-        self._staged = None
-        if not on_device:
-            copy(moves)
-            return
-        for target, source in moves:  # on the stream that computes: what it does later can't change what is copied
-            target.copy_(source, non_blocking=True)
-        self._staged = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._staged.record()
+        now: list[Move] = []
+        beside: list[Move] = []
+        watched: TensorTable = {}
+        for name, source, at in sources:
+            if not source.nbytes:
+                continue
+            move = memory[at : at + source.nbytes].view(source.dtype).view(source.shape), source
+            if name in late and can_wait(source):
+                beside.append(move)
+                watched[name] = table[name]
+            else:
+                now.append(move)
+        return Staging(now, beside, list(watched.values()))
 
     def _hand_over(self, *, wait: bool) -> None:
-        """Starts the writing, as soon as the copies have left the device."""
+        """Starts the writing, as soon as all of it is in memory."""
         flight, share = self.flight, self.planner.share
-        if flight is None or flight.handed_over:
+        if flight is None or flight.handed_over or not flight.staging.done(wait=wait):
             return
-        if self._staged is not None:
-            if wait:
-                self._staged.synchronize()
-            elif not self._staged.query():  # type: ignore[no-untyped-call]
-                return
         flight.handed_over = True
+        if flight.staging.torn:
+            flight.files.set_exception(TornSaveError(flight.staging.torn))
+            flight.sealed.set_result(False)
+            return
         name = f"{flight.heading.prefix}rank-{self._gang.rank:05d}"
         files = [
             Outgoing(f"{name}.{number:04d}.bin", flight.base + file.start, file.length, file.chunks)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.holds import held
@@ -29,7 +30,7 @@ from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.data.foreign import fixed_size, is_foreign
-from muster_runtime.errors import StateError, StorageError
+from muster_runtime.errors import StateError, StorageError, TornSaveError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import rng
 from muster_runtime.session.settings import Settings
@@ -108,6 +109,7 @@ class Persistence:
         )
         self.uri = self._store.uri
         self._restored_step = 0
+        self._trusts_updates = True  # that each is told of before it is made
         self._missed, self._missed_since = 0, math.inf
         self.skipped = 0
         """Saves left out because the one before was still being written."""
@@ -168,10 +170,22 @@ class Persistence:
 
     # ------------------------------------------------------------------ saving
 
-    def save(self, objects: list[Tracked], run: RunState, record: LossRecord, metrics: dict[str, float]) -> None:
+    def save(
+        self,
+        objects: list[Tracked],
+        run: RunState,
+        record: LossRecord,
+        metrics: dict[str, float],
+        *,
+        updates_seen: bool = False,
+    ) -> None:
         """Copies the state away; it is written while training goes on, and committed at a later boundary.
 
         Where a save is still in flight, this one is left out. Blocking where the settings say so.
+
+        Args:
+            updates_seen: `before_update` is called before each step of these optimizers, and `update_unseen` when a
+                training step ends without. Their state is then copied beside what comes before the next.
         """
         if self._settings.blocking_saves:
             self._save_now(objects, run, record, metrics, finished=False, tries=1)
@@ -182,7 +196,16 @@ class Persistence:
                 f"written ({self.skipped} left out so far). Storage is slower than the interval between checkpoints"
             )
         else:
-            self._begin(objects, run, record, metrics, finished=False)
+            late = updates_seen and self._trusts_updates
+            self._begin(objects, run, record, metrics, finished=False, late=late)
+
+    def before_update(self) -> None:
+        """An optimizer is about to change what it has. Local, as is the next."""
+        self._keeper.before_update()
+
+    def update_unseen(self) -> None:
+        """A step is over in which `before_update` was not called."""
+        self._keeper.update_unseen()
 
     def save_now(
         self, objects: list[Tracked], run: RunState, record: LossRecord, metrics: dict[str, float], *, finished: bool
@@ -213,6 +236,8 @@ class Persistence:
             self._land(self._keeper.advance(busy=writing, failed=failed, unsealed=unsealed))
         except StorageError as error:
             self._miss(step, error, must=False)
+        except TornSaveError as error:
+            self._leave_out(step, error)
 
     def _save_now(
         self,
@@ -233,7 +258,14 @@ class Persistence:
                 time.sleep(_PAUSE_SECONDS * 2**attempt)
 
     def _begin(
-        self, objects: list[Tracked], run: RunState, record: LossRecord, metrics: dict[str, float], *, finished: bool
+        self,
+        objects: list[Tracked],
+        run: RunState,
+        record: LossRecord,
+        metrics: dict[str, float],
+        *,
+        finished: bool,
+        late: bool = False,
     ) -> None:
         table, trees = capture(objects, self._gang)
         table[_rng_name(self._gang.rank)] = rng.capture(self._device)
@@ -246,6 +278,7 @@ class Persistence:
             metrics=metrics,
             finished=finished,
             beside=losses,
+            late=_states_of_optimizers(objects, table) if late else (),
         )
 
     def _wait(self, *, must: bool, more: bool = False) -> bool:
@@ -257,6 +290,9 @@ class Persistence:
             self._land(self._keeper.wait())
         except StorageError as error:
             self._miss(step, error, must=must, more=more)
+            return False
+        except TornSaveError as error:
+            self._leave_out(step, error)
             return False
         return True
 
@@ -276,6 +312,14 @@ class Persistence:
         trouble = f"the checkpoint of step {step} was not saved: {error}"
         self._warn(trouble)
         self._troubled(trouble)
+
+    def _leave_out(self, step: int, error: TornSaveError) -> None:
+        self.skipped += 1
+        self._trusts_updates = False
+        self._warn(
+            f"the checkpoint of step {step} is left out: {error}. From now on all of the state is copied before "
+            "training goes on"
+        )
 
     def loss_record(self, losses: LossRecord) -> LossRecord:
         return dataclasses.replace(losses, epoch=self.epoch, restored=self._restored_step)
@@ -322,6 +366,12 @@ def _losses(kept: Kept) -> tuple[tuple[int, float], ...]:
     """By step: those that were to be written beside a checkpoint that is in memory."""
     records = [decode(content.encode()) for _, content in kept.heading["beside"]]
     return tuple(loss for record in records for loss in record.losses)
+
+
+def _states_of_optimizers(objects: list[Tracked], table: TensorTable) -> frozenset[str]:
+    """The names of what nobody but an optimizer's step changes."""
+    prefixes = tuple(f"{tracked.name}.state." for tracked in objects if isinstance(tracked.thing, Optimizer))
+    return frozenset(name for name in table if name.startswith(prefixes))
 
 
 def _rng_name(rank: int) -> str:

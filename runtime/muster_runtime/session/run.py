@@ -67,7 +67,9 @@ class Run:
         """What was restored, until it is told or trained on."""
         self._total: int | None = None
         self._step_open = False
-        self._optimizer_stepped = False
+        self._updated: set[int] = set()
+        """The ids of the tracked optimizers that have stepped in this step, or since the last."""
+        self._all_update = True  # in each step so far, every tracked optimizer
         self.went_back = False
         """The last step ended with a return to a checkpoint, and nobody has gone on from there yet."""
         self._guard = Guard(settings.numerics, gang, self.progress) if settings.numerics is not None else None
@@ -173,7 +175,7 @@ class Run:
     def opens_step(self) -> None:
         self.pulse.step_opens()
         self._found = None
-        self._step_open, self._optimizer_stepped = True, False
+        self._step_open, self._updated = True, set()
         self.gradients.open_step()
 
     def closes_step(self) -> None:
@@ -190,12 +192,15 @@ class Run:
             return
         self._step_open = False
         self.step += 1
+        self._all_update &= self._updated >= self._optimizers().keys()
+        if not self._updated:
+            self.saves.update_unseen()
         if (loss := self.gradients.loss()) is not None:
             self.progress.note_loss(self.step, *loss)
         if self.driver is not None:
             if self._guard is not None:
                 batch = self.driver.epoch, self.driver.number
-                self._guard.trained(self.step - 1, batch, updated=self._optimizer_stepped)
+                self._guard.trained(self.step - 1, batch, updated=bool(self._updated))
             self._samples = self.driver.samples or 0
             self.driver.move_on()
         due = self._is_due()  # also where the save waits, or its turn would pass unseen
@@ -203,7 +208,7 @@ class Run:
         agreed = self._agree(save=save, stop=stop, ends=False, soon=not votes)
         self.pulse.step_done(self.step)
         if agreed:
-            self._save()
+            self._save(updates_seen=self._all_update)
         if self._profiler.at_boundary(self.step):
             with self.pulse.during(Section.EVALUATION):  # it may take longer than a step
                 self._profiler.turn(self.step)
@@ -217,16 +222,19 @@ class Run:
             self._save()
         self.pulse.enter(Section.EVALUATION)  # until the next epoch's first batch is here
 
-    def _save(self) -> None:
+    def _save(self, *, updates_seen: bool = False) -> None:
+        """`updates_seen`: every optimizer's step comes by `optimizer_steps`, one in each step or more."""
         with self.pulse.during(Section.CHECKPOINT):
-            self.saves.save(self.tracked, self._state())
+            self.saves.save(self.tracked, self._state(), updates_seen=updates_seen)
 
     def optimizer_steps(self, optimizer: Optimizer, *, closure: bool = False) -> None:
         """Called before any optimizer's step. `closure`: it makes its gradients itself."""
-        names = {one.name: one.thing for one in self.tracked if isinstance(one.thing, Optimizer)}
-        name = next((name for name, thing in names.items() if thing is optimizer), None)
-        if not self._step_open:
-            self._optimizer_stepped |= name is not None  # of the gradients that were left at an epoch's end
+        self.saves.before_update()
+        names = self._optimizers()
+        name = names.get(id(optimizer))
+        if name is not None:
+            self._updated.add(id(optimizer))
+        if not self._step_open:  # it takes the gradients that were left at an epoch's end
             return
         if name is None:
             raise UsageError(
@@ -236,7 +244,6 @@ class Run:
         checks.refuse_bypassed(optimizer, self.tracked, self._forwards)
         if isinstance(self.driver, ElasticLoader):
             self.gradients.refuse_incomplete(self.driver, optimizer)
-        self._optimizer_stepped = True
         if self._guard is not None:
             loss = self.gradients.loss() or self.progress.noted(self.step + 1)
             alone = "" if len(names) == 1 else name
@@ -244,6 +251,10 @@ class Run:
                 self._give_up(ends)
         self._norms.sees_update(self.step, optimizer, closure=closure)
         self.pulse.owns(Stage.OPTIMIZER)
+
+    def _optimizers(self) -> dict[int, str]:
+        """Names of the tracked ones by id."""
+        return {id(one.thing): one.name for one in self.tracked if isinstance(one.thing, Optimizer)}
 
     # ------------------------------------------------------------------ what the ranks agree on
 
@@ -256,7 +267,7 @@ class Run:
     def _between_updates(self) -> bool:
         """False in the middle of gradient accumulation: gradients are in no checkpoint, so a save waits."""
         optimizers = [tracked.thing for tracked in self.tracked if isinstance(tracked.thing, Optimizer)]
-        if self._optimizer_stepped or not optimizers:
+        if self._updated or not optimizers:
             return True
         return not any(p.grad is not None for o in optimizers for group in o.param_groups for p in group["params"])
 

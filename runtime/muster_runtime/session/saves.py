@@ -21,7 +21,7 @@ from muster_runtime.session.tracking import Tracked
 
 
 class Saves:
-    """Everything here but `is_due`, `word` and `resume_random` is collective. Without a uri nothing is saved."""
+    """Everything here is collective unless it says otherwise. Without a uri nothing is saved."""
 
     def __init__(
         self, settings: Settings, gang: Gang, device: torch.device, progress: Progress, reporter: Reporter
@@ -131,7 +131,7 @@ class Saves:
             )
 
     def resume_random(self, seed: int, step: int) -> None:
-        """Before the first batch: what the script drew since the restore is forgotten."""
+        """Before the first batch: what the script drew since the restore is forgotten. Local."""
         if not self._random_due:
             return
         self._random_due = False
@@ -149,6 +149,7 @@ class Saves:
         self._tell()
 
     def is_due(self, step: int) -> bool:
+        """Whether this rank votes to save. Local, as is the next."""
         return self._schedule.is_due(step, time.monotonic()) and self.persistence is not None
 
     def word(self) -> tuple[bool, bool, bool]:
@@ -166,11 +167,22 @@ class Saves:
         if self.persistence is not None:
             self.persistence.heard(writing=writing, failed=failed, unsealed=unsealed)
 
-    def save(self, tracked: list[Tracked], run: RunState) -> None:
-        """Begins a save; training goes on while it is written."""
+    def before_update(self) -> None:
+        """An optimizer is about to change what it has. Local, as is the next."""
+        if self.persistence is not None:
+            self.persistence.before_update()
+
+    def update_unseen(self) -> None:
+        """A step is over in which `before_update` was not called."""
+        if self.persistence is not None:
+            self.persistence.update_unseen()
+
+    def save(self, tracked: list[Tracked], run: RunState, *, updates_seen: bool) -> None:
+        """Begins a save; training goes on while it is written. `updates_seen`: see `Persistence.save`."""
         if self.persistence is not None:
             began = time.monotonic()
-            self.persistence.save(tracked, run, self._losses(self.persistence), self._progress.metrics())
+            losses, metrics = self._losses(self.persistence), self._progress.metrics()
+            self.persistence.save(tracked, run, losses, metrics, updates_seen=updates_seen)
             self._progress.paused(time.monotonic() - began)
             self._schedule.saved(time.monotonic())
             self._tell()

@@ -28,7 +28,8 @@ def test_a_resume_on_a_gpu(strategy: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_what_queued_kernels_do_later_is_not_in_the_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_what_queued_kernels_do_later_is_not_in_the_checkpoint(late: bool, tmp_path: Path) -> None:
     keeper = Keeper(
         open_store(f"file://{tmp_path}"), Gang(), owner="job", job="job", retention=Retention(), warn=lambda _: None
     )
@@ -39,7 +40,8 @@ def test_what_queued_kernels_do_later_is_not_in_the_checkpoint(tmp_path: Path) -
         for _ in range(20):
             work = work @ work * 1e-4
         state.fill_(step)  # queued behind the products, like the optimizer's step before a boundary
-        keeper.begin({"state": state}, step=step, trees={}, run={})
+        keeper.begin({"state": state}, step=step, trees={}, run={}, late=("state",) if late else ())
+        keeper.before_update()
         state.zero_()  # queued behind the copy, like the next one
         keeper.wait()
         found = torch.empty(64 << 20, device="cuda")
