@@ -91,7 +91,7 @@ bench-reservations: setup ## reservations, the proof of backfill, and expected s
 	@.venv/bin/python bench/reservations.py $(ARGS)
 
 .PHONY: bench-admission
-bench-admission: setup ## jobs admitted on a real API server: 15,000 gangs, 640 simulated nodes, no pods (ARGS="--scale 0.1 --pods" for a tenth with pods)
+bench-admission: setup ## jobs admitted on a real API server: 15,000 gangs, 640 simulated nodes, no pods (ARGS="--scale 0.1 --pods" for a tenth with pods, ARGS=--kueue beside Kueue)
 	@PYTHONPATH=. .venv/bin/python bench/admission.py $(ARGS)
 
 .PHONY: bench-start

@@ -3,7 +3,8 @@
 Starts an API server with etcd, Muster's own process (`without_pods.py`: only the making of pods is replaced; with
 `--pods`, `without_launchers.py`: only the way to launchers, of which simulated pods have none), and a load generator
 that holds each placement for the job's runtime. A witness checks quota, racks and nodes at every event.
-`--scale 0.1` takes a tenth of the jobs. Exit code 1 if a target is missed, or a rule is broken.
+`--scale 0.1` takes a tenth of the jobs; `--kueue` lets Kueue have its turn before (`kueue.py`). Exit code 1 if a target
+is missed, or a rule is broken.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import kueue
 import load as loads
 from generator import Generator
 from muster.api.common import API_VERSION
@@ -31,6 +33,13 @@ WITHOUT_PODS: Final = [sys.executable, str(ROOT / "bench" / "without_pods.py")]
 WITHOUT_LAUNCHERS: Final = [sys.executable, str(ROOT / "bench" / "without_launchers.py")]
 LOAD: Final = ROOT / "bench" / "loads" / "tas.yaml"
 
+BESIDE_KUEUE: Final = {
+    "wall_percent": Target(100 / 3),
+    "wait_small_percent": Target(100),
+    "wait_medium_percent": Target(100),
+    "wait_large_percent": Target(100),
+}
+"""Of the time that Kueue takes in the same run."""
 TARGETS: Final = {
     "wall_s": Target(90),
     "muster_peak_mib": Target(300),
@@ -39,7 +48,8 @@ TARGETS: Final = {
     "wait_medium_s": Target(100),
     "wait_large_s": Target(57),
 }
-NOTES: Final = {
+NOTES: Final = kueue.NOTES | {
+    "wall_percent": "of Kueue's, as are the next",
     "wall_s": "from the first submit to the last job's end",
     "floor_s": "no less is possible: a queue's jobs over its nominal quota",
     "admissions_per_s": "jobs over wall time",
@@ -49,9 +59,9 @@ NOTES: Final = {
     "server_cpu_s": "API server and etcd",
     "generator_cpu_s": "load generator and witness",
     "submit_s": "until the last job was submitted",
-    "wait_small_s": "mean from submit to placement; Kueue: 168",
-    "wait_medium_s": "Kueue: 100",
-    "wait_large_s": "Kueue: 57",
+    "wait_small_s": "mean from submit to placement; Kueue elsewhere: 168",
+    "wait_medium_s": "Kueue elsewhere: 100",
+    "wait_large_s": "Kueue elsewhere: 57",
     "preemptions": "placements after a job's first",
     "violations": "events that broke quota, rack, slice or a node's room",
     "peak_use_percent": "most of all queues' nominal quota that was in use at once",
@@ -131,15 +141,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="this part of the jobs (default 1)")
     parser.add_argument("--pods", action="store_true", help="with pods, on nodes and in containers that kwok plays")
+    parser.add_argument("--kueue", action="store_true", help="Kueue first, on an API server of its own")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds after which the run is given up")
     parser.add_argument("--logs", type=Path, help="keep Muster's log in this folder")
     options = parser.parse_args()
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        figures = asyncio.run(measure(options.scale, options.timeout, options.logs or Path(folder), pods=options.pods))
+    if options.kueue and options.pods:
+        parser.error("Kueue's own load has no pods: leave one of --kueue and --pods out")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.logs or Path(temporary)
+        rival = kueue.measure(options.scale, options.timeout, folder) if options.kueue else {}
+        figures = asyncio.run(measure(options.scale, options.timeout, folder, pods=options.pods))
     targets = {"violations": Target(0)} if options.pods else TARGETS
     targets = {**targets, "unfinished": Target(0)}
+    if rival:
+        for name in BESIDE_KUEUE:
+            took = name.replace("_percent", "_s")
+            figures[name] = 100 * figures[took] / rival[f"kueue_{took}"]
+        figures |= rival
+        targets |= BESIDE_KUEUE
     return 0 if report("admission", figures, targets, NOTES) else 1
 
 

@@ -74,7 +74,7 @@ def _compile(go: Path, workspace: Workspace, names: list[str], target: Path) -> 
         command = [str(go), "build", "-mod=mod", "-trimpath", f"-ldflags={workspace.ldflags}", "-o", fresh + "/"]
         work = Path(fresh) / "work"  # where Go compiles: an interrupted Go may leave it behind
         work.mkdir()
-        run_logged([*command, *packages], log, env={**_go_environment(go), "GOTMPDIR": str(work)}, cwd=source)
+        run_logged([*command, *packages], log, env={**go_environment(go), "GOTMPDIR": str(work)}, cwd=source)
         _copy_data(go, workspace, source, target)
         for name in names:
             (Path(fresh) / name).replace(target / name)
@@ -118,7 +118,7 @@ def _staging_modules(go: Path, workspace: Workspace, source: Path) -> list[str]:
 
 
 def _go_output(go: Path, arguments: list[str], source: Path) -> str:
-    done = subprocess.run([str(go), *arguments], cwd=source, env=_go_environment(go), capture_output=True, text=True)
+    done = subprocess.run([str(go), *arguments], cwd=source, env=go_environment(go), capture_output=True, text=True)
     if done.returncode:
         detail = (done.stderr or done.stdout).strip()
         raise ClusterError(
@@ -127,7 +127,8 @@ def _go_output(go: Path, arguments: list[str], source: Path) -> str:
     return done.stdout
 
 
-def _go_environment(go: Path) -> dict[str, str]:
+def go_environment(go: Path) -> dict[str, str]:
+    """Of a command of that toolchain."""
     # Static programs: they run in containers and on any libc. The toolchain found is the one used.
     return {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "PATH": _path_with(go)}
 
