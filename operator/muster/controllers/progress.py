@@ -181,7 +181,7 @@ class Progress:
             return 0
         membership = _membership(placement, pods)
         if record.membership != membership:
-            record.membership, record.members_told = membership, set()
+            record.membership, record.members_told = membership, frozenset()
         untold = {
             pod.name: pod for pod in pods.values() if pod.phase == "Running" and pod.uid not in record.members_told
         }

@@ -138,8 +138,8 @@ class Record:
     assumed_promise: Promise | None = None
     leaving: bool = False
     made: dict[str, Made] = field(default_factory=dict)
-    shown: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)
+    shown: frozenset[str] = frozenset()
+    gone: frozenset[str] = frozenset()
     refusal: Refusal | None = None
     judgement: Judgement | None = None
     task: asyncio.Task[None] | None = None
@@ -170,7 +170,7 @@ class Record:
     whole_since: float | None = None
     peers_since: float | None = None
     membership: Membership | None = None
-    members_told: set[str] = field(default_factory=set)
+    members_told: frozenset[str] = frozenset()
     missed: dict[int, float] = field(default_factory=dict)
     silence: Silence | None = None
     refused: str = ""
@@ -288,16 +288,15 @@ class Record:
             for name, made in self.made.items()
             if made.uid not in self.gone and now - made.at < MADE_PATIENCE
         }
-        self.gone.clear()
+        self.gone = frozenset()
         self.asked = {uid: at for uid, at in self.asked.items() if now - at < 10 * ASK_AGAIN}
         for pod in pods:
             self.made.pop(pod.name, None)
-            if placement is not None and pod.generation == placement.generation:
-                self.shown.add(pod.name)
         if placement is not None:
+            self.shown |= {pod.name for pod in pods if pod.generation == placement.generation}
             self.facts = told_by((pod for pod in pods if pod.generation == placement.generation), self.facts)
         if placement is None:
-            self.shown.clear()
+            self.shown = frozenset()
             self.facts = NO_FACTS
             self.launcher, self.silence, self.whole_since, self.peers_since = None, None, None, None
             self.launcher_at, self.launcher_told, self.missed = float("-inf"), 0, {}

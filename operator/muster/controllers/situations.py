@@ -65,7 +65,7 @@ class Situations:
             now=now,
             pods=pods,
             unshown=tuple(record.made.values()),
-            shown=frozenset(record.shown),
+            shown=record.shown,
             lost_nodes=lost_nodes,
             unfit_nodes=self._unfit(record, pods, lost_nodes, now),
             refusal=record.refusal,

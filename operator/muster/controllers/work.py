@@ -102,7 +102,7 @@ class Worker:
         """Write a placement; the next turn makes its pods."""
         async with self.parallel:
             if await self.write(record, status):
-                record.shown.clear()
+                record.shown = frozenset()
                 record.refusal, record.facts = None, NO_FACTS
                 self.tell(record, note)
 
