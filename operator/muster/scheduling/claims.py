@@ -52,7 +52,11 @@ LOST_AT_MOST: Final = 0.05
 
 
 class Right(IntEnum):
-    """By what right a job may be asked to give its room back."""
+    """By what right a job may be asked to give its room back.
+
+    NumPy takes two microseconds to compare what is its own with a member of an enum, so where it does that often it is
+    given the `int`.
+    """
 
     NONE = 0
     YIELDS = 1
@@ -79,7 +83,7 @@ class Standing:
         self.left = outlasting(snapshot)[self.rows]
         self._of_rows, self._queues = self.priorities[self.rows], jobs.queues[self.rows]
         self._kept: Mask = runs.budget[self.rows] > 0
-        self._yields: Mask = runs.yields[self.rows]
+        self._yielding: list[int] = np.flatnonzero(runs.yields[self.rows]).tolist()
         keys = self._queues.astype(np.int64) * len(snapshot.flavours) + jobs.flavours[self.rows]
         groups, group_of = np.unique(keys, return_inverse=True)
         self.group_of: Int = group_of.astype(np.int64)
@@ -105,14 +109,15 @@ class Standing:
         if jobs.terms.reclaims[job]:
             lower, inside = self._of_rows < own, self._queues == queue
             found = np.where(inside, _NO_RIGHT, self._elsewhere(ledger, queue, flavour, need, lower))
-            if queues.within[queue] != Preempts.NEVER:
+            if queues.within[queue] != int(Preempts.NEVER):
                 asked = lower
                 if queues.shortest[queue]:
                     longer = (self.left > 0) & (self.left >= MUCH * self.works[job])
                     asked = lower | (longer & (self._of_rows == own))
                 found[inside & asked & self._kept] = Right.PRIORITY
-        yields = np.flatnonzero(self._yields & (self._of_rows <= own))
-        found[[at for at in yields.tolist() if self.rows[at] not in passed]] = Right.YIELDS
+        for at in self._yielding:
+            if self._of_rows[at] <= own and self.rows[at] not in passed:
+                found[at] = Right.YIELDS
         rights[self.rows] = found
         rights[job] = Right.NONE
         return rights
@@ -149,8 +154,8 @@ class Standing:
             elif borrower != Preempts.NEVER:
                 for_lower[index] = Right.SURPLUS
         found: Index = np.where(lower, for_lower[self.group_of], for_any[self.group_of])
-        found[(found == Right.PRIORITY) & ~self._kept] = Right.NONE
-        asked = np.flatnonzero(found == Right.RECLAIM)
+        found[(found == int(Right.PRIORITY)) & ~self._kept] = Right.NONE
+        asked = np.flatnonzero(found == int(Right.RECLAIM))
         if asked.size:
             borrowed = reach(self._snapshot)[self.rows[asked]][:, resources] <= apart[self.group_of[asked], None]
             found[asked[~borrowed.any(axis=1)]] = Right.NONE

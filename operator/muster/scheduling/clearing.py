@@ -28,6 +28,8 @@ from muster.scheduling.ground import Ground
 from muster.scheduling.ladder import Pieces, Rise, in_order, least_sums, whole
 from muster.scheduling.snapshot import Int, Seconds
 
+_LARGE: Final = np.iinfo(np.int64).max
+
 
 def weigh(free: Int, slots: Int, most: Int, divisors: Int, places: Int, amounts: Int) -> Seconds:
     """At most how many slots each entry adds, so that the sum over any set of entries bounds what they add together.
@@ -42,9 +44,9 @@ def weigh(free: Int, slots: Int, most: Int, divisors: Int, places: Int, amounts:
     """
     missing = (slots + 1) * divisors - free  # of each resource until the next worker fits; at least 1 where it binds
     # The resource that allows the fewest workers in the end is the scarcest; where it does not bind now, another does.
-    final = np.where(missing > 0, most // divisors, np.iinfo(np.int64).max)
-    scarcest = np.argmin(final, axis=0)
-    gained = np.maximum(np.maximum((most // divisors).min(axis=0), 0) - slots, 0)
+    final = most // divisors
+    scarcest = np.argmin(np.where(missing > 0, final, _LARGE), axis=0)
+    gained = np.maximum(np.maximum(final.min(axis=0), 0) - slots, 0)
     row = scarcest[places]
     column = np.arange(len(places))
     weights: Seconds = amounts[row, column] / np.maximum(1, missing[row, places])

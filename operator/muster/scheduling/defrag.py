@@ -90,7 +90,8 @@ def defragment(
     if kept is not None:
         asked &= ~_on(snapshot, kept)
     for _ in range(_TRIES):
-        found = clear_room(wants, np.where(asked, Right.PRIORITY, Right.NONE).astype(np.int32), coming, elastic=False)
+        rights = np.where(asked, int(Right.PRIORITY), int(Right.NONE)).astype(np.int32)
+        found = clear_room(wants, rights, coming, elastic=False)
         if found is None or not found.evicted or found.bound * pace.gain > gain:
             return None
         moves, left, stuck = _replace(wants, found, coming)

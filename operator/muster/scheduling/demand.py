@@ -154,9 +154,10 @@ def demand(
     if measure is None or (gang.mode == TopologyMode.REQUIRED and gang.level == NONE):
         return None
     asks, count = workers[gang.worker].asks, len(tree.order)
-    starts, ends, domain_of = np.zeros(1, np.int64), np.full(1, count, np.int64), np.zeros(count, np.int64)
     if gang.mode == TopologyMode.REQUIRED:
         starts, ends, domain_of = tree.starts[gang.level], tree.ends[gang.level], tree.domain_of[gang.level]
+    else:
+        starts, ends, domain_of = np.zeros(1, np.int64), np.full(1, count, np.int64), np.zeros(count, np.int64)
     asked = [resource for resource, _ in asks]
     jobs = snapshot.jobs
     return Demand(

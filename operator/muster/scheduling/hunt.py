@@ -50,8 +50,8 @@ class Hunt:
         self._tiers = offers.tiers[self._owners]
         ledger, jobs = demand.ledger, demand.snapshot.jobs
         self._short = ledger.shortage(demand.queue, demand.flavour, demand.need, borrowing=demand.borrowing) is not None
-        self._quota = self._short or bool((offers.rights >= Right.RECLAIM).any())
-        circles = np.array([ledger.circle(queue) for queue in range(len(demand.snapshot.queues.names))], dtype=np.int64)
+        self._quota = self._short or bool((offers.rights >= int(Right.RECLAIM)).any())
+        circles = ledger.circles
         # Offers that give quota back to the claimant's tree.
         self._helps: Mask = circles[jobs.queues[offers.rows]] == ledger.circle(demand.queue)
         self._helps &= jobs.flavours[offers.rows] == demand.flavour
@@ -128,12 +128,13 @@ class Hunt:
 
     def _open_offers(self, ground: Ground, offers: list[int], tier: int) -> list[int]:
         """Those of a tier that are still a choice, given what is taken of other tiers."""
-        rows = self._offers.rows
-        if tier == Tier.SHRINK:
-            evicted = {int(rows[each]) for each in ground.taken if self._offers.tiers[each] == Tier.EVICT}
+        rows, tiers = self._offers.rows, self._offers.tiers
+        evict, shrink = int(Tier.EVICT), int(Tier.SHRINK)
+        if tier == shrink:
+            evicted = {int(rows[each]) for each in ground.taken if tiers[each] == evict}
             return [offer for offer in offers if int(rows[offer]) not in evicted]
-        if tier == Tier.EVICT:
-            shrunk = {int(rows[each]) for each in ground.taken if self._offers.tiers[each] == Tier.SHRINK}
+        if tier == evict:
+            shrunk = {int(rows[each]) for each in ground.taken if tiers[each] == shrink}
             return [offer for offer in offers if not self._offers.rests[offer] or int(rows[offer]) in shrunk]
         return offers
 
@@ -148,7 +149,7 @@ class Hunt:
             here |= stands & self._helps
         # Of an elastic job both offers stand, or the rest of it could not go.
         rests = offers.rows[here & offers.rests]
-        here |= (offers.tiers == Tier.SHRINK) & stands & np.isin(offers.rows, rests)
+        here |= (offers.tiers == int(Tier.SHRINK)) & stands & np.isin(offers.rows, rests)
         return [np.flatnonzero(here & (offers.tiers == tier)).tolist() for tier in range(top + 1)]
 
     def _choose(self, ground: Ground, mine: Int, effort: Effort) -> tuple[list[int] | None, bool]:

@@ -30,6 +30,7 @@ class Allowed:
 
     Attributes:
         ranks: rows of each depth, roots first, and the row above each.
+        roots: Q, the root of the queue's tree.
         nominal, has, own, cap, most, free: flat, as `Limits` has them.
         limited: by queue and flavour, the resources that are not free; equal sets are one object.
     """
@@ -37,7 +38,7 @@ class Allowed:
     ranks: list[tuple[Int, Int]]
     limits: Limits
     parents: list[int]
-    roots: list[int]
+    roots: Int
     nominal: list[int]
     has: list[int]
     own: list[int]
@@ -64,7 +65,7 @@ def _allowed(shape: tuple[int, ...], parents: bytes, nominal: bytes, borrowing: 
         [(rows, queues.parents[rows].astype(np.int64)) for rows in ranks],
         limits,
         queues.parents.tolist(),
-        roots(queues.parents).tolist(),
+        roots(queues.parents).astype(np.int64),
         _flat(queues.nominal),
         _flat(limits.has),
         _flat(limits.own),

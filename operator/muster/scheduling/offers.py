@@ -116,7 +116,7 @@ def gather(snapshot: Snapshot, rights: Index, domain_of: Int, *, elastic: bool =
         domain_of: N, by node: the domain in which room may be wanted, or NONE.
         elastic: whether elastic jobs may shrink.
     """
-    rows = np.flatnonzero(rights != Right.NONE).astype(np.int64)
+    rows = np.flatnonzero(rights != int(Right.NONE)).astype(np.int64)
     costs = lost_seconds(snapshot, rows) * burdens(snapshot, rows)
     jobs = snapshot.jobs
     # Of equals the lowest priority goes first, then the latest start; the uid makes it certain.
@@ -124,7 +124,7 @@ def gather(snapshot: Snapshot, rights: Index, domain_of: Int, *, elastic: bool =
     order = np.lexsort((names, -jobs.runs.started[rows], jobs.priorities[rows], costs))
     rows, costs = rows[order], costs[order]
     fluid = (jobs.sizes.least[rows] < jobs.sizes.most[rows]) & elastic
-    tiers = np.where(rights[rows] == Right.YIELDS, int(Tier.YIELD), int(Tier.EVICT))
+    tiers = np.where(rights[rows] == int(Right.YIELDS), int(Tier.YIELD), int(Tier.EVICT))
     columns = (rows, tiers, costs, fluid, jobs.runs.first[rows], jobs.runs.first[rows + 1])
     placed, yields = jobs.runs.placed, int(Tier.YIELD)
     drafts: list[Draft] = []

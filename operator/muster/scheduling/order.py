@@ -151,10 +151,10 @@ class _Lines:
         first = int(np.searchsorted(jobs.queues[rows], 0))
         stray, rows = rows[:first], rows[first:]
         self.without_queue: list[int] = stray[jobs.pending[stray]].tolist()
-        pending = jobs.pending[rows]
+        pending, of_rows = jobs.pending[rows], classes[rows]
         # Those that rank behind every pending job change nothing.
-        last = classes[rows][pending].max(initial=np.iinfo(np.int64).min)
-        rows, pending = rows[classes[rows] <= last], pending[classes[rows] <= last]
+        counts = of_rows <= of_rows[pending].max() if pending.any() else pending
+        rows, pending = rows[counts], pending[counts]
         self.columns: Int = np.flatnonzero(share_of.any(axis=0))
         asked = jobs.requests[rows] * jobs.workers[rows, None].astype(np.int64)
         amounts = np.where(pending[:, None], asked, jobs.held[rows]) * share_of[jobs.flavours[rows]]

@@ -66,7 +66,7 @@ class Owners:
 
     def _takers(self, circle: int) -> list[int]:
         """Of the queues of a tree that may take back what they lent, those that take it from any priority."""
-        reclaim, from_any = self._round.snapshot.queues.reclaim, Preempts.ANY
+        reclaim, from_any = self._round.snapshot.queues.reclaim, int(Preempts.ANY)
         return [queue for queue in self._reclaiming().get(circle, ()) if reclaim[queue] == from_any]
 
     def _at_end(self, line: tuple[int, int]) -> bool:
@@ -274,9 +274,9 @@ class Owners:
         """By tree, its queues in which jobs wait and that may take back what they lent."""
         if self._queues is None:
             round_, self._queues = self._round, {}
-            reclaim = round_.snapshot.queues.reclaim
+            reclaim, never = round_.snapshot.queues.reclaim, int(Preempts.NEVER)
             for queue in np.unique(round_.snapshot.jobs.queues[round_.waiting]).tolist():
-                if queue != NONE and reclaim[queue] != Preempts.NEVER:
+                if queue != NONE and reclaim[queue] != never:
                     self._queues.setdefault(round_.used.circle(queue), []).append(queue)
         return self._queues
 

@@ -296,11 +296,10 @@ def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expecte
 
 
 def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expected:
-    queues = len(round_.snapshot.queues.names)
     lacking = Lacking(
         jobs=np.array([each.job for each in able], dtype=np.int64),
         quota=np.array([each.fate is _QUOTA for each in able], dtype=np.bool_),
-        pools=np.array([round_.used.circle(queue) for queue in range(queues)], dtype=np.int64),
+        pools=round_.used.circles,
         spare=round_.promised.left_by_queue(),
         own=round_.own_left_by_queue(),
     )

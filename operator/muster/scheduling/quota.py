@@ -23,7 +23,6 @@ arrays. What they use stands in a dictionary, for of a thousand queues few use a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +56,7 @@ class Ledger:
     Counted at first is what HOLDING jobs hold; promised quota is charged by who keeps the promises.
 
     Attributes:
+        circles: Q, what `circle` says of each.
         lowered: something was discharged. Of a copy in which that never happened at least as much is used.
     """
 
@@ -64,7 +64,8 @@ class Ledger:
         flavours, resources = queues.nominal.shape[1:]
         self._flavours, self._resources = int(flavours), int(resources)
         self._allowed = its = allowed(queues)
-        self._parents, self._roots, self._limited = its.parents, its.roots, its.limited
+        self._parents, self._roots, self._limited = its.parents, its.roots.tolist(), its.limited
+        self.circles: Int = its.roots
         self._nominal, self._has, self._own, self._cap = its.nominal, its.has, its.own, its.cap
         self._most, self._free = its.most, its.free
         self._by_jobs: dict[int, int] = {}
@@ -77,7 +78,8 @@ class Ledger:
 
     def copy(self) -> Ledger:
         """An independent ledger with the same use."""
-        twin = copy(self)
+        twin = Ledger.__new__(Ledger)
+        twin.__dict__.update(self.__dict__)
         twin._used, twin._by_jobs = self._used.copy(), self._by_jobs.copy()
         twin._held_back = self._held_back.copy()
         return twin

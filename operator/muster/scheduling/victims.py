@@ -144,11 +144,11 @@ def clear_room(wants: Demand, rights: Index, coming: Coming, *, elastic: bool) -
     """The cheapest victims among those with a right over them."""
     for queue, flavour, need in coming.quota:
         wants.ledger.discharge(queue, flavour, need)
-    found, asked, sizes = None, np.flatnonzero(rights != Right.NONE), wants.snapshot.jobs.sizes
+    found, asked, sizes = None, np.flatnonzero(rights != int(Right.NONE)), wants.snapshot.jobs.sizes
     shrinks = elastic and bool((sizes.least[asked] < sizes.most[asked]).any())
     if _would_do(wants, asked):
         found = _search(wants, rights, elastic=shrinks)
-        if found is None and shrinks and (rights >= Right.RECLAIM).any():
+        if found is None and shrinks and (rights >= int(Right.RECLAIM)).any():
             # Gangs that shrink may leave their queue with so little borrowed that nobody of it may be evicted any more.
             found = _search(wants, rights, elastic=False)
     for queue, flavour, need in coming.quota:
@@ -174,8 +174,7 @@ def _would_give_quota(wants: Demand, rows: Int) -> bool:
     short = ledger.shortage(wants.queue, wants.flavour, wants.need, borrowing=wants.borrowing)
     if short is None:
         return True
-    tree, queues = ledger.circle(wants.queue), jobs.queues[rows].tolist()
-    of_tree = np.array([ledger.circle(queue) == tree for queue in queues], dtype=np.bool_)
+    of_tree = ledger.circles[jobs.queues[rows]] == ledger.circle(wants.queue)
     helping = rows[of_tree & (jobs.flavours[rows] == wants.flavour)]
     if int(jobs.held[helping, short.resource].sum()) < short.needed - short.available:
         return False
@@ -198,7 +197,8 @@ def _assemble(wants: Demand, offers: Offers, cleared: Cleared) -> Victims:
     ground = Ground(wants, offers, cleared.domain, quota=True)
     ground.set(cleared.taken)
     runs = wants.snapshot.jobs.runs
-    gone = [offer for offer in cleared.taken if offers.tiers[offer] != Tier.SHRINK]
+    shrinks = int(Tier.SHRINK)
+    gone = [offer for offer in cleared.taken if offers.tiers[offer] != shrinks]
     evicted = {int(offers.rows[offer]): offer for offer in gone}
     going = {row: runs.nodes_of(row) for row in evicted}
     shrunk = []

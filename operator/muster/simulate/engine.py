@@ -210,7 +210,7 @@ class _Simulation:
             self._crash_on(node, now)
             return
         for job in sorted(crowd(world, [node])):
-            if world.state[job] == State.RUNNING:
+            if int(world.state[job]) == State.RUNNING:
                 self._ask(job, NONE, now)
         lost = now + self._workload.cluster.file.faults.notice
         heapq.heappush(self._heap, (lost, _Kind.LOST, node, 0, 0.0))
@@ -234,11 +234,11 @@ class _Simulation:
         world, job = self._world, self._job
         for uid in plan.broken:
             world.promised.pop(job[uid], None)
-            if world.state[job[uid]] == State.RESERVED:
+            if int(world.state[job[uid]]) == State.RESERVED:
                 world.state[job[uid]] = State.PENDING
         for promise in plan.promises:
             world.promised[job[promise.uid]] = promise.nodes
-            if world.state[job[promise.uid]] == State.PENDING:
+            if int(world.state[job[promise.uid]]) == State.PENDING:
                 world.state[job[promise.uid]] = State.RESERVED
         for eviction in plan.evictions:
             self._ask(job[eviction.uid], job.get(eviction.beneficiary, NONE), now)

@@ -102,7 +102,7 @@ class World:
         Raises:
             SimulationError: a policy placed it where there is no room: a bug of the policy.
         """
-        if self.state[job] not in (State.PENDING, State.RESERVED):
+        if int(self.state[job]) not in (State.PENDING, State.RESERVED):
             raise SimulationError(f"the policy started {self.workload.uids[job]}, which is not waiting: this is a bug")
         if len(nodes) != self.workload.workers[job]:
             raise SimulationError(
