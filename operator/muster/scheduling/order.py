@@ -157,8 +157,8 @@ class _Lines:
         rows, pending = rows[counts], pending[counts]
         self.columns: Int = np.flatnonzero(share_of.any(axis=0))
         asked = jobs.requests[rows] * jobs.workers[rows, None].astype(np.int64)
-        amounts = np.where(pending[:, None], asked, jobs.held[rows]) * share_of[jobs.flavours[rows]]
-        amounts = np.rint(amounts[:, self.columns]).astype(np.int64)
+        parts = np.where(pending[:, None], asked, jobs.held[rows]) * share_of[jobs.flavours[rows]]
+        amounts: Int = np.rint(parts[:, self.columns]).astype(np.int64)
         # Where the shortest come first, the ranks of a queue's jobs do not ascend. One that started and has no share
         # keeps its place, or the next would be compared with other queues' jobs of the same share in its stead.
         stops: Mask = pending | jobs.runs.yields[rows] | ~amounts.any(axis=1)

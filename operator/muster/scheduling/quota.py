@@ -64,8 +64,9 @@ class Ledger:
         flavours, resources = queues.nominal.shape[1:]
         self._flavours, self._resources = int(flavours), int(resources)
         self._allowed = its = allowed(queues)
-        self._parents, self._roots, self._limited = its.parents, its.roots.tolist(), its.limited
+        self._parents, self._limited = its.parents, its.limited
         self.circles: Int = its.roots
+        self._roots: list[int] = its.roots.tolist()
         self._nominal, self._has, self._own, self._cap = its.nominal, its.has, its.own, its.cap
         self._most, self._free = its.most, its.free
         self._by_jobs: dict[int, int] = {}
