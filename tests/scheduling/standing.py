@@ -24,8 +24,15 @@ def standing(
 ) -> st.SearchStrategy[Snapshot]:
     """A few nodes with running jobs on them; row 0 waits."""
     return st.integers(0, 2**32 - 1).map(
-        lambda seed: _world(np.random.default_rng(seed), elastic, slices, quota, claimant, jobs)
+        lambda seed: world_of(seed, elastic=elastic, slices=slices, quota=quota, claimant=claimant, jobs=jobs)
     )
+
+
+def world_of(
+    seed: int, *, elastic: bool = False, slices: bool = False, quota: bool = True, claimant: bool = True, jobs: int = 8
+) -> Snapshot:
+    """One of them."""
+    return _world(np.random.default_rng(seed), elastic, slices, quota, claimant, jobs)
 
 
 def _world(draw: Draw, elastic: bool, slices: bool, quota: bool, claimant: bool, most_jobs: int) -> Snapshot:

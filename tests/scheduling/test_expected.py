@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from muster.scheduling.expected import Expected, Lacking, expected_starts
@@ -18,7 +18,7 @@ from muster.scheduling.timeline import Timeline
 
 from .cases import Job, Node, Outcome, Queue, rack, snapshot
 from .futures import GRACE, NOW, Desk, Run, world, worlds
-from .standing import standing
+from .standing import standing, world_of
 
 pytestmark = pytest.mark.unit
 thorough = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -133,6 +133,7 @@ def _limited(base: Snapshot, gpus: int) -> Snapshot:
 
 
 @thorough
+@example(world_of(15098), 0)  # a lowered quota comes back after a grace
 @given(standing(), st.integers(0, 2**32 - 1))
 def test_nobody_who_waits_is_expected_to_start_before_anything_ends(world: Snapshot, seed: int) -> None:
     """A plan applied to its own snapshot changes nothing, so whoever it leaves waiting can only start later: "now" and
@@ -142,8 +143,10 @@ def test_nobody_who_waits_is_expected_to_start_before_anything_ends(world: Snaps
     runs = replace(world.jobs.runs, ends=ends, grace=np.full(count, 5.0))
     world = replace(world, jobs=replace(world.jobs, runs=runs))
     holds = world.jobs.states == JobState.HOLDING
-    first = min(ends[holds].min(initial=FOREVER), world.now + 5.0 if runs.leaving[holds].any() else FOREVER)
-    for waiting in plan(world).waiting:
+    planned = plan(world)
+    leaves = planned.evictions or runs.leaving[holds].any()
+    first = min(ends[holds].min(initial=FOREVER), world.now + 5.0 if leaves else FOREVER)
+    for waiting in planned.waiting:
         if waiting.basis is not Basis.PROMISED:
             assert waiting.expected >= first
 

@@ -303,4 +303,10 @@ def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expe
         spare=round_.promised.left_by_queue(),
         own=round_.own_left_by_queue(),
     )
-    return expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, heads.expected())
+    # Quota that those give back who are asked to end in this plan is not there before they are gone.
+    back, reserved = round_.snapshot.now + round_.longest_grace(), heads.expected()
+    for each in able:
+        if each.fate is _QUOTA and each.job in reserved:
+            start, basis = reserved[each.job]
+            reserved[each.job] = max(start, back), basis
+    return expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, reserved)
