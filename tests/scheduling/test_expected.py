@@ -134,6 +134,7 @@ def _limited(base: Snapshot, gpus: int) -> Snapshot:
 
 @thorough
 @example(world_of(15098), 0)  # a lowered quota comes back after a grace
+@example(world_of(1000891, elastic=True, slices=True), 1000892)  # so does one that somebody leaves already
 @given(standing(), st.integers(0, 2**32 - 1))
 def test_nobody_who_waits_is_expected_to_start_before_anything_ends(world: Snapshot, seed: int) -> None:
     """A plan applied to its own snapshot changes nothing, so whoever it leaves waiting can only start later: "now" and

@@ -50,7 +50,7 @@ from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.preempting import Preempting, cleared
 from muster.scheduling.ranks import by_length, pending_by_rank, works
 from muster.scheduling.rounds import Fate, Round, Verdict
-from muster.scheduling.snapshot import Jobs, Snapshot
+from muster.scheduling.snapshot import FOREVER, Jobs, Snapshot
 from muster.scheduling.starting import Starting
 from muster.scheduling.withdrawing import withdraw
 
@@ -303,8 +303,12 @@ def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expe
         spare=round_.promised.left_by_queue(),
         own=round_.own_left_by_queue(),
     )
-    # Quota that those give back who are asked to end in this plan is not there before they are gone.
-    back, reserved = round_.snapshot.now + round_.longest_grace(), heads.expected()
+    # Quota that comes back with those who end is not there before they are gone: those whom this plan asks, or the
+    # first of those who were asked before.
+    leaving = round_.snapshot.jobs.runs.leaving & round_.snapshot.jobs.holding
+    first = float(heads.timeline.likely[leaving].min(initial=FOREVER))
+    back = max(round_.snapshot.now + round_.longest_grace(), first if first < FOREVER else 0.0)
+    reserved = heads.expected()
     for each in able:
         if each.fate is _QUOTA and each.job in reserved:
             start, basis = reserved[each.job]
