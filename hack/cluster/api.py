@@ -151,6 +151,16 @@ class Cluster:
         controlplane.start_apiserver(site)
         controlplane.wait_ready(site)
 
+    def announce_s3(self) -> None:
+        """Names the S3 server in the cluster, http://s3.muster-system.svc:7070, as a start does: again where somebody
+        has deleted that Service, or the namespace that it stands in. Nothing without an S3 server.
+
+        Raises ClusterError with the API server's answer, and OSError where it can't be reached.
+        """
+        site = self._site()
+        if site.options.wants_s3:
+            storage.announce(site, ApiClient(site))
+
     def import_images(self, archives: list[Path], progress: Progress | None = None) -> None:
         """Imports OCI archives into every running node; images that are there already are skipped."""
         images.import_archives(self._site(), archives, progress or Progress(quiet=True))

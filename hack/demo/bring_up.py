@@ -31,6 +31,8 @@ def bring_up(name: str) -> Kube:
     built = images.build_all(cluster, progress)
     kube = Kube(cluster)
     install.operator(kube, built, progress)
+    # It lies in the operator's namespace, and goes with it when somebody takes Muster away by hand.
+    cluster.announce_s3()
     install.bucket(kube, BUCKET)
     install.namespace(kube, NAMESPACE)
     return kube

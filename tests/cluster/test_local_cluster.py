@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -221,6 +222,26 @@ for url in ("http://s3.muster-system.svc:7070", {cluster.s3_endpoint!r}):
         print(error.code)
 """
     assert kubectl.python("early", program).split() == ["v1.36.3", "403", "403"]
+
+
+def test_the_s3_servers_name_comes_back(kubectl: Kubectl, cluster: api.Cluster) -> None:
+    kubectl("delete", "namespace", "muster-system", "--timeout=50s")
+    cluster.announce_s3()
+    slices = kubectl.json("endpointslices", "-n", "muster-system", "-l", "kubernetes.io/service-name=s3")["items"]
+    (endpoint,) = (endpoint for part in slices for endpoint in part["endpoints"])
+    assert f"http://{endpoint['addresses'][0]}:7070" == cluster.s3_endpoint
+    address = kubectl.json("service", "s3", "-n", "muster-system")["spec"]["clusterIP"]
+
+    def answers() -> bool:
+        try:
+            DIRECTLY.open(f"http://{address}:7070", timeout=5)
+        except urllib.error.HTTPError as error:
+            return error.code == 403  # the server's own: we have no keys
+        except OSError:
+            return False
+        return False
+
+    until("the S3 server behind its Service", answers, 15)
 
 
 def test_torch_is_there_read_only_for_a_user_that_is_not_root(kubectl: Kubectl, gang: tuple[str, str]) -> None:

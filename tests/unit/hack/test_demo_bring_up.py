@@ -1,0 +1,50 @@
+"""`make install` on a cluster that is up already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hack import images
+from hack.cluster import api, build, state
+from hack.cluster.plan import Options
+from hack.demo import bring_up, install
+
+pytestmark = pytest.mark.unit
+
+
+class Recorder:
+    """An API server that takes everything, and remembers what it was given."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    given: tuple[str, ...] = ()
+
+    def create(self, path: str, document: dict[str, Any]) -> None:
+        Recorder.given += (f"{path}/{document['metadata']['name']}",)
+
+    apply = create
+
+
+def test_the_s3_server_gets_its_name_back_with_the_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Service stands in the operator's namespace: who has taken Muster away by hand has deleted it, too."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(state, "_claim_slot", lambda _: 0)
+    state.save(state.create(Options(name="mine")), phase="ready")
+    monkeypatch.setattr(build, "program", lambda _: tmp_path)
+    monkeypatch.setattr(images, "build_all", lambda *_: {})
+    monkeypatch.setattr(bring_up, "Kube", lambda cluster: cluster)
+    for name in ("operator", "bucket", "namespace"):
+        monkeypatch.setattr(install, name, lambda *_: None)
+    monkeypatch.setattr(api, "ApiClient", Recorder)
+    monkeypatch.setattr(Recorder, "given", ())
+
+    bring_up.bring_up("mine")
+
+    assert Recorder.given == (
+        "/api/v1/namespaces/muster-system",
+        "/api/v1/namespaces/muster-system/services/s3",
+        "/apis/discovery.k8s.io/v1/namespaces/muster-system/endpointslices/s3-hub",
+    )
