@@ -367,7 +367,7 @@ class EventReason(str, Enum):
     WORKER_REPLACED = "WorkerReplaced"
     """Lost workers were replaced alone, or workers of broken nodes, or spares, got another node; the note tells."""
     RESTARTING = "Restarting"
-    """The gang starts again from its last committed checkpoint."""
+    """The gang starts again from its last committed checkpoint; of one that was drained the note says so."""
     RESTARTED_IN_PLACE = "RestartedInPlace"
     """A rank crashed, and the gang's processes were started again in the pods that they have; the note says why."""
     UNSOUND_NUMBERS = "UnsoundNumbers"
@@ -385,7 +385,8 @@ class EventReason(str, Enum):
     PREEMPTING = "Preempting"
     """Room is kept for the job, and others are asked to leave it; the note says how many and what it costs."""
     PROMISE_BROKEN = "PromiseBroken"
-    """The room that was kept for the job can't be had any more; the note says why. It waits in its old order."""
+    """The room that was kept for the job can't be had any more; the note says why. It waits in its old order. Not told
+    of a gang that starts again and whose own nodes are drained or gone: that is `Restarting`."""
     PREEMPTED = "Preempted"
     """Asked to make room for another job; the note names it and says what it costs."""
     MOVED = "Moved"

@@ -277,7 +277,7 @@ class TrainingJobStatus(Model):
     incarnation: Annotated[int, Ge(0), Int64()] | None = None
     """Counts every re-join or restart of the gang's processes."""
     restarts: Count | None = None
-    """Restarts after a failure."""
+    """How often the whole gang was started anew, with new pods: after failures, drains and lost nodes."""
     failures: Count | None = None
     """Failures of the training script and for want of memory, over all time. Those that were answered by a restart in
     place stand in `placement.restarts` until the placement ends."""

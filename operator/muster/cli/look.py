@@ -42,6 +42,7 @@ from muster.telling.wording import (
     unsound,
     used_limits,
     waiting,
+    word_for,
 )
 from muster_protocol.durations import format_duration
 
@@ -194,7 +195,8 @@ def _failure(scene: Scene, why: str) -> Iterator[tuple[str, str, str]]:
         more = f"; its traceback:  muster explain {named}" if failure.traceback else ""
         yield "Survived", f"{', '.join(where)}{': ' if where else ''}{first}{more}", ""
     elif told := f"{'' if failure.message in why else failure.message}\n{failure.traceback}".strip():
-        yield "Last failure", told, "red"
+        word = word_for(failure.cause)
+        yield f"Last {word}", told, "red" if word == "failure" else ""
 
 
 def _saves(saving: Saving) -> Text:

@@ -14,9 +14,10 @@ from datetime import datetime
 import numpy as np
 
 from muster.api.common import find_condition
-from muster.api.names import ConditionType, EventReason
+from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import NodeWorkers, Placement, Promise, Stop, Victim, nodes_with_workers
-from muster.cluster.status import Draft, finished
+from muster.api.trainingjob_status import TrainingJobStatus
+from muster.cluster.status import Draft, finished, reason_of
 from muster.controllers import planning, replacing
 from muster.controllers.claims import Claims
 from muster.controllers.inputs import unmade
@@ -65,7 +66,7 @@ class Decisions:
         for uid in [uid for uid in promises if uid not in moving] + [uid for uid in evictions if uid not in promises]:
             self._promise(snapshot, uid, promises, evictions[uid], names, now)
         for uid in decided.broken:
-            self._break(uid, now)
+            self._break(snapshot, uid, now)
         starting = {admission.uid for admission in decided.admissions}
         for replacement in decided.replacements:
             if replacement.uid not in starting:  # the placement says it
@@ -226,20 +227,33 @@ class Decisions:
         decision = Decision(status=draft.done(), notes=(Note(EventReason.MOVED, told),))
         self._start(record, self._worker.carry_out(record, decision))
 
-    def _break(self, uid: str, now: datetime) -> None:
+    def _break(self, snapshot: Snapshot, uid: str, now: datetime) -> None:
         record = self._records[uid]
-        if record.task is not None or record.job.status.promise is None:
+        promise = record.job.status.promise
+        if record.task is not None or promise is None:
             record.stand = ()  # plan anew after its next turn
             return
         draft = Draft(record.job, now)
         draft.set(promise=None)
-        told = (
-            "the room that was kept for the job can't be had any more: a node is gone, cordoned or does not suit it, "
-            "or its queue may use less than before; it waits in its old order"
-        )
-        note = Note(EventReason.PROMISE_BROKEN, told, warning=True)
         record.plannable = False
+        note = _broken(snapshot, record.job.status, promise)
         self._start(record, self._worker.carry_out(record, Decision(status=draft.done(), notes=(note,))))
+
+
+def _broken(snapshot: Snapshot, status: TrainingJobStatus, promise: Promise) -> Note:
+    """What is told of a promise that can't be kept. That a gang which starts again finds its own nodes drained is no
+    trouble for it while there are others, so it is no warning."""
+    usable = {name for name, usable in zip(snapshot.nodes.names, snapshot.nodes.usable.tolist(), strict=True) if usable}
+    away = sorted({item.node for item in promise.nodes} - usable)
+    if away and reason_of(status, ConditionType.ADMITTED) == Reason.RESTARTING.value:
+        named = f"{', '.join(away[:3])}{f' and {len(away) - 3} more' if len(away) > 3 else ''}"
+        told = f"{named} can take no new pods (gone, cordoned or not ready): the gang is placed anew"
+        return Note(EventReason.RESTARTING, told)
+    told = (
+        "the room that was kept for the job can't be had any more: a node is gone, cordoned or does not suit it, "
+        "or its queue may use less than before; it waits in its old order"
+    )
+    return Note(EventReason.PROMISE_BROKEN, told, warning=True)
 
 
 def _written(record: Record, nodes: list[str], victims: tuple[Victim, ...], now: datetime) -> Promise:

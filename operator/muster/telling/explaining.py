@@ -24,6 +24,7 @@ from muster.telling.wording import (
     tracked,
     used_limits,
     waiting,
+    word_for,
 )
 from muster_protocol.durations import format_duration
 
@@ -48,7 +49,7 @@ def sections(scene: Scene) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
     """(heading, rows of texts) of those in which there is something to tell."""
     for heading, rows in (
         ("Why", _why(scene)),
-        (f"The last failure{', survived' if survived(scene.job.status) else ''}", _failure(scene)),
+        (_failed(scene), _failure(scene)),
         ("Restarts", _restarts(scene)),
         ("Unsound numbers", _numerics(scene)),
         ("Tracking", ((("", tracked(scene.job.status)),) if scene.job.status.tracking is not None else ())),
@@ -95,6 +96,12 @@ def _checkpoint(scene: Scene) -> str:
         return "; no checkpoint is committed" if scene.job.spec.checkpoint is not None else ""
     age = f", {ago(known.committed_at, scene.now)}" if known.committed_at else ""
     return f"; the last checkpoint is step {known.step}{age}"
+
+
+def _failed(scene: Scene) -> str:
+    status = scene.job.status
+    word = word_for(status.failure.cause if status.failure is not None else "")
+    return f"The last {word}{', survived' if survived(status) else ''}"
 
 
 def _failure(scene: Scene) -> Iterator[tuple[str, str]]:
@@ -206,7 +213,7 @@ def _remembered(scene: Scene) -> Iterator[_Line]:
         if at is not None:
             yield _Line(at, what, told)
     for past in status.recent_failures:
-        yield _Line(past.at, "Failure", _short(past))
+        yield _Line(past.at, word_for(past.cause).capitalize(), _short(past))
     for fault in status.node_faults:
         yield _Line(fault.at, "Node", f"{fault.node}: {fault.cause}: {fault.message}")
     for moment in status.preempted_at:

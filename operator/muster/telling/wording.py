@@ -25,6 +25,8 @@ BASES: Final = {
     "queue": ", roughly: by the jobs ahead and how fast room comes back",
 }
 """How sure an expected start is."""
+DISRUPTED: Final = "disrupted"
+"""`status.failure.cause` of pods that were drained, evicted or deleted."""
 CAUSES: Final = {
     Group.SCRIPT: "failures of the script",
     Group.MEMORY: "want of memory",
@@ -83,6 +85,11 @@ def survived(status: TrainingJobStatus) -> bool:
     if progress is None or progress.updated_at is None:
         return status.running_since is not None and status.running_since > failure.at
     return progress.updated_at > failure.at and progress.step > (failure.step or 0)
+
+
+def word_for(cause: str) -> str:
+    """What an end by this cause is called: nobody failed where the pods were evicted or deleted."""
+    return "interruption" if cause == DISRUPTED else "failure"
 
 
 def before_the_first_step(scene: Scene) -> str:

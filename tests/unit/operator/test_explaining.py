@@ -451,6 +451,15 @@ def test_a_failure_that_was_survived_is_told_as_past() -> None:
     assert "a line" in lines
 
 
+def test_a_drain_is_no_failure() -> None:
+    drained = failure(
+        50, cause="disrupted", message="pod llama-g1-0-0 was evicted from node n0, as `kubectl drain` does"
+    )
+    lines = shown(job(phase="Restarting", failure=drained, recentFailures=[drained]))
+    assert "The last interruption" in lines
+    assert [line.split(" ago ")[1].split()[0] for line in lines if line.startswith("2026")] == ["Interruption"]
+
+
 def test_before_the_first_step_nobody_is_said_to_train() -> None:
     lines = shown(job(phase="Running", placement=PLACED, runningSince="2026-01-02T03:03:05Z"))
     assert "all 2 workers run" in lines

@@ -145,6 +145,13 @@ def test_a_failed_job_shows_its_failure() -> None:
     assert "Traceback…" in text
 
 
+def test_a_drain_is_no_failure() -> None:
+    drained = job(phase="Restarting", failure={"message": "pod a was evicted from node n", "cause": "disrupted"})
+    text = shown(Scene(drained, (), (), NOW))
+    assert "Last interruption  pod a was evicted from node n" in text
+    assert "failure" not in text
+
+
 def test_the_cause_of_a_failure_is_told_once() -> None:
     cause = "the bucket s3://nope does not exist; make it"
     told = f"worker 0 on node-1: {cause}"

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from muster.api.common import format_time
+from muster.api.names import EventReason
 from muster.api.trainingqueue import TrainingQueue
-from muster.cluster.views import NodeView
+from muster.cluster.views import NodeView, PodView
 from muster.controllers import plans
 from muster.controllers.work import utc_now
 from muster.scheduling.plan import Eviction, MoveReason, Plan, Promise
@@ -184,6 +185,35 @@ async def test_a_queue_is_drained_when_its_budget_is_used_up_though_nothing_else
         place.gone("low")
         await place.until(lambda: not place.placed("low"))
         assert "preemptions" not in place.status("low"), "its disruption budget does not count it"
+
+
+def node_of(name: str, *, cordoned: bool = False) -> NodeView:
+    allocatable = {"cpu": "2", "memory": "8Gi", "pods": "110"}
+    status = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}
+    return NodeView.from_raw({"metadata": {"name": name}, "spec": {"unschedulable": cordoned}, "status": status})
+
+
+async def test_a_gang_whose_only_node_is_drained_breaks_no_promise_and_starts_elsewhere() -> None:
+    async with world(node=node_of("n")) as place:
+        await running(place, "low")
+        for node in (node_of("n", cordoned=True), node_of("other")):
+            place.nodes.items[node.name] = node
+            place.cache.on_node(node.name, node)
+        evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+        for name, raw in place.server.pods.items():
+            view = PodView.from_raw({**raw, "status": {"phase": "Running", "conditions": [evicted]}})
+            place.pods.items[f"ns/{name}"] = view
+            place.cache.on_pod(f"ns/{name}", view)
+        await place.until(lambda: place.status("low").get("stop"))
+        assert place.status("low")["promise"]["nodes"] == [{"node": "n", "indexes": "0-1"}]
+        place.gone("low")
+        await place.until(lambda: (place.status("low").get("placement") or {}).get("generation") == 2)
+        assert place.status("low")["placement"]["nodes"] == [{"node": "other", "indexes": "0-1"}]
+        told = [
+            note for name, note in place.notes if note.reason in (EventReason.RESTARTING, EventReason.PROMISE_BROKEN)
+        ]
+        assert [(note.reason, note.warning) for note in told] == [(EventReason.RESTARTING, False)] * 2
+        assert told[1].message == "n can take no new pods (gone, cordoned or not ready): the gang is placed anew"
 
 
 def gpu_node(**labels: str) -> NodeView:

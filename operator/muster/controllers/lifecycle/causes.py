@@ -61,6 +61,7 @@ class End:
         suspect: of a hang: the rank is one of those that held up the others.
         abrupt: the pod is over, its launcher has left no word, and it isn't the script's doing: the others of the gang
             may wait for a new one.
+        evicted: by the Eviction API: somebody wants the node free, as for maintenance, and nothing is broken.
     """
 
     kind: Kind
@@ -79,6 +80,7 @@ class End:
     alike: int = 1
     suspect: bool = False
     abrupt: bool = False
+    evicted: bool = False
 
     @property
     def cause(self) -> str:
@@ -141,6 +143,8 @@ _REJECTIONS: Final = re.compile(
 """`status.reason` of pods that kubelet's admission turned away before any container ran."""
 
 _DISRUPTIONS: Final = frozenset({"Evicted", "Terminated", "NodeShutdown", "Shutdown", "Preempting", "DeadlineExceeded"})
+_EVICTED: Final = "EvictionByEvictionAPI"
+"""The DisruptionTarget's reason of pods that a drain, an autoscaler or a descheduler has asked to leave."""
 _LOSSES: Final = frozenset({"NodeLost", "ContainerStatusUnknown"})
 
 _CANNOT_RUN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
@@ -161,6 +165,9 @@ def end_of(pod: PodView, *, lost_nodes: frozenset[str] = frozenset()) -> End | N
 def _end_of(pod: PodView, lost_nodes: frozenset[str]) -> End | None:
     if pod.phase == "Succeeded" and not pod.disruption_target:
         return _at(pod, Kind.SUCCEEDED, "the launcher ended with exit code 0")
+    if pod.disruption_target.startswith(_EVICTED):
+        told = f"pod {pod.name} was evicted from node {pod.node}, as `kubectl drain` does"
+        return replace(_at(pod, Kind.DISRUPTED, told), evicted=True)
     if pod.disruption_target:
         return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node} is disrupted: {pod.disruption_target}")
     if pod.phase == "Failed":

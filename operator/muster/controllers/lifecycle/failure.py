@@ -188,8 +188,12 @@ def restart(turn: Turn, cause: End, used: int, limit: int | None) -> None:
     window = format_duration(turn.s.spec.restart_window)
     count = f" (restart {used} of at most {limit} within {window})" if limit is not None else ""
     message = f"{sentence(cause)}{count}"
-    turn.tell(EventReason.WORKER_FAILED, message, warning=True)
-    turn.tell(EventReason.RESTARTING, f"{f'after {delay} s ' if delay else ''}the gang starts again {origin}")
+    then = f"{f'after {delay} s ' if delay else ''}the gang starts again {origin}"
+    if cause.evicted:
+        turn.tell(EventReason.RESTARTING, f"{message}; {then}")
+    else:
+        turn.tell(EventReason.WORKER_FAILED, message, warning=True)
+        turn.tell(EventReason.RESTARTING, then)
     if delay <= LONGEST_KEPT and may_stay(turn):
         preemption.keep_room(turn)
     turn.stop(Reason.RESTARTING, message)
@@ -259,6 +263,8 @@ def book_crashes(turn: Turn, count: int, cause: str, message: str) -> None:
 
 def sentence(cause: End) -> str:
     """Who ended, where, and why."""
+    if cause.evicted:
+        return cause.message  # it names pod and node
     who = f"rank {cause.rank}, worker {cause.index}" if cause.rank is not None else f"worker {cause.index}"
     where = f" on node {cause.node}" if cause.node else ""
     last = cause.traceback.strip().splitlines()[-1] if cause.traceback.strip() else ""

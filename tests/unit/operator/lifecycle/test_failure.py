@@ -267,6 +267,21 @@ def test_disruptions_are_no_failure_of_the_script(fields: dict[str, object], cau
     assert case.job.status.failure.cause == cause
 
 
+def test_a_drain_is_told_in_one_calm_line() -> None:
+    case = Case(trainingjob(), mute=True)
+    case.start()
+    evicted = {"disruption_target": "EvictionByEvictionAPI: Eviction API: evicting", "terminating": True}
+    for index in (0, 1):
+        case.change(case.worker(index).name, **evicted)
+    case.settle()
+    told = [note for note in case.notes if note.reason in (EventReason.RESTARTING, EventReason.WORKER_FAILED)]
+    assert [(note.reason, note.warning) for note in told] == [(EventReason.RESTARTING, False)]
+    assert told[0].message.startswith(
+        "pod llama-g1-0-0 was evicted from node n0, as `kubectl drain` does; the gang starts"
+    )
+    assert "node n0" in case.message(ConditionType.ADMITTED)
+
+
 def test_a_pod_gone_without_a_record_is_the_infrastructures_doing() -> None:
     case = Case(trainingjob(restart={"limit": 0}), mute=True)
     case.start()
