@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Final
 
 from muster.api import goodput
-from muster.api.common import find_condition
+from muster.api.common import Condition, find_condition
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, Phase
 from muster.api.trainingjob_status import PastFailure
@@ -201,7 +201,7 @@ def _lines(scene: Scene) -> Iterator[tuple[str, ...]]:
 def _remembered(scene: Scene) -> Iterator[_Line]:
     status, placement, checkpoint = scene.job.status, scene.job.status.placement, scene.job.status.checkpoint
     where = f"as generation {placement.generation} on {status.nodes or 'its nodes'}" if placement else ""
-    saved = f"of step {checkpoint.step}" if checkpoint else ""
+    saved = f"of step {checkpoint.step}, the newest; those before are not listed" if checkpoint else ""
     again = status.running_since if status.running_since != status.started_at else None
     for at, what, told in (
         (status.submitted_at, "Submitted", ""),
@@ -219,8 +219,25 @@ def _remembered(scene: Scene) -> Iterator[_Line]:
     for moment in status.preempted_at:
         yield _Line(moment, "Preempted", "")
     for condition in status.conditions:
-        told = f"{condition.type} is {condition.status}: {condition.reason}"
-        yield _Line(condition.last_transition_time, "Condition", told)
+        if not _said_otherwise(scene, condition):
+            told = f"{condition.type} is {condition.status}: {condition.reason}"
+            yield _Line(condition.last_transition_time, "Condition", told)
+
+
+def _said_otherwise(scene: Scene, condition: Condition) -> bool:
+    """Whether another line of the history tells of a condition's change: those of the present run, the end that it
+    came with, or an Event of its reason."""
+    status, at, holds = scene.job.status, condition.last_transition_time, condition.status == "True"
+    if condition.type in (ConditionType.SUCCEEDED.value, ConditionType.FAILED.value):
+        return False
+    if condition.type == ConditionType.ADMITTED.value and holds and status.placement is not None:
+        return True
+    if condition.type == ConditionType.RUNNING.value and holds and status.running_since is not None:
+        return True
+    if status.finished_at is not None and not holds and at >= status.finished_at:
+        return True
+    same = (parse_time(event_time(event)) for event in scene.events if event.get("reason") == condition.reason)
+    return any(moment is not None and abs((moment - at).total_seconds()) < REPEATED_SECONDS for moment in same)
 
 
 def _told(scene: Scene) -> Iterator[_Line]:

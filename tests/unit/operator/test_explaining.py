@@ -156,6 +156,57 @@ def test_the_history_is_in_order_of_time_and_tells_nothing_twice() -> None:
     ]
 
 
+def condition(kind: str, status: str, reason: str, second: int) -> dict[str, Any]:
+    moment = f"2026-01-02T03:00:{second:02}Z"
+    return {"type": kind, "status": status, "reason": reason, "message": "", "lastTransitionTime": moment}
+
+
+def what_happened(lines: list[str]) -> list[str]:
+    return [line.split(" ago ")[1] for line in lines if " ago " in line and line.startswith("2026")]
+
+
+def test_a_condition_that_another_line_tells_of_is_not_told_again() -> None:
+    placed = {**PLACED, "placedAt": "2026-01-02T03:00:01Z"}
+    conditions = [
+        condition("Admitted", "True", "Admitted", 1),
+        condition("PodsReady", "True", "PodsReady", 5),
+        condition("Running", "True", "Training", 6),
+    ]
+    times = {"startedAt": "2026-01-02T03:00:06Z", "runningSince": "2026-01-02T03:00:06Z"}
+    assert what_happened(shown(job(phase="Running", placement=placed, conditions=conditions, **times))) == [
+        "Placed as generation 1 on its nodes",
+        "Condition PodsReady is True: PodsReady",
+        "Running for the first time: all workers have joined",
+    ]
+    waits = [condition("Admitted", "False", "Restarting", 10)]
+    told = event("Restarting", "a pod was evicted; the gang starts again", 50)
+    assert what_happened(shown(job(phase="Restarting", conditions=waits), told)) == [
+        "Restarting a pod was evicted; the gang starts again",
+        "Condition Admitted is False: Restarting",
+    ], "another restart, by their times"
+    close = {**told, "lastTimestamp": "2026-01-02T03:00:11Z"}
+    assert what_happened(shown(job(phase="Restarting", conditions=waits), close)) == [
+        "Restarting a pod was evicted; the gang starts again",
+    ]
+
+
+def test_of_a_job_that_has_ended_one_line_tells_the_end_and_the_checkpoint_is_said_to_be_the_newest() -> None:
+    conditions = [
+        condition("Admitted", "False", "Finished", 9),
+        condition("PodsReady", "False", "Completed", 9),
+        condition("Running", "False", "Completed", 9),
+        condition("CheckpointStorageReady", "True", "StorageReady", 3),
+        condition("Succeeded", "True", "Completed", 9),
+    ]
+    saved = {"step": 200, "committedAt": "2026-01-02T03:00:08Z"}
+    ended = {"phase": "Succeeded", "finishedAt": "2026-01-02T03:00:09Z", "conditions": conditions, "checkpoint": saved}
+    assert what_happened(shown(job(**ended))) == [
+        "Condition CheckpointStorageReady is True: StorageReady",
+        "Checkpoint of step 200, the newest; those before are not listed",
+        "Condition Succeeded is True: Completed",
+    ]
+
+
 def test_what_followed_unsound_numbers_is_told() -> None:
     last = "the loss of the step after step 8 is nan; back to step 4, and on without batch 8 of epoch 0"
     lines = shown(job(phase="Running", numerics={"skipped": 1, "rollbacks": 2, "last": last}))
