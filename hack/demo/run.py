@@ -19,6 +19,8 @@ from hack.demo.screen import Screen
 from hack.demo.verify import Story
 from muster_protocol import losses, manifest
 
+JOBS = ("gpt", "gpt-undisturbed")
+"""The one that loses a worker, and the other. No example has these names: who applies one of them starts a run anew."""
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "gpt" / "job.yaml"
 TIMEOUT_S = 900.0
 
@@ -55,7 +57,7 @@ def run(kube: Kube, console: Console, progress: Progress, namespace: str, bucket
     Raises KubeError when they don't end within TIMEOUT_S seconds, or one fails for good.
     """
     example = yaml.safe_load(EXAMPLE.read_text())
-    job, reference = (_named(example, name, namespace, bucket) for name in ("gpt", "gpt-undisturbed"))
+    job, reference = (_named(example, name, namespace, bucket) for name in JOBS)
     for document in (job, reference):
         _start_anew(kube, document, progress)
     observed = Observed()
