@@ -47,7 +47,7 @@ soak: setup ## 20 gangs on the local cluster and a fault every 20 s until all ha
 	@.venv/bin/python -m hack.chaos.soak $(ARGS)
 
 .PHONY: test
-test: setup ## every check and test: static, unit, scheduling, runtime, cluster, e2e
+test: setup ## every check and test: static, unit, runtime, cluster, e2e
 	@.venv/bin/python -m hack.checks all
 
 .PHONY: check

@@ -8,6 +8,7 @@ running. The last line is always `N passed, N failed, N skipped`.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import secrets
 import shutil
@@ -67,6 +68,9 @@ class Stage:
 # ------------------------------------------------------------------------------------------------------ static checks
 
 PYTHON = sys.executable
+NEEDED = ("pytest", "xdist", "pytest_timeout", "mypy", "muster")
+"""Modules of the project's environment, without which the stages would fail one after the other in words of pytest."""
+
 _BIN = Path(PYTHON).parent
 
 STATIC: dict[str, tuple[str, ...]] = {
@@ -349,6 +353,14 @@ def main() -> int:
         "stages", nargs="+", choices=["all", *STAGES], metavar="STAGE", help=", ".join(["all", *STAGES])
     )
     chosen = parser.parse_args().stages
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(
+            f"error: {PYTHON} has no {', '.join(missing)}: type `.venv/bin/python -m hack.checks {' '.join(chosen)}`;"
+            " `make setup` brings .venv",
+            file=sys.stderr,
+        )
+        return 2
     names = _in_all() if "all" in chosen else [name for name in STAGES if name in chosen]
     started = time.monotonic()
     rooted = [name for name in names if STAGES[name].needs_root]

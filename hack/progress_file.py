@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    import pytest  # `hack.checks` says what is missing where there is none
 
 VARIABLE = "MUSTER_CHECKS_PROGRESS"
 _LED = "PYTEST_XDIST_WORKER" in os.environ

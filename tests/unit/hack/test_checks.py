@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,19 @@ def test_failed_tests_are_named_as_pytest_takes_them(tmp_path: Path) -> None:
     path = tmp_path / "a.xml"
     path.write_text(f"<testsuites><testsuite>{PASSED}{FAILED}{BROKEN}</testsuite></testsuites>")
     assert checks._failed_tests(path) == ["tests/a.py::test_two", "tests/a.py::test_three"]
+
+
+def test_another_python_is_told_which_one_to_take() -> None:
+    bare = [sys.executable, "-S", "-m", "hack.checks", "runtime", "cluster"]  # -S: without any environment's packages
+    done = subprocess.run(bare, cwd=checks.ROOT, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert done.returncode == 2
+    assert "has no pytest, xdist" in done.stderr
+    assert "`.venv/bin/python -m hack.checks runtime cluster`" in done.stderr
+
+
+def test_make_names_the_stages_that_there_are() -> None:
+    line = next(line for line in (checks.ROOT / "Makefile").read_text().splitlines() if line.startswith("test: "))
+    told = line.partition("every check and test: ")[2].split(", ")
+    assert told == [name for name in checks.STAGES if name not in ("prepare", "web")], (
+        "prepare is told by its own words"
+    )
