@@ -33,7 +33,7 @@ def main() -> int:
     try:
         kube = bring_up(options.name)
         if options.install_only:
-            _tell_next_steps(console, kube, "gpt")
+            _tell_next_steps(console, kube, "")
             return 0
         outcome = run.run(kube, console, Progress(), NAMESPACE, BUCKET)
         verdict = verify.judge(outcome.story)
@@ -84,17 +84,23 @@ def _marks(story: verify.Story) -> Mapping[int, str]:
 
 
 def _next_steps(cluster: str, job: str) -> list[str]:
+    """Commands to go on with; `job` is the one that has run, "" where none has."""
     flag = "" if cluster == "muster" else f" --name {cluster}"
+    demo = f".venv/bin/python -m hack.demo{flag}" if flag else "make demo"
+    down = f".venv/bin/python -m hack.cluster down{flag}" if flag else "make cluster-down"
+    about = (
+        f"kubectl describe tj -n {NAMESPACE} {job}",
+        f"muster status {job} -n {NAMESPACE}",
+        f"muster explain {job} -n {NAMESPACE}",
+    )
     return [
         f'eval "$(.venv/bin/python -m hack.cluster env{flag})"   # kubectl, muster and S3 settings for this shell',
         "kubectl get trainingjobs -A        # short: kubectl get tj -A",
-        f"kubectl describe tj -n {NAMESPACE} {job}",
+        *(about if job else ("kubectl get tq                     # the queue, muster queues says more",)),
         "kubectl explain trainingjob.spec",
-        f"muster status {job} -n {NAMESPACE}",
-        f"muster explain {job} -n {NAMESPACE}",
         "docs/first-job.md                  # goes on from here: a run of your own",
-        "make demo                          # again, in a few minutes: the cluster is still up",
-        f".venv/bin/python -m hack.cluster down{flag}" if flag else "make cluster-down                  # ends it all",
+        f"{demo:<34} # {'again, in a few minutes: the cluster is still up' if job else 'a run that loses a worker'}",
+        f"{down:<34} # ends it all",
     ]
 
 

@@ -10,6 +10,7 @@ from hack import images
 from hack.cluster import api, build, state
 from hack.cluster.plan import Options
 from hack.demo import bring_up, install
+from hack.demo.__main__ import _next_steps
 
 pytestmark = pytest.mark.unit
 
@@ -48,3 +49,12 @@ def test_the_s3_server_gets_its_name_back_with_the_operator(tmp_path: Path, monk
         "/api/v1/namespaces/muster-system/services/s3",
         "/apis/discovery.k8s.io/v1/namespaces/muster-system/endpointslices/s3-hub",
     )
+
+
+def test_only_jobs_that_are_there_are_offered_to_look_at() -> None:
+    after_demo, after_install = _next_steps("muster", "gpt"), _next_steps("muster", "")
+    assert "muster status gpt -n research" in after_demo
+    assert any(line.startswith("make demo ") and "again" in line for line in after_demo)
+    assert not [line for line in after_install if "gpt" in line or "again" in line or " -n research" in line]
+    assert any(line.startswith("make demo ") for line in after_install)
+    assert any("-m hack.demo --name mine " in line for line in _next_steps("mine", ""))
