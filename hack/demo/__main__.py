@@ -96,7 +96,7 @@ def _next_steps(cluster: str, job: str) -> list[str]:
     return [
         f'eval "$(.venv/bin/python -m hack.cluster env{flag})"   # kubectl, muster and S3 settings for this shell',
         "kubectl get trainingjobs -A        # short: kubectl get tj -A",
-        *(about if job else ("kubectl get tq                     # the queue, muster queues says more",)),
+        *(about if job else ("kubectl get tq                     # the queue; `muster queues` says more",)),
         "kubectl explain trainingjob.spec",
         "docs/first-job.md                  # goes on from here: a run of your own",
         f"{demo:<34} # {'again, in a few minutes: the cluster is still up' if job else 'a run that loses a worker'}",

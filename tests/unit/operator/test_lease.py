@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import socket
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muster.cli.settings import Settings
 from muster.cluster import lease as lease_module
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
 from muster.cluster.lease import Leadership, LeaseTimes
@@ -15,6 +19,7 @@ from muster.cluster.lease import Leadership, LeaseTimes
 pytestmark = pytest.mark.unit
 
 Object = dict[str, Any]
+INSTALL = Path(__file__).resolve().parents[3] / "docs" / "install.md"
 
 
 class Clock:
@@ -221,3 +226,13 @@ def test_two_tries_fit_between_a_renewal_and_the_end_of_the_right_to_write(durat
     times = LeaseTimes.of(duration)
     assert times.renew + 2 * times.limit + times.retry <= times.duration - times.margin + 1e-9
     assert times.limit > 0.2
+
+
+def test_the_holders_name_tells_its_pod() -> None:
+    """docs/install.md cuts the Lease's holder at the last dash, to reach the replica that leads."""
+    line = next(line for line in INSTALL.read_text().splitlines() if "${leader%-*}" in line)
+    assert "pod/" in line
+    cut = subprocess.run(
+        ["sh", "-c", 'echo "${leader%-*}"'], env={"leader": Settings().identity}, capture_output=True, text=True
+    )
+    assert cut.stdout.strip() == socket.gethostname()
