@@ -117,6 +117,7 @@ class Follower:
                 self._released, self._incarnation = True, release.incarnation
                 state.incarnation = max(state.incarnation, release.incarnation)
                 self._leader_uid = release.leader_uid
+                say(f"joined as index {self._own.index}; all {self._config.workers} workers are here")
                 return release
             if status == 410:
                 raise Over(_facts(decode(Ended, body), self._own.index))
@@ -336,7 +337,7 @@ class _Patience:
     def _note(self, why: str) -> None:
         self._why = why
         if why != self._said:
-            say(why)
+            say(f"{why}; trying again")
             self._said = why
 
 

@@ -36,6 +36,19 @@ def test_ranks_start_only_when_the_last_worker_has_joined(make_gang: MakeGang) -
     assert gang.marks("started") == {f"mark-started-{rank}" for rank in range(6)}
 
 
+def test_whoever_called_in_vain_says_that_it_tries_again_and_then_that_it_has_joined(make_gang: MakeGang) -> None:
+    gang = make_gang(2)
+    follower = gang.pod(1, ["true"])
+    gang.eventually(lambda: "index 0 at " in follower.log(), "it calls index 0")
+    leader = gang.pod(0, ["true"])
+    for pod in (leader, follower):
+        assert pod.end().cause is Cause.SUCCEEDED, pod.log()
+    _, *vain, last = [line for line in follower.log().splitlines() if line.startswith("[muster]")]
+    assert vain
+    assert all(line.startswith("[muster] index 0 at ") and line.endswith("; trying again") for line in vain)
+    assert last == "[muster] joined as index 1; all 2 workers are here"
+
+
 def test_a_missing_worker_ends_the_gang_at_ready_timeout_by_name(make_gang: MakeGang) -> None:
     gang = make_gang(3, MUSTER_READY_TIMEOUT="1.5")
     leader, follower = gang.pod(0, ["true"]), gang.pod(1, ["true"])
