@@ -278,8 +278,12 @@ def _reuse(options: Options, progress: Progress) -> Cluster | None:
     if phase == "ready" and processes.find(site.directory, "kube-apiserver"):
         if site.options == options:
             return _describe(site)
+        down = "make cluster-down"
+        if options.name != Options.name:
+            down = f".venv/bin/python -m hack.cluster down --name {options.name}"
         raise ClusterError(
-            f"cluster `{options.name}` is up with other options: take it down first, or choose another --name"
+            f"cluster `{options.name}` is up with other options, {site.options.beside(options)}: take it down first by"
+            f" `{down}`, or choose another --name"
         )
     progress.say(f"  removing what cluster {options.name} left when it crashed")
     _remove(site)

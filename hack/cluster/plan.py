@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,6 +72,19 @@ class Options:
             raise ClusterError(f"--kwok-nodes {self.kwok_nodes}: from 0 to {MAX_KWOK_NODES}")
         if self.gpus < 0 or self.racks < 1:
             raise ClusterError("--gpus must not be negative, --racks must be at least 1")
+
+    def beside(self, other: Options) -> str:
+        """What differs, in flags: `--nodes 2 and not --nodes 3`."""
+        names = [
+            item.name for item in dataclasses.fields(self) if getattr(self, item.name) != getattr(other, item.name)
+        ]
+        return ", ".join(f"{self._flag(name)} and not {other._flag(name)}" for name in names)
+
+    def _flag(self, name: str) -> str:
+        value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+        if value is None or isinstance(value, bool):
+            return f"{flag} {'left out' if value is None else 'on' if value else 'off'}"
+        return f"{flag} {value}" if value != "" else f"{flag} ''"
 
     @property
     def real_nodes(self) -> int:

@@ -381,7 +381,7 @@ def start_until(record: str) -> tuple[subprocess.Popen[str], Site, set[tuple[int
 def test_errors_say_how_to_mend_them(cluster: api.Cluster) -> None:
     with pytest.raises(api.ClusterError, match="known types are"):
         api.up(api.Options(name="test-cut", gpu_type="Z9"))
-    with pytest.raises(api.ClusterError, match="other options"):
+    with pytest.raises(api.ClusterError, match="other options, --nodes 2 and not --nodes 1"):
         api.up(api.Options(name="test-local", nodes=1))
     with pytest.raises(api.ClusterError, match="no cluster `nowhere` is up"):
         api.get("nowhere")

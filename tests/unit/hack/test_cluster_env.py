@@ -6,7 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hack.cluster import api, processes, state
 from hack.cluster.__main__ import exports
+from hack.cluster.errors import ClusterError
+from hack.cluster.plan import Options
+from hack.cluster.progress import Progress
 
 pytestmark = pytest.mark.unit
 
@@ -33,3 +37,15 @@ def test_a_shell_finds_muster_and_the_clusters_kubectl_but_keeps_its_own_python(
         ["/bin/bash", "-c", script], capture_output=True, text=True, check=True, env={"PATH": f"{own}:/usr/bin:/bin"}
     )
     assert done.stdout.splitlines() == ["muster", "the cluster's kubectl", "own python", "/a b/c"]
+
+
+def test_a_cluster_with_other_options_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(state, "_claim_slot", lambda _: 0)
+    monkeypatch.setattr(processes, "find", lambda *_: "it runs")
+    for name, down in (("muster", "`make cluster-down`"), ("mine", "hack.cluster down --name mine`")):
+        state.save(state.create(Options(name=name)), phase="ready")
+        with pytest.raises(ClusterError) as told:
+            api._reuse(Options(name=name, nodes=3, audit_log=True), Progress(quiet=True))
+        assert "--nodes 2 and not --nodes 3, --audit-log off and not --audit-log on: take it down" in str(told.value)
+        assert down in str(told.value)
