@@ -8,6 +8,7 @@ import platform
 import shlex
 import shutil
 import tempfile
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,12 +16,16 @@ from hack.cluster import build, network, ociarchive, packages, processes, versio
 from hack.cluster.errors import ClusterError
 from hack.cluster.paths import cache_root, locked
 from hack.cluster.plan import Site
-from hack.cluster.processes import Process, run_in, run_logged
+from hack.cluster.processes import Process, run, run_in, run_logged
 from hack.cluster.progress import Progress
 
 PAUSE = "localhost/muster/pause:local"
 BASE = "localhost/muster/base:local"
 TORCH = "localhost/muster/torch:local"
+
+_OURS = "localhost/"
+_APART = ("unshare", "--mount", "--propagation", "private", "--")
+"""buildah's storage makes itself a mount point; in a namespace of its own that leaves with it."""
 
 _RECIPES = Path(__file__).resolve().parents[2] / "images" / "base"
 _ROOTFS_PACKAGES = ("python3", "python3-venv", "ca-certificates")
@@ -132,18 +137,16 @@ def _rootfs(progress: Progress) -> Path:
 def build_archive(name: str, recipe: Path, context: Path, build_args: dict[str, str], archive: Path) -> None:
     """Builds an image by buildah and writes it as an OCI archive that appears whole or not at all."""
     archive.parent.mkdir(parents=True, exist_ok=True)
-    storage = _family() / "buildah"
     log = cache_root() / "log" / f"image-{name.replace('/', '_').replace(':', '_')}.log"
     arguments = [word for key, value in build_args.items() for word in ("--build-arg", f"{key}={value}")]
-    common = ["buildah", "--root", str(storage / "storage"), "--runroot", str(storage / "run")]
+    common = _buildah()
     bud = [*common, "bud", "--isolation", "chroot", "--layers", "--format", "oci", "--tag", name]
     bud += [*arguments, "--file", str(recipe), str(context)]
     fresh = archive.with_name(f".{archive.name}.{os.getpid()}")
     push = [*common, "push", "--quiet", name, f"oci-archive:{fresh}:{name}"]
     script = f"{shlex.join(bud)} && {shlex.join(push)}"
     try:
-        # buildah's storage makes itself a mount point; in a namespace of its own that leaves with it.
-        run_logged(["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", script], log)
+        run_logged([*_APART, "sh", "-c", script], log, what=f"the build of image {name} from {recipe}")
         fresh.replace(archive)
     finally:
         fresh.unlink(missing_ok=True)
@@ -156,16 +159,35 @@ def build_and_import(
     if "/" not in name or ":" not in name.rsplit("/", 1)[-1]:
         short = name.split(":")[0]
         raise ClusterError(f"image name {name}: give the full name with a tag, like localhost/{short}:local")
-    for path in (recipe, context):
-        if not path.exists():
-            raise ClusterError(f"{path} does not exist")
+    if not recipe.is_file():
+        raise ClusterError(f"--containerfile {recipe}: there is no such file")
+    if not context.is_dir():
+        raise ClusterError(f"--context {context}: there is no such folder")
     packages.ensure(versions.DEBIAN_IMAGE_BUILD, progress)
     _base_and_torch(progress)
+    there = run([*_APART, *_buildah(), "images", "--format", "{{.Name}}:{{.Tag}}"]).splitlines()
+    if unknown := unknown_bases(recipe.read_text(errors="replace"), there):
+        known = ", ".join(sorted(image for image in there if image.startswith(_OURS)))
+        raise ClusterError(f"{recipe}: FROM {unknown[0]}: there is no such image; there are {known or 'none'}")
     archive = _family() / "built" / f"{name.replace('/', '_').replace(':', '_')}.tar"
     with locked(archive.with_suffix(".lock")):
         with progress.part(f"build image {name}"):
             build_archive(name, recipe, context, build_args, archive)
         import_archives(site, [archive], progress)
+
+
+def unknown_bases(recipe: str, there: Collection[str]) -> list[str]:
+    """Images of no registry that a Containerfile starts from, and that are not `there`: buildah would look for a
+    registry of that name on this machine."""
+    stages, unknown = set[str](), []
+    for words in (line.split() for line in recipe.splitlines()):
+        if words and words[0].upper() == "FROM":
+            image, *alias = [word for word in words[1:] if not word.startswith("--")] or [""]
+            if image.startswith(_OURS) and "$" not in image and image not in stages:
+                tagged = image if ":" in image or "@" in image else f"{image}:latest"
+                unknown += [image] if tagged not in there and "@" not in tagged else []
+            stages.update(alias[1:])
+    return unknown
 
 
 def import_archives(site: Site, files: list[Path], progress: Progress) -> None:
@@ -200,6 +222,12 @@ def images_on(holder: Process) -> dict[str, str]:
 def ctr() -> list[str]:
     """containerd's client, for the namespace that kubelet's images live in."""
     return [str(build.program("ctr")), "--namespace", "k8s.io"]
+
+
+def _buildah() -> list[str]:
+    """buildah, on the storage of this checkout's images."""
+    storage = _family() / "buildah"
+    return ["buildah", "--root", str(storage / "storage"), "--runroot", str(storage / "run")]
 
 
 def _family() -> Path:

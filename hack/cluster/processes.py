@@ -210,8 +210,13 @@ def _end_group(child: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
             child.wait(grace_s)
 
 
-def run_logged(command: list[str], log: Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> None:
-    """Runs a long command with its output in `log`; ends its whole process group when we are interrupted."""
+def run_logged(
+    command: list[str], log: Path, env: dict[str, str] | None = None, cwd: Path | None = None, what: str = ""
+) -> None:
+    """Runs a long command with its output in `log`; ends its whole process group when we are interrupted.
+
+    Raises ClusterError with the end of its output when it fails; `what` names it there, else the command does.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:
         child = subprocess.Popen(
@@ -223,4 +228,5 @@ def run_logged(command: list[str], log: Path, env: dict[str, str] | None = None,
             _end_group(child)
             raise
     if code:
-        raise ClusterError(f"`{shlex.join(command)[:160]}` failed ({code}); log {log}:\n{log_tail(log)}")
+        called = what or f"`{shlex.join(command)[:160]}`"
+        raise ClusterError(f"{called} failed ({code}); log {log}:\n{log_tail(log)}")
