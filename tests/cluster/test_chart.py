@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hack.cluster import api
-from tests.cluster.conftest import CHART, ControlPlane
+from tests.cluster.conftest import CHART, ROOT, ControlPlane
 
 from muster.cli.settings import Settings
 
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.cluster
 
 Object = dict[str, Any]
 NAMESPACE = "muster-system"
+INSTALL = ROOT / "docs" / "install.md"
 EVERYTHING = (
     "networkPolicy.enabled=true",
     "metrics.serviceMonitor.enabled=true",
@@ -441,7 +444,19 @@ def bare(name: str) -> api.Options:
     return api.Options(name=name, nodes=0, control_plane_only=True)
 
 
-def test_install_upgrade_and_uninstall(control_plane: ControlPlane) -> None:
+def _type(plane: ControlPlane, commands: str, folder: Path) -> None:
+    """What docs/install.md says for the move of a release, with the namespace `elsewhere`."""
+    assert commands.count("helm ") == 3
+    typed = commands.replace("charts/muster", str(CHART)).replace(" other", " elsewhere")
+    programs = ":".join(str(program.parent) for program in (plane.cluster.helm, plane.cluster.kubectl))
+    environment = {**plane.environment, "PATH": f"{programs}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["sh", "-ec", typed], env=environment, cwd=folder, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{typed}\n{done.stderr}"
+
+
+def test_install_upgrade_and_uninstall(control_plane: ControlPlane, tmp_path: Path) -> None:
     """On an API server that has never seen our kinds: the first install makes them and an object of one of them."""
     plane = ControlPlane(api.up(bare("test-chart")))
     try:
@@ -478,6 +493,10 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane) -> None:
 
         moved = ("install", "moved", str(CHART), "-n", "other", "--create-namespace")
         assert "invalid ownership metadata" in plane.helm(*moved, check=False).stderr
-        plane.helm(*moved, "--take-ownership")
+        plane.helm("install", "muster", str(CHART), "-n", NAMESPACE, "--set", "image.registry=registry.example.com")
+        _type(plane, INSTALL.read_text().partition("on meanwhile:\n\n```\n")[2].partition("```")[0], tmp_path)
+        operator = plane.get("deployment", "muster", "-n", "elsewhere")["spec"]["template"]["spec"]["containers"][0]
+        assert operator["image"].startswith("registry.example.com/")
+        assert plane.get("secret", "muster-token-key", "-n", "elsewhere")["data"]["token-key"] == key
     finally:
         api.down("test-chart")
