@@ -118,7 +118,8 @@ class Usage(Model):
     gpu_seconds: Annotated[int, Ge(0), Int64()] = 0
     """GPUs times seconds that they were held."""
     cost: Cost | None = None
-    """What that cost, as far as the GPUs have a price."""
+    """What that cost, as far as the GPUs have a price: in the currency of the platform's prices, at public list prices
+    in US dollars."""
 
 
 class MonthUse(Model):
@@ -129,7 +130,8 @@ class MonthUse(Model):
     gpu_seconds: Annotated[int, Ge(0), Int64()] = 0
     """GPUs times seconds that they were held, up to `until`."""
     cost: Cost | None = None
-    """What that cost, as far as they have a price."""
+    """What that cost, as far as they have a price: in the currency of the platform's prices, at public list prices in
+    US dollars."""
     gpus: Count = 0
     """GPUs that are held since `until`."""
     hourly: Cost | None = None
