@@ -80,7 +80,7 @@ def _build(folder: Path, go: Path) -> None:
         text = text.replace(old, new)
     main.write_text(text)
     for program in ("minimalkueue", "runner"):
-        command = [go, "build", "-o", f"built-{program}", f"./{TESTS}/{program}"]
+        command = [str(go), "build", "-o", f"built-{program}", f"./{TESTS}/{program}"]
         subprocess.run(command, cwd=folder, env=environment, check=True)
 
 
@@ -98,7 +98,8 @@ def measure(scale: float, timeout: float, folder: Path) -> dict[str, float]:
         with _process(cluster, manager, folder / "kueue.log") as kueue:
             before = {one.pid: cpu_seconds(one.pid) for one in server}
             limits = ["--qps=1000", "--burst=2000", f"--timeout={timeout:.0f}s"]
-            load = [source / "built-runner", "-o", folder, "--generatorConfig", folder / "generator.yaml", *limits]
+            of_load = ["-o", folder, "--generatorConfig", folder / "generator.yaml"]
+            load = [source / "built-runner", *of_load, *limits]
             with _process(cluster, load, folder / "runner.log") as runner:
                 _wait(folder / "summary.yaml", runner, kueue, timeout + 60)
                 figures = {

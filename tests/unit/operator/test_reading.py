@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from muster.api.trainingjob import TrainingJob
 from muster.cluster.reading import read_job
 
+pytestmark = pytest.mark.unit
+
 
 def raw(name: str, **status: Any) -> dict[str, Any]:
     return {
