@@ -387,7 +387,7 @@ async def test_a_job_made_anew_under_its_name_takes_no_old_pods(place: Corner) -
 
 def _waits_and_avoids(job: dict[str, Any], node: str) -> bool:
     found = condition(job, "Admitted")
-    return found is not None and found["status"] == "False" and f"Avoided for now: {node}" in found["message"]
+    return found is not None and found["status"] == "False" and f"stays away from {node} until" in found["message"]
 
 
 def _runs(job: dict[str, Any], generation: int) -> bool:

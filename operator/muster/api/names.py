@@ -206,6 +206,8 @@ class Reason(str, Enum):
     """The API server refused a pod (ResourceQuota, LimitRange, Pod Security, ...); the whole gang was withdrawn."""
     POD_UNSCHEDULABLE = "PodUnschedulable"
     """kube-scheduler or kubelet rejected a pod (somebody took the room); the whole gang was withdrawn."""
+    SCHEDULING_REFUSED = "SchedulingRefused"
+    """kube-scheduler refuses a pod whichever node it is for: a claim that it names is missing or not bound."""
     READY_TIMEOUT = "ReadyTimeout"
     """Not every pod was ready within `readyTimeout`; the whole gang was withdrawn."""
     IMAGE_PULL_FAILED = "ImagePullFailed"

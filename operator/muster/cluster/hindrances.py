@@ -15,6 +15,7 @@ KUBELET: Final = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
 )
 """Kubelet's words in Events of which the pod's status says nothing."""
+_OTHERS: Final = frozenset({Reason.IMAGE_PULL_FAILED.value, Reason.SCHEDULING_REFUSED.value})
 _OF_THE_JOB_OR_CLUSTER: Final = (
     Reason.QUEUE_NOT_FOUND,
     Reason.NAMESPACE_NOT_ALLOWED,
@@ -40,4 +41,4 @@ def hinders(reason: str) -> bool:
 
 def keeps_pods(reason: str) -> bool:
     """Whether it is what keeps pods that are placed from starting, in the word that a job has for it."""
-    return reason == Reason.IMAGE_PULL_FAILED.value or reason in CONTAINER or reason in KUBELET
+    return reason in _OTHERS or reason in CONTAINER or reason in KUBELET

@@ -336,9 +336,6 @@ def waiting_status(
     """The status of a job that waits, with the reason in the condition and for people in `status.queue`."""
     draft = Draft(job, now)
     avoided = tuple(item for item in job.status.avoided if item.until > now)
-    if avoided:
-        listed = "; ".join(f"{item.node} until {item.until:%H:%M:%S} UTC ({item.reason})" for item in avoided[:3])
-        word = replace(word, message=f"{word.message}. Avoided for now: {listed}")
     draft.set(queue=word.told(), avoided=avoided, not_before=None, defaults=defaults)
     draft.condition(ConditionType.ADMITTED, False, word.reason, word.message)
     return draft.done()

@@ -9,7 +9,7 @@ from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.names import ConditionType, Phase, Reason
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
-from muster.cluster.hindrances import hinders
+from muster.cluster.hindrances import hinders, keeps_pods
 from muster.cluster.status import is_false, reason_of
 from muster.scheduling.plan import WaitReason
 from muster.telling.ends import first_ending
@@ -38,6 +38,9 @@ def follows(scene: Scene) -> str:
     if status.phase is Phase.RESTARTING:
         room = "on the nodes that it had" if status.promise is not None else "when there is room: it queues again"
         return f"the whole gang starts again {_when(scene)} {room}, {resumes}"
+    kept = status.queue is not None and keeps_pods(status.queue.reason)
+    if status.phase is Phase.STARTING and kept:
+        return "the pods start once what stands under Why is mended; until then the gang is taken back and tried again"
     if status.phase is Phase.STARTING:
         return (
             "the ranks start as soon as the launchers of all workers have joined; a gang that takes longer than "
@@ -46,11 +49,14 @@ def follows(scene: Scene) -> str:
     if status.phase is Phase.RUNNING and status.placement is not None:
         return _trains(scene, spec)
     later = _next_kind(scene, spec)
+    wait = _when(scene) if status.not_before is not None else ""
+    if kept:
+        again = wait or "when it has quota and room"
+        return f"it is tried again {again}; it starts once what stands under Why is mended"
     if status.queue is not None and hinders(status.queue.reason):
         changes = "what stands under Why has changed"
         looks = f"Muster looks again by itself{'' if later else ', and then the job queues'}"
         return f"{later}, unless {changes} before; {looks}" if later else f"nothing, until {changes}; {looks}"
-    wait = _when(scene) if status.not_before is not None else ""
     starts = f"it starts {wait}{' ' if wait else ''}when it has quota and room"
     return f"{starts}{'; ' if later else ''}{later}" if job.status.phase else ""
 
@@ -120,6 +126,8 @@ def advice(scene: Scene) -> Iterator[str]:
         yield f"see who holds the queue's quota and who is ahead:  muster jobs --queue {job.spec.queue}"
         yield from place.changes if place is not None else ()
     elif status.phase is not None and status.phase is not Phase.SUCCEEDED:
+        if status.phase is Phase.STARTING and place is not None and keeps_pods(place.reason):
+            yield from _mending(named, job.spec.queue, place.reason)
         if is_false(status, ConditionType.CHECKPOINT_STORAGE_READY):
             yield from _storage(job, named)
         yield f"follow it:  muster status {named} --watch  or  muster logs {named} --all -f"

@@ -29,6 +29,7 @@ SUSPENDED_IDLE: dict[str, Any] = {
     "observedGeneration": 1,
     "lastTransitionTime": NOW.isoformat(),
 }
+REFUSED = {"reason": "SchedulingRefused", "message": 'persistentvolumeclaim "data" not found; make it'}
 PLACED = {"generation": 1, "workers": 2, "nodes": [{"node": "a", "indexes": "0-1"}]}
 
 
@@ -246,6 +247,12 @@ def test_a_waiting_job_tells_when_it_starts_and_what_would_help_once() -> None:
         ({"phase": "Queued"}, "it starts when it has quota and room"),
         ({"phase": "Queued", "notBefore": "2026-01-02T03:05:05Z"}, "it starts in 1m when it has quota and room"),
         ({"phase": "Starting"}, "launchers of all workers have joined"),
+        ({"phase": "Starting", "queue": REFUSED}, "the pods start once what stands under Why is mended"),
+        (
+            {"phase": "Queued", "queue": REFUSED, "notBefore": "2026-01-02T03:05:05Z"},
+            "it is tried again in 1m; it starts once what stands under Why is mended",
+        ),
+        ({"phase": "Queued", "queue": REFUSED}, "it is tried again when it has quota and room"),
         ({"phase": "Running", "placement": PLACED}, "it trains on"),
         (
             {"phase": "Running", "placement": {**PLACED, "replacing": {"indexes": "1", "since": NOW.isoformat()}}},
@@ -270,6 +277,12 @@ def test_a_waiting_job_tells_when_it_starts_and_what_would_help_once() -> None:
 )
 def test_every_phase_says_what_follows(status: dict[str, Any], told: str) -> None:
     assert told in follows(Scene(job(**status), (), (), NOW))
+
+
+@pytest.mark.parametrize("phase", ["Starting", "Queued"])
+def test_who_is_kept_from_starting_is_told_to_mend_that(phase: str) -> None:
+    told = [" ".join(line.split()) for line in advice(Scene(job(phase=phase, queue=REFUSED), (), (), NOW))]
+    assert told[0] == "mend what stands under Why, in the job or in the cluster: kubectl edit tj train -n research"
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -1,7 +1,9 @@
-"""What keeps a pod from starting, as kubelet says it of the pod's containers, or in Events."""
+"""What keeps a pod from starting, as kubelet says it of the pod's containers or in Events, or kube-scheduler of all
+nodes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +17,12 @@ HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 """Waiting reasons that time does not mend."""
 IMAGE: Final = frozenset({"ImagePullBackOff", "ErrImagePull", "ImageInspectError", "RegistryUnavailable"}) | HOPELESS
 PATIENCE: Final = 60.0
-"""Seconds that a pod may fail to pull its image or make its container; registries have bad moments."""
+"""Seconds that a pod may fail to pull its image, make its container or get its volumes; registries have bad moments,
+and volumes are made when they are asked for."""
+_OF_A_NODE: Final = re.compile(r"\d+ |node\(s\) ")
+"""How kube-scheduler begins what is wrong with nodes: with how many it is. What it says of the pod has no number."""
+_NO_VOLUME: Final = "bound to non-existent pv(s)"
+"""Except for this: it is counted for each node, and another would not help."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +36,8 @@ class Heard:
 
 @dataclass(frozen=True)
 class Hindrance:
-    """`reason` is kubelet's word but for images, for which it has several in turns; `message` is a sentence with the
-    pod, its node and what to look at. `hopeless`: time does not mend it."""
+    """`reason` is kubelet's word, but for images, for which it has several in turns, and for kube-scheduler, which has
+    none; `message` is a sentence with the pod, its node and what to look at. `hopeless`: time does not mend it."""
 
     pod: PodView
     reason: str
@@ -47,19 +54,36 @@ def first(pods: Iterable[PodView], heard: Heard | None = None) -> Hindrance | No
 
 def _of_event(pod: PodView, heard: Heard) -> Hindrance:
     told = f"{heard.reason}: {heard.message}"
-    return Hindrance(pod, heard.reason, f"pod {pod.name} on node {pod.node} can't start: {told}{_mend(told)}")
+    return Hindrance(pod, heard.reason, f"pod {pod.name} on node {pod.node} can't start: {told}{_mend(told, pod)}")
 
 
-def _mend(told: str) -> str:
-    """What to do about a Secret or ConfigMap that kubelet misses."""
-    missed = "not found" in told and any(f'{kind} "' in told for kind in ("secret", "configmap"))
-    return "; make it, or correct what names it (checkpoint.secretRef, envFrom, env, volumes)" if missed else ""
+def _mend(told: str, pod: PodView) -> str:
+    """What to do about an object of the namespace that kubelet or kube-scheduler misses."""
+    if "not found" in told:
+        if any(f'{kind} "' in told for kind in ("secret", "configmap")):
+            return "; make it, or correct what names it (checkpoint.secretRef, envFrom, env, volumes)"
+        if 'persistentvolumeclaim "' in told:
+            return "; make it, or correct what names it (spec.volumes or podTemplate)"
+        if 'resourceclaim "' in told:
+            return "; make it, or correct what names it (podTemplate)"
+    if "persistentvolumeclaim" in told.lower() or _NO_VOLUME in told:
+        return f"; see why:  kubectl describe pvc -n {pod.namespace}"
+    return ""
+
+
+def refused_anywhere(pod: PodView) -> str:
+    """Why kube-scheduler would not place the pod on any node, in its words; "" where another node may do better."""
+    told = pod.unschedulable.partition(" nodes are available: ")[2].partition(". ")[0].rstrip(".")
+    return "" if _OF_A_NODE.match(told) and _NO_VOLUME not in told else told
 
 
 def of_pod(pod: PodView) -> Iterable[Hindrance]:
-    """What kubelet says of each container that does not start."""
+    """What kube-scheduler says of the pod itself, and kubelet of each container that does not start."""
     if pod.phase in TERMINAL or pod.terminating:
         return
+    if refused := refused_anywhere(pod):
+        message = f"pod {pod.name} can't be scheduled: {refused}{_mend(refused, pod)}"
+        yield Hindrance(pod, Reason.SCHEDULING_REFUSED.value, message)
     for waiting in pod.waiting:
         told = f"{waiting.reason}: {waiting.message}".rstrip(": ")
         where = f"pod {pod.name} on node {pod.node}"
@@ -69,7 +93,7 @@ def of_pod(pod: PodView) -> Iterable[Hindrance]:
             yield Hindrance(pod, Reason.IMAGE_PULL_FAILED.value, message, waiting.reason in HOPELESS)
         elif waiting.reason in CONTAINER:
             yield Hindrance(
-                pod, waiting.reason, f"{where} can't start container {waiting.container}: {told}{_mend(told)}"
+                pod, waiting.reason, f"{where} can't start container {waiting.container}: {told}{_mend(told, pod)}"
             )
 
 

@@ -85,10 +85,11 @@ def of_pod(turn: Turn, pod: PodView) -> Iterator[Obstacle]:
         return
     if pod.phase in TERMINAL or pod.terminating:
         return
-    if pod.unschedulable:
+    if pod.unschedulable and not hindrance.refused_anywhere(pod):
         waited = turn.since(pod.unschedulable_since)
         if waited >= UNSCHEDULABLE_PATIENCE:
-            message = f"kube-scheduler can't place pod {pod.name} on node {pod.node}: {pod.unschedulable}"
+            told = pod.unschedulable.partition(" preemption: ")[0].rstrip(".")
+            message = f"kube-scheduler can't place pod {pod.name} on node {pod.node}: {told}"
             yield Obstacle(Reason.POD_UNSCHEDULABLE.value, message, pod.node)
         turn.wake_in(max(0.2, UNSCHEDULABLE_PATIENCE - waited))
     age, told = turn.since(pod.created), reason_of(turn.status, ConditionType.PODS_READY)
@@ -116,7 +117,7 @@ def _first_unready(turn: Turn) -> str:
             return f"; pod {turn.name_of(index)} does not exist"
         if not pod.ready:
             heard = turn.s.heard
-            waiting = "; ".join(f"{item.reason} {item.message}".strip() for item in pod.waiting)
+            waiting = "; ".join(f"{item.reason} {item.message}".strip() for item in pod.waiting) or pod.unschedulable
             if heard is not None and heard.pod == pod.name:
                 waiting = f"{heard.reason} {heard.message}".strip()
             return f"; pod {pod.name} on node {pod.node} is {pod.phase}" + (f": {waiting}" if waiting else "")

@@ -71,6 +71,67 @@ def test_the_node_is_avoided_longer_each_time() -> None:
     assert spans == [10, 20, 40, 80, 160, 300, 300]
 
 
+def refused(case: Case, why: str) -> None:
+    """kube-scheduler looks at each pod again and again, and blames no node."""
+    told = f"0/4 nodes are available: {why}. not found"
+    for pod in list(case.gang()):
+        case.change(pod.name, unschedulable=told, unschedulable_since=case.now)
+
+
+@pytest.mark.parametrize(
+    ("why", "mend"),
+    [
+        ('persistentvolumeclaim "my.data" not found', "make it, or correct what names it (spec.volumes or"),
+        ("pod has unbound immediate PersistentVolumeClaims", "kubectl describe pvc -n research"),
+        ('resourceclaim "gpus" not found', "make it, or correct what names it (podTemplate)"),
+        (
+            "4 node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
+            "kubectl describe pvc -n research",
+        ),
+    ],
+)
+def test_what_no_node_mends_is_blamed_on_none(why: str, mend: str) -> None:
+    case, seen = placed(), []
+    for attempt in range(2):
+        refused(case, why)
+        case.later(5)
+        case.settle()
+        seen.append(reason_shown(case))
+        assert case.phase == "Starting", "a volume is made when it is asked for, and that takes a while"
+        case.later(61)
+        case.settle()
+        assert case.message().count(why) == 1
+        assert mend in case.message()
+        assert case.job.status.avoided == ()
+        case.vanish()
+        case.settle()
+        assert not case.decide().plannable
+        case.later(300)
+        case.settle()
+        seen.append(reason_shown(case))
+        if not attempt:
+            case.place("n0", "n1")
+            case.settle()
+            seen.append(reason_shown(case))
+    assert set(seen) == {"SchedulingRefused"}
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "1 node(s) had untolerated taint {a: b}, 3 node(s) didn't match Pod's node affinity/selector",
+        "node(s) didn't satisfy plugin(s) [NodeAffinity VolumeBinding] simultaneously",
+    ],
+)
+def test_what_another_node_may_mend_is_the_nodes(why: str) -> None:
+    case = placed()
+    refused(case, why)
+    case.later(4)
+    case.settle()
+    assert case.message().startswith("kube-scheduler can't place pod llama-g1-0-0 on node n0: 0/4 nodes")
+    assert [item.node for item in case.job.status.avoided] == ["n0"]
+
+
 @pytest.mark.parametrize("reason", ["OutOfcpu", "OutOfnvidia.com/gpu", "NodeAffinity", "UnexpectedAdmissionError"])
 def test_a_pod_rejected_by_kubelet_withdraws_the_gang(reason: str) -> None:
     case = placed()
