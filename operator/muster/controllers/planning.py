@@ -10,7 +10,7 @@ from textwrap import shorten
 from typing import Any, Final
 
 from muster.api import names
-from muster.api.common import format_time
+from muster.api.common import find_condition, format_time
 from muster.api.effective import EffectiveSpec
 from muster.api.jobparts import JobDefaults
 from muster.api.jobparts import TopologyMode as SpecMode
@@ -291,8 +291,17 @@ def admitted(
 def _last_try(job: TrainingJob) -> QueuePosition | None:
     """What kept the pods of the placement before from starting, unless the spec has changed since: it is likely to come
     again, and a column that is empty in between tells of a change that there is not."""
-    place, seen = job.status.queue, job.status.observed_generation == job.metadata.generation
-    return place if place is not None and seen and keeps_pods(place.reason) else None
+    told = find_condition(job.status.conditions, ConditionType.PODS_READY.value)
+    if told is None or not keeps_pods(told.reason) or told.observed_generation != job.metadata.generation:
+        return None
+    return QueuePosition(reason=told.reason, message=told.message)
+
+
+def last_start(job: TrainingJob) -> str:
+    """What is told, behind the planner's sentence, of a job whose last placement was taken back for what keeps its
+    pods from starting; "" for others."""
+    tried = _last_try(job) if job.status.withdrawals else None
+    return f"; its last start was taken back: {tried.message}" if tried is not None else ""
 
 
 def _sizes(job: TrainingJob, workers: int, now: datetime) -> tuple[Size, ...]:

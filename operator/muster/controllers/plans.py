@@ -342,6 +342,7 @@ class Plans:
                 break
             message = planning.blockers(waiting, names)
             message += planning.avoiding(record.job.status, waiting.reason, now)
+            message += planning.last_start(record.job)
             if record.planned is not None:
                 message += priority_remark(record.planned[1], highest)
             self._tell_waiting(record, Word.of(waiting, message))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from muster.api.names import ConditionType, Reason
+from muster.cluster.hindrances import keeps_pods
 from muster.cluster.status import MOVES
 from muster.controllers.lifecycle import preemption
 from muster.controllers.lifecycle.facts import take_facts
@@ -37,8 +38,9 @@ def continue_stop(turn: Turn) -> bool:
         preemption.count(turn, stop)
     turn.draft.set(placement=None, stop=None, replicas=0, ready=0, nodes=None)
     turn.waits(stop.reason, stop.message)
-    for kind in (ConditionType.PODS_READY, ConditionType.RUNNING):
-        turn.draft.condition(kind, False, Reason.NO_PODS.value, stop.message)
+    turn.draft.condition(ConditionType.RUNNING, False, Reason.NO_PODS.value, stop.message)
+    if not keeps_pods(stop.reason):
+        turn.draft.condition(ConditionType.PODS_READY, False, Reason.NO_PODS.value, stop.message)
     return False
 
 

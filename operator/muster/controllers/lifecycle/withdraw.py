@@ -56,6 +56,8 @@ def withdraw(turn: Turn) -> bool:
         told = f"{obstacle.message}; tried again in {delay} s"
     turn.tell(EventReason.WITHDRAWN, told, warning=True)
     turn.record_stop(Stop(reason=obstacle.reason, message=told, requested_at=turn.s.now))
+    if keeps_pods(obstacle.reason):  # it stays told until the next start, whatever the job waits for meanwhile
+        turn.draft.condition(ConditionType.PODS_READY, False, obstacle.reason, obstacle.message)
     return True
 
 

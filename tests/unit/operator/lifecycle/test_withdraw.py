@@ -8,6 +8,8 @@ import pytest
 
 from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.turn import Refusal
+from muster.controllers.planning import last_start, waiting_status
+from muster.controllers.telling import Word
 
 from .cases import Case, trainingjob
 
@@ -265,6 +267,31 @@ def test_what_kept_the_pods_of_the_last_try_is_told_until_it_is_known_to_be_mend
     case.train()
     case.settle()
     assert (case.phase, reason_shown(case)) == ("Running", "")
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_the_last_start_is_told_beside_what_the_job_waits_for_now(mended: bool) -> None:
+    case = placed()
+    case.wait(0, "ErrImagePull", "denied")
+    case.later(61)
+    case.settle()
+    case.vanish()
+    case.later(11)
+    case.settle()
+    word = Word("InsufficientCapacity", f"needs room{last_start(case.job)}")
+    case.job = case.job.model_copy(update={"status": waiting_status(case.job, word, case.now)})
+    assert case.message() == (
+        "needs room; its last start was taken back: pod llama-g1-0-0 on node n0 can't get the image of container "
+        "trainer: ErrImagePull: denied; check spec.image and imagePullSecrets"
+    )
+    if mended:
+        case.edit(image="train:2")
+        assert last_start(case.job) == ""
+    case.place("n0", "n1")
+    case.settle()
+    assert reason_shown(case) == ("" if mended else "ImagePullFailed")
+    case.start_placed()
+    assert last_start(case.job) == ""
 
 
 def test_what_kubelet_has_told_stays_the_word_when_ready_timeout_is_over() -> None:
