@@ -30,7 +30,12 @@ _OF_THE_JOB_OR_CLUSTER: Final = (
     Reason.POD_REFUSED,
     Reason.BUDGET_EXHAUSTED,
 )
-_OF_THE_PLANNER: Final = (WaitReason.EXCEEDS_QUOTA, WaitReason.EXCEEDS_CLUSTER, WaitReason.NO_ELIGIBLE_NODES)
+_OF_THE_PLANNER: Final = (
+    WaitReason.QUEUE_CLOSED,
+    WaitReason.EXCEEDS_QUOTA,
+    WaitReason.EXCEEDS_CLUSTER,
+    WaitReason.NO_ELIGIBLE_NODES,
+)
 _VALUES: Final = frozenset(reason.value for reason in (*_OF_THE_JOB_OR_CLUSTER, *_OF_THE_PLANNER))
 
 

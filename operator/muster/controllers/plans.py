@@ -26,9 +26,10 @@ from muster.controllers.decisions import Decisions, Start
 from muster.controllers.garbage import no_looks
 from muster.controllers.inputs import Inputs
 from muster.controllers.lifecycle.turn import Decision, Note
-from muster.controllers.queues import ceilings, priority_remark, queue_inputs, why_drained
+from muster.controllers.queues import queue_inputs, why_drained
 from muster.controllers.records import Record
 from muster.controllers.roster import FIRST, Roster, exhausted
+from muster.controllers.sentences import Sentences
 from muster.controllers.telling import Word, noticeable
 from muster.controllers.work import Worker, utc_now
 from muster.scheduling.plan import Plan, Waiting, WaitReason
@@ -326,7 +327,7 @@ class Plans:
     def _apply(self, snapshot: Snapshot, decided: Plan) -> None:
         names = _Names(self._records)
         self._decisions.carry_out(snapshot, decided, names)
-        highest, now = ceilings(snapshot), utc_now()
+        sentences = Sentences(snapshot, names, self._cache.queues, self._queue_errors, self._spent, utc_now())
         told: list[tuple[Record, Waiting]] = []
         for waiting in decided.waiting:
             record = self._records[waiting.uid]
@@ -340,12 +341,7 @@ class Plans:
             if self._budget < 1:
                 self._later(self._explain_at)
                 break
-            message = planning.blockers(waiting, names)
-            message += planning.avoiding(record.job.status, waiting.reason, now)
-            message += planning.last_start(record.job)
-            if record.planned is not None:
-                message += priority_remark(record.planned[1], highest)
-            self._tell_waiting(record, Word.of(waiting, message))
+            self._tell_waiting(record, Word.of(waiting, sentences.of(record, waiting)))
 
     def _tell_waiting(self, record: Record, word: Word) -> None:
         """Write why the job waits: a new reason at once, a change that a person would notice now and then."""

@@ -30,6 +30,7 @@ _PREEMPTS: Final = {
     Reclaim.ANY: Preempts.ANY,
 }
 _DEFAULTS: Final = QueueInput("")
+_TAKES_NONE: Final = "takes no jobs: "
 _DRAINED: Final = "what runs and is preemptible saves and stops"
 
 
@@ -63,7 +64,7 @@ def queue_inputs(
         try:
             inputs.append(queue_input(queue, now, types))
         except ValueError as error:
-            errors[queue.metadata.name] = f"takes no jobs: {error}"
+            errors[queue.metadata.name] = f"{_TAKES_NONE}{error}"
             spec = queue.spec
             inputs.append(QueueInput(queue.metadata.name, spec.cohort or "", parent=spec.parent or "", open=False))
     return inputs, errors
@@ -189,7 +190,7 @@ def _ready(
             )
         if one in line.faults:
             who = "" if one == name else f"TrainingQueue {one!r} above it "
-            return _fault(queues[one].spec.parent or "", queues), f"{who}takes no jobs: {line.faults[one]}"
+            return _fault(queues[one].spec.parent or "", queues), f"{who}{_TAKES_NONE}{line.faults[one]}"
         one = line.parents.get(one, "")
     if spent is not None:
         runs = _DRAINED if spent.drains else "what runs goes on"
@@ -206,6 +207,13 @@ def _idle_limits(queue: TrainingQueue) -> str:
     lending = any(line.lending_limit is not None for line in lines)
     names = " and ".join(["borrowingLimit"] * borrowing + ["lendingLimit"] * lending)
     return f"; its quotas' {names} does nothing without spec.parent or spec.cohort" if names else ""
+
+
+def why_closed(name: str, standing: Standing | None) -> str:
+    """What a job of a queue that takes no jobs is told; "" of one that does, or is not known."""
+    if standing is None or standing.ready:
+        return ""
+    return f"queue {name} takes no new jobs: {standing.message.removeprefix(_TAKES_NONE)}"
 
 
 def why_drained(name: str, queues: Mapping[str, TrainingQueue], spent: Spent | None) -> str:

@@ -53,6 +53,8 @@ def follows(scene: Scene) -> str:
     if kept:
         again = wait or "when it has quota and room"
         return f"it is tried again {again}; it starts once what stands under Why is mended"
+    if status.queue is not None and status.queue.reason == WaitReason.QUEUE_CLOSED.value:
+        return f"it waits until queue {job.spec.queue} is opened; then it starts when it has quota and room"
     if status.queue is not None and hinders(status.queue.reason):
         changes = "what stands under Why has changed"
         looks = f"Muster looks again by itself{'' if later else ', and then the job queues'}"
@@ -158,10 +160,13 @@ def _storage(job: TrainingJob, named: str) -> Iterator[str]:
 
 def _mending(named: str, queue: str, reason: str) -> Iterator[str]:
     """How what keeps a job from the queues' order is mended."""
+    another = f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"queue": "NAME"}}}}'"""
     if reason == Reason.QUEUE_NOT_FOUND.value:
         yield "see which queues there are:  muster queues"
-        patch = """'{"spec": {"queue": "NAME"}}'"""
-        yield f"ask for one of them:  kubectl patch tj {named} --type=merge -p {patch}"
+        yield f"ask for one of them:  {another}"
+    elif reason == WaitReason.QUEUE_CLOSED.value:
+        yield f"have the queue opened, as it stands under Why:  kubectl edit tq {queue}"
+        yield f"or see which others there are:  muster queues  and ask for one of them:  {another}"
     elif reason == Reason.BUDGET_EXHAUSTED.value:
         yield f"raise the budget that stands under Why:  kubectl edit tj {named}  or  kubectl edit tq {queue}"
     elif reason == WaitReason.EXCEEDS_QUOTA.value:

@@ -550,6 +550,15 @@ def test_a_job_whose_turn_cannot_come_is_not_told_to_wait(reason: str, helps: st
     assert "muster jobs --queue" not in told
 
 
+def test_a_job_of_a_closed_queue_is_told_to_have_it_opened_or_to_ask_for_another() -> None:
+    scene = Scene(job(phase="Queued", queue={"reason": "QueueClosed", "message": "why", "position": 1}), (), (), NOW)
+    told = [" ".join(line.split()) for line in advice(scene)]
+    assert follows(scene) == "it waits until queue vision is opened; then it starts when it has quota and room"
+    assert told[0] == "have the queue opened, as it stands under Why: kubectl edit tq vision"
+    assert told[1].endswith("""kubectl patch tj train -n research --type=merge -p '{"spec": {"queue": "NAME"}}'""")
+    assert not any("quota" in line for line in told)
+
+
 @pytest.mark.parametrize(
     ("reason", "told"),
     [

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from muster.api.names import EventReason
+from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.controllers import loop as loops
 from muster.controllers import records, work
@@ -207,6 +209,25 @@ async def test_what_comes_after_a_silence_is_looked_at_without_delay_and_what_fo
         place.submit("second", workers=1)
         await place.until(lambda: len(place.loop.records) == 2)
         assert time.monotonic() - first > 0.9 * gather
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"stopPolicy": "hold"}, "its stopPolicy is hold: what runs goes on, nothing new starts until it is none"),
+        (
+            {"parent": "lab"},
+            "its parent, TrainingQueue 'lab', does not exist. Make it, or name another one in spec.parent",
+        ),
+    ],
+)
+async def test_a_job_of_a_closed_queue_is_told_why_it_is(spec: dict[str, Any], why: str) -> None:
+    async with world() as there:
+        there.cache.on_queue("shut", TrainingQueue.from_raw({"metadata": {"name": "shut"}, "spec": spec}))
+        there.submit("waits", queue="shut")
+        await there.until(lambda: there.status("waits").get("queue"))
+        told = there.status("waits")["queue"]
+        assert (told["reason"], told["message"]) == ("QueueClosed", f"queue shut takes no new jobs: {why}")
 
 
 async def test_what_only_a_change_can_mend_is_a_warning() -> None:
