@@ -41,6 +41,10 @@ _LIFECYCLE_TAINTS: Final = frozenset({NOT_READY, UNREACHABLE, "node.kubernetes.i
 """Judged by `NodeView.ready` and `.unschedulable`, which follow at once where taints come seconds later."""
 
 
+_SHOWN: Final = 4
+"""Values of a label, and taints, that are told of."""
+
+
 @dataclass(frozen=True)
 class NodeFilter:
     """A pod's demands on its node, comparable and hashable so that jobs with the same demands share one mask.
@@ -92,15 +96,48 @@ class Matcher:
         """Whether kube-scheduler would let the pod onto `node` if it had room; GPU type and capacity are not judged."""
         if node.name in self._avoided:
             return False
-        if any(node.labels.get(key) != value for key, value in self._selector):
-            return False
-        if self._terms is not None and not any(term_matches(term, node) for term in self._terms):
-            return False
-        return all(
-            tolerated(taint, self._tolerations)
+        return self._has_labels(node) and self._has_affinity(node) and not self._in_the_way(node)
+
+    def _has_labels(self, node: Node) -> bool:
+        return all(node.labels.get(key) == value for key, value in self._selector)
+
+    def _has_affinity(self, node: Node) -> bool:
+        return self._terms is None or any(term_matches(term, node) for term in self._terms)
+
+    def _in_the_way(self, node: Node) -> list[Taint]:
+        """Taints that keep the pod away."""
+        return [
+            taint
             for taint in node.taints
-            if taint.effect in ("NoSchedule", "NoExecute") and taint.key not in _LIFECYCLE_TAINTS
+            if taint.effect in ("NoSchedule", "NoExecute")
+            and taint.key not in _LIFECYCLE_TAINTS
+            and not tolerated(taint, self._tolerations)
+        ]
+
+    def why_none(self, nodes: Sequence[Node]) -> str:
+        """What no one of `nodes` has, or which taints keep the pod from those that have all; "" where that is not why
+        it is allowed on none."""
+        if not nodes:
+            return ""
+        for key, value in self._selector:
+            others = sorted({node.labels[key] for node in nodes if key in node.labels})
+            if value not in others:
+                there = f" ({key} is {', '.join(others[:_SHOWN])}{', ...' * (len(others) > _SHOWN)})" if others else ""
+                return f"none has the label {key}={value}{there}"
+        suiting = [node for node in nodes if self._has_labels(node)]
+        if not suiting:
+            return f"none has all of the labels {', '.join(f'{key}={value}' for key, value in self._selector)}"
+        suiting = [node for node in suiting if self._has_affinity(node)]
+        if not suiting:
+            return "none has what the required node affinity demands"
+        taints = [self._in_the_way(node) for node in suiting if node.name not in self._avoided]
+        if not taints or not all(taints):
+            return ""
+        told = sorted(
+            {f"{one.key}{f'={one.value}' if one.value else ''}:{one.effect}" for each in taints for one in each}
         )
+        more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+        return f"it does not tolerate the taints of those whose labels suit: {', '.join(told[:_SHOWN])}{more}"
 
 
 def term_matches(term: Object, node: Node) -> bool:

@@ -66,17 +66,15 @@ class Masks:
 def eligible(node_filter: NodeFilter, nodes: Sequence[NodeView]) -> Mask:
     """N, the nodes that labels, taints, GPU type, capacity kind and avoidance allow."""
     matcher = Matcher(node_filter)
-    wanted, kinds = node_filter.gpu_type, node_filter.capacity
     return np.fromiter(
-        (
-            (not wanted or same_type(wanted, node.labels))
-            and (not kinds or capacity_of(node.labels) in kinds)
-            and matcher.allows(node)
-            for node in nodes
-        ),
-        dtype=np.bool_,
-        count=len(nodes),
+        (of_kind(node_filter, node) and matcher.allows(node) for node in nodes), dtype=np.bool_, count=len(nodes)
     )
+
+
+def of_kind(node_filter: NodeFilter, node: NodeView) -> bool:
+    """Whether the node has the GPU type and the kind of capacity that a filter asks for."""
+    wanted, kinds = node_filter.gpu_type, node_filter.capacity
+    return (not wanted or same_type(wanted, node.labels)) and (not kinds or capacity_of(node.labels) in kinds)
 
 
 def build(

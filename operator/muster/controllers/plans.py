@@ -327,7 +327,8 @@ class Plans:
     def _apply(self, snapshot: Snapshot, decided: Plan) -> None:
         names = _Names(self._records)
         self._decisions.carry_out(snapshot, decided, names)
-        sentences = Sentences(snapshot, names, self._cache.queues, self._queue_errors, self._spent, utc_now())
+        nodes, queues = self._cache.nodes(), self._cache.queues
+        sentences = Sentences(snapshot, names, nodes, queues, self._queue_errors, self._spent, utc_now())
         told: list[tuple[Record, Waiting]] = []
         for waiting in decided.waiting:
             record = self._records[waiting.uid]

@@ -1,12 +1,16 @@
-"""The planner's sentence about a waiting job, and what the planner can not know: names, why a queue is closed."""
+"""The planner's sentence about a waiting job, and what the planner does not know: names, labels, closed queues."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 
 from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.eligibility import Matcher, NodeFilter
+from muster.cluster.jobs import JobInput
+from muster.cluster.snapshot import of_kind
+from muster.cluster.views import NodeView
 from muster.controllers import planning
 from muster.controllers.accounts import Spent
 from muster.controllers.queues import Standing, ceilings, priority_remark, standings, why_closed
@@ -22,6 +26,7 @@ class Sentences:
         self,
         snapshot: Snapshot,
         names: Mapping[str, str],
+        nodes: Sequence[NodeView],
         queues: Mapping[str, TrainingQueue],
         errors: Mapping[str, str],
         spent: Mapping[str, Spent],
@@ -34,18 +39,31 @@ class Sentences:
             spent: of queues whose budget, or that of one above them, is used up.
         """
         self._names, self._queues, self._errors, self._spent = names, queues, errors, spent
-        self._now, self._ceilings = now, ceilings(snapshot)
+        self._nodes, self._now, self._ceilings = nodes, now, ceilings(snapshot)
+        self._misfits: dict[NodeFilter, str] = {}
 
     def of(self, record: Record, waiting: Waiting) -> str:
         """What the job is told."""
         told = planning.blockers(waiting, self._names)
         if waiting.reason is WaitReason.QUEUE_CLOSED:
             told = why_closed(record.spec.queue, self._standings.get(record.spec.queue)) or told
+        elif waiting.reason is WaitReason.NO_ELIGIBLE_NODES and record.planned is not None:
+            told += self._misfit(record.planned[1])
         told += planning.avoiding(record.job.status, waiting.reason, self._now)
         told += planning.last_start(record.job)
         if record.planned is not None:
             told += priority_remark(record.planned[1], self._ceilings)
         return told
+
+    def _misfit(self, job: JobInput) -> str:
+        """What no node has of what the job demands, for each kind of node that it takes by now."""
+        filters = [job.node_filter]
+        filters += [other.node_filter for other in job.terms.alternatives if other.since <= self._now.timestamp()]
+        for each in filters:
+            if each not in self._misfits:
+                self._misfits[each] = Matcher(each).why_none([node for node in self._nodes if of_kind(each, node)])
+        found = {self._misfits[each] for each in filters} - {""}
+        return f": {found.pop()}" if len(found) == 1 else ""
 
     @cached_property
     def _standings(self) -> Mapping[str, Standing]:

@@ -104,3 +104,31 @@ def test_equal_demands_give_equal_filters() -> None:
     two = filter_of_pod({"tolerations": [{"operator": "Exists", "key": "k"}], "nodeSelector": {"b": "2", "a": "1"}})
     assert one == two
     assert hash(one) == hash(two)
+
+
+LABELLED = (Node("a", {"pool": "one", "zone": "x"}), Node("b", {"pool": "two", "zone": "y"}))
+TAINTED = (
+    Node("a", taints=(Taint("own", "x"), Taint("old", effect="NoExecute"))),
+    Node("b", taints=(Taint("own", "x"),)),
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes", "told"),
+    [
+        ({"nodeSelector": {"pool": "nope"}}, LABELLED, "none has the label pool=nope (pool is one, two)"),
+        ({"nodeSelector": {"rack": "r"}}, LABELLED, "none has the label rack=r"),
+        ({"nodeSelector": {"pool": "one", "zone": "y"}}, LABELLED, "none has all of the labels pool=one, zone=y"),
+        (affinity(expression("pool", "In", "three")), LABELLED, "none has what the required node affinity demands"),
+        ({}, TAINTED, "it does not tolerate the taints of those whose labels suit: old:NoExecute, own=x:NoSchedule"),
+        ({"tolerations": [{"key": "own", "operator": "Exists"}]}, TAINTED, ""),
+        ({"nodeSelector": {"pool": "nope"}}, (), ""),
+    ],
+)
+def test_what_no_node_has_is_named(spec: dict[str, Any], nodes: tuple[Node, ...], told: str) -> None:
+    assert Matcher(filter_of_pod(spec)).why_none(nodes) == told
+
+
+def test_who_stays_away_from_the_nodes_that_suit_blames_no_label_and_no_taint() -> None:
+    assert Matcher(filter_of_pod({}, avoided=["a", "b"])).why_none(TAINTED) == ""
+    assert "own=x" in Matcher(filter_of_pod({}, avoided=["a"])).why_none(TAINTED)

@@ -12,6 +12,7 @@ import pytest
 from muster.api.names import EventReason
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.errors import ApiError, ApiUnreachable
+from muster.cluster.views import NodeView
 from muster.controllers import loop as loops
 from muster.controllers import records, work
 
@@ -228,6 +229,31 @@ async def test_a_job_of_a_closed_queue_is_told_why_it_is(spec: dict[str, Any], w
         await there.until(lambda: there.status("waits").get("queue"))
         told = there.status("waits")["queue"]
         assert (told["reason"], told["message"]) == ("QueueClosed", f"queue shut takes no new jobs: {why}")
+
+
+@pytest.mark.parametrize(
+    ("demands", "why"),
+    [
+        ({"nodeSelector": {"pool": "nope"}}, "none has the label pool=nope (pool is cpu)"),
+        ({"nodeSelector": {"rack": "r1"}}, "none has the label rack=r1"),
+        (
+            {"nodeSelector": {"pool": "cpu"}},
+            "it does not tolerate the taints of those whose labels suit: own=x:NoSchedule",
+        ),
+    ],
+)
+async def test_a_job_that_suits_no_node_is_told_what_none_has(demands: dict[str, Any], why: str) -> None:
+    node = {
+        "metadata": {"name": "n", "labels": {"pool": "cpu"}},
+        "spec": {"taints": [{"key": "own", "value": "x", "effect": "NoSchedule"}]},
+        "status": {"allocatable": {"cpu": "4", "pods": "110"}, "conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    async with world(node=NodeView.from_raw(node)) as there:
+        there.submit("nowhere", **demands)
+        await there.until(lambda: there.status("nowhere").get("queue"))
+        told = there.status("nowhere")["queue"]
+        assert told["reason"] == "NoEligibleNodes"
+        assert told["message"].endswith(f"passes the job's kind of capacity, node labels and tolerations: {why}")
 
 
 async def test_what_only_a_change_can_mend_is_a_warning() -> None:
