@@ -109,11 +109,21 @@ class LabelSelector(Model):
     match_expressions: Annotated[tuple[SelectorRequirement, ...], Len(0, 32)] | None = None
     """Further demands."""
 
-    def matches(self, labels: dict[str, str]) -> bool:
-        """Whether an object with `labels` is selected."""
-        if any(labels.get(key) != value for key, value in (self.match_labels or {}).items()):
-            return False
-        return all(_holds(requirement, labels) for requirement in self.match_expressions or ())
+    def unmet(self, labels: dict[str, str]) -> tuple[str, ...]:
+        """Each demand that `labels` do not meet, as in a selector of kubectl's; none of an object that is selected."""
+        wanted = (self.match_labels or {}).items()
+        return (
+            *(f"{key}={value}" for key, value in wanted if labels.get(key) != value),
+            *(_in_words(each) for each in self.match_expressions or () if not _holds(each, labels)),
+        )
+
+
+def _in_words(requirement: SelectorRequirement) -> str:
+    key, values = requirement.key, requirement.values or ()
+    if requirement.operator in (SelectorOperator.IN, SelectorOperator.NOT_IN):
+        word = "in" if requirement.operator is SelectorOperator.IN else "notin"
+        return f"{key} {word} ({', '.join(values)})"
+    return key if requirement.operator is SelectorOperator.EXISTS else f"!{key}"
 
 
 def _holds(requirement: SelectorRequirement, labels: dict[str, str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Final
 
 from muster.api.effective import EffectiveSpec
 from muster.api.jobparts import TopologyMode
@@ -14,6 +15,9 @@ from muster.cluster.gpus import PRODUCT_LABELS, same_type
 from muster.cluster.snapshot import LevelInput
 from muster.cluster.views import NamespaceView, NodeView
 from muster_protocol.spelling import nearest, there_are
+
+_OWN_NAME: Final = "kubernetes.io/metadata.name"
+"""Label that every namespace has, with its name."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,26 @@ def _queue(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None
             "spec.queue, or have the queue made: the job starts when there is one",
         )
     view = world.namespaces.get(namespace)
-    labels = {**(view.labels if view else {}), "kubernetes.io/metadata.name": namespace}
-    if queue.spec.namespaces is not None and not queue.spec.namespaces.matches(labels):
+    labels = {**(view.labels if view else {}), _OWN_NAME: namespace}
+    unmet = queue.spec.namespaces.unmet(labels) if queue.spec.namespaces is not None else ()
+    if unmet:
         return Obstacle(
             Reason.NAMESPACE_NOT_ALLOWED,
-            f"TrainingQueue {spec.queue!r} is not open to namespace {namespace!r}: its spec.namespaces does not select "
-            "the namespace's labels",
+            f"TrainingQueue {spec.queue!r} is not open to namespace {namespace!r}: the queue's spec.namespaces wants "
+            f"of its labels: {', '.join(unmet)}. {_open(namespace, unmet, labels)} ask for another queue in spec.queue",
         )
     if spec.queue in world.spent:
         return Obstacle(Reason.BUDGET_EXHAUSTED, world.spent[spec.queue])
     return None
+
+
+def _open(namespace: str, unmet: Sequence[str], labels: Mapping[str, str]) -> str:
+    """The command that gives a namespace what it lacks, where that is labels with one value, up to "or"."""
+    wanted = [label.partition("=") for label in unmet]
+    if any(not equals or key == _OWN_NAME for key, equals, _ in wanted):
+        return "Have the queue opened to it, or"
+    overwrites = " --overwrite" if any(key in labels for key, _, _ in wanted) else ""
+    return f"Have it labelled (kubectl label namespace {namespace} {' '.join(unmet)}{overwrites}), or"
 
 
 def _priority(spec: EffectiveSpec, world: World) -> Obstacle | None:

@@ -171,5 +171,15 @@ def _mending(named: str, queue: str, reason: str) -> Iterator[str]:
         yield f"raise the budget that stands under Why:  kubectl edit tj {named}  or  kubectl edit tq {queue}"
     elif reason == WaitReason.EXCEEDS_QUOTA.value:
         yield f"ask for less, or raise the queue's quota:  kubectl edit tj {named}  or  kubectl edit tq {queue}"
+    elif reason == Reason.NAMESPACE_NOT_ALLOWED.value:
+        yield "have the namespace labelled as it stands under Why, or see which queues there are:  muster queues"
+        yield f"and ask for one that is open to it:  {another}"
+    elif reason == WaitReason.EXCEEDS_CLUSTER.value:
+        yield f"ask for fewer or smaller workers, or for a wider topology.level:  kubectl edit tj {named}"
+    elif reason == WaitReason.NO_ELIGIBLE_NODES.value:
+        what = "workers.gpuType, capacity, nodeSelector, tolerations, podTemplate"
+        yield f"change what it demands of its nodes ({what}), or the nodes:  kubectl edit tj {named}"
+    elif reason == Reason.POD_REFUSED.value:
+        yield f"have the namespace admit its pods, as it stands under Why, or ask for less:  kubectl edit tj {named}"
     else:
         yield f"mend what stands under Why, in the job or in the cluster:  kubectl edit tj {named}"

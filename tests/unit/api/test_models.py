@@ -139,7 +139,7 @@ def test_a_placement_with_a_hole_is_an_error() -> None:
     ],
 )
 def test_a_selector_selects_as_in_kubernetes(selector: dict[str, Any], selected: bool) -> None:
-    assert LabelSelector.model_validate(selector).matches({"team": "a"}) is selected
+    assert (not LabelSelector.model_validate(selector).unmet({"team": "a"})) is selected
 
 
 def test_the_operators_variables_are_reserved_and_the_sessions_are_not() -> None:

@@ -207,6 +207,43 @@ def test_a_queue_may_be_closed_to_a_namespace() -> None:
     assert reason(closed_to_all_but(matchLabels={"team": "x"})) == ("", "")
     assert reason(closed_to_all_but(matchLabels={"team": "y"}))[0] == "NamespaceNotAllowed"
     assert reason(closed_to_all_but(matchLabels={"kubernetes.io/metadata.name": "research"})) == ("", "")
+    exists = {"key": "team", "operator": "Exists"}
+    assert reason(closed_to_all_but(matchExpressions=[exists])) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("selector", "told"),
+    [
+        (
+            {"matchLabels": {"team": "y", "floor": "2"}},
+            "team=y, floor=2. Have it labelled (kubectl label namespace research team=y floor=2 --overwrite), or ask",
+        ),
+        (
+            {"matchLabels": {"floor": "2"}},
+            "floor=2. Have it labelled (kubectl label namespace research floor=2), or ask",
+        ),
+        (
+            {"matchLabels": {"kubernetes.io/metadata.name": "ops"}},
+            "kubernetes.io/metadata.name=ops. Have the queue opened to it, or ask for another queue in spec.queue",
+        ),
+        (
+            {
+                "matchExpressions": [
+                    {"key": "team", "operator": "In", "values": ["y", "z"]},
+                    {"key": "team", "operator": "NotIn", "values": ["x"]},
+                    {"key": "team", "operator": "DoesNotExist"},
+                    {"key": "floor", "operator": "Exists"},
+                ]
+            },
+            "team in (y, z), team notin (x), !team, floor. Have the queue opened to it, or ask",
+        ),
+    ],
+)
+def test_a_namespace_is_told_which_labels_it_lacks(selector: dict[str, Any], told: str) -> None:
+    around = world(queues={"default": trainingqueue("default", namespaces=selector)})
+    found, message = reason(around)
+    assert found == "NamespaceNotAllowed"
+    assert told in message
 
 
 # -- books --
