@@ -23,6 +23,7 @@ from muster.cluster.executor import Executor, refusal
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
 from muster.cluster.views import PodView
+from muster.controllers import refusals
 from muster.controllers.admission import Obstacle
 from muster.controllers.lifecycle.failure import allowed_in_place
 from muster.controllers.lifecycle.runtime import remaining_seconds
@@ -224,8 +225,9 @@ class Worker:
             except ApiError as error:
                 if not refusal(error):
                     raise
-                kind = Reason.INVALID_POD_TEMPLATE if error.status in (400, 422) else Reason.POD_REFUSED
-                obstacle = Obstacle(kind, _told(error, record.identity.namespace, self.settings.priority_class))
+                reason = Reason.INVALID_POD_TEMPLATE if refusals.invalid(error) else Reason.POD_REFUSED
+                namespace, own = record.identity.namespace, self.settings.priority_class
+                obstacle = Obstacle(reason, refusals.sentence(error, namespace, record.spec, own))
                 record.judgement = Judgement(key, obstacle=obstacle, retry_at=retry_at, tries=tries)
                 return
             view = PodView.from_raw(raw)
@@ -234,15 +236,6 @@ class Worker:
                 del self.rehearsals[one]
             self.rehearsals[record.identity.namespace, key] = (now, record.judgement)
             record.errors = 0
-
-
-def _told(error: ApiError, namespace: str, priority_class: str) -> str:
-    if priority_class and f"no PriorityClass with name {priority_class} was found" in error.message:
-        return (
-            f"the cluster has no PriorityClass {priority_class!r}, which all gangs' pods get: have the chart make "
-            "it (gangPriorityClass.create), or start the operator with --priority-class ''"
-        )
-    return f"namespace {namespace!r} refuses the job's pods: {error.message}"
 
 
 def _compare(record: Record, generation: int, made: list[Requests]) -> None:

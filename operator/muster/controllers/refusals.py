@@ -1,0 +1,54 @@
+"""What a job is told whose pod the API server refuses, in terms of the job: its fields, and how to mend them. Pure.
+
+The API server speaks of a pod that nobody has written: of the rehearsal's name, and of paths in what Muster makes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from muster.api.effective import EffectiveSpec
+from muster.cluster.errors import ApiError
+from muster_protocol.spelling import there_are
+
+_POD: Final = re.compile(r'^[Pp]ods? "[^"]*" is (?:invalid|forbidden): ')
+_ONE_OF_MANY: Final = re.compile(r"[\[ ]spec\.[^ ]*: ")
+_MOUNT: Final = re.compile(r'volumeMounts\[\d+\]\.name: Not found: "([^"]*)"')
+_ACCOUNT: Final = re.compile(r'serviceaccount "([^"]*)" not found')
+
+
+def invalid(error: ApiError) -> bool:
+    """Whether it is the pod itself that can't be, wherever it is made."""
+    return error.status in (400, 422)
+
+
+def sentence(error: ApiError, namespace: str, spec: EffectiveSpec, priority_class: str) -> str:
+    """Why the job's pods are refused in their namespace. `priority_class`: the name of theirs, "" for none."""
+    if priority_class and f"no PriorityClass with name {priority_class} was found" in error.message:
+        return (
+            f"the cluster has no PriorityClass {priority_class!r}, which all gangs' pods get: have the chart make "
+            "it (gangPriorityClass.create), or start the operator with --priority-class ''"
+        )
+    if account := _ACCOUNT.search(error.message):
+        name = account[1]
+        where = "spec.serviceAccountName" if name == spec.service_account else "the pods' service account"
+        make = f"kubectl create serviceaccount {name} -n {namespace}"
+        return f"{where}: namespace {namespace!r} has no ServiceAccount {name!r}: make it ({make}), or name another"
+    told = _POD.sub("", error.message)
+    mounts = list(_mounts(told, spec))
+    if mounts and len(_ONE_OF_MANY.findall(f" {told}")) == len(mounts):
+        return "; ".join(mounts)
+    if invalid(error):
+        return f"the API server does not take the pods that the job makes: {told}"
+    return f"namespace {namespace!r} refuses the job's pods: {told}"
+
+
+def _mounts(told: str, spec: EffectiveSpec) -> Iterator[str]:
+    """Mounts of volumes that there are not."""
+    volumes = [str(volume.to_raw().get("name", "")) for volume in spec.volumes]
+    for name in _MOUNT.findall(told):
+        there = f"there is no volume {name!r} in spec.volumes; {there_are(name, volumes)}"
+        own = [index for index, mount in enumerate(spec.volume_mounts) if mount.name == name]
+        yield f"spec.volumeMounts[{own[0]}].name: {there}" if own else f"podTemplate mounts a volume {name!r}: {there}"
