@@ -41,6 +41,11 @@ def follows(scene: Scene) -> str:
     kept = status.queue is not None and keeps_pods(status.queue.reason)
     if status.phase is Phase.STARTING and kept:
         return "the pods start once what stands under Why is mended; until then the gang is taken back and tried again"
+    if status.phase is Phase.STARTING and is_false(status, ConditionType.CHECKPOINT_STORAGE_READY):
+        return (
+            "the ranks start once the checkpoint's storage can be used; the launchers try that again for some minutes, "
+            "and then the gang starts anew where its restart limits allow it"
+        )
     if status.phase is Phase.STARTING:
         return (
             "the ranks start as soon as the launchers of all workers have joined; a gang that takes longer than "
@@ -145,7 +150,8 @@ def _storage(job: TrainingJob, named: str) -> Iterator[str]:
     if checkpoint is None:
         return
     told = find_condition(job.status.conditions, ConditionType.CHECKPOINT_STORAGE_READY.value)
-    why = f" ({told.message})" if told is not None and told.message else ""
+    shown = job.status.queue is not None and told is not None and job.status.queue.message == told.message
+    why = f" ({told.message})" if told is not None and told.message and not shown else ""
     if checkpoint.secret_ref is not None:
         what = "the keys" if checkpoint.endpoint else "the keys and endpoint"  # the spec's endpoint wins
         where = f"{what} in its Secret:  kubectl edit secret {checkpoint.secret_ref.name} -n {job.metadata.namespace}"

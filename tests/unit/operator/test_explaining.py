@@ -317,6 +317,12 @@ def test_a_gang_whose_storage_fails_says_what_failed_and_where_to_mend_it(secret
         f"""new keys and settings reach new pods alone:  {patch} '{{"spec": {{"suspend": true}}}}'  """
         f"""and then  {patch} '{{"spec": {{"suspend": false}}}}'"""
     )
+    told = {"reason": "StorageError", "message": "403 AccessDenied"}
+    scene = Scene(job(checkpoint, phase="Starting", conditions=[failed], queue=told), (), (), NOW)
+    assert not any("403 AccessDenied" in each for each in advice(scene)), "it stands under Why"
+    assert follows(scene).startswith(
+        "the ranks start once the checkpoint's storage can be used; the launchers try that "
+    )
     fine = job(checkpoint, phase="Starting", conditions=[{**failed, "status": "True", "reason": "StorageReady"}])
     assert not any("mend" in each for each in advice(Scene(fine, (), (), NOW)))
 
