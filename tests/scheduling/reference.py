@@ -92,9 +92,10 @@ class Reference:
         starts = _Starts(self, waits).all()
         waiting, seen = {}, dict[int, int]()
         for job, verdict in waits:
-            queue = int(self.jobs.queues[job])
-            seen[queue] = seen.get(queue, 0) + 1
-            waiting[self.jobs.uids[job]] = Told(self._reason(job, verdict), seen[queue], *starts[job])
+            queue, counts = int(self.jobs.queues[job]), verdict not in ("never", "no nodes", "too large")
+            seen[queue] = seen.get(queue, 0) + counts
+            place_ = seen[queue] if counts else 0
+            waiting[self.jobs.uids[job]] = Told(self._reason(job, verdict), place_, *starts[job])
         return Decided(self.started, waiting)
 
     def _decide(self, job: int, charge: Callable[[], None]) -> str:

@@ -32,13 +32,26 @@ def test_priority_goes_before_age_and_age_before_uid() -> None:
 
 def test_position_counts_the_waiting_jobs_of_the_same_queue() -> None:
     jobs = [
-        Job("a", workers=9, submitted=1),
-        Job("b", workers=9, submitted=2, queue="ops"),
-        Job("c", workers=9, submitted=3),
+        Job("a", workers=2, submitted=1),
+        Job("b", workers=2, submitted=2, queue="ops"),
+        Job("c", workers=2, submitted=3),
         Job("starts", priority=1),
     ]
     outcome = planned(rack(0, 2), *jobs, queues=(Queue("research"), Queue("ops")))
     assert {uid: waiting.position for uid, waiting in outcome.waiting.items()} == {"a": 1, "b": 1, "c": 2}
+
+
+def test_who_could_not_start_alone_has_no_place_and_is_not_counted() -> None:
+    jobs = [
+        Job("large", workers=9, submitted=1),
+        Job("a", workers=2, submitted=2),
+        Job("nowhere", only_on=("elsewhere",), submitted=3),
+        Job("b", workers=2, submitted=4),
+        Job("starts", priority=1),
+    ]
+    outcome = planned(rack(0, 2), *jobs)
+    places = {uid: (waiting.position, waiting.rank) for uid, waiting in outcome.waiting.items()}
+    assert places == {"large": (0, 0), "a": (1, 1), "nowhere": (0, 2), "b": (2, 3)}
 
 
 def test_small_job_does_not_overtake_the_head_that_waits_for_room() -> None:

@@ -90,7 +90,7 @@ class Provisioning:
             if now - self._lacking[record.uid] >= self._asking.patience and record.waiting is not None:
                 template = record.template_key(self._settings)
                 key = provisioning.request_key(template, _count(record), self._asking, _flavour(record))
-                yield Wish(record.uid, key, (record.waiting.position, record.uid))
+                yield Wish(record.uid, key, (record.waiting.rank, record.uid))
 
     def _is_refused(self, wish: Wish, now: datetime) -> bool:
         """Whether the API server would not take it a moment ago."""

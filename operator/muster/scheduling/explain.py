@@ -37,6 +37,8 @@ _REASONS: Final = {
 
 _ROOM: Final = Fate.ROOM
 _NO_ROOM: Final = frozenset((Fate.ROOM, Fate.TOO_LARGE, Fate.NODES_AWAY))
+_NEVER: Final = frozenset((Fate.NEVER, Fate.NO_NODES, Fate.TOO_LARGE))
+"""Of jobs that could not start if they were alone: they have no place in the order."""
 _OF_NODES: Final = frozenset((*_NO_ROOM, Fate.NO_NODES))
 """Of jobs that lack nodes, whatever their quota."""
 
@@ -63,7 +65,8 @@ class Told(Sequence[Waiting]):
         self._verdicts, self._words = verdicts, words
         self.rows: Int = np.array([each.job for each in verdicts], dtype=np.int64)
         self.reasons: list[WaitReason] = words.reasons(verdicts, self.rows)
-        self.positions: Int = positions(words.queues[self.rows])
+        could = np.array([each.fate not in _NEVER for each in verdicts], dtype=np.bool_)
+        self.positions: Int = positions(words.queues[self.rows], could)
         self.starts: Seconds = expected.starts[self.rows]
         self.bases: Index = expected.bases[self.rows]
 
@@ -88,6 +91,7 @@ class Told(Sequence[Waiting]):
             reason=why.reason,
             message=why.message,
             position=int(self.positions[index]),
+            rank=index % len(self._verdicts),
             resource=why.resource,
             missing=why.missing,
             level=why.level,

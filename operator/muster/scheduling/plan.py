@@ -155,7 +155,7 @@ class Waiting(NamedTuple):
     """A job that stays in its queue, and what it lacks. A tuple: thousands are made in one plan.
 
     Attributes:
-        position: place in the order of its queue, from 1.
+        position: place in the order of its queue, from 1; 0 for one that could not start if it were alone.
         resource: the scarcest resource, or "".
         missing: how much of it is lacking for the whole gang, in base units; 0 when no one resource is to blame.
         level, domain: the level asked for, and the domain that came closest, or "".
@@ -167,6 +167,7 @@ class Waiting(NamedTuple):
         changes: what would let it start now, in words for its owner, the smallest change first.
         has_quota: its queue would let it start now; it only lacks nodes.
         holders: uids of the jobs that hold what it lacks, who holds most first, where the message ends with them.
+        rank: place among all that wait, from 0.
     """
 
     uid: str
@@ -185,6 +186,7 @@ class Waiting(NamedTuple):
     changes: tuple[str, ...] = ()
     has_quota: bool = False
     holders: tuple[str, ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True)

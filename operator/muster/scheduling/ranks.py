@@ -47,12 +47,15 @@ def pending_by_rank(jobs: Jobs) -> Int:
     return in_order((jobs.submitted, -jobs.priorities.astype(np.int64)), jobs.uids, pending)
 
 
-def positions(queues: Index) -> Int:
-    """Place of each job in its own queue, from 1, given the queues of the waiting jobs in order of rank."""
-    order = np.argsort(queues, kind="stable")
-    _, first, counts = np.unique(queues[order], return_index=True, return_counts=True)
-    places = np.empty(len(queues), dtype=np.int64)
-    places[order] = np.arange(1, len(queues) + 1) - np.repeat(first, counts)
+def positions(queues: Index, counted: Mask) -> Int:
+    """Place of each job in its own queue, from 1, given the queues of the waiting jobs in order of rank; 0 of those
+    that are not `counted`."""
+    rows = np.flatnonzero(counted)
+    mine = queues[rows]
+    order = np.argsort(mine, kind="stable")
+    _, first, counts = np.unique(mine[order], return_index=True, return_counts=True)
+    places = np.zeros(len(queues), dtype=np.int64)
+    places[rows[order]] = np.arange(1, len(rows) + 1) - np.repeat(first, counts)
     return places
 
 
