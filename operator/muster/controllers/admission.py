@@ -37,6 +37,7 @@ class World:
         gpu_types: short names of the GPU types that nodes have, sorted.
         products: a label mapping of one node for each distinct GPU product.
         grows: an autoscaler may bring nodes of a kind that there is none of.
+        gangs_priority: name of the PriorityClass that all gangs' pods get, which is not meant for jobs.
         spent: why by name of each queue whose budget of the month, or that of a queue above it, is used up.
     """
 
@@ -48,6 +49,7 @@ class World:
     gpu_types: Sequence[str]
     products: Sequence[Mapping[str, str]]
     grows: bool = False
+    gangs_priority: str = ""
     spent: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -64,6 +66,11 @@ def obstacle(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | No
 
 def _queue(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None:
     queue = world.queues.get(spec.queue)
+    if queue is None and not world.queues:
+        return Obstacle(
+            Reason.QUEUE_NOT_FOUND,
+            f"there is no TrainingQueue {spec.queue!r}, nor any other: have one made; the job starts when it is there",
+        )
     if queue is None:
         return Obstacle(
             Reason.QUEUE_NOT_FOUND,
@@ -96,7 +103,7 @@ def _open(namespace: str, unmet: Sequence[str], labels: Mapping[str, str]) -> st
 def _priority(spec: EffectiveSpec, world: World) -> Obstacle | None:
     if not spec.priority_class or spec.priority_class in world.priorities:
         return None
-    known = [name for name in world.priorities if not name.startswith("system-")]
+    known = [name for name in world.priorities if not name.startswith("system-") and name != world.gangs_priority]
     return Obstacle(
         Reason.PRIORITY_CLASS_NOT_FOUND,
         f"there is no PriorityClass {spec.priority_class!r}; {there_are(spec.priority_class, known)}",

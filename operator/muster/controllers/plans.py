@@ -210,6 +210,7 @@ class Plans:
             gpu_types=sorted({gpu_type_of(node.labels) for node in nodes} - {""}),
             products=admission.products(nodes),
             grows=self._cache.grows,
+            gangs_priority=self._worker.settings.priority_class,
             spent={name: found.message for name, found in self._spent.items()},
         )
 

@@ -192,6 +192,19 @@ def test_what_does_not_exist_is_named_with_what_does(spec: dict[str, Any], expec
     assert "system-node-critical" not in message
 
 
+def test_a_cluster_without_queues_offers_none() -> None:
+    found, message = reason(world(queues={}))
+    assert (found, message) == (
+        "QueueNotFound",
+        "there is no TrainingQueue 'default', nor any other: have one made; the job starts when it is there",
+    )
+
+
+def test_the_priority_of_all_gangs_pods_is_not_offered() -> None:
+    around = world(priorities={"muster-gang": 0, "system-node-critical": 2_000_001_000}, gangs_priority="muster-gang")
+    assert reason(around, priorityClassName="hihg")[1] == "there is no PriorityClass 'hihg'; there are none"
+
+
 def test_a_level_without_a_topology_says_so() -> None:
     around = world(has_topology=False, levels=planning.levels_of(None))
     found, message = reason(around, topology={"mode": "required", "level": "rack"})
