@@ -77,6 +77,17 @@ def test_a_secret_that_is_missed_is_told_while_kubelet_tries_again_and_until_a_c
     assert case.writes == writes
 
 
+@pytest.mark.parametrize("kind", ["Secret", "ConfigMap"])
+def test_a_key_that_is_missed_is_told_with_what_to_edit(kind: str) -> None:
+    case = starting()
+    case.wait(0, "CreateContainerConfigError", f"couldn't find key AWS_ACCESS_KEY_ID in {kind} research/wrongnames")
+    case.settle()
+    assert case.message(ConditionType.PODS_READY).endswith(
+        f"in {kind} research/wrongnames; add the key:  kubectl edit {kind.lower()} wrongnames -n research  or "
+        "correct what names it (checkpoint.secretRef, env)"
+    )
+
+
 def test_the_job_says_it_once_and_takes_it_back() -> None:
     case = starting()
     pod = case.worker(1)

@@ -21,6 +21,7 @@ PATIENCE: Final = 60.0
 and volumes are made when they are asked for."""
 _OF_A_NODE: Final = re.compile(r"\d+ |node\(s\) ")
 """How kube-scheduler begins what is wrong with nodes: with how many it is. What it says of the pod has no number."""
+_NO_KEY: Final = re.compile(r"couldn't find key \S+ in (Secret|ConfigMap) [^\s/]+/([^\s:,;]+)")
 _NO_VOLUME: Final = "bound to non-existent pv(s)"
 """Except for this: it is counted for each node, and another would not help."""
 
@@ -58,7 +59,10 @@ def _of_event(pod: PodView, heard: Heard) -> Hindrance:
 
 
 def _mend(told: str, pod: PodView) -> str:
-    """What to do about an object of the namespace that kubelet or kube-scheduler misses."""
+    """What to do about an object of the namespace, or a key in it, that kubelet or kube-scheduler misses."""
+    if key := _NO_KEY.search(told):
+        edit = f"kubectl edit {key[1].lower()} {key[2]} -n {pod.namespace}"
+        return f"; add the key:  {edit}  or correct what names it (checkpoint.secretRef, env)"
     if "not found" in told:
         if any(f'{kind} "' in told for kind in ("secret", "configmap")):
             return "; make it, or correct what names it (checkpoint.secretRef, envFrom, env, volumes)"
