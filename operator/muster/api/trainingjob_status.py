@@ -162,8 +162,9 @@ class QueuePosition(Model):
 
     @property
     def why(self) -> str:
-        """`reason: message`, or what there is of both."""
-        return ": ".join(part for part in (self.reason, self.message) if part)
+        """`reason: message`, or what there is of both; a message that names the reason does not do so again."""
+        message = self.message.replace(f": {self.reason}: ", ": ", 1) if self.reason else self.message
+        return ": ".join(part for part in (self.reason, message) if part)
 
 
 class Failure(Model):

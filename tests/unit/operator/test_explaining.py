@@ -583,3 +583,8 @@ def test_a_job_that_waits_for_its_first_kind_of_nodes_is_told_when_it_takes_the_
     assert follows(Scene(recent, (), (), NOW)).startswith(told)
     for other in (job(spot_first, **waits, submittedAt="2026-01-02T02:54:05Z"), job(None, **waits, submittedAt=None)):
         assert "on-demand" not in follows(Scene(other, (), (), NOW))
+
+
+def test_a_reason_that_its_message_names_is_told_once() -> None:
+    told = {"reason": "CreateContainerConfigError", "message": "pod a can't start: CreateContainerConfigError: no key"}
+    assert "CreateContainerConfigError: pod a can't start: no key" in shown(job(phase="Starting", queue=told))

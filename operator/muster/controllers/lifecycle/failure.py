@@ -12,6 +12,7 @@ never spends it. The same failure twice, at the same place and step, ends the jo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import repeat
@@ -262,11 +263,13 @@ def book_crashes(turn: Turn, count: int, cause: str, message: str) -> None:
 
 
 def sentence(cause: End) -> str:
-    """Who ended, where, and why."""
+    """Who ended, where, and why: what the message says of that is not said before it."""
     if cause.evicted:
         return cause.message  # it names pod and node
-    who = f"rank {cause.rank}, worker {cause.index}" if cause.rank is not None else f"worker {cause.index}"
-    where = f" on node {cause.node}" if cause.node else ""
+    said = cause.rank is not None and cause.message.startswith(f"rank {cause.rank} ")
+    who = f"worker {cause.index}" if cause.rank is None or said else f"rank {cause.rank}, worker {cause.index}"
+    named = re.search(rf"\bnode {re.escape(cause.node)}(?![\w.-])", cause.message)
+    where = f" on node {cause.node}" if cause.node and named is None else ""
     last = cause.traceback.strip().splitlines()[-1] if cause.traceback.strip() else ""
     told = cause.message if not last or last in cause.message else f"{cause.message} ({last})"
     return f"{who}{where}: {told}" if cause.index >= 0 else told

@@ -10,7 +10,8 @@ import pytest
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Victim
-from muster.controllers.lifecycle.failure import allowed_in_place
+from muster.controllers.lifecycle.causes import End, Kind
+from muster.controllers.lifecycle.failure import allowed_in_place, sentence
 from muster.controllers.lifecycle.turn import Claim
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Numerics, Phase, ProfilePhase, Profiling
@@ -574,3 +575,24 @@ def test_kept_room_is_given_up_when_the_job_may_not_start() -> None:
     case.settle()
     assert case.reason() == Reason.BUDGET_EXHAUSTED.value
     assert case.job.status.promise is None
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (End(Kind.USER, "rank 0 exited with code 2", index=0, node="n1", rank=0), "worker 0 on node n1: rank 0 exited"),
+        (End(Kind.USER, "CUDA error", index=0, node="n1", rank=0), "rank 0, worker 0 on node n1: CUDA error"),
+        (End(Kind.LOST, "pod a-g1-0-0 on node n1 is lost", index=0, node="n1"), "worker 0: pod a-g1-0-0 on node n1 is"),
+        (
+            End(Kind.LOST, "its peer on node n10 is lost", index=0, node="n1"),
+            "worker 0 on node n1: its peer on node n10",
+        ),
+        (
+            End(Kind.LOST, "node n1, where it ran, is gone", index=0, node="n1"),
+            "worker 0: node n1, where it ran, is gone",
+        ),
+        (End(Kind.LOST, "nobody came"), "nobody came"),
+    ],
+)
+def test_a_failure_says_nothing_twice(end: End, told: str) -> None:
+    assert sentence(end).startswith(told)
