@@ -172,8 +172,11 @@ def test_who_may_not_borrow_is_told_who_holds_its_queues_quota_and_that_nobody_m
     assert mixed.holders == ("small", "soft")
     assert mixed.message.endswith(
         "uses 16 nvidia.com/gpu of its quota of 16 nvidia.com/gpu and can use 0 nvidia.com/gpu more now, borrowing "
-        "included; 2 jobs of its queue hold it, and asking them would not let it start"
+        "included; 2 jobs of its queue hold it, and asking those of lower priority, if any, would not let it start"
     )
+    shot = _firm(replace(shot, queues=replace(shot.queues, within=np.zeros_like(shot.queues.within))), "firm")
+    never = Outcome(shot, plan(shot)).waiting["firm"]
+    assert never.message.endswith("hold it, and preemption.withinQueue of the queue is never, so nobody may be asked")
     lender = Queue("lender", gpus=64, cohort=0)
     shot = snapshot(rack(0, 4), jobs, [replace(quota, gpus=8, cohort=0), lender])
     shot = _firm(shot, "small", "firm")

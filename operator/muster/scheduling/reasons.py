@@ -18,7 +18,7 @@ from muster.scheduling.placement import placeable
 from muster.scheduling.plan import WaitReason
 from muster.scheduling.quota import Ledger, Need, Shortage
 from muster.scheduling.room import Room, count_slots
-from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, Mask, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, Mask, Preempts, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
 
 _BORROWING: Final = "borrowing included"
@@ -220,7 +220,12 @@ class Reasons:
         if held + short.needed <= self._snapshot.queues.nominal[queue, flavour, short.resource]:
             return why  # it is others whom it waits for
         jobs, hold = _count(len(uids), "job"), "hold" if len(uids) > 1 else "holds"
-        asked = "not preemptible either, so nobody may be asked" if firm else "and asking them would not let it start"
+        if firm:
+            asked = "not preemptible either, so nobody may be asked"
+        elif self._snapshot.queues.within[queue] == Preempts.NEVER:
+            asked = "and preemption.withinQueue of the queue is never, so nobody may be asked"
+        else:
+            asked = "and asking those of lower priority, if any, would not let it start"
         who = f"{jobs} of its queue {hold} it, {asked}"
         return why._replace(message=f"{why.message}; {who}", holders=uids)
 
