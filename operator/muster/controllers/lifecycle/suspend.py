@@ -16,7 +16,7 @@ def suspend(turn: Turn) -> bool:
         if suspended:
             turn.draft.condition(ConditionType.SUSPENDED, False, Reason.NOT_SUSPENDED.value)
             turn.draft.condition(ConditionType.ADMITTED, False, Reason.PENDING.value, "queued again")
-            turn.draft.set(not_before=None, avoided=())
+            turn.draft.set(not_before=None, avoided=(), queue=None)
             why = "the spec has changed" if was == Reason.GPUS_IDLE.value else "spec.suspend is false"
             turn.tell(EventReason.RESUMED, f"{why}: queued again")
         return False
@@ -25,7 +25,6 @@ def suspend(turn: Turn) -> bool:
         return True
     if not suspended or was != Reason.SUSPENDED.value:
         turn.draft.condition(ConditionType.SUSPENDED, True, Reason.SUSPENDED.value, _STOPPED)
-        turn.draft.condition(ConditionType.ADMITTED, False, Reason.SUSPENDED.value, _STOPPED)
-        turn.draft.set(queue=None)
+        turn.waits(Reason.SUSPENDED.value, _STOPPED)
         turn.tell(EventReason.SUSPENDED, _STOPPED)
     return True

@@ -38,12 +38,16 @@ def test_a_running_gang_stops_and_waits_and_goes_on() -> None:
     case.settle()
     assert case.phase == "Suspended"
     assert case.is_true(ConditionType.SUSPENDED)
+    told = case.job.status.queue
+    assert told is not None
+    assert told.why == "Suspended: spec.suspend is true; set it to false to queue the job again"
     assert case.job.status.restarts is None
     first = case.job.status.submitted_at
     case.edit(suspend=False)
     assert case.settle().plannable
     assert case.phase == "Queued"
     assert not case.is_true(ConditionType.SUSPENDED)
+    assert case.job.status.queue is None
     assert case.job.status.submitted_at == first
 
 
