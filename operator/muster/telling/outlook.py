@@ -11,7 +11,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.hindrances import hinders, keeps_pods
 from muster.cluster.status import is_false, reason_of
-from muster.scheduling.plan import WaitReason
+from muster.scheduling.plan import LACKS_NODES, WaitReason
 from muster.telling.ends import first_ending
 from muster.telling.scene import Scene
 from muster.telling.wording import FINAL, used_limits
@@ -38,10 +38,11 @@ def follows(scene: Scene) -> str:
     if status.phase is Phase.RESTARTING:
         room = "on the nodes that it had" if status.promise is not None else "when there is room: it queues again"
         return f"the whole gang starts again {_when(scene)} {room}, {resumes}"
-    kept = status.queue is not None and keeps_pods(status.queue.reason)
+    reason = status.queue.reason if status.queue is not None else ""
+    kept = keeps_pods(reason)
     if status.phase is Phase.STARTING and kept:
         return "the pods start once what stands under Why is mended; until then the gang is taken back and tried again"
-    if status.phase is Phase.STARTING and is_false(status, ConditionType.CHECKPOINT_STORAGE_READY):
+    if status.phase is Phase.STARTING and reason == Reason.STORAGE_ERROR.value:
         return (
             "the ranks start once the checkpoint's storage can be used; the launchers try that again for some minutes, "
             "and then the gang starts anew where its restart limits allow it"
@@ -58,9 +59,11 @@ def follows(scene: Scene) -> str:
     if kept:
         again = wait or "when it has quota and room"
         return f"it is tried again {again}; it starts once what stands under Why is mended"
-    if status.queue is not None and status.queue.reason == WaitReason.QUEUE_CLOSED.value:
+    if reason == WaitReason.QUEUE_CLOSED.value:
         return f"it waits until queue {job.spec.queue} is opened; then it starts when it has quota and room"
-    if status.queue is not None and hinders(status.queue.reason):
+    if left := _stays_away(scene):
+        return f"in {format_duration(left)} it may take a node again that it stays away from; then it may start"
+    if hinders(reason):
         changes = "what stands under Why has changed"
         looks = f"Muster looks again by itself{'' if later else ', and then the job queues'}"
         return f"{later}, unless {changes} before; {looks}" if later else f"nothing, until {changes}; {looks}"
@@ -126,6 +129,9 @@ def advice(scene: Scene) -> Iterator[str]:
             yield f"mend what keeps its GPUs idle:  kubectl edit tj {named}  or, to go on as it is:"
             yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": true}}}}'  and then"""
         yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": false}}}}'"""
+    elif status.phase is Phase.QUEUED and place is not None and _stays_away(scene):
+        yield f"to have it tried at once where it could not start:  {_anew(named)}"
+        yield from place.changes
     elif status.phase is Phase.QUEUED and place is not None and hinders(place.reason):
         yield from _mending(named, job.spec.queue, place.reason)
         yield from place.changes
@@ -160,8 +166,21 @@ def _storage(job: TrainingJob, named: str) -> Iterator[str]:
     yield f"mend the bucket of {checkpoint.uri}{why}, or {where}"
     if checkpoint.endpoint:
         yield f"or correct spec.checkpoint.endpoint ({checkpoint.endpoint}):  kubectl edit tj {named}"
+    yield f"new keys and settings reach new pods alone:  {_anew(named)}"
+
+
+def _anew(named: str) -> str:
+    """The commands that suspend a job and resume it."""
     patch = f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": """
-    yield f"new keys and settings reach new pods alone:  {patch}true}}}}'  and then  {patch}false}}}}'"
+    return f"{patch}true}}}}'  and then  {patch}false}}}}'"
+
+
+def _stays_away(scene: Scene) -> float:
+    """Seconds until a job that lacks nodes may take one again on which it could not start; 0 for others."""
+    status = scene.job.status
+    if status.queue is None or status.queue.reason not in {reason.value for reason in LACKS_NODES}:
+        return 0.0
+    return min((left for each in status.avoided if (left := (each.until - scene.now).total_seconds()) > 0), default=0.0)
 
 
 def _mending(named: str, queue: str, reason: str) -> Iterator[str]:

@@ -560,6 +560,22 @@ def test_a_job_whose_turn_cannot_come_is_not_told_to_wait(reason: str, helps: st
     assert "muster jobs --queue" not in told
 
 
+@pytest.mark.parametrize("reason", ["NoEligibleNodes", "ExceedsCluster", "InsufficientCapacity"])
+def test_a_job_that_stays_away_from_nodes_is_told_when_it_takes_them_again(reason: str) -> None:
+    away = [
+        {"node": name, "until": f"2026-01-02T03:0{minute}:05Z", "reason": "r"} for name, minute in (("a", 9), ("b", 6))
+    ]
+    waits = {"phase": "Queued", "queue": {"reason": reason, "message": "why"}}
+    scene = Scene(job(avoided=away, **waits), (), (), NOW)
+    assert follows(scene).startswith("in 2m it may take a node again that it stays away from")
+    assert next(iter(advice(scene))).startswith(
+        "to have it tried at once where it could not start:  kubectl patch tj train"
+    )
+    past = Scene(job(avoided=[{**away[0], "until": "2026-01-02T03:00:05Z"}], **waits), (), (), NOW)
+    assert "stays away" not in follows(past)
+    assert not any("tried at once" in each for each in advice(past))
+
+
 def test_a_job_of_a_closed_queue_is_told_to_have_it_opened_or_to_ask_for_another() -> None:
     scene = Scene(job(phase="Queued", queue={"reason": "QueueClosed", "message": "why", "position": 1}), (), (), NOW)
     told = [" ".join(line.split()) for line in advice(scene)]
