@@ -134,6 +134,8 @@ def advice(scene: Scene) -> Iterator[str]:
         yield from place.changes
     elif status.phase is Phase.QUEUED and place is not None and hinders(place.reason):
         yield from _mending(named, job.spec.queue, place.reason)
+        if keeps_pods(place.reason) and status.not_before is not None and status.not_before > scene.now:
+            yield f"once that is done, have it tried at once:  {_anew(named)}"
         yield from place.changes
     elif status.phase is Phase.QUEUED:
         yield f"see who holds the queue's quota and who is ahead:  muster jobs --queue {job.spec.queue}"

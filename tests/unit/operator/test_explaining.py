@@ -285,6 +285,16 @@ def test_who_is_kept_from_starting_is_told_to_mend_that(phase: str) -> None:
     assert told[0] == "mend what stands under Why, in the job or in the cluster: kubectl edit tj train -n research"
 
 
+def test_who_is_tried_again_later_is_told_how_to_have_it_tried_at_once() -> None:
+    def told(moment: str) -> str:
+        return " ".join(advice(Scene(job(phase="Queued", queue=REFUSED, notBefore=moment), (), (), NOW)))
+
+    assert "once that is done, have it tried at once:  kubectl patch tj train -n research" in told(
+        "2026-01-02T03:05:05Z"
+    )
+    assert "at once" not in told("2026-01-02T03:03:05Z")
+
+
 @pytest.mark.parametrize("phase", Phase)
 def test_every_phase_that_can_be_helped_says_how(phase: Phase) -> None:
     told = list(advice(Scene(job(phase=phase.value), (), (), NOW)))
