@@ -15,6 +15,7 @@ from muster.cluster.hindrances import keeps_pods
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import blame, failure, hindrance
 from muster.controllers.lifecycle.turn import Turn
+from muster.controllers.lifecycle.withdraw import UNSCHEDULABLE_PATIENCE
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Numerics, ProfilePhase, Profiling
 from muster_protocol.launcher_status import Phase as LauncherPhase
@@ -153,7 +154,7 @@ def _keep_failure(turn: Turn, ended: Ended) -> None:
 
 
 def _tell_hindrance(turn: Turn) -> None:
-    """Say at once what keeps a pod from starting, in kubelet's words: a person can mend it meanwhile."""
+    """Say at once what keeps a pod from starting, in the words of who says it: a person can mend it meanwhile."""
     if is_true(turn.status, ConditionType.RUNNING) or is_true(turn.status, ConditionType.PODS_READY):
         return
     found, told = hindrance.first(turn.gang, turn.s.heard), reason_of(turn.status, ConditionType.PODS_READY)
@@ -163,6 +164,8 @@ def _tell_hindrance(turn: Turn) -> None:
             turn.draft.set(queue=None)
         else:
             _forget_last_try(turn)
+    elif found.pod.unschedulable and turn.since(found.pod.unschedulable_since) < UNSCHEDULABLE_PATIENCE:
+        turn.wake_in(UNSCHEDULABLE_PATIENCE)  # claims are made for pods, and that is no news
     elif not hindrance.alike(told, found.reason):
         turn.draft.condition(ConditionType.PODS_READY, False, found.reason, found.message)
         turn.draft.set(queue=QueuePosition(reason=found.reason, message=found.message))

@@ -96,6 +96,9 @@ def test_what_no_node_mends_is_blamed_on_none(why: str, mend: str) -> None:
     case, seen = placed(), []
     for attempt in range(2):
         refused(case, why)
+        decision = case.settle()
+        assert decision.wake_at is not None
+        assert attempt or reason_shown(case) == "", "it may be made for the pod right now"
         case.later(5)
         case.settle()
         seen.append(reason_shown(case))
