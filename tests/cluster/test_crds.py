@@ -13,7 +13,7 @@ from muster.api.effective import effective_spec
 from muster.api.kinds import KINDS
 from muster.api.names import Phase
 from muster.api.placement import Placement
-from muster.api.rules import FROZEN_WHILE_ADMITTED
+from muster.api.rules import FROZEN_AT_THE_END, FROZEN_WHILE_ADMITTED
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Progress, TrainingJobStatus
 
@@ -148,6 +148,50 @@ def test_fields_may_change_while_the_job_waits(control_plane: Any, job: Object) 
 
 def test_other_fields_may_change_while_the_job_is_admitted(control_plane: Any, admitted: Object) -> None:
     admitted["spec"] |= {"maxRuntime": "1h", "priorityClassName": "high", "restart": {"limit": 7}}
+    control_plane.apply(admitted)
+
+
+LATE: Object = {
+    "workers": {"replicas": 3},
+    "capacity": {"order": ["spot"]},
+    "disruptionBudget": {"preemptions": 1},
+    "priorityClassName": "high",
+    "checkpoint": {"uri": "s3://models/other"},
+    "restart": {"limit": 9},
+    "hang": {"step": "5m"},
+    "numerics": {"action": "stop"},
+    "health": {"preflight": False},
+    "readyTimeout": "1h",
+    "maxRuntime": "2h",
+    "window": {"start": "0 22 * * *", "duration": "8h"},
+    "deadline": "2026-12-01T08:00:00Z",
+    "budget": {"gpuHours": 8},
+    "suspend": True,
+    "volumes": [{"name": "other", "emptyDir": {}}],
+    "podTemplate": {"spec": {"hostNetwork": True}},
+    "imagePullSecrets": [{"name": "pull"}],
+    "terminationGracePeriod": "5m",
+}
+
+
+@pytest.mark.parametrize("path", FROZEN_AT_THE_END)
+def test_an_ended_job_refuses_what_would_do_nothing(path: str, control_plane: Any, admitted: Object) -> None:
+    ended = {"conditions": [{**ADMITTED["conditions"][0], "status": "False"}], "finishedAt": "2026-01-01T01:00:00Z"}
+    control_plane.set_status(admitted["metadata"]["namespace"], "tiny", ended)
+    admitted["spec"][path] = LATE.get(path, OTHER.get(path))
+    said = control_plane.refusal(admitted)
+    assert "spec: Forbidden: the job has ended, and nothing starts it again: delete it and apply it" in said
+
+
+def test_an_ended_job_takes_the_same_again_and_what_still_does_something(control_plane: Any, admitted: Object) -> None:
+    where = admitted["metadata"]["namespace"]
+    control_plane.set_status(where, "tiny", {"conditions": None, "finishedAt": "2026-01-01T01:00:00Z"})
+    control_plane.apply(admitted)
+    admitted["spec"]["ttlAfterFinished"] = "1h"
+    admitted["metadata"] |= {"labels": {"kept": "no"}, "annotations": {"note": "done"}}
+    control_plane.apply(admitted)
+    control_plane.set_status(where, "tiny", {"phase": "Failed", "finishedAt": None})
+    admitted["spec"]["image"] = "example/train:2"
     control_plane.apply(admitted)
 
 

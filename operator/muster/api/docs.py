@@ -150,12 +150,11 @@ def _rules_of(schema: Schema, title: str) -> Iterator[str]:
 
 
 def _by_message(rules: list[Schema]) -> dict[str, list[str]]:
-    """Fields by message; messages that differ only in the field's name are one."""
+    """Fields by message."""
     found: dict[str, list[str]] = {}
     for rule in rules:
         path = rule.get("fieldPath", "").lstrip(".")
-        message = rule["message"].replace(f"{path.removeprefix('spec.')} cannot change", "cannot change")
-        found.setdefault(message, []).extend([path] if path else [])
+        found.setdefault(rule["message"], []).extend([path] if path else [])
     return found
 
 

@@ -48,6 +48,44 @@ FROZEN_WHILE_ADMITTED: Final = (
 """Fields of the spec that keep their value while the job is admitted and not suspended."""
 
 
+FROZEN_AT_THE_END: Final = (
+    "queue",
+    "image",
+    "command",
+    "args",
+    "workers",
+    "parallelism",
+    "topology",
+    "capacity",
+    "preemptible",
+    "disruptionBudget",
+    "priorityClassName",
+    "checkpoint",
+    "restart",
+    "hang",
+    "tracking",
+    "numerics",
+    "health",
+    "readyTimeout",
+    "maxRuntime",
+    "window",
+    "deadline",
+    "budget",
+    "suspend",
+    "env",
+    "envFrom",
+    "volumes",
+    "volumeMounts",
+    "podTemplate",
+    "nodeSelector",
+    "tolerations",
+    "imagePullSecrets",
+    "serviceAccountName",
+    "terminationGracePeriod",
+)
+"""Fields of the spec that do nothing any more once the job has ended: all but `ttlAfterFinished`."""
+
+
 REQUIRED: Final = frozenset({"queue", "image", "command", "workers"})
 """Fields of the spec that are always there, by the schema or by its default."""
 
@@ -87,6 +125,19 @@ def _frozen(paths: Sequence[str]) -> Rule:
     )
 
 
+def _ended(paths: Sequence[str]) -> Rule:
+    """A job that has ended does not start again, so an edit that wants it to is refused. A write of any other job ends
+    at the first question."""
+    return Rule(
+        "!has(oldSelf.status.finishedAt) || !has(oldSelf.status) || self.spec == oldSelf.spec || "
+        f"({' && '.join(map(_same, paths))})",
+        "the job has ended, and nothing starts it again: delete it and apply it as you want it; only ttlAfterFinished "
+        "can still change",
+        field_path=".spec",
+        reason=Reason.FORBIDDEN,
+    )
+
+
 _NAME_TOO_LONG: Final = "the name has more than 63 characters, but a Service and labels carry it: choose a shorter one"
 _NAME_OF_SERVICE: Final = (
     "a Service carries the name of the job: use lower-case letters, digits and dashes, a letter first and no dash at "
@@ -101,6 +152,7 @@ JOB_RULES: Final = (
         message_cel=f"self.metadata.name.size() > 63 ? '{_NAME_TOO_LONG}' : '{_NAME_OF_SERVICE}'",
     ),
     _frozen(FROZEN_WHILE_ADMITTED),
+    _ended(FROZEN_AT_THE_END),
 )
 
 _ELASTIC: Final = "((has({it}.min) ? {it}.min : {it}.replicas) < (has({it}.max) ? {it}.max : {it}.replicas))"

@@ -13,6 +13,7 @@ from muster.api import generate, names
 from muster.api.builtin import BUILT_IN
 from muster.api.crd import CATEGORY, attribute_docs, custom_resource_definition
 from muster.api.kinds import KINDS, TRAINING_JOB
+from muster.api.rules import FROZEN_AT_THE_END
 from muster.scheduling.plan import MoveReason, WaitReason
 
 pytestmark = pytest.mark.unit
@@ -173,3 +174,9 @@ def test_every_name_is_one_camel_case_word_and_says_what_it_means(enum: type[Enu
 def test_the_planners_reasons_and_ours_do_not_clash() -> None:
     values = [reason.value for enum in (WaitReason, MoveReason, names.Reason) for reason in enum]
     assert len(set(values)) == len(values)
+
+
+def test_every_field_of_a_job_is_frozen_at_its_end_but_the_one_that_counts_from_there() -> None:
+    fields = set(root(TRAINING_JOB)["properties"]["spec"]["properties"])
+    assert fields - set(FROZEN_AT_THE_END) == {"ttlAfterFinished"}
+    assert set(FROZEN_AT_THE_END) <= fields
