@@ -31,7 +31,7 @@ from muster.cluster.executor import Executor
 from muster.cluster.views import NodeView
 from muster.controllers.accounts import Held, Spent, account
 from muster.controllers.cache import Cache
-from muster.controllers.queues import Standing, fair_share, standings
+from muster.controllers.queues import Ground, Standing, fair_share, standings
 from muster.controllers.records import Record
 from muster.scheduling.fairness import dominant_shares
 from muster.scheduling.hierarchy import by_depth
@@ -82,7 +82,8 @@ class Books:
         queues = self._cache.queues
         tally = self.tally = Tally.of(snapshot, count_waiting(records.values()))
         self._seen = {name: seen for name, seen in self._seen.items() if name in queues}
-        for name, standing in standings(queues, errors, spent).items():
+        ground = Ground.of(snapshot, self._cache.nodes())
+        for name, standing in standings(queues, errors, spent, ground).items():
             # A thousand queues are there: nothing dear is done for those of which nothing has changed.
             seen = (queues[name], standing, tally.mark(name))
             if self._seen.get(name) != seen:

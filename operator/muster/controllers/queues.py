@@ -11,16 +11,19 @@ from typing import Final
 import numpy as np
 
 from muster.api.names import Reason
+from muster.api.terms import MonthlyBudget
 from muster.api.trainingqueue import FairShare, JobOrder, OwnVictims, Quota, Reclaim, StopPolicy, TrainingQueue
 from muster.cluster.gpus import named_type
 from muster.cluster.quantities import amount
 from muster.cluster.queues import ANY_PRIORITY, Lineage, QueueInput, QuotaInput, lineage
 from muster.cluster.snapshot import NO_ACCELERATOR, JobInput
+from muster.cluster.views import NodeView
 from muster.controllers.accounts import Spent
 from muster.scheduling.fairness import HALF_LIFE, decayed
-from muster.scheduling.snapshot import Preempts, Snapshot
+from muster.scheduling.snapshot import NONE, Preempts, Snapshot
 from muster.telling.usage import way_up
 from muster_protocol.durations import parse_duration
+from muster_protocol.spelling import nearest
 
 _PREEMPTS: Final = {
     OwnVictims.NEVER: Preempts.NEVER,
@@ -48,6 +51,33 @@ class Standing:
     message: str
     parent_reason: Reason | None
     parent_message: str
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What nodes have of what quotas and budgets name.
+
+    Attributes:
+        gpu_types: those that nodes have now.
+        lacking: resources with a domain that quotas or jobs name, and no node has.
+        resources: those with a domain that nodes have; empty when nothing is lacking.
+    """
+
+    gpu_types: tuple[str, ...] = ()
+    lacking: frozenset[str] = frozenset()
+    resources: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, nodes: Iterable[NodeView]) -> Ground:
+        flavours = {snapshot.flavours[row] for row in np.unique(snapshot.nodes.flavours).tolist() if row != NONE}
+        types = tuple(sorted({flavour.rpartition("/")[0] for flavour in flavours}))
+        there: list[bool] = np.any(snapshot.nodes.allocatable, axis=0).tolist()
+        named = zip(snapshot.resources, there, strict=True)
+        lacking = frozenset(name for name, found in named if "/" in name and not found)
+        if not lacking:
+            return cls(types)
+        known = {name for node in nodes for name, amount in node.allocatable if amount and "/" in name}
+        return cls(types, lacking, frozenset(known))
 
 
 def queue_inputs(
@@ -136,14 +166,17 @@ def fair_share(queue: TrainingQueue, share: float, now: datetime) -> FairShare:
 
 
 def standings(
-    queues: Mapping[str, TrainingQueue], errors: Mapping[str, str], spent: Mapping[str, Spent]
+    queues: Mapping[str, TrainingQueue],
+    errors: Mapping[str, str],
+    spent: Mapping[str, Spent],
+    ground: Ground | None = None,
 ) -> dict[str, Standing]:
     """By name. `errors`: what is wrong with a queue's spec. `spent`: of queues whose budget, or that of one above them,
-    is used up."""
+    is used up. `ground`: left out, nothing is told of what nodes lack."""
     line = lineage({name: queue.spec.parent or "" for name, queue in queues.items()})
     return {
         name: _standing(
-            queues[name], queues, _ready(name, queues, errors, line, spent.get(name)), line.faults.get(name)
+            queues[name], queues, _ready(name, queues, errors, line, spent.get(name), ground), line.faults.get(name)
         )
         for name in queues
     }
@@ -172,6 +205,7 @@ def _ready(
     errors: Mapping[str, str],
     line: Lineage,
     spent: Spent | None,
+    ground: Ground | None,
 ) -> tuple[Reason, str]:
     """Of the first on the way up that does not work; they take their whole branch with them. A budget that is used up
     comes last: it mends itself."""
@@ -195,7 +229,33 @@ def _ready(
     if spent is not None:
         runs = _DRAINED if spent.drains else "what runs goes on"
         return Reason.BUDGET_EXHAUSTED, f"{spent.message}; {runs}"
-    return Reason.READY, f"takes jobs{_idle_limits(queues[name])}"
+    quotas, budgets = queues[name].spec.quotas or (), queues[name].spec.budgets or ()
+    unknown = _unknown(quotas, budgets, ground) if ground is not None else ""
+    return Reason.READY, f"takes jobs{_idle_limits(queues[name])}{unknown}"
+
+
+@lru_cache(maxsize=4096)
+def _unknown(quotas: tuple[Quota, ...], budgets: tuple[MonthlyBudget, ...], ground: Ground) -> str:
+    """What is told of GPU types and resources that no node has: a typing error switches a quota off, or shuts the
+    queue. No more than that, for a cluster may grow from nothing."""
+    types = dict.fromkeys([quota.gpu_type for quota in quotas] + [budget.gpu_type for budget in budgets])
+    lacking = dict.fromkeys(resource.name for quota in quotas for resource in quota.resources)
+    told = [
+        f"no node has GPUs of type {name!r} now{_did_you_mean(name, ground.gpu_types)}"
+        for name in types
+        if name and named_type(name, ground.gpu_types) not in ground.gpu_types
+    ]
+    told += [
+        f"no node has the resource {name!r} now{_did_you_mean(name, ground.resources)}"
+        for name in lacking
+        if name in ground.lacking
+    ]
+    return "".join(f"; {one}" for one in told)
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    meant = nearest(name, known)
+    return f" (did you mean {meant!r}?)" if meant is not None else ""
 
 
 def _idle_limits(queue: TrainingQueue) -> str:

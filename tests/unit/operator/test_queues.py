@@ -15,6 +15,7 @@ from muster.cluster.snapshot import JobInput, LevelInput, build
 from muster.cluster.views import NodeView
 from muster.controllers.books import Tally, queue_status
 from muster.controllers.queues import (
+    Ground,
     ceilings,
     fair_share,
     past_share,
@@ -90,6 +91,30 @@ def test_a_queue_without_anybody_beside_it_is_told_that_its_limits_do_nothing() 
 
     assert message() == "takes jobs; its quotas' borrowingLimit does nothing without spec.parent or spec.cohort"
     assert message(cohort="all") == "takes jobs"
+
+
+def test_a_queue_is_told_what_no_node_has_of_what_its_quotas_and_budgets_name() -> None:
+    def message(*nodes: NodeView, **spec: Any) -> str:
+        queue = trainingqueue(**spec)
+        inputs = queue_inputs([queue], NOW)[0]
+        ground = Ground.of(build(nodes=nodes, pods=[], jobs=[], queues=inputs, levels=[]), nodes)
+        return standings({"q": queue}, {}, {}, ground)["q"].message
+
+    def quota(gpu_type: str, resource: str = "nvidia.com/gpu") -> list[dict[str, Any]]:
+        return [{"gpuType": gpu_type, "resources": [{"name": resource, "nominal": 2}]}]
+
+    assert message(node("a"), quotas=quota("H1000")) == (
+        "takes jobs; no node has GPUs of type 'H1000' now (did you mean 'H100'?)"
+    )
+    assert message(node("a"), quotas=quota("H100", "nvidia/gpu")) == (
+        "takes jobs; no node has the resource 'nvidia/gpu' now (did you mean 'nvidia.com/gpu'?)"
+    )
+    assert message(node("a"), budgets=[{"gpuType": "B200", "gpuHours": 8}]) == (
+        "takes jobs; no node has GPUs of type 'B200' now"
+    )
+    assert message(quotas=quota("H100", "cpu")) == "takes jobs; no node has GPUs of type 'H100' now"
+    for named in ("H100", "h100", "NVIDIA-H100-80GB-HBM3", ""):
+        assert message(node("a"), quotas=quota(named)) == "takes jobs"
 
 
 # -- to the planner --
