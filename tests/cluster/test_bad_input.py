@@ -131,6 +131,12 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "interval in words": (checkpoint(interval="ten minutes"), DURATION),
     "interval as number": (checkpoint(interval=600), "spec.checkpoint.interval in body must be of type string"),
     "units in another order": (checkpoint(interval="10s5m"), DURATION),
+    "no runtime": (spec(maxRuntime="0h"), "maxRuntime is 0, so the job would end before it has trained"),
+    "no window of failures": (spec(restart={"window": "0s"}), "within no time at all no failure counts"),
+    "no window of preemptions": (
+        spec(disruptionBudget={"preemptions": 1, "window": "0d0h"}),
+        "within no time at all no preemption counts",
+    ),
     "zero steps": (checkpoint(everySteps=0), "spec.checkpoint.everySteps in body should be greater than or equal to 1"),
     "nothing kept": (checkpoint(retention={"last": 0}), "retention.last in body should be greater than or equal to 1"),
     "endpoint without scheme": (checkpoint(endpoint="minio:9000"), "write the URL of an S3 server"),

@@ -58,6 +58,14 @@ def test_mistakes_are_refused_with_the_way_out(spec: Object, said: str, control_
     assert said in control_plane.refusal(queue(**spec))
 
 
+def test_what_is_no_duration_is_not_taken_for_one_of_no_length(control_plane: ControlPlane) -> None:
+    for spec in ({"usageHalfLife": "week"}, {"idle": {"after": "week"}}, {"defaultTemplate": {"maxRuntime": "week"}}):
+        said = control_plane.refusal(queue(**spec))
+        assert "write a duration" in said
+        assert " 0" not in said
+        assert "no time at all" not in said
+
+
 def test_a_queue_that_says_nothing_shows_the_defaults(control_plane: ControlPlane) -> None:
     control_plane.apply(queue("plain", preemption={}))
     spec = control_plane.get("tq", "plain")["spec"]

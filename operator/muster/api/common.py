@@ -116,6 +116,12 @@ Duration = Annotated[
 ]
 """`90s`, `10m`, `1h30m`, `2d`. Read by `muster_protocol.durations.parse_duration`."""
 
+
+def above_zero(message: str) -> Rule:
+    """That a duration is longer than nothing. What is no duration at all is another rule's."""
+    return Rule("!self.matches('^(0+[dhms])+$')", message)
+
+
 DurationOrAuto = Annotated[
     str,
     Len(1, 32),

@@ -10,7 +10,15 @@ from annotated_types import Ge, Le, Len
 from muster.api.common import Count, Duration, DurationOrAuto, Label63, Labels, Model, ObjectName
 from muster.api.numerics import Numerics
 from muster.api.podparts import EnvVar, NameRef, Toleration
-from muster.api.rules import CAPACITY_RULES, CLOSENESS_RULES, READY_TIMEOUT_RULE, TOPOLOGY_RULES
+from muster.api.rules import (
+    CAPACITY_RULES,
+    CLOSENESS_RULES,
+    DISRUPTION_WINDOW_RULE,
+    MAX_RUNTIME_RULE,
+    READY_TIMEOUT_RULE,
+    RESTART_WINDOW_RULE,
+    TOPOLOGY_RULES,
+)
 from muster.api.schema import MapList, SetList
 from muster.api.tracking import Tracking
 
@@ -80,7 +88,7 @@ class DisruptionBudget(Model):
 
     preemptions: Annotated[Count, Le(32)]
     """At most this many within `window`."""
-    window: Duration | None = None
+    window: Annotated[Duration, DISRUPTION_WINDOW_RULE] | None = None
     """Left out: 1d."""
 
 
@@ -104,7 +112,7 @@ class Restart(Model):
     same failure twice at the same step ends the job at once."""
     causes: RestartCauses | None = None
     """Limits for other causes."""
-    window: Duration | None = None
+    window: Annotated[Duration, RESTART_WINDOW_RULE] | None = None
     """Failures that are older count no more. Left out: 1d."""
     backoff: Duration | None = None
     """Wait before a restart; doubled with each one of its cause within the window, up to 5m. Left out: 10s."""
@@ -179,7 +187,7 @@ class JobDefaults(Model):
     """Watches over losses and gradients; `rollback` is for jobs with a checkpoint, and the others are not watched."""
     ready_timeout: Annotated[Duration, READY_TIMEOUT_RULE] | None = None
     """How long a gang may take from placement to its barrier."""
-    max_runtime: Duration | None = None
+    max_runtime: Annotated[Duration, MAX_RUNTIME_RULE] | None = None
     """How long a job may train in all."""
     termination_grace_period: Duration | None = None
     """Time that a pod has to save and end."""

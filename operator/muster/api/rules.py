@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from muster.api.common import above_zero
 from muster.api.names import ConditionType
 from muster.api.schema import Reason, Rule
 
@@ -157,9 +158,21 @@ JOB_RULES: Final = (
 
 _ELASTIC: Final = "((has({it}.min) ? {it}.min : {it}.replicas) < (has({it}.max) ? {it}.max : {it}.replicas))"
 
-READY_TIMEOUT_RULE: Final = Rule(
-    "self.matches('[1-9]')",
-    "readyTimeout is 0, so the gang could never start in time: give it some, like 30m, or leave it out",
+READY_TIMEOUT_RULE: Final = above_zero(
+    "readyTimeout is 0, so the gang could never start in time: give it some, like 30m, or leave it out"
+)
+
+MAX_RUNTIME_RULE: Final = above_zero(
+    "maxRuntime is 0, so the job would end before it has trained: give it some, like 12h, or leave it out for no limit"
+)
+
+RESTART_WINDOW_RULE: Final = above_zero(
+    "within no time at all no failure counts, and limits nothing: give it some, like 1d, or leave window out for 1d"
+)
+
+DISRUPTION_WINDOW_RULE: Final = above_zero(
+    "within no time at all no preemption counts, and the budget limits nothing: give it some, like 1d, or leave window "
+    "out for 1d"
 )
 
 _SLICE: Final = "self.topology.slices[0].workers"

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from annotated_types import Ge, Le, Len
 
-from muster.api.common import Count, Duration, Model, Timestamp, matches
+from muster.api.common import Count, Duration, Model, Timestamp, above_zero, matches
 from muster.api.schema import Int64, MapList, Rule, SchemaDefault
 
 UTC: Final = "Etc/UTC"
@@ -54,17 +54,9 @@ class AtWindowEnd(str, Enum):
 class Window(Model):
     """When the gang may run: from each moment of a cron expression on, for a while."""
 
-    RULES = (
-        Rule(
-            "self.duration.matches('[1-9]')",
-            "a window of no length never opens: give a duration above zero",
-            field_path=".duration",
-        ),
-    )
-
     start: Cron
     """When a window opens, as a cron expression: `0 20 * * MON-FRI` for eight in the evening on weekdays."""
-    duration: Duration
+    duration: Annotated[Duration, above_zero("a window of no length never opens: give a duration above zero")]
     """How long each window stays open, like 10h. Windows that overlap are one."""
     time_zone: Annotated[TimeZone, SchemaDefault(UTC)] = UTC
     """The time zone of `start`, such as Europe/Berlin."""

@@ -40,6 +40,7 @@ from muster.api.rules import (
     CHECKPOINT_RULES,
     ENCRYPTION_RULES,
     JOB_RULES,
+    MAX_RUNTIME_RULE,
     READY_TIMEOUT_RULE,
     SPEC_RULES,
     WORKERS_RULES,
@@ -292,7 +293,7 @@ class TrainingJobSpec(Model):
     ready_timeout: Annotated[Duration, READY_TIMEOUT_RULE] | None = None
     """How long the whole gang may take from placement to its barrier, image pulls included; then it is withdrawn.
     Left out: 30m."""
-    max_runtime: Duration | None = None
+    max_runtime: Annotated[Duration, MAX_RUNTIME_RULE] | None = None
     """How long the job may train in all. At its end a checkpoint is saved and the job has failed with
     MaxRuntimeExceeded. Left out: for ever."""
     window: Window | None = None

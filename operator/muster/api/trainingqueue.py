@@ -19,6 +19,7 @@ from muster.api.common import (
     Quantity,
     Resource,
     Timestamp,
+    above_zero,
     matches,
 )
 from muster.api.jobparts import CapacityKind, JobDefaults
@@ -205,15 +206,13 @@ class IdleAction(str, Enum):
 class Idle(Model):
     """When the GPUs of a job count as idle, and what follows."""
 
-    RULES = (
-        Rule(
-            "!has(self.after) || self.after.matches('[1-9]')",
-            "every GPU is idle for no time at all: give some, like 30m, or leave after out for 30m",
-            field_path=".after",
-        ),
-    )
-
-    after: Duration | None = None
+    after: (
+        Annotated[
+            Duration,
+            above_zero("every GPU is idle for no time at all: give some, like 30m, or leave after out for 30m"),
+        ]
+        | None
+    ) = None
     """For how long they have to be idle, of the time in which the job trains; judged by whole minutes. Left out:
     30m."""
     below: Annotated[int, Ge(1), Le(100)] | None = None
@@ -230,11 +229,6 @@ class TrainingQueueSpec(Model):
             "!has(self.parent) || !has(self.cohort)",
             "a queue has one place: keep parent and leave cohort out, or put the parent into the cohort",
             field_path=".cohort",
-        ),
-        Rule(
-            "!has(self.usageHalfLife) || self.usageHalfLife.matches('[1-9]')",
-            "a half-life of 0 would forget all use at once: give it some time, like 1d, or leave it out for 7d",
-            field_path=".usageHalfLife",
         ),
     )
 
@@ -258,7 +252,15 @@ class TrainingQueueSpec(Model):
     """Which of its jobs comes first, of those that are equal in priority, age and slack: submitTime, or
     shortestExpected. With the latter a job may also ask preemptible ones of the queue that have at least twice as many
     GPU-seconds to go, unless `preemption.withinQueue` is never."""
-    usage_half_life: Duration | None = None
+    usage_half_life: (
+        Annotated[
+            Duration,
+            above_zero(
+                "a half-life of 0 would forget all use at once: give it some time, like 1d, or leave it out for 7d"
+            ),
+        ]
+        | None
+    ) = None
     """How fast past use is forgiven: it counts half after this time. Left out: 7d."""
     preemption: QueuePreemption | None = None
     """Whom the queue's jobs may ask for room. Left out: the defaults of its fields."""
