@@ -1,12 +1,30 @@
 """Names of the environment variables that the operator sets in a training pod.
 
-The launcher reads them; ranks get them too, beside torchrun's own (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE,
-GROUP_RANK, MASTER_ADDR, MASTER_PORT).
+The launcher reads them; ranks get them too, beside torchrun's own.
 """
 
 from __future__ import annotations
 
 from typing import Final
+
+TORCHRUN: Final = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "NODE_RANK",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+)
+"""torchrun's own variables, which the launcher sets for each rank whatever the container has."""
 
 JOB: Final = "MUSTER_JOB"
 """Name of the TrainingJob."""

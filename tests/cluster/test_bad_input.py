@@ -167,6 +167,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "env from nowhere": (spec(env=[{"name": "A", "valueFrom": {}}]), "name exactly one source"),
     "env of Muster's own": (spec(env=[{"name": "MUSTER_INDEX", "value": "7"}]), "Muster sets this variable itself"),
+    "env of the ranks": (spec(env=[{"name": "RANK", "value": "3"}]), "Muster sets this variable itself; take it out"),
     "envFrom from nowhere": (spec(envFrom=[{"prefix": "A_"}]), "name exactly one of configMapRef and secretRef"),
     "label of Muster's own": (
         spec(podTemplate={"metadata": {"labels": {"muster.dev/job": "other"}}}),

@@ -30,7 +30,7 @@ OPERATOR_ENV: Final = tuple(
         if name.isupper() and isinstance(value, str) and value.startswith("MUSTER_")
     )
 )
-"""Environment variables that the operator sets, so a job may not."""
+"""Environment variables that the operator and the launcher set, so a job may not."""
 
 EnvName = Annotated[
     str,
@@ -124,7 +124,7 @@ class EnvVar(Model):
     RULES = (
         Rule("!(has(self.value) && has(self.valueFrom))", "give either value or valueFrom, not both"),
         Rule(
-            f"!(self.name in [{', '.join(repr(name) for name in OPERATOR_ENV)}])",
+            f"!(self.name in [{', '.join(repr(name) for name in (*OPERATOR_ENV, *protocol_env.TORCHRUN))}])",
             "Muster sets this variable itself; take it out of env",
             field_path=".name",
         ),

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_protocol import exits
+from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.messages import Ended, GangState, Member, Membership, Restart, Stop, StopReason
+from muster_protocol.messages import Ended, GangState, Member, Membership, Release, Restart, Stop, StopReason
 from muster_runtime import report
 from muster_runtime.control import ControlReader, ControlWriter
-from muster_runtime.launch import config, termination, tracebacks, verdict
+from muster_runtime.launch import config, environment, termination, tracebacks, verdict
 from muster_runtime.launch.command import parse
 from muster_runtime.launch.membership import Barrier, Roll
 from muster_runtime.launch.progress import Progress
@@ -524,3 +524,11 @@ def test_a_killed_rank_that_takes_long_to_be_gone_is_waited_for_where_another_ta
         return not ranks.running, state.now
 
     assert asyncio.run(gone()) == (is_gone, min(seconds, DYING_SECONDS))
+
+
+def test_what_ranks_get_whatever_the_container_says_is_refused_in_a_jobs_env(tmp_path: Path) -> None:
+    laptop = config.read({}, ("python", "train.py"), 2)
+    container = dict.fromkeys((*env.TORCHRUN, "PYTHONUNBUFFERED"), "theirs")
+    rank = environment.for_rank(container, laptop, Release(1, "127.0.0.1", 29500), tmp_path, 0, {})
+    ours = {name for name in rank if rank[name] != container.get(name) and not name.startswith("MUSTER_")}
+    assert ours - {"PYTHONUNBUFFERED", "OMP_NUM_THREADS"} == set(env.TORCHRUN)
