@@ -237,6 +237,8 @@ def _open(marks: tuple[Any, ...]) -> Schema | None:
 def _scalar(annotation: Any, marks: tuple[Any, ...]) -> Schema:
     if inspect.isclass(annotation) and issubclass(annotation, Enum):
         return {"type": "string", "enum": [member.value for member in annotation]}
+    if annotation is datetime and any(isinstance(mark, Rule) for mark in marks):
+        return {"type": "string", "maxLength": 64}  # where there is a format, its words come in the place of the rule's
     if annotation is datetime:
         return {"type": "string", "format": "date-time"}
     if annotation is bool:
@@ -246,7 +248,6 @@ def _scalar(annotation: Any, marks: tuple[Any, ...]) -> Schema:
         return {"type": "integer", "format": "int64" if wide else "int32", **_limits(marks)}
     if annotation is str and any(isinstance(mark, IntOrString) for mark in marks):
         return {
-            "anyOf": [{"type": "integer"}, {"type": "string"}],
             "x-kubernetes-int-or-string": True,
             **_bounds(marks, "minLength", "maxLength"),
         }

@@ -20,6 +20,7 @@ from muster.api.common import (
     S3Uri,
     Step,
     Timestamp,
+    cel_text,
     matches,
 )
 from muster.api.jobparts import MAX_WORKERS, Capacity, DisruptionBudget, Hang, Health, JobTopology, Restart
@@ -45,7 +46,7 @@ from muster.api.rules import (
     SPEC_RULES,
     WORKERS_RULES,
 )
-from muster.api.schema import Atomic, MapList, SchemaDefault
+from muster.api.schema import Atomic, MapList, Rule, SchemaDefault
 from muster.api.terms import JobBudget, Window
 from muster.api.tracking import Tracking
 from muster.api.trainingjob_status import TrainingJobStatus
@@ -66,6 +67,14 @@ Url = Annotated[
     matches(r"^https?://[^\s]+$", "write the URL of an S3 server, like https://s3.example.com"),
 ]
 ConfigKey = Annotated[str, Len(1, 253), matches(r"^[-._a-zA-Z0-9]+$", "use letters, digits, dashes and dots")]
+MOMENT_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[-+][0-9]{2}:[0-9]{2})$"
+Deadline = Annotated[
+    Timestamp,
+    Rule(
+        f"self.matches({cel_text(MOMENT_PATTERN)}) && timestamp(self).getFullYear() > 0",
+        "write a moment as date, time and time zone, like 2026-12-01T08:00:00Z or 2026-12-01T08:00:00+01:00",
+    ),
+]
 UriAtStep = Annotated[str, Len(1, 1060), matches(S3_URI_PATTERN, "write s3://BUCKET/PREFIX or s3://BUCKET/PREFIX@STEP")]
 
 
@@ -298,7 +307,7 @@ class TrainingJobSpec(Model):
     MaxRuntimeExceeded. Left out: for ever."""
     window: Window | None = None
     """When the gang may run, for example at night. Left out: at any time."""
-    deadline: Timestamp | None = None
+    deadline: Deadline | None = None
     """Moment by which the training should be done, like 2026-12-01T08:00:00Z. It hurries the job in the order of its
     queue when time runs short, and the condition DeadlineReachable says whether it can be met. Nothing ends there."""
     budget: JobBudget | None = None
