@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.api.common import find_condition
+from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, Phase, Reason
 from muster.api.placement import spares_by_index
 from muster.api.restarts import Group
@@ -32,6 +33,7 @@ from muster.telling.wording import (
     CAUSES,
     FINAL,
     ago,
+    answered,
     before_the_first_step,
     counted,
     one_line,
@@ -209,14 +211,16 @@ def _saves(saving: Saving) -> Text:
 
 
 def _restarts(scene: Scene) -> str:
-    """What is used of the script's limit, and of others where anything is; then all restarts."""
-    status, parts = scene.job.status, []
-    for group, count, limit in used_limits(scene):
-        if limit is not None and (count or group is Group.SCRIPT):
-            parts.append(f"{count} of at most {limit} used by {CAUSES[group]}")
+    """All restarts; then the failures of the script that count, and others that have a limit where there are any."""
+    status, spec = scene.job.status, effective_spec(scene.job.spec, scene.job.status.defaults)
     ways = ((status.restarts, "with new pods"), (status.restarts_in_place, "in the pods that were there"))
     told = ", ".join(f"{count} {how}" for count, how in ways if count)
-    return "; ".join((*parts, told))
+    failures = ", ".join(
+        f"{counted(count, 'failure')} {CAUSES[group]} ({answered(limit)})"
+        for group, count, limit in used_limits(scene)
+        if limit is not None and (count or group is Group.SCRIPT)
+    )
+    return f"{told}; within {format_duration(spec.restart_window)} {failures}"
 
 
 def _replacements(scene: Scene) -> Iterator[tuple[str, str]]:

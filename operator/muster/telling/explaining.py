@@ -18,6 +18,7 @@ from muster.telling.scene import Scene, event_time
 from muster.telling.wording import (
     CAUSES,
     ago,
+    answered,
     before_the_first_step,
     counted,
     survived,
@@ -130,8 +131,8 @@ def _restarts(scene: Scene) -> Iterator[tuple[str, ...]]:
     window = format_duration(spec.restart_window)
     for group, used, limit in used_limits(scene):
         if used:
-            most = "any number is allowed" if limit is None else f"at most {limit} are allowed"
-            yield f"within {window}", f"{used} by {CAUSES[group]}; {most} ({group.value})"
+            told = f"{counted(used, 'failure')} {CAUSES[group]}; {answered(limit)} ({group.value})"
+            yield f"within {window}", told
     for count, told in (
         (status.restarts, "of the whole gang, with new pods"),
         (status.restarts_in_place, "of the processes, in the pods that were there"),

@@ -28,11 +28,12 @@ BASES: Final = {
 DISRUPTED: Final = "disrupted"
 """`status.failure.cause` of pods that were drained, evicted or deleted."""
 CAUSES: Final = {
-    Group.SCRIPT: "failures of the script",
-    Group.MEMORY: "want of memory",
-    Group.NETWORK: "the network",
-    Group.PLATFORM: "nodes and the platform",
+    Group.SCRIPT: "of the script",
+    Group.MEMORY: "for want of memory",
+    Group.NETWORK: "of the network",
+    Group.PLATFORM: "of nodes and the platform",
 }
+"""What follows the word failures."""
 
 
 def one_line(job: TrainingJob) -> str:
@@ -129,6 +130,14 @@ def used_limits(scene: Scene) -> Iterator[tuple[Group, int, int | None]]:
     spec = effective_spec(scene.job.spec, scene.job.status.defaults)
     for group, limit in spec.restart_limits.items():
         yield group, used(scene.job.status.recent_failures, group, spec.restart_window, scene.now), limit
+
+
+def answered(limit: int | None) -> str:
+    """How many of such failures are followed by a restart. The one that follows them ends the job, so there may be one
+    more of them than of restarts."""
+    if limit is None:
+        return "each is answered by a restart"
+    return f"{f'at most {limit}' if limit else 'none'} {'are' if limit > 1 else 'is'} answered by a restart"
 
 
 def short(number: str) -> str:

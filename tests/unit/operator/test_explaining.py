@@ -85,7 +85,7 @@ def test_a_failed_job_tells_who_failed_where_and_when_what_was_tried_and_what_to
         "when step 1200, 14m5s ago",
         "alike 2 failures in a row, up to this one, were one and the same",
         'File "train.py", line 17',
-        "within 1d 2 by failures of the script; at most 3 are allowed (restart.limit)",
+        "within 1d 2 failures of the script; at most 3 are answered by a restart (restart.limit)",
         "nothing: the job has ended; its checkpoints and its ended pods stay",
         "- read what it wrote: muster logs train -n research --rank 3",
     ):

@@ -184,10 +184,14 @@ def test_numbers_are_told_as_people_read_them() -> None:
     past = [{"at": "2026-01-02T03:00:00Z", "cause": cause} for cause in ("user", "network", "node")]
     old = {"at": "2026-01-01T03:00:00Z", "cause": "user"}
     text = shown(Scene(job(phase="Running", restarts=3, recentFailures=[old, *past]), (), (), NOW))
-    told = "1 of at most 3 used by failures of the script; 1 of at most 10 used by the network; 3 with new pods"
+    told = (
+        "3 with new pods; within 1d 1 failure of the script (at most 3 are answered by a restart), "
+        "1 failure of the network (at most 10 are answered by a restart)"
+    )
     assert told in " ".join(text.replace("│", " ").split())
     text = shown(Scene(job(phase="Running", restarts=1, restartsInPlace=2, recentFailures=past[:1] * 3), (), (), NOW))
-    assert "3 of at most 3 used by failures of the script; 1 with new pods, 2 in the pods that were there" in text
+    told = "1 with new pods, 2 in the pods that were there; within 1d 3 failures of the script (at most 3 are answered"
+    assert told in " ".join(text.replace("│", " ").split())
     assert "Preempted" not in text
     text = shown(Scene(job(phase="Queued", preemptions=1, lostGpuSeconds=540), (), (), NOW))
     assert "Preempted  1 time, up to 540 GPU-seconds of work lost" in text
