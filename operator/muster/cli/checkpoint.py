@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import math
 import os
+import shlex
 import socket
 import time
 from collections.abc import Iterator
@@ -310,7 +311,11 @@ def import_(
     with _explained(), _opened(where, endpoint) as store, _opened(target, endpoint) as there:
         size = import_model(store, there, name)
         typer.echo(f"{store.uri} is committed in {there.uri} as the object {name}: {tables.amount(size)}")
-        typer.echo(f"start a job from it by checkpoint: {{from: {there.uri!r}, load: model}}")
+        source = there.uri
+        if there.uri.startswith("file://"):
+            source = "s3://BUCKET/PREFIX"
+            typer.echo(f"jobs read S3 alone, so copy it there:  muster checkpoint cp {shlex.quote(there.uri)} {source}")
+        typer.echo(f"start a job from it by checkpoint: {{from: {source!r}, load: model}}")
 
 
 @app.command()

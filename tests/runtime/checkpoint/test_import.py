@@ -54,7 +54,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_was_imported_is_restored_and_exported_bit_for_bit(folder: Path, tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/run"
-    assert "load: model" in muster("import", str(folder), uri)
+    said = muster("import", str(folder), uri)
+    assert f"muster checkpoint cp {uri} s3://BUCKET/PREFIX" in said, "a job's checkpoint.from takes no file://"
+    assert "checkpoint: {from: 's3://BUCKET/PREFIX', load: model}" in said
     muster("verify", uri)
     store = FileStore(parse_uri(uri))
     found = find_start(store, None)
