@@ -10,6 +10,7 @@ import shlex
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -27,7 +28,7 @@ from muster_protocol.checkpoints.export import SHARD_BYTES, export, exported_bef
 from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.holds import held, release, tag
 from muster_protocol.checkpoints.importing import import_model
-from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, runs_below, take
+from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, choose, meant, runs_below, take
 from muster_protocol.checkpoints.prune import carry_out
 from muster_protocol.checkpoints.retention import (
     ORPHAN_SECONDS,
@@ -40,7 +41,7 @@ from muster_protocol.checkpoints.retention import (
 from muster_protocol.checkpoints.store import Store, StreamingStore
 from muster_protocol.checkpoints.tensors import tensors_of
 from muster_protocol.checkpoints.verify import damage
-from muster_protocol.errors import MusterError
+from muster_protocol.errors import MusterError, StorageError
 from muster_protocol.uris import CheckpointUri, parse_uri, parse_uri_at_step
 
 app = typer.Typer(
@@ -85,7 +86,9 @@ def list_(
         elif rows or inventory.latest is not None:
             tables.print_listing(inventory, rows)
         else:
-            tables.print_runs(inventory.uri, *runs_below(store))
+            runs, everywhere = runs_below(store)
+            near = "" if runs else _meant(parse_uri(uri), endpoint)
+            tables.print_runs(inventory.uri, runs, everywhere, near)
 
 
 @app.command()
@@ -342,6 +345,20 @@ def cp(
     ):
         size = copy(store, _found(store, checkpoint), there)
         typer.echo(f"step {checkpoint.step} of {store.uri} is committed in {there.uri}: {tables.amount(size)}")
+
+
+def _meant(uri: CheckpointUri, endpoint: str | None) -> str:
+    """The uri of the run beside a place without any, of whose name that is a likely misspelling; "" where none is."""
+    above, _, name = uri.prefix.rpartition("/")
+    parent = replace(uri, prefix=above)
+    if not name or (uri.scheme == "file" and not above):
+        return ""
+    try:
+        with _opened(str(parent), endpoint) as store:
+            near = meant(store, name)
+    except StorageError:
+        return ""  # who may read below a prefix alone is told no more
+    return f"{parent}/{near}" if near is not None else ""
 
 
 def _uri_of(place: str) -> str:

@@ -17,6 +17,7 @@ from muster_protocol.checkpoints.holds import read_holds
 from muster_protocol.checkpoints.store import Item, Store, StreamingStore, Unfinished
 from muster_protocol.errors import CorruptCheckpointError, StateError
 from muster_protocol.manifest import KEPT_PREFIX, LATEST_KEY, MANIFEST_NAME, TOMBSTONE, Hold, Latest, step_prefix
+from muster_protocol.spelling import nearest
 
 _RECORD: Final = re.compile(rf"^{KEPT_PREFIX}(\d+)-(\d+)-(\d+)-([0-9a-f]{{64}})$")
 FOLDERS_LOOKED_INTO: Final = 200
@@ -206,6 +207,13 @@ def runs_below(store: StreamingStore) -> tuple[list[str], bool]:
         else:
             folders += deeper
     return sorted(runs), not folders
+
+
+def meant(beside: StreamingStore, name: str) -> str | None:
+    """The prefix right below `beside`'s that holds a run and that `name` was most likely meant to be; None for none."""
+    folders = {folder.rstrip("/"): folder for folder in beside.level("")[1]}
+    near = nearest(name, folders)
+    return near if near is not None and folders[near] + LATEST_KEY in beside.level(folders[near])[0] else None
 
 
 def find_start(store: Store, step: int | None) -> Found:

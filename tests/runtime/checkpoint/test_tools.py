@@ -116,6 +116,10 @@ def test_the_list_of_a_place_above_runs_names_them(made: MadeRun, uri: str, monk
     ]
     assert json.loads(muster("ls", f"{uri}/team", "-o", "json")) == []
     assert muster("ls", f"{uri}/team/data") == f"{uri}/team/data has no checkpoints\n"
+    assert muster("ls", f"{uri}/team/tunde") == (
+        f"{uri}/team/tunde has no checkpoints; did you mean {uri}/team/tuned?\n"
+    )
+    assert muster("ls", f"{uri}/team/dtaa") == f"{uri}/team/dtaa has no checkpoints\n", "what is near is no run"
     monkeypatch.setattr("muster_protocol.checkpoints.inventory.FOLDERS_LOOKED_INTO", 1)
     assert "not all folders were looked into" in muster("ls", f"{uri}/team")
 
