@@ -185,6 +185,11 @@ def sentence(
         return f"the certificate of the S3 server{at} isn't trusted; name its authority's in {hints.authority}{tail}"
     if kind is Kind.ENCRYPTION:
         return f"{where} can't be written encrypted{at}; check {hints.encryption} and the key's policy{tail}"
+    if kind is Kind.MISCONFIGURED and detail.startswith("Invalid endpoint"):
+        return (
+            f"{endpoint!r} is no URL of an S3 server, so {where} can't be used; correct {hints.endpoint} to one like "
+            "https://s3.example.com"
+        )
     if kind is Kind.MISCONFIGURED:
         return f"{where} can't be used{at} as it is set; correct {hints.uri}, {hints.endpoint} and AWS_REGION{tail}"
     return f"S3 failed for {where}{at}{tail}"

@@ -241,7 +241,7 @@ def test_what_a_newer_muster_wrote_is_not_called_damaged(made: MadeRun, uri: str
     ("settings", "says"),
     [
         ({"AWS_PROFILE": "nobody"}, "no credentials were found for s3://models/run"),
-        ({"AWS_ENDPOINT_URL_S3": "foo"}, "(Invalid endpoint: foo)"),
+        ({"AWS_ENDPOINT_URL_S3": "foo"}, "correct --endpoint, or AWS_ENDPOINT_URL_S3 in its place, to one"),
         ({"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"}, "check --endpoint, or AWS_ENDPOINT_URL_S3 in its place, and"),
         (
             {"AWS_CA_BUNDLE": "/nowhere.pem", "AWS_ENDPOINT_URL_S3": "https://127.0.0.1:1"},
