@@ -157,7 +157,7 @@ def kept_by(inventory: Inventory, retention: Retention, now: float) -> dict[str,
             reasons[checkpoint.key].append(f"tag {hold.id}" if hold.expires is None else f"held by {hold.who}")
     if retention.keeps_all:
         for checkpoint in committed:
-            reasons[checkpoint.key].append("no rule")
+            reasons[checkpoint.key].append("all stay without a rule")
         return reasons
     for checkpoint in committed[: retention.last or 0]:
         reasons[checkpoint.key].append(f"last {retention.last}")

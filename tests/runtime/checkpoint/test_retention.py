@@ -72,7 +72,9 @@ def gone(found: Plan) -> list[int]:
 
 
 def test_no_rule_keeps_everything() -> None:
-    assert gone(plan(inventory(*chain(1, 2, 3, 4, 5)), Retention(), NOW)) == []
+    found = plan(inventory(*chain(1, 2, 3, 4, 5)), Retention(), NOW)
+    assert gone(found) == []
+    assert [why for _, why in found.kept][-1] == ("all stay without a rule",), "it stands beside the word keep"
 
 
 @pytest.mark.parametrize(("last", "left"), [(5, [3, 4, 5, 6, 7]), (3, [5, 6, 7]), (1, [5, 6, 7])])
