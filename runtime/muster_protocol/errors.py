@@ -13,6 +13,10 @@ class StateError(MusterError):
     """A state that can't be stored, or a checkpoint that doesn't fit what is asked of it."""
 
 
+class StartError(StateError):
+    """There is no such checkpoint of another run as `checkpoint.from` names. Another start would not find it either."""
+
+
 class CorruptCheckpointError(MusterError):
     """A checkpoint, or a part of one, is missing or isn't what its manifest says."""
 

@@ -251,7 +251,7 @@ def prune(
             if rules.best and (wrong := unknown_metric(inventory, rules.best)):
                 fail(wrong)
             if not inventory.folders:
-                note(f"{store.uri} has no checkpoints; is it the uri of the job's spec.checkpoint?")
+                note(f"{store.uri} has no checkpoints; is it some job's spec.checkpoint.uri?")
             if job_gone and yes and inventory.latest is not None:
                 claim_epoch(store, _me("prune"))
                 inventory = take(store)

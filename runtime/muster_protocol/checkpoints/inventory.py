@@ -15,7 +15,7 @@ from muster_protocol.checkpoints.chain import Damaged, Found, folder_of, read_ma
 from muster_protocol.checkpoints.commit import read_latest
 from muster_protocol.checkpoints.holds import read_holds
 from muster_protocol.checkpoints.store import Item, Store, StreamingStore, Unfinished
-from muster_protocol.errors import CorruptCheckpointError, StateError
+from muster_protocol.errors import CorruptCheckpointError, StartError, StateError
 from muster_protocol.manifest import KEPT_PREFIX, LATEST_KEY, MANIFEST_NAME, TOMBSTONE, Hold, Latest, step_prefix
 from muster_protocol.spelling import nearest
 
@@ -182,8 +182,8 @@ def choose(inventory: Inventory, step: int | None) -> Checkpoint:
     if not inventory.committed:
         troubles = " ".join(damaged.reason for damaged in inventory.damaged)
         raise StateError(
-            f"{inventory.uri} has no committed checkpoint{': ' + troubles if troubles else ''}; is it the uri of the "
-            "job's spec.checkpoint?"
+            f"{inventory.uri} has no committed checkpoint{': ' + troubles if troubles else ''}; is it some job's "
+            "spec.checkpoint.uri?"
         )
     for checkpoint in inventory.committed:
         if step in (None, checkpoint.step):
@@ -217,14 +217,14 @@ def meant(beside: StreamingStore, name: str) -> str | None:
 
 
 def find_start(store: Store, step: int | None) -> Found:
-    """The checkpoint of another run to start from: at `step`, or its committed one. StateError when there is none."""
+    """The checkpoint of another run to start from: at `step`, or its committed one. StartError when there is none."""
     found = read_latest(store)
     if step is None and found is not None and found.latest.manifest:
         return read_manifest(store, found.latest.manifest, found.latest.sha256)
     try:
         chosen = choose(take(store, unfinished=False), step)
     except StateError as error:
-        raise StateError(f"checkpoint.from: {error}") from error
+        raise StartError(f"checkpoint.from can't be taken: {error}") from error
     return read_manifest(store, chosen.key, chosen.sha256)
 
 

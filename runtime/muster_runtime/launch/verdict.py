@@ -42,6 +42,7 @@ _NAMED: Final = {
     "muster_protocol.errors.StorageRefusedError": Cause.STORAGE,
     "muster_protocol.errors.StorageError": Cause.INFRASTRUCTURE,
     "muster_protocol.errors.StaleEpochError": Cause.INFRASTRUCTURE,
+    "muster_protocol.errors.StartError": Cause.CONFIG,
     "muster_runtime.errors.NumericsError": Cause.NUMERICS,
 }
 """Errors of ours that have a cause of their own: what the checkpoint's store did to a rank isn't the user's failure."""
@@ -50,6 +51,7 @@ _OURS: Final = ("muster_protocol.errors.", "muster_runtime.errors.")
 """Misuse, a state that doesn't fit, a store without a whole checkpoint: the next start would meet them, too."""
 
 _EXIT_CODES: Final = {
+    Cause.CONFIG: exits.EXIT_CONFIG,
     Cause.STORAGE: exits.EXIT_CONFIG,
     Cause.INFRASTRUCTURE: exits.EXIT_INFRASTRUCTURE,
     Cause.NETWORK: exits.EXIT_INFRASTRUCTURE,
@@ -81,7 +83,10 @@ def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memo
     if tracebacks.is_broken_gpu(traceback):
         message += "; the GPU or its driver is at fault, not the script"
         return Failure(rank, exit_code, Cause.NODE, message, traceback, echo=False)
-    named = _NAMED.get(what.split(":")[0])
+    name, _, said = what.partition(": ")
+    named = _NAMED.get(name)
+    if named is Cause.CONFIG:  # where it was raised in the script tells nobody anything
+        return Failure(rank, exit_code, named, said, "", echo=False)
     if named is not None:  # never an echo, even where it speaks of a connection that was reset
         return Failure(rank, exit_code, named, message, traceback, echo=False)
     if exit_code == exits.EXIT_PREEMPTED:

@@ -204,7 +204,7 @@ def test_errors_say_how_to_mend_them(made: MadeRun, uri: str) -> None:
     assert "write s3://BUCKET/PREFIX" in muster("ls", "models/run", code=2)
     assert "ends in @abc, and a step is a whole number" in muster("show", f"{uri}@abc", code=2)
     assert "no committed checkpoint of step 99; it has: 1, 2, 3, 4, 5, 6" in muster("show", f"{uri}@99", code=2)
-    assert "is it the uri of the job's spec.checkpoint?" in muster("show", f"{uri}-none", code=2)
+    assert "is it some job's spec.checkpoint.uri?" in muster("show", f"{uri}-none", code=2)
     assert "write it like loss" in muster("prune", uri, "--best", "loss:most", code=2)
     assert "write it like loss" in muster("prune", uri, "--last", "1", "--best", "", code=2), "of a variable not set"
     assert "has no object 'net'; it has: model" in muster("export", uri, "/nowhere", "--object", "net", code=2)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muster_protocol import exits
+from muster_protocol import env, exits
 from muster_protocol.exits import Cause
 from muster_protocol.storage_errors import LASTING, PASSING, Kind, kind_of
 from muster_protocol.uris import parse_uri
@@ -37,6 +38,7 @@ def ended_by(error: str) -> exits.ExitFacts:
         ("StorageError: x (Connection reset by peer; gloo)", Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE),
         ("StaleEpochError: another gang has taken over", Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE),
         ("StorageRefusedError: the bucket 'x' does not exist", Cause.STORAGE, exits.EXIT_CONFIG),
+        ("StartError: checkpoint.from can't be taken: gloo", Cause.CONFIG, exits.EXIT_CONFIG),
         ("StateError: a state that can't be stored", Cause.USER, exits.EXIT_USER),
         ("UsageError: StorageError: no", Cause.USER, exits.EXIT_USER),
     ],
@@ -68,6 +70,23 @@ def test_a_rank_that_is_denied_its_store_ends_the_run(make_gang: Callable[..., A
     )
     facts = gang.pod(0, command).end()
     assert (facts.cause, facts.exit_code) == (Cause.STORAGE, exits.EXIT_CONFIG)
+
+
+def test_a_checkpoint_that_is_not_there_ends_the_run_with_a_sentence_about_from(
+    make_gang: Callable[..., Any], tmp_path: Path
+) -> None:
+    script = (
+        "import muster_runtime as muster\nfrom torch import nn\n"
+        "session = muster.start()\nsession.track(model=nn.Linear(1, 1))\nfor step in session.steps(3): pass\n"
+    )
+    here = f"file://{tmp_path}"
+    gang = make_gang(2, **{env.CHECKPOINT_URI: f"{here}/own", env.CHECKPOINT_FROM: f"{here}/no"})
+    leader, other = gang.all(gang.script(script))
+    facts = min((leader.end(), other.end()), key=lambda end: end.cause is Cause.PEER)
+    assert (facts.cause, facts.exit_code, facts.traceback) == (Cause.CONFIG, exits.EXIT_CONFIG, "")
+    assert facts.message == (
+        f"checkpoint.from can't be taken: {here}/no has no committed checkpoint; is it some job's spec.checkpoint.uri?"
+    )
 
 
 @pytest.mark.parametrize("code", ["SlowDown", "Throttling", "429", "503", "OperationAborted", "RequestTimeTooSkewed"])

@@ -111,5 +111,5 @@ def test_a_bucket_that_none_can_be_called_is_told_why() -> None:
 
 def test_pruning_where_nothing_is_says_so(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["checkpoint", "prune", f"file://{tmp_path}", "--yes"])
-    assert f"file://{tmp_path} has no checkpoints; is it the uri of the job's spec.checkpoint?" in found.stderr
+    assert f"file://{tmp_path} has no checkpoints; is it some job's spec.checkpoint.uri?" in found.stderr
     assert "STEP" not in found.stdout
