@@ -39,6 +39,7 @@ from muster.telling.wording import (
     one_line,
     pod_state,
     short,
+    silent,
     survived,
     tracked,
     unsound,
@@ -145,6 +146,8 @@ def _facts(scene: Scene) -> Table:
         head.add_row("Defaults", f"from the queue: {', '.join(status.defaults.to_raw())}")
     for title, told in waiting(scene):
         head.add_row(title, told)
+    if old := silent(scene):
+        head.add_row("Silent", Text(old, "yellow"))
     if first := before_the_first_step(scene):
         head.add_row("Progress", first)
     elif status.progress is not None:
@@ -251,7 +254,8 @@ def _progress(scene: Scene) -> RenderableType:
     for name, value in (("loss", progress.loss), ("steps/s", progress.steps_per_second)):
         if value:
             told += f"   {name} {short(value)}"
-    if progress.eta is not None and progress.eta > scene.now and scene.job.status.phase is Phase.RUNNING:
+    runs = scene.job.status.phase is Phase.RUNNING and not silent(scene)
+    if runs and progress.eta is not None and progress.eta > scene.now:
         told += f"   {format_duration((progress.eta - scene.now).total_seconds())} left"
     if progress.total_steps:
         grid.add_row(ProgressBar(total=progress.total_steps, completed=progress.step, width=30), told)

@@ -21,6 +21,7 @@ from muster.telling.wording import (
     answered,
     before_the_first_step,
     counted,
+    silent,
     survived,
     tracked,
     used_limits,
@@ -78,6 +79,8 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
         yield "", (f"all {count} workers {verb}" if count > 1 else f"its worker {verb}s") + where
         if first:
             yield "", first
+    if old := silent(scene):
+        yield "", old
     if place is not None and place.position:
         yield "", f"place {place.position} in the order of queue {job.spec.queue}"
     for kind in (ConditionType.STRAGGLING, ConditionType.GPUS_IDLE):

@@ -14,7 +14,7 @@ from muster.cluster.status import is_false, reason_of
 from muster.scheduling.plan import LACKS_NODES, WaitReason
 from muster.telling.ends import first_ending
 from muster.telling.scene import Scene
-from muster.telling.wording import FINAL, used_limits
+from muster.telling.wording import FINAL, silent, used_limits
 from muster_protocol.durations import format_duration
 
 
@@ -90,7 +90,7 @@ def _trains(scene: Scene, spec: EffectiveSpec) -> str:
             return f"worker {replacing.indexes} gets a new pod, and all go on together; {again}"
         return f"worker {replacing.indexes} gets a new pod, and all go on together; where that takes too long, {again}"
     eta = status.progress.eta if status.progress is not None else None
-    left = (eta - scene.now).total_seconds() if eta is not None else 0.0
+    left = (eta - scene.now).total_seconds() if eta is not None and not silent(scene) else 0.0
     told = f"it trains on; about {format_duration(left)} are left" if left > 0 else "it trains on"
     end = first_ending(scene, spec)
     if end is None or 0 < left <= end.left:

@@ -16,6 +16,9 @@ from muster.cluster.views import PodView
 from muster.telling.scene import Scene
 from muster_protocol.durations import format_duration
 
+SILENT_SECONDS: Final = 300.0
+"""The operator hears of a gang that trains, and writes down where its time goes, at least so often, also where it has
+ten thousand to ask and where none of them makes a step."""
 FINAL: Final = (Phase.SUCCEEDED, Phase.FAILED)
 PROMISED: Final = "promised"
 BASES: Final = {
@@ -91,6 +94,18 @@ def survived(status: TrainingJobStatus) -> bool:
 def word_for(cause: str) -> str:
     """What an end by this cause is called: nobody failed where the pods were evicted or deleted."""
     return "interruption" if cause == DISRUPTED else "failure"
+
+
+def silent(scene: Scene) -> str:
+    """What is told of a gang of which nothing was heard for long, so that its numbers are old; "" for any other."""
+    status = scene.job.status
+    if status.phase is not Phase.RUNNING or status.goodput is None:
+        return ""
+    age = (scene.now - max(status.goodput.until, status.running_since or status.goodput.until)).total_seconds()
+    if age < SILENT_SECONDS:
+        return ""
+    told = f"nothing was heard of its training for {format_duration(age)}, and what is told of it is as old"
+    return f"{told}: does the operator run, and does worker 0 answer it?"
 
 
 def before_the_first_step(scene: Scene) -> str:

@@ -105,6 +105,14 @@ SPENT = {
 }
 
 
+def test_a_running_job_of_which_nothing_is_heard_is_not_said_to_end_when_it_was_thought_to() -> None:
+    progress = {"step": 35, "totalSteps": 100, "eta": "2026-01-02T04:11:05Z"}
+    lines = shown(job(phase="Running", placement=PLACED, progress=progress, goodput={"until": "2026-01-02T02:57:05Z"}))
+    told = "nothing was heard of its training for 7m, and what is told of it is as old"
+    assert f"{told}: does the operator run, and does worker 0 answer it?" in lines
+    assert "it trains on" in lines
+
+
 def test_it_is_told_where_the_time_went() -> None:
     """As docs/goodput.md shows it."""
     known = {"ratio": "0.750", "seconds": SPENT, "until": "2026-01-02T03:04:00Z"}

@@ -174,6 +174,22 @@ def test_a_job_that_no_operator_has_seen_says_so() -> None:
     assert "does the operator run?" in shown(Scene(job(), (), (), NOW))
 
 
+def test_a_running_job_of_which_nothing_is_heard_says_that_its_numbers_are_old() -> None:
+    progress = {"step": 35, "totalSteps": 100, "eta": "2026-01-02T04:11:05Z", "updatedAt": "2026-01-02T02:57:00Z"}
+    since = {"progress": progress, "runningSince": "2026-01-02T02:00:00Z"}
+    old = job(phase="Running", goodput={"until": "2026-01-02T02:57:05Z"}, **since)
+    text = " ".join(shown(Scene(old, (), (), NOW)).replace("│", " ").split())
+    assert "nothing was heard of its training for 7m, and what is told of it is as old: does the operator run" in text
+    assert "left" not in text, "by numbers that are old"
+    for fresh in (
+        job(phase="Running", goodput={"until": "2026-01-02T03:03:00Z"}, **since),
+        job(phase="Running", goodput={"until": "2026-01-02T02:57:05Z"}, **{**since, "runningSince": NOW.isoformat()}),
+    ):
+        assert "nothing was heard" not in shown(Scene(fresh, (), (), NOW)), "it trains, or has just begun"
+    assert "1h7m left" in shown(Scene(job(phase="Running", goodput={"until": NOW.isoformat()}, **since), (), (), NOW))
+    assert "nothing was heard" not in shown(Scene(job(phase="Succeeded", goodput=old.status.goodput), (), (), NOW))
+
+
 def test_while_the_api_server_is_away_the_screen_says_that_it_is_old() -> None:
     assert "what is shown is old" in shown(Scene(job(phase="Running"), (), (), NOW, "no answer; what is shown is old"))
 
