@@ -181,7 +181,8 @@ def _queue_row(queue: TrainingQueue, has: Use, *, limited: bool) -> tuple[str, .
 
 
 def _quota(queue: TrainingQueue, has: Use, *, limited: bool) -> str:
-    """`H100 on-demand: 80 of 64 nvidia.com/gpu, 16 borrowed`. `limited`: a queue above has a quota."""
+    """`H100 on-demand: 80 of 64 nvidia.com/gpu, 16 borrowed`, or `no limit; in use: H100 on-demand: 8 nvidia.com/gpu`.
+    `limited`: a queue above has a quota."""
     used, borrowed = in_use(queue)
     told = []
     for flavour in {**has, **used}:
@@ -189,9 +190,9 @@ def _quota(queue: TrainingQueue, has: Use, *, limited: bool) -> str:
         over = borrowed.get(flavour, {})
         parts = [_told(name, held.get(name, 0), nominal.get(name), over.get(name, 0)) for name in {**nominal, **held}]
         told.append(f"{_flavour(flavour)}: {', '.join(parts)}")
-    if not has:
-        told.append("no quota of its own" if limited else "unlimited")
-    return "; ".join(told)
+    if has:
+        return "; ".join(told)
+    return f"{'no quota of its own' if limited else 'no limit'}{'; in use: ' if told else ''}{'; '.join(told)}"
 
 
 def budgets(queue: TrainingQueue, now: datetime) -> str:

@@ -48,12 +48,12 @@ def test_a_quota_that_names_the_whole_product_is_told_beside_its_use() -> None:
     assert [row[-1] for row in queue_rows([whole])] == ["H100 on-demand: 80 of 64 nvidia.com/gpu"]
 
 
-def test_a_queue_without_quota_is_unlimited_only_where_none_above_has_one() -> None:
+def test_a_queue_without_quota_has_no_limit_only_where_none_above_has_one() -> None:
     rows = queue_rows([queue("root", 8), queue("leaf", parent="root"), queue("free", status=uses(8))])
     assert [row[-1] for row in rows] == [
         "H100 on-demand: 0 of 8 nvidia.com/gpu",
         "no quota of its own",
-        "H100 on-demand: 8 nvidia.com/gpu; unlimited",
+        "no limit; in use: H100 on-demand: 8 nvidia.com/gpu",
     ]
 
 
