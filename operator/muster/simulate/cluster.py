@@ -25,6 +25,7 @@ from pydantic.alias_generators import to_camel
 from muster.api.trainingqueue import JobOrder
 from muster.scheduling.snapshot import Index, Int, Levels
 from muster.simulate.errors import SimulationError
+from muster_protocol.spelling import nearest
 
 LEVELS: Final = ("block", "rack", "host")
 RESOURCES: Final = ("cpu", "memory", "nvidia.com/gpu", "pods")
@@ -34,8 +35,9 @@ PODS: Final = 110
 
 _WHOLE: Final = "it must be a whole number"
 _FIELDS: Final = "it must be fields with values, like {{count: 64, gpus: 8}}"
+_UNKNOWN: Final = "extra_forbidden"
 _PROBLEMS: Final = {
-    "extra_forbidden": "there is no such field",
+    _UNKNOWN: "there is no such field",
     "missing": "it is not there",
     "too_short": "at least one entry is needed",
     "tuple_type": "it must be a list, each entry on a line behind '- '",
@@ -142,6 +144,9 @@ class ClusterFile(_Model):
     faults: Faults = Faults()
 
 
+_PARTS: Final[dict[str, type[_Model]]] = {"nodes": NodeGroup, "queues": QueueShare, "costs": Costs, "faults": Faults}
+
+
 @dataclass(frozen=True)
 class Cluster:
     """The cluster as arrays.
@@ -196,13 +201,21 @@ def read(path: Path) -> Cluster:
 
 def _told(error: ValidationError) -> str:
     """Where the first thing that is wrong stands, what is wrong with it, and what stands there."""
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((one for one in errors if one["type"] == _UNKNOWN), errors[0])  # what is missing may stand there so
     where = ".".join(str(part) for part in first["loc"] if part not in (_NUMBER, _BY_FLAVOUR)) or "the file"
     words = _PROBLEMS.get(first["type"])
     problem = words.format(**first.get("ctx", {})) if words else first["msg"]
     given = first["input"]
     shown = f", not {given!r}" if "must be" in problem and isinstance(given, str | int | float) else ""
-    return f"{where}: {problem}{shown}"
+    return f"{where}: {problem}{shown}{_meant(first['loc']) if first['type'] == _UNKNOWN else ''}"
+
+
+def _meant(place: tuple[int | str, ...]) -> str:
+    """The field that was meant by one that there is not, in parentheses; "" where none is near."""
+    model = _PARTS[str(place[0])] if len(place) > 1 else ClusterFile
+    near = nearest(str(place[-1]), (field.alias or name for name, field in model.model_fields.items()))
+    return f" (did you mean {near}?)" if near is not None else ""
 
 
 def build(file: ClusterFile) -> Cluster:
