@@ -104,11 +104,12 @@ class Ledger:
         self._spawned = False
         self._known: Told | None = None  # of the ranks that run now
         self._sessions = False  # the script is known to start one
+        self._plain = False  # the ranks that run now are known to train without one
 
     def spawned(self, now: int) -> None:
         """Ranks start now."""
         self._pass(Part.STARTING, now)
-        self._spawned, self._known = True, None
+        self._spawned, self._known, self._plain = True, None, False
 
     def look(self, told: Told | None, now: int) -> None:
         """What rank 0 tells of itself now; None for nothing."""
@@ -118,6 +119,7 @@ class Ledger:
             self._known, self._sessions = told, True
         elif self._known is None and not self._sessions and now - self._until >= PLAIN_AFTER:
             self._pass(Part.TRAINING, now)
+            self._plain = True
 
     def _fits(self, told: Told, now: int) -> bool:
         if not told.plausible or told.at > now or told.begun < self._until:
@@ -134,7 +136,8 @@ class Ledger:
         if not self._spawned:
             return
         if self._known is None:
-            never = Part.STARTING if self._sessions else Part.TRAINING
+            fell = how is End.BROKEN and not self._plain  # before anything was known of it
+            never = Part.STARTING if self._sessions or fell else Part.TRAINING
             self._pass(Part.HUNG if how is End.HUNG else never, now)
         else:
             self._enter(_whole(self._known, max(now, self._known.at), how), now)

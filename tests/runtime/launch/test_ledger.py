@@ -149,6 +149,21 @@ def test_ranks_that_end_before_their_session_were_starting_where_the_script_has_
     assert of(ledger, 170) == known | {"starting": known["starting"] + 20}
 
 
+def test_ranks_that_fall_before_anything_is_known_of_them_had_only_started() -> None:
+    """Such as a container that is killed for memory while it imports."""
+    ledger = Ledger(0)
+    ledger.spawned(5)
+    ledger.ended(None, 9, End.BROKEN)
+    assert of(ledger, 9) == {"starting": 9}
+    ledger.spawned(9)
+    ledger.look(None, 9 + PLAIN_AFTER)
+    ledger.ended(None, 20 + PLAIN_AFTER, End.BROKEN)
+    assert of(ledger, 20 + PLAIN_AFTER) == {"starting": 9, "training": PLAIN_AFTER + 11}, "by then it trained, for sure"
+    ledger.spawned(20 + PLAIN_AFTER)
+    ledger.ended(None, 25 + PLAIN_AFTER, End.BROKEN)
+    assert of(ledger, 25 + PLAIN_AFTER) == {"starting": 14, "training": PLAIN_AFTER + 11}
+
+
 def test_a_session_without_a_loop_trains_in_its_own_way() -> None:
     ledger = Ledger(0)
     ledger.spawned(0)
