@@ -123,7 +123,7 @@ def advice(scene: Scene) -> Iterator[str]:
             goes_on = f"; with the same checkpoint.uri it goes on from step {status.checkpoint.step}"
         yield f"mend the cause, then:  kubectl delete tj {named}  and apply it again{goes_on}"
         if place is not None and place.reason == Reason.MAX_RUNTIME_EXCEEDED.value:
-            yield "raise spec.maxRuntime before you do"
+            yield "raise spec.maxRuntime in what you apply"
     elif status.phase is Phase.SUSPENDED:
         if reason_of(status, ConditionType.SUSPENDED) == Reason.GPUS_IDLE.value:
             yield f"mend what keeps its GPUs idle:  kubectl edit tj {named}  or, to go on as it is:"

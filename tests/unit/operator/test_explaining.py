@@ -93,6 +93,12 @@ def test_a_failed_job_tells_who_failed_where_and_when_what_was_tried_and_what_to
     assert any("it goes on from step 1180" in line for line in lines)
 
 
+def test_a_job_whose_time_is_over_is_to_be_applied_again_with_more_of_it() -> None:
+    """An edit of a job that has ended is refused."""
+    over = {"reason": "MaxRuntimeExceeded", "message": "maxRuntime is over"}
+    assert "- raise spec.maxRuntime in what you apply" in shown(job(phase="Failed", queue=over))
+
+
 SPENT = {
     "training": 10800,
     "dataWait": 360,

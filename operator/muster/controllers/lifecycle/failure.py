@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import repeat
 from typing import Any, Final
@@ -84,7 +85,8 @@ def recover(turn: Turn) -> bool:
     turn.draft.set(failures=failures or None, placement=placement.settled())
     blame.note(turn, cause)
     if cause.kind is Kind.MAX_RUNTIME:
-        fail(turn, cause, Reason.MAX_RUNTIME_EXCEEDED, "maxRuntime has passed")
+        told = replace(cause, index=-1, message=cause.message or "maxRuntime is over")  # no worker is to blame
+        fail(turn, told, Reason.MAX_RUNTIME_EXCEEDED, "")
     elif cause.kind in FATAL:
         fail(turn, cause, _FAILED_REASON[cause.kind], "")
     else:

@@ -394,9 +394,10 @@ def test_max_runtime_told_by_the_launcher_ends_the_job() -> None:
     case.start()
     case.later(600)
     for index in (0, 1):
-        case.end(index, Cause.MAX_RUNTIME, 75, message="saved at step 7")
+        case.end(index, Cause.MAX_RUNTIME, 75, message="maxRuntime is over; the last committed checkpoint is step 7")
     case.settle()
     assert case.reason(ConditionType.FAILED) == "MaxRuntimeExceeded"
+    assert case.message(ConditionType.FAILED) == "maxRuntime is over; the last committed checkpoint is step 7"
 
 
 def test_max_runtime_is_enforced_when_the_launcher_does_not() -> None:
