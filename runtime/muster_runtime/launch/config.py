@@ -91,6 +91,7 @@ class Config:
     pace: Rule = USUAL
     preflight: bool = False
     tracking: Tracked | None = None
+    start_from: str = ""
 
     @property
     def keeps_memory(self) -> bool:
@@ -137,7 +138,7 @@ def read(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
     if processes is not None and processes < 1:
         raise ConfigError(f"--nproc is {processes}; it has to be 1 or more")
     config = _pod(environ, command, processes) if environ.get(env.JOB) else _laptop(environ, command, processes)
-    config = replace(config, tracking=_tracking(environ, config))
+    config = replace(config, tracking=_tracking(environ, config), start_from=environ.get(env.CHECKPOINT_FROM, ""))
     if config.checkpoint_uri:
         try:
             parse_uri(config.checkpoint_uri)

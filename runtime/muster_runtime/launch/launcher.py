@@ -220,7 +220,7 @@ class Launcher:
             self._phase = Phase.JOINING
             self._state.tell()
 
-        checked = preflight.start(parse_uri(self._config.checkpoint_uri), trouble)
+        checked = preflight.start(parse_uri(self._config.checkpoint_uri), self._config.start_from, trouble)
         checked.add_done_callback(done)
         return checked
 

@@ -1,5 +1,6 @@
-"""Does the checkpoint's bucket exist, may we use it, and does it keep conditional writes? Asked before any rank starts,
-so that a run doesn't train for an hour and then find that it can't save."""
+"""Does the checkpoint's bucket exist, may we use it, and does it keep conditional writes? Is there a checkpoint to
+start from, where the job names one? Asked before any rank starts, so that a run doesn't train for an hour and then find
+that it can't save."""
 
 from __future__ import annotations
 
@@ -8,12 +9,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from muster_protocol import exits
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.storage_errors import LASTING, Kind, kind_of, sentence
-from muster_protocol.uris import CheckpointUri
+from muster_protocol.manifest import LATEST_KEY
+from muster_protocol.storage_errors import IN_A_JOB, LASTING, Kind, kind_of, sentence
+from muster_protocol.uris import CheckpointUri, parse_uri_at_step
 from muster_runtime import vendored
 from muster_runtime.launch.state import Over
 
@@ -37,8 +40,18 @@ class Trouble(Exception):
         return ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, self.sentence)
 
 
-def start(uri: CheckpointUri, trouble: Callable[[str], None]) -> asyncio.Future[None]:
-    """Checks `uri` in a thread of its own. The future ends well, or with Over.
+class NoStart(Trouble):
+    """There is no checkpoint where the job is to start from."""
+
+    def __init__(self, kind: Kind, sentence: str) -> None:
+        super().__init__(kind, f"checkpoint.from can't be taken: {sentence}")
+
+    def facts(self) -> ExitFacts:
+        return ExitFacts(Cause.CONFIG, exits.EXIT_CONFIG, self.sentence)
+
+
+def start(uri: CheckpointUri, start_from: str, trouble: Callable[[str], None]) -> asyncio.Future[None]:
+    """Checks `uri` and `start_from` (`uri@step`, or "") in a thread of its own. The future ends well, or with Over.
 
     `trouble` is called in the event loop with each error, "" when it is over. The thread is a daemon: a stop doesn't
     wait for a server that gives no answer.
@@ -56,7 +69,7 @@ def start(uri: CheckpointUri, trouble: Callable[[str], None]) -> asyncio.Future[
             done.set_exception(Over(found.facts()))
 
     def work() -> None:
-        found = check_patiently(uri, lambda text: _tell(loop, trouble, text))
+        found = check_patiently(uri, lambda text: _tell(loop, trouble, text), start_from=start_from)
         _tell(loop, finish, found)
 
     threading.Thread(target=work, daemon=True, name="storage preflight").start()
@@ -69,16 +82,20 @@ def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], valu
 
 
 def check_patiently(
-    uri: CheckpointUri, trouble: Callable[[str], None], *, retry_seconds: float = RETRY_SECONDS
+    uri: CheckpointUri,
+    trouble: Callable[[str], None],
+    *,
+    start_from: str = "",
+    retry_seconds: float = RETRY_SECONDS,
 ) -> Trouble | None:
     """`check`, tried again while the trouble may pass by itself."""
     until, pauses = time.monotonic() + retry_seconds, iter(_PAUSES)
     while True:
         try:
-            check(uri)
+            check(uri, start_from)
         except Trouble as found:
             pause = next(pauses, _PAUSES[-1])
-            if found.kind in LASTING or time.monotonic() + pause > until:
+            if found.kind in LASTING or isinstance(found, NoStart) or time.monotonic() + pause > until:
                 return found
             trouble(found.sentence)
             time.sleep(pause)
@@ -86,8 +103,9 @@ def check_patiently(
             return None
 
 
-def check(uri: CheckpointUri) -> None:
-    """Writes, overwrites and deletes one scratch object below `uri`. Raises Trouble."""
+def check(uri: CheckpointUri, start_from: str = "") -> None:
+    """Writes, overwrites and deletes one scratch object below `uri`; looks whether any checkpoint lies at `start_from`,
+    which only counts while the run has none of its own. Raises Trouble."""
     calls = _Calls(uri)
     calls.look_at_bucket()
     key = f"{uri.prefix}/.muster-preflight-{secrets.token_hex(8)}".lstrip("/")
@@ -98,6 +116,22 @@ def check(uri: CheckpointUri) -> None:
         calls.put(key, IfMatch=tag)
     finally:
         calls.delete(key)
+    if start_from.startswith("s3://") and not calls.has(uri.bucket, f"{uri.prefix}/{LATEST_KEY}"):
+        _look_at_start(calls, start_from)
+
+
+def _look_at_start(calls: _Calls, start_from: str) -> None:
+    """Raises NoStart where nothing can be there. Whether what is there is whole, the ranks find."""
+    try:
+        uri, step = parse_uri_at_step(start_from)
+    except ValueError as error:
+        raise NoStart(Kind.NOT_FOUND, str(error)) from error
+    folder = "step-" if step is None else f"step-{step:08d}/"
+    if not calls.has(uri.bucket, f"{uri.prefix}/{folder}"):
+        told = f"{uri} has no committed checkpoint; is it some job's spec.checkpoint.uri?"
+        if step is not None:
+            told = f"{uri} has no committed checkpoint of step {step}; see which it has by muster checkpoint ls {uri}"
+        raise NoStart(Kind.NOT_FOUND, told)
 
 
 class _Calls:
@@ -136,6 +170,20 @@ class _Calls:
                 return self._trouble(error, "")
         told = sentence(Kind.NO_SUCH_BUCKET, bucket=self._bucket, endpoint=self._endpoint)
         return Trouble(Kind.NO_SUCH_BUCKET, told)
+
+    def has(self, bucket: str, key: str) -> bool:
+        """Whether an object's key begins so; True where nobody may look."""
+        try:
+            found = self._s3.list_objects_v2(Bucket=bucket, Prefix=key.lstrip("/"), MaxKeys=1)
+        except self._errors as error:
+            kind = kind_of(self._code(error))
+            if kind is Kind.NO_SUCH_BUCKET:
+                hints = replace(IN_A_JOB, uri="checkpoint.from")
+                raise NoStart(kind, sentence(kind, bucket=bucket, endpoint=self._endpoint, hints=hints)) from error
+            if kind is Kind.ACCESS_DENIED:
+                return True
+            raise self._trouble(error, key) from error
+        return bool(found.get("Contents"))
 
     def put(self, key: str, **condition: str) -> str:
         try:

@@ -31,15 +31,22 @@ def as_user(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return s3_server
 
 
-def objects(server: Any) -> list[str]:
-    client = boto3.client(
+def client_of(server: Any) -> Any:
+    return boto3.client(
         "s3",
         endpoint_url=server.endpoint,
         region_name="us-east-1",
         aws_access_key_id=server.access_key,
         aws_secret_access_key=server.secret_key,
     )
-    return [entry["Key"] for entry in client.list_objects_v2(Bucket="models").get("Contents", [])]
+
+
+def objects(server: Any) -> list[str]:
+    return [entry["Key"] for entry in client_of(server).list_objects_v2(Bucket="models").get("Contents", [])]
+
+
+def put(server: Any, key: str) -> None:
+    client_of(server).put_object(Bucket="models", Key=key, Body=b"x")
 
 
 def test_good_storage_passes_and_nothing_stays_in_it(as_user: Any) -> None:
@@ -54,6 +61,33 @@ def test_a_missing_bucket_is_named(as_user: Any) -> None:
     assert caught.value.kind is Kind.NO_SUCH_BUCKET
     assert "'not-there' does not exist" in caught.value.sentence
     assert "create it" in caught.value.sentence
+
+
+@pytest.mark.parametrize(
+    ("start_from", "said"),
+    [
+        ("s3://models/firts", "s3://models/firts has no committed checkpoint; is it some job's spec.checkpoint.uri?"),
+        ("s3://models/base@6", "s3://models/base has no committed checkpoint of step 6; see which it has by muster"),
+        ("s3://modles/base", "the bucket 'modles' does not exist at "),
+        ("s3://models/base@six", "a step is a whole number"),
+    ],
+)
+def test_a_start_from_nothing_is_found_before_any_rank_starts(as_user: Any, start_from: str, said: str) -> None:
+    put(as_user, "base/step-00000005/1-0/manifest.json")
+    found = check_patiently(parse_uri("s3://models/own"), print, start_from=start_from)
+    assert found is not None
+    assert found.sentence.startswith("checkpoint.from can't be taken: ")
+    assert said in found.sentence
+    assert "checkpoint.uri (" not in found.sentence, "that is right"
+    assert (found.facts().cause, found.facts().exit_code) == (Cause.CONFIG, EXIT_CONFIG)
+
+
+def test_a_start_that_is_there_or_does_not_count_passes(as_user: Any) -> None:
+    put(as_user, "base/step-00000005/1-0/manifest.json")
+    for start_from in ("s3://models/base", "s3://models/base@5", "file:///nowhere"):
+        check(parse_uri("s3://models/own"), start_from)
+    put(as_user, "resumed/LATEST")
+    check(parse_uri("s3://models/resumed"), "s3://models/gone")
 
 
 def test_wrong_keys_are_told_as_denied_access(as_user: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +162,17 @@ def test_bad_storage_ends_the_gang_before_any_rank_starts(s3_server: Any, make_g
     followed = follower.end()
     assert (followed.cause, followed.exit_code) == (Cause.PEER, EXIT_CONFIG)
     assert "'not-there' does not exist" in followed.message
+    assert gang.marks("started") == set()
+
+
+def test_a_start_from_nothing_ends_the_gang_before_any_rank_starts(s3_server: Any, make_gang: MakeGang) -> None:
+    names = {"MUSTER_CHECKPOINT_URI": "s3://models/fresh", "MUSTER_CHECKPOINT_FROM": "s3://models/firts"}
+    gang = make_gang(2, **s3_server.environment(**names))
+    leader, follower = gang.all(gang.script("mark('started')\n"))
+    facts = leader.end()
+    assert (facts.cause, facts.exit_code) == (Cause.CONFIG, EXIT_CONFIG)
+    assert "checkpoint.from can't be taken: s3://models/firts has no committed checkpoint" in facts.message
+    assert follower.end().cause is Cause.PEER
     assert gang.marks("started") == set()
 
 
