@@ -90,6 +90,8 @@ def measure(scale: float, timeout: float, folder: Path) -> dict[str, float]:
     config = yaml.safe_load((source / TESTS / "configs" / "tas" / "generator.yaml").read_text())
     workloads = _scaled(config, scale)
     (folder / "generator.yaml").write_text(yaml.safe_dump(config))
+    for told in ("summary.yaml", "wlStates.csv"):  # of an earlier run, for which this one would be taken
+        (folder / told).unlink(missing_ok=True)
     with control_plane(kwok_nodes=0) as cluster:
         run(cluster, "apply", "--server-side", "-f", str(source / "config" / "components" / "crd" / "bases"))
         run(cluster, "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")

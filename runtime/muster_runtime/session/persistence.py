@@ -232,12 +232,7 @@ class Persistence:
         step = self._keeper.in_flight
         if step is None:
             return
-        try:
-            self._land(self._keeper.advance(busy=writing, failed=failed, unsealed=unsealed))
-        except StorageError as error:
-            self._miss(step, error, must=False)
-        except TornSaveError as error:
-            self._leave_out(step, error)
+        self._land(step, lambda: self._keeper.advance(busy=writing, failed=failed, unsealed=unsealed))
 
     def _save_now(
         self,
@@ -284,22 +279,22 @@ class Persistence:
     def _wait(self, *, must: bool, more: bool = False) -> bool:
         """Waits for the save in flight. Whether it succeeded. `more`: it is tried again when it doesn't."""
         step = self._keeper.in_flight
-        if step is None:
-            return True
+        return step is None or self._land(step, self._keeper.wait, must=must, more=more)
+
+    def _land(self, step: int, progress: Callable[[], Saved | None], *, must: bool = False, more: bool = False) -> bool:
+        """Takes over what `progress` says of the save of `step`; False where that has failed."""
         try:
-            self._land(self._keeper.wait())
+            saved = progress()
         except StorageError as error:
             self._miss(step, error, must=must, more=more)
             return False
         except TornSaveError as error:
             self._leave_out(step, error)
             return False
-        return True
-
-    def _land(self, saved: Saved | None) -> None:
         if saved is not None:
             self._missed, self._missed_since = 0, math.inf
             self._landed(saved)
+        return True
 
     def _miss(self, step: int, error: StorageError, *, must: bool, more: bool = False) -> None:
         """A save that the store did not take. Raises `error` when it may not be missed."""
