@@ -16,20 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
-from hack.cluster import api
 from hack.cluster.build import go_environment, go_program
 from hack.cluster.paths import cache_root, locked
 from hack.cluster.progress import Progress
 
 from report import report
-from testbed import control_plane, control_plane_processes, cpu_seconds, peak_mib, run
+from testbed import control_plane, control_plane_processes, cpu_seconds, peak_mib, run, running
 
 VERSION: Final = "v0.17.0"
 MODULE: Final = f"sigs.k8s.io/kueue@{VERSION}"
@@ -96,13 +93,14 @@ def measure(scale: float, timeout: float, folder: Path) -> dict[str, float]:
         run(cluster, "apply", "--server-side", "-f", str(source / "config" / "components" / "crd" / "bases"))
         run(cluster, "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
         server = control_plane_processes(cluster, controllers=False)
-        manager = [source / "built-minimalkueue", "--enableTAS", "--zap-log-level=error"]
-        with _process(cluster, manager, folder / "kueue.log") as kueue:
+        environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
+        manager = [str(source / "built-minimalkueue"), "--enableTAS", "--zap-log-level=error"]
+        with running(manager, environment, folder / "kueue.log") as kueue:
             before = {one.pid: cpu_seconds(one.pid) for one in server}
             limits = ["--qps=1000", "--burst=2000", f"--timeout={timeout:.0f}s"]
-            of_load = ["-o", folder, "--generatorConfig", folder / "generator.yaml"]
-            load = [source / "built-runner", *of_load, *limits]
-            with _process(cluster, load, folder / "runner.log") as runner:
+            of_load = ["-o", str(folder), "--generatorConfig", str(folder / "generator.yaml")]
+            load = [str(source / "built-runner"), *of_load, *limits]
+            with running(load, environment, folder / "runner.log") as runner:
                 _wait(folder / "summary.yaml", runner, kueue, timeout + 60)
                 figures = {
                     "kueue_cpu_s": cpu_seconds(kueue.pid),
@@ -123,22 +121,6 @@ def _scaled(config: dict[str, Any], scale: float) -> int:
                 one["count"] = math.ceil(one["count"] * scale)
                 found += cohort["count"] * queues["count"] * one["count"]
     return found
-
-
-@contextmanager
-def _process(cluster: api.Cluster, command: list[Any], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    environment = os.environ | {"KUBECONFIG": str(cluster.kubeconfig)}
-    with log.open("wb") as out:
-        process = subprocess.Popen([*map(str, command)], env=environment, stdout=out, stderr=out)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _wait(summary: Path, runner: subprocess.Popen[bytes], kueue: subprocess.Popen[bytes], timeout: float) -> None:

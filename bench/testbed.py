@@ -127,12 +127,19 @@ def muster(cluster: api.Cluster, folder: Path, command: list[str], **extra: str)
         "HTTP_PORT": "0",
     }
     environment = os.environ | {f"MUSTER_OPERATOR_{name}": value for name, value in settings.items()} | extra
+    with running(command, environment, log) as process:
+        yield Muster(process, log)
+
+
+@contextmanager
+def running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is ended with the block."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
     try:
-        yield Muster(process, log)
+        yield process
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         try:
             process.wait(15)
         except subprocess.TimeoutExpired:
