@@ -36,12 +36,17 @@ SETTLE_SECONDS: Final = 2.0
 """How long a failure that looks like an echo waits for the one that caused it."""
 LINGER_SECONDS: Final = 12.0
 """After a failure: how long the others have to end and to ask what was first."""
+LATE_SECONDS: Final = 5.0
+"""How long who comes late to the barrier is still told why there will be no start: more than a follower's longest
+pause between two tries."""
 REJOIN_SECONDS: Final = 60.0
 """How long the barrier of a restart waits: every pod lives, and its ranks are killed after a few seconds."""
 _BARRIER_PATIENCE: Final = 10.0
 """Between two calls a launcher counts as present for so long; it calls again at once."""
 _SAY_AGAIN_SECONDS: Final = 10.0
 _WELL: Final = frozenset({Cause.SUCCEEDED.value, Cause.PEER.value})
+_FOUND_BY_INDEX_0: Final = frozenset({Cause.STORAGE, Cause.CONFIG})
+"""At the barrier: what the others can't know, and none of them caused."""
 _ASKED: Final = frozenset({Cause.PREEMPTED.value, Cause.MAX_RUNTIME.value})
 
 
@@ -55,6 +60,8 @@ class Leader:
         self._hangs, self._paces = hangs, Stragglers(config.pace, state.clock())
         self._own = config.member
         self._over: Ended | None = None
+        self._told: set[int] = set()
+        """Who has been told of it."""
         self._members: dict[int, Member] = {}
         """Who was let go, once anybody was, but for those that were lost since. A restart doesn't change it."""
         self._lost: dict[int, Ended] = {}
@@ -256,7 +263,7 @@ class Leader:
             refused = self._barrier.enter(member, self._state.clock())
             if refused is None:
                 return await self._hold(member, gone)
-        return refused or self._over
+        return refused or self._end_of(member)
 
     async def _hold(self, member: Member, gone: asyncio.Event) -> Release | Ended | None:
         if self._barrier.may_be_full:
@@ -270,7 +277,17 @@ class Leader:
             self._barrier.leave(member, self._state.clock(), hung_up=gone.is_set())
         if self._release is not None and self._members[member.index].pod_uid != member.pod_uid:
             return None  # replaced by a newer attempt while it waited; its next call is refused
-        return self._partners.release(self._release, member.index) if self._release is not None else self._over
+        if self._release is None:
+            return self._end_of(member)
+        return self._partners.release(self._release, member.index)
+
+    def _end_of(self, member: Member) -> Ended | None:
+        """What ended the gang at the barrier, told to `member`; None while nothing has."""
+        if self._over is not None:
+            self._told.add(member.index)
+            if len(self._told) == self._config.workers - 1:
+                self._state.tell()
+        return self._over
 
     # ---------------------------------------------------------------------------------------------------- while it runs
 
@@ -323,7 +340,8 @@ class Leader:
         if self._release is None:
             if self._members:  # who is not at the barrier yet ends by itself when it knows
                 await self._relay(api.STOP_PATH, self._state.stop_left() or self._end_all)
-            until = self._state.clock() + (1.0 if self._config.workers > 1 else 0.0)  # held calls are answered at once
+            await self._tell_barrier(LATE_SECONDS if facts.cause in _FOUND_BY_INDEX_0 else 1.0)
+            until = self._state.clock()
         elif facts.cause is Cause.SUCCEEDED:
             until = math.inf  # the others may have more to do; the watch ends the wait when they are lost
         elif self._state.stop is not None:
@@ -339,9 +357,13 @@ class Leader:
         self._state.end_tasks()
         return self._gang()
 
+    async def _tell_barrier(self, seconds: float) -> None:
+        """Serves until each of the others has been told why the gang doesn't start, at most for `seconds`."""
+        until = self._state.clock() + seconds
+        while len(self._told) < self._config.workers - 1 and (left := until - self._state.clock()) > 0:
+            await self._state.wait(left)
+
     def _unfinished(self) -> list[int]:
-        if not self._members:
-            return [index for index in self._barrier.present(self._state.clock()) if index != 0]
         return [index for index in self._members if index not in self._ended and index != 0]
 
     def _is_member(self, index: int, pod_uid: str) -> bool:
