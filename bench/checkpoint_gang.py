@@ -37,6 +37,8 @@ WIDTH: Final = 1024
 BATCH: Final = 64
 BYTES_PER_LAYER: Final = 12 * (WIDTH * WIDTH + WIDTH)
 BASELINE_STEPS: Final = 6
+BESIDE: Final = 3
+"""Saves beside the training. A stall may be shorter than steps differ by themselves, so one says little."""
 SETTLING_STEPS: Final = 20
 """Until the training's own memory no longer grows: gloo's and malloc's."""
 STEPS_AT_MOST: Final = 400
@@ -112,7 +114,7 @@ Told = dict[str, float | str]
 
 
 def measure_saves(training: Training, contender: Contender, gang: Gang) -> Told:
-    """Saves with training waiting, then a save beside it."""
+    """Saves with training waiting, then some beside it; of those the medians, and the digest of what the last has."""
     figures: dict[str, float] = {}
     contender.begin()
     _reset_peak()
@@ -126,22 +128,34 @@ def measure_saves(training: Training, contender: Contender, gang: Gang) -> Told:
         figures[name] = time.monotonic() - began
         figures["cpu_s"] = _cpu() - cpu
 
-    base = statistics.median(training.step() for _ in range(BASELINE_STEPS))
-    figures["step_s"] = base
-    digest = training.digest()
-    gang.gather(0)
+    rounds = []
+    for step in range(9, 9 + BESIDE):
+        base = statistics.median(training.step() for _ in range(BASELINE_STEPS))
+        digest = training.digest()
+        gang.gather(0)
+        rounds.append(_beside(training, contender, step, base))
+    known = {key: [each[key] for each in rounds if not math.isnan(each[key])] for key in rounds[0]}
+    figures |= {key: statistics.median(values) if values else math.nan for key, values in known.items()}
+    figures["save_peak_bytes"] = _peak() - quiet_peak
+    return {**figures, "digest": digest}
+
+
+def _beside(training: Training, contender: Contender, step: int, base: float) -> dict[str, float]:
+    """A save beside the training, until it is durable. `base`: seconds of a step without one."""
     began = time.monotonic()
-    contender.save(9)
+    contender.save(step)
     training.wait()
-    figures["return_s"] = time.monotonic() - began
+    returned = time.monotonic() - began
     behind = [training.step(contender.staged)]
     while not contender.durable() and len(behind) < STEPS_AT_MOST:
         behind.append(training.step())
-    figures["beside_s"] = time.monotonic() - began
-    figures["stall_s"] = max(0.0, figures["return_s"] + behind[0] - base)
-    figures["slowdown"] = statistics.median(behind[1:]) / base if len(behind) > 2 else math.nan
-    figures["save_peak_bytes"] = _peak() - quiet_peak
-    return {**figures, "digest": digest}
+    return {
+        "step_s": base,
+        "return_s": returned,
+        "beside_s": time.monotonic() - began,
+        "stall_s": max(0.0, returned + behind[0] - base),
+        "slowdown": statistics.median(behind[1:]) / base if len(behind) > 2 else math.nan,
+    }
 
 
 def measure_restore(training: Training, contender: Contender, gang: Gang) -> Told:
