@@ -50,9 +50,10 @@ class Muster:
         return RunState(step=step, seed=0, world_size=self._gang.world_size, threads=1)
 
     def staged(self) -> None:
-        self._persistence.before_update()
+        self._persistence.saver.before_update()
 
     def durable(self) -> bool:
+        self._persistence.saver.step_over(seen=True)
         writing, failed, unsealed = self._gang.sum([float(word) for word in self._persistence.word()])
         self._persistence.heard(writing=writing > 0, failed=failed > 0, unsealed=unsealed > 0)
         return self._saving in self._committed

@@ -29,7 +29,7 @@ from muster_protocol.manifest import Latest
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_runtime.checkpoint.kept import Kept, KeptReader, newest
 from muster_runtime.checkpoint.reader import Reader
-from muster_runtime.checkpoint.saver import Heading, Saver, Written
+from muster_runtime.checkpoint.saver import Heading, Saver, Word, Written
 from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.transfers import in_background, transfers
 from muster_runtime.checkpoint.tree import TensorTable
@@ -87,7 +87,7 @@ class Keeper:
         self._first_attempt = 0
         self._tier = tier
         self._transfers = transfers(store, tier.memory if tier else None)
-        self._saver = Saver(store, self._transfers, gang, tier)
+        self.saver = Saver(store, self._transfers, gang, tier)
         self._pruning: Future[None] | None = None  # rank 0 alone, as are the next
         self._counted = counted
         self._stored: int | None = None  # what `counted` has heard; None before
@@ -141,7 +141,7 @@ class Keeper:
         """Loads what the gang's memory holds. The next manifest's parent is the one that was committed last."""
         assert self._tier is not None
         self._load(KeptReader(self._transfers, self._gang, kept), kept.found, prepare)
-        self._saver.make_room(kept.part.length)
+        self.saver.make_room(kept.part.length)
         self._tier.take_up(kept.slot, kept.part)
         self._milestone = (kept.heading["milestone"][0], kept.heading["milestone"][1])
         if self.latest.manifest:
@@ -234,23 +234,12 @@ class Keeper:
     @property
     def in_flight(self) -> int | None:
         """The step of the save that isn't over yet. The same on every rank."""
-        flight = self._saver.flight
+        flight = self.saver.flight
         return flight.heading.step if flight else None
 
-    @property
-    def busy(self) -> bool:
-        """This rank's word at a boundary: it has still to do for the save in flight. Local, as are the next two."""
-        return self._saver.busy
-
-    @property
-    def failed(self) -> bool:
-        """This rank's word at a boundary: its part of the save in flight has failed."""
-        return self._saver.failed
-
-    @property
-    def unsealed(self) -> bool:
-        """This rank's word at a boundary: its part of the save in flight isn't in memory whole."""
-        return self._saver.unsealed
+    def word(self) -> Word:
+        """This rank's at a boundary, of the save in flight. Local."""
+        return self.saver.word()
 
     def begin(
         self,
@@ -263,11 +252,11 @@ class Keeper:
         finished: bool = False,
         beside: tuple[tuple[str, bytes], ...] = (),
         late: Collection[str] = (),
-    ) -> float:
-        """Stages the state and starts to write it; there must be no save in flight. Seconds that it took.
+    ) -> None:
+        """Stages the state and starts to write it; there must be no save in flight.
 
         `beside` are small objects (key, content) that are written before the manifest. `late` names what may be copied
-        until `before_update` is called (`Saver.begin`).
+        beside the next step (`Saver.begin`): `saver` has to be told of that step then.
         """
         attempt = self._attempts.get(step, self._first_attempt)
         self._attempts[step] = attempt + 1
@@ -287,17 +276,7 @@ class Keeper:
             finished=finished,
             beside=beside,
         )
-        self._saver.begin(heading, table, late)
-        assert self._saver.flight is not None
-        return self._saver.flight.stall
-
-    def before_update(self) -> None:
-        """An optimizer is about to change what it has. Local, as is the next."""
-        self._saver.before_update()
-
-    def update_unseen(self) -> None:
-        """A step is over in which `before_update` was not called."""
-        self._saver.update_unseen()
+        self.saver.begin(heading, table, late)
 
     def advance(self, *, busy: bool, failed: bool, unsealed: bool) -> Saved | None:
         """The gang's word at a boundary: whether any rank is busy, has failed, or hasn't its part in memory. The save,
@@ -305,19 +284,19 @@ class Keeper:
 
         What made the save fail is raised on every rank; it is given up then.
         """
-        return self._landed(lambda: self._saver.advance(busy=busy, failed=failed, unsealed=unsealed, claim=self._claim))
+        return self._landed(lambda: self.saver.advance(busy=busy, failed=failed, unsealed=unsealed, claim=self._claim))
 
     def wait(self) -> Saved | None:
         """Until the save in flight is committed and pruned after. None when there is none; raises as `advance` does."""
         if self._pruning is not None:
             self._pruning.result()
-        saved = self._landed(lambda: self._saver.wait(self._claim))
+        saved = self._landed(lambda: self.saver.wait(self._claim))
         if self._pruning is not None:
             self._pruning.result()
         return saved
 
     def _landed(self, progress: Callable[[], tuple[Written, Claim | None] | None]) -> Saved | None:
-        flight = self._saver.flight
+        flight = self.saver.flight
         done = progress()
         if done is None:
             return None

@@ -24,7 +24,7 @@ class SharedMemory:
         self._pinned = False
 
     def reserve(self, size: int, *, pinned: bool = False) -> torch.Tensor:
-        """The first `size` bytes or more, as a uint8 tensor. Tensors given before stay valid, but may go their own way.
+        """The first `size` bytes or more, as a uint8 tensor. Those given before have the same bytes.
 
         `pinned` registers the memory with CUDA, so that copies from a device don't block.
         """

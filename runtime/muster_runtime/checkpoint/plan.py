@@ -56,7 +56,6 @@ class Planner:
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
         self._structure: Hashable = None
-        self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._rows: dict[MetadataIndex, int] = {}  # of each item of the share, its first in this rank's part
         self._parts: TensorTable = {}
         self.share = Share((), ())
@@ -72,36 +71,42 @@ class Planner:
             return False
         # The same on every rank: replicas must be cut alike, to be known as replicas.
         piece = piece_bytes(int(total) // self._gang.world_size)
-        self._planner.set_up_planner(dict(table), None, self._gang.leads)
-        local = self._planner.create_local_plan()
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # one keeps its tensors
+        planner.set_up_planner(dict(table), None, self._gang.leads)
+        local = planner.create_local_plan()
         cuts = [cut for item in local.items for cut in cut_up(item, piece)]
         self._rows = {cut.index: row for cut, row in cuts}
         local = dataclasses.replace(local, items=[cut for cut, _ in cuts])
-        share, self.tensors = self._gang.share_out(local, lambda plans: self._share_out(plans, piece))
+        share, self.tensors = self._gang.share_out(local, lambda plans: _share_out(planner, plans, piece))
         self.share = _laid_out(share, piece)
         self._structure = structure
         return True
-
-    def _share_out(self, plans: list[SavePlan], piece: int) -> list[tuple[SavePlan, dict[str, Any]]]:
-        """On rank 0: what each rank writes, and for itself the manifest's tensors."""
-        shares, metadata = self._planner.create_global_plan(plans)
-        places: dict[MetadataIndex, Place] = {}
-        first = 0  # index of the rank's first file in the manifest
-        for plan in shares:
-            share = _laid_out(plan, piece)
-            number = 0
-            for item, at in share.items:
-                while number + 1 < len(share.files) and at >= share.files[number + 1].start:
-                    number += 1
-                places[item.index] = Place(first + number, at - share.files[number].start, _length(item))
-            first += len(share.files)
-        tensors = tensors_to_json(metadata, places)
-        return [(plan, tensors if rank == 0 else {}) for rank, plan in enumerate(shares)]
 
     def resolve(self, item: WriteItem) -> torch.Tensor:
         """What an item of the share names, in the table of the last `plan`."""
         part, sizes = self._parts[item.index.fqn], _chunk(item).sizes
         return part.narrow(0, self._rows[item.index], sizes[0]) if sizes else part
+
+    def forget(self) -> None:
+        """Lets go of the tensors of the last `plan`: a state may be made anew, and the old one is memory."""
+        self._parts = {}
+
+
+def _share_out(planner: DefaultSavePlanner, plans: list[SavePlan], piece: int) -> list[tuple[SavePlan, dict[str, Any]]]:
+    """On rank 0: what each rank writes, and for itself the manifest's tensors."""
+    shares, metadata = planner.create_global_plan(plans)
+    places: dict[MetadataIndex, Place] = {}
+    first = 0  # index of the rank's first file in the manifest
+    for plan in shares:
+        share = _laid_out(plan, piece)
+        number = 0
+        for item, at in share.items:
+            while number + 1 < len(share.files) and at >= share.files[number + 1].start:
+                number += 1
+            places[item.index] = Place(first + number, at - share.files[number].start, _length(item))
+        first += len(share.files)
+    tensors = tensors_to_json(metadata, places)
+    return [(plan, tensors if rank == 0 else {}) for rank, plan in enumerate(shares)]
 
 
 def _kind(name: str, tensor: torch.Tensor, part: torch.Tensor) -> Hashable:

@@ -1,6 +1,6 @@
 """Saves beside the training: staged at one step boundary, written in the background, committed at a later one.
 
-At boundaries the ranks tell each other whether they are still writing (`Saver.busy`). The order: every rank's shards,
+At boundaries the ranks tell each other whether they are still writing (`Saver.word`). The order: every rank's shards,
 then the manifest, then `LATEST`. Only the last makes the checkpoint committed.
 
     idle -- begin --> writing -- nobody writes any more --> committing -- rank 0 is done --> idle
@@ -13,7 +13,9 @@ import time
 from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
+
+import torch
 
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.commit import Claim, commit
@@ -28,6 +30,11 @@ from muster_runtime.checkpoint.transfers import Transfers, in_background
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.errors import StorageError, TornSaveError
 from muster_runtime.parallel.gang import Gang
+
+UNSEEN: Final = (
+    "in the step after it an optimizer's update was not seen, so what was copied beside that step may have changed "
+    "meanwhile"
+)
 
 
 @dataclass(frozen=True)
@@ -76,73 +83,101 @@ class Written:
     shard_bytes: int
 
 
+class Word(NamedTuple):
+    """What a rank says at a boundary of the save in flight.
+
+    Attributes:
+        busy: it has still to do for it.
+        failed: its part of it has failed.
+        unsealed: its part isn't in memory whole, to stay there.
+    """
+
+    busy: bool
+    failed: bool
+    unsealed: bool
+
+
 @dataclass
 class Flight:
-    """A save that isn't over yet. `stall` is how long training stood still for it, in seconds."""
+    """A save that isn't over yet.
+
+    Attributes:
+        stall: how long training stood still for it, in seconds.
+        files: what was written.
+        judged: why what was copied late can't be trusted, "" where it can; from the end of the next step on.
+        sealed: whether this rank's part stays in memory.
+        kept: whether all ranks' parts do.
+    """
 
     heading: Heading
     began: float
-    stall: float
     staging: Staging
-    files: Future[list[Landed]]
-    base: int = 0
+    base: int
+    stall: float = 0.0
+    files: Future[list[Landed]] = field(default_factory=Future)
+    judged: Future[str] = field(default_factory=Future)
     sealed: Future[bool] = field(default_factory=Future)
-    """Whether this rank's part stays in memory."""
     kept: bool = False
-    """Whether all ranks' parts do."""
     handed_over: bool = False
     commit: Future[tuple[Written, Claim]] | None = None
     committing: bool = False
 
+    def judge(self, torn: str) -> None:
+        """The first word counts."""
+        if not self.judged.done():
+            self.judged.set_result(torn)
+
+    @property
+    def written(self) -> bool:
+        """Whether nothing reads what was staged any more, and it is known whether it counts."""
+        return self.files.done() and self.judged.done() and self.sealed.done()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why this rank's part failed, once it is `written`."""
+        torn = self.judged.result()
+        return TornSaveError(torn) if torn else self.files.exception()
+
 
 class Saver:
-    """One save at a time. Everything but `busy` and `failed` is collective."""
+    """One save at a time. Everything but `word` is collective, unless it says otherwise."""
 
     def __init__(self, store: Store, transfers: Transfers, gang: Gang, tier: Tier | None = None) -> None:
         self._store, self._transfers, self._gang, self._tier = store, transfers, gang, tier
         self.planner = Planner(gang)
         self.flight: Flight | None = None
 
-    @property
-    def busy(self) -> bool:
-        """Whether this rank has still to do for the save in flight, as it says at a boundary."""
+    def word(self) -> Word:
+        """This rank's, having begun what can go on by now. Local."""
+        self._hand_over(wait=False)
         flight = self.flight
         if flight is None:
-            return False
-        self._hand_over(wait=False)
-        if flight.committing:
-            return flight.commit is not None and not flight.commit.done()
-        return not (flight.files.done() and flight.sealed.done())
-
-    @property
-    def unsealed(self) -> bool:
-        """Whether this rank's part of the save in flight isn't in memory whole."""
-        flight = self.flight
-        return flight is not None and not (flight.sealed.done() and flight.sealed.result())
-
-    @property
-    def failed(self) -> bool:
-        """Whether this rank's writing has ended badly."""
-        flight = self.flight
-        return flight is not None and flight.files.done() and flight.files.exception() is not None
+            return Word(busy=False, failed=False, unsealed=False)
+        commits = flight.committing and flight.commit is not None and not flight.commit.done()
+        return Word(
+            busy=commits or not flight.written,
+            failed=flight.written and flight.error is not None,
+            unsealed=not (flight.sealed.done() and flight.sealed.result()),
+        )
 
     def begin(self, heading: Heading, table: TensorTable, late: Collection[str] = ()) -> None:
         """Copies the state away and starts to write it. Training may go on when this returns.
 
         `late` names what nobody changes before an optimizer's next step: that may be copied beside what comes before
-        it, if `before_update` is called then, or `update_unseen`.
+        it. Then `before_update` has to be called before each of the next step's updates, and `step_over` after it.
         """
         assert self.flight is None
         began = time.monotonic()
         planned_anew = self.planner.plan(table)
-        tier = self._tier if self._tier is not None and self._tier.enabled else None
-        if planned_anew and tier is not None:
+        if planned_anew and self._tier is not None and self._tier.enabled:
             self.make_room(self.planner.share.length)
-            tier = tier if tier.enabled else None
+        tier = self._tier if self._tier is not None and self._tier.enabled else None
         base = tier.open(self.planner.share.length) if tier is not None else 0
-        self.flight = Flight(heading, began, 0.0, self._stage(base, table, late), Future(), base)
+        self.flight = Flight(heading, began, self._stage(base, table, late), base)
+        if not self.flight.staging.late:
+            self.flight.judge("")
         self._hand_over(wait=False)
-        self.flight.stall = time.monotonic() - began
+        self.flight.stall += time.monotonic() - began
 
     def before_update(self) -> None:
         """An optimizer is about to change what it has. Local, as is the next."""
@@ -154,10 +189,10 @@ class Saver:
         self._hand_over(wait=False)
         flight.stall += time.monotonic() - began
 
-    def update_unseen(self) -> None:
-        """A step is over in which `before_update` was not called."""
-        if self.flight is not None and not self.flight.handed_over:
-            self.flight.staging.update_unseen()
+    def step_over(self, *, seen: bool) -> None:
+        """A training step is over; `seen`: `before_update` was called for each optimizer's update in it."""
+        if self.flight is not None:
+            self.flight.judge(self.flight.staging.torn or ("" if seen else UNSEEN))
 
     def make_room(self, length: int) -> None:
         """The gang finds out what there is memory for, where this rank's part of the state has `length` bytes."""
@@ -172,17 +207,18 @@ class Saver:
         memory = self._transfers.memory.reserve(base + share.length, pinned=on_device)[base:]
         now: list[Move] = []
         beside: list[Move] = []
-        watched: TensorTable = {}
+        watched: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # a DTensor's part has a version of its own
         for name, source, at in sources:
             if not source.nbytes:
                 continue
             move = memory[at : at + source.nbytes].view(source.dtype).view(source.shape), source
             if name in late and can_wait(source):
                 beside.append(move)
-                watched[name] = table[name]
+                watched[name] = table[name], source
             else:
                 now.append(move)
-        return Staging(now, beside, list(watched.values()))
+        self.planner.forget()
+        return Staging(now, beside, [tensor for pair in watched.values() for tensor in pair])
 
     def _hand_over(self, *, wait: bool) -> None:
         """Starts the writing, as soon as all of it is in memory."""
@@ -190,8 +226,11 @@ class Saver:
         if flight is None or flight.handed_over or not flight.staging.done(wait=wait):
             return
         flight.handed_over = True
+        flight.stall += flight.staging.on_device
         if flight.staging.torn:
-            flight.files.set_exception(TornSaveError(flight.staging.torn))
+            flight.judge(flight.staging.torn)
+        if flight.judged.done() and flight.judged.result():
+            flight.files.set_result([])
             flight.sealed.set_result(False)
             return
         name = f"{flight.heading.prefix}rank-{self._gang.rank:05d}"
@@ -204,7 +243,7 @@ class Saver:
         else:  # of a run's end, too: whoever resumed from memory there would never commit it
             flight.sealed.set_result(False)
         if files:
-            _pass_on(self._transfers.upload(files), flight.files)
+            flight.files = self._transfers.upload(files)
         else:
             flight.files.set_result([])
 
@@ -214,6 +253,8 @@ class Saver:
         try:
             landed = self._transfers.sum(files).result() if files else []
         except StorageError:  # its process has ended; the upload tells it
+            return False
+        if flight.judged.result():
             return False
         heading, share = flight.heading, self.planner.share
         self._tier.seal(
@@ -250,7 +291,7 @@ class Saver:
         if busy:
             return None
         if not flight.committing:
-            own = flight.files.exception()
+            own = flight.error
             reports = self._gang.gather((own, None if own else flight.files.result()))
             if failed:
                 self.flight = None
@@ -274,11 +315,12 @@ class Saver:
         while self.flight is not None:
             self._hand_over(wait=True)
             flight = self.flight
+            flight.judge("")  # no step was made since, or its end has judged
             pending = flight.commit if flight.committing else flight.files
             if pending is not None:
                 pending.exception()
             flight.sealed.exception()
-            failed, unsealed = map(bool, self._gang.sum([float(self.failed), float(self.unsealed)]))
+            _, failed, unsealed = map(bool, self._gang.sum([float(each) for each in self.word()]))
             done = self.advance(busy=False, failed=failed, unsealed=unsealed, claim=claim)
             if done is not None:
                 return done
@@ -319,14 +361,3 @@ class Saver:
             parent=(heading.parent, heading.parent_sha256),
         )
         return written, held
-
-
-def _pass_on(source: Future[list[Landed]], target: Future[list[Landed]]) -> None:
-    def settle(done: Future[list[Landed]]) -> None:
-        error = done.exception()
-        if error is None:
-            target.set_result(done.result())
-        else:
-            target.set_exception(error)
-
-    source.add_done_callback(settle)

@@ -118,12 +118,12 @@ class Tier:
     def room(self, length: int) -> tuple[bool, bool]:
         """Whether there is memory for two slots of `length` bytes for each of the ranks that share it; and for a copy
         of another pod's beside them, where there is to be one."""
-        copies = isinstance(self._peer, int)
+        theirs = self._peer if isinstance(self._peer, int) else None
         if self._sharers is None:
-            return True, copies
+            return True, theirs is not None
         free = free_memory() // self._sharers
         growth = 2 * capacity(length) - os.fstat(self.memory.descriptor).st_size
-        return growth <= free, isinstance(self._peer, int) and growth + max(0, length - self._peer) <= free
+        return growth <= free, theirs is not None and growth + max(0, length - theirs) <= free
 
     def settle(self, length: int, *, local: bool, peer: bool) -> None:
         """What the gang keeps in memory from now on: whether all ranks have `room` for two slots, and for copies."""
@@ -149,9 +149,8 @@ class Tier:
         self._open = 0 if self._kept is None else 1 - self._kept
         os.ftruncate(self._records[self._open], 0)
         room = capacity(length)
-        base, kept = 0, (0, 0) if self._kept is None else self._regions[self._kept]
-        if kept[0] < room:
-            base = kept[0] + kept[1]
+        start, taken = (0, 0) if self._kept is None else self._regions[self._kept]
+        base = start + taken if start < room else 0
         self._regions[self._open] = (base, room)
         self.memory.reserve(max(base, room) + room)  # of both slots: to grow means to map, and pin, all anew
         return base

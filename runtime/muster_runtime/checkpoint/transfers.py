@@ -68,7 +68,8 @@ def transfers(store: Store, memory: SharedMemory | None = None) -> Transfers:
 
 
 def in_background(work: Callable[[], T]) -> Future[T]:
-    """Does `work` in a thread that doesn't keep the process from ending. For what waits more than it computes."""
+    """Does `work` in a thread that doesn't keep the process from ending. For what leaves the interpreter alone, as it
+    waits or copies memory."""
     result: Future[T] = Future()
 
     def run() -> None:

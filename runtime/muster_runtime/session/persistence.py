@@ -26,6 +26,7 @@ from muster_protocol.uris import parse_uri_at_step
 from muster_runtime.checkpoint.keeper import Keeper, Saved
 from muster_runtime.checkpoint.kept import Kept
 from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.saver import Saver, Word
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.tree import TensorTable
@@ -90,11 +91,13 @@ class Persistence:
         troubled: Callable[[str], None],
         settled: Callable[[MemoryTier], None],
         counted: Callable[[int], None],
+        torn: Callable[[], None] = lambda: None,
     ) -> None:
         """`landed` hears of each committed save, `troubled` why one was missed and what mends it, `settled` what stays
-        in memory, `counted` on rank 0 of the bytes that lie in the store."""
+        in memory, `counted` on rank 0 of the bytes that lie in the store, `torn` that a save was given up which is to
+        be made again soon."""
         self._settings, self._gang, self._device = settings, gang, device
-        self._warn, self._landed, self._troubled = warn, landed, troubled
+        self._warn, self._landed, self._troubled, self._torn = warn, landed, troubled, torn
         tier = Tier.inherited(os.environ, settings.identity, warn, settled)
         self._store: Store = open_store(settings.checkpoint, tier.memory if tier else None)
         self._keeper = Keeper(
@@ -184,8 +187,8 @@ class Persistence:
         Where a save is still in flight, this one is left out. Blocking where the settings say so.
 
         Args:
-            updates_seen: `before_update` is called before each step of these optimizers, and `update_unseen` when a
-                training step ends without. Their state is then copied beside what comes before the next.
+            updates_seen: `saver.before_update` is called before each step of these optimizers, and `saver.step_over`
+                after each step of the training. Their state may then be copied beside the next one.
         """
         if self._settings.blocking_saves:
             self._save_now(objects, run, record, metrics, finished=False, tries=1)
@@ -199,13 +202,10 @@ class Persistence:
             late = updates_seen and self._trusts_updates
             self._begin(objects, run, record, metrics, finished=False, late=late)
 
-    def before_update(self) -> None:
-        """An optimizer is about to change what it has. Local, as is the next."""
-        self._keeper.before_update()
-
-    def update_unseen(self) -> None:
-        """A step is over in which `before_update` was not called."""
-        self._keeper.update_unseen()
+    @property
+    def saver(self) -> Saver:
+        """Who is told of updates and steps."""
+        return self._keeper.saver
 
     def save_now(
         self, objects: list[Tracked], run: RunState, record: LossRecord, metrics: dict[str, float], *, finished: bool
@@ -218,10 +218,9 @@ class Persistence:
         """Waits for the save in flight, whether it succeeds or not."""
         self._wait(must=False)
 
-    def word(self) -> tuple[bool, bool, bool]:
-        """For the vote at a boundary: whether this rank is still writing, whether that has failed, and whether its part
-        isn't in memory whole. Local."""
-        return self._keeper.busy, self._keeper.failed, self._keeper.unsealed
+    def word(self) -> Word:
+        """For the vote at a boundary. Local."""
+        return self._keeper.word()
 
     @property
     def in_flight(self) -> bool:
@@ -289,7 +288,7 @@ class Persistence:
             self._miss(step, error, must=must, more=more)
             return False
         except TornSaveError as error:
-            self._leave_out(step, error)
+            self._give_up(step, error)
             return False
         if saved is not None:
             self._missed, self._missed_since = 0, math.inf
@@ -308,13 +307,14 @@ class Persistence:
         self._warn(trouble)
         self._troubled(trouble)
 
-    def _leave_out(self, step: int, error: TornSaveError) -> None:
-        self.skipped += 1
+    def _give_up(self, step: int, error: TornSaveError) -> None:
+        """A save whose copies can't be trusted. The next one copies all of it at once."""
         self._trusts_updates = False
         self._warn(
-            f"the checkpoint of step {step} is left out: {error}. From now on all of the state is copied before "
-            "training goes on"
+            f"the checkpoint of step {step} is given up, and another made at once: {error}. From now on the whole "
+            "state is copied before training goes on"
         )
+        self._torn()
 
     def loss_record(self, losses: LossRecord) -> LossRecord:
         return dataclasses.replace(losses, epoch=self.epoch, restored=self._restored_step)

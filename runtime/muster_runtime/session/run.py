@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import torch
 from torch import nn
@@ -35,6 +36,10 @@ from muster_runtime.session.saves import Saves
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Tracked
 from muster_runtime.telemetry.goodput import Part
+
+SEEN_STEPS: Final = 100
+"""Steps in a row in which each optimizer's update was seen, after one without, until a save relies on the next one: a
+`GradScaler` leaves some out at first, and then seldom."""
 
 
 class Run:
@@ -69,7 +74,7 @@ class Run:
         self._step_open = False
         self._updated: set[int] = set()
         """The ids of the tracked optimizers that have stepped in this step, or since the last."""
-        self._all_update = True  # in each step so far, every tracked optimizer
+        self._steps_seen: float = math.inf  # since one in which not every tracked optimizer's update was seen
         self.went_back = False
         """The last step ended with a return to a checkpoint, and nobody has gone on from there yet."""
         self._guard = Guard(settings.numerics, gang, self.progress) if settings.numerics is not None else None
@@ -192,9 +197,7 @@ class Run:
             return
         self._step_open = False
         self.step += 1
-        self._all_update &= self._updated >= self._optimizers().keys()
-        if not self._updated:
-            self.saves.update_unseen()
+        self._judge_step()
         if (loss := self.gradients.loss()) is not None:
             self.progress.note_loss(self.step, *loss)
         if self.driver is not None:
@@ -208,12 +211,18 @@ class Run:
         agreed = self._agree(save=save, stop=stop, ends=False, soon=not votes)
         self.pulse.step_done(self.step)
         if agreed:
-            self._save(updates_seen=self._all_update)
+            self._save(updates_seen=self._steps_seen >= SEEN_STEPS)
         if self._profiler.at_boundary(self.step):
             with self.pulse.during(Section.EVALUATION):  # it may take longer than a step
                 self._profiler.turn(self.step)
         if self.driver is not None and self.driver.is_over:
             self.pulse.enter(Section.EVALUATION)  # and whatever else stands between two epochs
+
+    def _judge_step(self) -> None:
+        """Whether each optimizer's update in this step was seen, on which a save may count that copies beside it."""
+        seen = self._updated >= self._optimizers().keys()
+        self._steps_seen = self._steps_seen + 1 if seen else 0
+        self.saves.step_over(seen=seen)
 
     def between_epochs(self) -> None:
         """The boundary after an epoch's whole body. No step is counted here."""
@@ -223,7 +232,7 @@ class Run:
         self.pulse.enter(Section.EVALUATION)  # until the next epoch's first batch is here
 
     def _save(self, *, updates_seen: bool = False) -> None:
-        """`updates_seen`: every optimizer's step comes by `optimizer_steps`, one in each step or more."""
+        """`updates_seen`: every optimizer's update comes by `optimizer_steps`, one in each step or more."""
         with self.pulse.during(Section.CHECKPOINT):
             self.saves.save(self.tracked, self._state(), updates_seen=updates_seen)
 
@@ -355,6 +364,7 @@ class Run:
             self.saves.go_back(self.tracked)
 
     def _give_up(self, found: Unsound) -> NoReturn:
+        self._judge_step()
         with self.pulse.during(Section.CHECKPOINT):
             self.saves.settle()
         raise NumericsError(f"{found.told}, and the run ends: {found.ends}")

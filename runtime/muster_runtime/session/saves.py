@@ -10,6 +10,7 @@ from muster_protocol.launcher_status import MemoryTier
 from muster_protocol.losses import LossRecord
 from muster_runtime import report as reports
 from muster_runtime.checkpoint.keeper import Saved
+from muster_runtime.checkpoint.saver import Word
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.reporter import Reporter
 from muster_runtime.session import rng
@@ -52,6 +53,7 @@ class Saves:
             troubled=self._troubled,
             settled=self._settled,
             counted=self._counted,
+            torn=self._schedule.again,
         )
 
     @property
@@ -152,10 +154,9 @@ class Saves:
         """Whether this rank votes to save. Local, as is the next."""
         return self._schedule.is_due(step, time.monotonic()) and self.persistence is not None
 
-    def word(self) -> tuple[bool, bool, bool]:
-        """For the vote at a boundary: whether this rank is still writing, whether that has failed, and whether its part
-        isn't in memory whole."""
-        return self.persistence.word() if self.persistence is not None else (False, False, False)
+    def word(self) -> Word:
+        """For the vote at a boundary."""
+        return self.persistence.word() if self.persistence is not None else Word(False, False, False)
 
     @property
     def in_flight(self) -> bool:
@@ -170,12 +171,12 @@ class Saves:
     def before_update(self) -> None:
         """An optimizer is about to change what it has. Local, as is the next."""
         if self.persistence is not None:
-            self.persistence.before_update()
+            self.persistence.saver.before_update()
 
-    def update_unseen(self) -> None:
-        """A step is over in which `before_update` was not called."""
+    def step_over(self, *, seen: bool) -> None:
+        """A step is over; `seen`: `before_update` was called for each optimizer's update in it."""
         if self.persistence is not None:
-            self.persistence.update_unseen()
+            self.persistence.saver.step_over(seen=seen)
 
     def save(self, tracked: list[Tracked], run: RunState, *, updates_seen: bool) -> None:
         """Begins a save; training goes on while it is written. `updates_seen`: see `Persistence.save`."""

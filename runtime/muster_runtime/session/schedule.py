@@ -67,3 +67,7 @@ class Schedule:
 
     def saved(self, now: float) -> None:
         self.due, self.last_save = False, now
+
+    def again(self) -> None:
+        """The last save was given up: one is due at the next boundary."""
+        self.due = True

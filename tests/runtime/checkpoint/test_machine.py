@@ -132,7 +132,7 @@ class Run(RuleBasedStateMachine):
             self.stage()
         watched = WatchedStore(self.store, **{"after" if after else "at": {call: lose}})  # type: ignore[arg-type]
         keeper = self.gang.keepers[0]
-        keeper._store = keeper._saver._store = keeper._transfers._store = watched  # type: ignore[attr-defined]
+        keeper._store = keeper.saver._store = keeper._transfers._store = watched  # type: ignore[attr-defined]
         with contextlib.suppress(Lost):
             for _ in range(3):
                 self.gang.write()

@@ -51,7 +51,7 @@ def begin(keeper: Keeper, table: TensorTable, step: int) -> None:
 def land(keeper: Keeper) -> int:
     """Boundaries until the save in flight is committed."""
     while True:
-        saved = keeper.advance(busy=keeper.busy, failed=keeper.failed, unsealed=keeper.unsealed)
+        saved = keeper.advance(**keeper.word()._asdict())
         if saved is not None:
             return saved.step
 
@@ -72,11 +72,11 @@ def test_what_training_does_after_the_copy_is_not_in_the_checkpoint(store: Store
     before = {name: tensor.clone() for name, tensor in table.items()}
     keeper = keeper_of(store)
     held = Held(keeper._transfers)
-    keeper._saver._transfers = held
+    keeper.saver._transfers = held
     begin(keeper, table, 1)
     for tensor in table.values():
         tensor.zero_()
-    assert keeper.busy
+    assert keeper.word().busy
     assert keeper.advance(busy=True, failed=False, unsealed=True) is None
     held.let_go()
     assert land(keeper) == 1

@@ -85,7 +85,7 @@ class Ranks:
         self.held = [Held(keeper._transfers) for keeper in self.keepers]
         for keeper, held in zip(self.keepers, self.held, strict=True):
             keeper.load = functools.partial(_load_alone, keeper)  # type: ignore[method-assign]
-            keeper._saver._transfers = held
+            keeper.saver._transfers = held
         self.all(Keeper.claim)
         self.epoch = self.keepers[0].latest.epoch
 
@@ -128,11 +128,11 @@ class Ranks:
 
         def meet(keeper: Keeper) -> Saved | None:
             gang = keeper._gang
-            busy, failed = (any(gang.gather(word)) for word in (keeper.busy, keeper.failed))
+            busy, failed, _ = (any(gang.gather(said)) for said in keeper.word())
             return keeper.advance(busy=busy, failed=failed, unsealed=True)
 
         saved = self.all(meet)[0]
-        flight = self.keepers[0]._saver.flight
+        flight = self.keepers[0].saver.flight
         commit: Future[Any] | None = flight.commit if flight else None
         if commit is not None:
             commit.exception(PATIENCE)

@@ -53,10 +53,10 @@ for step, (x, y) in session.steps(30, loader):
     losses.write(f"{step} {loss.item().hex()}\\n"); losses.flush()
     if calm: continue
     if step < int(os.environ.get("PATIENT", "19")):
-        while keeper().busy: time.sleep(0.01)
+        while keeper().word().busy: time.sleep(0.01)
     if step == 18: mark("at-18"); until("away")
     if kill_at in (step, step + 1):  # before a boundary, where the gang can agree on it
-        flight = keeper()._saver.flight
+        flight = keeper().saver.flight
         while flight and not flight.sealed.done(): time.sleep(0.01)
     if step == kill_at:
         mark(f"sealed-{incarnation}")

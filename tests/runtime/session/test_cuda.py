@@ -41,7 +41,7 @@ def test_what_queued_kernels_do_later_is_not_in_the_checkpoint(late: bool, tmp_p
             work = work @ work * 1e-4
         state.fill_(step)  # queued behind the products, like the optimizer's step before a boundary
         keeper.begin({"state": state}, step=step, trees={}, run={}, late=("state",) if late else ())
-        keeper.before_update()
+        keeper.saver.before_update()
         state.zero_()  # queued behind the copy, like the next one
         keeper.wait()
         found = torch.empty(64 << 20, device="cuda")
