@@ -82,7 +82,7 @@ class FileStore:
         return sorted(items, key=lambda item: item.key)
 
     def level(self, prefix: str) -> tuple[list[str], list[str]]:
-        _, folders, names = next(os.walk(self._root / prefix), ("", [], []))
+        _, folders, names = next(_walk(self._root / prefix), ("", [], []))
         return sorted(prefix + name for name in names), sorted(f"{prefix}{name}/" for name in folders)
 
     def unfinished(self) -> list[Unfinished]:
@@ -103,7 +103,7 @@ class FileStore:
         Files that are deleted meanwhile are left out.
         """
         with _explained(folder):
-            for parent, folders, names in os.walk(folder):
+            for parent, folders, names in _walk(folder):
                 if Path(parent) == folder:
                     folders[:] = [each for each in folders if each.startswith(start)]
                 for name in names:
@@ -200,6 +200,17 @@ class FileWriter:
         if self._file is not None:
             self._file.close()
         self._temporary.unlink(missing_ok=True)
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As os.walk, but only a folder that is gone is an empty one: what a prune has to spare may lie in another."""
+
+    def tell(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            with _explained(Path(error.filename)):
+                raise error
+
+    return os.walk(folder, onerror=tell)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from muster_protocol.checkpoints.chain import Damaged, Found, folder_of, read_ma
 from muster_protocol.checkpoints.commit import read_latest
 from muster_protocol.checkpoints.holds import read_holds
 from muster_protocol.checkpoints.store import Item, Store, StreamingStore, Unfinished
-from muster_protocol.errors import CorruptCheckpointError, StartError, StateError
+from muster_protocol.errors import CorruptCheckpointError, StartError, StateError, StorageRefusedError
 from muster_protocol.manifest import KEPT_PREFIX, LATEST_KEY, MANIFEST_NAME, TOMBSTONE, Hold, Latest, step_prefix
 from muster_protocol.spelling import nearest
 
@@ -197,16 +197,20 @@ def runs_below(store: StreamingStore) -> tuple[list[str], bool]:
 
     Level by level, and into no run, so that neither shards nor data sets beside them are listed.
     """
-    runs, folders, looked = [], store.level("")[1], 0
+    runs, folders, looked, refused = [], store.level("")[1], 0, False
     while folders and looked < FOLDERS_LOOKED_INTO:
         folder = folders.pop(0)
         looked += 1
-        keys, deeper = store.level(folder)
+        try:
+            keys, deeper = store.level(folder)
+        except StorageRefusedError:
+            refused = True  # others' folders
+            continue
         if folder + LATEST_KEY in keys:
             runs.append(folder.rstrip("/"))
         else:
             folders += deeper
-    return sorted(runs), not folders
+    return sorted(runs), not folders and not refused
 
 
 def meant(beside: StreamingStore, name: str) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from muster_protocol.checkpoints.inventory import choose, take
 from muster_protocol.checkpoints.prune import Outcome, carry_out
 from muster_protocol.checkpoints.retention import Plan, Retention, plan
 from muster_protocol.checkpoints.store import Store
-from muster_protocol.errors import CorruptCheckpointError, StaleEpochError, StateError, storage_error
+from muster_protocol.errors import CorruptCheckpointError, StaleEpochError, StateError, StorageError, storage_error
 from muster_protocol.manifest import Hold
 from muster_protocol.uris import CheckpointUri
 
@@ -269,6 +271,32 @@ def test_a_hold_that_can_not_be_read_holds_everything(made: MadeRun) -> None:
     made.store.put("holds/new.json", b"{")
     assert pruned(made.store).removed == []
     assert len(pruned(made.store, now=lambda: time.time() + 3600).removed) == 2
+
+
+@pytest.mark.parametrize("folder", ["holds", "kept", "step-00000002"])
+def test_a_folder_that_can_not_be_listed_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """What a prune spares may be named, or lie, just there."""
+    made = MadeRun(FileStore(CheckpointUri("file", "", str(tmp_path))))
+    made.start()
+    for step in STEPS:
+        made.save(step)
+    pruned(made.store)
+    found = take(made.store).committed[-1]
+    tag(made.store, found.key, found.sha256, "paper", "me")
+    before, real = names(made.store), os.scandir
+
+    def stale(path: str) -> Any:
+        if folder in str(path):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", stale)
+        with pytest.raises(StorageError, match=f"{folder}.*: Stale file handle"):
+            pruned(made.store, Retention(last=1))
+    assert names(made.store) == before
 
 
 def test_orphans_and_uploads_of_a_gang_that_died_go_a_day_later(tmp_path: Path) -> None:

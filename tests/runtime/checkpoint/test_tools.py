@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import struct
 import time
 import zlib
@@ -122,6 +124,25 @@ def test_the_list_of_a_place_above_runs_names_them(made: MadeRun, uri: str, monk
     assert muster("ls", f"{uri}/team/dtaa") == f"{uri}/team/dtaa has no checkpoints\n", "what is near is no run"
     monkeypatch.setattr("muster_protocol.checkpoints.inventory.FOLDERS_LOOKED_INTO", 1)
     assert "not all folders were looked into" in muster("ls", f"{uri}/team")
+
+
+def test_a_list_passes_over_folders_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lost+found", "team/run"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "team/run/LATEST").touch()
+    real = os.scandir
+
+    def refused(path: str) -> Any:
+        if str(path).rstrip("/").endswith("lost+found"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    told = muster("ls", f"file://{tmp_path}")
+    assert f"file://{tmp_path}/team/run" in told
+    assert "not all folders were looked into" in told
+    told = muster("ls", f"file://{tmp_path}/lost+found", code=2)
+    assert "lost+found: no permission; check the folder's owner" in told
 
 
 def test_verify_tells_a_flipped_byte_a_truncated_and_a_missing_shard(made: MadeRun, uri: str) -> None:
