@@ -80,6 +80,8 @@ def list_(
     """
     with _explained(), _opened(uri, endpoint) as store:
         inventory = take(store, unfinished=everything)
+        if inventory.unlisted:
+            note(inventory.unlisted)
         rows = tables.listing(inventory, time.time(), everything=everything)
         if output is Output.JSON:
             print_json(rows)
@@ -250,6 +252,8 @@ def prune(
             inventory = take(store)
             if rules.best and (wrong := unknown_metric(inventory, rules.best)):
                 fail(wrong)
+            if inventory.unlisted:
+                note(inventory.unlisted)
             if not inventory.folders:
                 note(f"{store.uri} has no checkpoints; is it some job's spec.checkpoint.uri?")
             if job_gone and yes and inventory.latest is not None:

@@ -18,6 +18,7 @@ from muster_protocol.checkpoints.store import Item, Store, StreamingStore, Unfin
 from muster_protocol.errors import CorruptCheckpointError, StartError, StateError, StorageRefusedError
 from muster_protocol.manifest import KEPT_PREFIX, LATEST_KEY, MANIFEST_NAME, TOMBSTONE, Hold, Latest, step_prefix
 from muster_protocol.spelling import nearest
+from muster_protocol.storage_errors import Kind
 
 _RECORD: Final = re.compile(rf"^{KEPT_PREFIX}(\d+)-(\d+)-(\d+)-([0-9a-f]{{64}})$")
 FOLDERS_LOOKED_INTO: Final = 200
@@ -84,6 +85,7 @@ class Inventory:
         damaged: committed, and its manifest can't be read.
         kept: the records of what was committed, by their key.
         complete: no link was lost on the way along the chain, so what isn't in `committed` was never committed.
+        unlisted: why it isn't known what is unfinished, or "".
     """
 
     uri: str
@@ -95,6 +97,7 @@ class Inventory:
     kept: Mapping[str, Link]
     complete: bool
     unfinished: tuple[Unfinished, ...] = ()
+    unlisted: str = ""
 
     @property
     def orphans(self) -> list[Folder]:
@@ -105,7 +108,10 @@ class Inventory:
 
 
 def take(store: Store, known: Mapping[str, Checkpoint] | None = None, *, unfinished: bool = True) -> Inventory:
-    """Reads what lies there. Manifests in `known` (by key) aren't read again: their content never changes."""
+    """Reads what lies there. Manifests in `known` (by key) aren't read again: their content never changes.
+
+    Who may not look for what is `unfinished` is told of none.
+    """
     found = read_latest(store)  # before the listing: what it names is there then, or was deleted
     latest = found.latest if found else None
     holds = read_holds(store)
@@ -138,6 +144,7 @@ def take(store: Store, known: Mapping[str, Checkpoint] | None = None, *, unfinis
                 continue
         committed[key] = checkpoint
         links = [*checkpoint.links, *links]  # depth first: the chain of LATEST before all others
+    left, unlisted = _unfinished(store) if unfinished else ((), "")
     return Inventory(
         store.uri,
         latest,
@@ -147,8 +154,20 @@ def take(store: Store, known: Mapping[str, Checkpoint] | None = None, *, unfinis
         tuple(holds),
         kept,
         not damaged and (bool(kept) or not gap),
-        tuple(store.unfinished()) if unfinished else (),
+        left,
+        unlisted,
     )
+
+
+def _unfinished(store: Store) -> tuple[tuple[Unfinished, ...], str]:
+    """What is unfinished, or why that isn't known: S3 has a permission of its own for it, and the rest needs none."""
+    try:
+        return tuple(store.unfinished()), ""
+    except StorageRefusedError as error:
+        if error.kind != Kind.ACCESS_DENIED.value:
+            raise
+        why = "uploads that nobody ended can't be listed, so they stay; S3 wants s3:ListBucketMultipartUploads for that"
+        return (), f"{why}: {error}"
 
 
 def _newest_last(link: Link) -> tuple[int, int, int]:

@@ -329,6 +329,8 @@ class Keeper:
             # what writers that died left behind changes when a gang starts, and not from save to save
             inventory = take(self._store, self._known, unfinished=not self._known)
             self._known = {checkpoint.key: checkpoint for checkpoint in inventory.committed}
+            if inventory.unlisted:
+                self._warn(inventory.unlisted)
             planned = plan(inventory, self._retention, time.time())
             best = self._retention.best
             if best and planned.removals and not self._best_told and (unknown := unknown_metric(inventory, best)):

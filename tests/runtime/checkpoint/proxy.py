@@ -45,6 +45,14 @@ class Proxy(ThreadingHTTPServer):
         """A client that was killed leaves broken connections; that is what is tested."""
 
 
+class NoUploadsListed(Proxy):
+    """As for who may do everything but list multipart uploads."""
+
+    def act_for(self, request: str) -> Act:
+        lists = request.startswith("GET") and "?uploads" in request
+        return error(403, "AccessDenied") if lists else forward
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Proxy

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import io
 import pickle
+import time
 import zlib
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from proxy import NoUploadsListed
 
 from muster_protocol import manifest
 from muster_protocol.checkpoints.chain import Found, manifest_keys
@@ -21,9 +25,13 @@ from muster_protocol.checkpoints.store import Store
 from muster_runtime.checkpoint import saver
 from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.errors import CorruptCheckpointError, StaleEpochError, StateError, StorageError
 from muster_runtime.parallel.gang import Gang
+
+if TYPE_CHECKING:
+    from hack.s3server import S3Server
 
 DTYPES = (
     torch.float32,
@@ -315,3 +323,19 @@ def test_a_best_by_a_metric_that_no_checkpoint_has_is_told_once(store: Store) ->
     run.save(5, acc=0.5)
     (told,) = run.warnings
     assert "has a metric 'accuracy'; they have acc. Until one has, retention.best keeps none of them" in told
+
+
+def test_who_may_not_list_uploads_is_told_once_and_retention_works(
+    s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = NoUploadsListed(s3_environment.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
+    store = open_store(f"s3://models/{tmp_path.name}-{time.monotonic_ns()}")
+    run = Run(store, keep_last=1)
+    for step in range(1, 7):
+        run.save(step)
+    (told,) = run.warnings
+    assert "so they stay; S3 wants s3:ListBucketMultipartUploads for that: access to s3://models" in told
+    assert sorted(each.step for each in take(store, unfinished=False).committed) == [4, 5, 6]
+    run.keeper.close()
+    proxy.shutdown()

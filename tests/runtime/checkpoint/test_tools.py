@@ -11,12 +11,13 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import safetensors.torch
 import torch
 from made import MadeRun, MemoryStore, read_whole
+from proxy import NoUploadsListed
 from typer.testing import CliRunner
 
 from muster.cli.app import app
@@ -29,6 +30,9 @@ from muster_protocol.checkpoints.tensors import Chunk, Tensor, content
 from muster_protocol.errors import CorruptCheckpointError, StaleEpochError
 from muster_protocol.manifest import Manifest, ShardFile
 from muster_protocol.uris import parse_uri
+
+if TYPE_CHECKING:
+    from hack.s3server import S3Server
 
 
 def muster(*arguments: str, code: int = 0) -> str:
@@ -179,6 +183,25 @@ def test_prune_says_what_would_go_and_does_it_with_yes(made: MadeRun, uri: str) 
     misspelled = muster("prune", uri, "--best", "lose", "--yes", code=2)
     assert "has a metric 'lose'; they have loss" in misspelled
     assert len(json.loads(muster("ls", uri, "-o", "json"))) == 5
+
+
+def test_prune_goes_on_without_the_right_to_list_uploads(
+    s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = NoUploadsListed(s3_environment.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
+    uri = f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
+    store = open_store(parse_uri(uri), None)
+    run = MadeRun(store)
+    run.start()
+    for step in range(1, 6):
+        run.save(step)
+    told = muster("prune", uri, "--last", "1", "--yes")
+    assert "uploads that nobody ended can't be listed" in told
+    assert "s3:ListBucketMultipartUploads" in muster("ls", uri, "--all")
+    assert [each.step for each in take(store, unfinished=False).committed] == [5, 4, 3]
+    store.close()
+    proxy.shutdown()
 
 
 def test_a_copy_is_a_run_of_its_own(made: MadeRun, uri: str, tmp_path: Path) -> None:
