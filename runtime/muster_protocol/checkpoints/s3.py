@@ -175,7 +175,8 @@ class S3Writer:
         store, number = self._store, len(self._parts) + 1
         with store.explained(self._key):
             if not self._upload:
-                self._upload = store.client.create_multipart_upload(**store.place(self._key))["UploadId"]
+                begun = store.client.create_multipart_upload(**store.place(self._key), ChecksumAlgorithm="CRC32")
+                self._upload = begun["UploadId"]
             if len(self._parts) >= _PARTS_IN_FLIGHT:
                 self._parts[-_PARTS_IN_FLIGHT].result()  # bounds what is held in memory
         if number % 1000 == 0:
@@ -186,7 +187,8 @@ class S3Writer:
         done = self._store.client.upload_part(
             **self._store.place(self._key), UploadId=self._upload, PartNumber=number, Body=part
         )
-        return {"PartNumber": number, "ETag": done["ETag"]}
+        told = {name: done[name] for name in ("ETag", "ChecksumCRC32") if name in done}  # not all servers know sums
+        return {"PartNumber": number, **told}
 
     def close(self) -> ShardFile:
         store = self._store

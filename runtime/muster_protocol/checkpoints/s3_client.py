@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import zlib
 from typing import Any, Final
 
 import botocore.config
@@ -16,6 +18,8 @@ ENCRYPTIONS: Final = ("AES256", "aws:kms")
 ADDRESSINGS: Final = ("path", "virtual")
 _WRITES: Final = ("PutObject", "CreateMultipartUpload")
 """The requests that say how an object is kept."""
+_BODIES: Final = ("PutObject", "UploadPart")
+"""The requests that bring bytes."""
 
 
 def endpoint_in_environment() -> str:
@@ -54,7 +58,8 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
         read_timeout=read,
         retries={"mode": "standard", "total_max_attempts": attempts},
         max_pool_connections=connections,
-        # The manifests' own checksums cover every byte; older servers refuse the newer headers.
+        # The manifests' own checksums cover every byte; older servers refuse the newer headers, trailers above all.
+        # What buckets with Object Lock want is `_sum`'s.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"addressing_style": addressing},
@@ -74,6 +79,8 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
         raise _wrong(str(error)) from error
     if encryption:
         _encrypt(client, encryption, os.environ.get(env.S3_KMS_KEY, ""))
+    for operation in _BODIES:
+        client.meta.events.register(f"provide-client-params.s3.{operation}", _sum)
     return client
 
 
@@ -86,6 +93,12 @@ def _chosen(name: str, known: tuple[str, ...]) -> str:
 
 def _wrong(what: str) -> botocore.exceptions.ParamValidationError:
     return botocore.exceptions.ParamValidationError(report=what)
+
+
+def _sum(params: dict[str, Any], **_more: Any) -> None:
+    """A body's CRC-32 as a header, without which a bucket with Object Lock takes nothing."""
+    if isinstance(params["Body"], bytes):
+        params["ChecksumCRC32"] = base64.b64encode(zlib.crc32(params["Body"]).to_bytes(4, "big")).decode()
 
 
 def _encrypt(client: Any, encryption: str, key: str) -> None:

@@ -13,10 +13,10 @@ import botocore.exceptions
 import pytest
 import trustme
 from hack.s3server import ACCESS_KEY, SECRET_KEY, S3Server, serving
-from proxy import Handler, Proxy, error, forward
+from proxy import Act, Handler, Proxy, error, forward
 
+from muster_protocol.checkpoints.s3 import PART_BYTES, forget_object
 from muster_protocol.checkpoints.s3 import S3Store as ToolStore
-from muster_protocol.checkpoints.s3 import forget_object
 from muster_protocol.checkpoints.s3_client import make_client
 from muster_protocol.errors import MusterError
 from muster_protocol.storage_errors import Kind
@@ -148,6 +148,39 @@ def test_every_object_is_written_with_the_key_that_was_asked_for(
     for headers in proxy.writes:
         assert headers["x-amz-server-side-encryption"] == "aws:kms"
         assert headers["x-amz-server-side-encryption-aws-kms-key-id"] == "arn:aws:kms:eu-1:1:key/2"
+
+
+class Locked(Proxy):
+    """A bucket with Object Lock: it takes no bytes without a sum in the request's head."""
+
+    def act_for(self, request: str) -> Act:
+        def take(handler: Handler) -> None:
+            summed = "x-amz-checksum-crc32" in handler.headers
+            (forward if summed or not handler.body else error(400, "InvalidRequest"))(handler)
+
+        return take if request.startswith("PUT") else forward
+
+
+def test_every_write_has_the_sum_that_a_bucket_with_object_lock_wants(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = Locked(s3_server.endpoint)
+    set_environment(monkeypatch, s3_server, AWS_ENDPOINT_URL_S3=proxy.endpoint)
+    check(URI)
+    rank, tool = open_store(str(URI)), ToolStore(URI)
+    large = bytes(2 * PART_BYTES + 1)
+    try:
+        for key, store in (("rank", rank), ("tool", tool)):
+            store.put(f"locked/{key}", b"hello")
+            store.put_if(f"locked/{key}-once", b"hello", None)
+        writer = tool.writer("locked/large")
+        writer.write(memoryview(large))
+        writer.close()
+        assert tool.read("locked/large", 0, len(large)) == large
+    finally:
+        rank.close()
+        tool.close()
+        proxy.shutdown()
 
 
 @pytest.mark.parametrize("code", ["KMS.NotFoundException", "KMS.DisabledException"])
