@@ -172,15 +172,20 @@ def print_facts(found: Row) -> None:
         typer.echo(f"and {len(tensors) - len(shown)} more; -o json has them all")
 
 
-def print_verified(results: Sequence[Row]) -> None:
-    for result in results:
-        name = result["key"] if result["step"] is None else f"step {result['step']}"
-        typer.echo(f"{name}: {'DAMAGED' if result['troubles'] else 'whole'}, {amount(result['bytes'])}")
-        for trouble in result["troubles"]:
-            typer.echo(f"  {trouble}")
-    whole = sum(not result["troubles"] for result in results)
-    verb = "is" if len(results) == 1 else "are"
-    typer.echo(f"{whole} of {counted(len(results), 'checkpoint')} {verb} whole")
+def print_verified(result: Row) -> None:
+    name = result["key"] if result["step"] is None else f"step {result['step']}"
+    state = "left out" if result["leftOut"] else "DAMAGED" if result["troubles"] else "whole"
+    typer.echo(f"{name}: {state}, {amount(result['bytes'])}")
+    for why in [result["leftOut"]] if result["leftOut"] else result["troubles"]:
+        typer.echo(f"  {why}")
+
+
+def print_verdict(results: Sequence[Row]) -> None:
+    read = [result for result in results if not result["leftOut"]]
+    whole = sum(not result["troubles"] for result in read)
+    verb = "is" if len(read) == 1 else "are"
+    left_out = f", {len(results) - len(read)} left out" if len(read) < len(results) else ""
+    typer.echo(f"{whole} of {counted(len(read), 'checkpoint')} {verb} whole{left_out}")
 
 
 def print_differences(found: Sequence[Difference]) -> None:

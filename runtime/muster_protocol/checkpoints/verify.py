@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.chain import Found, read_manifest
 from muster_protocol.checkpoints.checks import check_of
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import PIECE, Chunk, read, tensors_of
@@ -15,6 +15,16 @@ from muster_protocol.errors import CorruptCheckpointError
 from muster_protocol.manifest import ShardFile
 
 THREADS: Final = 4
+
+
+def damage_at(store: Store, key: str, sha256: str) -> Iterator[str]:
+    """`damage` of the checkpoint with this manifest, and what is wrong with the manifest itself."""
+    try:
+        found = read_manifest(store, key, sha256)
+    except CorruptCheckpointError as error:
+        yield str(error)
+        return
+    yield from damage(store, found)
 
 
 def damage(store: Store, found: Found) -> Iterator[str]:

@@ -169,6 +169,19 @@ def test_verify_tells_a_flipped_byte_a_truncated_and_a_missing_shard(made: MadeR
     assert "not the manifest that was committed" in muster("verify", uri, code=1)
 
 
+def test_verify_leaves_out_what_a_prune_deletes_and_reads_the_rest(made: MadeRun, uri: str) -> None:
+    made.store.put("step-00000005/1-0/TOMBSTONE-0", b"{}")
+    told = muster("verify", uri, "--all")
+    assert "step 5: left out, 48 B" in told
+    assert "is being deleted by a prune" in told
+    assert "5 of 5 checkpoints are whole, 1 left out" in told
+    made.store.delete(shards(made.store, 2))
+    results = json.loads(muster("verify", uri, "--all", "-o", "json", code=1))
+    assert [each["step"] for each in results if each["troubles"]] == [2]
+    assert [each["step"] for each in results if each["leftOut"]] == [5]
+    assert "is being deleted by a prune" in muster("verify", f"{uri}@5", code=2)
+
+
 def test_prune_says_what_would_go_and_does_it_with_yes(made: MadeRun, uri: str) -> None:
     rules = ("--last", "1", "--every", "2", "--best", "loss:max")
     before = [item.key for item in made.store.objects("")]
