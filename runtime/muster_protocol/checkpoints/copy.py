@@ -76,10 +76,10 @@ def _copy_file(source: Store, file: ShardFile, target: StreamingStore, key: str,
                 writer.write(piece)
             at = chunk.at + chunk.length
         _pass_on(source, file.key, at, file.size, writer)
+        written = writer.close()
     except BaseException:
         writer.abort()
         raise
-    written = writer.close()
     if written.crc32 != file.crc32:
         raise CorruptCheckpointError(f"{source.uri}/{file.key} is not what was saved (CRC-32 differs)")
     return written

@@ -149,7 +149,7 @@ def _write_file(source: Store, tensors: Mapping[str, Tensor], target: StreamingS
         for tensor in ordered.values():
             for piece in content(source, tensor):
                 writer.write(piece)
+        writer.close()
     except BaseException:
         writer.abort()
         raise
-    writer.close()

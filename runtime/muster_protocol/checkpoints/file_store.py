@@ -57,8 +57,12 @@ class FileStore:
 
     def put(self, key: str, content: bytes) -> None:
         writer = self.writer(key)
-        writer.write(memoryview(content))
-        writer.close()
+        try:
+            writer.write(memoryview(content))
+            writer.close()
+        except BaseException:
+            writer.abort()
+            raise
 
     def put_if(self, key: str, content: bytes, etag: str | None) -> str:
         with self._locked(key):
@@ -198,7 +202,8 @@ class FileWriter:
 
     def abort(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # writes what is buffered, for which there may be no room
+                self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 

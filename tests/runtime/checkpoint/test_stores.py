@@ -101,6 +101,30 @@ def test_an_aborted_stream_leaves_nothing(streaming: StreamingStore) -> None:
     assert streaming.objects("") == []
 
 
+FILLS_THE_DISK = """
+import resource, signal, sys
+from muster_protocol.checkpoints.file_store import FileStore
+from muster_protocol.errors import StorageError
+from muster_protocol.uris import parse_uri
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+store = FileStore(parse_uri(sys.argv[1]))
+for size in (5000, 1 << 20):  # fails where its buffer is written, and at once
+    try:
+        store.put("step-1/large", bytes(size))
+    except StorageError as error:
+        print(error)
+"""
+
+
+def test_what_finds_no_room_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FILLS_THE_DISK, f"file://{tmp_path}"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert told.count("step-1/large: File too large") == 2
+    assert list((tmp_path / "step-1").iterdir()) == []
+
+
 def test_a_conditional_write_needs_the_right_tag(store: Store) -> None:
     first = store.put_if("word", b"one", None)
     with pytest.raises(StorageError) as error:

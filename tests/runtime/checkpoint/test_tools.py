@@ -24,6 +24,7 @@ from muster.cli.app import app
 from muster.cli.checkpoint import open_store
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.export import export, header, model_tensors
+from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.inventory import take
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import Chunk, Tensor, content
@@ -229,6 +230,26 @@ def test_a_copy_is_a_run_of_its_own(made: MadeRun, uri: str, tmp_path: Path) -> 
     muster("cp", target, f"file://{tmp_path}/elsewhere")
     muster("verify", f"file://{tmp_path}/elsewhere")
     there.close()
+
+
+@pytest.mark.parametrize("command", ["cp", "export"])
+def test_what_finds_no_room_at_its_end_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    source, target = (FileStore(parse_uri(f"file://{tmp_path}/{name}")) for name in ("run", "target"))
+    run = MadeRun(source)
+    run.start()
+    run.save(1)
+    real = os.fsync
+
+    def full(descriptor: int) -> None:  # file servers tell it only there
+        if any(name in os.readlink(f"/proc/self/fd/{descriptor}") for name in (".bin.", ".safetensors.")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "No space left on device" in muster(command, source.uri, target.uri, code=2)
+    assert target.unfinished() == []
 
 
 def test_a_damaged_checkpoint_is_not_copied(made: MadeRun, uri: str) -> None:
