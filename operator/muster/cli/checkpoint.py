@@ -168,12 +168,10 @@ def diff(
     \b
       muster checkpoint diff s3://models/llama-8b@1000 @1200
     """
-    if after.startswith("@"):
-        after = before.rpartition("@")[0] + after if "@" in before else before + after
     with (
         _explained(),
         _chosen(before, endpoint) as (old_store, _, old),
-        _chosen(after, endpoint) as (new_store, _, new),
+        _chosen(f"{old_store.uri}{after}" if after.startswith("@") else after, endpoint) as (new_store, _, new),
         _reading(old_store, old, "diff"),
         _reading(new_store, new, "diff"),
     ):
