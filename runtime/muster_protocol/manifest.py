@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from types import GenericAlias
+from typing import Any, Final, TypeVar, get_type_hints
 
 LATEST_KEY: Final = "LATEST"
 MANIFEST_NAME: Final = "manifest.json"
@@ -27,6 +29,10 @@ FORMAT_VERSION: Final = 1
 TOMBSTONE: Final = "TOMBSTONE-"
 HOLDS_PREFIX: Final = "holds/"
 KEPT_PREFIX: Final = "kept/"
+_END_OF_TIME: Final = 253402300800.0
+"""Seconds since the epoch: the year 10000, which no calendar of Python's has."""
+_WHOLE_TOO: Final[dict[Any, Any]] = {float: float | int, float | None: float | int | None}
+"""JSON may have a float without a point."""
 
 
 class NewerFormatError(ValueError):
@@ -142,8 +148,38 @@ def decode_latest(body: bytes) -> Latest:
 def decode_manifest(body: bytes) -> Manifest:
     """Raises ValueError when `body` is not a manifest that this version can read."""
     raw = _object(body, MANIFEST_NAME)
-    raw["files"] = tuple(_known(ShardFile, item) for item in raw.get("files", ()))
-    return _known(Manifest, raw)
+    if not isinstance(raw.get("files"), list):
+        raise ValueError(f"Manifest: files is {raw.get('files')!r}")
+    record = _known(Manifest, {**raw, "files": tuple(_known(ShardFile, item) for item in raw["files"])})
+    if trouble := next(_troubles(record), ""):
+        raise ValueError(f"Manifest: {trouble}")
+    return record
+
+
+def _troubles(record: Manifest) -> Iterator[str]:
+    """What can't be so, though its type is right."""
+    for name in ("step", "epoch", "attempt", "world_size"):
+        if getattr(record, name) < 0:
+            yield f"{name} is {getattr(record, name)}"
+    if not 0 <= record.created_at < _END_OF_TIME:
+        yield f"created_at is {record.created_at}"
+    for name, value in record.metrics.items():
+        if not isinstance(value, float | int):
+            yield f"metrics.{name} is {value!r}"
+    for name in ("tensors", "trees"):
+        if not isinstance(record.planner.get(name, {}), dict):
+            yield f"planner.{name} is {record.planner[name]!r}"
+    for file in record.files:
+        if file.size < 0 or not _is_key(file.key):
+            yield f"a file of {file.size} bytes is named {file.key!r}"
+    for key in (record.parent, record.milestone):
+        if key and not _is_key(key):
+            yield f"it follows {key!r}"
+
+
+def _is_key(text: str) -> bool:
+    """Whether it names something below the uri: in a folder, '..' would lead out of it."""
+    return "\0" not in text and not {"", ".", ".."} & set(text.split("/"))
 
 
 def decode_hold(body: bytes) -> Hold:
@@ -163,8 +199,25 @@ def _object(body: bytes, name: str) -> dict[str, Any]:
     return raw
 
 
-def _known(kind: type[R], raw: dict[str, Any]) -> R:
+def _known(kind: type[R], raw: Any) -> R:
+    if not isinstance(raw, dict):
+        raise ValueError(f"{kind.__name__}: {raw!r} is no record")
+    types = _TYPES[kind]
+    values = {name: raw[name] for name in types if name in raw}
+    for name, value in values.items():
+        if not isinstance(value, types[name]):
+            raise ValueError(f"{kind.__name__}: {name} is {value!r}")
     try:
-        return kind(**{f.name: raw[f.name] for f in dataclasses.fields(kind) if f.name in raw})
+        return kind(**values)
     except TypeError as error:
         raise ValueError(f"{kind.__name__}: {error}") from error
+
+
+def _types(kind: type[Any]) -> dict[str, Any]:
+    """What isinstance wants of each field. What is in a dict or a tuple isn't looked at."""
+    hints = get_type_hints(kind)
+    plain = {name: hint.__origin__ if isinstance(hint, GenericAlias) else hint for name, hint in hints.items()}
+    return {name: _WHOLE_TOO.get(hint, hint) for name, hint in plain.items()}
+
+
+_TYPES: Final[dict[type[Any], dict[str, Any]]] = {kind: _types(kind) for kind in (Latest, Manifest, ShardFile, Hold)}

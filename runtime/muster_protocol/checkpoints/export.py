@@ -14,7 +14,7 @@ from typing import Any, Final
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.store import Store, StreamingStore
 from muster_protocol.checkpoints.tensors import Tensor, content, tensors_of
-from muster_protocol.errors import StateError
+from muster_protocol.errors import CorruptCheckpointError, StateError
 
 SHARD_BYTES: Final = 5_000_000_000
 """Tensors' bytes in one file at most, as transformers has it; a larger tensor gets a file of its own."""
@@ -51,7 +51,7 @@ def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
     """The tensors of the tracked object `name`, by their key in its state dict, without what torch.compile puts before
     the names of a module that is compiled inside the model. Tied ones are there once.
 
-    StateError when there is no such object, or it isn't a flat state dict of tensors.
+    StateError when there is no such object, or it isn't a flat state dict of tensors. CorruptCheckpointError.
     """
     trees: Mapping[str, Any] = found.manifest.planner.get("trees", {})
     if name not in trees:
@@ -62,7 +62,9 @@ def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
     for key, value in trees[name].items() if isinstance(trees[name], dict) else ():
         if not (isinstance(value, dict) and set(value) == {"$tensor"}):
             raise StateError(f"{name}.{key} is no tensor: only a model's state can be exported. Choose it by --object")
-        tensor = tensors[value["$tensor"]]
+        tensor = tensors.get(str(value["$tensor"]))
+        if tensor is None:
+            raise CorruptCheckpointError(f"{found.key} has no tensor for {name}.{key}")
         if tensor.dtype not in DTYPES:
             raise StateError(f"{name}.{key} is of type {tensor.dtype}, which muster does not write as safetensors")
         if tensor.name not in seen:

@@ -7,6 +7,7 @@ second of them sees the other and gives way, so nobody reads what is being delet
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import secrets
 import threading
@@ -43,7 +44,8 @@ def read_holds(store: Store) -> list[Hold]:
         if body is None:
             continue
         try:
-            found.append(manifests.decode_hold(body.content))
+            # its name is its key's, whatever it says: by that it is deleted
+            found.append(dataclasses.replace(manifests.decode_hold(body.content), id=name))
         except ValueError as error:
             found.append(Hold(name, f"a hold that can't be read ({error})", item.modified + HOLD_SECONDS))
     return found

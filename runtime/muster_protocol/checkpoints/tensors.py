@@ -80,22 +80,32 @@ def tensors_of(manifest: Manifest) -> dict[str, Tensor]:
         for name, raw in manifest.planner["tensors"].items():
             if raw["dtype"] not in ITEM_BYTES:
                 raise StateError(f"{name} is of type {raw['dtype']}, which this version does not know; upgrade muster")
-            chunks = [_chunk(manifest, raw["dtype"], chunk) for chunk in raw["chunks"]]
+            shape = _counts(raw["shape"])
+            chunks = [_chunk(manifest, raw["dtype"], shape, chunk) for chunk in raw["chunks"]]
             whole = sorted(chunks, key=lambda chunk: chunk.offsets)
-            found[name] = Tensor(name, raw["dtype"], tuple(raw["shape"]), tuple(whole))
+            found[name] = Tensor(name, raw["dtype"], shape, tuple(whole))
             if sum(chunk.length for chunk in chunks) != found[name].bytes:
                 raise CorruptCheckpointError(f"the manifest of step {manifest.step}: the chunks of {name} don't fit it")
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise CorruptCheckpointError(f"the manifest of step {manifest.step} is damaged: {error!r}") from error
     return found
 
 
-def _chunk(manifest: Manifest, dtype: str, raw: dict[str, Any]) -> Chunk:
-    sizes, file = tuple(raw["sizes"]), manifest.files[raw["file"]]
-    length = math.prod(sizes) * ITEM_BYTES[dtype]
-    if raw["at"] + length > file.size:
+def _chunk(manifest: Manifest, dtype: str, shape: tuple[int, ...], raw: dict[str, Any]) -> Chunk:
+    offsets, sizes = _counts(raw["offsets"]), _counts(raw["sizes"])
+    number, at = _counts([raw["file"], raw["at"]])
+    file, length = manifest.files[number], math.prod(sizes) * ITEM_BYTES[dtype]
+    if at + length > file.size:
         raise CorruptCheckpointError(f"a chunk lies beyond the end of {file.key}")
-    return Chunk(tuple(raw["offsets"]), sizes, file, raw["at"], length, checksum_of(raw))
+    if any(offset + size > whole for offset, size, whole in zip(offsets, sizes, shape, strict=True)):
+        raise ValueError(f"a chunk at {offsets} of sizes {sizes} lies beyond the shape {shape}")
+    return Chunk(offsets, sizes, file, at, length, checksum_of(raw))
+
+
+def _counts(raw: Any) -> tuple[int, ...]:
+    if not isinstance(raw, list) or not all(isinstance(each, int) and each >= 0 for each in raw):
+        raise ValueError(f"{raw!r} are no counts")
+    return tuple(raw)
 
 
 def content(store: Store, tensor: Tensor) -> Iterator[memoryview]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import operator
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from made import MadeRun, MemoryStore
 from test_keeper import Run
 from typer.testing import CliRunner
 
 from muster.cli.app import app
+from muster_protocol.checkpoints.chain import read_manifest
+from muster_protocol.checkpoints.export import model_tensors
 from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.store import Store
@@ -93,6 +100,48 @@ def test_a_manifest(store: Store, uri: str, harm: str) -> None:
     assert "2 of 3" in told or "2 of 2" in told, told
     again.save(8)
     assert Run(store).restore() == 8
+
+
+_TENSOR = ("planner", "tensors", "model.weight")
+_CHUNK = (*_TENSOR, "chunks", 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("step",), -1),
+        (("created_at",), 1e300),
+        (("parent",), "../other/manifest.json"),
+        (("metrics",), {"loss": "low"}),
+        (("files",), None),
+        (("files", 0), None),
+        (("files", 0, "key"), "../../secret"),
+        (("files", 0, "key"), "/etc/passwd"),
+        (("files", 0, "key"), None),
+        (("files", 0, "size"), None),
+        (("planner",), None),
+        (("planner", "trees"), None),
+        (("planner", "trees", "model", "weight", "$tensor"), []),
+        (("planner", "tensors"), {}),
+        ((*_TENSOR, "shape"), [-2, -6]),
+        ((*_CHUNK, "offsets"), []),
+        ((*_CHUNK, "offsets"), [3, 0]),
+        ((*_CHUNK, "offsets"), [0.5, 0]),
+        ((*_CHUNK, "at"), -1),
+        ((*_CHUNK, "file"), -1),
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_told(path: tuple[Any, ...], value: object) -> None:
+    made = MadeRun(MemoryStore())
+    made.start()
+    key = made.save(1)
+    body = made.store.get(key)
+    assert body is not None
+    raw = json.loads(body.content)
+    functools.reduce(operator.getitem, path[:-1], raw)[path[-1]] = value
+    made.store.put(key, json.dumps(raw).encode())
+    with pytest.raises(CorruptCheckpointError):
+        model_tensors(read_manifest(made.store, key), "model")
 
 
 def test_bytes_between_tensors(store: Store, uri: str) -> None:

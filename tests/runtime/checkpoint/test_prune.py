@@ -299,6 +299,17 @@ def test_a_folder_that_can_not_be_listed_is_not_taken_for_an_empty_one(
     assert names(made.store) == before
 
 
+def test_a_hold_that_calls_itself_otherwise_frees_nothing_but_itself(tmp_path: Path) -> None:
+    made = MadeRun(FileStore(CheckpointUri("file", "", str(tmp_path / "run"))))
+    made.start()
+    made.save(1)
+    (tmp_path / "other.json").touch()
+    made.store.put("holds/mine.json", manifests.encode(Hold("../../other", "somebody", 0.0)))
+    pruned(made.store)
+    assert (tmp_path / "other.json").exists()
+    assert made.store.objects("holds/") == []
+
+
 def test_orphans_and_uploads_of_a_gang_that_died_go_a_day_later(tmp_path: Path) -> None:
     store = FileStore(CheckpointUri("file", "", str(tmp_path)))
     made = MadeRun(store)
