@@ -39,6 +39,8 @@ from muster_runtime.session.tracking import Restoration, Tracked, capture
 
 _TRIES_AT_THE_END: Final = 4
 _PAUSE_SECONDS: Final = 2.0
+_LEFT_OUT: Final = ("numerics", "over")
+"""Of a `RunState`, where there is nothing to say."""
 _MEMORY: Final = "the memory of its pods"
 _MISSED_AT_MOST: Final = 5
 _MISSED_SECONDS: Final = 1800.0
@@ -48,7 +50,11 @@ which a store may be away, so the number alone says little."""
 
 @dataclass(frozen=True)
 class RunState:
-    """The run itself. `ended_early`: the script ended its loop before the total that it asked for."""
+    """The run itself. `ended_early`: the script ended its loop before the total that it asked for.
+
+    `over` counts the script's loops, from its first, up to the last that it ended so. 0 in checkpoints that were made
+    before it was counted.
+    """
 
     step: int
     seed: int
@@ -57,6 +63,7 @@ class RunState:
     strategy: str = ""
     total: int | None = None
     ended_early: bool = False
+    over: int = 0
     numerics: dict[str, Any] | None = None
     """What the watch over losses and gradients remembers (`numerics.Watch.state`)."""
 
@@ -268,7 +275,7 @@ class Persistence:
             table,
             step=run.step,
             trees=trees,
-            run={name: value for name, value in dataclasses.asdict(run).items() if name != "numerics" or value},
+            run={name: value for name, value in dataclasses.asdict(run).items() if name not in _LEFT_OUT or value},
             metrics=metrics,
             finished=finished,
             beside=losses,

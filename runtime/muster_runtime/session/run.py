@@ -63,8 +63,8 @@ class Run:
         self.loop = ""
         """file:line of the loop that runs now."""
         self.began = False
-        self.ended_early = False
-        """The checkpoint is of a script that ended its loop before the total: nothing is left to do."""
+        self._loops = 0  # that have begun
+        self._over = 0  # loops, the script's first ones, up to the last that it ended before its total
         self.driver: Loader | None = None
         """The loader whose batches are the loop's steps."""
         self._by_epochs = False
@@ -97,6 +97,7 @@ class Run:
     def begin(self, where: str, total: int, driver: Loader | None, *, by_epochs: bool) -> None:
         """A loop begins at `where`; the first one restores."""
         self.loop, self.driver, self._by_epochs = where, driver, by_epochs
+        self._loops += 1
         self._total = self.progress.total_steps = total
         self.closed = self.went_back = False
         checks.refuse_untracked(self.tracked, self.wrapped, where)
@@ -117,7 +118,8 @@ class Run:
                 run = restored.run
                 self.step = self.resumed_from = run.step
                 self.seed = run.seed
-                self.ended_early = restored.finished and run.ended_early
+                if self.saves.has_own:
+                    self._over = run.over or int(restored.finished and run.ended_early)
                 self._found = restored
                 if self._guard is not None and run.numerics is not None:
                     self._guard.load(run.numerics, self.step)
@@ -132,6 +134,11 @@ class Run:
                 self.saves.resume_random(self.seed, self.step)
                 self._save()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether this loop was ended before its total by the script, in a process before this one."""
+        return self._loops <= self._over
+
     def _count_flops(self) -> None:
         if self.progress.flops_per_token is None:
             models = [t.thing for t in self.tracked if isinstance(t.thing, nn.Module)]
@@ -144,6 +151,8 @@ class Run:
         """Every rank is done: the last checkpoint is saved and marked finished."""
         self._agree(save=False, stop=False, ends=True, soon=True)
         self.progress.tell(self.step, last=True)
+        if early:
+            self._over = self._loops
         with self.pulse.during(Section.CHECKPOINT):
             saved = self.saves.save_now(self.tracked, self._state(ended_early=early), finished=True)
         if saved:
@@ -392,5 +401,6 @@ class Run:
             strategy=self._strategy,
             total=self._total,
             ended_early=ended_early,
+            over=self._over,
             numerics=self._guard.state() if self._guard is not None else None,
         )

@@ -103,6 +103,8 @@ class Saves:
         step, by = found.run.step, f", saved by job {found.job}" if found.job else ""
         if found.finished:
             what = f"the run at {uri} had finished already, at step {step}{by}: nothing is left to train"
+        elif total is not None and step < total:
+            what = f"the run at {uri} is at step {step}{by}, beyond this loop, which the script had ended early"
         else:
             what = f"the run at {uri} is at step {step} already{by}, and this loop ends at step {total}"
         more = "" if found.run.ended_early else "; to train on, let the script ask for more steps"

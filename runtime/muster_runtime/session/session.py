@@ -222,7 +222,7 @@ class Session:
     def _steps(self, total: int, loader: Any, where: str) -> Iterator[Any]:
         run = self.run
         run.begin(where, total, loader if isinstance(loader, Loader) else None, by_epochs=False)
-        if run.ended_early or run.step >= total:
+        if run.is_over or run.step >= total:
             run.leave_done()
             return
         batches = None
@@ -259,7 +259,7 @@ class Session:
         run.begin(where, total * len(loader), loader, by_epochs=True)
         if loader.is_over:
             loader.next_epoch()  # the checkpoint is of a loop over steps
-        if run.ended_early or loader.epoch >= total:
+        if run.is_over or loader.epoch >= total:
             run.leave_done()
             return
         while loader.epoch < total:

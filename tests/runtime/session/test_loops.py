@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from gangs import Result, run_gang
 
 from muster_runtime.checkpoint.store import open_store
@@ -116,6 +117,31 @@ def test_finish_after_a_whole_loop_does_nothing(tmp_path: Path) -> None:
     assert "committed" not in again.output
     more = run(tmp_path, STEPS.replace("steps(4", "steps(6") + "session.finish()\n").check()
     assert "checkpoint of step 6 committed" in more.output, "the run had not been ended early"
+
+
+TWO_LOOPS = """
+session.track(model=model, optimizer=optimizer)
+for name, total in (("first", 10), ("second", 20)):
+    for step in session.steps(total):
+        update(torch.ones(1, 4))
+        with (folder / "steps").open("a") as file:
+            print(name, step, file=file)
+        if (name, step) == ("first", 3): break
+        if step == 6 and "CUT" in os.environ: os._exit(9) if os.environ["CUT"] == "kill" else session.run.signal_stop()
+    session.finish()
+"""
+
+
+@pytest.mark.parametrize(("cut", "code", "step"), [("kill", 9, 4), ("stop", 75, 7)])
+def test_a_loop_after_one_that_was_ended_early_goes_on(cut: str, code: int, step: int, tmp_path: Path) -> None:
+    """From where the first one ended, or from a checkpoint of its own."""
+    assert run(tmp_path, TWO_LOOPS, CUT=cut).codes == [code]
+    (tmp_path / "steps").unlink()
+    run(tmp_path, TWO_LOOPS).check()
+    again = [f"second {number}" for number in range(step, 20)]
+    assert (tmp_path / "steps").read_text().splitlines() == again
+    assert "nothing is left to train" in run(tmp_path, TWO_LOOPS).check().output
+    assert (tmp_path / "steps").read_text().splitlines() == again
 
 
 def test_finish_before_any_loop_is_told(tmp_path: Path) -> None:
