@@ -10,6 +10,7 @@ JSON has neither tuples, bytes, NaN nor keys that aren't strings: those carry a 
 from __future__ import annotations
 
 import base64
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -82,6 +83,18 @@ def _enter(path: str, tensor: torch.Tensor, table: TensorTable, ties: Mapping[st
         name = f"{path}#{number}"
     table[name] = tensor.detach() if tensor.requires_grad else tensor
     return name
+
+
+def packed(tree: Any) -> torch.Tensor:
+    """`tree` as bytes (uint8 tensor), filled up with spaces to a power of two: what is a bit longer at the next save
+    leaves the table's shapes, and so the plan, as they are."""
+    text = json.dumps(tree).encode()
+    return torch.frombuffer(bytearray(text.ljust(1 << (len(text) - 1).bit_length())), dtype=torch.uint8)
+
+
+def unpacked(content: torch.Tensor) -> Any:
+    """What `packed` was given."""
+    return json.loads(bytes(content.tolist()))
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

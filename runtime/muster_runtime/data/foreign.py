@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from muster_runtime.checkpoint.tree import join, split
+from muster_runtime.checkpoint.tree import join, packed, split, unpacked
 from muster_runtime.data.loader import to_device
 from muster_runtime.data.waiting import Waiting, waited
 from muster_runtime.errors import UsageError
@@ -44,15 +43,15 @@ def pack(name: str, state: Any) -> torch.Tensor:
     """One rank's state as bytes (uint8 tensor). StateError names the key of a value that can't be stored."""
     tree, tensors = split(name, state)
     plain = {path: [str(t.dtype).removeprefix("torch."), t.tolist()] for path, t in tensors.items()}
-    return torch.frombuffer(bytearray(json.dumps({"tree": tree, "tensors": plain}).encode()), dtype=torch.uint8)
+    return packed({"tree": tree, "tensors": plain})
 
 
-def unpack(name: str, packed: torch.Tensor) -> Any:
+def unpack(name: str, content: torch.Tensor) -> Any:
     """What `pack` was given."""
-    content = json.loads(bytes(packed.tolist()))
+    state = unpacked(content)
 
     def lookup(_: str, tensor: str) -> torch.Tensor:
-        dtype, values = content["tensors"][tensor]
+        dtype, values = state["tensors"][tensor]
         return torch.tensor(values, dtype=getattr(torch, dtype))
 
-    return join(content["tree"], lookup, name)
+    return join(state["tree"], lookup, name)

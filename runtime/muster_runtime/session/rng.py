@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 import random
 import sys
 from typing import Any
 
 import torch
 
+from muster_runtime.checkpoint.tree import packed, unpacked
 from muster_runtime.data.order import mix
 from muster_runtime.data.seeded import seed_generators
 
@@ -35,12 +35,12 @@ def capture(device: torch.device) -> torch.Tensor:
     if numpy is not None and hasattr(numpy, "random"):
         name, keys, position, has_gauss, cached = numpy.random.get_state()
         states["numpy"] = [name, keys.tolist(), position, has_gauss, cached]
-    return torch.frombuffer(bytearray(json.dumps(states).encode()), dtype=torch.uint8)
+    return packed(states)
 
 
 def restore(saved: torch.Tensor, device: torch.device) -> None:
     """Sets what `capture` gave."""
-    states = json.loads(bytes(saved.tolist()))
+    states = unpacked(saved)
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(_tensor(states["torch"]))

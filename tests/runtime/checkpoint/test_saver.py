@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,8 +33,10 @@ from muster_runtime.checkpoint.s3_store import S3Store
 from muster_runtime.checkpoint.sums import combined, sums
 from muster_runtime.checkpoint.transfers import piece_bytes
 from muster_runtime.checkpoint.tree import TensorTable
+from muster_runtime.data.foreign import pack, unpack
 from muster_runtime.errors import StorageError
 from muster_runtime.parallel.gang import Gang
+from muster_runtime.session import rng
 
 if TYPE_CHECKING:
     from conftest import S3Server
@@ -172,6 +176,27 @@ def test_a_plan_is_made_once_for_each_structure(store: Store, monkeypatch: pytes
     land(keeper)
     assert len(made) == 3
     assert restored(store, {"a": torch.ones(4)})["a"].equal(torch.ones(4))
+
+
+def test_what_a_script_draws_leaves_the_plan_as_it_is() -> None:
+    planner, device = Planner(Gang()), torch.device("cpu")
+    anew = []
+    for _ in range(20):
+        for _ in range(7):
+            random.random()
+            np.random.normal()
+        states = rng.capture(device)
+        anew.append(planner.plan({"a": torch.ones(3), "muster.rng.00000": states}))
+    expected = random.random(), np.random.normal()
+    rng.restore(states, device)
+    assert (random.random(), np.random.normal()) == expected
+    assert anew == [True] + [False] * 19
+
+
+def test_the_state_of_a_foreign_loader_may_grow_a_little() -> None:
+    sizes = {len(pack("loader", {"seen": seen, "name": "x" * 40})) for seen in (9, 10, 100, 1000)}
+    assert len(sizes) == 1
+    assert unpack("loader", pack("loader", {"at": torch.arange(3), 1: "é"}))["at"].equal(torch.arange(3))
 
 
 class Replicas(Gang):
