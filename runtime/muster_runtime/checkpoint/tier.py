@@ -128,6 +128,8 @@ class Tier:
     def settle(self, length: int, *, local: bool, peer: bool) -> None:
         """What the gang keeps in memory from now on: whether all ranks have `room` for two slots, and for copies."""
         self.kept = (Kept.PEER if peer else Kept.LOCAL) if local else Kept.OFF
+        if self.kept is Kept.PEER and isinstance(self._peer, int):
+            self._peer = max(self._peer, length)  # it takes that from now on, and is not to be asked for once more
         if not local:
             self.clear()
             why = (

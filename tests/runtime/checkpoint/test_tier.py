@@ -12,7 +12,9 @@ import torch
 
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.commit import Claim
+from muster_protocol.launcher_status import Kept
 from muster_protocol.manifest import Latest, ShardFile
+from muster_runtime.checkpoint import tier as tiers
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.records import free_memory
@@ -33,9 +35,11 @@ class Memory:
     def size(self) -> int:
         return os.fstat(self.descriptors[0]).st_size
 
-    def rank(self, identity: str = "me") -> Tier:
+    def rank(self, identity: str = "me", *, sharers: int | None = None, peer: int | str = "") -> Tier:
         data, first, second, claim = map(os.dup, self.descriptors)
-        tier = Tier(SharedMemory(data), (first, second), claim, identity, sharers=None, warn=lambda _: None)
+        tier = Tier(
+            SharedMemory(data), (first, second), claim, identity, sharers=sharers, peer=peer, warn=lambda _: None
+        )
         self.tiers.append(tier)
         return tier
 
@@ -137,6 +141,26 @@ def test_a_byte_that_changed_is_found(memory: Memory) -> None:
     assert "CRC-32 differs" in tier.wrong_with(part)
     os.truncate(memory.descriptors[0], 100)
     assert tier.wrong_with(part) == "it is cut off"
+
+
+def test_a_copy_that_has_come_is_not_asked_for_again(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made anew now and then: the first save of a run has no optimizer's state, for one."""
+    length, free = 8 << 20, 30 << 20
+    monkeypatch.setattr(tiers, "free_memory", lambda: free - memory.size)
+    rank = memory.rank(sharers=1, peer=0)
+
+    def settled() -> Kept:
+        local, peer = rank.room(length)
+        rank.settle(length, local=local, peer=peer)
+        return rank.kept
+
+    assert settled() is Kept.PEER
+    stage(rank, 1, length)
+    stage(rank, 2, length)
+    free -= length  # the other pod's copy
+    assert settled() is Kept.PEER
+    length += 8 << 20
+    assert settled() is Kept.OFF, "what it grows by has to be there"
 
 
 def test_the_claim_is_handed_on(memory: Memory) -> None:
