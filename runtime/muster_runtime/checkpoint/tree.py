@@ -4,7 +4,8 @@ A tree keeps the shape of a state dict and every plain value in it, exactly; eac
 which the table has it. Trees go into the manifest, tensors into the shard files. Nothing is pickled, so reading a
 checkpoint runs no code from it.
 
-JSON has neither tuples, bytes, NaN nor keys that aren't strings: those carry a tag, a dict of one key with a `$`.
+JSON has neither tuples, bytes, NaN nor keys that aren't strings: those carry a tag, a dict of one key with a `$`. A
+Counter does, too, since MultiStepLR's milestones must be one; other kinds of dicts come back as plain ones.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -41,6 +43,8 @@ def split(name: str, state: Any, ties: Mapping[str, str] | None = None) -> tuple
             return value if math.isfinite(value) else {"$float": repr(value)}
         if isinstance(value, bytes):
             return {"$bytes": base64.b64encode(value).decode()}
+        if type(value) is Counter:
+            return {"$counter": encode(path, dict(value))}
         if isinstance(value, dict):
             return _encode_dict(path, value, encode)
         if type(value) is list:
@@ -129,6 +133,8 @@ def join(tree: Any, lookup: Callable[[str, str], torch.Tensor], path: str = "") 
             return base64.b64decode(value)
         if tag == "$tuple":
             return tuple(join(item, lookup, f"{path}.{i}") for i, item in enumerate(value))
+        if tag == "$counter":
+            return Counter(join(value, lookup, path))
         if tag == "$dict":
             pairs = [(join(key, lookup), item) for key, item in value]
             return {key: join(item, lookup, f"{path}.{key}") for key, item in pairs}

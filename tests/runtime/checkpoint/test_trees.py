@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, MultiStepLR, SequentialLR
 
 from muster_runtime.checkpoint.tree import join, split
 from muster_runtime.errors import StateError
@@ -94,6 +96,33 @@ def test_the_paths_are_the_same_both_ways() -> None:
     seen = []
     join(tree, lambda path, name: seen.append((path, name)) or table[name], "n")
     assert [path for path, _ in seen] == [name for _, name in seen] == list(table)
+
+
+def test_a_counter_stays_one() -> None:
+    for state in (Counter({4: 1, 8: 2}), Counter(), Counter(a=3), Counter({"$x": 1})):
+        assert same(through_json({"milestones": state}), {"milestones": state})
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_schedule_goes_on_past_its_milestones() -> None:
+    def made() -> tuple[Optimizer, LRScheduler]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], 0.1)
+        parts = [LinearLR(optimizer, 0.1, total_iters=3), MultiStepLR(optimizer, [1, 4])]
+        return optimizer, SequentialLR(optimizer, parts, [3])
+
+    def rates(optimizer: Optimizer, schedule: LRScheduler) -> list[float]:
+        found = []
+        for _ in range(8):
+            optimizer.step()
+            schedule.step()
+            found.extend(schedule.get_last_lr())
+        return found
+
+    optimizer, schedule = made()
+    again, resumed = made()
+    again.load_state_dict(through_json(optimizer.state_dict()))
+    resumed.load_state_dict(through_json(schedule.state_dict()))
+    assert rates(again, resumed) == rates(optimizer, schedule)
 
 
 def test_numpy_numbers_and_odd_dicts_become_plain() -> None:
