@@ -29,14 +29,23 @@ def fixed_size(name: str, thing: Any, where: str) -> str:
 
 
 def endless(loader: Iterable[Any], device: torch.device, where: str, waiting: Waiting) -> Iterator[Any]:
-    """Batches of a foreign loader from where it stands, pass after pass."""
-    empty = 0
-    while empty < 2:  # one pass is empty after a resume at an epoch's end
-        empty += 1
-        for batch in waited(loader, waiting):
-            empty = 0
-            yield to_device(batch, device)
-    raise UsageError(f"{where}: the loader has no batches on this rank")
+    """Batches of a foreign loader from where it stands, pass after pass. The first pass begins with this call: random
+    numbers that are drawn as it does (for the order, say) have been drawn before the batches' own."""
+    with waiting():
+        first = iter(loader)
+
+    def batches() -> Iterator[Any]:
+        items: Iterable[Any] = first
+        empty = 0
+        while empty < 2:  # one pass is empty after a resume at an epoch's end
+            empty += 1
+            for batch in waited(items, waiting):
+                empty = 0
+                yield to_device(batch, device)
+            items = loader
+        raise UsageError(f"{where}: the loader has no batches on this rank")
+
+    return batches()
 
 
 def pack(name: str, state: Any) -> torch.Tensor:

@@ -233,8 +233,8 @@ class Session:
                 else endless(loader, self.device, where, run.pulse.waits_for_data)
             )
         while run.step < total:
+            run.before_first_batch()  # a foreign loader's batches may be drawn in this process
             batch = next(batches) if batches is not None else None
-            run.before_first_batch()
             run.opens_step()
             yield (run.step, batch) if batches is not None else run.step
             run.close_step(votes=run.step + 1 < total)

@@ -23,12 +23,13 @@ def records(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("workers", "stop"), [("0", "5"), ("2", "3")]
-)  # within the second epoch, and at the first's end
-def test_a_stateful_dataloader_goes_on_in_its_place(workers: str, stop: str, tmp_path: Path) -> None:
-    train(tmp_path / "whole", WORKERS=workers).check()
-    assert train(tmp_path / "cut", WORKERS=workers, STOP=stop).codes == [75, 75]
-    train(tmp_path / "cut", WORKERS=workers).check()
+    ("workers", "stop", "noise"), [("0", "5", ""), ("2", "3", ""), ("0", "5", "1"), ("0", "3", "1")]
+)  # within the second epoch, and at the first's end; augmentations are drawn from the process's generator
+def test_a_stateful_dataloader_goes_on_in_its_place(workers: str, stop: str, noise: str, tmp_path: Path) -> None:
+    how = {"WORKERS": workers, "NOISE": noise}
+    train(tmp_path / "whole", **how).check()
+    assert train(tmp_path / "cut", STOP=stop, **how).codes == [75, 75]
+    train(tmp_path / "cut", **how).check()
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
     assert [len(text.splitlines()) for text in records(tmp_path / "cut")] == [10, 10]
 

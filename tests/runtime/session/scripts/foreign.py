@@ -1,4 +1,5 @@
-"""Trains with torchdata's StatefulDataLoader, each rank on its part of the data. FOLDER, STOP: as in elastic.py."""
+"""Trains with torchdata's StatefulDataLoader, each rank on its part of the data. FOLDER, STOP: as in elastic.py; with
+NOISE the dataset adds some to each sample, and the model to each batch."""
 
 import json
 import os
@@ -18,13 +19,21 @@ from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 session = muster.start()
 model = session.wrap(nn.Linear(1, 1))
 data = TensorDataset(torch.arange(30.0).view(30, 1))
-own = Subset(data, range(session.rank, 30, session.world_size))
+NOISE = 0.1 if os.environ.get("NOISE") else 0.0
+
+
+class Noisy(Subset):
+    def __getitems__(self, places):
+        return [(x + NOISE * torch.rand(1),) for (x,) in super().__getitems__(places)]
+
+
+own = Noisy(data, range(session.rank, 30, session.world_size))
 loader = StatefulDataLoader(own, batch_size=4, shuffle=True, num_workers=int(os.environ.get("WORKERS", "0")))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 session.track(model=model, optimizer=optimizer, loader=loader)
 record = (Path(os.environ["FOLDER"]) / f"record-{session.rank}.jsonl").open("a")
 for step, (x,) in session.steps(10, loader):
-    loss = model(x).mean()
+    loss = model(x + NOISE * torch.rand(1)).mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
