@@ -160,14 +160,14 @@ class Persistence:
         return dataclasses.replace(restored, source=_MEMORY, losses=_losses(kept)) if kept is not None else restored
 
     def start_from(self, objects: list[Tracked]) -> Restored | None:
-        """Warm start from another run; None when only its models are wanted."""
+        """Warm start from another run; None when only its models are wanted: those that it has, one at least."""
         uri, step = parse_uri_at_step(self._settings.start_from)
         models_only = self._settings.start_load == "model"
         wanted = [tracked for tracked in objects if not models_only or isinstance(tracked.thing, nn.Module)]
         store = open_store(str(uri))
         try:
             found = self._gang.on_leader(lambda: find_start(store, step))
-            attempt = _Attempt(wanted, self._gang, self._settings.world_size)
+            attempt = _Attempt(wanted, self._gang, self._settings.world_size, some=models_only)
             with ExitStack() as stack:
                 if self._gang.leads:
                     who = f"the start of {self._settings.job or 'a run'}"
@@ -176,6 +176,9 @@ class Persistence:
         finally:
             store.close()
         restored = attempt.finish(found, finished=False)
+        if attempt.lacking:
+            names = ", ".join(repr(name) for name in attempt.lacking)
+            self._warn(f"the checkpoint at {uri} has no {names}: left as the script made it")
         return None if models_only else restored
 
     # ------------------------------------------------------------------ saving
@@ -333,18 +336,24 @@ class Persistence:
 class _Attempt:
     """Collects what the last tried checkpoint brings; it counts when its reading succeeded."""
 
-    def __init__(self, objects: list[Tracked], gang: Gang, world_size: int) -> None:
-        self._objects, self._gang, self._world_size = objects, gang, world_size
+    def __init__(self, objects: list[Tracked], gang: Gang, world_size: int, *, some: bool = False) -> None:
+        """`some`: what the checkpoint lacks is left as it is, as long as it has any of `objects`."""
+        self._objects, self._gang, self._world_size, self._some = objects, gang, world_size, some
+        self.lacking: list[str] = []
         self._restoration: Restoration | None = None
         self._random: torch.Tensor | None = None
 
     def prepare(self, found: Found, reader: Reader) -> TensorTable:
         trees, ranks = found.manifest.planner.get("trees", {}), found.manifest.world_size
-        for tracked in self._objects:
+        objects = self._objects
+        if self._some and any(tracked.name in trees for tracked in objects):
+            objects = [tracked for tracked in objects if tracked.name in trees]
+            self.lacking = [tracked.name for tracked in self._objects if tracked.name not in trees]
+        for tracked in objects:
             if is_foreign(tracked.thing) and ranks != self._world_size:
                 told = fixed_size(tracked.name, tracked.thing, tracked.where)
                 raise StateError(f"{told}. The checkpoint is of {ranks} ranks, this gang has {self._world_size}")
-        self._restoration = Restoration(self._objects, trees, reader, self._gang.rank)
+        self._restoration = Restoration(objects, trees, reader, self._gang.rank)
         table = dict(self._restoration.table)
         name = _rng_name(self._gang.rank)
         entry = reader.metadata.state_dict_metadata.get(name)

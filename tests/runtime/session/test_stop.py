@@ -224,6 +224,26 @@ def test_a_warm_start_counts_only_without_a_checkpoint_of_its_own(
     assert f"began at {3 if load == 'all' else None}" in third.check().output
 
 
+def test_a_warm_start_takes_the_models_that_are_there(tmp_path: Path) -> None:
+    """A script may track more than what is imported, or than the run before had: an average, a teacher."""
+    shown = STEPS + "print('weight', model.weight.tolist())\n"
+    source = script(tmp_path / "source", shown)
+    first = run_gang(source, tmp_path / "source", 1, environment(tmp_path / "source"), distributed=False).check()
+    path = script(tmp_path / "new", shown)
+    more = path.read_text().replace("session.track(", "ema = nn.Linear(4, 1)\nsession.track(ema=ema, ")
+    uri = f"file://{tmp_path}/source/run"
+    warm = {"MUSTER_CHECKPOINT_FROM": uri, "MUSTER_CHECKPOINT_FROM_LOAD": "model", "TOTAL": "0"}
+
+    path.write_text(more)
+    begun = run_gang(path, tmp_path / "new", 1, environment(tmp_path / "new", **warm), distributed=False).check()
+    assert f"the checkpoint at {uri} has no 'ema': left as the script made it" in begun.output
+    (weight,) = [line for line in first.output.splitlines() if line.startswith("weight")]
+    assert weight in begun.output
+    path.write_text(more.replace("model=model", "net=model"))
+    refused = run_gang(path, tmp_path / "new", 1, environment(tmp_path / "none", **warm), distributed=False)
+    assert "the checkpoint has no 'ema', 'net', which" in refused.output, "not one of them is there"
+
+
 ACCUMULATE = """
 for step, (x,) in session.steps(12, loader):
     (model(x).mean() / 3).backward()
