@@ -219,7 +219,7 @@ class Restoration:
             thing = unwrap(tracked.thing) if isinstance(tracked.thing, nn.Module) else tracked.thing
             wanted = set(thing.defaults) if isinstance(thing, Optimizer) else set()  # torch adds some as it loads
             try:
-                thing.load_state_dict(state)
+                _load(tracked, thing, state)
                 _refuse_another_kind(thing, wanted)
                 if isinstance(thing, Optimizer):
                     self._keep_types(thing, state)
@@ -253,6 +253,20 @@ class Restoration:
                     if isinstance(entry, TensorStorageMetadata):
                         found[id(parameter)] = entry.properties.dtype
         return found
+
+
+def _load(tracked: Tracked, thing: Any, state: Any) -> None:
+    """Hands `state` to `thing`. What a model's own state_dict() leaves out (weights that adapters don't train) isn't
+    missing in it. Raises what `load_state_dict` does, or ValueError."""
+    if not isinstance(thing, nn.Module) or type(thing).load_state_dict is not nn.Module.load_state_dict:
+        thing.load_state_dict(state)
+        return
+    own = tracked.state()
+    found = thing.load_state_dict(state, strict=False)
+    if missing := [key for key in found.missing_keys if key in own]:
+        raise ValueError(f"it has no {', '.join(missing)}")
+    if found.unexpected_keys:
+        raise ValueError(f"the model doesn't take {', '.join(found.unexpected_keys)}")
 
 
 def _with_all_ties(tracked: Tracked, state: Any) -> Any:

@@ -107,6 +107,50 @@ def test_odd_tensors_come_back_as_they_were(tmp_path: Path, strategy: str, befor
         assert each == saved
 
 
+ADAPTER = """
+import torch
+from torch import nn
+import muster_runtime as muster
+
+class Adapter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(2, 2).requires_grad_(False)
+        self.added = nn.Linear(2, 2)
+
+    def state_dict(self, *arguments, **more):
+        return {key: value for key, value in super().state_dict(*arguments, **more).items() if "base" not in key}
+
+session = muster.start()
+model = session.wrap(Adapter())
+session.track(model=model)
+for step in session.steps(4):
+    with torch.no_grad():
+        model.added.bias.fill_(float(step))
+    if step == 2 and session.resumed_from is None:
+        session.run.signal_stop()
+    print("HAD", step, model.base.bias.tolist())
+print("FOUND", model.added.bias.tolist())
+"""
+
+
+def test_what_a_models_own_state_leaves_out_is_not_missing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ADAPTER)
+    environment = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
+    first = run_gang(script, tmp_path, 1, environment, distributed=False)
+    assert first.codes == [75], first.output
+    again = run_gang(script, tmp_path, 1, environment, distributed=False).check()
+    assert "FOUND [3.0, 3.0]" in again.output
+    had = [line.split(" ", 2)[2] for run in (first, again) for line in run.output.splitlines() if "HAD" in line]
+    assert len(had) == 4
+    assert len(set(had)) == 1, "the script makes them, as before"
+    script.write_text(ADAPTER.replace("self.added =", "self.more = nn.Linear(2, 2)\n        self.added ="))
+    refused = run_gang(script, tmp_path, 1, environment, distributed=False)
+    assert "doesn't fit the object tracked at" in refused.output
+    assert ": it has no more.weight, more.bias. Make it as it was" in refused.output
+
+
 GROWS = """
 import os
 import torch
