@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -82,10 +82,11 @@ def _name_by_rank(tracked: Tracked, rank: int) -> str:
 
 def _own_share(tracked: Tracked, tensors: TensorTable, gang: Gang) -> TensorTable:
     # Replicas of parameters are equal, and torch's planner spreads them over the ranks. Other plain tensors may differ
-    # from rank to rank; rank 0's are the ones that count.
-    if gang.leads or isinstance(tracked.thing, (nn.Module, Optimizer)):
+    # from rank to rank (what a metric counts, say); rank 0's are the ones that count.
+    if gang.leads or isinstance(tracked.thing, Optimizer):
         return tensors
-    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
+    equal = {path for path, _ in _held(tracked)}
+    return {name: tensor for name, tensor in tensors.items() if name in equal or isinstance(tensor, DTensor)}
 
 
 def _agree(reports: list[tuple[str, dict[str, str]]]) -> None:
@@ -112,16 +113,21 @@ def share_buffers(model: nn.Module, gang: Gang) -> None:
                 take_from_leader(buffer)
 
 
+def _held(tracked: Tracked) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model's parameters and buffers by path, tied ones under each of theirs. What else its state has is the modules'
+    own. Nothing of what is no model."""
+    if isinstance(tracked.thing, nn.Module):
+        model = unwrap(tracked.thing)
+        for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+            for name, tensor in named:
+                yield f"{tracked.name}.{name}", tensor
+
+
 def ties_of(tracked: Tracked) -> dict[str, str]:
     """Path of each tied parameter -> path of the first one that is the same."""
-    if not isinstance(tracked.thing, nn.Module):
-        return {}
     first: dict[int, str] = {}
     ties = {}
-    model = unwrap(tracked.thing)
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    for name, tensor in named:
-        path = f"{tracked.name}.{name}"
+    for path, tensor in _held(tracked):
         known = first.setdefault(id(tensor), path)
         if known != path:
             ties[path] = known
@@ -152,13 +158,13 @@ class Restoration:
             if is_foreign(tracked.thing):
                 self._by_rank.append((tracked, self._fresh(_name_by_rank(tracked, rank), None, None)))
                 continue
-            lookup = self._lookup_for(tracked)
-            state = join(trees[tracked.name], lookup, tracked.name)
+            tree = trees[tracked.name]
+            state = join(tree, self._lookup_for(tracked, tree), tracked.name)
             self._states.append((tracked, _with_all_ties(tracked, state)))
 
-    def _lookup_for(self, tracked: Tracked) -> Callable[[str, str], torch.Tensor]:
+    def _lookup_for(self, tracked: Tracked, tree: Any) -> Callable[[str, str], torch.Tensor]:
         if isinstance(tracked.thing, nn.Module):
-            return self._model_lookup(tracked)
+            return self._model_lookup(tracked, tree)
         _, present = split(tracked.name, tracked.state())
         if isinstance(tracked.thing, Optimizer):
             parameters = [p for group in tracked.thing.param_groups for p in group["params"]]
@@ -167,11 +173,14 @@ class Restoration:
             )
         return lambda path, name: self._fresh(name, present.get(path), None)
 
-    def _model_lookup(self, tracked: Tracked) -> Callable[[str, str], torch.Tensor]:
+    def _model_lookup(self, tracked: Tracked, tree: Any) -> Callable[[str, str], torch.Tensor]:
         _, present = split(tracked.name, tracked.state())
+        held = {path for path, _ in _held(tracked)}
+        keys = {f"{tracked.name}.{key}" for key in tree}
 
         def lookup(path: str, name: str) -> torch.Tensor:
-            if _EXTRA in path.split("."):  # of any shape: the module makes of it what it will
+            own = path not in held and (path in present or path not in keys)  # or in a list or dict under a key
+            if own or _EXTRA in path.split("."):  # of any shape: the module makes of it what it will
                 return self._fresh(name, present.get(path), None)
             target = present.get(name if name.startswith(f"{path}#") else path)
             if target is None:

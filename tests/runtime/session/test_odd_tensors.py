@@ -173,6 +173,53 @@ print("PAST", net[0].past)
 """
 
 
+COUNTS = """
+import torch
+from torch import nn
+import muster_runtime as muster
+
+class Metric(nn.Module):
+    \"\"\"As torchmetrics' are, with `persistent(True)`: what they count is neither a parameter nor a buffer.\"\"\"
+
+    def __init__(self):
+        super().__init__()
+        self.values = []
+        for name in ("correct", "total", "hits", "misses"):
+            setattr(self, name, torch.zeros(100))
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        for name in ("correct", "total", "hits", "misses"):
+            destination[prefix + name] = getattr(self, name)
+        destination[prefix + "values"] = list(self.values)
+
+    def _load_from_state_dict(self, state, prefix, *_):
+        for name in ("correct", "total", "hits", "misses", "values"):
+            setattr(self, name, state.pop(prefix + name))
+
+session = muster.start()
+model, metric = session.wrap(nn.Linear(2, 2)), Metric()
+session.track(model=model, metric=metric)
+for step in session.steps(4):
+    for name in ("correct", "total", "hits", "misses"):
+        if session.resumed_from is None:
+            getattr(metric, name).fill_(float(10 + session.rank))
+    metric.values.append(torch.full((step + 1,), float(session.rank)))
+    if step == 2 and session.resumed_from is None:
+        session.run.signal_stop()
+counted = {float(x) for name in ("correct", "total", "hits", "misses") for x in getattr(metric, name)}
+print("COUNTED", counted, [len(value) for value in metric.values])
+"""
+
+
+def test_what_a_metric_counts_is_rank_0s_and_comes_back(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(COUNTS)
+    environment = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
+    assert run_gang(script, tmp_path, 2, environment).codes == [75, 75]
+    result = run_gang(script, tmp_path, 2, environment).check()
+    assert all("COUNTED {10.0} [1, 2, 3, 4]" in output for output in result.outputs), result.output
+
+
 def test_the_extra_state_of_a_module_may_be_larger_than_that_of_a_fresh_one(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(GROWS)
