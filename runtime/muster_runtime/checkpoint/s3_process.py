@@ -71,7 +71,8 @@ class Server:
         self._client: Any = None
         self._making = threading.Lock()
         self._mapped, self._mapping = memoryview(b""), threading.Lock()
-        self._summed: dict[str, tuple[int, list[int]]] = {}  # of the save that `sum` was last asked for
+        self._summed: tuple[str, dict[str, tuple[int, list[int]]]] = "", {}  # a save's prefix, and its sums by key
+        self._summing = threading.Lock()
 
     @property
     def client(self) -> Any:
@@ -183,15 +184,20 @@ class Server:
 
     def _sum(self, header: dict[str, Any], _payload: bytearray) -> Answer:
         """From the last to the first, since `upload` goes the other way: each piece is summed by who comes first."""
-        memory, self._summed = self._shared(), {}
+        memory = self._shared()
         found = list(self._sums.map(lambda file: self._sums_of(file, memory), reversed(header["files"])))
         return {"sums": [(named(whole), [named(each) for each in of_chunks]) for whole, of_chunks in found[::-1]]}, b""
 
     def _sums_of(self, file: Piece, memory: memoryview) -> tuple[int, list[int]]:
         key, start, length, chunks = file
-        if key not in self._summed:
-            self._summed[key] = sums(memory[start : start + length], chunks)
-        return self._summed[key]
+        save = key.rpartition("/")[0]
+        with self._summing:
+            if self._summed[0] != save:  # those of the save before are of no use any more
+                self._summed = save, {}
+            found = self._summed[1]
+        if key not in found:
+            found[key] = sums(memory[start : start + length], chunks)
+        return found[key]
 
     def _shared(self) -> memoryview:
         """The shared memory as large as the rank has made it by now."""

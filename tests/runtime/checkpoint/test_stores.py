@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,7 @@ from muster_runtime.checkpoint import s3_process, s3_store
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.s3_store import Outgoing, S3Store
 from muster_runtime.checkpoint.store import open_store
+from muster_runtime.checkpoint.sums import sums
 from muster_runtime.errors import StorageError
 
 if TYPE_CHECKING:
@@ -243,6 +245,30 @@ def test_an_s3_process_whose_rank_died_with_an_answer_unread_ends_without_a_word
     rank.close()
     with own:
         s3_process.Server(own, -1, "bucket", "").serve()
+
+
+def test_an_s3_process_remembers_the_sums_of_one_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is kept in memory, nobody asks for them again."""
+    summed = []
+
+    def counted(memory: memoryview, chunks: list[tuple[int, int]]) -> tuple[int, list[int]]:
+        summed.append(len(memory))
+        return sums(memory, chunks)
+
+    monkeypatch.setattr(s3_process, "sums", counted)
+    memory = os.memfd_create("test")
+    os.truncate(memory, 4096)
+    rank, own = socket.socketpair()
+    with rank, own:
+        server = s3_process.Server(own, memory, "bucket", "")
+        server._client = SimpleNamespace(put_object=lambda **_: None)
+        for save in range(1, 10):
+            files = [(f"step-{save:08d}/1-0/rank-00000.{n:04d}.bin", 1024 * n, 1024, [(0, 512)]) for n in range(4)]
+            told, _ = server._upload({"files": files}, bytearray())
+            assert server._sum({"files": files}, bytearray()) == (told, b"")
+            assert len(summed) == 4 * save, "once for both"
+            assert len(server._summed[1]) == 4
+    os.close(memory)
 
 
 def test_an_s3_process_that_never_answers_asks_for_boto3(
