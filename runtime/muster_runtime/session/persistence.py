@@ -42,6 +42,8 @@ _PAUSE_SECONDS: Final = 2.0
 _LEFT_OUT: Final = ("numerics", "over")
 """Of a `RunState`, where there is nothing to say."""
 _MEMORY: Final = "the memory of its pods"
+_AGAIN_SECONDS: Final = 300.0
+"""After a save that was missed comes the next one, at the latest: an hour's interval is not to become two."""
 _MISSED_AT_MOST: Final = 5
 _MISSED_SECONDS: Final = 1800.0
 """A rank that has missed more saves in a row, for longer, had better start elsewhere. Many are missed in minutes for
@@ -98,13 +100,13 @@ class Persistence:
         troubled: Callable[[str], None],
         settled: Callable[[MemoryTier], None],
         counted: Callable[[int], None],
-        torn: Callable[[], None] = lambda: None,
+        again: Callable[[float], None] = lambda _: None,
     ) -> None:
         """`landed` hears of each committed save, `troubled` why one was missed and what mends it, `settled` what stays
-        in memory, `counted` on rank 0 of the bytes that lie in the store, `torn` that a save was given up which is to
-        be made again soon."""
+        in memory, `counted` on rank 0 of the bytes that lie in the store, `again` after how
+        many seconds a save is to be made again that came to nothing."""
         self._settings, self._gang, self._device = settings, gang, device
-        self._warn, self._landed, self._troubled, self._torn = warn, landed, troubled, torn
+        self._warn, self._landed, self._troubled, self._again = warn, landed, troubled, again
         tier = Tier.inherited(os.environ, settings.identity, warn, settled)
         self._store: Store = open_store(settings.checkpoint, tier.memory if tier else None)
         self._keeper = Keeper(
@@ -311,8 +313,10 @@ class Persistence:
         too_long = time.monotonic() - self._missed_since > _MISSED_SECONDS
         if Kind(error.kind) not in PASSING or must or (too_many and too_long):
             raise error
+        now = time.monotonic()
         self._missed += not more
-        self._missed_since = min(self._missed_since, time.monotonic())
+        self._missed_since = min(self._missed_since, now)
+        self._again(max(_AGAIN_SECONDS, now - self._missed_since))  # ever less often, the longer the store is away
         trouble = f"the checkpoint of step {step} was not saved: {error}"
         self._warn(trouble)
         self._troubled(trouble)
@@ -324,7 +328,7 @@ class Persistence:
             f"the checkpoint of step {step} is given up, and another made at once: {error}. From now on the whole "
             "state is copied before training goes on"
         )
-        self._torn()
+        self._again(0.0)
 
     def loss_record(self, losses: LossRecord) -> LossRecord:
         return dataclasses.replace(losses, epoch=self.epoch, restored=self._restored_step)

@@ -53,7 +53,7 @@ class Saves:
             troubled=self._troubled,
             settled=self._settled,
             counted=self._counted,
-            torn=self._schedule.again,
+            again=self._again,
         )
 
     @property
@@ -231,6 +231,10 @@ class Saves:
             auto = self._schedule.auto
             seconds = auto.seconds if auto is not None else None
             self._reporter.send(reports.Saving(self._gang.rank, self.persistence.skipped, seconds))
+
+    def _again(self, pause: float) -> None:
+        if self._gang.leads:  # one clock decides
+            self._schedule.again(time.monotonic() + pause)
 
     def _troubled(self, trouble: str) -> None:
         self._reporter.send(reports.StorageFailed(self._gang.rank, trouble))

@@ -54,6 +54,8 @@ class Schedule:
     last_save: float
     """Clock reading, in seconds."""
     due: bool = False
+    again_at: float = math.inf
+    """Clock reading at which one is due, whatever the interval."""
     auto: AutoInterval | None = None
 
     def is_due(self, step: int, now: float) -> bool:
@@ -61,13 +63,15 @@ class Schedule:
         if self.every_steps and step % self.every_steps == 0:
             self.due = True
         interval = self.auto.seconds if self.auto else self.interval_seconds
-        if interval and now - self.last_save >= interval:
+        if (interval and now - self.last_save >= interval) or now >= self.again_at:
             self.due = True
+        if self.due:
+            self.again_at = math.inf
         return self.due
 
     def saved(self, now: float) -> None:
         self.due, self.last_save = False, now
 
-    def again(self) -> None:
-        """The last save was given up: one is due at the next boundary."""
-        self.due = True
+    def again(self, at: float) -> None:
+        """The last save came to nothing: another is due at that reading of the clock, if none was due before."""
+        self.again_at = at

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +105,7 @@ class Persisting:
         self.troubles: list[str] = []
         self.warnings: list[str] = []
         self.landed: list[int] = []
+        self.pauses: list[float] = []
         self.made = Persistence(
             settings,
             Gang(),
@@ -113,6 +115,7 @@ class Persisting:
             troubled=self.troubles.append,
             settled=lambda _: None,
             counted=lambda _: None,
+            again=self.pauses.append,
         )
         self.keeper = AwayKeeper()
         monkeypatch.setattr(self.made, "_keeper", self.keeper)
@@ -144,6 +147,21 @@ def test_saves_may_be_missed_but_not_for_ever(tmp_path: Path, monkeypatch: pytes
     run.save(7)
     with pytest.raises(StorageError, match="the server is away"):
         run.boundary()
+
+
+def test_a_save_that_was_missed_is_made_up_for_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a short outage at the wrong minute puts two intervals of work at risk; but the store may still be away."""
+    run = Persisting(tmp_path, monkeypatch)
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(persistence, "time", clock)
+    for now in (0.0, 300.0, 600.0, 1200.0):
+        run.save(int(now))
+        run.boundary()
+    assert run.pauses == [300.0, 300.0, 600.0, 1200.0]
+    run.keeper.away = False
+    run.save(2000)
+    run.boundary()
+    assert (run.landed, len(run.pauses)) == ([2000], 4)
 
 
 def test_a_save_that_succeeds_forgets_those_that_were_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

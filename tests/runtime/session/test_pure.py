@@ -38,6 +38,21 @@ def test_due_by_time_since_the_last_save() -> None:
     assert not schedule.is_due(3, 120.9)
 
 
+def test_a_save_that_came_to_nothing_is_made_up_for_once() -> None:
+    schedule = Schedule(None, 3600.0, 0.0)
+    assert schedule.is_due(1, 3600.0)
+    schedule.again(4000.0)  # a blocking save has failed by now
+    schedule.saved(3700.0)
+    assert not schedule.is_due(2, 3999.0)
+    assert schedule.is_due(3, 4000.0)
+    schedule.saved(4001.0)
+    assert not schedule.is_due(4, 7600.0)
+    schedule.again(9000.0)
+    assert schedule.is_due(5, 7601.0)
+    schedule.saved(7602.0)
+    assert not schedule.is_due(6, 9001.0), "the one before it has made up for it"
+
+
 def test_the_automatic_interval_is_youngs() -> None:
     auto = AutoInterval(between_failures=24 * 3600.0)
     schedule = Schedule(None, None, 0.0, auto=auto)
