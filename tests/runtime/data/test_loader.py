@@ -331,10 +331,13 @@ def test_what_is_left_out_is_had_by_nobody_and_all_else_once(left_out: set[tuple
     assert found == [every[place][0].tolist() for place in kept]
 
 
-def test_an_untracked_loader_gives_the_same_epoch_each_time() -> None:
+def test_an_untracked_loader_gives_the_same_epoch_each_time_until_told_another() -> None:
     loader = wrap(noisy())
-    assert [batch[0].tolist() for batch in loader] == [batch[0].tolist() for batch in loader]
+    first = [batch[0].tolist() for batch in loader]
+    assert [batch[0].tolist() for batch in loader] == first
     assert len(loader) == 4
+    loader.epoch = 1
+    assert [batch[0].tolist() for batch in loader] != first
 
 
 def test_batches_of_any_shape_are_moved() -> None:
