@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from muster_protocol.losses import LossRecord
 from muster_runtime import report
@@ -148,6 +149,14 @@ class Progress:
             self.log(_line(step, self.total_steps, loss, step_seconds, tokens_per_second))
         if last:
             self.reporter.settle()
+
+    def count_flops(self, models: Sequence[nn.Module]) -> None:
+        """Those of a token, where the script has not said them."""
+        if self.flops_per_token is None:
+            # Forward 2, backward 4 FLOPs a parameter and token (Kaplan et al. 2020); the largest model counts
+            self.flops_per_token = max(
+                (6.0 * sum(p.numel() for p in model.parameters()) for model in models), default=None
+            )
 
     def peak(self) -> float | None:
         """FLOP/s of one GPU."""

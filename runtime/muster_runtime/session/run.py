@@ -107,7 +107,7 @@ class Run:
             self.began = True
             if self.saves.wanted:
                 checks.refuse_unstorable(self.tracked)
-            self._count_flops()
+            self.progress.count_flops([t.thing for t in self.tracked if isinstance(t.thing, nn.Module)])
             pace.follow(self.pulse, [one.thing for one in self.tracked], self._device)
             for one in self.tracked:
                 if is_foreign(one.thing):
@@ -138,14 +138,6 @@ class Run:
     def is_over(self) -> bool:
         """Whether this loop was ended before its total by the script, in a process before this one."""
         return self._loops <= self._over
-
-    def _count_flops(self) -> None:
-        if self.progress.flops_per_token is None:
-            models = [t.thing for t in self.tracked if isinstance(t.thing, nn.Module)]
-            # Forward 2, backward 4 FLOPs a parameter and token (Kaplan et al. 2020); the largest model counts
-            self.progress.flops_per_token = max(
-                (6.0 * sum(p.numel() for p in model.parameters()) for model in models), default=None
-            )
 
     def end(self, *, early: bool) -> None:
         """Every rank is done: the last checkpoint is saved and marked finished."""
