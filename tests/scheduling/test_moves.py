@@ -97,6 +97,16 @@ def test_an_elastic_job_grows_into_idle_room_by_whole_steps() -> None:
     assert ledger.used(0, 1, GPU) in (0, 5 * 8), "an unlimited queue counts nothing"
 
 
+def test_a_gang_whose_required_level_is_gone_does_not_grow() -> None:
+    """Not even on its worker's own node."""
+    for mode, grown in ((TopologyMode.UNCONSTRAINED, 1), (TopologyMode.REQUIRED, 0)):
+        world = snapshot([Node("a", used_gpus=4)], [Job("job", gpus=4, holding=True, on=("a",))])
+        world = with_jobs(run_for(elastic(world, 1, 2), 1_000), modes=np.array([mode], dtype=np.int32))
+        assert world.jobs.levels.tolist() == [NONE]
+        tree = tree_of(world)
+        assert len(grow(world, tree, open_room(world, tree), Ledger(world.queues, world.jobs))) == grown
+
+
 def test_growth_must_pay_and_a_young_placement_stays() -> None:
     world = elastic(snapshot(rack(0, 3), [Job("job", gpus=4, holding=True, on=("rack-0-host-0",))]), 1, 4)
     tree = tree_of(world)

@@ -184,11 +184,14 @@ def _terms(
 
 
 def mode_and_level(spec: EffectiveSpec, levels: Sequence[LevelInput]) -> tuple[TopologyMode, str]:
-    """`preferred` without a level starts at the narrowest."""
+    """`preferred` without a level starts at the narrowest. A level that the cluster has no more is none: what runs
+    stays where it is, for nothing tells which domain must hold it. What waits is told by `admission`."""
     mode = _MODES[spec.mode]
     if mode is TopologyMode.UNCONSTRAINED or not levels:
         return TopologyMode.UNCONSTRAINED, ""
-    return mode, spec.level or levels[-1].name
+    if spec.level in {level.name for level in levels}:
+        return mode, spec.level
+    return mode, levels[-1].name if mode is TopologyMode.PREFERRED else ""
 
 
 def submitted(job: TrainingJob) -> float:

@@ -159,6 +159,8 @@ def _sites(snapshot: Snapshot, tree: Tree, row: int, slots: Int) -> list[tuple[G
     anywhere = replace(gang, mode=TopologyMode.UNCONSTRAINED, level=NONE)
     if gang.mode == TopologyMode.UNCONSTRAINED:
         return [(anywhere, slots)]
+    if gang.mode == TopologyMode.REQUIRED and gang.level == NONE:
+        return []
     domains = snapshot.nodes.domains
     own = snapshot.jobs.runs.nodes_of(row)
     widest = gang.level if gang.mode == TopologyMode.REQUIRED else 0

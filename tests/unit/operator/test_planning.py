@@ -98,13 +98,15 @@ def test_without_labels_there_is_no_flavour() -> None:
     assert flavour([node("a", "")]) == ""
 
 
-def test_preferred_without_a_level_starts_at_the_narrowest() -> None:
+def test_preferred_without_a_known_level_starts_at_the_narrowest_and_required_has_none() -> None:
     def chosen(**topology: Any) -> tuple[TopologyMode, str]:
         return planning.mode_and_level(effective_spec(trainingjob(topology=topology).spec), RACKS)
 
     assert chosen() == (TopologyMode.PREFERRED, "host")
     assert chosen(mode="required", level="rack") == (TopologyMode.REQUIRED, "rack")
     assert chosen(mode="unconstrained") == (TopologyMode.UNCONSTRAINED, "")
+    assert chosen(mode="preferred", level="gone") == (TopologyMode.PREFERRED, "host")
+    assert chosen(mode="required", level="gone") == (TopologyMode.REQUIRED, "")
 
 
 def test_what_a_waiting_job_brings_to_the_planner() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from muster.api.common import format_time
 from muster.api.names import EventReason
+from muster.api.topology import Topology
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.views import NodeView, PodView
 from muster.controllers import plans
@@ -214,6 +215,23 @@ async def test_a_gang_whose_only_node_is_drained_breaks_no_promise_and_starts_el
         ]
         assert [(note.reason, note.warning) for note in told] == [(EventReason.RESTARTING, False)] * 2
         assert told[1].message == "n can take no new pods (gone, cordoned or not ready): the gang is placed anew"
+
+
+async def test_a_level_that_is_gone_stops_no_other_job_and_what_runs_stays() -> None:
+    def topology(*levels: str) -> Topology:
+        spec = {"levels": [{"name": level, "label": level} for level in levels]}
+        return Topology.from_raw({"metadata": {"name": "default"}, "spec": spec})
+
+    labelled = {"metadata": {"name": "n", "labels": {"rack": "r1", "host": "n"}}}
+    allocatable = {"cpu": "8", "memory": "8Gi", "pods": "110"}
+    status = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}
+    async with world(node=NodeView.from_raw({**labelled, "status": status})) as place:
+        place.cache.on_topology("default", topology("rack", "host"))
+        await running(place, "low", topology={"mode": "required", "level": "rack"})
+        place.cache.on_topology("default", topology("host"))
+        place.submit("later")
+        await place.until(lambda: place.placed("later"), 10)
+        assert not place.status("low").get("stop")
 
 
 def gpu_node(**labels: str) -> NodeView:
