@@ -28,9 +28,10 @@ from muster.scheduling.snapshot import (
 NO_ACCELERATOR: Final = ""
 """The flavour of jobs and nodes without accelerators: always index 0."""
 
-LARGEST: Final = 2**50
-"""Amounts are counted up to here: no node has more of anything, and a thousand of them still fit into 64 bits. Anyone
-may write `cpu: "1e16"` into a pod; it must not stop the planning of everybody else's."""
+LARGEST: Final = 2**47
+"""A worker's amounts are counted up to here, which is 128 TiB: nobody means to ask for more, and the largest gang's
+sum stays below `UNLIMITED`. Anyone may write `cpu: "1e16"` into a pod; it must not stop the planning of everybody
+else's."""
 
 
 @dataclass(frozen=True)

@@ -227,7 +227,7 @@ def _units(snapshot: Snapshot) -> Int:
     accelerators = [row for row, name in enumerate(snapshot.resources) if is_accelerator(name)]
     plain = snapshot.resources.index("cpu") if "cpu" in snapshot.resources else 0
     units = np.full(len(snapshot.flavours), plain, dtype=np.int64)
-    asked = np.zeros((len(snapshot.flavours), len(accelerators)), dtype=np.int64)
+    asked = np.zeros((len(snapshot.flavours), len(accelerators)))  # the sum of many absurd ones is no integer
     np.add.at(asked, jobs.flavours, jobs.requests[:, accelerators] * jobs.workers[:, None])
     for flavour in range(1, len(units)):
         if accelerators and asked[flavour].any():

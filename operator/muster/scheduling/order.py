@@ -35,6 +35,8 @@ from muster.scheduling.snapshot import NONE, Index, Int, Jobs, Mask, Seconds, Sn
 
 _WHOLE: Final = 2.0**40
 """Shares are added up as whole numbers of this, so that a sum is the same in whatever order it was made."""
+_MOST: Final = 2.0**62
+"""Of one gang's part."""
 
 _Key = tuple[int, float, int, int]
 """(class of priority and age, share by weight, rank among equals, branch), all smallest first."""
@@ -158,7 +160,8 @@ class _Lines:
         self.columns: Int = np.flatnonzero(share_of.any(axis=0))
         asked = jobs.requests[rows] * jobs.workers[rows, None].astype(np.int64)
         parts = np.where(pending[:, None], asked, jobs.held[rows]) * share_of[jobs.flavours[rows]]
-        amounts: Int = np.rint(parts[:, self.columns]).astype(np.int64)
+        # What asks for many times the cluster never starts; as an integer its part could even be negative.
+        amounts: Int = np.rint(np.minimum(parts[:, self.columns], _MOST)).astype(np.int64)
         # Where the shortest come first, the ranks of a queue's jobs do not ascend. One that started and has no share
         # keeps its place, or the next would be compared with other queues' jobs of the same share in its stead.
         stops: Mask = pending | jobs.runs.yields[rows] | ~amounts.any(axis=1)

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from muster.api.jobparts import MAX_WORKERS
+from muster.api.placement import MAX_SPARES
 from muster.cluster.eligibility import NodeFilter
-from muster.cluster.jobs import AlternativeInput, JobInput, RunInput, TermsInput
+from muster.cluster.jobs import LARGEST, AlternativeInput, JobInput, RunInput, TermsInput
 from muster.cluster.snapshot import LevelInput, Masks, QueueInput, QuotaInput, build
 from muster.cluster.views import NodeView, PodView
+from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, UNLIMITED, JobState, Snapshot, TopologyMode
 
 pytestmark = pytest.mark.unit
@@ -304,6 +307,19 @@ def test_an_absurd_request_of_a_stranger_stops_nobodys_planning() -> None:
     shot = snapshot([node("a")], strangers, queues=[queue])
     assert free(shot, "a", "cpu") < 0
     assert free(shot, "a", "pods") == 107
+
+
+def test_an_absurd_gang_stops_nobodys_planning_and_does_not_go_first() -> None:
+    assert LARGEST * (MAX_WORKERS + MAX_SPARES) < UNLIMITED
+    amounts = {"cpu": 10**19, "nvidia.com/gpu": 10**19, "pods": 1}
+    huge = [job(f"huge-{number}", workers=MAX_WORKERS, request=amounts, submitted=1.0) for number in range(4)]
+    queues = [QueueInput("q", quotas=(QuotaInput("H100/on-demand", "nvidia.com/gpu", 10**19),)), QueueInput("other")]
+    modest = [job("beside", queue="other", submitted=2.0), job("behind", submitted=3.0)]
+    shot = snapshot([node("a")], jobs=[*huge, *modest], queues=queues)
+    with np.errstate(all="raise"):
+        decided = plan(shot)
+    assert [admission.uid for admission in decided.admissions] == ["beside", "behind"]
+    assert {waiting.uid for waiting in decided.waiting} == {each.uid for each in huge}
 
 
 def test_room_of_daemons_and_static_pods_is_told_apart() -> None:
