@@ -117,6 +117,9 @@ class Placement(Model):
     """When it was decided."""
     queue: Annotated[str, Len(0, 63)] = ""
     """The TrainingQueue whose quota it holds."""
+    flavour: Annotated[str, Len(0, 128)] = ""
+    """The GPU type and kind of capacity whose quota it holds, like `H100/on-demand`, as long as its nodes do not say
+    something else. Empty without GPUs."""
     spec: SpecHash = ""
     """Hash of the fields of the spec that keep their value while the placement stands. When they change nevertheless,
     the gang is stopped and starts again with the new ones."""
@@ -209,6 +212,9 @@ class Promise(Model):
     """Who leaves them."""
     queue: Annotated[str, Len(0, 63)] = ""
     """The TrainingQueue whose quota is held for the job."""
+    flavour: Annotated[str, Len(0, 128)] = ""
+    """The GPU type and kind of capacity whose quota is held, like `H100/on-demand`, as long as the nodes do not say
+    something else. Empty without GPUs."""
     spec: SpecHash = ""
     """Hash of the fields of the spec that the promise was made for; when they change, it ends."""
     promised_at: Timestamp | None = None

@@ -92,6 +92,7 @@ class Decisions:
             # Of a promise that has become smaller in this plan no spares are left over.
             spares=max(0, len(admission.nodes) - promise.workers) if promise else record.spec.spares,
             queue=record.spec.queue,
+            flavour=_flavour(snapshot, admission.flavour),
             spec=record.placement_hash,
             yields=admission.yields,
         )
@@ -127,7 +128,7 @@ class Decisions:
         if len(victims) < len(found):
             return  # somebody has begun to go by itself meanwhile: the next plan counts on that
         if decided is not None:
-            promise = _written(record, _names(snapshot, decided.nodes), victims, now)
+            promise = _written(record, snapshot, decided, victims, now)
         else:
             assert standing is not None
             asked = {victim.uid for victim in victims}
@@ -175,7 +176,7 @@ class Decisions:
         )
         record.leaving, record.plannable = True, False
         if onward is not None:
-            promise = _written(record, _names(snapshot, onward.nodes), (), now)
+            promise = _written(record, snapshot, onward, (), now)
             record.assumed_promise = promise
             stopped = planning.promised(record.job, promise, names, stop, now, defaults=record.defaults)
         else:
@@ -216,7 +217,7 @@ class Decisions:
         if record.task is not None or before is None:
             record.stand = ()  # plan anew after its next turn
             return
-        promise = _written(record, _names(snapshot, promised.nodes), (), now)
+        promise = _written(record, snapshot, promised, (), now)
         draft = Draft(record.job, now)
         draft.set(promise=promise)
         told = (
@@ -256,7 +257,10 @@ def _broken(snapshot: Snapshot, status: TrainingJobStatus, promise: Promise) -> 
     return Note(EventReason.PROMISE_BROKEN, told, warning=True)
 
 
-def _written(record: Record, nodes: list[str], victims: tuple[Victim, ...], now: datetime) -> Promise:
+def _written(
+    record: Record, snapshot: Snapshot, promised: Promised, victims: tuple[Victim, ...], now: datetime
+) -> Promise:
+    nodes = _names(snapshot, promised.nodes)
     split = _split(record, nodes)
     return Promise(
         workers=len(nodes) - record.spec.spares,
@@ -264,6 +268,7 @@ def _written(record: Record, nodes: list[str], victims: tuple[Victim, ...], now:
         spares=split["spares"],
         victims=victims,
         queue=record.spec.queue,
+        flavour=_flavour(snapshot, promised.flavour),
         spec=record.promise_hash,
         promised_at=now,
     )
@@ -286,6 +291,10 @@ def _domain(snapshot: Snapshot, placement: Placement, moves: Mapping[int, str]) 
     number = {name: index for index, name in enumerate(snapshot.nodes.names)}
     nodes = [moves.get(index, node) for index, node in enumerate(placement.node_of_index())]
     return planning.domain_of(snapshot, np.array([number.get(node, NONE) for node in nodes], dtype=np.int32))
+
+
+def _flavour(snapshot: Snapshot, index: int) -> str:
+    return "" if index == NONE else snapshot.flavours[index]
 
 
 def _names(snapshot: Snapshot, nodes: Index) -> list[str]:

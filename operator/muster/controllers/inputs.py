@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -16,7 +16,7 @@ from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
 from muster.cluster.status import finished
-from muster.cluster.views import NodeView, PodView
+from muster.cluster.views import PodView
 from muster.controllers import admission, planning, terms
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
@@ -40,11 +40,14 @@ class Inputs:
         self._counts: Flavours = Counter()
         self._rounds = 0
 
-    def pending(self, record: Record, world: admission.World, now: datetime) -> JobInput:
-        """A job that the planner may place."""
-        if record.planned is not None and record.steady is not None and self._steady(record) == record.steady:
+    def pending(self, record: Record, world: admission.World, now: datetime, pods: Sequence[PodView] = ()) -> JobInput:
+        """A job that the planner may place, or one that has nodes already: then its kind of node is theirs."""
+        drawn_on = self._drawn_on(record, pods)
+        steady = self._steady(record, drawn_on)
+        if record.planned is not None and steady == record.steady:
             return record.planned[1]
         choices = planning.choose_flavours(record.spec, self._counts)
+        choices = planning.standing_choices(record.spec, choices, drawn_on)
         priority = world.priorities.get(record.spec.priority_class, 0)
         avoided = tuple(item.node for item in record.job.status.avoided if item.until > now)
         since = planning.submitted(record.job)
@@ -54,7 +57,7 @@ class Inputs:
         # They speak of a run that would start now, and change all the time while one is under way.
         times = terms.NO_BOUNDS if record.placement else terms.bounds(record.spec, record.job.status, now, start)
         length = terms.length(record.spec, record.job.status)
-        told = (record.promise, record.job.status.fixed_size)
+        told = (record.promise, record.job.status.fixed_size, drawn_on)
         key = (judgement, record.spec, choices, priority, levels, avoided, since, told, times, start, length)
         if record.planned is None or record.planned[0] != key:
             requests, node_filter = self._demands(record)
@@ -72,10 +75,10 @@ class Inputs:
             )
             own = record.promise is not None and not record.promise.victims
             run = RunInput(restart=start, grace=float(record.spec.grace), beneficiary=record.uid if own else "")
-            made = replace(made, run=run)
+            made = replace(made, run=run, flavour=drawn_on or made.flavour)
             record.planned = (key, made)
         lasting = times is terms.NO_BOUNDS and not record.job.status.avoided
-        record.steady = self._steady(record) if lasting else None
+        record.steady = steady if lasting else None
         return record.planned[1]
 
     def look(self, world: admission.World, counts: Flavours) -> bool:
@@ -86,10 +89,10 @@ class Inputs:
             return True
         return False
 
-    def _steady(self, record: Record) -> tuple[object, ...]:
+    def _steady(self, record: Record, drawn_on: str) -> tuple[object, ...]:
         """What the input of a job is made from of which time alone changes nothing. Ten thousand are looked at in every
         round; that these are the same objects as before is known at once."""
-        return self._rounds, record.job, record.spec, record.judgement, record.promise
+        return self._rounds, record.job, record.spec, record.judgement, record.promise, drawn_on
 
     def standing(self, record: Record, world: admission.World, now: datetime) -> JobInput | None:
         """A job's hold, from its placement's first writing until its last pod is gone; or what is promised to it."""
@@ -97,14 +100,12 @@ class Inputs:
         holds = pods or record.made or (record.placement is not None and not record.deleted)
         if not holds and (record.promise is None or record.deleted or finished(record.job.status)):
             return None
-        made = self.pending(record, world, now)
+        made = self.pending(record, world, now, pods)
         return self._holding(record, made, pods, now) if holds else made
 
     def _holding(self, record: Record, made: JobInput, pods: list[PodView], now: datetime) -> JobInput:
         placement, status = record.placement, record.job.status
         placed = _places(placement, record.spec.spares) if placement else ()
-        names = (*placed, *(pod.node for pod in pods))
-        node = next((found for found in map(self._cache.node, names) if found is not None), None)
         generation = placement.generation if placement else 0
         claim = self._claims.of(record.uid, generation)
         leaving = (
@@ -123,7 +124,6 @@ class Inputs:
             queue=(placement.queue if placement else "") or next((pod.queue for pod in pods if pod.queue), made.queue),
             workers=placement.workers if placement else made.workers,
             request=made.request if record.judgement or not pods else dict(pods[0].requests),
-            flavour=_drawn_on(node, record, made),
             placed=placed,
             promised=promised,
             generation=generation,
@@ -138,6 +138,18 @@ class Inputs:
                 beneficiary=record.uid if promised else beneficiary,
             ),
         )
+
+    def _drawn_on(self, record: Record, pods: Sequence[PodView]) -> str:
+        """Whose quota a job draws on that has nodes, or is promised some: that of the first which tells its GPU type.
+        "" for others, and without GPUs. While the labels of all are gone (GPU feature discovery takes them away when it
+        is installed anew) it is what was written down with them: drawing on anything else the gang could be beyond its
+        queue's quota, and be stopped for that."""
+        had = record.placement or record.promise
+        if not record.spec.gpus_per_worker:
+            return NO_ACCELERATOR
+        nodes = (item.node for item in had.nodes) if had else (pod.node for pod in pods)
+        found = (flavour_of(node.labels) for node in map(self._cache.node, nodes) if node is not None)
+        return next(filter(None, found), had.flavour if had else NO_ACCELERATOR)
 
     def suits(self, record: Record, name: str, now: datetime) -> bool:
         """Whether a pod of the job could be bound to that node now, if there is room."""
@@ -226,15 +238,6 @@ def run_of(record: Record, now: datetime) -> RunInput:
         stops=status.preemptions or 0,
         yields=record.placement is not None and record.placement.yields,
     )
-
-
-def _drawn_on(node: NodeView | None, record: Record, made: JobInput) -> str:
-    """Whose quota a placement draws on, by one of its nodes. While that is gone, or its labels are (GPU feature
-    discovery takes them away when it is installed anew), it is what the job asks for: as a gang without GPUs it would
-    be beyond its queue's quota, and be stopped for that."""
-    if not record.spec.gpus_per_worker:
-        return NO_ACCELERATOR
-    return (flavour_of(node.labels) if node else NO_ACCELERATOR) or made.flavour
 
 
 def _gpus(record: Record) -> int:

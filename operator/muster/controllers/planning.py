@@ -109,6 +109,17 @@ def choose_flavours(spec: EffectiveSpec, counts: Counter[tuple[str, str]]) -> tu
     return tuple(choices)
 
 
+def standing_choices(spec: EffectiveSpec, choices: Sequence[Choice], flavour: str) -> tuple[Choice, ...]:
+    """The choices of a job that draws on a flavour already: the one that is of its kind of capacity is just that,
+    whatever most nodes are now. `flavour`: "" where that is not known."""
+    if not flavour:
+        return tuple(choices)
+    drawn_on = Choice(flavour, (flavour.partition("/")[2],))
+    if not spec.capacity:
+        return (drawn_on,)
+    return tuple(drawn_on if choice.capacity == drawn_on.capacity else choice for choice in choices)
+
+
 def pending_input(
     job: TrainingJob,
     spec: EffectiveSpec,

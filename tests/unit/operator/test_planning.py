@@ -326,6 +326,17 @@ def test_capacity_in_order_brings_alternatives_with_their_moments() -> None:
     assert (other.flavour, other.node_filter.capacity, other.since) == ("H100/on-demand", ("on-demand",), 300.0)
 
 
+def test_a_job_that_has_nodes_takes_more_of_their_kind_only() -> None:
+    one = effective_spec(trainingjob().spec)
+    chosen = planning.choose_flavours(one, planning.flavour_counts(MIXED))
+    assert planning.standing_choices(one, chosen, "A100/spot") == (planning.Choice("A100/spot", ("spot",)),)
+    assert planning.standing_choices(one, chosen, "") == chosen
+    both = effective_spec(trainingjob(capacity={"order": ["on-demand", "spot"]}).spec)
+    chosen = planning.choose_flavours(both, planning.flavour_counts(MIXED))
+    stands = planning.standing_choices(both, chosen, "H100/on-demand")
+    assert stands == (planning.Choice("H100/on-demand", ("on-demand",)), planning.Choice("A100/spot", ("spot",)))
+
+
 def test_a_kind_that_no_node_is_of_now_has_the_gpus_of_the_others() -> None:
     capacity = {"order": ["spot", "on-demand"]}
     spec = effective_spec(trainingjob(capacity=capacity).spec)

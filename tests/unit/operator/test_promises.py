@@ -197,14 +197,8 @@ def node_of(name: str, *, cordoned: bool = False) -> NodeView:
 async def test_a_gang_whose_only_node_is_drained_breaks_no_promise_and_starts_elsewhere() -> None:
     async with world(node=node_of("n")) as place:
         await running(place, "low")
-        for node in (node_of("n", cordoned=True), node_of("other")):
-            place.nodes.items[node.name] = node
-            place.cache.on_node(node.name, node)
-        evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
-        for name, raw in place.server.pods.items():
-            view = PodView.from_raw({**raw, "status": {"phase": "Running", "conditions": [evicted]}})
-            place.pods.items[f"ns/{name}"] = view
-            place.cache.on_pod(f"ns/{name}", view)
+        add(place, node_of("n", cordoned=True), node_of("other"))
+        evict(place, "low")
         await place.until(lambda: place.status("low").get("stop"))
         assert place.status("low")["promise"]["nodes"] == [{"node": "n", "indexes": "0-1"}]
         place.gone("low")
@@ -234,16 +228,44 @@ async def test_a_level_that_is_gone_stops_no_other_job_and_what_runs_stays() -> 
         assert not place.status("low").get("stop")
 
 
-def gpu_node(**labels: str) -> NodeView:
+def gpu_node(name: str = "n", **labels: str) -> NodeView:
     resources = {"nvidia.com/gpu": "8", "cpu": "64", "memory": "8Gi", "pods": "110"}
     ready = {"type": "Ready", "status": "True"}
     return NodeView.from_raw(
-        {"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": resources, "conditions": [ready]}}
+        {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": resources, "conditions": [ready]}}
     )
 
 
+H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
+SPOT = {"muster.dev/capacity": "spot"}
+
+
+def add(place: World, *nodes: NodeView) -> None:
+    for node in nodes:
+        place.nodes.items[node.name] = node
+        place.cache.on_node(node.name, node)
+
+
+def quotas(place: World, *lines: dict[str, Any]) -> None:
+    resources = [{"name": "nvidia.com/gpu", "nominal": 8}]
+    spec = {"quotas": [{**line, "resources": resources} for line in lines]}
+    place.cache.on_queue("q", TrainingQueue.from_raw({"metadata": {"name": "q", "generation": 2}, "spec": spec}))
+
+
+def evict(place: World, job: str) -> None:
+    """The nodes push the pods of a job out."""
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    for name, raw in place.server.pods.items():
+        if name.startswith(f"{job}-g"):
+            view = PodView.from_raw({**raw, "status": {"phase": "Running", "conditions": [evicted]}})
+            place.pods.items[f"ns/{name}"] = view
+            place.cache.on_pod(f"ns/{name}", view)
+
+
+@pytest.mark.parametrize("asked", [{"gpuType": "H100"}, {}])
 async def test_a_gang_whose_node_has_lost_its_gpu_labels_is_not_stopped_for_quota(
-    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans_: list[tuple[Snapshot, Plan]] = []
 
@@ -251,18 +273,56 @@ async def test_a_gang_whose_node_has_lost_its_gpu_labels_is_not_stopped_for_quot
         plans_.append((snapshot, plan(snapshot)))
         return plans_[-1][1]
 
-    monkeypatch.setattr(plans, "plan", look)
-    async with world(node=gpu_node(**{"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})) as place:
-        line = {"name": "nvidia.com/gpu", "nominal": 8}
-        quotas = [{"gpuType": "H100", "resources": [line]}]
-        place.cache.on_queue("q", TrainingQueue.from_raw({"metadata": {"name": "q"}, "spec": {"quotas": quotas}}))
-        await running(place, "low", workers=1, each={"gpusPerWorker": 8, "gpuType": "H100"})
-        place.nodes.items["n"] = gpu_node()
-        place.cache.on_node("n", place.nodes.items["n"])
-        await place.until(lambda: plans_[-1][0].nodes.flavours.tolist() == [NONE])
+    def check() -> None:
         shot, made = plans_[-1]
         assert [shot.flavours[flavour] for flavour in shot.jobs.flavours] == ["H100/on-demand"]
         assert made.evictions == ()
+
+    monkeypatch.setattr(plans, "plan", look)
+    async with world(node=gpu_node(**H100)) as place:
+        quotas(place, {"gpuType": "H100"})
+        await running(place, "low", workers=1, each={"gpusPerWorker": 8, **asked})
+        add(place, gpu_node())
+        await place.until(lambda: plans_[-1][0].nodes.flavours.tolist() == [NONE])
+        check()
+        written = place.server.jobs["low"]
+    plans_.clear()
+    async with world(node=gpu_node()) as place:  # a new operator has never seen the labels
+        quotas(place, {"gpuType": "H100"})
+        place.feed(written)
+        await place.until(lambda: plans_ and plans_[-1][0].jobs.uids)
+        check()
+
+
+async def test_a_gang_on_its_second_kind_of_capacity_starts_again_there_though_the_first_has_no_quota_left() -> None:
+    async with world(node=gpu_node(**H100)) as place:
+        add(place, gpu_node("spot", **H100, **SPOT))
+        quotas(place, {"gpuType": "H100"}, {"gpuType": "H100", "capacity": "spot"})
+        await running(place, "first", workers=1, each={"gpusPerWorker": 8})
+        order = {"order": ["on-demand", "spot"], "fallbackAfter": "1s"}
+        place.submit("low", workers=1, each={"gpusPerWorker": 8}, capacity=order)
+        await place.until(lambda: len(place.server.pods) == 2)
+        for pod in list(place.server.pods):
+            place.show(pod)
+        evict(place, "low")
+        await place.until(lambda: place.status("low").get("stop"))
+        assert place.status("low")["promise"]["flavour"] == "H100/spot"
+        place.gone("low")
+        await place.until(lambda: (place.status("low").get("placement") or {}).get("generation") == 2)
+        assert place.status("low")["placement"]["nodes"] == [{"node": "spot", "indexes": "0"}]
+        assert EventReason.PROMISE_BROKEN not in {note.reason for _, note in place.notes}
+
+
+async def test_a_gang_that_takes_any_gpu_starts_again_on_its_own_though_most_nodes_have_others_by_now() -> None:
+    async with world(node=gpu_node(**H100)) as place:
+        await running(place, "low", workers=1, each={"gpusPerWorker": 8})
+        add(place, gpu_node("a1", **A100), gpu_node("a2", **A100))
+        evict(place, "low")
+        await place.until(lambda: place.status("low").get("stop"))
+        place.gone("low")
+        await place.until(lambda: (place.status("low").get("placement") or {}).get("generation") == 2)
+        placement = place.status("low")["placement"]
+        assert (placement["nodes"], placement["flavour"]) == ([{"node": "n", "indexes": "0"}], "H100/on-demand")
 
 
 async def test_a_promise_ends_with_an_edit_and_its_victims_that_were_not_told_stay(

@@ -73,11 +73,14 @@ def give_way(turn: Turn) -> bool:
 
 def onward(turn: Turn, nodes: tuple[NodeWorkers, ...], spares: tuple[NodeWorkers, ...] = ()) -> Promise:
     """The promise of a gang that stops and goes on at once on `nodes`, with spares."""
+    placement = turn.status.placement
+    assert placement is not None
     return Promise(
         workers=sum(len(parse_indexes(item.indexes)) for item in nodes),
         nodes=nodes,
         spares=spares,
         queue=turn.s.spec.queue,
+        flavour=placement.flavour,
         spec=turn.s.promise_hash,
         promised_at=turn.s.now,
     )
