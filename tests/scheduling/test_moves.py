@@ -250,6 +250,16 @@ def test_promotion_needs_room_for_the_whole_gang_and_must_pay() -> None:
     assert not promoted(held), "no quota there"
 
 
+def test_a_gang_without_gpus_is_on_the_choice_whose_filter_its_nodes_pass() -> None:
+    world = on_spot()
+    terms = replace(world.jobs.terms, alternatives=((Alternative(1, 0),),))
+    world = with_jobs(world, flavours=np.array([0], dtype=np.int32), terms=terms)
+    (move,) = promoted(world)
+    assert [world.nodes.names[node] for node in move.nodes] == ["kept-0", "kept-1"]
+    assert move.flavour == 0
+    assert not promoted(replace(world, eligible=world.eligible[::-1])), "it is on its first choice"
+
+
 def rearranged(world: Snapshot, *, wait: float = 10_000.0, pace: Pace | None = None) -> Rearrangement | None:
     kinds, tree = Kinds(world, np.array([0]), elastic=False), tree_of(world)
     room, ledger = Room(world, tree, kinds.workers), Ledger(world.queues, world.jobs)

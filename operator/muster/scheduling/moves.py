@@ -71,7 +71,7 @@ class Choices:
     """The kinds of node that standing jobs take, in their order, and which of them each is on.
 
     A standing job's flavour is that of the nodes it is on. The flavour of its first choice is that of most nodes which
-    pass its filter.
+    pass its filter. Without accelerators all are of flavour 0, and the nodes tell which filter they pass.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -83,7 +83,16 @@ class Choices:
     def on(self, row: int) -> int:
         """Which of its choices a job is on: 0 is its first."""
         own, others = self._flavours[row], self._snapshot.jobs.terms.alternatives[row]
+        if own == 0 and others:
+            return self._passed(row)
         return next((index for index, other in enumerate(others, start=1) if other.flavour == own), 0)
+
+    def _passed(self, row: int) -> int:
+        """The first choice whose filter all of a job's nodes pass; 0 if there is none."""
+        nodes, others = self._snapshot.jobs.runs.nodes_of(row), self._snapshot.jobs.terms.alternatives[row]
+        nodes = nodes[nodes != NONE]
+        filters = [self._filters[row], *(other.filter for other in others)]
+        return next((index for index, each in enumerate(filters) if self._snapshot.eligible[each, nodes].all()), 0)
 
     def current(self, row: int) -> int:
         """The filter of the choice that a job is on."""
@@ -100,6 +109,8 @@ class Choices:
 
     def _first(self, row: int) -> int:
         nodes, filter_ = self._snapshot.nodes, self._filters[row]
+        if self._flavours[row] == 0:
+            return 0
         if filter_ not in self._firsts:
             suited = nodes.flavours[self._snapshot.eligible[filter_] & (nodes.flavours != NONE)]
             self._firsts[filter_] = int(np.bincount(suited).argmax()) if len(suited) else self._flavours[row]
