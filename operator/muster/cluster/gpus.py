@@ -71,6 +71,15 @@ def named_type(name: str, types: Iterable[str]) -> str:
     return next((one for one in types if one.lower() == name.lower()), "") or short_type(name)
 
 
+def named_types(names: Iterable[str], types: Iterable[str]) -> dict[str, str]:
+    """`named_type` of each of the names in one list. One that no node has now stays as it is where its short name is
+    another of the list: while the last `H100-NVL` is away, its quota is not another one of `H100`."""
+    every, there = tuple(names), tuple(types)
+    known = {name.lower() for name in every}
+    meant = {name: named_type(name, there) for name in every}
+    return {name: name if one.lower() != name.lower() and one.lower() in known else one for name, one in meant.items()}
+
+
 def same_type(asked: str, labels: Mapping[str, str]) -> bool:
     """Whether the node has the GPU that `asked` names, by its short name or by the whole product."""
     has = gpu_type_of(labels)

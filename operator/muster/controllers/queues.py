@@ -13,7 +13,7 @@ import numpy as np
 from muster.api.names import Reason
 from muster.api.terms import MonthlyBudget
 from muster.api.trainingqueue import FairShare, JobOrder, OwnVictims, Quota, Reclaim, StopPolicy, TrainingQueue
-from muster.cluster.gpus import named_type
+from muster.cluster.gpus import named_type, named_types
 from muster.cluster.quantities import amount
 from muster.cluster.queues import ANY_PRIORITY, Lineage, QueueInput, QuotaInput, lineage
 from muster.cluster.snapshot import NO_ACCELERATOR, JobInput
@@ -101,7 +101,7 @@ def queue_inputs(
 
 
 def queue_input(queue: TrainingQueue, now: datetime, gpu_types: tuple[str, ...] = ()) -> QueueInput:
-    """Raises ValueError for a quantity that can't be read."""
+    """Raises ValueError for a quantity that can't be read, and for two quotas of the same."""
     spec, preemption = queue.spec, queue.spec.preemption
     return QueueInput(
         queue.metadata.name,
@@ -123,19 +123,24 @@ def queue_input(queue: TrainingQueue, now: datetime, gpu_types: tuple[str, ...] 
 @lru_cache(maxsize=4096)
 def _lines(quotas: tuple[Quota, ...], gpu_types: tuple[str, ...]) -> tuple[QuotaInput, ...]:
     """Kept, for a thousand queues are looked at for each plan, and their quotas hardly ever change."""
-    return tuple(
-        QuotaInput(
-            flavour=f"{named_type(quota.gpu_type, gpu_types)}/{quota.capacity.value}"
-            if quota.gpu_type
-            else NO_ACCELERATOR,
-            resource=resource.name,
-            nominal=amount(resource.name, resource.nominal),
-            borrowing=_limit(resource.name, resource.borrowing_limit),
-            lending=_limit(resource.name, resource.lending_limit),
-        )
-        for quota in quotas
-        for resource in quota.resources
-    )
+    types = named_types((quota.gpu_type for quota in quotas), gpu_types)
+    lines: dict[tuple[str, str], QuotaInput] = {}
+    for quota in quotas:
+        flavour = f"{types[quota.gpu_type]}/{quota.capacity.value}" if quota.gpu_type else NO_ACCELERATOR
+        for resource in quota.resources:
+            if (flavour, resource.name) in lines:
+                raise ValueError(
+                    f"two of its quotas are {resource.name} of {flavour}, the latter as gpuType {quota.gpu_type!r}: "
+                    "make them one"
+                )
+            lines[flavour, resource.name] = QuotaInput(
+                flavour=flavour,
+                resource=resource.name,
+                nominal=amount(resource.name, resource.nominal),
+                borrowing=_limit(resource.name, resource.borrowing_limit),
+                lending=_limit(resource.name, resource.lending_limit),
+            )
+    return tuple(lines.values())
 
 
 def _limit(resource: str, quantity: str | None) -> int | None:
@@ -238,12 +243,15 @@ def _ready(
 def _unknown(quotas: tuple[Quota, ...], budgets: tuple[MonthlyBudget, ...], ground: Ground) -> str:
     """What is told of GPU types and resources that no node has: a typing error switches a quota off, or shuts the
     queue. No more than that, for a cluster may grow from nothing."""
-    types = dict.fromkeys([quota.gpu_type for quota in quotas] + [budget.gpu_type for budget in budgets])
+    types = named_types((quota.gpu_type for quota in quotas), ground.gpu_types)
+    types |= {
+        each.gpu_type: named_type(each.gpu_type, ground.gpu_types) for each in budgets if each.gpu_type not in types
+    }
     lacking = dict.fromkeys(resource.name for quota in quotas for resource in quota.resources)
     told = [
         f"no node has GPUs of type {name!r} now{_did_you_mean(name, ground.gpu_types)}"
-        for name in types
-        if name and named_type(name, ground.gpu_types) not in ground.gpu_types
+        for name, meant in types.items()
+        if name and meant not in ground.gpu_types
     ]
     told += [
         f"no node has the resource {name!r} now{_did_you_mean(name, ground.resources)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from muster.api.trainingqueue import Quota, TrainingQueue
-from muster.cluster.gpus import named_type
+from muster.cluster.gpus import named_types
 from muster.cluster.quantities import amount as in_units
 
 Use = dict[tuple[str, str], dict[str, int]]
@@ -66,8 +66,9 @@ def way_up(name: str, queues: Mapping[str, TrainingQueue]) -> Iterator[TrainingQ
 
 def _add(total: Use, quotas: Sequence[Quota], types: Sequence[str]) -> None:
     """Under the GPU types that use is told by, `types`: a quota may name a whole product."""
+    meant = named_types((quota.gpu_type for quota in quotas), types)
     for quota in quotas:
-        key = (named_type(quota.gpu_type, types), quota.capacity.value) if quota.gpu_type else ("", "")
+        key = (meant[quota.gpu_type], quota.capacity.value) if quota.gpu_type else ("", "")
         amounts = total.setdefault(key, {})
         for item in quota.resources:
             amounts[item.name] = amounts.get(item.name, 0) + in_units(item.name, item.nominal)

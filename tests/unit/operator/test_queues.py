@@ -113,6 +113,9 @@ def test_a_queue_is_told_what_no_node_has_of_what_its_quotas_and_budgets_name() 
         "takes jobs; no node has GPUs of type 'B200' now"
     )
     assert message(quotas=quota("H100", "cpu")) == "takes jobs; no node has GPUs of type 'H100' now"
+    assert message(node("a"), quotas=quota("H100") + quota("H100-NVL")) == (
+        "takes jobs; no node has GPUs of type 'H100-NVL' now (did you mean 'H100'?)"
+    )
     for named in ("H100", "h100", "NVIDIA-H100-80GB-HBM3", ""):
         assert message(node("a"), quotas=quota(named)) == "takes jobs"
 
@@ -270,6 +273,30 @@ def test_a_quota_is_for_the_gpus_that_the_site_calls_so(types: list[str], flavou
     nvl = trainingqueue("q", quotas=[{"gpuType": "H100-NVL", "resources": resources}])
     (found,), _ = queue_inputs([nvl], NOW, types)
     assert [line.flavour for line in found.quotas] == [f"{flavour}/on-demand"]
+
+
+def two_quotas(first: str, second: str) -> TrainingQueue:
+    amounts = {first: 16, second: 8}
+    lines = {name: [{"name": "nvidia.com/gpu", "nominal": amount}] for name, amount in amounts.items()}
+    return trainingqueue("q", quotas=[{"gpuType": name, "resources": line} for name, line in lines.items()])
+
+
+@pytest.mark.parametrize("types", [["H100", "H100-NVL"], ["H100"], []])
+def test_a_quota_of_gpus_that_no_node_has_now_does_not_become_another_ones(types: list[str]) -> None:
+    (found,), errors = queue_inputs([two_quotas("H100", "H100-NVL")], NOW, types)
+    amounts = [(line.flavour, line.nominal) for line in found.quotas]
+    assert amounts == [("H100/on-demand", 16), ("H100-NVL/on-demand", 8)]
+    assert not errors
+
+
+def test_two_quotas_of_the_same_gpus_are_told_as_that() -> None:
+    twice = two_quotas("H100", "h100")
+    (found,), errors = queue_inputs([twice], NOW, ["H100"])
+    assert not found.open
+    assert errors["q"] == (
+        "takes no jobs: two of its quotas are nvidia.com/gpu of H100/on-demand, "
+        "the latter as gpuType 'h100': make them one"
+    )
 
 
 def test_conditions_say_who_holds_the_queue() -> None:
