@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from muster.api.names import GPU_RESOURCE
 from muster.api.placement import Placement, spares_by_index
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster import pods as pod_objects
@@ -169,13 +170,13 @@ class Inputs:
             if not pods:
                 continue
             node = next((found for found in (self._cache.node(pod.node) for pod in pods) if found is not None), None)
-            gpus = any("gpu" in name for name, _ in pods[0].requests)
+            request = dict(pods[0].requests)
             yield JobInput(
                 uid=uid,
                 queue=pods[0].queue,
                 workers=len(pods),
-                request=dict(pods[0].requests),
-                flavour=flavour_of(node.labels) if node and gpus else NO_ACCELERATOR,
+                request=request,
+                flavour=flavour_of(node.labels) if node and GPU_RESOURCE in request else NO_ACCELERATOR,
                 generation=max(pod.generation for pod in pods),
                 holding=True,
                 reserving=False,

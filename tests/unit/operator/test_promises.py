@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -363,3 +364,41 @@ async def test_pods_of_a_job_that_was_deleted_meanwhile_hold_their_queues_quota(
         assert jobs.states.tolist() == [JobState.HOLDING]
         assert jobs.held[0, seen[-1].resources.index("cpu")] == 2000
         assert seen[-1].queues.names[jobs.queues[0]] == "q"
+
+
+@pytest.mark.parametrize(
+    ("each", "flavour"),
+    [
+        ({"gpusPerWorker": 8}, "H100/on-demand"),
+        ({"resources": {"limits": {"nvidia.com/gpu.shared": 1}}}, ""),  # it has no GPU type, whatever its name
+    ],
+)
+async def test_pods_of_a_deleted_job_draw_on_what_they_did_before(
+    each: dict[str, Any], flavour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Snapshot] = []
+
+    def look(snapshot: Snapshot, policy: Policy) -> Plan:
+        if LOW in snapshot.jobs.uids:
+            seen.append(snapshot)
+        return plan(snapshot)
+
+    def drawn_on() -> str:
+        return seen[-1].flavours[seen[-1].jobs.flavours[_row(seen[-1], LOW)]]
+
+    monkeypatch.setattr(plans, "plan", look)
+    node = gpu_node(**H100)
+    node = replace(node, allocatable=(*node.allocatable, ("nvidia.com/gpu.shared", 8)))
+    async with world(node=node) as place:
+        await running(place, "low", workers=1, each=each)
+        place.submit("next", workers=1)
+        await place.until(lambda: place.placed("next"))
+        pods = {name: raw for name, raw in place.server.pods.items() if name.startswith("low-g")}
+        assert drawn_on() == flavour
+    seen.clear()
+    async with world(node=node) as place:
+        place.server.pods = pods
+        for name in pods:
+            place.show(name)
+        await place.until(lambda: seen)
+        assert drawn_on() == flavour
