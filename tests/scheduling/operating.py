@@ -125,9 +125,11 @@ class Operating:
             self.jobs[uid].promised = ()
         for promise in plan.promises:
             self.jobs[promise.uid].promised = tuple(names[node] for node in promise.nodes)
+        onward = {promise.uid for promise in plan.promises}
         for eviction in plan.evictions:
             victim = self.jobs[eviction.uid]
-            victim.leaving, victim.beneficiary = True, eviction.beneficiary
+            victim.leaving = True
+            victim.beneficiary = eviction.uid if eviction.uid in onward else eviction.beneficiary
         for admission in plan.admissions:
             live = self.jobs[admission.uid]
             live.on, live.promised = tuple(names[node] for node in admission.nodes), ()

@@ -319,7 +319,7 @@ def test_free_pieces_of_nodes_are_put_together_for_a_job_that_needs_a_whole_one(
     world = in_pieces(Live(Job("whole")))
     made = plan(world.snapshot())
     (mover,) = made.evictions
-    assert (mover.uid, mover.reason, mover.beneficiary) == ("half of a", MoveReason.DEFRAGMENTED, "half of a")
+    assert (mover.uid, mover.reason, mover.beneficiary) == ("half of a", MoveReason.DEFRAGMENTED, "whole")
     world.carry_out(made)
     assert (world.jobs["whole"].promised, world.jobs["half of a"].promised) == (("a",), ("b",))
     again = plan(world.snapshot())

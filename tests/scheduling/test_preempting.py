@@ -127,7 +127,9 @@ def test_elastic_job_shrinks_before_anybody_is_evicted() -> None:
     running(world, Job("elastic", workers=2), "a", "b", least=1)
     world.submit(Live(Job("high", priority=5)))
     made = planned(world)
-    assert [(each.uid, each.reason) for each in made.evictions] == [("elastic", MoveReason.SHRUNK)]
+    assert [(each.uid, each.reason, each.beneficiary) for each in made.evictions] == [
+        ("elastic", MoveReason.SHRUNK, "high")
+    ]
     assert {each.uid: len(each.nodes) for each in made.promises} == {"elastic": 1, "high": 1}
     for told in (made, plan(world.snapshot())):
         high = next(each for each in told.waiting if each.uid == "high")
@@ -230,7 +232,7 @@ def test_jobs_move_aside_for_a_gang_that_fragmentation_alone_keeps_out() -> None
         world.jobs[name].saved = world.now
     world.submit(Live(Job("wide", workers=2, required="rack")))
     made = planned(world)
-    assert [(each.reason, each.uid == each.beneficiary) for each in made.evictions] == [(MoveReason.DEFRAGMENTED, True)]
+    assert [(each.reason, each.beneficiary) for each in made.evictions] == [(MoveReason.DEFRAGMENTED, "wide")]
     world.gone(made.evictions[0].uid)
     assert sorted(each.uid for each in planned(world).admissions) == sorted(["wide", made.evictions[0].uid])
 

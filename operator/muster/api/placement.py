@@ -195,6 +195,16 @@ class Victim(Model):
     spares: Spares = ()
     """Where room is kept for its spares then."""
 
+    @property
+    def onward(self) -> int:
+        """Workers that it goes on with; 0 when it queues again."""
+        return sum(len(parse_indexes(item.indexes)) for item in self.nodes)
+
+    def places(self) -> tuple[str, ...]:
+        """Node names where those and their spares go on, as of a `Promise`. Raises ValueError likewise."""
+        nodes = nodes_by_index(self.nodes, self.onward, "status.promise.victims")
+        return (*nodes, *spares_by_index(self.spares).values())
+
 
 class Promise(Model):
     """Room that is kept for the job while others leave it. Written before any of them is told, so that nobody else

@@ -118,7 +118,8 @@ class Inputs:
             or claim is not None
         )
         beneficiary = claim.beneficiary if claim else status.stop.beneficiary if status.stop else ""
-        promised = made.promised if not (record.deleted or finished(status)) else ()
+        onward = preemption.nodes_of(claim.victim) if claim else ()  # its own promise is written with its stop
+        promised = (made.promised or onward) if not (record.deleted or finished(status)) else ()
         shrinks = shrinks_at(status, record.spec)
         return replace(
             made,

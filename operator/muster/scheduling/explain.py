@@ -261,14 +261,16 @@ class Words:
 
     @cached_property
     def _asked(self) -> dict[int, str]:
-        """By row of those that this plan asks to leave for another: for whom."""
-        asked = {each.uid: each.beneficiary for each in self._round.evictions if each.beneficiary not in ("", each.uid)}
+        """By row of those that this plan asks to leave altogether for another: for whom."""
+        onward = {each.uid for each in self._round.promises}
+        going = [each for each in self._round.evictions if each.beneficiary and each.uid not in onward]
+        asked = {each.uid: each.beneficiary for each in going}
         return {row: asked[uid] for row, uid in enumerate(self.uids) if uid in asked}
 
     @cached_property
     def _left(self) -> list[Index]:
         """Nodes that each of those leaves who move or are resized in this plan."""
-        moved = {each.uid for each in self._round.evictions if each.uid == each.beneficiary}
+        moved = {each.uid for each in self._round.evictions}
         after = {each.uid: each.nodes for each in self._round.promises if each.uid in moved}
         runs = self._round.snapshot.jobs.runs
         rows = [row for row, uid in enumerate(self.uids) if uid in after]

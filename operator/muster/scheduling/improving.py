@@ -70,16 +70,18 @@ def _defragment(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[
     made = make_way(round_, heads, owners, verdicts)
     if made is None:
         return NONE
-    _carry_out(round_, made.found.moves)
+    _carry_out(round_, made.found.moves, made.job)
     round_.promises.append(Promise(round_.snapshot.jobs.uids[made.job], made.found.nodes, made.flavour))
     return made.job
 
 
-def _carry_out(round_: Round, moves: Sequence[Move]) -> None:
+def _carry_out(round_: Round, moves: Sequence[Move], beneficiary: int = NONE) -> None:
+    """`beneficiary`: row of the job for which they move; NONE when each moves for its own good."""
     uids = round_.snapshot.jobs.uids
     for move in moves:
         round_.promises.append(Promise(uids[move.row], move.nodes, move.flavour))
-        round_.evictions.append(Eviction(uids[move.row], move.reason, uids[move.row], move.lost))
+        of = uids[move.row if beneficiary == NONE else beneficiary]
+        round_.evictions.append(Eviction(uids[move.row], move.reason, of, move.lost))
 
 
 def _without_contested_quota(round_: Round, heads: Heads, snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Snapshot:

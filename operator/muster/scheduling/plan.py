@@ -106,7 +106,8 @@ class Eviction:
     """Ask a gang to save and end; it queues again with its first submit time.
 
     Attributes:
-        beneficiary: uid of the job that gets the room; "" when there is none (a quota was lowered).
+        beneficiary: uid of the job that gets the room, its own when it moves or is resized for nobody else; "" when
+            there is none (a quota was lowered).
         lost: accelerator-seconds of work that it costs: since the last committed checkpoint, and the restart.
     """
 
@@ -120,7 +121,8 @@ class Eviction:
 class Promise:
     """Keep room for a job whose victims are still there: it starts on `nodes` when they are gone, nobody else does.
 
-    Made durable before any victim is told. A job that is itself evicted to be moved or resized has one too.
+    Made durable before any victim is told. A job that is itself evicted to be moved or resized has one too, which is
+    written with its stop.
     """
 
     uid: str

@@ -170,7 +170,7 @@ class Preempting:
             round_.evictions.append(Eviction(uids[gone.row], gone.reason, uids[job], gone.lost))
         for less in victims.shrunk:
             round_.promises.append(Promise(uids[less.row], less.nodes, int(round_.snapshot.jobs.flavours[less.row])))
-            round_.evictions.append(Eviction(uids[less.row], MoveReason.SHRUNK, uids[less.row], less.lost))
+            round_.evictions.append(Eviction(uids[less.row], MoveReason.SHRUNK, uids[job], less.lost))
         round_.promises.append(Promise(uids[job], victims.nodes, flavour))
 
 

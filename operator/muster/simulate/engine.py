@@ -240,8 +240,10 @@ class _Simulation:
             world.promised[job[promise.uid]] = promise.nodes
             if int(world.state[job[promise.uid]]) == State.PENDING:
                 world.state[job[promise.uid]] = State.RESERVED
+        onward = {promise.uid for promise in plan.promises}
         for eviction in plan.evictions:
-            self._ask(job[eviction.uid], job.get(eviction.beneficiary, NONE), now)
+            of = eviction.uid if eviction.uid in onward else eviction.beneficiary
+            self._ask(job[eviction.uid], job.get(of, NONE), now)
         for admission in plan.admissions:
             started = job[admission.uid]
             end = world.start(started, admission.nodes, now, yields=admission.yields)

@@ -53,6 +53,15 @@ def preempting(snapshot: Snapshot, policy: Policy) -> Plan:
     )
 
 
+def shrinking(snapshot: Snapshot, policy: Policy) -> Plan:
+    """The planner, which besides takes the room of one of `low`'s workers for `high` when it can."""
+    decided = preempting(snapshot, policy)
+    if not decided.evictions:
+        return decided
+    promises = (Promise(LOW, _nodes(1)), Promise(HIGH, _nodes(1)))
+    return replace(decided, promises=promises, evictions=(Eviction(LOW, MoveReason.SHRUNK, HIGH, lost=5.0),))
+
+
 def once(uid: str, eviction: Eviction, promise: Promise | None = None) -> Callable[[Snapshot], Plan]:
     """The planner, which besides ends the first placement of `uid`."""
     done: list[bool] = []
@@ -133,6 +142,38 @@ async def test_an_operator_that_was_cut_after_the_promise_goes_on_where_it_was(m
         assert not place.placed("high")
         place.gone("low")
         await place.until(lambda: place.placed("high"))
+
+
+async def test_a_gang_that_shrinks_for_another_is_told_by_the_others_promise_however_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Snapshot] = []
+
+    def look(snapshot: Snapshot, policy: Policy) -> Plan:
+        seen.append(snapshot)
+        return shrinking(snapshot, policy)
+
+    monkeypatch.setattr(plans, "plan", look)
+    async with world(cpu="2") as place:
+        await running(place, "low", each={"min": 1})
+        place.server.silent = {"low"}  # nothing of it can be written now
+        place.submit("high", workers=1)
+        await place.until(lambda: place.status("high").get("promise"))
+        (victim,) = place.status("high")["promise"]["victims"]
+        assert (victim["uid"], victim["nodes"]) == (LOW, [{"node": "n", "indexes": "0"}])
+        place.submit("other", workers=1)
+        await place.until(lambda: place.status("other"))
+        runs, row = seen[-1].jobs.runs, _row(seen[-1], LOW)
+        assert (runs.leaving[row], runs.beneficiary[row], len(runs.promised_to(row))) == (True, row, 1)
+        place.server.silent = set()
+        await place.until(lambda: place.status("low").get("stop"))
+        low = place.status("low")
+        assert (low["stop"]["reason"], low["stop"]["beneficiary"]) == ("Shrunk", HIGH)
+        assert low["promise"]["workers"] == 1
+        place.gone("low")
+        await place.until(lambda: place.placed("high") and place.placed("low") and len(place.server.pods) == 2)
+        assert place.status("low")["placement"]["workers"] == 1
+        assert not place.placed("other")
 
 
 async def test_a_gang_that_moves_gets_stop_and_promise_in_one_write_and_starts_again_there(

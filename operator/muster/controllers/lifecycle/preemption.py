@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from muster.api.names import ConditionType, EventReason, Reason
-from muster.api.placement import NodeWorkers, Promise, Stop, parse_indexes
+from muster.api.placement import NodeWorkers, Promise, Stop, Victim, parse_indexes
 from muster.cluster.status import reason_of
 from muster.controllers.lifecycle.turn import Note, Turn
 from muster.scheduling.plan import MoveReason
@@ -156,7 +156,7 @@ def budget_left(preempted_at: tuple[datetime, ...], budget: int | None, window: 
     return max(0, budget - sum((now - moment).total_seconds() < window for moment in preempted_at))
 
 
-def nodes_of(promise: Promise) -> tuple[str, ...]:
+def nodes_of(promise: Promise | Victim) -> tuple[str, ...]:
     """Node names by index, spares behind; () for a promise that can't be read, which the planner then breaks."""
     try:
         return promise.places()
