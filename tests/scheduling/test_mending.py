@@ -114,9 +114,12 @@ def test_room_that_strangers_took_is_left_to_them() -> None:
 def test_gang_waits_in_the_queue_when_strangers_took_its_only_room() -> None:
     nodes = rack(0, 3)
     nodes[2] = replace(nodes[2], used_gpus=8)
-    again = replace(GANG, beneficiary="gang")
+    again, victim = replace(GANG, beneficiary="gang"), Job("victim", on=("rack-1-host-0",), leaving=True)
     assert plan(snapshot(nodes, [again])).broken == ("gang",)
-    assert not plan(snapshot(nodes, [GANG])).broken, "victims of it may not be gone yet"
+    assert plan(snapshot(nodes, [GANG])).broken == ("gang",)
+    nodes += rack(1, 1, used_gpus=8, used_cores=1)
+    assert not plan(snapshot(nodes, [GANG, replace(victim, beneficiary="gang")])).broken, "it is not gone yet"
+    assert plan(snapshot(nodes, [GANG, victim])).broken == ("gang",)
 
 
 def running(*on: str, spares: int, **more: object) -> Job:

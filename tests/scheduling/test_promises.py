@@ -40,8 +40,8 @@ def test_job_starts_on_exactly_the_promised_nodes_as_soon_as_they_have_the_room(
     assert outcome.nodes("urgent") == ["third"]
 
 
-def test_pods_that_ended_but_are_not_gone_keep_the_job_waiting() -> None:
-    outcome = planned([BUSY, IDLE], HEAD)
+def test_pods_of_a_job_that_nobody_knows_any_more_keep_the_job_waiting_while_they_end() -> None:
+    outcome = planned([BUSY, IDLE], Job("deleted", holding=True, leaving=True), HEAD)
     assert outcome.waiting["head"].message == (
         "2 nodes are promised to this job; jobs that are ending there still hold room"
     )
@@ -52,6 +52,15 @@ def test_promise_of_a_node_that_is_gone_or_cordoned_is_broken_and_its_room_is_fr
     outcome = planned(there, HEAD, Job("small"))
     assert outcome.plan.broken == ("head",)
     assert outcome.nodes("small") == ["idle"]
+
+
+def test_promise_is_broken_when_others_took_its_room_and_nobody_is_still_to_leave() -> None:
+    assert not planned([BUSY, IDLE], VICTIM, HEAD).plan.broken
+    elsewhere = Job("victim", on=("third",), leaving=True, beneficiary="head")
+    assert not planned([BUSY, IDLE, Node("third", used_gpus=8, used_cores=1)], elsewhere, HEAD).plan.broken
+    assert planned([BUSY, IDLE], HEAD).plan.broken == ("head",)
+    stays = Job("stays", on=("busy",))
+    assert planned([BUSY, IDLE], stays, HEAD).plan.broken == ("head",)
 
 
 def test_promise_is_broken_when_its_queue_closes_or_loses_its_quota() -> None:
@@ -89,13 +98,16 @@ def test_promised_quota_is_nobody_elses() -> None:
     assert (other.reason, other.blocker) == (WaitReason.BEHIND_OTHERS, "head")
 
 
-def test_two_promises_on_one_node_are_kept_one_after_the_other() -> None:
+@pytest.mark.parametrize("ending", [True, False])
+def test_two_promises_on_one_node_are_kept_one_after_the_other(ending: bool) -> None:
     first = Job("first", on=("busy",), gpus=4, reserved=True, submitted=1)
     second = Job("second", on=("busy",), gpus=4, reserved=True, submitted=2)
     half = Node("busy", used_gpus=4)
-    outcome = planned([half], second, first)
+    victim = Job("victim", on=("busy",), gpus=4, leaving=True, beneficiary="second")
+    outcome = planned([half], second, first, *([victim] if ending else []))
     assert list(outcome.admitted) == ["first"]
-    assert list(outcome.waiting) == ["second"]
+    assert list(outcome.waiting) == (["second"] if ending else [])
+    assert outcome.plan.broken == (() if ending else ("second",)), "the room that is left is the first's"
 
 
 def test_job_that_moves_keeps_its_new_nodes_while_it_still_runs_on_its_old_ones() -> None:

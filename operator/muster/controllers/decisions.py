@@ -251,8 +251,8 @@ def _broken(snapshot: Snapshot, status: TrainingJobStatus, promise: Promise) -> 
         told = f"{named} can take no new pods (gone, cordoned or not ready): the gang is placed anew"
         return Note(EventReason.RESTARTING, told)
     told = (
-        "the room that was kept for the job can't be had any more: a node is gone, cordoned or does not suit it, "
-        "or its queue may use less than before; it waits in its old order"
+        "the room that was kept for the job can't be had any more: a node is gone, cordoned, does not suit it or was "
+        "taken by other pods, or its queue may use less than before; it waits in its old order"
     )
     return Note(EventReason.PROMISE_BROKEN, told, warning=True)
 

@@ -5,8 +5,8 @@
   first (`muster.scheduling.replacement`); the others keep their node and their rank. Where there is none, an elastic
   gang that starts again does so with fewer workers (`muster.scheduling.reduction`). A promise that cannot be mended
   so is left as it is: `muster.scheduling.promises` breaks it, and the gang is placed anew as a whole. Room that
-  strangers have taken, while nobody leaves it, is like a broken node; only those wait for it for whom others were asked
-  to go, since some of these may not be gone yet.
+  strangers have taken, while nobody leaves it, is like a broken node; only those wait for it for whom somebody is still
+  to go. Where it is enough for some of those to whom it is promised, the last in rank lose it.
 * **Gangs that run.** A worker that was lost goes back to its node while the others wait in their pods; where the node
   is broken it gets another place in the same way, but not in room that is promised to others. An elastic gang that has
   waited for that for long enough goes on with fewer workers.
@@ -23,7 +23,7 @@ import numpy as np
 from muster.scheduling.gangs import Gang
 from muster.scheduling.moves import by_rank, gang_of, need_of, take_room, worker_of
 from muster.scheduling.plan import Promise, Replacement
-from muster.scheduling.promises import moving, promised_nodes, reserved_by_rank, suited
+from muster.scheduling.promises import moving, promised_nodes, reserved_by_rank, suited, victims_of
 from muster.scheduling.quota import Ledger
 from muster.scheduling.reduction import reduce_gang, smaller_sizes
 from muster.scheduling.replacement import replace_workers
@@ -69,8 +69,7 @@ def mend_promises(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Repla
             _take(snapshot, free, row, fewer)
             reduced.append(Promise(snapshot.jobs.uids[row], fewer, int(snapshot.jobs.flavours[row])))
             mended[row] = fewer
-        elif snapshot.jobs.runs.beneficiary[row] == row and _at(strangers, before).any():
-            mended[row] = np.where(_at(strangers, before), np.int32(NONE), before)  # what is not there is broken
+    mended |= _without_taken(snapshot, free, [row for row in rows if row not in mended], strangers)
     return _with_promises(snapshot, mended) if mended else snapshot, tuple(replacements), tuple(reduced)
 
 
@@ -173,11 +172,17 @@ def _take(snapshot: Snapshot, free: Int, row: int, nodes: Index, *, back: bool =
 
 
 def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int]) -> Mask:
-    """N, nodes on which somebody unknown has taken what is promised: nobody there is leaving, and it is not enough."""
+    """N, nodes on which somebody unknown has taken what is promised: nobody there is leaving, and it is not enough.
+
+    None while pods of a job are ending of which nobody knows the nodes any more.
+    """
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
     overdrawn = np.zeros(len(snapshot.nodes.names), dtype=np.bool_)
     reserved = [row for row in rows if jobs.reserved[row]]
     if not reserved:
+        return overdrawn
+    leaving = np.flatnonzero(runs.leaving & jobs.holding)
+    if (np.diff(runs.first)[leaving] == 0).any():
         return overdrawn
     free = snapshot.nodes.free.copy()
     for row in rows:
@@ -186,10 +191,29 @@ def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int]) -> Mask:
         nodes, asked = promised_nodes(snapshot, row), jobs.requests[row] > 0
         nodes = nodes[nodes != NONE]
         overdrawn[nodes] |= (free[nodes][:, asked] < 0).any(axis=1)
-    for row in np.flatnonzero(runs.leaving & jobs.holding).tolist():
+    for row in leaving.tolist():
         nodes = runs.nodes_of(row)
         overdrawn[nodes[nodes != NONE]] = False
     return overdrawn
+
+
+def _without_taken(snapshot: Snapshot, free: Int, rows: list[int], strangers: Mask) -> dict[int, Index]:
+    """The promises of those for whom nobody is still to go, without nodes that strangers have taken: what is not there
+    is broken.
+
+    Args:
+        free: N x R, less all promises; what comes back is added.
+    """
+    found: dict[int, Index] = {}
+    for row in reversed(rows):
+        if not snapshot.jobs.reserved[row] or victims_of(snapshot, row):
+            continue
+        nodes, asked = promised_nodes(snapshot, row), snapshot.jobs.requests[row] > 0
+        taken = _at(strangers & (free[:, asked] < 0).any(axis=1), nodes)
+        if taken.any():
+            _take(snapshot, free, row, nodes, back=True)
+            found[row] = np.where(taken, np.int32(NONE), nodes)
+    return found
 
 
 def _lost_promised(snapshot: Snapshot, row: int, nodes: Index, strangers: Mask) -> Mask:

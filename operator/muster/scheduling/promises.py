@@ -7,9 +7,9 @@ From then on the job is RESERVED. In every later plan, before anybody else is lo
 * its quota is charged in its queue, and what those still hold who are ending is not;
 * it starts, on exactly those nodes, as soon as they have the room and the victims' quota is free.
 
-A promise is broken when it can no longer be kept: a node is gone, not usable or no longer suits the job and no other is
-found for it (`muster.scheduling.mending`), its queue was closed or may no longer use that much. Victims that take their
-time break nothing.
+A promise is broken when it can no longer be kept: a node is gone, not usable, taken by strangers or no longer suits the
+job and no other is found for it (`muster.scheduling.mending`), its queue was closed or may no longer use that much.
+Victims that take their time break nothing.
 
 A job that is moved or resized has a promise as well, while it still runs: it is HOLDING, `leaving`, and its own
 beneficiary. Its new nodes are kept for it in the same way.
