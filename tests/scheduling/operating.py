@@ -25,7 +25,7 @@ class Live:
         on: nodes by rank while it runs.
         partial: it may start with fewer workers than its wish.
         promised: nodes that it starts on, as soon as its victims, or its own old pods, are gone.
-        beneficiary: for whom it is being ended; its own uid when it moves.
+        beneficiary: for whom it is being ended; its own uid when it moves, or starts again.
         stops: how often it was stopped for others.
     """
 
@@ -122,7 +122,7 @@ class Operating:
         for promise in plan.reduced:
             self.jobs[promise.uid].promised = self.promised_by(plan, promise.uid)
         for uid in plan.broken:
-            self.jobs[uid].promised = ()
+            self.jobs[uid].promised, self.jobs[uid].beneficiary = (), ""
         for promise in plan.promises:
             self.jobs[promise.uid].promised = tuple(names[node] for node in promise.nodes)
         onward = {promise.uid for promise in plan.promises}
@@ -132,7 +132,7 @@ class Operating:
             victim.beneficiary = eviction.uid if eviction.uid in onward else eviction.beneficiary
         for admission in plan.admissions:
             live = self.jobs[admission.uid]
-            live.on, live.promised = tuple(names[node] for node in admission.nodes), ()
+            live.on, live.promised, live.beneficiary = tuple(names[node] for node in admission.nodes), (), ""
             live.yields, live.started = admission.yields, self.now
 
     def promised_by(self, plan: Plan, uid: str) -> tuple[str, ...]:
@@ -153,7 +153,8 @@ class Operating:
         assert live.leaving
         if live.beneficiary not in ("", uid):
             live.stops += 1
-        live.on, live.leaving, live.beneficiary, live.yields = (), False, "", False
+        live.on, live.leaving, live.yields = (), False, False
+        live.beneficiary = uid if live.promised else ""
 
     def finish(self, uid: str) -> None:
         del self.jobs[uid]

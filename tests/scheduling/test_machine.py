@@ -207,7 +207,8 @@ class Scheduling(RuleBasedStateMachine):
         assert least <= len(nodes) <= most, "a gang of a size that it may not have"
         assert before.nodes.usable[nodes].all()
         assert before.eligible[jobs.filters[job], nodes].all()
-        assert before.queues.open[jobs.queues[job]] or jobs.states[job] == JobState.HOLDING
+        again = jobs.states[job] == JobState.HOLDING or jobs.runs.beneficiary[job] == job
+        assert before.queues.open[jobs.queues[job]] or again
         if jobs.modes[job] == TopologyMode.REQUIRED:
             domains = set(before.nodes.domains[nodes, jobs.levels[job]].tolist())
             assert len(domains) == 1, "required is broken"

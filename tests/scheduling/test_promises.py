@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from muster.scheduling.plan import Basis, WaitReason
@@ -68,6 +71,20 @@ def test_promise_is_broken_when_its_queue_closes_or_loses_its_quota() -> None:
     assert planned(nodes, HEAD, queues=(Queue(open=False),)).plan.broken == ("head",)
     assert planned(nodes, HEAD, queues=(Queue(gpus=15),)).plan.broken == ("head",)
     assert planned(nodes, HEAD, queues=(Queue(gpus=16),)).nodes("head") == ["busy", "idle"]
+
+
+def closed(*, drain: bool, preemptible: bool) -> Outcome:
+    """A gang starts again in a queue that was held, or drained, meanwhile."""
+    world = snapshot([Node("busy"), Node("idle")], [replace(HEAD, beneficiary="head")], [Queue(open=False)])
+    jobs = replace(world.jobs, terms=replace(world.jobs.terms, preemptible=np.array([preemptible])))
+    world = replace(world, jobs=jobs, queues=replace(world.queues, drain=np.array([drain])))
+    return Outcome(world, plan(world))
+
+
+def test_a_gang_that_starts_again_goes_on_in_a_queue_that_is_held() -> None:
+    assert closed(drain=False, preemptible=True).nodes("head") == ["busy", "idle"]
+    assert closed(drain=True, preemptible=False).nodes("head") == ["busy", "idle"]
+    assert closed(drain=True, preemptible=True).plan.broken == ("head",)
 
 
 @pytest.mark.parametrize("firm", [False, True])

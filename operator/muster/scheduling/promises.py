@@ -8,8 +8,9 @@ From then on the job is RESERVED. In every later plan, before anybody else is lo
 * it starts, on exactly those nodes, as soon as they have the room and the victims' quota is free.
 
 A promise is broken when it can no longer be kept: a node is gone, not usable, taken by strangers or no longer suits the
-job and no other is found for it (`muster.scheduling.mending`), its queue was closed or may no longer use that much.
-Victims that take their time break nothing.
+job and no other is found for it (`muster.scheduling.mending`), its queue was closed or may no longer use that much. A
+gang that ran, and starts again, goes on in a closed queue, unless that is drained and the gang may be stopped. Victims
+that take their time break nothing.
 
 A job that is moved or resized has a promise as well, while it still runs: it is HOLDING, `leaving`, and its own
 beneficiary. Its new nodes are kept for it in the same way.
@@ -179,7 +180,7 @@ def _flavour_there(snapshot: Snapshot, job: int) -> int:
 def _is_broken(snapshot: Snapshot, job: int, promised: Ledger) -> bool:
     nodes = snapshot.jobs.runs.nodes_of(job)
     queue, flavour, need = _holding(snapshot, job)
-    if queue == NONE or not snapshot.queues.open[queue] or not len(nodes) or (nodes == NONE).any():
+    if queue == NONE or _is_closed(snapshot, job) or not len(nodes) or (nodes == NONE).any():
         return True
     if not (snapshot.nodes.usable[nodes] & suited(snapshot, job, nodes)).all():
         return True
@@ -187,6 +188,15 @@ def _is_broken(snapshot: Snapshot, job: int, promised: Ledger) -> bool:
     short = promised.shortage(queue, flavour, need)
     promised.charge(queue, flavour, need)
     return short is not None
+
+
+def _is_closed(snapshot: Snapshot, job: int) -> bool:
+    """Whether a job's queue keeps it from starting. One that ran, and starts again, is no new job: it goes on unless
+    the queue is drained and it may be stopped."""
+    queues, queue = snapshot.queues, snapshot.jobs.queues[job]
+    if snapshot.jobs.runs.beneficiary[job] == job:
+        return bool(queues.drain[queue] and snapshot.jobs.terms.preemptible[job])
+    return not queues.open[queue]
 
 
 def suited(snapshot: Snapshot, job: int, nodes: Index) -> Mask:
