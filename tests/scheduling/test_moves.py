@@ -466,6 +466,20 @@ def test_all_preemptible_jobs_of_a_drained_queue_end() -> None:
     assert not shrunk
 
 
+def test_a_queue_keeps_its_own_when_its_neighbours_quota_is_lowered() -> None:
+    """The one that borrows since then goes, though the other is elastic and would lose less."""
+    jobs = [
+        Job("own", workers=2, gpus=4, queue="a", holding=True, on=("x", "x")),
+        Job("beyond", queue="b", holding=True, on=("y",)),
+    ]
+    queues = [Queue("above", gpus=0), Queue("a", gpus=8, parent="above"), Queue("b", gpus=0, parent="above")]
+    world = elastic(snapshot([Node("x"), Node("y")], jobs, queues), 1, 2)
+    world = with_jobs(world, runs=replace(world.jobs.runs, saved=np.array([90.0, 10.0]), started=np.array([10.0, 5.0])))
+    evicted, shrunk = give_up(replace(world, now=100.0), Ledger(world.queues, world.jobs), frozenset())
+    assert [(each.row, each.reason) for each in evicted] == [(1, MoveReason.QUOTA_LOWERED)]
+    assert not shrunk
+
+
 def test_elastic_jobs_shrink_to_a_lowered_limit_before_anybody_ends() -> None:
     jobs = [
         Job("elastic", workers=4, gpus=1, holding=True, on=("a",) * 4),

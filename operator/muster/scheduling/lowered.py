@@ -1,9 +1,11 @@
 """Placements that end because of their queue alone: it is drained, or uses more than it may since a limit was lowered.
 
 Nobody benefits, so nothing is searched for: of a drained queue all preemptible jobs end. Of a queue beyond its limit
-(nominal + borrowing limit) jobs end until the excess is gone, also those of queues below it: elastic jobs shrink first,
-by no more replicas than they must, then whole jobs go, those that lose the least for what they give back first, and
-none that proves to be needless. Disruption budgets do not protect what is beyond a limit.
+(nominal + borrowing limit) jobs end until the excess is gone, also those of queues below it. First those are asked that
+go beyond what the queue has (`muster.scheduling.borrowing`), so that no queue loses its own because another's was
+lowered. Of these elastic jobs shrink first, by no more replicas than they must, then whole jobs go, those that lose the
+least for what they give back first, and none that proves to be needless. Disruption budgets do not protect what is
+beyond a limit.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from muster.scheduling.borrowing import reach
 from muster.scheduling.claims import held_by, movable
-from muster.scheduling.hierarchy import path
+from muster.scheduling.hierarchy import depth_of, path
 from muster.scheduling.offers import lost_seconds, needs_of, replicas_to_spare, without
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Ledger
-from muster.scheduling.snapshot import Mask, Snapshot
+from muster.scheduling.snapshot import Int, Mask, Snapshot
 from muster.scheduling.victims import Evicted, Shrunk
 
 
@@ -85,11 +88,21 @@ def _below(snapshot: Snapshot, queue: int) -> Mask:
 def _lower(
     snapshot: Snapshot, ledger: Ledger, may: Mask, queue: int, flavour: int, resource: int
 ) -> tuple[list[Evicted], list[Shrunk]]:
+    """Those first that go beyond what the queue has: what the others have is their own queues'."""
     jobs = snapshot.jobs
     inside = may & (jobs.flavours == flavour) & (jobs.held[:, resource] > 0)
     inside &= _below(snapshot, queue)[np.maximum(jobs.queues, 0)]
     rows = np.flatnonzero(inside).astype(np.int64)
-    ratio = lost_seconds(snapshot, rows) / np.maximum(1, jobs.held[rows, resource])
+    beyond = reach(snapshot)[rows, resource] <= depth_of(snapshot.queues.parents)[queue]
+    evicted, shrunk = _ask(snapshot, ledger, rows[beyond], queue, flavour, resource)
+    more, smaller = _ask(snapshot, ledger, rows[~beyond], queue, flavour, resource)
+    return evicted + more, shrunk + smaller
+
+
+def _ask(
+    snapshot: Snapshot, ledger: Ledger, rows: Int, queue: int, flavour: int, resource: int
+) -> tuple[list[Evicted], list[Shrunk]]:
+    ratio = lost_seconds(snapshot, rows) / np.maximum(1, snapshot.jobs.held[rows, resource])
     cost = dict(zip(rows.tolist(), lost_seconds(snapshot, rows).tolist(), strict=True))
     order = rows[np.lexsort((rows, ratio))].tolist()
     shrunk = _shrink(snapshot, ledger, order, cost, (queue, flavour, resource))
