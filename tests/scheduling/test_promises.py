@@ -99,6 +99,19 @@ def test_what_cannot_be_given_back_starts_though_its_queue_borrows_for_others(fi
     assert made.broken == (("firm",) if firm else ())
 
 
+def test_what_cannot_be_given_back_and_grows_holds_its_queues_own_for_its_new_size() -> None:
+    """The other would fit beside its old size, and in what the queue may borrow."""
+    queues = {"research": Queue(gpus=16, cohort=0), "ops": Queue("ops", gpus=16, cohort=0)}
+    world = Operating({name: Node(name) for name in "abc"}, queues)
+    grows = Live(Job("grows"), most=2, preemptible=False, on=("a",), promised=("a", "b"), leaving=True)
+    world.submit(replace(grows, beneficiary="grows"))
+    world.submit(Live(Job("other"), preemptible=False))
+    assert not plan(world.snapshot()).admissions
+    world.gone("grows")
+    made = plan(world.snapshot())
+    assert ([each.uid for each in made.admissions], made.broken) == (["grows"], ())
+
+
 def test_victims_quota_is_the_beneficiarys_but_only_once_the_victim_is_gone() -> None:
     """The victim's pods are on other nodes, so the room is there before the quota is."""
     victim = Job("victim", on=("elsewhere",), leaving=True, beneficiary="head")

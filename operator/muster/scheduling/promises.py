@@ -105,11 +105,17 @@ class _Firm:
 
 
 def firm_use(snapshot: Snapshot, counted: Mask) -> Int:
-    """Q x V x R, what those of the `counted` jobs hold, or are promised, that cannot give it back."""
+    """Q x V x R, what those of the `counted` jobs hold, or are promised, that cannot give it back. One that grows has
+    its new size already."""
     jobs = snapshot.jobs
     firm = np.zeros_like(snapshot.queues.nominal)
-    rows = np.flatnonzero(counted & ~jobs.terms.preemptible & (jobs.queues != NONE))
+    of = counted & ~jobs.terms.preemptible & (jobs.queues != NONE)
+    rows = np.flatnonzero(of)
     np.add.at(firm, (jobs.queues[rows], jobs.flavours[rows]), jobs.held[rows])
+    for row in moving(snapshot):
+        if of[row]:
+            there = jobs.requests[row] * len(jobs.runs.promised_to(row))
+            firm[jobs.queues[row], jobs.flavours[row]] += np.maximum(0, there - jobs.held[row])
     return firm
 
 
