@@ -73,6 +73,14 @@ def test_promise_is_broken_when_its_queue_closes_or_loses_its_quota() -> None:
     assert planned(nodes, HEAD, queues=(Queue(gpus=16),)).nodes("head") == ["busy", "idle"]
 
 
+def test_promise_is_broken_when_the_jobs_window_has_closed() -> None:
+    world = snapshot([Node("busy"), Node("idle")], [HEAD])
+    terms = replace(world.jobs.terms, opens=np.array([200.0]))
+    world = replace(world, jobs=replace(world.jobs, terms=terms))
+    assert plan(replace(world, now=100.0)).broken == ("head",)
+    assert not plan(replace(world, now=200.0)).broken
+
+
 def closed(*, drain: bool, preemptible: bool) -> Outcome:
     """A gang starts again in a queue that was held, or drained, meanwhile."""
     world = snapshot([Node("busy"), Node("idle")], [replace(HEAD, beneficiary="head")], [Queue(open=False)])

@@ -143,10 +143,24 @@ def may_start(spec: EffectiveSpec, now: datetime, start_seconds: float) -> datet
     if window is None:
         return now
     found = opening(window, now)
-    needed = timedelta(seconds=min(STARTS * start_seconds, window.duration / 2))
-    if found.opens <= now and window.stops and found.closes - now < needed:
+    if found.opens <= now and _late(window, found, start_seconds) <= now:
         return opening(window, found.closes).opens
     return found.opens
+
+
+def may_start_until(spec: EffectiveSpec, now: datetime, start_seconds: float) -> datetime | None:
+    """From when on the gang may not start any more in the window that is open now; None for never."""
+    if spec.window is None:
+        return None
+    found = opening(spec.window, now)
+    return _late(spec.window, found, start_seconds) if found.closes != NEVER else None
+
+
+def _late(window: EffectiveWindow, found: Opening, start_seconds: float) -> datetime:
+    """From when on there is too little time left to start in an opening."""
+    if not window.stops:
+        return found.closes
+    return found.closes - timedelta(seconds=min(STARTS * start_seconds, window.duration / 2))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ From then on the job is RESERVED. In every later plan, before anybody else is lo
 * it starts, on exactly those nodes, as soon as they have the room and the victims' quota is free.
 
 A promise is broken when it can no longer be kept: a node is gone, not usable, taken by strangers or no longer suits the
-job and no other is found for it (`muster.scheduling.mending`), its queue was closed or may no longer use that much. A
-gang that ran, and starts again, goes on in a closed queue, unless that is drained and the gang may be stopped. Victims
-that take their time break nothing.
+job and no other is found for it (`muster.scheduling.mending`), the job's window has closed, its queue was closed or may
+no longer use that much. A gang that ran, and starts again, goes on in a closed queue, unless that is drained and the
+gang may be stopped. Victims that take their time break nothing.
 
 A job that is moved or resized has a promise as well, while it still runs: it is HOLDING, `leaving`, and its own
 beneficiary. Its new nodes are kept for it in the same way.
@@ -197,9 +197,11 @@ def _is_broken(snapshot: Snapshot, job: int, promised: Ledger) -> bool:
 
 
 def _is_closed(snapshot: Snapshot, job: int) -> bool:
-    """Whether a job's queue keeps it from starting. One that ran, and starts again, is no new job: it goes on unless
-    the queue is drained and it may be stopped."""
+    """Whether its window or its queue keeps a job from starting. One that ran, and starts again, is no new job to the
+    queue: it goes on unless the queue is drained and it may be stopped."""
     queues, queue = snapshot.queues, snapshot.jobs.queues[job]
+    if snapshot.jobs.terms.opens[job] > snapshot.now:
+        return True
     if snapshot.jobs.runs.beneficiary[job] == job:
         return bool(queues.drain[queue] and snapshot.jobs.terms.preemptible[job])
     return not queues.open[queue]

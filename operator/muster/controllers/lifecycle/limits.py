@@ -36,6 +36,10 @@ def _hold_back(turn: Turn, wrong: str) -> bool:
     if opens > turn.s.now:
         turn.draft.set(promise=None)
         turn.wake_at(opens)
+        return False
+    until = terms.may_start_until(turn.s.spec, turn.s.now, terms.start_seconds(turn.status))
+    if turn.status.promise is not None and until is not None:
+        turn.wake_at(until)
     return False
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Phase
+from muster.api.placement import Promise, nodes_with_workers
 
 from .cases import START, Case, trainingjob
 
@@ -42,6 +43,19 @@ def test_a_gang_stops_when_its_window_closes_and_waits_for_the_next() -> None:
     usage = case.job.status.usage
     assert usage is not None
     assert usage.gpu_seconds == 2 * 2 * 3600
+
+
+def test_room_that_is_kept_for_a_gang_is_open_again_when_its_window_is_about_to_close() -> None:
+    case = Case(trainingjob(window=NOON))
+    case.settle()
+    promise = Promise(workers=2, nodes=nodes_with_workers(("n0", "n1")), spec=case.situation().promise_hash)
+    case.job = case.job.model_copy(update={"status": case.job.status.model_copy(update={"promise": promise})})
+    late = START + timedelta(hours=2, seconds=-2 * 120)  # there has to be time for two starts
+    assert case.settle().wake_at == late
+    assert case.job.status.promise is not None
+    case.now = late
+    assert case.settle().wake_at == START + timedelta(days=1)
+    assert case.job.status.promise is None
 
 
 def test_a_gang_that_may_finish_runs_on_when_its_window_closes() -> None:
