@@ -73,6 +73,14 @@ def test_promise_is_broken_when_its_queue_closes_or_loses_its_quota() -> None:
     assert planned(nodes, HEAD, queues=(Queue(gpus=16),)).nodes("head") == ["busy", "idle"]
 
 
+def test_the_first_in_rank_keep_their_promises_as_far_as_a_lowered_quota_goes() -> None:
+    nodes = [Node("a"), Node("b"), Node("c")]
+    jobs = [Job(name, on=(name,), reserved=True, priority=rank) for rank, name in enumerate("abc")]
+    outcome = planned(nodes, *jobs, queues=(Queue(gpus=16),))
+    assert sorted(outcome.admitted) == ["b", "c"]
+    assert outcome.plan.broken == ("a",)
+
+
 def test_promise_is_broken_when_the_jobs_window_has_closed() -> None:
     world = snapshot([Node("busy"), Node("idle")], [HEAD])
     terms = replace(world.jobs.terms, opens=np.array([200.0]))

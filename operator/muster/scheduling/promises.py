@@ -54,15 +54,15 @@ def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
     reserved = reserved_by_rank(snapshot)
     if not reserved and not snapshot.jobs.runs.leaving.any():
         return Kept((), (), (), snapshot.nodes.free)
-    for job in reserved:
-        promised.charge(*_holding(snapshot, job))
     _count_off_leavers(snapshot, promised)
     firm = _Firm(snapshot, promised)
-    kept = [job for job in reserved if not _is_broken(snapshot, job, promised) and firm.allows(job)]
-    broken = tuple(snapshot.jobs.uids[job] for job in reserved if job not in set(kept))
-    for job in reserved:
-        if job not in set(kept):
-            promised.discharge(*_holding(snapshot, job))
+    kept, broken = list[int](), list[str]()
+    for job in reserved:  # where quota is enough for some, the first in rank have it
+        if _is_broken(snapshot, job, promised) or not firm.allows(job):
+            broken.append(snapshot.jobs.uids[job])
+        else:
+            promised.charge(*_holding(snapshot, job))
+            kept.append(job)
     now, free = snapshot.nodes.free.copy(), snapshot.nodes.free.copy()
     for job in moving(snapshot):
         _take(snapshot, free, job, snapshot.jobs.runs.promised_to(job))
@@ -77,7 +77,7 @@ def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
             admissions.append(Admission(snapshot.jobs.uids[job], nodes.copy(), flavour))
         else:
             waiting.append(job)
-    return Kept(tuple(admissions), tuple(waiting), broken, free)
+    return Kept(tuple(admissions), tuple(waiting), tuple(broken), free)
 
 
 class _Firm:
@@ -190,10 +190,7 @@ def _is_broken(snapshot: Snapshot, job: int, promised: Ledger) -> bool:
         return True
     if not (snapshot.nodes.usable[nodes] & suited(snapshot, job, nodes)).all():
         return True
-    promised.discharge(queue, flavour, need)
-    short = promised.shortage(queue, flavour, need)
-    promised.charge(queue, flavour, need)
-    return short is not None
+    return promised.shortage(queue, flavour, need) is not None
 
 
 def _is_closed(snapshot: Snapshot, job: int) -> bool:
