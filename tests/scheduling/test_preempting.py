@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from muster.scheduling.plan import Basis, MoveReason, Plan, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
+from muster.scheduling.snapshot import Alternative
 
 from .cases import Job, Node, Queue
 from .operating import Live, Operating
@@ -52,6 +55,23 @@ def test_higher_priority_gets_a_promise_and_starts_when_its_victim_is_gone() -> 
     world.gone("low")
     made = plan(world.snapshot())
     assert {each.uid: each.nodes.tolist() for each in made.admissions} == {"high": [0]}
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_a_job_that_takes_its_second_choice_asks_for_room_there_too(waited: bool) -> None:
+    """Of its first kind of node it may ask nobody."""
+    world = cluster(Node("a"), Node("b"))
+    running(world, Job("equal", priority=5, only_on=("a",)), "a")
+    running(world, Job("low", only_on=("b",)), "b")
+    world.now += 100
+    world.submit(Live(Job("high", priority=5, only_on=("a",))))
+    shot = world.snapshot()
+    assert shot.jobs.uids == ("equal", "high", "low")
+    second = Alternative(int(shot.jobs.filters[2]), 1, since=world.now + (0 if waited else 60))
+    terms = replace(shot.jobs.terms, alternatives=((), (second,), ()))
+    made = plan(replace(shot, jobs=replace(shot.jobs, terms=terms)))
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("low", "high")] * waited
+    assert [(each.uid, each.nodes.tolist()) for each in made.promises] == [("high", [1])] * waited
 
 
 def test_who_gets_a_part_of_what_one_victim_leaves_is_told_of_that_victim() -> None:

@@ -23,7 +23,7 @@ class Policy:
         settle: seconds that a placement stands at least before it grows or moves.
         heads: waiting jobs of each flavour that hold a reserved place and time, one behind the other.
         searches: searches for victims in one plan, over all jobs; what bounds a plan's time when nothing fits.
-        candidates: running jobs that those searches look at in all; the search that passes it is the last.
+        candidates: running jobs that those searches look at in all; the job whose searches pass it is the last.
     """
 
     fairness: bool = True

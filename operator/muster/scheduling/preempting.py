@@ -4,10 +4,10 @@ Jobs that lack room or quota are taken in their order. For each that may ask any
 searched (`muster.scheduling.victims`). Found, the job gets a promise, and its victims are asked to end or to shrink.
 
 What bounds a plan's time: `Policy.searches`, the searches in one plan, and `Policy.candidates`, the running jobs that
-they look at in all; one search is always made. Most jobs need none, for they may ask nobody:
-nobody yields, nobody of lower priority runs in their queue, and nobody borrows what is theirs. Jobs that are alike, of
-one queue and priority, are searched for once. Those that the bound leaves out have their turn in the next plan, in
-which the ones before them have their promise.
+they look at in all; one job's search is always made, over all its choices of nodes. Most jobs need none, for they may
+ask nobody: nobody yields, nobody of lower priority runs in their queue, and nobody borrows what is theirs. Jobs that
+are alike, of one queue and priority, are searched for once. Those that the bound leaves out have their turn in the next
+plan, in which the ones before them have their promise.
 
 A job may take free room that is kept for nobody, what its victims give back, and what comes back from placements that
 are ending for nobody. It does not take free room that is kept for a job ahead.
@@ -46,6 +46,7 @@ class Preempting:
         self._snapshot = round_.after_evictions()
         self._left = round_.policy.searches
         self._looked_at = 0
+        self._several = any(len(kind.choices) > 1 for kind in round_.kinds.kinds)
         self._leavers = bool(self._snapshot.jobs.runs.leaving.any())
         self._coming: Coming | None = None
         self._kept_at: tuple[tuple[int, int], Mask] | None = None  # by node, as of so many touches
@@ -54,29 +55,47 @@ class Preempting:
     def clear(self, verdict: Verdict, passed: Set[int]) -> bool:
         """Promise room to a job that waits for quota or room, and ask its victims to go. False: it waits on.
 
+        The choice of nodes that came closest is tried first, then the others in their order.
+
         Args:
             passed: running jobs that rank before it. Those of them that yield were let in before others, not before it.
         """
         round_, job = self._round, verdict.job
-        if not self._left or self._looked_at >= round_.policy.candidates:  # first: it is so for most who ask
+        if self._left <= 0 or self._looked_at >= round_.policy.candidates:  # first: it is so for most who ask
             return False
         if not (round_.policy.preemption or round_.policy.backfill) or self._chances.nobody:
             return False
-        if round_.promised.holds_back(round_.queue_of[job], round_.kind(job).choices[verdict.choice].flavour):
-            return False  # whatever is freed is another's
         alike = (round_.queue_of[job], round_.kinds.of[job], self._chances.priorities[job])
-        work = self._chances.works[job]
-        if (alike in self._failed and work >= self._failed[alike]) or not self._may_ask(job, verdict.choice, passed):
+        work, left = self._chances.works[job], self._left
+        if alike in self._failed and work >= self._failed[alike]:
+            return False
+        if self._clear(job, verdict.choice, passed):
+            return True
+        if self._several and any(self._clear(job, other, passed) for other in self._others(verdict)):
+            return True
+        if self._left < left:
+            self._failed[alike] = work
+        return False
+
+    def _clear(self, job: int, choice: int, passed: Set[int]) -> bool:
+        """The same for one choice of nodes."""
+        round_ = self._round
+        if round_.promised.holds_back(round_.queue_of[job], round_.kind(job).choices[choice].flavour):
+            return False  # whatever is freed is another's
+        if not self._may_ask(job, choice, passed):
             return False
         self._left -= 1
         self._looked_at += len(self._chances.standing.rows)
-        victims = self._search(job, verdict.choice, passed)
-        if victims is None or not (victims.rows or self._lacks(job, verdict.choice)):
-            self._failed[alike] = work
+        victims = self._search(job, choice, passed)
+        if victims is None or not (victims.rows or self._lacks(job, choice)):
             return False
-        self._carry_out(job, verdict.choice, victims)
+        self._carry_out(job, choice, victims)
         self._failed.clear()
         return True
+
+    def _others(self, verdict: Verdict) -> list[int]:
+        """The choices of a job beside the one that came closest."""
+        return [choice for choice in range(len(self._round.kind(verdict.job).choices)) if choice != verdict.choice]
 
     def _may_ask(self, job: int, choice: int, passed: Set[int]) -> bool:
         """Whether the job may ask anybody, as far as a short look tells; or whether room comes back without that."""
