@@ -84,7 +84,8 @@ class Capacity(Model):
 
 
 class DisruptionBudget(Model):
-    """How often a job may be asked to give its room back. What its queue has borrowed is not protected by it."""
+    """How often a job may be asked to give its room back. It protects neither what its queue has borrowed nor room into
+    which the job was let before its turn."""
 
     preemptions: Annotated[Count, Le(32)]
     """At most this many within `window`."""

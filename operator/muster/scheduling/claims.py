@@ -16,7 +16,8 @@ Its priority counts as at most its queue's highest. Whether it is within nominal
 | all others | | NONE |
 
 A queue keeps what is within its own nominal, whatever the priorities. Disruption budgets protect a victim, but not what
-its queue has borrowed. RECLAIM and SURPLUS hold for a set of victims only as far as their queue borrows:
+its queue has borrowed, nor one that was let in on the condition that it yields. RECLAIM and SURPLUS hold for a set of
+victims only as far as their queue borrows:
 
 * RECLAIM asks those alone that are what their queue, or a team above it, has borrowed (`muster.scheduling.borrowing`).
   It takes them in ascending order of what they hold, each while its queue still borrows. The last one may leave its
