@@ -74,7 +74,8 @@ class Inputs:
                 avoided=avoided,
                 promised=preemption.nodes_of(record.promise) if record.promise else (),
             )
-            own = record.promise is not None and not record.promise.victims
+            ran = record.job.status.placements  # what a new job is promised is not its own, though nobody has to go
+            own = record.promise is not None and not record.promise.victims and ran
             run = RunInput(restart=start, grace=float(record.spec.grace), beneficiary=record.uid if own else "")
             made = replace(made, run=run, flavour=drawn_on or made.flavour)
             record.planned = (key, made)

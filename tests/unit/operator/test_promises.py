@@ -198,6 +198,29 @@ async def test_a_gang_that_moves_gets_stop_and_promise_in_one_write_and_starts_a
         assert not place.placed("other")
 
 
+async def test_a_new_job_that_is_promised_what_is_free_does_not_start_in_a_held_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    promised: list[bool] = []
+
+    def promising(snapshot: Snapshot, policy: Policy) -> Plan:
+        row = _row(snapshot, HIGH)
+        if promised or row < 0 or snapshot.jobs.states[row] != JobState.PENDING:
+            return plan(snapshot)
+        promised.append(True)
+        return Plan((), (), promises=(Promise(HIGH, _nodes(2)),))
+
+    monkeypatch.setattr(plans, "plan", promising)
+    async with world(cpu="2") as place:
+        held = {"metadata": {"name": "q"}, "spec": {"stopPolicy": "hold"}}
+        place.cache.on_queue("q", TrainingQueue.from_raw(held))
+        place.submit("high")
+        await place.until(lambda: (place.status("high").get("queue") or {}).get("reason") == "QueueClosed")
+        assert promised
+        assert EventReason.PROMISE_BROKEN in [note.reason for name, note in place.notes]
+        assert not place.placed("high")
+
+
 async def test_a_gang_that_is_stopped_for_nobody_queues_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "plan", once(LOW, Eviction(LOW, MoveReason.QUOTA_LOWERED)))
     async with world() as place:
