@@ -32,11 +32,6 @@ class Fault:
     name: str = ""
     message: str = ""
 
-    @property
-    def counts_as(self) -> tuple[str, int]:
-        """Faults that are equal in this count once."""
-        return self.job, self.placement if self.cause in SURE else 0
-
 
 def faults_of(job: TrainingJob) -> tuple[Fault, ...]:
     """What the job says against its nodes."""
@@ -116,7 +111,7 @@ def decide(faults: Iterable[Fault], nodes: Sequence[Suspect], rules: Rules, now:
         if node.tainted or node.until is not None:
             continue
         counted = [fault for fault in against.get(node.name, ()) if _counts(fault, node, rules, now)]
-        weight = len({fault.counts_as for fault in counted})
+        weight = _gangs(counted)
         if weight >= rules.threshold:
             guilty.append((weight, node, counted))
     sentences, spared = [], []
@@ -128,6 +123,12 @@ def decide(faults: Iterable[Fault], nodes: Sequence[Suspect], rules: Rules, now:
         else:
             spared.append(node.name)
     return Decided(tuple(sentences), lift, tuple(spared))
+
+
+def _gangs(faults: Sequence[Fault]) -> int:
+    """How many gangs speak against a node. Of a job's, each placement that surely failed for it, or else one."""
+    sure = Counter(job for job, _ in {(fault.job, fault.placement) for fault in faults if fault.cause in SURE})
+    return sum(max(1, sure[job]) for job in {fault.job for fault in faults})
 
 
 def _why_lift(node: Suspect, now: datetime) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from muster.controllers.quarantine import Fault, Rules, Suspect, decide
@@ -128,6 +128,7 @@ FAULTS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(SUSPECTS, FAULTS)
+@example([Suspect("1")], [fault("1"), fault("1", placement=2), fault("1", "hang")])
 def test_whatever_happened(nodes: list[Suspect], faults: list[Fault]) -> None:
     decided = decide(faults, nodes, RULES, NOON)
     by_name = {node.name: node for node in nodes}
