@@ -43,7 +43,8 @@ _LEFT_OUT: Final = ("numerics", "over")
 """Of a `RunState`, where there is nothing to say."""
 _MEMORY: Final = "the memory of its pods"
 _AGAIN_SECONDS: Final = 300.0
-"""After a save that was missed comes the next one, at the latest: an hour's interval is not to become two."""
+"""After the first save that was missed comes the next one, at the latest: an hour's interval is not to become two. Not
+after more of them, or that many would be missed too soon."""
 _MISSED_AT_MOST: Final = 5
 _MISSED_SECONDS: Final = 1800.0
 """A rank that has missed more saves in a row, for longer, had better start elsewhere. Many are missed in minutes for
@@ -103,8 +104,8 @@ class Persistence:
         again: Callable[[float], None] = lambda _: None,
     ) -> None:
         """`landed` hears of each committed save, `troubled` why one was missed and what mends it, `settled` what stays
-        in memory, `counted` on rank 0 of the bytes that lie in the store, `again` after how
-        many seconds a save is to be made again that came to nothing."""
+        in memory, `counted` on rank 0 of the bytes that lie in the store, `again` after how many seconds a save is to
+        be made again that came to nothing."""
         self._settings, self._gang, self._device = settings, gang, device
         self._warn, self._landed, self._troubled, self._again = warn, landed, troubled, again
         tier = Tier.inherited(os.environ, settings.identity, warn, settled)
@@ -313,10 +314,10 @@ class Persistence:
         too_long = time.monotonic() - self._missed_since > _MISSED_SECONDS
         if Kind(error.kind) not in PASSING or must or (too_many and too_long):
             raise error
-        now = time.monotonic()
         self._missed += not more
-        self._missed_since = min(self._missed_since, now)
-        self._again(max(_AGAIN_SECONDS, now - self._missed_since))  # ever less often, the longer the store is away
+        self._missed_since = min(self._missed_since, time.monotonic())
+        if self._missed == 1:
+            self._again(_AGAIN_SECONDS)
         trouble = f"the checkpoint of step {step} was not saved: {error}"
         self._warn(trouble)
         self._troubled(trouble)
