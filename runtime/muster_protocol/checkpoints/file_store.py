@@ -94,20 +94,20 @@ class FileStore:
             Unfinished(
                 f"{key.rpartition('/')[0]}/{_written_as(name)}".lstrip("/"), key, status.st_mtime, status.st_size
             )
-            for key, name, status in self._files(self._root)
+            for key, name, status in self._files(self._root, whole=False)  # what it can't list has none of ours
             if name.startswith(_HIDDEN) and not name.endswith(_LOCK)
         ]
 
     def forget(self, unfinished: list[Unfinished]) -> None:
         self.delete([each.upload for each in unfinished])
 
-    def _files(self, folder: Path, start: str = "") -> Iterator[tuple[str, str, os.stat_result]]:
+    def _files(self, folder: Path, start: str = "", *, whole: bool = True) -> Iterator[tuple[str, str, os.stat_result]]:
         """(key, name, status) of every file, but for folders right below whose names don't begin with `start`.
 
-        Files that are deleted meanwhile are left out.
+        Files that are deleted meanwhile are left out. `whole`: a folder that can't be listed is an error.
         """
         with _explained(folder):
-            for parent, folders, names in _walk(folder):
+            for parent, folders, names in _walk(folder) if whole else os.walk(folder):
                 if Path(parent) == folder:
                     folders[:] = [each for each in folders if each.startswith(start)]
                 for name in names:

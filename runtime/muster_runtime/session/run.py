@@ -365,7 +365,7 @@ class Run:
             self.saves.go_back(self.tracked)
 
     def _give_up(self, found: Unsound) -> NoReturn:
-        self._judge_step()
+        self.saves.step_over(seen=bool(self._updated))  # its hook has waited for all copies, and no other follows
         with self.pulse.during(Section.CHECKPOINT):
             self.saves.settle()
         raise NumericsError(f"{found.told}, and the run ends: {found.ends}")

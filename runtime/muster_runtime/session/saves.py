@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -185,6 +186,7 @@ class Saves:
         if self.persistence is not None:
             began = time.monotonic()
             losses, metrics = self._losses(self.persistence), self._progress.metrics()
+            self._schedule.again_at = math.inf  # this is it
             self.persistence.save(tracked, run, losses, metrics, updates_seen=updates_seen)
             self._progress.paused(time.monotonic() - began)
             self._schedule.saved(time.monotonic())

@@ -85,7 +85,7 @@ def _own_share(tracked: Tracked, tensors: TensorTable, gang: Gang) -> TensorTabl
     # from rank to rank (what a metric counts, say); rank 0's are the ones that count.
     if gang.leads or isinstance(tracked.thing, Optimizer):
         return tensors
-    equal = {path for path, _ in _held(tracked)}
+    equal = _paths_of_held(tracked)
     return {name: tensor for name, tensor in tensors.items() if name in equal or isinstance(tensor, DTensor)}
 
 
@@ -121,6 +121,18 @@ def _held(tracked: Tracked) -> Iterator[tuple[str, torch.Tensor]]:
         for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
             for name, tensor in named:
                 yield f"{tracked.name}.{name}", tensor
+
+
+def _paths_of_held(tracked: Tracked) -> set[str]:
+    """The same as its state names them: a wrapper around a module (of activation checkpointing, say) may leave its own
+    name out there."""
+    paths = {path for path, _ in _held(tracked)}
+    model = unwrap(tracked.thing) if isinstance(tracked.thing, nn.Module) else None
+    if model is not None and type(model).state_dict is nn.Module.state_dict:
+        held = {id(tensor) for _, tensor in _held(tracked)}
+        own = model.state_dict(keep_vars=True)
+        paths |= {f"{tracked.name}.{key}" for key, tensor in own.items() if id(tensor) in held}
+    return paths
 
 
 def ties_of(tracked: Tracked) -> dict[str, str]:
@@ -175,7 +187,7 @@ class Restoration:
 
     def _model_lookup(self, tracked: Tracked, tree: Any) -> Callable[[str, str], torch.Tensor]:
         _, present = split(tracked.name, tracked.state())
-        held = {path for path, _ in _held(tracked)}
+        held = _paths_of_held(tracked)
         keys = {f"{tracked.name}.{key}" for key in tree}
 
         def lookup(path: str, name: str) -> torch.Tensor:
@@ -270,9 +282,8 @@ def _load(tracked: Tracked, thing: Any, state: Any) -> None:
     if not isinstance(thing, nn.Module) or type(thing).load_state_dict is not nn.Module.load_state_dict:
         thing.load_state_dict(state)
         return
-    own = tracked.state()
     found = thing.load_state_dict(state, strict=False)
-    if missing := [key for key in found.missing_keys if key in own]:
+    if found.missing_keys and (missing := [key for key in tracked.state() if key not in state]):
         raise ValueError(f"it has no {', '.join(missing)}")
     if found.unexpected_keys:
         raise ValueError(f"the model doesn't take {', '.join(found.unexpected_keys)}")
