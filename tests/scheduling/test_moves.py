@@ -480,6 +480,27 @@ def test_a_queue_keeps_its_own_when_its_neighbours_quota_is_lowered() -> None:
     assert not shrunk
 
 
+def test_nobody_goes_whom_another_s_end_has_made_needless() -> None:
+    """What goes beyond is not enough by itself; what has to go within is enough alone."""
+    jobs = [
+        Job("firm", gpus=8, queue="a", holding=True, on=("x",)),
+        Job("beyond", gpus=2, queue="a", holding=True, on=("y",)),
+        Job("own", gpus=8, queue="b", holding=True, on=("z",)),
+    ]
+    queues = [
+        Queue("above", gpus=0, borrowing=0),
+        Queue("a", gpus=4, parent="above"),
+        Queue("b", gpus=8, parent="above"),
+    ]
+    world = snapshot([Node("x"), Node("y"), Node("z")], jobs, queues)
+    preemptible = world.jobs.terms.preemptible.copy()
+    preemptible[0] = False
+    runs = replace(world.jobs.runs, started=np.array([1.0, 50.0, 10.0]))
+    world = with_jobs(world, terms=replace(world.jobs.terms, preemptible=preemptible), runs=runs)
+    evicted, _ = give_up(replace(world, now=100.0), Ledger(world.queues, world.jobs), frozenset())
+    assert [each.row for each in evicted] == [2]
+
+
 def test_elastic_jobs_shrink_to_a_lowered_limit_before_anybody_ends() -> None:
     jobs = [
         Job("elastic", workers=4, gpus=1, holding=True, on=("a",) * 4),

@@ -74,6 +74,23 @@ def test_a_job_that_takes_its_second_choice_asks_for_room_there_too(waited: bool
     assert [(each.uid, each.nodes.tolist()) for each in made.promises] == [("high", [1])] * waited
 
 
+def test_a_kind_of_node_that_can_never_hold_a_job_is_not_searched_for_it() -> None:
+    """The searches of a plan are few, and those behind would starve."""
+    world = cluster(Node("a"), Node("b", gpus=4))
+    running(world, Job("firm", only_on=("a",)), "a")
+    world.jobs["firm"].preemptible = False
+    running(world, Job("low", gpus=4, only_on=("b",)), "b")
+    for number in range(Policy().searches - 1):
+        world.submit(Live(Job(f"high{number:02}", priority=100 - number, only_on=("a",))))
+    world.submit(Live(Job("last", gpus=4, priority=5)))
+    shot = world.snapshot()
+    small = Alternative(int(shot.jobs.filters[shot.jobs.uids.index("low")]), 1, since=world.now)
+    alternatives = tuple((small,) if uid.startswith("high") else () for uid in shot.jobs.uids)
+    terms = replace(shot.jobs.terms, alternatives=alternatives)
+    made = plan(replace(shot, jobs=replace(shot.jobs, terms=terms)))
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("low", "last")]
+
+
 def test_who_gets_a_part_of_what_one_victim_leaves_is_told_of_that_victim() -> None:
     world = cluster(Node("a"), Node("b"))
     running(world, Job("low", workers=2), "a", "b")

@@ -6,6 +6,7 @@ GPU feature discovery writes `nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3`; pe
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
@@ -73,11 +74,13 @@ def named_type(name: str, types: Iterable[str]) -> str:
 
 def named_types(names: Iterable[str], types: Iterable[str]) -> dict[str, str]:
     """`named_type` of each of the names in one list. One that no node has now stays as it is where its short name is
-    another of the list: while the last `H100-NVL` is away, its quota is not another one of `H100`."""
+    another's of the list: while the last `H100-NVL` is away, its quota is not another one of `H100`."""
     every, there = tuple(names), tuple(types)
-    known = {name.lower() for name in every}
     meant = {name: named_type(name, there) for name in every}
-    return {name: name if one.lower() != name.lower() and one.lower() in known else one for name, one in meant.items()}
+    claimed = Counter(one.lower() for one in meant.values())
+    own = {name for name, one in meant.items() if claimed[one.lower()] > 1 and one not in there}
+    own |= {name for name, one in meant.items() if one.lower() in {other.lower() for other in every}}
+    return {name: name if name in own and one.lower() != name.lower() else one for name, one in meant.items()}
 
 
 def same_type(asked: str, labels: Mapping[str, str]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from muster.api.names import GPU_RESOURCE
+from muster.api.names import GPU_RESOURCE, ConditionType
 from muster.api.placement import Placement, spares_by_index
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster import pods as pod_objects
@@ -16,7 +16,7 @@ from muster.cluster.gpus import flavour_of
 from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
-from muster.cluster.status import finished
+from muster.cluster.status import finished, reason_of
 from muster.cluster.views import PodView
 from muster.controllers import admission, planning, terms
 from muster.controllers.cache import Cache
@@ -25,6 +25,7 @@ from muster.controllers.lifecycle import preemption
 from muster.controllers.lifecycle.replacement import shrinks_at
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.records import Record, Requests
+from muster.scheduling.plan import WaitReason
 from muster.scheduling.snapshot import FOREVER
 
 Flavours = Counter[tuple[str, str]]
@@ -74,8 +75,10 @@ class Inputs:
                 avoided=avoided,
                 promised=preemption.nodes_of(record.promise) if record.promise else (),
             )
-            ran = record.job.status.placements  # what a new job is promised is not its own, though nobody has to go
-            own = record.promise is not None and not record.promise.victims and ran
+            status = record.job.status
+            # What one is promised that waits is not its own, though nobody has to go.
+            again = status.placements and reason_of(status, ConditionType.ADMITTED) != WaitReason.PREEMPTING.value
+            own = record.promise is not None and not record.promise.victims and again
             run = RunInput(restart=start, grace=float(record.spec.grace), beneficiary=record.uid if own else "")
             made = replace(made, run=run, flavour=drawn_on or made.flavour)
             record.planned = (key, made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Final
@@ -101,7 +101,7 @@ def queue_inputs(
 
 
 def queue_input(queue: TrainingQueue, now: datetime, gpu_types: tuple[str, ...] = ()) -> QueueInput:
-    """Raises ValueError for a quantity that can't be read, and for two quotas of the same."""
+    """Raises ValueError for a quantity that can't be read."""
     spec, preemption = queue.spec, queue.spec.preemption
     return QueueInput(
         queue.metadata.name,
@@ -128,19 +128,30 @@ def _lines(quotas: tuple[Quota, ...], gpu_types: tuple[str, ...]) -> tuple[Quota
     for quota in quotas:
         flavour = f"{types[quota.gpu_type]}/{quota.capacity.value}" if quota.gpu_type else NO_ACCELERATOR
         for resource in quota.resources:
-            if (flavour, resource.name) in lines:
-                raise ValueError(
-                    f"two of its quotas are {resource.name} of {flavour}, the latter as gpuType {quota.gpu_type!r}: "
-                    "make them one"
-                )
-            lines[flavour, resource.name] = QuotaInput(
+            line = QuotaInput(
                 flavour=flavour,
                 resource=resource.name,
                 nominal=amount(resource.name, resource.nominal),
                 borrowing=_limit(resource.name, resource.borrowing_limit),
                 lending=_limit(resource.name, resource.lending_limit),
             )
+            before = lines.get((flavour, resource.name))
+            lines[flavour, resource.name] = line if before is None else _together(before, line)
     return tuple(lines.values())
+
+
+def _together(one: QuotaInput, other: QuotaInput) -> QuotaInput:
+    """Two products of one GPU type count as that type: the queue has what both lines give."""
+
+    def both(first: int | None, second: int | None) -> int | None:
+        return None if first is None or second is None else first + second
+
+    return replace(
+        one,
+        nominal=one.nominal + other.nominal,
+        borrowing=both(one.borrowing, other.borrowing),
+        lending=both(one.lending, other.lending),
+    )
 
 
 def _limit(resource: str, quantity: str | None) -> int | None:

@@ -20,7 +20,7 @@ from muster.scheduling.hierarchy import depth_of, path
 from muster.scheduling.offers import lost_seconds, needs_of, replicas_to_spare, without
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Ledger
-from muster.scheduling.snapshot import Int, Mask, Snapshot
+from muster.scheduling.snapshot import Mask, Snapshot
 from muster.scheduling.victims import Evicted, Shrunk
 
 
@@ -89,37 +89,33 @@ def _lower(
     snapshot: Snapshot, ledger: Ledger, may: Mask, queue: int, flavour: int, resource: int
 ) -> tuple[list[Evicted], list[Shrunk]]:
     """Those first that go beyond what the queue has: what the others have is their own queues'."""
-    jobs = snapshot.jobs
+    jobs, limit = snapshot.jobs, (queue, flavour, resource)
     inside = may & (jobs.flavours == flavour) & (jobs.held[:, resource] > 0)
     inside &= _below(snapshot, queue)[np.maximum(jobs.queues, 0)]
     rows = np.flatnonzero(inside).astype(np.int64)
-    beyond = reach(snapshot)[rows, resource] <= depth_of(snapshot.queues.parents)[queue]
-    evicted, shrunk = _ask(snapshot, ledger, rows[beyond], queue, flavour, resource)
-    more, smaller = _ask(snapshot, ledger, rows[~beyond], queue, flavour, resource)
-    return evicted + more, shrunk + smaller
-
-
-def _ask(
-    snapshot: Snapshot, ledger: Ledger, rows: Int, queue: int, flavour: int, resource: int
-) -> tuple[list[Evicted], list[Shrunk]]:
-    ratio = lost_seconds(snapshot, rows) / np.maximum(1, snapshot.jobs.held[rows, resource])
-    cost = dict(zip(rows.tolist(), lost_seconds(snapshot, rows).tolist(), strict=True))
-    order = rows[np.lexsort((rows, ratio))].tolist()
-    shrunk = _shrink(snapshot, ledger, order, cost, (queue, flavour, resource))
-    left = {each.row: len(each.nodes) for each in shrunk}
+    losses = lost_seconds(snapshot, rows)
+    cost = dict(zip(rows.tolist(), losses.tolist(), strict=True))
+    within = reach(snapshot)[rows, resource] > depth_of(snapshot.queues.parents)[queue]
+    ranked = np.lexsort((rows, losses / np.maximum(1, jobs.held[rows, resource])))
     taken: list[int] = []
-    for row in order:
-        before = ledger.excess(queue, flavour, resource)
-        if before <= 0:
-            break
-        _move(snapshot, ledger, row, left.get(row, -1), end=True)
-        if ledger.excess(queue, flavour, resource) < before:
-            taken.append(row)
-        else:
-            _move(snapshot, ledger, row, left.get(row, -1), end=False)
+    shrunk: list[Shrunk] = []
+    for part in (ranked[~within[ranked]], ranked[within[ranked]]):
+        order = rows[part].tolist()
+        shrunk += _shrink(snapshot, ledger, order, cost, limit)
+        left = {each.row: len(each.nodes) for each in shrunk}
+        for row in order:
+            before = ledger.excess(*limit)
+            if before <= 0:
+                break
+            _move(snapshot, ledger, row, left.get(row, -1), end=True)
+            if ledger.excess(*limit) < before:
+                taken.append(row)
+            else:
+                _move(snapshot, ledger, row, left.get(row, -1), end=False)
+    left = {each.row: len(each.nodes) for each in shrunk}
     for row in sorted(taken, key=lambda row: -cost[row]):
         _move(snapshot, ledger, row, left.get(row, -1), end=False)
-        if ledger.excess(queue, flavour, resource) > 0:
+        if ledger.excess(*limit) > 0:
             _move(snapshot, ledger, row, left.get(row, -1), end=True)
         else:
             taken.remove(row)

@@ -172,18 +172,13 @@ def _take(snapshot: Snapshot, free: Int, row: int, nodes: Index, *, back: bool =
 
 
 def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int]) -> Mask:
-    """N, nodes on which somebody unknown has taken what is promised: nobody there is leaving, and it is not enough.
-
-    None while pods of a job are ending of which nobody knows the nodes any more.
-    """
+    """N, nodes on which somebody unknown has taken what is promised: nobody there is leaving, and it is not enough."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
     overdrawn = np.zeros(len(snapshot.nodes.names), dtype=np.bool_)
     reserved = [row for row in rows if jobs.reserved[row]]
     if not reserved:
         return overdrawn
     leaving = np.flatnonzero(runs.leaving & jobs.holding)
-    if (np.diff(runs.first)[leaving] == 0).any():
-        return overdrawn
     free = snapshot.nodes.free.copy()
     for row in rows:
         _take(snapshot, free, row, promised_nodes(snapshot, row))
@@ -199,14 +194,17 @@ def _overdrawn_by_strangers(snapshot: Snapshot, rows: list[int]) -> Mask:
 
 def _without_taken(snapshot: Snapshot, free: Int, rows: list[int], strangers: Mask) -> dict[int, Index]:
     """The promises of those for whom nobody is still to go, without nodes that strangers have taken: what is not there
-    is broken.
+    is broken. While pods are ending of which nobody knows any more whose nodes they are on, only gangs that start again
+    are sure that nobody is.
 
     Args:
         free: N x R, less all promises; what comes back is added.
     """
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    unknown = bool((np.diff(runs.first)[runs.leaving & jobs.holding] == 0).any())
     found: dict[int, Index] = {}
     for row in reversed(rows):
-        if not snapshot.jobs.reserved[row] or victims_of(snapshot, row):
+        if not jobs.reserved[row] or victims_of(snapshot, row) or (unknown and runs.beneficiary[row] != row):
             continue
         nodes, asked = promised_nodes(snapshot, row), snapshot.jobs.requests[row] > 0
         taken = _at(strangers & (free[:, asked] < 0).any(axis=1), nodes)

@@ -119,7 +119,7 @@ def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None
 
 def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybody: bool) -> list[Verdict] | None:
     """Admit who can start. Returns those who wait, first in rank first; None if nobody may be left out."""
-    preempting = Preempting(round_, starting.owners)
+    preempting = Preempting(round_, starting.owners, starting.choices)
     bystanders = None if everybody else Bystanders(round_, starting, preempting)
     deciding = _Deciding(round_, heads, starting, preempting, _order(round_, bystanders.rows if bystanders else ()))
     alike, obstacles = _alike(round_), starting.obstacles

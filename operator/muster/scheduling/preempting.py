@@ -15,7 +15,7 @@ are ending for nobody. It does not take free room that is kept for a job ahead.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -41,12 +41,13 @@ _NEVER, _ANY = int(Preempts.NEVER), int(Preempts.ANY)
 class Preempting:
     """The searches of one round."""
 
-    def __init__(self, round_: Round, owners: Owners) -> None:
-        self._round, self._owners = round_, owners
+    def __init__(self, round_: Round, owners: Owners, choices: Sequence[Sequence[int]]) -> None:
+        """`choices`: by kind of job, those whose nodes could hold it if they were empty."""
+        self._round, self._owners, self._choices = round_, owners, choices
         self._snapshot = round_.after_evictions()
         self._left = round_.policy.searches
         self._looked_at = 0
-        self._several = any(len(kind.choices) > 1 for kind in round_.kinds.kinds)
+        self._several = any(len(each) > 1 for each in choices)
         self._leavers = bool(self._snapshot.jobs.runs.leaving.any())
         self._coming: Coming | None = None
         self._kept_at: tuple[tuple[int, int], Mask] | None = None  # by node, as of so many touches
@@ -94,8 +95,8 @@ class Preempting:
         return True
 
     def _others(self, verdict: Verdict) -> list[int]:
-        """The choices of a job beside the one that came closest."""
-        return [choice for choice in range(len(self._round.kind(verdict.job).choices)) if choice != verdict.choice]
+        """The choices of a job, of those that could hold it, beside the one that came closest."""
+        return [choice for choice in self._choices[self._round.kinds.of[verdict.job]] if choice != verdict.choice]
 
     def _may_ask(self, job: int, choice: int, passed: Set[int]) -> bool:
         """Whether the job may ask anybody, as far as a short look tells; or whether room comes back without that."""

@@ -62,11 +62,13 @@ class Starting:
     Attributes:
         obstacles: by row, what keeps a job from starting whatever ends. All others could start one day.
         short: rows of those of them that lack quota in use all through this plan.
+        choices: by kind of job, the choices of nodes that could hold it if they were empty.
     """
 
     def __init__(self, round_: Round, heads: Heads) -> None:
         self._round, self._heads = round_, heads
         self._hopes = [self._look(kind) for kind in range(len(round_.kinds.kinds))]
+        self.choices = [hope.choices for hope in self._hopes]
         self._outlook = Outlook(round_, self._hopes)
         self.obstacles, self.short = self._outlook.obstacles, self._outlook.short
         self._first_choice: dict[tuple[int, int], int] = {}

@@ -289,14 +289,18 @@ def test_a_quota_of_gpus_that_no_node_has_now_does_not_become_another_ones(types
     assert not errors
 
 
-def test_two_quotas_of_the_same_gpus_are_told_as_that() -> None:
-    twice = two_quotas("H100", "h100")
-    (found,), errors = queue_inputs([twice], NOW, ["H100"])
-    assert not found.open
-    assert errors["q"] == (
-        "takes no jobs: two of its quotas are nvidia.com/gpu of H100/on-demand, "
-        "the latter as gpuType 'h100': make them one"
-    )
+def test_two_quotas_of_the_same_gpus_are_one_of_both() -> None:
+    products = two_quotas("NVIDIA-H100-80GB-HBM3", "NVIDIA-H100-PCIe")
+    (found,), errors = queue_inputs([products], NOW, ["H100"])
+    assert (found.open, errors) == (True, {})
+    (line,) = found.quotas
+    assert (line.flavour, line.nominal) == ("H100/on-demand", 24)
+
+
+def test_quotas_of_gpus_that_no_node_has_now_stay_apart() -> None:
+    (found,), errors = queue_inputs([two_quotas("H100-NVL", "H100-PCIE")], NOW, ["A100"])
+    assert errors == {}
+    assert [line.flavour for line in found.quotas] == ["H100-NVL/on-demand", "H100-PCIE/on-demand"]
 
 
 def test_conditions_say_who_holds_the_queue() -> None:
