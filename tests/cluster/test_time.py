@@ -39,7 +39,7 @@ def test_the_examples_can_be_applied(control_plane: ControlPlane, path: Path) ->
         ({"window": {"start": "0 20 * * *"}}, "spec.window.duration: Required value"),
         ({"window": {"start": "0 20 * * *", "duration": "8h", "timeZone": "Berlin time"}}, "the name of a time zone"),
         ({"window": {**SOON, "atEnd": "panic"}}, '"stop", "finish"'),
-        ({"deadline": "tomorrow"}, "must be of type date-time"),
+        ({"deadline": "tomorrow"}, "write a moment as date, time and time zone"),
         ({"budget": {}}, "an empty budget limits nothing: give gpuHours or cost"),
         ({"budget": {"gpuHours": 0}}, "greater than or equal to 1"),
     ],
