@@ -10,7 +10,7 @@ from typing import Final
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit, read_latest
-from muster_protocol.checkpoints.store import ShardWriter, Store, StreamingStore
+from muster_protocol.checkpoints.store import ShardWriter, Store, StreamingStore, whole_or_nothing
 from muster_protocol.checkpoints.tensors import PIECE, Chunk, checked, read, tensors_of
 from muster_protocol.errors import CorruptCheckpointError, StateError
 from muster_protocol.manifest import MANIFEST_NAME, ShardFile, step_prefix
@@ -67,9 +67,8 @@ def claim_empty(target: Store, owner: str) -> Claim:
 
 def _copy_file(source: Store, file: ShardFile, target: StreamingStore, key: str, chunks: list[Chunk]) -> ShardFile:
     """Streams one object; its chunks and its own sum are checked as they pass."""
-    writer = target.writer(key)
     at = 0
-    try:
+    with whole_or_nothing(target.writer(key)) as writer:
         for chunk in sorted((chunk for chunk in chunks if chunk.length), key=lambda chunk: chunk.at):
             _pass_on(source, file.key, at, chunk.at, writer)
             for piece in checked(source, chunk):
@@ -77,9 +76,6 @@ def _copy_file(source: Store, file: ShardFile, target: StreamingStore, key: str,
             at = chunk.at + chunk.length
         _pass_on(source, file.key, at, file.size, writer)
         written = writer.close()
-    except BaseException:
-        writer.abort()
-        raise
     if written.crc32 != file.crc32:
         raise CorruptCheckpointError(f"{source.uri}/{file.key} is not what was saved (CRC-32 differs)")
     return written

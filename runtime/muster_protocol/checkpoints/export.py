@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from muster_protocol.checkpoints.chain import Found
-from muster_protocol.checkpoints.store import Store, StreamingStore
+from muster_protocol.checkpoints.store import Store, StreamingStore, whole_or_nothing
 from muster_protocol.checkpoints.tensors import Tensor, content, tensors_of
 from muster_protocol.errors import CorruptCheckpointError, StateError
 
@@ -145,13 +145,9 @@ def _groups(tensors: Mapping[str, Tensor], shard_bytes: int) -> Iterator[dict[st
 def _write_file(source: Store, tensors: Mapping[str, Tensor], target: StreamingStore, name: str) -> None:
     # widest items first, so that every tensor is aligned to its own items
     ordered = dict(sorted(tensors.items(), key=lambda entry: -entry[1].item_bytes))
-    writer = target.writer(name)
-    try:
+    with whole_or_nothing(target.writer(name)) as writer:
         writer.write(memoryview(header(ordered)))
         for tensor in ordered.values():
             for piece in content(source, tensor):
                 writer.write(piece)
         writer.close()
-    except BaseException:
-        writer.abort()
-        raise

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from muster_protocol.checkpoints.checks import named
-from muster_protocol.checkpoints.store import Body, Item, Unfinished
+from muster_protocol.checkpoints.store import Body, Item, Unfinished, whole_or_nothing
 from muster_protocol.errors import StorageError, storage_error
 from muster_protocol.manifest import ShardFile
 from muster_protocol.storage_errors import Kind
@@ -56,13 +56,9 @@ class FileStore:
         return data
 
     def put(self, key: str, content: bytes) -> None:
-        writer = self.writer(key)
-        try:
+        with whole_or_nothing(self.writer(key)) as writer:
             writer.write(memoryview(content))
             writer.close()
-        except BaseException:
-            writer.abort()
-            raise
 
     def put_if(self, key: str, content: bytes, etag: str | None) -> str:
         with self._locked(key):

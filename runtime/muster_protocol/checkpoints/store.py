@@ -5,6 +5,8 @@ A store is made for one uri; keys are relative to it. Every method raises `Stora
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,6 +51,16 @@ class ShardWriter(Protocol):
 
     def abort(self) -> None:
         """Gives the object up; nothing stays."""
+
+
+@contextmanager
+def whole_or_nothing(writer: ShardWriter) -> Iterator[ShardWriter]:
+    """Gives the object up where the block fails, in which it is to be written and closed."""
+    try:
+        yield writer
+    except BaseException:
+        writer.abort()
+        raise
 
 
 class Store(Protocol):

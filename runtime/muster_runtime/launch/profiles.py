@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from muster_protocol.checkpoints.store import StreamingStore
+from muster_protocol.checkpoints.store import StreamingStore, whole_or_nothing
 from muster_protocol.errors import StorageError
 from muster_protocol.launcher_status import PROFILE_STEPS, Profile, ProfilePhase, Profiling
 from muster_protocol.uris import parse_uri
@@ -164,13 +164,10 @@ def _taken(file: Path) -> Path | None:
 
 def _pack(file: Path, store: StreamingStore, key: str) -> None:
     """Raises StorageError, OSError."""
-    packer, writer = zlib.compressobj(wbits=_GZIP), store.writer(key)
-    try:
+    packer = zlib.compressobj(wbits=_GZIP)
+    with whole_or_nothing(store.writer(key)) as writer:
         with file.open("rb") as source:
             while piece := source.read(_PIECE):
                 writer.write(memoryview(packer.compress(piece)))
         writer.write(memoryview(packer.flush()))
         writer.close()
-    except (StorageError, OSError):
-        writer.abort()
-        raise
