@@ -35,9 +35,14 @@ def give_up(snapshot: Snapshot, ledger: Ledger, gone: frozenset[int]) -> tuple[t
     may[list(gone)] = False
     evicted = _drain(snapshot, ledger, may)
     may[[each.row for each in evicted]] = False
+    excesses = _excesses(snapshot, ledger)
+    if not excesses:
+        return tuple(evicted), ()
     shrunk: list[Shrunk] = []
-    for queue, flavour, resource in _excesses(snapshot, ledger):
-        more, smaller = _lower(snapshot, ledger, may, queue, flavour, resource)
+    reaches, depths = reach(snapshot), depth_of(snapshot.queues.parents)
+    for queue, flavour, resource in excesses:
+        beyond = reaches[:, resource] <= depths[queue]
+        more, smaller = _lower(snapshot, ledger, may, beyond, (queue, flavour, resource))
         evicted += more
         shrunk += smaller
         may[[each.row for each in more] + [each.row for each in smaller]] = False
@@ -86,33 +91,22 @@ def _below(snapshot: Snapshot, queue: int) -> Mask:
 
 
 def _lower(
-    snapshot: Snapshot, ledger: Ledger, may: Mask, queue: int, flavour: int, resource: int
+    snapshot: Snapshot, ledger: Ledger, may: Mask, beyond: Mask, limit: tuple[int, int, int]
 ) -> tuple[list[Evicted], list[Shrunk]]:
-    """Those first that go beyond what the queue has: what the others have is their own queues'."""
-    jobs, limit = snapshot.jobs, (queue, flavour, resource)
+    """Those first that go `beyond` what the queue has: what the others have is their own queues'."""
+    jobs, (queue, flavour, resource) = snapshot.jobs, limit
     inside = may & (jobs.flavours == flavour) & (jobs.held[:, resource] > 0)
     inside &= _below(snapshot, queue)[np.maximum(jobs.queues, 0)]
     rows = np.flatnonzero(inside).astype(np.int64)
     losses = lost_seconds(snapshot, rows)
     cost = dict(zip(rows.tolist(), losses.tolist(), strict=True))
-    within = reach(snapshot)[rows, resource] > depth_of(snapshot.queues.parents)[queue]
-    ranked = np.lexsort((rows, losses / np.maximum(1, jobs.held[rows, resource])))
+    ranked = rows[np.lexsort((rows, losses / np.maximum(1, jobs.held[rows, resource])))]
     taken: list[int] = []
     shrunk: list[Shrunk] = []
-    for part in (ranked[~within[ranked]], ranked[within[ranked]]):
-        order = rows[part].tolist()
-        shrunk += _shrink(snapshot, ledger, order, cost, limit)
-        left = {each.row: len(each.nodes) for each in shrunk}
-        for row in order:
-            before = ledger.excess(*limit)
-            if before <= 0:
-                break
-            _move(snapshot, ledger, row, left.get(row, -1), end=True)
-            if ledger.excess(*limit) < before:
-                taken.append(row)
-            else:
-                _move(snapshot, ledger, row, left.get(row, -1), end=False)
-    left = {each.row: len(each.nodes) for each in shrunk}
+    for part in (ranked[beyond[ranked]], ranked[~beyond[ranked]]):
+        shrunk += _shrink(snapshot, ledger, part.tolist(), cost, limit)
+        taken += _end(snapshot, ledger, part.tolist(), _left(shrunk), limit)
+    left = _left(shrunk)
     for row in sorted(taken, key=lambda row: -cost[row]):
         _move(snapshot, ledger, row, left.get(row, -1), end=False)
         if ledger.excess(*limit) > 0:
@@ -121,6 +115,28 @@ def _lower(
             taken.remove(row)
     evicted = [Evicted(row, MoveReason.QUOTA_LOWERED, cost[row]) for row in sorted(taken)]
     return evicted, [each for each in shrunk if each.row not in taken]
+
+
+def _left(shrunk: Sequence[Shrunk]) -> dict[int, int]:
+    """Workers of those that have shrunk, by row."""
+    return {each.row: len(each.nodes) for each in shrunk}
+
+
+def _end(
+    snapshot: Snapshot, ledger: Ledger, order: Sequence[int], left: dict[int, int], limit: tuple[int, int, int]
+) -> list[int]:
+    """Whole jobs go, one after the other, until nothing is in excess: the rows of those whose end helps."""
+    taken = []
+    for row in order:
+        before = ledger.excess(*limit)
+        if before <= 0:
+            break
+        _move(snapshot, ledger, row, left.get(row, -1), end=True)
+        if ledger.excess(*limit) < before:
+            taken.append(row)
+        else:
+            _move(snapshot, ledger, row, left.get(row, -1), end=False)
+    return taken
 
 
 def _shrink(
