@@ -6,6 +6,7 @@ Room is not looked at here, nor readiness: those are the planner's, from the sna
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -53,7 +54,9 @@ class NodeFilter:
         selector: `nodeSelector`, sorted.
         terms: JSON of the required node selector terms, or "" for none.
         tolerations: JSON of the tolerations.
-        gpu_type: GPU type asked for, or "".
+        gpu_type: GPU type whose quota is drawn on, as nodes have it, or "".
+        product: what is asked for in other words than that, or "": a type may be of several products, and a product of
+            several types, where nodes are labelled with types of a site's own.
         capacity: capacity kinds allowed (on-demand, spot), empty for any.
         avoided: names of nodes to stay away from for now.
     """
@@ -62,6 +65,7 @@ class NodeFilter:
     terms: str = ""
     tolerations: str = "[]"
     gpu_type: str = ""
+    product: str = ""
     capacity: tuple[str, ...] = ()
     avoided: frozenset[str] = frozenset()
 
@@ -166,17 +170,23 @@ def _requirement(requirement: Object, labels: Mapping[str, str]) -> bool:
     return False
 
 
+_INTEGER: Final = re.compile(r"[-+]?[0-9]+", re.ASCII)
+"""What Go reads as one; Python's `int` takes the label `1_000`, too."""
+
+
 def _compare(operator: str, present: str, bound: str) -> bool:
-    try:
-        left, right = int(present), int(bound)
-    except ValueError:
+    if not _INTEGER.fullmatch(present) or not _INTEGER.fullmatch(bound):
         return False
+    left, right = int(present), int(bound)
     return left > right if operator == "Gt" else left < right
 
 
 def tolerated(taint: Taint, tolerations: Iterable[Object]) -> bool:
-    """Whether one of the tolerations matches the taint."""
+    """Whether one of the tolerations matches the taint for as long as it is there: a gang that starts where it is
+    evicted after `tolerationSeconds` would start there again and again."""
     for toleration in tolerations:
+        if taint.effect == "NoExecute" and toleration.get("tolerationSeconds") is not None:
+            continue
         if toleration.get("effect") and toleration["effect"] != taint.effect:
             continue
         key = toleration.get("key") or ""

@@ -66,6 +66,11 @@ def gpu_type_of(labels: Mapping[str, str]) -> str:
     return ""
 
 
+def product_of(labels: Mapping[str, str]) -> str:
+    """The whole product name of the node's GPUs, as their vendor's tools write it, or ""."""
+    return next((labels[key] for key in PRODUCT_LABELS[1:] if labels.get(key)), "")
+
+
 def named_type(name: str, types: Iterable[str]) -> str:
     """The type that people mean by a name in any case: one of these that are there, as nodes have them; else its short
     name. What a site calls its GPUs (`H100-NVL`) may look like a product of another type."""

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from muster.cluster.eligibility import Matcher, NodeFilter
-from muster.cluster.gpus import capacity_of, flavour_of, same_type
+from muster.cluster.gpus import capacity_of, flavour_of, gpu_type_of, same_type
 from muster.cluster.jobs import NO_ACCELERATOR as NO_ACCELERATOR
 from muster.cluster.jobs import JobInput as JobInput
 from muster.cluster.jobs import LevelInput as LevelInput
@@ -73,8 +73,10 @@ def eligible(node_filter: NodeFilter, nodes: Sequence[NodeView]) -> Mask:
 
 def of_kind(node_filter: NodeFilter, node: NodeView) -> bool:
     """Whether the node has the GPU type and the kind of capacity that a filter asks for."""
-    wanted, kinds = node_filter.gpu_type, node_filter.capacity
-    return (not wanted or same_type(wanted, node.labels)) and (not kinds or capacity_of(node.labels) in kinds)
+    wanted, product, kinds = node_filter.gpu_type, node_filter.product, node_filter.capacity
+    if (wanted and gpu_type_of(node.labels) != wanted) or (product and not same_type(product, node.labels)):
+        return False
+    return not kinds or capacity_of(node.labels) in kinds
 
 
 def build(

@@ -27,6 +27,7 @@ from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.records import Record, Requests
 from muster.scheduling.plan import WaitReason
 from muster.scheduling.snapshot import FOREVER
+from muster.telling.usage import way_up
 
 Flavours = Counter[tuple[str, str]]
 
@@ -48,7 +49,7 @@ class Inputs:
         steady = self._steady(record, drawn_on)
         if record.planned is not None and steady == record.steady:
             return record.planned[1]
-        choices = planning.choose_flavours(record.spec, self._counts)
+        choices = planning.choose_flavours(record.spec, self._counts, _quota_types(record.spec.queue, world))
         choices = planning.standing_choices(record.spec, choices, drawn_on)
         priority = world.priorities.get(record.spec.priority_class, 0)
         avoided = tuple(item.node for item in record.job.status.avoided if item.until > now)
@@ -88,7 +89,8 @@ class Inputs:
 
     def look(self, world: admission.World, counts: Flavours) -> bool:
         """Begin a round. False: what was made of a job in an earlier one still holds."""
-        looked = (dict(world.priorities), tuple(world.levels), counts)
+        queues = {name: (queue.metadata.uid, queue.metadata.generation) for name, queue in world.queues.items()}
+        looked = (dict(world.priorities), tuple(world.levels), counts, queues)
         if looked != self._looked:
             self._looked, self._counts, self._rounds = looked, counts, self._rounds + 1
             return True
@@ -205,6 +207,11 @@ class Inputs:
             return (), NodeFilter()  # its pods, if there are any, tell
         view = PodView.from_raw({"apiVersion": "v1", "kind": "Pod", **template})
         return view.requests, filter_of_pod(template["spec"])
+
+
+def _quota_types(queue: str, world: admission.World) -> list[list[str]]:
+    """GPU types as the quotas of a queue name them, and those of each queue above it."""
+    return [[quota.gpu_type for quota in each.spec.quotas or ()] for each in way_up(queue, world.queues)]
 
 
 def unmade(record: Record, pods: Iterable[PodView]) -> tuple[int, ...]:

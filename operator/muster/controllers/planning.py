@@ -20,7 +20,7 @@ from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import MAX_SIZES, QueuePosition, Size, TrainingJobStatus
 from muster.cluster.eligibility import NodeFilter
-from muster.cluster.gpus import ON_DEMAND, flavour_of, gpu_type_of, same_type, short_type
+from muster.cluster.gpus import ON_DEMAND, flavour_of, gpu_type_of, named_types, product_of, same_type, short_type
 from muster.cluster.hindrances import keeps_pods
 from muster.cluster.jobs import NO_ACCELERATOR, PLAIN_TERMS, AlternativeInput, JobInput, TermsInput
 from muster.cluster.snapshot import LevelInput
@@ -57,26 +57,43 @@ def levels_of(topology: Topology | None) -> tuple[LevelInput, ...]:
 
 def flavour_counts(nodes: Iterable[NodeView]) -> Counter[tuple[str, str]]:
     """Number of nodes by (flavour, whole product name); nodes without a GPU type are left out."""
-    return Counter(
-        (flavour_of(node.labels), node.labels.get(names.GPU_PRODUCT_LABEL, ""))
-        for node in nodes
-        if gpu_type_of(node.labels)
-    )
+    return Counter((flavour_of(node.labels), product_of(node.labels)) for node in nodes if gpu_type_of(node.labels))
 
 
-def choose_flavour(spec: EffectiveSpec, counts: Counter[tuple[str, str]]) -> str:
+QuotaTypes = Sequence[Sequence[str]]
+"""GPU types as the quotas of a queue name them, and those of each queue above it."""
+
+
+def choose_flavour(spec: EffectiveSpec, counts: Counter[tuple[str, str]], quotas: QuotaTypes = ()) -> str:
     """Whose quota a job that isn't placed would draw on: of the flavours that suit it, on-demand before spot, then the
     one with the most nodes. "" for a job without GPUs, and where no node tells its GPU type."""
     if not spec.gpus_per_worker:
         return NO_ACCELERATOR
+    suited = _suited(spec, counts)
+    if not suited:
+        return f"{_absent_type(spec.gpu_type, counts, quotas)}/{ON_DEMAND}" if spec.gpu_type else NO_ACCELERATOR
+    return min(suited, key=lambda flavour: (not flavour.endswith(ON_DEMAND), -suited[flavour], flavour))
+
+
+def _suited(spec: EffectiveSpec, counts: Counter[tuple[str, str]]) -> Counter[str]:
+    """Number of nodes with the GPU that a job asks for, by flavour."""
     suited: Counter[str] = Counter()
     for (flavour, product), count in counts.items():
         labels = {names.GPU_PRODUCT_LABEL: product, "muster.dev/gpu-type": flavour.partition("/")[0]}
         if not spec.gpu_type or same_type(spec.gpu_type, labels):
             suited[flavour] += count
-    if not suited:
-        return f"{short_type(spec.gpu_type)}/{ON_DEMAND}" if spec.gpu_type else NO_ACCELERATOR
-    return min(suited, key=lambda flavour: (not flavour.endswith(ON_DEMAND), -suited[flavour], flavour))
+    return suited
+
+
+def _absent_type(asked: str, counts: Counter[tuple[str, str]], quotas: QuotaTypes) -> str:
+    """The type that a job asks for and no node has now, as the quotas of its queue have it: while the last `H100-NVL`
+    is away, it is not an `H100` where both have a quota."""
+    there = sorted({flavour.partition("/")[0] for flavour, _ in counts})
+    for named in quotas:
+        for name, meant in named_types(named, there).items():
+            if name.lower() == asked.lower():
+                return meant
+    return short_type(asked)
 
 
 @dataclass(frozen=True)
@@ -92,17 +109,19 @@ class Choice:
     capacity: tuple[str, ...]
 
 
-def choose_flavours(spec: EffectiveSpec, counts: Counter[tuple[str, str]]) -> tuple[Choice, ...]:
+def choose_flavours(
+    spec: EffectiveSpec, counts: Counter[tuple[str, str]], quotas: QuotaTypes = ()
+) -> tuple[Choice, ...]:
     """The kinds of node that a job takes, in its order: one that says nothing of capacity has a single choice."""
     if not spec.capacity:
-        flavour = choose_flavour(spec, counts)
+        flavour = choose_flavour(spec, counts, quotas)
         capacity = flavour.partition("/")[2]
         return (Choice(flavour, (capacity,) if capacity else ()),)
     choices = []
     for kind in spec.capacity:
         of_kind = Counter({key: count for key, count in counts.items() if key[0].endswith(f"/{kind}")})
         # Where no node of the kind is there now, it is the GPU that the job would get of another kind.
-        flavour = choose_flavour(spec, of_kind) or choose_flavour(spec, counts)
+        flavour = choose_flavour(spec, of_kind if _suited(spec, of_kind) else counts, quotas)
         if flavour and not flavour.endswith(f"/{kind}"):
             flavour = f"{flavour.partition('/')[0]}/{kind}"
         choices.append(Choice(flavour, (kind,)))
@@ -160,8 +179,11 @@ def pending_input(
 
 
 def _filter(bare: NodeFilter, spec: EffectiveSpec, choice: Choice, avoided: frozenset[str]) -> NodeFilter:
-    gpu_type = (spec.gpu_type or choice.flavour.partition("/")[0]) if spec.gpus_per_worker else ""
-    return replace(bare, gpu_type=gpu_type, capacity=choice.capacity, avoided=avoided)
+    if not spec.gpus_per_worker:
+        return replace(bare, capacity=choice.capacity, avoided=avoided)
+    gpu_type = choice.flavour.partition("/")[0]
+    product = spec.gpu_type if spec.gpu_type.lower() != gpu_type.lower() else ""
+    return replace(bare, gpu_type=gpu_type, product=product, capacity=choice.capacity, avoided=avoided)
 
 
 def _terms(

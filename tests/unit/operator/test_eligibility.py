@@ -58,6 +58,8 @@ def test_node_selector() -> None:
         ("Lt", ["5"], {"a": "4"}, True),
         ("Gt", ["5"], {"a": "many"}, False),
         ("Gt", ["5"], {}, False),
+        ("Gt", ["5"], {"a": "1_000"}, False),
+        ("Lt", ["5"], {"a": "-1"}, True),
     ],
 )
 def test_operators(operator: str, values: list[str], labels: dict[str, str], expected: bool) -> None:
@@ -88,6 +90,15 @@ def test_taints_and_tolerations() -> None:
     assert not allows({"tolerations": [{"key": "nvidia.com/gpu", "value": "absent"}]}, Node(taints=(gpu,)))
     assert allows({}, Node(taints=(Taint("x", effect="PreferNoSchedule"),)))
     assert not tolerated(gpu, [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}])
+
+
+def test_what_is_tolerated_for_a_while_is_not_started_on() -> None:
+    leaving = Node(taints=(Taint("example.com/maintenance", effect="NoExecute"),))
+    toleration = {"key": "example.com/maintenance", "operator": "Exists"}
+    assert allows({"tolerations": [toleration]}, leaving)
+    for_a_while = {**toleration, "effect": "NoExecute", "tolerationSeconds": 300}
+    assert not allows({"tolerations": [for_a_while]}, leaving)
+    assert allows({"tolerations": [for_a_while, toleration]}, leaving)
 
 
 def test_readiness_taints_are_left_to_the_snapshot() -> None:

@@ -19,17 +19,24 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import MAX_SIZES, FixedSize, TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import NodeFilter
+from muster.cluster.pods import PodSettings
 from muster.cluster.snapshot import LevelInput, build
 from muster.cluster.status import Draft
 from muster.cluster.views import NamespaceView, NodeView
 from muster.controllers import planning
 from muster.controllers.admission import World, obstacle, products
 from muster.controllers.books import topology_status
+from muster.controllers.cache import Cache
+from muster.controllers.claims import Claims
+from muster.controllers.inputs import Inputs
 from muster.controllers.progress import progressed
+from muster.controllers.records import Record
 from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.snapshot import TopologyMode
 from muster_protocol.launcher_status import Phase as LauncherPhase
 from muster_protocol.launcher_status import Status as LauncherStatus
+
+from .loops import Items
 
 pytestmark = pytest.mark.unit
 
@@ -92,6 +99,71 @@ MIXED = [node("a"), node("b", "NVIDIA-H200"), node("c", "NVIDIA-H200"), node("d"
 )
 def test_the_flavour_that_a_job_draws_on(workers: dict[str, Any], expected: str) -> None:
     assert flavour(MIXED, **workers) == expected
+
+
+def of_own_type(name: str, own: str, product: str = "NVIDIA-H100-80GB-HBM3", **labels: str) -> NodeView:
+    return node(name, product, **{"muster.dev/gpu-type": own, **labels})
+
+
+def drawn_on(quotas: list[list[str]], gpu_type: str) -> str:
+    spec = effective_spec(trainingjob(workers={"gpuType": gpu_type}).spec)
+    return planning.choose_flavour(spec, planning.flavour_counts([node("a")]), quotas)
+
+
+def test_a_type_that_no_node_has_now_draws_on_its_own_quota() -> None:
+    assert drawn_on([["H100", "H100-NVL"]], "H100-NVL") == "H100-NVL/on-demand"
+    assert drawn_on([["H100", "H100-NVL"]], "h100-nvl") == "H100-NVL/on-demand", "as the quota has it"
+    assert drawn_on([["A100"], ["H100-NVL", "H100"]], "H100-NVL") == "H100-NVL/on-demand", "of a queue above"
+    assert drawn_on([["H100-NVL"]], "H100-NVL") == "H100/on-demand", "what the quota counts as"
+    assert drawn_on([], "NVIDIA-B200") == "B200/on-demand"
+
+
+def test_an_absent_type_is_looked_up_in_the_quotas_of_its_queue_and_again_when_these_change() -> None:
+    cache = Cache(pods=Items(), nodes=Items(), namespaces=Items(), priority_classes=Items())
+    inputs = Inputs(cache, PodSettings("runtime"), Claims(cache.mark))
+    record = Record.of(trainingjob(queue="q", workers={"gpuType": "H100-NVL"}))
+    resources = [{"name": "nvidia.com/gpu", "nominal": "8"}]
+
+    def flavour_with(generation: int, *types: str) -> str:
+        quotas = [{"gpuType": each, "resources": resources} for each in types]
+        queue = trainingqueue(quotas=quotas)
+        queue = queue.model_copy(update={"metadata": queue.metadata.model_copy(update={"generation": generation})})
+        around = world(queues={"q": queue})
+        inputs.look(around, planning.flavour_counts([node("a")]))
+        return inputs.pending(record, around, NOW).flavour
+
+    assert flavour_with(1, "H100", "H100-NVL") == "H100-NVL/on-demand"
+    assert flavour_with(2, "H100") == "H100/on-demand"
+
+
+def test_a_product_whose_nodes_are_all_spot_draws_on_spot_whoever_made_it() -> None:
+    product = "AMD_Instinct_MI300X_OAM"
+    amd = node("a", "", **{"amd.com/gpu.product-name": product}, **SPOT)
+    assert flavour([amd], gpuType=product) == "MI300X/spot"
+
+
+def test_a_type_of_a_sites_own_stays_what_it_is_on_a_kind_of_capacity_without_nodes() -> None:
+    spec = effective_spec(trainingjob(workers={"gpuType": "H100-fast"}, capacity={"order": ["spot", "on-demand"]}).spec)
+    choices = planning.choose_flavours(spec, planning.flavour_counts([of_own_type("a", "H100-fast")]))
+    assert [choice.flavour for choice in choices] == ["H100-fast/spot", "H100-fast/on-demand"]
+
+
+def test_a_gang_that_names_a_product_of_two_types_runs_on_that_whose_quota_it_draws_on() -> None:
+    nodes = [of_own_type("a", "H100-fast"), node("b"), node("c")]
+    job = trainingjob(workers={"gpuType": "NVIDIA-H100-80GB-HBM3"})
+    spec = effective_spec(job.spec)
+    found = planning.pending_input(
+        job,
+        spec,
+        request={"nvidia.com/gpu": 8},
+        node_filter=NodeFilter(),
+        choices=planning.choose_flavours(spec, planning.flavour_counts(nodes)),
+        priority=0,
+        levels=RACKS,
+    )
+    shot = build(nodes=nodes, pods=[], jobs=[found], queues=[], levels=RACKS)
+    assert found.flavour == "H100/on-demand"
+    assert shot.eligible[shot.jobs.filters[0]].tolist() == [False, True, True]
 
 
 def test_without_labels_there_is_no_flavour() -> None:
