@@ -182,18 +182,19 @@ def _compare(operator: str, present: str, bound: str) -> bool:
 
 
 def tolerated(taint: Taint, tolerations: Iterable[Object]) -> bool:
-    """Whether one of the tolerations matches the taint for as long as it is there: a gang that starts where it is
-    evicted after `tolerationSeconds` would start there again and again."""
-    for toleration in tolerations:
-        if taint.effect == "NoExecute" and toleration.get("tolerationSeconds") is not None:
-            continue
-        if toleration.get("effect") and toleration["effect"] != taint.effect:
-            continue
-        key = toleration.get("key") or ""
-        if key and key != taint.key:
-            continue
-        if toleration.get("operator", "Equal") == "Exists":
-            return True
-        if key and (toleration.get("value") or "") == (taint.value or ""):
-            return True
-    return False
+    """Whether a pod with these tolerations may stay for as long as the taint is there. Of those that match the first
+    counts, as it does for who evicts: a gang that is evicted after `tolerationSeconds` would start there again and
+    again."""
+    first = next((toleration for toleration in tolerations if _matches(toleration, taint)), None)
+    return first is not None and (taint.effect != "NoExecute" or first.get("tolerationSeconds") is None)
+
+
+def _matches(toleration: Object, taint: Taint) -> bool:
+    if toleration.get("effect") and toleration["effect"] != taint.effect:
+        return False
+    key = toleration.get("key") or ""
+    if key and key != taint.key:
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return True
+    return bool(key) and (toleration.get("value") or "") == (taint.value or "")

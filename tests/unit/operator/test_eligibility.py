@@ -98,7 +98,8 @@ def test_what_is_tolerated_for_a_while_is_not_started_on() -> None:
     assert allows({"tolerations": [toleration]}, leaving)
     for_a_while = {**toleration, "effect": "NoExecute", "tolerationSeconds": 300}
     assert not allows({"tolerations": [for_a_while]}, leaving)
-    assert allows({"tolerations": [for_a_while, toleration]}, leaving)
+    assert allows({"tolerations": [toleration, for_a_while]}, leaving), "the first that matches counts"
+    assert not allows({"tolerations": [for_a_while, toleration]}, leaving)
 
 
 def test_readiness_taints_are_left_to_the_snapshot() -> None:
