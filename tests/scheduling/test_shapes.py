@@ -59,6 +59,19 @@ def test_balanced_gang_that_cannot_be_is_told_so() -> None:
     assert "as many in each rack as in any other" in waiting.message
 
 
+def test_an_elastic_balanced_gang_starts_though_its_least_is_never_even() -> None:
+    """Five workers are even on no racks of four; eight are."""
+    shot = snapshot(rack(0, 4) + rack(1, 4), [Job("a", workers=8)])
+    jobs = shot.jobs
+    sizes = replace(jobs.sizes, least=jobs.sizes.least - 3, partial=~jobs.sizes.partial)
+    terms = replace(jobs.terms, shapes=(Shape(balanced=RACK),))
+    shot = replace(shot, jobs=replace(jobs, sizes=sizes, terms=terms))
+    assert len(Outcome(shot, plan(shot)).nodes("a")) == 8
+    full = replace(shot, nodes=replace(shot.nodes, free=shot.nodes.free * 0))
+    waiting = Outcome(full, plan(full)).waiting["a"]
+    assert waiting.reason is WaitReason.INSUFFICIENT_CAPACITY, "it waits for those who are there"
+
+
 def test_spares_start_with_the_gang_and_are_part_of_what_it_needs() -> None:
     job = Job("a", workers=3, required="rack")
     assert len(planned(rack(0, 4), job, spares=1).nodes("a")) == 4

@@ -7,7 +7,7 @@ A `Kind` is everything of a job but who it is: its queue, its rank and its own m
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -86,6 +86,17 @@ class Kinds:
             mode, level = _closeness(it.mode, it.level)
             gang = self._gangs[key] = Gang(it.choices[choice].worker, key[2], mode, level, it.shape)
         return gang
+
+    def limit_sizes(self, possible: Callable[[Gang], bool]) -> None:
+        """Leave balanced gangs only the sizes that are possible: one may fit with more workers where it does not with
+        fewer, while for all others the smallest is possible if any is. To be called before anything else is asked."""
+        for kind, it in enumerate(self.kinds):
+            if it.shape.balanced == NONE or len(it.sizes) == 1:
+                continue
+            choices = range(len(it.choices))
+            sizes = tuple(size for size in it.sizes if any(possible(self.gang(kind, each, size)) for each in choices))
+            if sizes:
+                self.kinds[kind] = replace(it, sizes=sizes)
 
     def like(self, kind: int, choice: int) -> int:
         """A number that is the same for gangs that differ in their size alone."""
