@@ -83,7 +83,15 @@ def shaped(world: Snapshot, shape: Shape) -> Snapshot:
 @pytest.mark.parametrize(
     ("shape", "nodes", "told"),
     [
-        (Shape(balanced=1), rack(0, 9) + rack(1, 3), ("6 workers instead of 12 would find room now",)),
+        (Shape(balanced=1), rack(0, 9) + rack(1, 3), ("9 workers instead of 12 would find room now",)),
+        (Shape(balanced=1), rack(0, 5) + rack(1, 5), ("10 workers instead of 12 would find room now",)),
+        (
+            Shape(balanced=1, slices=((2, 1),)),
+            rack(0, 5) + rack(1, 5),
+            ("8 workers instead of 12 would find room now",),
+        ),
+        (Shape(slices=((4, 1),), spares=1), rack(0, 5) + rack(1, 4), ("8 workers instead of 12 would find room now",)),
+        (Shape(slices=((4, 1),), spares=3), rack(0, 5) + rack(1, 4), ("4 workers instead of 12 would find room now",)),
         (Shape(slices=((4, 1),)), rack(0, 6) + rack(1, 5), ("8 workers instead of 12 would find room now",)),
         (Shape(spares=2), rack(0, 10), ("8 workers instead of 12 would find room now",)),
         (Shape(slices=((6, 1),)), rack(0, 5) + rack(1, 5), ()),

@@ -227,8 +227,30 @@ def test_placeable_of_a_balanced_gang_counts_equal_shares() -> None:
     paths: list[tuple[int | None, ...]] = [(0, 0, 0)] * 5 + [(0, 0, 1)] * 3
     gang = Gang(0, 8, TopologyMode.REQUIRED, 1, Shape(balanced=2))
     case = Case(domains_of(paths), np.ones(8, dtype=np.int64), np.ones(8), np.zeros(8), gang)
-    assert placeable(case.tree, prefix_sums(case.slots), gang, 1).tolist() == [4]
+    assert placeable(case.tree, prefix_sums(case.slots), gang, 1).tolist() == [6], "3 in each of the two racks"
     assert case.located() is None
+    prime = replace(gang, size=7)
+    assert placeable(case.tree, prefix_sums(case.slots), prime, NONE).tolist() == [6], "whatever 7 is a multiple of"
+
+
+@thorough
+@given(cases(), st.integers(NONE, HOST))
+def test_placeable_of_a_balanced_gang_is_the_most_that_brute_force_finds(case: Case, level: int) -> None:
+    shape = Shape(
+        balanced=HOST if level == HOST - 1 else HOST - 1, slices=((2, HOST),) if case.gang.size % 2 == 0 else ()
+    )
+    if level >= shape.balanced:
+        return
+    gang = replace(case.gang, mode=TopologyMode.UNCONSTRAINED, level=NONE, shape=shape)
+    tree, unit = case.tree, 2 if shape.slices else 1
+    found = placeable(tree, prefix_sums(case.slots[tree.order]), gang, level)
+    for domain, most in enumerate(found.tolist()):
+        inside = tree.order if level == NONE else tree.order[tree.starts[level][domain] : tree.ends[level][domain]]
+        slots = np.zeros_like(case.slots)
+        slots[inside] = case.slots[inside]
+        ground = brute.Ground.of(case.domains, slots.tolist())
+        sizes = (size for size in range(gang.size, 0, -unit) if brute.exists(ground, replace(gang, size=size)))
+        assert most == next(sizes, 0)
 
 
 quick = settings(max_examples=60, deadline=None)

@@ -35,3 +35,10 @@ def possible(size: int, share: int, rooms: Int) -> bool:
 def most_first(rooms: Int) -> Int:
     ordered: Int = np.sort(rooms)[::-1]
     return ordered
+
+
+def most_even(rooms: Int, most: int) -> int:
+    """The most that can be shared out in equal numbers, up to `most` in all, among domains with these rooms."""
+    ordered = most_first(rooms)[:most]
+    domains = np.arange(1, len(ordered) + 1)
+    return int((np.minimum(ordered, most // domains) * domains).max(initial=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Final
@@ -69,10 +70,18 @@ class Changes:
         tree, required = self._round.tree, gang.mode == TopologyMode.REQUIRED
         if required and (gang.level == NONE or not len(tree.starts[gang.level])):
             return ""
-        most = int(placeable(tree, prefix, gang, gang.level if required else NONE).max()) - gang.shape.spares
-        if not 0 < most < gang.size or not fits(tree, prefix, replace(gang, size=most)):
+        step = gang.shape.slices[0][0] if gang.shape.slices else 1
+        found = int(placeable(tree, prefix, gang, gang.level if required else NONE).max())
+        sizes = range(min(found, gang.size - step) // step * step, 0, -step)
+
+        def fit(size: int) -> bool:
+            return fits(tree, prefix, replace(gang, size=size))
+
+        # Where its spares need room beside it, it is searched for: mostly a gang fits where a larger one does.
+        at = 0 if sizes and fit(sizes[0]) else bisect_left(sizes, True, key=fit)
+        if at == len(sizes):
             return ""
-        return f"{most} {'worker' if most == 1 else 'workers'} instead of {gang.size} would find room now"
+        return f"{sizes[at]} {'worker' if sizes[at] == 1 else 'workers'} instead of {gang.size} would find room now"
 
     def _wider(self, gang: Gang, prefix: Int) -> str:
         if gang.mode != TopologyMode.REQUIRED or gang.level == NONE:

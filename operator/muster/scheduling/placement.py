@@ -27,9 +27,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from muster.scheduling.balanced import most_even
 from muster.scheduling.gangs import Gang
 from muster.scheduling.packing import fill_broken_first, share_out
-from muster.scheduling.slices import Counted, count, counted, grains
+from muster.scheduling.slices import Counted, Grains, count, counted, grains, slice_in
 from muster.scheduling.snapshot import NONE, Int, Mask, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
 
@@ -56,16 +57,34 @@ def holding(tree: Tree, prefix: Int, gang: Gang, level: int) -> Mask:
 def placeable(tree: Tree, prefix: Int, gang: Gang, level: int) -> Int:
     """How many of the gang's workers each domain of a level could hold, in whole slices and in balance, without spares.
 
-    Level NONE: the whole cluster, as an array of one. More than the gang needs is told for gangs without balance.
+    Level NONE: the whole cluster, as an array of one. More than the gang needs is told for gangs without balance. For
+    balanced gangs with slices around the balance it may be less than what they could be cut down to.
     """
     most = np.zeros(1 if level == NONE else len(tree.starts[level]), dtype=np.int64)
     for cut in grains(gang, level):
+        if gang.shape.balanced > level and cut[0].single:
+            return _evenly_placeable(tree, prefix, gang, level, cut[1:])
         room = count(tree, prefix, gang, cut)
         units = room.prefixes[0][-1:] if level == NONE else tree.sums(room.prefixes[0], level)
         if gang.shape.balanced > level:
             units = np.minimum(units, room.needed)
         np.maximum(most, units * (gang.size // room.needed), out=most)
     return most
+
+
+def _evenly_placeable(tree: Tree, prefix: Int, gang: Gang, level: int, inner: Grains) -> Int:
+    """`placeable` of a balanced gang without slices around the balance, whatever number of workers it then has.
+
+    Args:
+        inner: slices inside the domains that are balanced.
+    """
+    unit = slice_in(gang, gang.shape.balanced)
+    finest = count(tree, prefix, gang, inner)
+    parts = tree.sums(finest.prefixes[0], gang.shape.balanced) // (unit // (inner[0].size if inner else 1))
+    starts = tree.starts[gang.shape.balanced]
+    around = [(0, len(prefix))] if level == NONE else zip(tree.starts[level], tree.ends[level], strict=True)
+    most = [most_even(parts[(starts >= start) & (starts < end)], gang.size // unit) for start, end in around]
+    return np.array(most, dtype=np.int64) * unit
 
 
 def _holding(tree: Tree, room: Counted, gang: Gang, level: int) -> Mask:

@@ -59,10 +59,15 @@ def grains(gang: Gang, within: int) -> Iterator[Grains]:
         return
     outer = [grain for grain in slices if grain.level < shape.balanced]
     inner = [grain for grain in slices if grain.level >= shape.balanced]
-    for share in shares(gang.size, inner[0].size if inner else 1):
+    for share in shares(gang.size, slice_in(gang, shape.balanced)):
         outside = (Grain(grain.level, lcm(grain.size, share)) for grain in outer)
         inside = (grain for grain in inner if grain.level > shape.balanced)
         yield (*outside, Grain(shape.balanced, share, single=True), *inside)
+
+
+def slice_in(gang: Gang, level: int) -> int:
+    """Workers of the widest slice that lies in one domain of a level; 1 without any."""
+    return next((size for size, narrow in gang.shape.slices if narrow >= level), 1)
 
 
 @dataclass(frozen=True)
