@@ -136,7 +136,7 @@ class Workers(Model):
     """GPUs of each worker. Left out, or 0: a gang on CPUs."""
     gpu_type: GpuType | None = None
     """Type of the GPUs: a short name such as H100, or the value of the nodes' label nvidia.com/gpu.product. Left out:
-    the type of which the cluster has the most nodes."""
+    the type of which the cluster has the most nodes, of those on one of which it may run."""
     processes_per_worker: Annotated[int, Ge(1), Le(256)] | None = None
     """Ranks in each worker. One for each GPU, or 1 on CPUs, when left out."""
     resources: WorkerResources | None = None

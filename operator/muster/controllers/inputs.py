@@ -17,7 +17,7 @@ from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
 from muster.cluster.status import finished, reason_of
-from muster.cluster.views import PodView
+from muster.cluster.views import NodeView, PodView
 from muster.controllers import admission, planning, terms
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
@@ -41,6 +41,9 @@ class Inputs:
         self._claims = claims
         self._looked: tuple[object, ...] = ()
         self._counts: Flavours = Counter()
+        self._seen: list[tuple[object, object]] = []
+        self._of_flavour: dict[str, list[NodeView]] = {}
+        self._allowed: dict[NodeFilter, frozenset[str]] = {}
         self._rounds = 0
 
     def pending(self, record: Record, world: admission.World, now: datetime, pods: Sequence[PodView] = ()) -> JobInput:
@@ -49,7 +52,8 @@ class Inputs:
         steady = self._steady(record, drawn_on)
         if record.planned is not None and steady == record.steady:
             return record.planned[1]
-        choices = planning.choose_flavours(record.spec, self._counts, _quota_types(record.spec.queue, world))
+        counts, quotas = self._counts_for(record), _quota_types(record.spec.queue, world)
+        choices = planning.choose_flavours(record.spec, counts, quotas)
         choices = planning.standing_choices(record.spec, choices, drawn_on)
         priority = world.priorities.get(record.spec.priority_class, 0)
         avoided = tuple(item.node for item in record.job.status.avoided if item.until > now)
@@ -87,14 +91,41 @@ class Inputs:
         record.steady = steady if lasting else None
         return record.planned[1]
 
-    def look(self, world: admission.World, counts: Flavours) -> bool:
+    def look(self, world: admission.World, nodes: Sequence[NodeView]) -> bool:
         """Begin a round. False: what was made of a job in an earlier one still holds."""
+        found = self._allowed
+        demands: list[tuple[object, object]] = [(node.labels, node.taints) for node in nodes]
+        if demands != self._seen:
+            self._seen, self._of_flavour = demands, {}
+            for node in nodes:
+                self._of_flavour.setdefault(flavour_of(node.labels), []).append(node)
+            found = {node_filter: self._flavours_for(node_filter) for node_filter in self._allowed}
+            self._counts = planning.flavour_counts(nodes)
         queues = {name: (queue.metadata.uid, queue.metadata.generation) for name, queue in world.queues.items()}
-        looked = (dict(world.priorities), tuple(world.levels), counts, queues)
-        if looked != self._looked:
-            self._looked, self._counts, self._rounds = looked, counts, self._rounds + 1
+        looked = (dict(world.priorities), tuple(world.levels), self._counts, queues)
+        if looked != self._looked or found != self._allowed:
+            self._looked, self._allowed, self._rounds = looked, {}, self._rounds + 1
             return True
         return False
+
+    def _counts_for(self, record: Record) -> Flavours:
+        """Nodes by flavour and product: of those flavours that have a node which the job's labels and tolerations let
+        it run on, if any has. Who names no GPU type, but a label of its nodes, means those."""
+        judgement, counts = record.judgement, self._counts
+        if judgement is None or not judgement.requests or not record.spec.gpus_per_worker:
+            return counts
+        node_filter = judgement.node_filter
+        if node_filter not in self._allowed:
+            self._allowed[node_filter] = self._flavours_for(node_filter)
+        allowed = self._allowed[node_filter]
+        left = Counter({key: count for key, count in counts.items() if key[0] in allowed})
+        return left if planning.suited_by(record.spec, left) else counts
+
+    def _flavours_for(self, node_filter: NodeFilter) -> frozenset[str]:
+        matcher = Matcher(node_filter)
+        return frozenset(
+            flavour for flavour, nodes in self._of_flavour.items() if any(matcher.allows(node) for node in nodes)
+        )
 
     def _steady(self, record: Record, drawn_on: str) -> tuple[object, ...]:
         """What the input of a job is made from of which time alone changes nothing. Ten thousand are looked at in every

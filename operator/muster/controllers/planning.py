@@ -69,13 +69,13 @@ def choose_flavour(spec: EffectiveSpec, counts: Counter[tuple[str, str]], quotas
     one with the most nodes. "" for a job without GPUs, and where no node tells its GPU type."""
     if not spec.gpus_per_worker:
         return NO_ACCELERATOR
-    suited = _suited(spec, counts)
+    suited = suited_by(spec, counts)
     if not suited:
         return f"{_absent_type(spec.gpu_type, counts, quotas)}/{ON_DEMAND}" if spec.gpu_type else NO_ACCELERATOR
     return min(suited, key=lambda flavour: (not flavour.endswith(ON_DEMAND), -suited[flavour], flavour))
 
 
-def _suited(spec: EffectiveSpec, counts: Counter[tuple[str, str]]) -> Counter[str]:
+def suited_by(spec: EffectiveSpec, counts: Counter[tuple[str, str]]) -> Counter[str]:
     """Number of nodes with the GPU that a job asks for, by flavour."""
     suited: Counter[str] = Counter()
     for (flavour, product), count in counts.items():
@@ -121,7 +121,7 @@ def choose_flavours(
     for kind in spec.capacity:
         of_kind = Counter({key: count for key, count in counts.items() if key[0].endswith(f"/{kind}")})
         # Where no node of the kind is there now, it is the GPU that the job would get of another kind.
-        flavour = choose_flavour(spec, of_kind if _suited(spec, of_kind) else counts, quotas)
+        flavour = choose_flavour(spec, of_kind if suited_by(spec, of_kind) else counts, quotas)
         if flavour and not flavour.endswith(f"/{kind}"):
             flavour = f"{flavour.partition('/')[0]}/{kind}"
         choices.append(Choice(flavour, (kind,)))

@@ -224,7 +224,7 @@ class Plans:
         )
         changed = looked != self._looked
         self._looked = looked
-        return self.inputs.look(world, planning.flavour_counts(self._cache.nodes())) or changed
+        return self.inputs.look(world, self._cache.nodes()) or changed
 
     def _everybody(self, world: admission.World, now: datetime) -> tuple[list[JobInput], list[list[str]]]:
         """Inputs of all jobs that the planner may have now."""

@@ -18,11 +18,11 @@ from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import MAX_SIZES, FixedSize, TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue
-from muster.cluster.eligibility import NodeFilter
+from muster.cluster.eligibility import NodeFilter, filter_of_pod
 from muster.cluster.pods import PodSettings
 from muster.cluster.snapshot import LevelInput, build
 from muster.cluster.status import Draft
-from muster.cluster.views import NamespaceView, NodeView
+from muster.cluster.views import NamespaceView, NodeView, Taint
 from muster.controllers import planning
 from muster.controllers.admission import World, obstacle, products
 from muster.controllers.books import topology_status
@@ -30,7 +30,7 @@ from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.inputs import Inputs
 from muster.controllers.progress import progressed
-from muster.controllers.records import Record
+from muster.controllers.records import Judgement, Record
 from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.snapshot import TopologyMode
 from muster_protocol.launcher_status import Phase as LauncherPhase
@@ -129,11 +129,47 @@ def test_an_absent_type_is_looked_up_in_the_quotas_of_its_queue_and_again_when_t
         queue = trainingqueue(quotas=quotas)
         queue = queue.model_copy(update={"metadata": queue.metadata.model_copy(update={"generation": generation})})
         around = world(queues={"q": queue})
-        inputs.look(around, planning.flavour_counts([node("a")]))
+        inputs.look(around, [node("a")])
         return inputs.pending(record, around, NOW).flavour
 
     assert flavour_with(1, "H100", "H100-NVL") == "H100-NVL/on-demand"
     assert flavour_with(2, "H100") == "H100/on-demand"
+
+
+def test_of_the_types_that_a_job_does_not_name_that_counts_which_its_labels_and_tolerations_allow() -> None:
+    cache = Cache(pods=Items(), nodes=Items(), namespaces=Items(), priority_classes=Items())
+    inputs = Inputs(cache, PodSettings("runtime"), Claims(cache.mark))
+    nodes = [node("a"), node("b"), node("c", "NVIDIA-A100-SXM4-80GB"), node("d", **SPOT)]
+
+    def flavour_with(nodes: list[NodeView], spec: dict[str, Any], **workers: Any) -> str:
+        record = Record.of(trainingjob(workers=workers))
+        record.judgement = Judgement("key", (("pods", 1),), filter_of_pod(spec))
+        inputs.look(world(), nodes)
+        return inputs.pending(record, world(), NOW).flavour
+
+    a100 = {"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}}
+    assert flavour_with(nodes, {}) == "H100/on-demand"
+    assert flavour_with(nodes, a100) == "A100/on-demand"
+    assert flavour_with(nodes, {"nodeSelector": SPOT}) == "H100/spot"
+    assert flavour_with(nodes, {"nodeSelector": SPOT}, gpuType="H100") == "H100/spot"
+    assert flavour_with(nodes, a100, gpuType="H100") == "H100/on-demand", "what it asks for goes before"
+    assert flavour_with(nodes, {"nodeSelector": {"no": "node"}}) == "H100/on-demand"
+    tainted = [replace(each, taints=(Taint("t", "", "NoSchedule"),)) if each.name in "ab" else each for each in nodes]
+    assert flavour_with(tainted, {}) == "A100/on-demand"
+
+
+def test_a_new_taint_is_looked_at_where_it_changes_which_type_is_meant() -> None:
+    cache = Cache(pods=Items(), nodes=Items(), namespaces=Items(), priority_classes=Items())
+    inputs = Inputs(cache, PodSettings("runtime"), Claims(cache.mark))
+    record = Record.of(trainingjob())
+    record.judgement = Judgement("key", (("pods", 1),), NodeFilter())
+    nodes = [node("a"), node("b"), node("c", "NVIDIA-A100-SXM4-80GB")]
+    assert inputs.look(world(), nodes)
+    assert inputs.pending(record, world(), NOW).flavour == "H100/on-demand"
+    taint = (Taint("t", "", "NoSchedule"),)
+    assert not inputs.look(world(), [replace(nodes[0], taints=taint), *nodes[1:]]), "the other one would do"
+    assert inputs.look(world(), [replace(nodes[0], taints=taint), replace(nodes[1], taints=taint), nodes[2]])
+    assert inputs.pending(record, world(), NOW).flavour == "A100/on-demand"
 
 
 def test_a_product_whose_nodes_are_all_spot_draws_on_spot_whoever_made_it() -> None:
