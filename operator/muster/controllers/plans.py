@@ -343,7 +343,8 @@ class Plans:
             if self._budget < 1:
                 self._later(self._explain_at)
                 break
-            self._tell_waiting(record, Word.of(waiting, sentences.of(record, waiting)))
+            word = Word.of(waiting, sentences.of(record, waiting), sentences.elsewhere(record, waiting))
+            self._tell_waiting(record, word)
 
     def _tell_waiting(self, record: Record, word: Word) -> None:
         """Write why the job waits: a new reason at once, a change that a person would notice now and then."""

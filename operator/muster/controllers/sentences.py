@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import Matcher, NodeFilter
+from muster.cluster.gpus import flavour_of
 from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import of_kind
 from muster.cluster.views import NodeView
@@ -41,6 +43,7 @@ class Sentences:
         self._names, self._queues, self._errors, self._spent = names, queues, errors, spent
         self._nodes, self._now, self._ceilings = nodes, now, ceilings(snapshot)
         self._misfits: dict[NodeFilter, str] = {}
+        self._elsewhere: dict[tuple[NodeFilter, str], str] = {}
 
     def of(self, record: Record, waiting: Waiting) -> str:
         """What the job is told."""
@@ -54,6 +57,25 @@ class Sentences:
         if record.planned is not None:
             told += priority_remark(record.planned[1], self._ceilings)
         return told
+
+    def elsewhere(self, record: Record, waiting: Waiting) -> str:
+        """What a job is told of another kind of capacity that has room for it: with what keeps it from there, or ""
+        where that is its GPU."""
+        if not waiting.elsewhere or record.planned is None:
+            return ""
+        anywhere = replace(record.planned[1].node_filter, capacity=())
+        key = (anywhere, waiting.elsewhere)
+        if key not in self._elsewhere:
+            self._elsewhere[key] = self._on_flavour(*key)
+        return self._elsewhere[key]
+
+    def _on_flavour(self, node_filter: NodeFilter, flavour: str) -> str:
+        matcher = Matcher(node_filter)
+        nodes = [node for node in self._nodes if flavour_of(node.labels) == flavour and of_kind(node_filter, node)]
+        if any(matcher.allows(node) for node in nodes):
+            return f"there is room now on {flavour}"
+        why = matcher.why_none(nodes)
+        return f"there is room now on {flavour}, but {why}" if why else ""
 
     def _misfit(self, job: JobInput) -> str:
         """What no node has of what the job demands, for each kind of node that it takes by now."""

@@ -46,7 +46,9 @@ class Word:
     changes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, waiting: Waiting, message: str) -> Word:
+    def of(cls, waiting: Waiting, message: str, elsewhere: str = "") -> Word:
+        """`elsewhere`: what is told of other nodes that have room for it, or ""."""
+        changes = (*waiting.changes, elsewhere) if elsewhere else waiting.changes
         return cls(
             waiting.reason.value,
             message,
@@ -57,7 +59,7 @@ class Word:
                 AlmostFits(domain=item.domain, placeable=item.placeable, lacking=item.lacking)
                 for item in waiting.almost[:SHOWN]
             ),
-            waiting.changes[:SHOWN],
+            changes[:SHOWN],
         )
 
     def told(self) -> QueuePosition:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import islice
 from typing import Final, overload
 
 import numpy as np
@@ -85,7 +84,7 @@ class Told(Sequence[Waiting]):
         verdict = self._verdicts[index]
         why, blocker = self._words.why(verdict)
         has_quota = self._words.has_quota(verdict)
-        almost, changes = self._words.helps(verdict, has_quota=has_quota)
+        almost, changes, elsewhere = self._words.helps(verdict, has_quota=has_quota)
         return Waiting(
             uid=self._words.uids[verdict.job],
             reason=why.reason,
@@ -102,6 +101,7 @@ class Told(Sequence[Waiting]):
             basis=BASES[int(self.bases[index])],
             almost=almost,
             changes=changes,
+            elsewhere=elsewhere,
             has_quota=has_quota,
             holders=why.holders,
         )
@@ -167,19 +167,19 @@ class Words:
         victims = {*victims_of(self._round.snapshot, job), *self._going_from(nodes)}
         return self._reasons.promised(nodes, len(victims)), ""
 
-    def helps(self, verdict: Verdict, *, has_quota: bool) -> tuple[tuple[Almost, ...], tuple[str, ...]]:
-        """Domains in which the job almost fits, and changes that would start it."""
+    def helps(self, verdict: Verdict, *, has_quota: bool) -> tuple[tuple[Almost, ...], tuple[str, ...], str]:
+        """Domains in which the job almost fits, changes that would start it, and another flavour with room for it."""
         if verdict.fate not in _NO_ROOM:
-            return (), ()
+            return (), (), ""
         kind, spare = self._round.kinds.of[verdict.job], not self._open[verdict.job]
         key = (kind, verdict.choice, spare)
         if key not in self._helps:
             self._helps[key] = self._changes.of(kind, verdict.choice, spare=spare)
         almost, changes, others = self._helps[key]
         if not has_quota:
-            return almost, ()
+            return almost, (), ""
         named = (self._round.snapshot.flavours[other] for other in others if self._has_quota_of(verdict, other))
-        return almost, (*changes, *(f"there is room now on {name}" for name in islice(named, 1)))
+        return almost, changes, next(named, "")
 
     def _has_quota_of(self, verdict: Verdict, flavour: int) -> bool:
         """Whether the job's queue may use that much of another flavour now."""

@@ -167,6 +167,8 @@ class Waiting(NamedTuple):
         basis: what `expected` rests on.
         almost: domains in which it almost fits, best first.
         changes: what would let it start now, in words for its owner, the smallest change first.
+        elsewhere: a flavour with another kind of capacity that has room for it now, and its queue quota, or "". Whether
+            it may run there is not known: its labels and tolerations were judged for its own kinds of node only.
         has_quota: its queue would let it start now; it only lacks nodes.
         holders: uids of the jobs that hold what it lacks, who holds most first, where the message ends with them.
         rank: place among all that wait, from 0.
@@ -186,6 +188,7 @@ class Waiting(NamedTuple):
     basis: Basis = Basis.UNKNOWN
     almost: tuple[Almost, ...] = ()
     changes: tuple[str, ...] = ()
+    elsewhere: str = ""
     has_quota: bool = False
     holders: tuple[str, ...] = ()
     rank: int = 0
