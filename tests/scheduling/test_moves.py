@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -478,6 +479,24 @@ def test_a_queue_keeps_its_own_when_its_neighbours_quota_is_lowered() -> None:
     evicted, shrunk = give_up(replace(world, now=100.0), Ledger(world.queues, world.jobs), frozenset())
     assert [(each.row, each.reason) for each in evicted] == [(1, MoveReason.QUOTA_LOWERED)]
     assert not shrunk
+
+
+@pytest.mark.parametrize("above", [{"cohort": 0}, {"parent": "names no quota"}])
+def test_what_queues_use_together_beyond_what_they_have_together_ends(above: dict[str, Any]) -> None:
+    """The lender's quota was lowered: the borrower is within its own limit, and its cohort has no quota of its own."""
+    jobs = [Job(name, queue="a", holding=True, on=(name,)) for name in ("own", "lent")]
+    queues = [Queue("a", gpus=8, **above), Queue("lender", gpus=8, **above), Queue("names no quota")]
+    runs = {"started": np.array([10.0, 50.0]), "saved": np.array([90.0, 50.0])}
+
+    def ended() -> list[int]:
+        world = snapshot([Node("own"), Node("lent")], jobs, queues)
+        world = replace(with_jobs(world, runs=replace(world.jobs.runs, **runs)), now=100.0)
+        evicted, _ = give_up(world, Ledger(world.queues, world.jobs), frozenset())
+        return [each.row for each in evicted]
+
+    assert not ended()
+    queues[1] = Queue("lender", gpus=7, **above)
+    assert ended() == [1]
 
 
 def test_nobody_goes_whom_another_s_end_has_made_needless() -> None:

@@ -264,14 +264,15 @@ class Ledger:
         return left
 
     def excess(self, queue: int, flavour: int, resource: int) -> int:
-        """What the queue uses beyond nominal + borrowing limit, since a limit was lowered under use."""
+        """What the queue uses beyond nominal + borrowing limit, since a limit was lowered under use. A cohort, or another
+        queue that names no quota of its own, uses what those below it draw on it, and has what they lend."""
         at = self._at(queue, flavour, resource)
-        return 0 if self._free[at] else max(0, self._used.get(at, 0) - self._cap[at])
+        return max(0, self._used.get(at, 0) - self._cap[at])
 
     def exceeded(self) -> list[tuple[int, int, int]]:
-        """(queue, flavour, resource) of which more is used than nominal + borrowing limit."""
-        cap, free, resources = self._cap, self._free, self._resources
-        places = [at for at, used in self._used.items() if used > cap[at] and not free[at]]
+        """(queue, flavour, resource) of which more is used than nominal + borrowing limit: see `excess`."""
+        cap, resources = self._cap, self._resources
+        places = [at for at, used in self._used.items() if used > cap[at]]
         return [(*divmod(at // resources, self._flavours), at % resources) for at in places]
 
     def limiting(self, queue: int, flavour: int, resource: int) -> int:
