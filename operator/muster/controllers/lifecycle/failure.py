@@ -197,16 +197,20 @@ def restart(turn: Turn, cause: End, used: int, limit: int | None) -> None:
     else:
         turn.tell(EventReason.WORKER_FAILED, message, warning=True)
         turn.tell(EventReason.RESTARTING, then)
-    if delay <= LONGEST_KEPT and may_stay(turn):
+    stop_whole(turn, message, keeps_room=delay <= LONGEST_KEPT)
+
+
+def stop_whole(turn: Turn, message: str, *, keeps_room: bool = True) -> None:
+    """Stop a gang that is to start again: in the room that it has, if that is still its own and of a size that it may
+    have. One that was to move or to shrink for another goes on where that leaves it."""
+    placement, spec, claim = turn.status.placement, turn.s.spec, turn.s.claim
+    assert placement is not None
+    if keeps_room and claim is not None and claim.victim.nodes:
+        preemption.give_way(turn)
+        return
+    if keeps_room and claim is None and spec.min_replicas <= placement.workers <= spec.max_replicas:
         preemption.keep_room(turn)
     turn.stop(Reason.RESTARTING, message)
-
-
-def may_stay(turn: Turn) -> bool:
-    """Whether the room that the gang has is still its own, and of a size that it may have."""
-    placement, spec = turn.status.placement, turn.s.spec
-    assert placement is not None
-    return turn.s.claim is None and spec.min_replicas <= placement.workers <= spec.max_replicas
 
 
 def _delay(turn: Turn, cause: End, used: int) -> int:

@@ -14,7 +14,7 @@ from typing import Final
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import NodeWorkers, Promise, Stop, Victim, parse_indexes
 from muster.cluster.status import reason_of
-from muster.controllers.lifecycle.turn import Note, Turn
+from muster.controllers.lifecycle.turn import Claim, Note, Turn
 from muster.scheduling.plan import MoveReason
 
 OWN: Final = frozenset({MoveReason.GROWN.value, MoveReason.PROMOTED.value, MoveReason.WORKERS_LOST.value})
@@ -56,31 +56,35 @@ def give_way(turn: Turn) -> bool:
     claim, placement = turn.s.claim, turn.status.placement
     if claim is None or placement is None or placement.generation != claim.victim.generation:
         return False
-    victim = claim.victim
-    stop = Stop(
-        reason=victim.reason,
-        message=said(MoveReason(victim.reason), claim.name, victim.lost, len(victim.nodes) > 0),
-        requested_at=turn.s.now,
-        beneficiary=claim.beneficiary,
-        lost=victim.lost,
-    )
-    if victim.nodes:
-        turn.draft.set(promise=onward(turn, victim.nodes, victim.spares))
+    stop = _stop_for(turn, claim)
+    if claim.victim.nodes:
+        turn.draft.set(promise=onward(turn, claim.victim.nodes, claim.victim.spares))
     turn.notes.append(note_of(stop))
     turn.record_stop(stop)
     return True
 
 
+def _stop_for(turn: Turn, claim: Claim) -> Stop:
+    victim, before = claim.victim, turn.status.stop
+    return Stop(
+        reason=victim.reason,
+        message=said(MoveReason(victim.reason), claim.name, victim.lost, len(victim.nodes) > 0),
+        requested_at=turn.s.now if before is None else before.requested_at,
+        beneficiary=claim.beneficiary,
+        lost=victim.lost,
+    )
+
+
 def onward(turn: Turn, nodes: tuple[NodeWorkers, ...], spares: tuple[NodeWorkers, ...] = ()) -> Promise:
-    """The promise of a gang that stops and goes on at once on `nodes`, with spares."""
-    placement = turn.status.placement
-    assert placement is not None
+    """The promise of a gang that stops, or has stopped, and goes on at once on `nodes`, with spares."""
+    had = turn.status.placement or turn.status.promise
+    assert had is not None
     return Promise(
         workers=sum(len(parse_indexes(item.indexes)) for item in nodes),
         nodes=nodes,
         spares=spares,
         queue=turn.s.spec.queue,
-        flavour=placement.flavour,
+        flavour=had.flavour,
         spec=turn.s.promise_hash,
         promised_at=turn.s.now,
     )
@@ -94,13 +98,21 @@ def keep_room(turn: Turn) -> None:
 
 
 def hand_over(turn: Turn) -> bool:
-    """Give up the room that a gang has kept for its restart, where the planner promised it to another meanwhile."""
+    """Give up the room that a gang has kept for its restart, where the planner promised it to another meanwhile. It
+    goes on where the planner meant it to, if anywhere."""
     stop, claim = turn.status.stop, turn.s.claim
     why = stop.reason if stop is not None else reason_of(turn.status, ConditionType.ADMITTED)
     if claim is None or turn.status.promise is None or why != Reason.RESTARTING.value:
         return False
-    turn.draft.set(promise=None)
-    turn.tell(EventReason.PROMISE_BROKEN, f"the gang failed while its room was given to {claim.name}; it queues again")
+    if not claim.victim.nodes:
+        turn.draft.set(promise=None)
+        told = f"the gang failed while its room was given to {claim.name}; it queues again"
+        turn.tell(EventReason.PROMISE_BROKEN, told)
+    elif not give_way(turn):  # its last pod is gone already
+        stop = _stop_for(turn, claim)
+        turn.draft.set(promise=onward(turn, claim.victim.nodes, claim.victim.spares))
+        turn.waits(stop.reason, stop.message)
+        turn.notes.append(note_of(stop))
     return False
 
 

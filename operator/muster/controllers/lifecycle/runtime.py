@@ -8,7 +8,7 @@ from datetime import datetime
 from muster.api.effective import EffectiveSpec
 from muster.api.names import EventReason, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
-from muster.controllers.lifecycle import causes, failure, preemption
+from muster.controllers.lifecycle import causes, failure
 from muster.controllers.lifecycle.causes import End, Kind
 from muster.controllers.lifecycle.turn import Turn
 from muster.controllers.terms import MARGIN
@@ -27,9 +27,7 @@ def run_longer(turn: Turn) -> bool:
     if cause is None or cause.kind is not Kind.MAX_RUNTIME:
         return False
     turn.tell(EventReason.RESTARTING, _RAISED)
-    if failure.may_stay(turn):
-        preemption.keep_room(turn)
-    turn.stop(Reason.RESTARTING, _RAISED)
+    failure.stop_whole(turn, _RAISED)
     return True
 
 

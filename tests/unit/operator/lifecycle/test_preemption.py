@@ -97,6 +97,32 @@ def test_a_gang_that_shrinks_for_another_is_promised_its_new_place_with_its_stop
     assert case.job.status.preemptions == 1
 
 
+@pytest.mark.parametrize("claimed", ["before it fails", "while it stops", "when its pods are gone"])
+def test_a_gang_that_fails_as_it_is_to_shrink_for_another_goes_on_with_its_new_size(claimed: str) -> None:
+    """It asked for nothing, so it does not queue again; nor does it keep the room that is another's by now."""
+    case = running(workers=2)
+    case.mute = True
+    shrinks = claim(reason=MoveReason.SHRUNK, nodes=("n0",))
+    case.claim = shrinks if claimed == "before it fails" else None
+    case.end(1, Cause.USER, 1)
+    case.turn()
+    if claimed == "when its pods are gone":
+        case.vanish()
+        case.settle()
+    case.claim = shrinks
+    case.settle()
+    case.vanish()
+    case.settle()
+    status = case.job.status
+    assert status.promise is not None
+    assert status.promise.places() == ("n0",)
+    assert (status.placement, status.restarts, case.reason()) == (None, 1, "Shrunk")
+    moved = status.promise.model_copy(update={"nodes": nodes_with_workers(("n5",))})
+    case.job = case.job.model_copy(update={"status": status.model_copy(update={"promise": moved})})
+    case.settle()
+    assert case.job.status.promise == moved, "a node of it was mended meanwhile"
+
+
 @pytest.mark.parametrize("reason", [MoveReason.GROWN, MoveReason.WORKERS_LOST])
 def test_another_size_for_its_own_good_is_no_preemption(reason: MoveReason) -> None:
     case = running()
