@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from muster.scheduling.plan import Basis, MoveReason, Plan, WaitReason
@@ -11,7 +12,7 @@ from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
 from muster.scheduling.snapshot import Alternative
 
-from .cases import Job, Node, Queue
+from .cases import GPU, Job, Node, Queue
 from .operating import Live, Operating
 
 pytestmark = pytest.mark.unit
@@ -72,6 +73,27 @@ def test_a_job_that_takes_its_second_choice_asks_for_room_there_too(waited: bool
     made = plan(replace(shot, jobs=replace(shot.jobs, terms=terms)))
     assert [(each.uid, each.beneficiary) for each in made.evictions] == [("low", "high")] * waited
     assert [(each.uid, each.nodes.tolist()) for each in made.promises] == [("high", [1])] * waited
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_job_asks_on_its_first_kind_of_node_before_it_asks_on_one_that_came_closer(leaves: bool) -> None:
+    """Of its first kind it lacks quota too, of its second only room. Nobody goes for what is coming back anyway."""
+    world = cluster(Node("a"), Node("b"))
+    running(world, Job("first", only_on=("a",), priority=5 if leaves else 0), "a")
+    running(world, Job("second", only_on=("b",)), "b")
+    world.jobs["first"].leaving = leaves
+    world.now += 100
+    world.submit(Live(Job("high", priority=5, only_on=("a",))))
+    shot = world.snapshot()
+    assert shot.jobs.uids == ("first", "high", "second")
+    other = Alternative(int(shot.jobs.filters[2]), 1, since=world.now)
+    terms = replace(shot.jobs.terms, alternatives=((), (other,), ()))
+    jobs = replace(shot.jobs, terms=terms, flavours=np.array([0, 0, 1], dtype=np.int32))
+    nominal = shot.queues.nominal.copy()
+    nominal[0, :, GPU] = 8, 16
+    made = plan(replace(shot, jobs=jobs, queues=replace(shot.queues, nominal=nominal)))
+    assert [each.uid for each in made.evictions] == ([] if leaves else ["first"])
+    assert [(each.uid, each.nodes.tolist()) for each in made.promises] == [("high", [0])]
 
 
 def test_a_kind_of_node_that_can_never_hold_a_job_is_not_searched_for_it() -> None:

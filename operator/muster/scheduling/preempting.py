@@ -56,7 +56,7 @@ class Preempting:
     def clear(self, verdict: Verdict, passed: Set[int]) -> bool:
         """Promise room to a job that waits for quota or room, and ask its victims to go. False: it waits on.
 
-        The choice of nodes that came closest is tried first, then the others in their order.
+        Its choices of nodes are tried in their order, whichever of them came closest.
 
         Args:
             passed: running jobs that rank before it. Those of them that yield were let in before others, not before it.
@@ -70,9 +70,7 @@ class Preempting:
         work, left = self._chances.works[job], self._left
         if alike in self._failed and work >= self._failed[alike]:
             return False
-        if self._clear(job, verdict.choice, passed):
-            return True
-        if self._several and any(self._clear(job, other, passed) for other in self._others(verdict)):
+        if any(self._clear(job, choice, passed) for choice in self._choices_of(verdict)):
             return True
         if self._left < left:
             self._failed[alike] = work
@@ -94,14 +92,16 @@ class Preempting:
         self._failed.clear()
         return True
 
-    def _others(self, verdict: Verdict) -> list[int]:
-        """The choices of a job, of those that could hold it, beside the one that came closest."""
-        return [choice for choice in self._choices[self._round.kinds.of[verdict.job]] if choice != verdict.choice]
+    def _choices_of(self, verdict: Verdict) -> Sequence[int]:
+        """The choices of a job, of those that could hold it."""
+        return self._choices[self._round.kinds.of[verdict.job]] if self._several else (verdict.choice,)
 
     def _may_ask(self, job: int, choice: int, passed: Set[int]) -> bool:
         """Whether the job may ask anybody, as far as a short look tells; or whether room comes back without that."""
         if self._chances.any(job, choice, loosely=self._comes_back):
             return True
+        if self._comes_back and choice != self._choices[self._round.kinds.of[job]][-1]:
+            return True  # nobody goes elsewhere for what waiting brings here
         if not self._chances.yielding(job):
             return False
         return self._comes_back or any(self._may_yield(row, passed) for row in self._chances.yielders)
