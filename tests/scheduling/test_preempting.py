@@ -10,7 +10,7 @@ import pytest
 from muster.scheduling.plan import Basis, MoveReason, Plan, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
-from muster.scheduling.snapshot import Alternative
+from muster.scheduling.snapshot import FOREVER, Alternative
 
 from .cases import GPU, Job, Node, Queue
 from .operating import Live, Operating
@@ -94,6 +94,20 @@ def test_a_job_asks_on_its_first_kind_of_node_before_it_asks_on_one_that_came_cl
     made = plan(replace(shot, jobs=jobs, queues=replace(shot.queues, nominal=nominal)))
     assert [each.uid for each in made.evictions] == ([] if leaves else ["first"])
     assert [(each.uid, each.nodes.tolist()) for each in made.promises] == [("high", [0])]
+
+
+@pytest.mark.parametrize("closes", [31.0, 30.0])
+def test_nobody_is_stopped_for_a_job_whose_window_closes_meanwhile(closes: float) -> None:
+    """It could be gone within its grace, of 30 s; later the promise would be broken, and it had stopped in vain."""
+    world = cluster(Node("a"))
+    running(world, Job("low"), "a")
+    world.submit(Live(Job("high", priority=5)))
+    shot = world.snapshot()
+    assert shot.jobs.uids == ("high", "low")
+    terms = replace(shot.jobs.terms, closes=np.array([world.now + closes, FOREVER]))
+    made = plan(replace(shot, jobs=replace(shot.jobs, terms=terms)))
+    assert [each.uid for each in made.evictions] == (["low"] if closes > 30 else [])
+    assert len(made.promises) == len(made.evictions)
 
 
 def test_a_kind_of_node_that_can_never_hold_a_job_is_not_searched_for_it() -> None:

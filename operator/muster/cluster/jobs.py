@@ -59,7 +59,7 @@ class TermsInput:
         slices: (workers, name of the level), widest first.
         balanced: name of a level, or "".
         spares: workers' room beside the gang's own.
-        opens, limit, estimate, length, deadline: in seconds, as the arrays of `Terms`.
+        opens, closes, limit, estimate, length, deadline: in seconds, as the arrays of `Terms`.
     """
 
     preemptible: bool = True
@@ -68,6 +68,7 @@ class TermsInput:
     spares: int = 0
     alternatives: tuple[AlternativeInput, ...] = ()
     opens: float = 0.0
+    closes: float = FOREVER
     limit: float = FOREVER
     estimate: float = FOREVER
     length: float = FOREVER
@@ -242,7 +243,7 @@ def _terms(
         if said is PLAIN_TERMS:
             continue
         terms.preemptible[index], terms.reclaims[index] = said.preemptible, said.reclaims
-        terms.opens[index], terms.limit[index] = said.opens, said.limit
+        terms.opens[index], terms.closes[index], terms.limit[index] = said.opens, said.closes, said.limit
         terms.estimate[index], terms.deadlines[index] = said.estimate, said.deadline
         terms.length[index] = said.length
         if said.slices or said.balanced or said.spares:

@@ -208,6 +208,7 @@ def _terms(
         spares=spec.spares,
         alternatives=tuple(others[1:]),
         opens=times.opens,
+        closes=times.closes,
         limit=times.limit,
         estimate=times.estimate,
         length=expected,

@@ -275,11 +275,13 @@ class Bounds:
 
     Attributes:
         opens: since the epoch; 0 for a job that may start now.
+        closes: since the epoch, from when on one that may start now may not any more.
         limit: that a run takes at most, whatever it does: enforced.
         estimate: that it is expected to take.
     """
 
     opens: float = 0.0
+    closes: float = math.inf
     limit: float = math.inf
     estimate: float = math.inf
 
@@ -293,6 +295,7 @@ def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_
         return NO_BOUNDS
     window = spec.window if spec.window is not None and not window_error(spec.window) else None
     opens = may_start(spec, now, start_seconds) if window else now
+    closes = may_start_until(spec, now, start_seconds) if window and opens <= now else None
     left, limits = rest(spec, status, now), [math.inf]
     if spec.max_runtime is not None:
         # The clock of maxRuntime starts at the barrier, and the launcher gets time to end by itself.
@@ -304,6 +307,7 @@ def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_
         limits.append(max(0, seconds) / (spec.min_replicas * spec.gpus_per_worker))
     return Bounds(
         opens=opens.timestamp() if opens > now else 0.0,
+        closes=math.inf if closes is None else closes.timestamp(),
         limit=min(limits),
         estimate=math.inf if left is None else start_seconds + left.seconds,
     )

@@ -25,6 +25,8 @@ victims only as far as their queue borrows:
 * SURPLUS takes only what lies wholly above nominal. Else the victim would be within its nominal when it queues again,
   and take back from a borrower what was taken from it.
 
+Nobody is asked who may take so long to go that the claimant's window could be about to close by then: see `in_time`.
+
 Why nothing goes to and fro: with PRIORITY and SURPLUS the victim has lower priority, or `MUCH` times as much left to do
 as the claimant in all, so it may not ask the claimant in turn. With RECLAIM the claimant stays within its nominal, so
 nobody may take it. One that yielded does not come back before the one it made room for.
@@ -119,6 +121,7 @@ class Standing:
         for at in self._yielding:
             if self._of_rows[at] <= own and self.rows[at] not in passed:
                 found[at] = Right.YIELDS
+        found[~in_time(self._snapshot, job)[self.rows]] = Right.NONE
         rights[self.rows] = found
         rights[job] = Right.NONE
         return rights
@@ -173,6 +176,12 @@ def movable(snapshot: Snapshot) -> Mask:
     """J, jobs with a placement that may be ended for others, or for another: it stands, and they are preemptible."""
     may: Mask = placed(snapshot) & snapshot.jobs.terms.preemptible
     return may
+
+
+def in_time(snapshot: Snapshot, job: int) -> Mask:
+    """J, who would be gone before a job may not start any more in the window that is open now."""
+    gone: Mask = snapshot.now + snapshot.jobs.runs.grace < snapshot.jobs.terms.closes[job]
+    return gone
 
 
 @once

@@ -226,6 +226,7 @@ class Terms:
         shapes: of Shape; PLAIN for most.
         alternatives: in order of preference, after `Jobs.filters` and `Jobs.flavours`; empty for most.
         opens: it may not start before (off-peak windows).
+        closes: it may not start from then on in the window that is open now; FOREVER where none is.
         limit: seconds that a run may take at most, enforced; FOREVER without `maxRuntime`.
         estimate: seconds that a run is expected to take; FOREVER when nobody knows.
         length: seconds that it was expected to run when it was placed, or would now; FOREVER when nobody knows. It is
@@ -243,6 +244,7 @@ class Terms:
     length: Seconds
     deadlines: Seconds
     reclaims: Mask
+    closes: Seconds
 
     @classmethod
     def plain(cls, count: int) -> Terms:
@@ -258,6 +260,7 @@ class Terms:
             length=never.copy(),
             deadlines=never.copy(),
             reclaims=np.ones(count, dtype=np.bool_),
+            closes=never.copy(),
         )
 
 

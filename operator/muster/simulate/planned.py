@@ -168,6 +168,7 @@ class Planned:
             length=left + np.where(ran_before, restart, 0.0),
             deadlines=alike.never[:count],
             reclaims=alike.yes[:count],
+            closes=alike.never[:count],
         )
 
     def _runs(self, world: World, rows: Int, left: Seconds, holding: int, reserved: int, now: float) -> Runs:

@@ -353,6 +353,8 @@ def test_what_jobs_say_of_themselves_becomes_arrays_and_the_plain_ones_stay_plai
         slices=((2, "rack"),),
         balanced="host",
         alternatives=(AlternativeInput(NodeFilter(capacity=("spot",)), "H100/spot", 5.0),),
+        opens=30.0,
+        closes=40.0,
         limit=60.0,
     )
     levels = [LevelInput("rack", "r"), LevelInput("host", "kubernetes.io/hostname")]
@@ -366,6 +368,7 @@ def test_what_jobs_say_of_themselves_becomes_arrays_and_the_plain_ones_stay_plai
     (other,) = said.alternatives[0]
     assert shot.flavours[other.flavour] == "H100/spot"
     assert not shot.eligible[other.filter].any()
+    assert (said.opens.tolist(), said.closes.tolist()) == ([30.0, 0.0], [40.0, FOREVER])
     assert said.limit.tolist() == [60.0, FOREVER]
     assert (sizes.least.tolist(), sizes.most.tolist(), sizes.partial.tolist()) == ([1, 2], [4, 2], [True, False])
     assert [

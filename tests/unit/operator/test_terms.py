@@ -90,6 +90,16 @@ def test_a_run_lasts_as_long_as_its_whole_opening_however_short_each_window_is(
         assert terms.bounds(job, TrainingJobStatus(), day + hour * HOUR, 120.0).limit == limit
 
 
+def test_a_job_may_start_until_its_last_minutes_and_before_its_window_nothing_closes() -> None:
+    job, day = spec(window={"start": "0 20 * * *", "duration": "3h"}), datetime(2026, 3, 2, tzinfo=UTC)
+    found = terms.bounds(job, TrainingJobStatus(), day + 21 * HOUR, 120.0)
+    assert (found.opens, found.closes) == (0.0, (day + 23 * HOUR).timestamp() - 240)
+    found = terms.bounds(job, TrainingJobStatus(), day + 12 * HOUR, 120.0)
+    assert (found.opens, found.closes) == ((day + 20 * HOUR).timestamp(), float("inf"))
+    always = spec(window={"start": "0 * * * *", "duration": "3h"})
+    assert terms.bounds(always, TrainingJobStatus(), day, 120.0).closes == float("inf")
+
+
 @settings(deadline=None)
 @given(
     st.sampled_from(["0 20 * * MON-FRI", "*/45 * * * *", "30 2 * * *", "0 0 1 * *", "15 6,18 * * SAT,SUN"]),
