@@ -170,6 +170,14 @@ def test_a_gang_that_lost_a_worker_waits_and_then_goes_on_with_those_that_live()
     assert goes_on(world, plan(world)) == [ON[0], ON[2], ON[3]]
 
 
+def test_a_gang_in_a_held_queue_goes_on_with_those_that_live_and_one_in_a_drained_queue_ends() -> None:
+    world = lost(2, 4, 1)
+    held = replace(world, queues=replace(world.queues, open=np.array([False])))
+    assert goes_on(held, plan(held)) == [ON[0], ON[2], ON[3]]
+    drained = plan(replace(held, queues=replace(held.queues, drain=np.array([True]))))
+    assert [(each.uid, each.reason) for each in drained.evictions] == [("gang", MoveReason.DRAINED)]
+
+
 def test_a_free_node_is_taken_instead_also_when_the_time_is_up() -> None:
     decided = plan(lost(2, 4, 1, free=1))
     assert not decided.evictions
@@ -259,11 +267,6 @@ def test_one_that_still_stops_is_promised_less_and_nothing_twice() -> None:
 def test_a_promise_that_can_not_be_smaller_is_broken(least: int, own: bool) -> None:
     decided = plan(promised(least, 4, 0, 1, own=own))
     assert (decided.broken, decided.reduced) == (("gang",), ())
-
-
-def test_of_a_closed_queue_nobody_goes_on() -> None:
-    world = lost(2, 4, 1)
-    assert not plan(replace(world, queues=replace(world.queues, open=np.array([False])))).evictions
 
 
 def back(seconds: float, unsaved: float, policy: Policy = DEFAULT) -> tuple[Eviction, ...]:

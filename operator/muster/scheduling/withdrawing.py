@@ -40,10 +40,10 @@ def _give_up(round_: Round) -> None:
 
 def _go_on_with_fewer(round_: Round) -> None:
     snapshot = round_.after_evictions()
-    jobs, queues = snapshot.jobs, snapshot.queues
+    jobs = snapshot.jobs
     for row, nodes in reduce_gangs(snapshot, round_.tree, round_.kept.free).items():
         queue = int(jobs.queues[row])
-        if queue == NONE or not queues.open[queue]:
+        if queue == NONE:
             continue
         (need,) = held_by(snapshot, np.array([row], dtype=np.int64))
         round_.give_back_quota(queue, int(jobs.flavours[row]), need)
