@@ -153,6 +153,27 @@ def test_a_gang_with_a_worker_on_a_cordoned_node_goes_as_a_whole() -> None:
         assert {each.uid for each in made.promises} == {"high"} | (set() if cordoned else {"low"})
 
 
+@pytest.mark.parametrize("on", ["aaaaabbb", "bbbaaaaa", "abababaa"])
+def test_a_gang_of_small_workers_gives_back_those_that_make_room_on_one_node(on: str) -> None:
+    """The workers of the highest ranks lie on both nodes, and make no room for a large one: it would be evicted."""
+    world = cluster(Node("a", gpus=5), Node("b", gpus=3))
+    running(world, Job("low", workers=8, gpus=1), *on, least=4)
+    world.submit(Live(Job("high", gpus=4, priority=5)))
+    made = planned(world)
+    assert [(each.uid, each.reason) for each in made.evictions] == [("low", MoveReason.SHRUNK)]
+    assert sorted(world.jobs["low"].promised) == ["a", "b", "b", "b"]
+    assert world.jobs["high"].promised == ("a",)
+
+
+@pytest.mark.parametrize(("wants", "left"), [(2, "aab"), (4, "b")])
+def test_no_more_workers_go_than_make_the_room(wants: int, left: str) -> None:
+    world = cluster(Node("a", gpus=4), Node("b", gpus=1))
+    running(world, Job("low", workers=5, gpus=1), *"aaaab", least=1)
+    world.submit(Live(Job("high", gpus=wants, priority=5)))
+    planned(world)
+    assert sorted(world.jobs["low"].promised) == list(left)
+
+
 def test_equal_priority_asks_nobody() -> None:
     world = cluster(Node("a"))
     running(world, Job("first"), "a")

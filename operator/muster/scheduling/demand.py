@@ -13,7 +13,7 @@ from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.grainwise import Measure, measure_of
 from muster.scheduling.quota import Ledger, Need
 from muster.scheduling.room import Room
-from muster.scheduling.snapshot import NONE, Int, Mask, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, Int, Mask, Seconds, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree
 
 Returned = tuple[tuple[int, int, Need], ...]
@@ -131,11 +131,55 @@ class Demand:
             np.add.at(row, places, requests[owners, resource])
         return free
 
+    def favoured(self, row: int, most: int) -> Seconds | None:
+        """Of a running job, W: how many slots of the gang its node gains by the leaving of each worker that is one of
+        the fewest there for that; 0 for all others. None where it is the same for all: no node gains any, or each
+        worker that leaves makes a slot by itself.
+
+        Args:
+            most: workers of the job that may leave.
+        """
+        # Asked for every elastic job that a search looks at, most of which have few workers: plain numbers are faster.
+        request = self.snapshot.jobs.requests[row][self.asked].tolist()
+        asks = [(had, amount) for had, (_, amount) in zip(request, self.asks, strict=True)]
+        if all(had >= amount for had, amount in asks):
+            return None
+        there: dict[int, list[int]] = {}
+        for rank, node in enumerate(self.snapshot.jobs.runs.nodes_of(row).tolist()):
+            there.setdefault(node, []).append(rank)
+        found = None
+        for node, ranks in there.items():
+            place = self.place_of[node]
+            gained, fewest = _gained(asks, self.base[:, place].tolist(), min(most, len(ranks)))
+            if gained and self.eligible[place]:
+                found = np.zeros(sum(map(len, there.values()))) if found is None else found
+                found[ranks[-fewest:]] = gained / fewest
+        return found
+
     def slots(self, free: Int) -> Int:
         """N, how many of the gang's workers each place has room for, given asked resources x N that are free."""
         slots: Int = np.maximum((free // self.divisors).min(axis=0), 0)
         slots[~self.eligible] = 0
         return slots
+
+
+def _gained(asks: Sequence[tuple[int, int]], free: Sequence[int], workers: int) -> tuple[int, int]:
+    """How many slots a node gains when so many workers leave it, and how few are enough for that.
+
+    Args:
+        asks: what one of these workers has of each resource, and what one of the gang asks for.
+        free: of each, on the node.
+    """
+
+    def slots(leaving: int) -> int:
+        return max(0, min((have + leaving * had) // amount for have, (had, amount) in zip(free, asks, strict=True)))
+
+    before, after = slots(0), slots(workers)
+    if after == before:
+        return 0, 0
+    # Ceilings of what is lacking; who has none of a resource adds none, and it is enough already.
+    fewest = max(-((have - after * amount) // had) for have, (had, amount) in zip(free, asks, strict=True) if had)
+    return after - before, fewest
 
 
 def demand(

@@ -5,13 +5,15 @@ them. An elastic job makes two: the workers that it can do without (it shrinks),
 together with the first (it is evicted after all).
 
 Which workers a job does without depends on where room is wanted: whole replicas of `Sizes.step` workers, those with the
-most workers in the wanted domain first, of equals the highest ranks. Workers are renumbered in order, so what is left
-of a gang with slices keeps its slices whole, because its step is a multiple of its widest slice. Balanced gangs do not
-shrink where they stand: equal numbers would not stay equal.
+most workers in the wanted domain first; of these the ones that together make room for a worker of the gang on their node;
+of equals the highest ranks. Workers are renumbered in order, so what is left of a gang with slices keeps its slices whole,
+because its step is a multiple of its widest slice. Balanced gangs do not shrink where they stand: equal numbers would not
+stay equal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -108,12 +110,19 @@ class Draft(NamedTuple):
     rest: bool = False
 
 
-def gather(snapshot: Snapshot, rights: Index, domain_of: Int, *, elastic: bool = True) -> list[Draft]:
+Favoured = Callable[[int, int], Seconds | None]
+"""`Demand.favoured`: by row, and the most workers that may leave."""
+
+
+def gather(
+    snapshot: Snapshot, rights: Index, domain_of: Int, favoured: Favoured, *, elastic: bool = True
+) -> list[Draft]:
     """Offers of all jobs with a right over them, cheapest first, then those that started last.
 
     Args:
         rights: J, of `claims.Right`.
         domain_of: N, by node: the domain in which room may be wanted, or NONE.
+        favoured: which workers of an elastic job are to go first.
         elastic: whether elastic jobs may shrink.
     """
     rows = np.flatnonzero(rights != int(Right.NONE)).astype(np.int64)
@@ -132,7 +141,7 @@ def gather(snapshot: Snapshot, rights: Index, domain_of: Int, *, elastic: bool =
         nodes = placed[first:last]
         replicas = replicas_to_spare(snapshot, row) if may_shrink and tier != yields else 0
         if replicas:
-            drafts.extend(_elastic(snapshot, row, cost, nodes, replicas, domain_of))
+            drafts.extend(_elastic(snapshot, row, cost, nodes, replicas, domain_of, favoured))
         else:
             drafts.append(Draft(row, tier, cost, NONE, nodes))
     return drafts
@@ -204,22 +213,25 @@ def replicas_to_spare(snapshot: Snapshot, row: int) -> int:
     return max(0, len(nodes) - shape.spares - least) // step
 
 
-def _elastic(snapshot: Snapshot, row: int, cost: float, nodes: Index, replicas: int, domain_of: Int) -> list[Draft]:
+def _elastic(
+    snapshot: Snapshot, row: int, cost: float, nodes: Index, replicas: int, domain_of: Int, favoured: Favoured
+) -> list[Draft]:
     """Two offers for each domain in which the job has workers, and two for all others; two in all if it lies in one."""
     shrink, evict = int(Tier.SHRINK), int(Tier.EVICT)
     there = domain_of[nodes]
     there[nodes == NONE] = NONE
     domains = [NONE] if (there == there[0]).all() else [ELSEWHERE, *np.unique(there[there != NONE]).tolist()]
-    drafts = []
+    drafts, first = [], favoured(row, replicas * max(1, int(snapshot.jobs.sizes.step[row])))
     for domain in domains:
-        going = without(snapshot, row, replicas, there == domain)
+        going = without(snapshot, row, replicas, there == domain, first)
         drafts.append(Draft(row, shrink, cost, domain, nodes[going], nodes[~going]))
         drafts.append(Draft(row, evict, cost, domain, nodes[~going], rest=True))
     return drafts
 
 
-def without(snapshot: Snapshot, row: int, replicas: int, wanted: Mask) -> Mask:
-    """Which workers go when the job gives back so many replicas, where `wanted` tells whose nodes are wanted.
+def without(snapshot: Snapshot, row: int, replicas: int, wanted: Mask, favoured: Seconds | None = None) -> Mask:
+    """Which workers go when the job gives back so many replicas, where `wanted` tells whose nodes are wanted, and
+    `favoured` for how much (see `Demand.favoured`).
 
     Replicas are counted from the last rank of the gang backwards; spares behind it stay.
     """
@@ -229,7 +241,18 @@ def without(snapshot: Snapshot, row: int, replicas: int, wanted: Mask) -> Mask:
     count = (size - size % step) // step
     blocks = np.arange(size - count * step, size).reshape(count, step)
     useful = wanted[blocks].sum(axis=1)
-    chosen = np.lexsort((-np.arange(count), -useful))[:replicas]
+    order: tuple[Int | Seconds, ...] = (-np.arange(count), -useful)
+    if favoured is not None:
+        gains = favoured[blocks].sum(axis=1)
+        together = np.where(gains > 0, _last_on_node(jobs.runs.nodes_of(row))[blocks[:, -1]], 0)
+        order = (-np.arange(count), -together, -gains, -useful)
+    chosen = np.lexsort(order)[:replicas]
     going = np.zeros(len(wanted), dtype=np.bool_)
     going[blocks[chosen].ravel()] = True
     return going
+
+
+def _last_on_node(nodes: Index) -> Int:
+    """W, the last worker on the node of each."""
+    last = {node: rank for rank, node in enumerate(nodes.tolist())}
+    return np.array([last[node] for node in nodes.tolist()], dtype=np.int64)

@@ -264,8 +264,8 @@ class Ledger:
         return left
 
     def excess(self, queue: int, flavour: int, resource: int) -> int:
-        """What the queue uses beyond nominal + borrowing limit, since a limit was lowered under use. A cohort, or another
-        queue that names no quota of its own, uses what those below it draw on it, and has what they lend."""
+        """What the queue uses beyond nominal + borrowing limit, since a limit was lowered under use. A cohort, or
+        another queue that names no quota of its own, uses what those below it draw on it, and has what they lend."""
         at = self._at(queue, flavour, resource)
         return max(0, self._used.get(at, 0) - self._cap[at])
 

@@ -186,7 +186,7 @@ def _would_give_quota(wants: Demand, rows: Int) -> bool:
 
 
 def _search(wants: Demand, rights: Index, *, elastic: bool) -> Victims | None:
-    drafts = gather(wants.snapshot, rights, wants.wanted_in, elastic=elastic)
+    drafts = gather(wants.snapshot, rights, wants.wanted_in, wants.favoured, elastic=elastic)
     offers = build(wants.snapshot, drafts, rights, wants.place_of, wants.asked)
     cleared = Hunt(wants, offers).search()
     return None if cleared is None else _assemble(wants, offers, cleared)
@@ -243,10 +243,11 @@ def _trim(wants: Demand, offers: Offers, ground: Ground, offer: int) -> Mask:
     kept = offers.kept[offer]
     assert kept is not None, "only offers to shrink are trimmed"
     most = (len(nodes) - len(kept)) // step
+    favoured = wants.favoured(row, most * step)
     ground.give_back(offer)
     home = offers.homes[offer]
     for replicas in range(1, most + 1):
-        going = without(snapshot, row, replicas, there)
+        going = without(snapshot, row, replicas, there, favoured)
         places = wants.place_of[nodes[going & (nodes != NONE)]]
         columns, counts = np.unique(places, return_counts=True)
         part = (*ground.here(columns, counts, row), home, needs_of(snapshot, row, int(going.sum())))
