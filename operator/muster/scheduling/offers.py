@@ -5,10 +5,10 @@ them. An elastic job makes two: the workers that it can do without (it shrinks),
 together with the first (it is evicted after all).
 
 Which workers a job does without depends on where room is wanted: whole replicas of `Sizes.step` workers, those with the
-most workers in the wanted domain first; of these the ones that together make room for a worker of the gang on their node;
-of equals the highest ranks. Workers are renumbered in order, so what is left of a gang with slices keeps its slices whole,
-because its step is a multiple of its widest slice. Balanced gangs do not shrink where they stand: equal numbers would not
-stay equal.
+most workers in the wanted domain first; of these the ones that together make room for a worker of the gang on their
+node; of equals the highest ranks. Workers are renumbered in order, so what is left of a gang with slices keeps its
+slices whole, because its step is a multiple of its widest slice. Balanced gangs do not shrink where they stand: equal
+numbers would not stay equal.
 """
 
 from __future__ import annotations
