@@ -486,11 +486,11 @@ def test_what_queues_use_together_beyond_what_they_have_together_ends(above: dic
     """The lender's quota was lowered: the borrower is within its own limit, and its cohort has no quota of its own."""
     jobs = [Job(name, queue="a", holding=True, on=(name,)) for name in ("own", "lent")]
     queues = [Queue("a", gpus=8, **above), Queue("lender", gpus=8, **above), Queue("names no quota")]
-    runs = {"started": np.array([10.0, 50.0]), "saved": np.array([90.0, 50.0])}
 
     def ended() -> list[int]:
         world = snapshot([Node("own"), Node("lent")], jobs, queues)
-        world = replace(with_jobs(world, runs=replace(world.jobs.runs, **runs)), now=100.0)
+        runs = replace(world.jobs.runs, started=np.array([10.0, 50.0]), saved=np.array([90.0, 50.0]))
+        world = replace(with_jobs(world, runs=runs), now=100.0)
         evicted, _ = give_up(world, Ledger(world.queues, world.jobs), frozenset())
         return [each.row for each in evicted]
 
