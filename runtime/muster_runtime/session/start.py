@@ -112,6 +112,8 @@ def _listen(run: Run) -> None:
     on_main = threading.current_thread() is threading.main_thread()
     if on_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a handler of the script's own stays
         signal.signal(signal.SIGTERM, lambda *_: run.signal_stop())
+        # What the script forks (a pool's workers) is ended by SIGTERM, as if there were no session.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _leave(run: Run, gang: Gang) -> None:

@@ -257,3 +257,34 @@ def test_no_save_falls_into_gradient_accumulation(tmp_path: Path) -> None:
     run_gang(script(tmp_path, ACCUMULATE), tmp_path, 2, environment(tmp_path, **more)).check()
     steps = {item.key.split("/")[0] for item in open_store(f"file://{tmp_path}/run").objects("step-")}
     assert steps == {"step-00000006", "step-00000009", "step-00000012"}
+
+
+FORKS = """
+import multiprocessing, os, signal, time
+import muster_runtime as muster
+
+def work(begun):
+    begun.set()
+    time.sleep(600)
+
+session = muster.start()
+fork = multiprocessing.get_context("fork")
+begun = fork.Event()
+process = fork.Process(target=work, args=(begun,))
+process.start()
+begun.wait()
+process.terminate()  # as a pool ends its workers, for one
+process.join(30)
+print("the child ended with", process.exitcode)
+process.kill()
+os.kill(os.getpid(), signal.SIGTERM)
+print("this rank is asked to stop:", session.should_stop())
+"""
+
+
+def test_a_process_that_the_script_forks_is_ended_by_sigterm(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(FORKS)
+    result = run_gang(path, tmp_path, 1).check()
+    assert "the child ended with -15" in result.output
+    assert "this rank is asked to stop: True" in result.output
