@@ -135,6 +135,17 @@ def _paths_of_held(tracked: Tracked) -> set[str]:
     return paths
 
 
+def _paths_of_reshaped(tracked: Tracked) -> set[str]:
+    """The buffers of modules that load their state in a way of their own, and may give them the shape that was saved:
+    what quantization observes has one only after the first batch."""
+    return {
+        ".".join(filter(None, (tracked.name, at, name)))
+        for at, module in unwrap(tracked.thing).named_modules()
+        if type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
+        for name in module._buffers
+    }
+
+
 def ties_of(tracked: Tracked) -> dict[str, str]:
     """Path of each tied parameter -> path of the first one that is the same."""
     first: dict[int, str] = {}
@@ -189,6 +200,7 @@ class Restoration:
         _, present = split(tracked.name, tracked.state())
         held = _paths_of_held(tracked)
         keys = {f"{tracked.name}.{key}" for key in tree}
+        reshaped = _paths_of_reshaped(tracked)
 
         def lookup(path: str, name: str) -> torch.Tensor:
             own = path not in held and (path in present or path not in keys)  # or in a list or dict under a key
@@ -200,6 +212,8 @@ class Restoration:
                     f"the checkpoint has {path}, which the model tracked at {tracked.where} lacks. {_AS_IT_WAS}"
                 )
             saved = self._saved(name)
+            if saved.size != target.shape and path in reshaped:
+                return self._fresh(name, None, None)
             if saved.size != target.shape:
                 raise StateError(
                     f"{path} is {tuple(saved.size)} in the checkpoint and {tuple(target.shape)} in the model tracked "
@@ -236,6 +250,8 @@ class Restoration:
             for target, name in self._copies:
                 copy_into(target, self.table[name])
         states = self._states + [(tracked, unpack(tracked.name, packed)) for tracked, packed in self._by_rank]
+        optimizers = [tracked.thing for tracked, _ in states if isinstance(tracked.thing, Optimizer)]
+        groups = [(optimizer, optimizer.param_groups) for optimizer in optimizers]
         for tracked, state in sorted(states, key=lambda pair: not isinstance(pair[0].thing, nn.Module)):
             thing = unwrap(tracked.thing) if isinstance(tracked.thing, nn.Module) else tracked.thing
             wanted = set(thing.defaults) if isinstance(thing, Optimizer) else set()  # torch adds some as it loads
@@ -249,6 +265,8 @@ class Restoration:
                     f"the checkpoint's {tracked.name!r} doesn't fit the object tracked at {tracked.where}: {error}. "
                     f"{_AS_IT_WAS}"
                 ) from error
+        for optimizer, before in groups:
+            _keep_groups(optimizer, before)
 
     def _keep_types(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """torch gives all of a parameter's state but `step` the parameter's type, also what the optimizer had made in
@@ -274,6 +292,17 @@ class Restoration:
                     if isinstance(entry, TensorStorageMetadata):
                         found[id(parameter)] = entry.properties.dtype
         return found
+
+
+def _keep_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """torch makes the groups anew as it loads. A script, which has been set up by then, may hold on to the ones before
+    (to change a learning rate), and an optimizer around another shares its groups."""
+    if len(groups) == len(optimizer.param_groups):
+        for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+            if group is not loaded:
+                group.clear()
+                group.update(loaded)
+        optimizer.param_groups = groups
 
 
 def _load(tracked: Tracked, thing: Any, state: Any) -> None:

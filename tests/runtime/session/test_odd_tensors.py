@@ -227,3 +227,49 @@ def test_the_extra_state_of_a_module_may_be_larger_than_that_of_a_fresh_one(tmp_
     assert run_gang(script, tmp_path, 1, environment | {"CUT": "1"}, distributed=False).codes == [75]
     result = run_gang(script, tmp_path, 1, environment, distributed=False).check()
     assert "PAST (0, 1, 2, 3, 4)" in result.output
+
+
+OBSERVED = """
+import os
+import torch
+from torch import nn
+import muster_runtime as muster
+
+class Observed(nn.Module):
+    \"\"\"As torch's observers for quantization are: what was seen has a shape after the first batch only.\"\"\"
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("most", torch.tensor([]))
+
+    def forward(self, x):
+        seen = x.detach().abs().amax(0)
+        self.most = torch.maximum(self.most, seen) if len(self.most) else seen
+        return x / self.most
+
+    def _load_from_state_dict(self, state, prefix, *more):
+        if prefix + "most" in state:
+            self.most.resize_(state[prefix + "most"].shape)
+        super()._load_from_state_dict(state, prefix, *more)
+
+session = muster.start(seed=1)
+model = session.wrap(nn.Sequential(nn.Linear(2, 3), Observed()))
+session.track(model=model)
+for step in session.steps(4):
+    model(torch.randn(5, 2))
+    if step == 1 and "CUT" in os.environ:
+        session.run.signal_stop()
+print("FOUND", model[1].most.tolist())
+"""
+
+
+def test_a_module_that_loads_its_own_buffers_may_give_them_another_shape(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(OBSERVED)
+    found = []
+    for name, more in (("whole", {}), ("cut", {"CUT": "1"}), ("cut", {})):
+        uri = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/{name}"}
+        result = run_gang(script, tmp_path, 1, {**uri, **more}, distributed=False)
+        assert result.codes == [75 if more else 0], result.output
+        found.append(re.findall(r"^FOUND .*$", result.output, re.MULTILINE))
+    assert found[2] == found[0]

@@ -119,3 +119,53 @@ def test_state_follows_parameters_whose_type_has_changed(tmp_path: Path) -> None
         "exp_avg": "torch.bfloat16",
         "exp_avg_sq": "torch.bfloat16",
     }
+
+
+HELD = """
+import torch
+from torch import nn
+import muster_runtime as muster
+
+class Around(torch.optim.Optimizer):
+    \"\"\"As those that look ahead, or for sharpness, are written: around another one, whose groups are theirs.\"\"\"
+
+    def __init__(self, base):
+        super().__init__(base.param_groups, {"lr": 0.1, "momentum": 0.9})
+        self.base = base
+        self.param_groups = base.param_groups
+
+    def step(self):
+        self.base.step()
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.base.param_groups = self.param_groups
+
+session = muster.start()
+model = session.wrap(nn.Linear(4, 1))
+base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+around = Around(base)
+group = base.param_groups[0]
+schedule = torch.optim.lr_scheduler.StepLR(around, 1, 0.5)
+session.track(model=model, around=around, base=base, schedule=schedule)
+for step in session.steps(6):
+    loss = model(torch.ones(2, 4)).square().mean()
+    around.zero_grad(); loss.backward(); around.step(); schedule.step()
+    group["momentum"] = 0.9 / (step + 1)
+    print("HAD", step, loss.item().hex(), base.param_groups[0]["lr"], base.param_groups[0]["momentum"])
+    if step == 2 and session.resumed_from is None and "CUT" in os.environ:
+        session.run.signal_stop()
+"""
+
+
+def test_groups_that_a_script_or_another_optimizer_holds_stay_the_optimizers(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(HELD.replace("import torch\n", "import os, torch\n", 1))
+    had = []
+    for name, more in (("whole", {}), ("cut", {"CUT": "1"}), ("cut", {})):
+        uri = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/{name}"}
+        result = run_gang(script, tmp_path, 1, {**uri, **more}, distributed=False)
+        assert result.codes == [75 if more else 0], result.output
+        had.append(re.findall(r"^HAD .*$", result.output, re.MULTILINE))
+    assert had[1] + had[2] == had[0]
+    assert len(had[2]) == 3
