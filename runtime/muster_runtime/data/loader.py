@@ -301,6 +301,12 @@ def refuse_unsplittable(source: DataLoader[Any], where: str) -> None:
             f"{where}: an IterableDataset has no positions, so a run can't go on where it was cut; "
             "give the DataLoader a dataset with __getitem__ and __len__"
         )
+    for name in ("__iter__", "_get_iterator"):
+        if getattr(type(source), name) is not getattr(DataLoader, name):
+            raise TypeError(
+                f"{where}: {type(source).__name__} has an {name} of its own, which session.wrap would leave out, for "
+                "it makes a loader of its own over the dataset; do what it does in the dataset or in collate_fn"
+            )
     if source.batch_size is None and source.batch_sampler is None:
         raise TypeError(f"{where}: batch_size=None gives single samples; give the DataLoader the global batch size")
     if any(isinstance(one, DistributedSampler) for one in within(source.batch_sampler)):

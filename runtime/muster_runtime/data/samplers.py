@@ -6,15 +6,11 @@ resumed has made none of these passes. So all of them are seeded for each epoch,
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch.utils.data import Sampler
 
+from muster_runtime.data.generators import kept
 from muster_runtime.data.order import mix
 from muster_runtime.data.seeded import kept_generators, seed_generators
 
@@ -44,11 +40,10 @@ def set_epoch(sampler: Any, epoch: int) -> None:
 def sampled(sampler: Any, epoch: int, seed: int) -> list[Any]:
     """All that the sampler gives in this epoch. ValueError when that isn't as much as its length says."""
     set_epoch(sampler, epoch)
-    with kept_generators(), ExitStack() as stack:
+    own = [value for one in within(sampler) for value in getattr(one, "__dict__", {}).values()]
+    with kept_generators(), kept(own) as seed_own:
         seed_generators(seed)
-        own = [value for one in within(sampler) for value in getattr(one, "__dict__", {}).values()]
-        for number, (value, kept) in enumerate((value, kept) for value in own if (kept := _kept(value)) is not None):
-            stack.enter_context(kept(value, mix(seed, number) if number else seed))
+        seed_own(lambda number: mix(seed, number) if number else seed)
         found = list(sampler)
     if len(found) != len(sampler):
         raise ValueError(
@@ -56,50 +51,3 @@ def sampled(sampler: Any, epoch: int, seed: int) -> list[Any]:
             "run could go on where it was cut; let its __len__ say what it gives"
         )
     return found
-
-
-def _kept(value: Any) -> Callable[[Any, int], Any] | None:
-    """How a generator of random numbers is seeded; None for anything else."""
-    if isinstance(value, torch.Generator):
-        return _torch
-    if isinstance(value, random.Random):
-        return _python
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.random.Generator):
-        return _numpy
-    if numpy is not None and isinstance(value, numpy.random.RandomState):
-        return _old_numpy
-    return None
-
-
-@contextmanager
-def _torch(generator: torch.Generator, seed: int) -> Iterator[None]:
-    before = generator.get_state()
-    generator.manual_seed(seed)
-    yield
-    generator.set_state(before)
-
-
-@contextmanager
-def _python(generator: random.Random, seed: int) -> Iterator[None]:
-    before = generator.getstate()
-    generator.seed(seed)
-    yield
-    generator.setstate(before)
-
-
-@contextmanager
-def _numpy(generator: Any, seed: int) -> Iterator[None]:
-    bits = generator.bit_generator
-    before = bits.state
-    bits.state = type(bits)(seed).state
-    yield
-    bits.state = before
-
-
-@contextmanager
-def _old_numpy(generator: Any, seed: int) -> Iterator[None]:
-    before = generator.get_state()
-    generator.seed(seed & 0xFFFFFFFF)
-    yield
-    generator.set_state(before)

@@ -2,7 +2,8 @@
 
 Python's, NumPy's and torch's generators are seeded for each sample by (seed, epoch, sample) while it is read, and for
 each microbatch while it is collated, and put back afterwards, so that the training's own random numbers
-don't depend on how many workers there are.
+don't depend on how many workers there are. So are those that the dataset, its transforms or the collate function hold
+themselves: they would go on from sample to sample, and a run that is resumed has read none of those before.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from muster_runtime.data.generators import held_by, kept
 from muster_runtime.data.order import Microbatch, mix
 
 
@@ -48,10 +51,12 @@ class SeededDataset(Dataset[Any]):
         self.dataset = dataset
 
     def __getitems__(self, request: Request) -> Fetched:
-        with kept_generators():
+        # looked for each time, for many make theirs in the first sample
+        with kept_generators(), kept(held_by(self.dataset)) as seed_own:
             samples = []
             for draw in request.draws:
                 seed_generators(draw.seed)
+                seed_own(partial(mix, draw.seed, "own"))
                 samples.append(self._read(draw.index))
             return Fetched(samples, mix(request.draws[0].seed, "collate"), request.microbatch)
 
@@ -69,8 +74,9 @@ class SeededCollate:
         self._collate = collate
 
     def __call__(self, fetched: Any) -> tuple[Microbatch, Any]:
-        with kept_generators():
+        with kept_generators(), kept(held_by(self._collate)) as seed_own:
             seed_generators(fetched.seed)
+            seed_own(partial(mix, fetched.seed, "own"))
             return fetched.microbatch, self._collate(fetched.samples)
 
 

@@ -244,6 +244,18 @@ def test_a_sampler_without_a_length_is_told() -> None:
         wrap(DataLoader(Noisy(), batch_sampler=iter([[1, 2]])))
 
 
+def test_a_loader_with_an_iteration_of_its_own_is_told() -> None:
+    """What it does with its batches would be left out without a word."""
+
+    class Scaled(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            for (batch,) in super().__iter__():
+                yield (batch * 100,)
+
+    with pytest.raises(TypeError, match=r"here.py:1: Scaled has an __iter__ of its own, .* dataset or in collate_fn"):
+        wrap(Scaled(TensorDataset(torch.ones(8)), batch_size=4))
+
+
 def test_the_ranks_own_split_is_refused_inside_batches_too() -> None:
     batches = BatchSampler(DistributedSampler(range(48), 2, 0), 4, False)
     with pytest.raises(TypeError, match="leave the DistributedSampler out"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
@@ -40,6 +42,44 @@ def masked(samples: list[Any]) -> list[Any]:
     return [(sample[0], torch.rand(()).item(), random.random()) for sample in samples]
 
 
+class Shift:
+    """A transform with a generator of its own, as several libraries have them."""
+
+    def __init__(self) -> None:
+        self.state = np.random.RandomState(1)
+
+    def __call__(self, value: float) -> float:
+        return value + float(self.state.rand())
+
+
+class Own(Dataset[Any]):
+    """Its numbers come from generators that it holds, one of which it makes with its first sample."""
+
+    def __init__(self) -> None:
+        self.rng: Any = None
+        self.more = {"python": random.Random(2), "torch": torch.Generator().manual_seed(3)}
+        self.transforms = [Shift(), partial(Shift())]
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        self.rng = self.rng or np.random.default_rng(4)
+        drawn = [self.rng.random() if index >= 0 else 0.0, self.more["python"].random()]
+        drawn += [torch.rand((), generator=self.more["torch"]).item(), *(shift(0.0) for shift in self.transforms)]
+        return index, *drawn
+
+
+class Masks:
+    """A collate function with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(1)
+
+    def __call__(self, samples: list[Any]) -> list[Any]:
+        return [(*sample, torch.rand((), generator=self.generator).item()) for sample in samples]
+
+
 def mark_dataset(worker: int) -> None:
     info = get_worker_info()
     assert info is not None
@@ -61,6 +101,23 @@ def test_a_samples_draws_do_not_depend_on_the_number_of_ranks(dataset: Any) -> N
     shares = [list(loader(dataset, rank, 4).batches(1, 0)) for rank in range(4)]
     assert alone == [[sample for share in shares for sample in share[number]] for number in range(3)]
     assert len({sample[2] for batch in alone for sample in batch}) == 24, "each sample has draws of its own"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_generators_that_a_dataset_holds_go_on_as_if_never_cut(workers: int) -> None:
+    own = Own()
+    own[0]  # so that all of its generators are there
+    state = own.more["torch"].get_state()
+    whole = list(loader(own, collate_fn=Masks()).batches(1, 0))
+    assert torch.equal(own.more["torch"].get_state(), state), "what the script draws from them isn't shifted"
+    resumed = Own()
+    resumed[5]
+    assert list(loader(resumed, collate_fn=Masks(), num_workers=workers).batches(1, 1)) == whole[1:]
+    shares = [list(loader(own, rank, 4).batches(1, 0)) for rank in range(4)]
+    alone = list(loader(own).batches(1, 0))
+    assert alone == [[sample for share in shares for sample in share[number]] for number in range(3)]
+    for column in zip(*(sample for batch in whole for sample in batch), strict=True):
+        assert len(set(column)) == 24, "each sample has draws of its own"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
