@@ -124,6 +124,8 @@ class Persistence:
         self._restored_step = 0
         self._trusts_updates = True  # that each is told of before it is made
         self._missed, self._missed_since = 0, math.inf
+        self.random_at_epoch: dict[str, Any] | None = None
+        """This rank's random states where the epoch's body began; None for a loop over steps."""
         self.skipped = 0
         """Saves left out because the one before was still being written."""
 
@@ -275,7 +277,7 @@ class Persistence:
         late: bool = False,
     ) -> None:
         table, trees = capture(objects, self._gang)
-        table[_rng_name(self._gang.rank)] = rng.capture(self._device)
+        table[_rng_name(self._gang.rank)] = rng.capture(self._device, self.random_at_epoch)
         losses = ((metrics_key(record.epoch, run.step), encode(record)),) if record.losses else ()
         self._keeper.begin(
             table,

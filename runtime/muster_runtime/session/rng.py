@@ -26,21 +26,36 @@ def derive(seed: int, step: int, rank: int) -> None:
     seed_all(mix(seed, "step", step, "rank", rank))
 
 
-def capture(device: torch.device) -> torch.Tensor:
-    """This rank's states as bytes (uint8 tensor) for the checkpoint."""
-    states: dict[str, Any] = {"python": random.getstate(), "torch": _text(torch.get_rng_state())}
+def states(device: torch.device) -> dict[str, Any]:
+    """This rank's states, as `put_back` takes them."""
+    found: dict[str, Any] = {"python": random.getstate(), "torch": _text(torch.get_rng_state())}
     if device.type == "cuda":
-        states["cuda"] = _text(torch.cuda.get_rng_state(device))
+        found["cuda"] = _text(torch.cuda.get_rng_state(device))
     numpy = sys.modules.get("numpy")
     if numpy is not None and hasattr(numpy, "random"):
         name, keys, position, has_gauss, cached = numpy.random.get_state()
-        states["numpy"] = [name, keys.tolist(), position, has_gauss, cached]
-    return packed(states)
+        found["numpy"] = [name, keys.tolist(), position, has_gauss, cached]
+    return found
+
+
+def capture(device: torch.device, epoch: dict[str, Any] | None = None) -> torch.Tensor:
+    """This rank's states as bytes (uint8 tensor) for the checkpoint, with those at the epoch's begin."""
+    now = states(device)
+    return packed(now if epoch is None else {**now, "epoch": epoch})
 
 
 def restore(saved: torch.Tensor, device: torch.device) -> None:
-    """Sets what `capture` gave."""
-    states = unpacked(saved)
+    """Sets what `capture` found."""
+    put_back(unpacked(saved), device)
+
+
+def at_epoch(saved: torch.Tensor) -> dict[str, Any] | None:
+    """The states at the epoch's begin that `capture` was given."""
+    found = unpacked(saved).get("epoch")
+    return dict(found) if found is not None else None
+
+
+def put_back(states: dict[str, Any], device: torch.device) -> None:
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(_tensor(states["torch"]))

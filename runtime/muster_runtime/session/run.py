@@ -178,6 +178,11 @@ class Run:
         """Random states count from here."""
         self.saves.resume_random(self.seed, self.step)
 
+    def epoch_begins(self) -> None:
+        """Before an epoch's body, which a checkpoint may have cut."""
+        assert self.driver is not None
+        self.saves.epoch_begins(self.seed, self.step, resumed=self.driver.position > 0)
+
     def opens_step(self) -> None:
         self.pulse.step_opens()
         self._found = None

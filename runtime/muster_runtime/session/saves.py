@@ -146,6 +146,19 @@ class Saves:
             rng.derive(seed, step, self._gang.rank)
         self._random = None
 
+    def epoch_begins(self, seed: int, step: int, *, resumed: bool) -> None:
+        """Before an epoch's body. What it draws before its first batch is what it drew there before the cut, where that
+        is known; random states then go on as `resume_random` has it. Local."""
+        persistence = self.persistence
+        if not resumed:
+            self.resume_random(seed, step)
+            if persistence is not None:
+                persistence.random_at_epoch = rng.states(self._device)
+        elif persistence is not None:
+            persistence.random_at_epoch = rng.at_epoch(self._random) if self._random is not None else None
+            if persistence.random_at_epoch is not None:
+                rng.put_back(persistence.random_at_epoch, self._device)
+
     # ------------------------------------------------------------------ saving
 
     def count_from_now(self) -> None:

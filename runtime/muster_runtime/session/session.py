@@ -263,8 +263,7 @@ class Session:
             run.leave_done()
             return
         while loader.epoch < total:
-            if loader.position == 0:
-                run.before_first_batch()  # the whole body runs, and what it draws before its first batch counts
+            run.epoch_begins()
             yield loader.epoch
             run.close_step(votes=False)  # of an inner loop that was left by `break`
             if run.went_back:

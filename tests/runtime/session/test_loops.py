@@ -75,6 +75,17 @@ def test_a_stop_at_an_epochs_last_batch_waits_for_its_body(tmp_path: Path) -> No
     assert all(int(step.removeprefix("step-")) % 3 == 0 for step in steps)
 
 
+def test_what_an_epochs_body_draws_first_is_the_same_after_a_resume_in_its_middle(tmp_path: Path) -> None:
+    every = {"MUSTER_CHECKPOINT_EVERY_STEPS": "1"}
+    run(tmp_path / "whole", EPOCHS, **every).check()
+    assert run(tmp_path / "cut", EPOCHS, STOP="3", **every).codes == [75]  # after step 4, in the second epoch
+    again = run(tmp_path / "cut", EPOCHS, **every).check()
+    assert "resumed after step 4" in again.output
+    bodies = (tmp_path / "cut" / "bodies").read_text()
+    assert bodies == (tmp_path / "whole" / "bodies").read_text()
+    assert len({line.split()[2] for line in bodies.splitlines()}) == 4
+
+
 def test_an_epoch_left_by_break_is_not_gone_on_with(tmp_path: Path) -> None:
     counted = EPOCHS.replace("for (x,) in loader:", "for number, (x,) in enumerate(loader):")
     body = counted.replace("    with (folder", "        if number == 1: break\n    with (folder")
