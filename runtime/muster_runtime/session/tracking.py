@@ -104,11 +104,20 @@ def _agree(reports: list[tuple[str, dict[str, str]]]) -> None:
 
 
 def share_buffers(model: nn.Module, gang: Gang) -> None:
-    """Makes every rank's buffers (BatchNorm's statistics) rank 0's, which a checkpoint holds. Collective."""
+    """Makes every rank's buffers (BatchNorm's statistics) rank 0's, which a checkpoint holds. Collective.
+
+    Not those that no state has: each rank's may be of a size of its own (a cache that grows with its sequences).
+    """
     if gang.group is None:
         return
+    stored = {
+        id(buffer): buffer
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
     with torch.no_grad():
-        for buffer in model.buffers():
+        for buffer in stored.values():
             if not isinstance(buffer, DTensor):
                 take_from_leader(buffer)
 

@@ -273,3 +273,39 @@ def test_a_module_that_loads_its_own_buffers_may_give_them_another_shape(tmp_pat
         assert result.codes == [75 if more else 0], result.output
         found.append(re.findall(r"^FOUND .*$", result.output, re.MULTILINE))
     assert found[2] == found[0]
+
+
+CACHED = """
+import torch
+from torch import nn
+import muster_runtime as muster
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(4, 1)
+        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        self.seen += 1 + session.rank
+        if len(x) > len(self.cache):  # as rotary embeddings do: for the longest sequence of this rank
+            self.register_buffer("cache", torch.arange(float(len(x))) + 100 * session.rank, persistent=False)
+        return self.line(x)
+
+session = muster.start()
+model = session.wrap(Net())
+session.track(model=model)
+for step in session.steps(4):
+    model(torch.ones(9 - 3 * session.rank + step, 4)).sum().backward()
+print("FOUND", session.rank, len(model.cache), model.cache[1].item(), model.seen.item())
+"""
+
+
+def test_a_cache_that_no_state_has_may_differ_from_rank_to_rank(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CACHED)
+    environment = {"MUSTER_STRATEGY": "fsdp", "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
+    result = run_gang(script, tmp_path, 2, {**environment, "MUSTER_CHECKPOINT_EVERY_STEPS": "2"}).check()
+    assert "FOUND 0 12 1.0 4.0" in result.outputs[0]
+    assert "FOUND 1 9 101.0 4.0" in result.outputs[1], "the count is stored, so it is rank 0's"
