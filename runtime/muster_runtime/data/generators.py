@@ -14,7 +14,8 @@ import torch
 
 _OBJECTS: Final = 1000
 """Looked into at most, and of each list and dict so many entries: samples are not."""
-_ENTRIES: Final = 100
+_ENTRIES: Final = 50
+_NUMBERS_AND_TEXTS: Final = frozenset((str, int, float, bool, type(None)))
 _PLAIN: Final = (str, bytes, int, float, complex, type(None), torch.Tensor, type, FunctionType, ModuleType)
 
 Kind = tuple[Callable[[Any], Any], Callable[[Any, Any], object], Callable[[Any, int], object]]
@@ -71,11 +72,16 @@ def held_by(thing: Any) -> list[Any]:
     found: list[Any] = []
     left, seen = [thing], {id(thing)}
     for one in left:  # grows meanwhile
-        if kind_of(one) is not None:
+        if type(one) not in (list, tuple, dict) and kind_of(one) is not None:
             found.append(one)
             continue
         for value in _within(one):
-            if not isinstance(value, _PLAIN) and id(value) not in seen and len(left) < _OBJECTS:
+            if (
+                type(value) not in _NUMBERS_AND_TEXTS
+                and not isinstance(value, _PLAIN)
+                and id(value) not in seen
+                and len(left) < _OBJECTS
+            ):
                 seen.add(id(value))
                 left.append(value)
     return found
