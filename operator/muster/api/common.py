@@ -7,11 +7,11 @@ from datetime import datetime, timezone
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from annotated_types import Ge, Le, Len
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 from pydantic.alias_generators import to_camel
 
 from muster.api.schema import Int64, IntOrString, OneOf, Rule
-from muster_protocol.durations import DURATION_PATTERN
+from muster_protocol.durations import DURATION_PATTERN, parse_duration
 from muster_protocol.uris import S3_URI_PATTERN
 
 GROUP: Final = "muster.dev"
@@ -51,8 +51,22 @@ def matches(pattern: str, message: str) -> Rule:
     return Rule(f"self.matches({cel_text(pattern)})", message)
 
 
-def _utc(value: object) -> object:
-    return value.astimezone(timezone.utc) if isinstance(value, datetime) else value
+def _utc(moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise ValueError("a moment needs a time zone, like 2026-12-01T08:00:00Z")
+    try:
+        return moment.astimezone(timezone.utc)
+    except OverflowError:
+        raise ValueError("it lies outside of the calendar in UTC") from None
+
+
+def _duration(text: str) -> str:
+    parse_duration(text)
+    return text
+
+
+def _duration_or_auto(text: str) -> str:
+    return text if text == "auto" else _duration(text)
 
 
 def clip(length: int) -> BeforeValidator:
@@ -69,8 +83,18 @@ def format_time(moment: datetime) -> str:
     return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-Timestamp = Annotated[datetime, BeforeValidator(_utc), PlainSerializer(format_time, return_type=str)]
+Timestamp = Annotated[datetime, AfterValidator(_utc), PlainSerializer(format_time, return_type=str)]
 """A moment; written in UTC with whole seconds."""
+
+
+def _of_a_clock(moment: datetime) -> datetime:
+    if not 1970 <= moment.year < 9000:
+        raise ValueError("no clock has shown this moment")
+    return moment
+
+
+ClockTime = Annotated[Timestamp, AfterValidator(_of_a_clock)]
+"""A moment that has come. What is added to it or taken away stays within the calendar."""
 
 Message = Annotated[str, clip(4096), Len(0, 4096)]
 """Text that the operator writes for people. Cut, not refused, when it is too long."""
@@ -113,8 +137,10 @@ Duration = Annotated[
         f"self.matches({cel_text(DURATION_PATTERN)})",
         "write a duration as days, hours, minutes and seconds in this order, like 90s, 10m, 1h30m or 2d",
     ),
+    AfterValidator(_duration),
 ]
-"""`90s`, `10m`, `1h30m`, `2d`. Read by `muster_protocol.durations.parse_duration`."""
+"""`90s`, `10m`, `1h30m`, `2d`. Read by `muster_protocol.durations.parse_duration`. What an older CRD took, or stands in
+a status, which has no rules, is found when the object is read, and not where it is used."""
 
 
 def above_zero(message: str) -> Rule:
@@ -129,6 +155,7 @@ DurationOrAuto = Annotated[
         f"self == 'auto' || self.matches({cel_text(DURATION_PATTERN)})",
         "write auto, or a duration as days, hours, minutes and seconds in this order, like 90s, 10m, 1h30m or 2d",
     ),
+    AfterValidator(_duration_or_auto),
 ]
 """A `Duration`, or `auto`."""
 

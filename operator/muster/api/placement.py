@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Self
 
 from annotated_types import Ge, Le, Len
+from pydantic import AfterValidator, model_validator
 
-from muster.api.common import Count, Message, Model, ShortMessage, Timestamp
+from muster.api.common import ClockTime, Count, Message, Model, ShortMessage, Timestamp
 from muster.api.jobparts import MAX_WORKERS
 from muster.api.schema import Int64
 
 MAX_SPARES = 64
 """Spares of one gang."""
 
+_INDEXES = re.compile(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
+
+
+def _indexes(text: str) -> str:
+    """As `format_indexes` writes them: others would be read as other workers, or as millions of them."""
+    ends = [int(end) for part in text.split(",") for end in part.split("-")] if _INDEXES.fullmatch(text) else [0, 0]
+    if any(second <= first for first, second in pairwise(ends)):
+        raise ValueError(f"{text[:40]!r} is no ascending list of indexes such as 0-3,7")
+    return text
+
+
 NodeName = Annotated[str, Len(1, 253)]
-Indexes = Annotated[str, Len(1, 32768)]
+Indexes = Annotated[str, Len(1, 32768), AfterValidator(_indexes)]
 ChunkName = Annotated[str, Len(1, 253)]
 SpecHash = Annotated[str, Len(0, 64)]
 
@@ -88,7 +102,7 @@ class Replacing(Model):
 
     indexes: Indexes
     """Their indexes in the gang, like `0-3,7`."""
-    since: Timestamp
+    since: ClockTime
     """When the first of them was seen lost. The whole gang starts again when it has not come together soon after."""
 
 
@@ -113,7 +127,7 @@ class Placement(Model):
     """Set while lost workers are replaced."""
     domain: Annotated[str, Len(0, 512)] = ""
     """The narrowest domain that holds the whole gang, for people: `rack rack-3`."""
-    placed_at: Timestamp | None = None
+    placed_at: ClockTime | None = None
     """When it was decided."""
     queue: Annotated[str, Len(0, 63)] = ""
     """The TrainingQueue whose quota it holds."""
@@ -132,6 +146,14 @@ class Placement(Model):
     """How often they were after a failure of the network."""
     yields: bool = False
     """The gang was let in before its turn, and gives way as soon as the job that waited could start."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if not self.chunks:
+            self.node_of_index()
+        if any(index >= self.workers for index in self.replaced):
+            raise ValueError(f"status.placement replaces workers that it does not have: it has {self.workers}")
+        return self
 
     def settled(self) -> Self:
         """Without failures of the script in its pods: `status.failures` has them now."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Annotated, Final
 
 from annotated_types import Ge, Le, Len
+from pydantic import AfterValidator
 
 from muster.api.common import Count, Duration, Model, Timestamp, above_zero, matches
 from muster.api.schema import Int64, MapList, Rule, SchemaDefault
@@ -38,7 +40,18 @@ Hours = Annotated[int, Ge(1), Le(2**31 - 1)]
 Money = Annotated[int, Ge(1), Le(2**31 - 1)]
 """In the currency of the operator's prices."""
 
-Cost = Annotated[str, Len(1, 32), matches(r"^[0-9]+(\.[0-9]+)?$", "write an amount such as 12.50")]
+_AMOUNT: Final = r"^[0-9]+(\.[0-9]+)?$"
+
+
+def _amount(text: str) -> str:
+    if not re.fullmatch(_AMOUNT, text):
+        raise ValueError(f"{text!r} is no amount such as 12.50")
+    return text
+
+
+DecimalText = Annotated[str, AfterValidator(_amount)]
+"""A number that is not below zero, as decimal text in a status: the API server does not look at it there."""
+Cost = Annotated[DecimalText, Len(1, 32), matches(_AMOUNT, "write an amount such as 12.50")]
 """Money as decimal text, in the currency of the operator's prices."""
 
 

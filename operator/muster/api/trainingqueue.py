@@ -24,7 +24,7 @@ from muster.api.common import (
 )
 from muster.api.jobparts import CapacityKind, JobDefaults
 from muster.api.schema import Atomic, Int64, MapList, Rule, SchemaDefault, SetList
-from muster.api.terms import Month, MonthlyBudget
+from muster.api.terms import DecimalText, Month, MonthlyBudget
 
 MAX_FLAVOURS: Final = 32
 MAX_RESOURCES: Final = 16
@@ -305,9 +305,9 @@ class FairShare(Model):
     """What fairness knows of the queue and those below it. Shares are parts of the whole cluster, from 0 to 1: of the
     resource of which they hold the largest part."""
 
-    share: Annotated[str, Len(1, 16)]
+    share: Annotated[DecimalText, Len(1, 16)]
     """The share that they hold now."""
-    mean: Annotated[str, Len(1, 16)]
+    mean: Annotated[DecimalText, Len(1, 16)]
     """Mean of the share up to `at`, in which each moment counts half as much after each `usageHalfLife`."""
     at: Timestamp
     """When `share` became what it is."""

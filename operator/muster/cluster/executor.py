@@ -102,8 +102,8 @@ class Executor:
         body = {**found.to_raw(), "status": status.to_raw()}
         await self._api.update_status(f"/apis/{API_VERSION}/{plural}/{found.metadata.name}", body)
 
-    async def tell_unreadable(self, raw: Mapping[str, Any], condition: Condition) -> None:
-        """Say of a job that does not fit this version's model why it is left alone; its other conditions stay."""
+    async def tell_unreadable(self, path: str, raw: Mapping[str, Any], condition: Condition) -> None:
+        """Say of an object that does not fit this version's model why it is left alone; its other conditions stay."""
         metadata, told = raw["metadata"], condition.to_raw()
         others = [item for item in (raw.get("status") or {}).get("conditions") or [] if item["type"] != told["type"]]
         # A merge patch replaces the whole list, so it holds only for the object that was read.
@@ -111,7 +111,7 @@ class Executor:
             "metadata": {"resourceVersion": metadata["resourceVersion"]},
             "status": {"conditions": [*others, told]},
         }
-        await self._api.merge_patch(f"{job_path(metadata['namespace'], metadata['name'])}/status", patch)
+        await self._api.merge_patch(f"{path}/status", patch)
 
     async def read(self, job: TrainingJob) -> TrainingJob | None:
         """The job as the server has it, or None when it is gone or another of the same name."""

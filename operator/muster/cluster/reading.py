@@ -1,4 +1,4 @@
-"""TrainingJobs as the API server gives them. Jobs whose specs say the same share one spec, and what is made of it.
+"""Our kinds as the API server gives them. Jobs whose specs say the same share one spec, and what is made of it.
 
 Ten thousand jobs are kept, and most differ from another in little but the name: a spec is the larger part of a job in
 memory, and of the time that reading it takes. Of what remains, a quarter were the sets in which pydantic notes which
@@ -8,18 +8,22 @@ fields an object was given: there are few different ones, which are shared, too.
 from __future__ import annotations
 
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from muster.api.trainingjob import TrainingJob, TrainingJobSpec
 from muster.api.trainingjob_status import TrainingJobStatus
+from muster.api.trainingqueue import TrainingQueue
 
 A = TypeVar("A")
 B = TypeVar("B")
+
+log = logging.getLogger(__name__)
 
 SHARED: Final = 4096
 """Distinct specs that are remembered, the last used ones."""
@@ -43,6 +47,20 @@ def read_job(raw: Mapping[str, Any]) -> TrainingJob:
     if job.status is not _UNTOLD:
         _share_fields_set(job.status)
     return job
+
+
+def read_queue(raw: Mapping[str, Any]) -> TrainingQueue:
+    """A status that does not fit the model counts as none, and is written anew: all in it is the operator's own word.
+
+    Raises pydantic.ValidationError when the spec does not fit it.
+    """
+    try:
+        return TrainingQueue.model_validate(raw)
+    except ValidationError as error:
+        if any(item["loc"][:1] != ("status",) for item in error.errors()):
+            raise
+        log.error("TrainingQueue %s: its status begins anew, for it can't be read: %s", raw["metadata"]["name"], error)
+        return TrainingQueue.model_validate({**raw, "status": {}})
 
 
 @lru_cache(maxsize=SHARED)

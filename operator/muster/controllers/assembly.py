@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import ValidationError
 
 from muster.api.common import API_VERSION, Condition
-from muster.api.names import ConditionType, Reason
+from muster.api.names import ConditionType, QueueConditionType, Reason
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.events import News
-from muster.cluster.executor import Executor
+from muster.cluster.executor import Executor, job_path
 from muster.cluster.informer import EVENT_DELAY, Informer
 from muster.cluster.launchers import DirectTransport, Launchers, ProxyTransport, Transport
 from muster.cluster.pods import PodSettings, token_tag
 from muster.cluster.provisioning import Asking
-from muster.cluster.reading import read_job
+from muster.cluster.reading import read_job, read_queue
 from muster.cluster.views import NamespaceView, NodeView, PodView, PriorityClassView, VersionView
 from muster.controllers.cache import Cache, Key
 from muster.controllers.chronicle import Chronicle
@@ -213,7 +212,7 @@ class Scheduling:
         try:
             job = read_job(raw)
         except ValidationError as error:
-            self._unreadable(key, raw, error)
+            self._unreadable("TrainingJob", job_path(*key), ConditionType.ADMITTED.value, raw, error)
             return
         whole = self._worker.executor.chunks.unpack(job)
         if whole is not None:
@@ -234,11 +233,13 @@ class Scheduling:
                 await asyncio.sleep(FETCH_AGAIN)
 
     def queue(self, key: Key, raw: Object | None) -> None:
-        """A TrainingQueue was seen, or (None) is gone."""
+        """A TrainingQueue was seen, or (None) is gone. One that can't be read says so, and stays as it was known."""
         try:
-            self.cache.on_queue(key[1], None if raw is None else TrainingQueue.from_raw(raw))
+            self.cache.on_queue(key[1], None if raw is None else read_queue(raw))
         except ValidationError as error:
-            log.error("TrainingQueue %s does not fit this operator's version: %s", key[1], error)
+            assert raw is not None
+            path = f"/apis/{API_VERSION}/trainingqueues/{key[1]}"
+            self._unreadable("TrainingQueue", path, QueueConditionType.READY.value, raw, error)
 
     def topology(self, key: Key, raw: Object | None) -> None:
         """A Topology was seen, or (None) is gone."""
@@ -247,40 +248,46 @@ class Scheduling:
         except ValidationError as error:
             log.error("Topology %s does not fit this operator's version: %s", key[1], error)
 
-    def _unreadable(self, key: Key, raw: Mapping[str, Any], error: ValidationError) -> None:
-        first = error.errors()[0]
+    def _unreadable(self, kind: str, path: str, type_: str, raw: Mapping[str, Any], error: ValidationError) -> None:
+        """Tell it in the log and, once, in the condition `type_`."""
+        first, whole = error.errors()[0], f"{kind} {'/'.join(filter(None, _names(raw)))}"
         where = ".".join(str(part) for part in first["loc"])
+        what = "job" if kind == "TrainingJob" else "queue"
         message = (
-            f"this operator can't read the job: {where}: {first['msg']}; correct the field, or upgrade the operator"
+            f"this operator can't read the {what}: {where}: {first['msg']}; correct the field, or upgrade the operator"
         )
-        log.error("TrainingJob %s/%s: %s", *key, message)
+        log.error("%s: %s", whole, message)
         conditions = (raw.get("status") or {}).get("conditions") or []
         if any(
             item.get("reason") == Reason.INVALID_SPEC.value and item.get("message") == message for item in conditions
         ):
             return
         condition = Condition(
-            type=ConditionType.ADMITTED.value,
+            type=type_,
             status="False",
             reason=Reason.INVALID_SPEC.value,
             message=message,
             last_transition_time=utc_now(),
             observed_generation=raw["metadata"].get("generation", 0),
         )
-        task = asyncio.create_task(self._tell_unreadable(key, raw, condition))
+        task = asyncio.create_task(self._tell_unreadable(whole, path, raw, condition))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def _tell_unreadable(self, key: Key, raw: Mapping[str, Any], condition: Condition) -> None:
+    async def _tell_unreadable(self, whole: str, path: str, raw: Mapping[str, Any], condition: Condition) -> None:
         try:
-            await self._worker.executor.tell_unreadable(raw, condition)
+            await self._worker.executor.tell_unreadable(path, raw, condition)
         except (ApiError, ApiUnreachable) as error:
-            log.warning("TrainingJob %s/%s: %s", *key, error)
+            log.warning("%s: %s", whole, error)
 
     # -- callbacks ---------------------------------------------------------------------------------------------------
 
     def _write(self, record: Record, status: Any) -> None:
         self.loop.start(record, self._worker.carry_out(record, Decision(status=status)))
+
+
+def _names(raw: Mapping[str, Any]) -> Key:
+    return raw["metadata"].get("namespace", ""), raw["metadata"]["name"]
 
 
 def _key(name: str) -> Key:

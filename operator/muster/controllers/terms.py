@@ -100,6 +100,8 @@ def _joined(window: EffectiveWindow, zone: ZoneInfo, opens: datetime, length: ti
     """One opening with those that begin before it closes."""
     closes = opens + length
     for _ in range(LONGEST_CHAIN):
+        if closes > NEVER - 2 * length:
+            break  # the calendar would end before the chain
         # The last moment until then at which another one opens; the first one itself when there is none.
         last = _last_start(window, zone, closes)
         if last is None or last + length <= closes:

@@ -9,13 +9,14 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from muster.api.common import Condition, find_condition, set_condition
+from muster.api.common import Condition, Duration, DurationOrAuto, Timestamp, find_condition, set_condition
 from muster.api.examples import EXAMPLES
 from muster.api.kinds import KINDS
 from muster.api.placement import Placement, format_indexes, parse_indexes
 from muster.api.podparts import OPERATOR_ENV
+from muster.api.terms import Cost
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Failure
 from muster.api.trainingqueue import LabelSelector
@@ -116,12 +117,37 @@ def test_a_placement_round_trips(nodes: list[str]) -> None:
     assert (read.attempt_of(0), read.attempt_of(1)) == (2, 0)
 
 
-def test_a_placement_with_a_hole_is_an_error() -> None:
-    placement = Placement.model_validate(
-        {"generation": 1, "workers": 3, "nodes": [{"node": "a", "indexes": "0,2"}]},
-    )
-    with pytest.raises(ValueError, match="2 of 3 workers"):
-        placement.node_of_index()
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"nodes": [{"node": "a", "indexes": "0,2"}]}, "2 of 3 workers"),
+        ({"nodes": []}, "0 of 3 workers"),
+        ({"nodes": [{"node": "a", "indexes": "0-"}]}, "'0-' is no ascending list of indexes"),
+        ({"nodes": [{"node": "a", "indexes": "2-0"}]}, "'2-0' is no ascending list"),
+        ({"nodes": [{"node": "a", "indexes": "0-99999999999"}]}, "is no ascending list"),
+        ({"spares": [{"node": "a", "indexes": "many"}]}, "'many' is no ascending list"),
+        ({"replacing": {"indexes": "3", "since": "2026-01-01T00:00:00Z"}}, "workers that it does not have"),
+        ({"placedAt": "9999-12-31T23:59:59Z"}, "no clock has shown this moment"),
+        ({"placedAt": "2026-01-01T00:00:00"}, "needs a time zone"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_an_error(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Placement.model_validate(Placement.of(1, ["a"] * 3).to_raw() | fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        (Duration, "9999999s", "is not a duration"),
+        (DurationOrAuto, "automatic", "is not a duration"),
+        (Cost, "nan", "is no amount"),
+        (Timestamp, "0001-01-01T00:00:00+12:00", "outside of the calendar"),
+    ],
+)
+def test_what_no_rule_of_the_api_server_has_seen_is_looked_at_when_it_is_read(kind: Any, text: str, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TypeAdapter(kind).validate_python(text)
 
 
 @pytest.mark.parametrize(

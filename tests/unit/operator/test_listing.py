@@ -141,7 +141,7 @@ async def test_json_of_a_queue_has_the_order_of_its_table(ask: Any, capsys: pyte
         one["status"] = {"phase": phase}
         if position is not None:
             one["status"]["queue"] = {"position": position, "reason": "QuotaExceeded", "message": "no"}
-    jobs[3]["status"]["placement"] = {"generation": 1, "workers": 1}
+    jobs[3]["status"]["placement"] = {"generation": 1, "workers": 1, "nodes": [{"node": "n", "indexes": "0"}]}
     wanted = ["d-holds", "c-first", "b-third", "a-ended"]
     assert await ask(Server(*jobs), None, "default") == 0
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == wanted

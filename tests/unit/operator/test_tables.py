@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from muster.api.placement import Placement
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
 from muster.cli.checkpoint_tables import natural
@@ -159,8 +160,8 @@ def test_a_gang_that_has_not_the_size_it_asks_for_shows_both() -> None:
         return str(job_row(TrainingJob.from_raw(raw))[JOB_TITLES.index("WORKERS")])
 
     assert workers() == "8"
-    assert workers(placement={"generation": 1, "workers": 8}) == "8"
-    assert workers(placement={"generation": 2, "workers": 6}) == "6 of 8"
+    assert workers(placement=Placement.of(1, ["n"] * 8).to_raw()) == "8"
+    assert workers(placement=Placement.of(2, ["n"] * 6).to_raw()) == "6 of 8"
 
 
 def test_a_job_that_no_operator_has_seen_says_so_and_claims_no_gpus() -> None:

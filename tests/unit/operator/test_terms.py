@@ -15,6 +15,7 @@ from muster.api.placement import Placement
 from muster.api.terms import Usage
 from muster.api.trainingjob_status import CommittedCheckpoint, Progress, TrainingJobStatus
 from muster.controllers import terms
+from muster_protocol.durations import parse_duration
 
 from .lifecycle.cases import trainingjob
 
@@ -72,6 +73,8 @@ def test_windows_that_overlap_are_one() -> None:
     assert terms.opening(both, day + 21 * HOUR) == terms.Opening(day + 20 * HOUR, day + 25 * HOUR)
     always = EffectiveWindow("0 * * * *", 3600, "Etc/UTC", stops=True)
     assert terms.opening(always, day + timedelta(minutes=90)).closes == terms.NEVER
+    longest = EffectiveWindow("0 20 * * *", parse_duration("999999d999999h"), "Asia/Tokyo", stops=True)
+    assert terms.opening(longest, day).closes == terms.NEVER
     job = spec(window={"start": "0 * * * *", "duration": "1h"})
     assert terms.window_end(job, day) is None
     assert terms.may_start(job, day, 120.0) <= day

@@ -67,3 +67,38 @@ async def test_an_unreadable_job_gets_a_condition_once_and_the_others_go_on() ->
     side.job("ns/bad", {**bad, "status": patch["status"]})
     await asyncio.sleep(0)
     assert len(api.patches) == 1
+
+
+async def test_what_an_older_crd_took_is_told_and_stops_nobody() -> None:
+    """Durations have at most six digits for each unit now; a stored object keeps what it was made with."""
+    api: Any = Api()
+    side = scheduling(api)
+    side.job("ns/old", raw("old", maxRuntime="9999999s"))
+    side.job("ns/good", raw("good"))
+    queue = {"metadata": {"name": "q", "uid": "u", "resourceVersion": "1", "generation": 1}}
+    side.queue(("", "q"), {**queue, "spec": {"defaultTemplate": {"maxRuntime": "9999999s"}}})
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [job.metadata.name for job in side.cache.take_jobs()] == ["good"]
+    assert "q" not in side.cache.queues
+    (job_path, job), (queue_path, told) = api.patches
+    assert (job_path.rsplit("/", 2)[1:], queue_path.rsplit("/", 2)[1:]) == (["old", "status"], ["q", "status"])
+    assert "spec.maxRuntime: Value error, '9999999s' is not a duration" in job["status"]["conditions"][0]["message"]
+    (ready,) = told["status"]["conditions"]
+    assert (ready["type"], ready["status"], ready["reason"]) == ("Ready", "False", "InvalidSpec")
+    assert "can't read the queue: spec.defaultTemplate.maxRuntime" in ready["message"]
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"month": {"until": "2026-01-01T00:00:00Z", "uses": [{"gpuType": "H100", "hourly": "much"}]}},
+        {"fairShare": {"share": "nan", "mean": "0", "at": "2026-01-01T00:00:00Z"}},
+        {"fairShare": {"share": "0", "mean": "0", "at": "0001-01-01T00:00:00+12:00"}},
+    ],
+)
+async def test_a_queues_status_that_cannot_be_read_begins_anew(status: dict[str, Any]) -> None:
+    side = scheduling(Api())
+    side.queue(("", "q"), {"metadata": {"name": "q", "uid": "u"}, "spec": {"cohort": "c"}, "status": status})
+    found = side.cache.queues["q"]
+    assert (found.spec.cohort, found.status.month, found.status.fair_share) == ("c", None, None)
