@@ -22,7 +22,7 @@ class Claims:
     def update(self, record: Record) -> None:
         """Take over what the record says now."""
         promise, written = record.promise, record.promise is record.job.status.promise
-        if record.deleted or finished(record.job.status):
+        if record.leaves_for_good or finished(record.job.status):
             promise = None
         before = self._promises.get(record.uid)
         if (before is None and promise is None) or (before is not None and before == (promise, written)):

@@ -142,7 +142,7 @@ class Decisions:
 
     def _victim(self, snapshot: Snapshot, eviction: Eviction, onward: Promised | None) -> Victim | None:
         record = self._records.get(eviction.uid)
-        placement = record.placement if record is not None and not record.deleted else None
+        placement = record.placement if record is not None and not record.leaves_for_good else None
         if record is None or placement is None or record.job.status.stop is not None or finished(record.job.status):
             return None
         return Victim(
@@ -163,7 +163,7 @@ class Decisions:
                 record.stand = ()  # plan anew after its next turn
             return
         status = record.job.status
-        if status.placement is None or finished(status) or record.deleted:
+        if status.placement is None or finished(status) or record.leaves_for_good:
             return
         lost = max(0, round(eviction.lost))
         cause = self._why_drained(record.spec.queue) if eviction.reason is MoveReason.DRAINED else ""

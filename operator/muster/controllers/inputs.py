@@ -135,8 +135,8 @@ class Inputs:
     def standing(self, record: Record, world: admission.World, now: datetime) -> JobInput | None:
         """A job's hold, from its placement's first writing until its last pod is gone; or what is promised to it."""
         pods = self._living(record.uid)
-        holds = pods or record.made or (record.placement is not None and not record.deleted)
-        if not holds and (record.promise is None or record.deleted or finished(record.job.status)):
+        holds = pods or record.made or (record.placement is not None and not record.leaves_for_good)
+        if not holds and (record.promise is None or record.leaves_for_good or finished(record.job.status)):
             return None
         made = self.pending(record, world, now, pods)
         return self._holding(record, made, pods, now) if holds else made
@@ -149,14 +149,14 @@ class Inputs:
         leaving = (
             placement is None
             or record.leaving
-            or record.deleted
+            or record.leaves_for_good
             or finished(status)
             or status.stop is not None
             or claim is not None
         )
         beneficiary = claim.beneficiary if claim else status.stop.beneficiary if status.stop else ""
         onward = preemption.nodes_of(claim.victim) if claim else ()  # its own promise is written with its stop
-        promised = (made.promised or onward) if not (record.deleted or finished(status)) else ()
+        promised = (made.promised or onward) if not (record.leaves_for_good or finished(status)) else ()
         shrinks = shrinks_at(status, record.spec)
         return replace(
             made,
@@ -170,7 +170,7 @@ class Inputs:
             lost=unmade(record, self._cache.pods_of(record.uid)),
             shrinks=shrinks.timestamp() if shrinks is not None else FOREVER,
             holding=True,
-            reserving=bool(record.made) or (status.stop is None and not finished(status) and not record.deleted),
+            reserving=bool(record.made) or (status.stop is None and not finished(status) and not record.leaves_for_good),
             run=replace(
                 run_of(record, now),
                 leaving=leaving,

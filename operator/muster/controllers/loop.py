@@ -300,7 +300,7 @@ class Loop:
         judged = record.judgement if record.plannable else None
         avoided = tuple(item.node for item in status.avoided)
         replacing = status.placement is not None and (status.placement.attempts, status.placement.replacing)
-        ending = (status.stop is None, status.promise is None, finished(status), replacing)
+        ending = (status.stop is None, status.promise is None, finished(status), record.leaves_for_good, replacing)
         stand = (record.plannable, placed, ending, record.spec, judged, avoided, _size_may_change(record, now))
         if stand != record.stand:
             record.stand = stand

@@ -213,6 +213,12 @@ class Record:
         return self.assumed_promise or self.job.status.promise
 
     @property
+    def leaves_for_good(self) -> bool:
+        """Whether the job is deleted, or will be once whoever has a finalizer on it lets it go: that may be never, and
+        what its status says of a placement or a promise holds no room meanwhile. Its pods do until they are gone."""
+        return self.deleted or self.job.metadata.deletion_timestamp is not None
+
+    @property
     def suspended(self) -> bool:
         """Whether the job neither runs nor waits, by its owner's wish or because its GPUs were idle."""
         return self.spec.suspend or is_true(self.job.status, ConditionType.SUSPENDED)
@@ -221,7 +227,7 @@ class Record:
     def waits(self) -> bool:
         """Whether the job would run if it could."""
         ended = self.job.status.finished_at is not None
-        return self.placement is None and not ended and not self.suspended and not self.deleted
+        return self.placement is None and not ended and not self.suspended and not self.leaves_for_good
 
     @property
     def placement_hash(self) -> str:

@@ -131,6 +131,23 @@ async def test_a_deleted_job_gives_its_room_back_though_a_pod_of_it_came_and_wen
         assert record.uid not in place.loop.records
 
 
+async def test_a_job_that_a_finalizer_holds_gives_its_room_back_when_its_pods_are_gone() -> None:
+    async with world(cpu="2") as place:
+        place.submit("a")
+        await place.until(lambda: len(place.server.pods) == 2)
+        for name in place.server.pods:
+            place.show(name)
+        place.submit("b")
+        await place.until(lambda: place.status("b").get("queue"))
+        raw = place.server.jobs["a"]
+        metadata = {"deletionTimestamp": "2026-03-01T13:00:00Z", "finalizers": ["example.com/audit"]}
+        place.feed({**raw, "metadata": {**raw["metadata"], **metadata, "resourceVersion": "99"}})
+        await place.until(lambda: place.server.calls["DELETE pods"] == 2)
+        assert not place.placed("b")
+        place.gone("a")
+        await place.until(lambda: place.placed("b"))
+
+
 async def test_a_pod_that_came_and_went_while_its_gang_was_made_holds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world(cpu="2") as place:
         create = place.server.create
