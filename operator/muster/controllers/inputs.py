@@ -146,17 +146,11 @@ class Inputs:
         placed = _places(placement, record.spec.spares) if placement else ()
         generation = placement.generation if placement else 0
         claim = self._claims.of(record.uid, generation)
-        leaving = (
-            placement is None
-            or record.leaving
-            or record.leaves_for_good
-            or finished(status)
-            or status.stop is not None
-            or claim is not None
-        )
+        over = record.leaves_for_good or finished(status)
+        leaving = placement is None or record.leaving or over or status.stop is not None or claim is not None
         beneficiary = claim.beneficiary if claim else status.stop.beneficiary if status.stop else ""
         onward = preemption.nodes_of(claim.victim) if claim else ()  # its own promise is written with its stop
-        promised = (made.promised or onward) if not (record.leaves_for_good or finished(status)) else ()
+        promised = (made.promised or onward) if not over else ()
         shrinks = shrinks_at(status, record.spec)
         return replace(
             made,
@@ -170,7 +164,7 @@ class Inputs:
             lost=unmade(record, self._cache.pods_of(record.uid)),
             shrinks=shrinks.timestamp() if shrinks is not None else FOREVER,
             holding=True,
-            reserving=bool(record.made) or (status.stop is None and not finished(status) and not record.leaves_for_good),
+            reserving=bool(record.made) or (status.stop is None and not over),
             run=replace(
                 run_of(record, now),
                 leaving=leaving,

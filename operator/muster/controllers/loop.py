@@ -271,14 +271,15 @@ class Loop:
             del self.records[record.uid]  # until the watch shows something new of it
 
     def _price(self, record: Record, placement: Placement) -> None:
-        """Take over the price of the gang's nodes; one that is gone leaves the price that was known."""
+        """Take over the price of the gang's nodes: by what was written down with them while they are gone, or their
+        labels are."""
         node = self._cache.node(placement.nodes[0].node) if placement.nodes else None
-        if node is not None:
-            flavour = flavour_of(node.labels)
+        flavour = (flavour_of(node.labels) if node is not None else "") or placement.flavour
+        if flavour or node is not None:
             record.price = self._prices.get(flavour, 0.0)
-            if flavour and flavour not in self._prices and flavour not in self._unpriced:
-                self._unpriced.add(flavour)
-                log.warning("no price is known for %s: it costs nothing; give the chart's `prices` one", flavour)
+        if flavour and flavour not in self._prices and flavour not in self._unpriced:
+            self._unpriced.add(flavour)
+            log.warning("no price is known for %s: it costs nothing; give the chart's `prices` one", flavour)
 
     def _withhold_first_word(self, record: Record, decision: Decision, monotonic: float) -> Decision:
         """A new job's first status is the planner's word, which comes in a moment: that spares a write in each job's

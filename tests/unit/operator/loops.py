@@ -152,7 +152,11 @@ class World:
 
 @asynccontextmanager
 async def world(
-    *, cpu: str = "4", node_hours: NodeHours = (("on-demand", 999.0),), node: NodeView | None = None
+    *,
+    cpu: str = "4",
+    node_hours: NodeHours = (("on-demand", 999.0),),
+    node: NodeView | None = None,
+    prices: dict[str, float] | None = None,
 ) -> AsyncIterator[World]:
     """`node`: in place of one of so many cores."""
     pods, nodes, namespaces = Items(), Items(), Items()
@@ -182,6 +186,7 @@ async def world(
             node_hours=lambda: node_hours,
         ),
         Progress(cache, None),
+        prices=prices,
     )
     task = asyncio.create_task(loop.run())
     try:

@@ -148,6 +148,28 @@ async def test_a_job_that_a_finalizer_holds_gives_its_room_back_when_its_pods_ar
         await place.until(lambda: place.placed("b"))
 
 
+@pytest.mark.parametrize("node", [None, "bare"])
+async def test_a_gang_costs_what_it_does_while_its_node_is_gone_or_has_lost_its_labels(node: str | None) -> None:
+    def seen(**labels: str) -> NodeView:
+        status = {"allocatable": {"cpu": "8", "memory": "8Gi", "pods": "9", "nvidia.com/gpu": "8"}}
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        return NodeView.from_raw({"metadata": {"name": "n", "labels": labels}, "status": {**status, **ready}})
+
+    h100 = seen(**{"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"})
+    async with world(node=h100, prices={"H100/on-demand": 2.5}) as place:
+        place.submit("a", workers=1, each={"gpusPerWorker": 8})
+        await place.until(lambda: place.server.pods)
+        (record,) = place.loop.records.values()
+        await place.until(lambda: record.price == 2.5)
+        place.nodes.items.pop("n")
+        if node is not None:
+            place.nodes.items["n"] = seen()
+        place.cache.on_node("n", place.nodes.items.get("n"))
+        record.price = 0.0  # as for an operator that has just started
+        place.cache.mark(record.uid)
+        await place.until(lambda: record.price == 2.5, seconds=10)
+
+
 async def test_a_pod_that_came_and_went_while_its_gang_was_made_holds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world(cpu="2") as place:
         create = place.server.create

@@ -64,6 +64,8 @@ def _stop(turn: Turn) -> bool:
             turn.tell(EventReason.TIME_IS_UP, told)
             turn.record_stop(Stop(reason=reason, message=message, requested_at=turn.s.now))
             return True
+        else:
+            turn.wake_in(1.0)  # by whole GPU-seconds it is not spent yet
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Phase
 from muster.api.placement import Promise, nodes_with_workers
+from muster.controllers.lifecycle.reconcile import reconcile
 
 from .cases import START, Case, trainingjob
 
@@ -89,6 +91,21 @@ def test_a_gang_stops_when_its_budget_is_spent_and_goes_on_when_it_is_raised() -
     case.job = type(case.job).from_raw(raised)
     case.settle()
     assert case.decide().plannable
+
+
+def test_a_budget_that_lacks_a_part_of_a_second_at_its_end_is_looked_at_again_soon() -> None:
+    case = Case(trainingjob(budget={"cost": 1}))
+    case.start()
+    ends = reconcile(replace(case.situation(), price=1.3)).wake_at
+    assert ends is not None
+    case.now = ends
+    at_its_end = reconcile(replace(case.situation(), price=1.3))
+    assert at_its_end.status is None, "2 GPUs for 1384.6 s are 2769 whole GPU-seconds, which cost 0.9999"
+    assert at_its_end.wake_at is not None
+    assert at_its_end.wake_at <= ends + timedelta(seconds=1)
+    stopped = reconcile(replace(case.situation(), price=1.3, now=at_its_end.wake_at)).status
+    assert stopped is not None
+    assert stopped.stop is not None
 
 
 def test_use_is_booked_once_for_each_placement() -> None:
