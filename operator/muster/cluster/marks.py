@@ -27,7 +27,7 @@ def moment(text: str) -> datetime | None:
     """What an annotation says; None for nothing, and for what a person mistyped."""
     try:
         return parse_time(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -9,6 +9,7 @@ restart of the operator loses nothing.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -24,6 +25,7 @@ Object = dict[str, Any]
 
 GROUP: Final = "autoscaling.x-k8s.io/v1"
 ALL: Final = f"/apis/{GROUP}/provisioningrequests"
+_ATTEMPT: Final = re.compile("[1-9][0-9]{0,8}")
 _LONGEST: Final = 400
 """Characters of an autoscaler's message that are passed on."""
 
@@ -119,7 +121,8 @@ def _answer(status: Mapping[str, Any]) -> tuple[Answer, str, datetime | None]:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 1
+    """From 1, whatever somebody has written into the annotation."""
+    return int(text) if text and _ATTEMPT.fullmatch(text) else 1
 
 
 def request_key(template_key: str, count: int, asking: Asking, flavour: str = "") -> str:

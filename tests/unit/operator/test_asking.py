@@ -6,7 +6,13 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from muster.api.names import ConditionType, Reason
+from muster.api.names import (
+    JOB_UID_LABEL,
+    REQUEST_ATTEMPT_ANNOTATION,
+    REQUEST_KEY_ANNOTATION,
+    ConditionType,
+    Reason,
+)
 from muster.cluster.pods import Identity
 from muster.cluster.provisioning import Answer, Asking, Request, pod_template, request, request_key
 from muster.controllers.asking import Capacity, Wish, decide, delay, lacks_nodes
@@ -32,6 +38,23 @@ def test_first_in_rank_are_asked_for_up_to_the_bound() -> None:
     decided = decide([wish("c", position=3), wish("a", position=1), wish("b", position=2)], [asked("d")], {"d"}, NOW, 3)
     assert [(ask.wish.uid, ask.attempt) for ask in decided.make] == [("a", 1), ("b", 1)]
     assert not decided.drop
+
+
+@pytest.mark.parametrize("attempt", ["0", "-1", "²", "9" * 5000, "many", ""])
+def test_what_somebody_wrote_into_a_requests_annotations_ends_nothing(attempt: str) -> None:
+    raw = {
+        "metadata": {
+            "namespace": "ns",
+            "name": "r",
+            "uid": "u",
+            "creationTimestamp": "2026-03-01T11:00:00Z",
+            "labels": {JOB_UID_LABEL: "a"},
+            "annotations": {REQUEST_KEY_ANNOTATION: "k", REQUEST_ATTEMPT_ANNOTATION: attempt},
+        },
+        "status": {"conditions": [{"type": "Failed", "status": "True", "lastTransitionTime": "2026-03-01T11:00:00Z"}]},
+    }
+    decided = decide([wish("a")], [Request.from_raw(raw)], (), NOW)
+    assert [ask.attempt for ask in decided.make] == [2]
 
 
 def test_request_goes_with_its_job_or_when_the_job_asks_for_something_else() -> None:

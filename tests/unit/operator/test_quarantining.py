@@ -113,7 +113,7 @@ async def test_taint_and_annotations_say_why_and_until_when_and_go_again() -> No
 async def test_somebodys_own_taint_is_never_taken_away() -> None:
     nodes, told = Nodes("n0"), list[News]()
     nodes.touch("n0", [{"key": QUARANTINE_TAINT, "value": "mine", "effect": "NoSchedule"}])
-    for note in ("", "when I am back"):
+    for note in ("", "when I am back", "0001-01-01T00:00:00+12:00"):
         nodes.notes("n0")[QUARANTINE_UNTIL] = note
         await keeper(nodes, faults("n0"), told).round()
     assert (nodes.patches, told) == (0, [])
