@@ -39,6 +39,7 @@ class World:
         grows: an autoscaler may bring nodes of a kind that there is none of.
         gangs_priority: name of the PriorityClass that all gangs' pods get, which is not meant for jobs.
         spent: why by name of each queue whose budget of the month, or that of a queue above it, is used up.
+        unreadable: names of queues that are there, and can't be read.
     """
 
     queues: Mapping[str, TrainingQueue]
@@ -51,6 +52,7 @@ class World:
     grows: bool = False
     gangs_priority: str = ""
     spent: Mapping[str, str] = field(default_factory=dict)
+    unreadable: frozenset[str] = frozenset()
 
 
 def products(nodes: Sequence[NodeView]) -> list[Mapping[str, str]]:
@@ -66,6 +68,12 @@ def obstacle(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | No
 
 def _queue(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None:
     queue = world.queues.get(spec.queue)
+    if queue is None and spec.queue in world.unreadable:
+        return Obstacle(
+            Reason.QUEUE_NOT_FOUND,
+            f"the operator can't read TrainingQueue {spec.queue!r}: the queue's condition Ready says which field to "
+            "correct; the job starts then",
+        )
     if queue is None and not world.queues:
         return Obstacle(
             Reason.QUEUE_NOT_FOUND,

@@ -238,6 +238,7 @@ class Scheduling:
             self.cache.on_queue(key[1], None if raw is None else read_queue(raw))
         except ValidationError as error:
             assert raw is not None
+            self.cache.on_unreadable_queue(key[1])
             path = f"/apis/{API_VERSION}/trainingqueues/{key[1]}"
             self._unreadable("TrainingQueue", path, QueueConditionType.READY.value, raw, error)
 

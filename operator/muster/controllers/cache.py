@@ -34,6 +34,7 @@ class Cache:
     Attributes:
         wake: set whenever something has changed.
         dirty: UIDs of jobs that are to have a turn.
+        unreadable: names of the queues that do not fit this operator's version, and were never seen as ones that do.
         grows: an autoscaler may bring nodes of a kind that there is none of.
     """
 
@@ -59,6 +60,7 @@ class Cache:
         self._world_changed = True
         self._new_templates: set[str] = set()
         self.queues: dict[str, TrainingQueue] = {}
+        self.unreadable: frozenset[str] = frozenset()
         self.topologies: dict[str, Topology] = {}
         self.wake = asyncio.Event()
         self.dirty: set[str] = set()
@@ -133,12 +135,19 @@ class Cache:
     def on_queue(self, name: str, queue: TrainingQueue | None) -> None:
         """A TrainingQueue was seen, or (None) is gone."""
         template, before = self.template_of(name), self.queues.pop(name, None)
+        self.unreadable -= {name}
         if queue is not None:
             self.queues[name] = queue
         if self.template_of(name) != template:
             self._new_templates.add(name)
         if queue is None or before is None or before.metadata.uid != queue.metadata.uid or before.spec != queue.spec:
             self.on_world()  # its status is our own word
+
+    def on_unreadable_queue(self, name: str) -> None:
+        """A TrainingQueue that can't be read was seen: one that was known stays as it was."""
+        if name not in self.queues:
+            self.unreadable |= {name}
+            self.on_world()
 
     def on_topology(self, name: str, topology: Topology | None) -> None:
         """A Topology was seen, or (None) is gone."""

@@ -257,6 +257,8 @@ class Loop:
             self._price(record, placement)
         decision = reconcile(self._situations.of(record, pods, now, monotonic))
         record.plannable = decision.plannable
+        if not record.plannable:
+            record.waiting = None
         record.wake_at = deadline(decision.wake_at, now, monotonic)
         if record.wake_at is not None:
             self._alarms.at(record.uid, record.wake_at)

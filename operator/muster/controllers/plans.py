@@ -212,6 +212,7 @@ class Plans:
             grows=self._cache.grows,
             gangs_priority=self._worker.settings.priority_class,
             spent={name: found.message for name, found in self._spent.items()},
+            unreadable=self._cache.unreadable,
         )
 
     def _changed(self, world: admission.World) -> bool:
@@ -221,6 +222,7 @@ class Plans:
             world.namespaces,
             world.products,
             world.spent,
+            world.unreadable,
         )
         changed = looked != self._looked
         self._looked = looked
@@ -270,6 +272,7 @@ class Plans:
                 return False
         record.obstacle = found
         if found is not None:
+            record.waiting = None  # what a plan said no longer holds: no nodes are asked for
             self._tell_waiting(record, Word(found.reason.value, found.message))
             return False
         return True

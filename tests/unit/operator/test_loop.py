@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from muster.api.common import format_time
 from muster.api.names import EventReason
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.views import NodeView
 from muster.controllers import loop as loops
 from muster.controllers import records, work
+from muster.controllers.asking import lacks_nodes
 
 from .loops import Object, world
 
@@ -307,3 +309,35 @@ async def test_what_only_a_change_can_mend_is_a_warning() -> None:
         told = {name: note for name, note in there.notes if note.reason is EventReason.QUEUED}
         assert {name: note.warning for name, note in told.items()} == {"lost": True, "turn": False, "giant": True}
         assert "there is no TrainingQueue 'qq'; did you mean 'q'? There are: q" in told["lost"].message
+
+
+@pytest.mark.parametrize("how", ["another queue", "the month's budget", "a window that never opens"])
+async def test_what_keeps_a_job_from_the_plan_ends_its_wish_for_nodes(how: str) -> None:
+    async with world(cpu="2") as place:
+        place.submit("a", workers=3)
+        await place.until(lambda: place.status("a").get("queue"))
+        (record,) = place.loop.records.values()
+        assert lacks_nodes(record.waiting)
+        if how == "another queue":
+            place.edit("a", queue="nowhere")
+        elif how == "a window that never opens":
+            place.edit("a", window={"start": "0 0 31 2 *", "duration": "1h"})
+        else:
+            use = {"gpuType": "H100", "gpuSeconds": 9999}
+            raw = {
+                "metadata": {"name": "q", "generation": 2},
+                "spec": {"budgets": [{"gpuHours": 1}]},
+                "status": {"month": {"until": format_time(work.utc_now()), "uses": [use]}},
+            }
+            place.cache.on_queue("q", TrainingQueue.from_raw(raw))
+        await place.until(lambda: not lacks_nodes(record.waiting), seconds=10)
+
+
+async def test_a_job_whose_queue_cannot_be_read_is_told_so() -> None:
+    async with world() as place:
+        place.cache.on_unreadable_queue("old")
+        place.submit("a", queue="old")
+        await place.until(lambda: place.status("a").get("queue"))
+        assert "can't read TrainingQueue 'old'" in place.status("a")["queue"]["message"]
+        place.cache.on_queue("old", TrainingQueue.from_raw({"metadata": {"name": "old"}, "spec": {}}))
+        await place.until(lambda: place.placed("a"))

@@ -80,13 +80,15 @@ async def test_what_an_older_crd_took_is_told_and_stops_nobody() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert [job.metadata.name for job in side.cache.take_jobs()] == ["good"]
-    assert "q" not in side.cache.queues
+    assert ("q" in side.cache.queues, side.cache.unreadable) == (False, {"q"})
     (job_path, job), (queue_path, told) = api.patches
     assert (job_path.rsplit("/", 2)[1:], queue_path.rsplit("/", 2)[1:]) == (["old", "status"], ["q", "status"])
     assert "spec.maxRuntime: Value error, '9999999s' is not a duration" in job["status"]["conditions"][0]["message"]
     (ready,) = told["status"]["conditions"]
     assert (ready["type"], ready["status"], ready["reason"]) == ("Ready", "False", "InvalidSpec")
     assert "can't read the queue: spec.defaultTemplate.maxRuntime" in ready["message"]
+    side.queue(("", "q"), {**queue, "spec": {}})
+    assert ("q" in side.cache.queues, side.cache.unreadable) == (True, set())
 
 
 @pytest.mark.parametrize(
