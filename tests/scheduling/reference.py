@@ -184,11 +184,13 @@ class Reference:
             return "closed"
         if not any(suits(self.world, job, node) for node in range(len(self.free))):
             return "no nodes"
-        if not fits(self.world, job, slots(self.world, job, self.empty)):
-            back = fits(self.world, job, slots(self.world, job, self.empty, away=True))
-            return "nodes away" if back else "too large"
+        now = fits(self.world, job, slots(self.world, job, self.empty))
+        if not now and not fits(self.world, job, slots(self.world, job, self.empty, away=True)):
+            return "too large"
         if not self._could_ever(job, borrowing=bool(self.jobs.terms.preemptible[job])):
             return "never"
+        if not now:
+            return "nodes away"
         return "window" if self.jobs.terms.opens[job] > self.now else ""
 
     def _could_ever(self, job: int, *, borrowing: bool) -> bool:

@@ -136,6 +136,13 @@ def test_of_full_racks_one_that_could_hold_the_gang_is_named() -> None:
     assert (waiting.domain, waiting.placeable, waiting.missing) == ("rack-2", 0, 32)
 
 
+def test_what_the_quota_never_allows_is_told_also_while_nodes_are_away() -> None:
+    for usable in (True, False):
+        shot = snapshot([Node("a", usable=usable), Node("b")], [Job("a", workers=2)], [Queue(gpus=8)])
+        (waiting,) = plan(shot).waiting
+        assert (waiting.reason, waiting.position) == (WaitReason.EXCEEDS_QUOTA, 0)
+
+
 def test_job_whose_only_nodes_are_cordoned_is_told_so() -> None:
     waiting = why([Node("a", usable=False)], Job("a"))
     assert waiting.message == (

@@ -80,8 +80,12 @@ class Starting:
         self._left: dict[tuple[int, int, int], int] = {}
         self._left_in_passing: dict[tuple[int, int, int], int] = {}
         self._no_room: set[tuple[int, int]] = set()
+        self._hopeless: dict[tuple[int, int], bool] = {}
         for job in self._outlook.special:
             self._judge_special(job)
+        for job, verdict in self.obstacles.items():
+            if verdict.fate is Fate.NODES_AWAY and self._never(job):
+                self.obstacles[job] = Verdict(job, Fate.NEVER)  # nodes that come back would change nothing
 
     def start(self, job: int) -> Admission | Verdict:
         """Admit the job if quota and room allow it now. It must be none of `obstacles`, nor known to lack quota."""
@@ -192,6 +196,17 @@ class Starting:
             self.obstacles[job] = Verdict(job, Fate.NEVER, choices[0])
         elif round_.opens[job] > round_.snapshot.now:
             self.obstacles[job] = Verdict(job, Fate.WINDOW)
+
+    def _never(self, job: int) -> bool:
+        """Whether the queue could never have the quota, for any choice of nodes. Those that are alike are judged once."""
+        round_ = self._round
+        kinds, kind = round_.kinds, round_.kinds.of[job]
+        key = (round_.queue_of[job], kind)
+        if key not in self._hopeless:
+            it = kinds.kinds[kind]
+            needs = ((choice, kinds.need(kind, choice, it.sizes[-1])) for choice in range(len(it.choices)))
+            self._hopeless[key] = all(round_.never(job, choice, need) is not None for choice, need in needs)
+        return self._hopeless[key]
 
     def _largest_in_passing(self, job: int, kind: int, choice: int) -> int:
         """The same with what is held back for an older job of its queue: for those that give it back on demand."""
