@@ -198,7 +198,7 @@ class Starting:
             self.obstacles[job] = Verdict(job, Fate.WINDOW)
 
     def _never(self, job: int) -> bool:
-        """Whether the queue could never have the quota, for any choice of nodes; looked at once for jobs that are alike."""
+        """Whether the queue could never have the quota, for any choice of nodes."""
         round_ = self._round
         kinds, kind = round_.kinds, round_.kinds.of[job]
         key = (round_.queue_of[job], kind)
