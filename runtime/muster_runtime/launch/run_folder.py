@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,16 +22,13 @@ _SOCKET_PATH_LIMIT: Final = 100
 class RunFolder:
     """`heard` is called when there are `messages`; `reached`: steps that the run has done before.
 
-    OSError when no folder can be made below any of `roots`.
+    OSError when there is room for it below none of `roots`.
     """
 
     def __init__(
         self, roots: Sequence[Path], incarnation: int, heard: Callable[[], None], *, ranks: int = 1, reached: int = 0
     ) -> None:
-        self.path = _make(roots, incarnation)
-        self.control = ControlWriter(self.path)
-        self.pulse = PulseReader(self.path, ranks, reached)
-        self._reports = reporter.listen(self.path)
+        self.path, self.control, self.pulse, self._reports = _make(roots, incarnation, ranks, reached)
         asyncio.get_running_loop().add_reader(self._reports.fileno(), heard)
 
     def messages(self) -> Iterator[report.Message]:
@@ -54,8 +52,11 @@ class RunFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _make(roots: Sequence[Path], incarnation: int) -> Path:
-    """A new folder, below the first root that can be written."""
+def _make(
+    roots: Sequence[Path], incarnation: int, ranks: int, reached: int
+) -> tuple[Path, ControlWriter, PulseReader, socket.socket]:
+    """A new folder and what is in it, below the first root that can be written: on a full disk a folder may still be
+    made, and a file not."""
     refused = []
     for root in roots:
         try:
@@ -63,8 +64,11 @@ def _make(roots: Sequence[Path], incarnation: int) -> Path:
         except OSError as error:
             refused.append(f"{root}: {error.strerror or error}")
             continue
-        if len(str(folder / reporter.SOCKET_NAME)) <= _SOCKET_PATH_LIMIT:
-            return folder
-        folder.rmdir()
-        refused.append(f"{root}: too long a path for a socket (over {_SOCKET_PATH_LIMIT} characters)")
+        try:
+            if len(str(folder / reporter.SOCKET_NAME)) > _SOCKET_PATH_LIMIT:
+                raise OSError(f"too long a path for a socket (over {_SOCKET_PATH_LIMIT} characters)")
+            return folder, ControlWriter(folder), PulseReader(folder, ranks, reached), reporter.listen(folder)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            refused.append(f"{root}: {error.strerror or error}")
     raise OSError("; ".join(refused))
