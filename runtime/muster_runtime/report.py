@@ -83,6 +83,14 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class Stopped:
+    """The rank ends after `step` steps because it was asked to, whatever exit code its launcher will see."""
+
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
 class NothingLeft:
     """What the rank restored, of `step`, leaves its loop nothing to train; `text` says so, and what to do."""
 
@@ -200,6 +208,7 @@ Message = (
     | CheckpointCommitted
     | Stored
     | Resumed
+    | Stopped
     | NothingLeft
     | Warned
     | FixedSize

@@ -437,7 +437,10 @@ class Leader:
 
     def _nobodys(self, first: Ended) -> Ended:
         """Every failed rank lost another, and all launchers live: that is no rank's doing, unless one left early."""
-        if first.cause != Cause.USER.value or not first.crash or self._somebody_is_done():
+        done = [index for index, ended in self._ended.items() if ended.cause == Cause.SUCCEEDED.value]
+        if done:
+            return replace(first, message=f"{first.message}; index {done[0]} {verdict.LEFT_EARLY}")
+        if first.cause != Cause.USER.value or not first.crash:
             return first
         return replace(first, cause=Cause.NETWORK.value, message=f"{first.message}; {verdict.LOST_EACH_OTHER}")
 

@@ -17,7 +17,7 @@ from muster_runtime.launch import tracebacks
 class Failure:
     """The first failed rank of a pod. `echo`: it looks like the consequence of another rank's end.
 
-    `last_words` are its last lines on stderr, for a script that fails without a Python traceback. `crash`: it fell,
+    `last_words` are its last lines on stderr, for a rank that fails without a Python traceback. `crash`: it fell,
     by a signal or an exception, rather than end itself by an exit code or for a reason that another start would meet.
     A rank that was refused memory fell; where the kernel took some, the container may be next, launcher and all.
     `signature`: by which the same failure is known again, "" where nothing tells.
@@ -63,6 +63,10 @@ _MORE_GPU_MEMORY: Final = (
     "use a smaller batch, shard over more GPUs (spec.parallelism.strategy: fsdp, spec.workers.replicas), or ask for "
     "larger ones (spec.workers.gpuType)"
 )
+_SIGNALS: Final = frozenset(int(one) for one in signal.Signals)
+_FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})
+"""Python says nothing when it ends by these: a traceback is of an exception that the script has lived through."""
+LEFT_EARLY: Final = "had ended well before: all ranks have to make the same number of steps, so see why it made less"
 LOST_EACH_OTHER: Final = "no rank failed by itself: the network between them did, or one of them hangs"
 
 
@@ -71,15 +75,17 @@ def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memo
 
     `stderr` are its last lines; `killed_for_memory`: the kernel's OOM killer was at work in this container meanwhile.
     """
-    traceback = tracebacks.last_traceback(stderr)
+    ended_by = _signal(exit_code)
+    traceback = "" if ended_by in _FROM_OUTSIDE else tracebacks.last_traceback(stderr)
+    last_words = "" if traceback else tracebacks.last_words(stderr)
     how = f"rank {rank} {describe(exit_code)}"
     what = tracebacks.exception_line(traceback)
     signature = tracebacks.signature(what, traceback)
     message = f"{how}: {what}" if what else how
-    memory = _out_of_memory(exit_code, traceback, killed_for_memory=killed_for_memory)
+    memory = _out_of_memory(ended_by, traceback, killed_for_memory=killed_for_memory)
     if memory:
         told, crash = f"{message}{memory}", not killed_for_memory
-        return Failure(rank, exit_code, Cause.OUT_OF_MEMORY, told, traceback, False, "", crash, signature)
+        return Failure(rank, exit_code, Cause.OUT_OF_MEMORY, told, traceback, False, last_words, crash, signature)
     if tracebacks.is_broken_gpu(traceback):
         message += "; the GPU or its driver is at fault, not the script"
         return Failure(rank, exit_code, Cause.NODE, message, traceback, echo=False)
@@ -92,18 +98,23 @@ def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memo
     if exit_code == exits.EXIT_PREEMPTED:
         message += "; 75 means `stopped when asked`, but nobody had asked"
     echo = tracebacks.is_echo(traceback or "\n".join(stderr[-20:]))
-    last_words = "" if traceback or exit_code < 0 else tracebacks.last_words(stderr)
-    if last_words:
+    if last_words and not ended_by:
         said = last_words.splitlines()[-1].strip()
         message += f": {said}"
         signature = f"exit code {exit_code}, {tracebacks.signature(said, last_words)}"
-    crash = exit_code < 0 or (bool(traceback) and not what.startswith(_OURS))
+    crash = bool(ended_by) or (bool(traceback) and not what.startswith(_OURS))
     return Failure(rank, exit_code, Cause.USER, message, traceback, echo, last_words, crash, "" if echo else signature)
 
 
-def _out_of_memory(exit_code: int, traceback: str, *, killed_for_memory: bool) -> str:
+def _signal(exit_code: int) -> int:
+    """The signal that ended the rank, or its script behind a shell, which then exits with 128 and the number; or 0."""
+    number = -exit_code if exit_code < 0 else exit_code - 128
+    return number if exit_code < 0 or number in _SIGNALS else 0
+
+
+def _out_of_memory(ended_by: int, traceback: str, *, killed_for_memory: bool) -> str:
     """Which memory was used up and what to do, to follow what the rank said; "" where it was none."""
-    if exit_code == -signal.SIGKILL and killed_for_memory:
+    if ended_by == signal.SIGKILL and killed_for_memory:
         return f": the container ran out of memory; {_MORE_HOST_MEMORY}"
     if killed_for_memory and tracebacks.lost_a_process(traceback):
         return f"; the kernel killed that process, for the container ran out of memory: {_MORE_HOST_MEMORY}"
@@ -115,12 +126,14 @@ def _out_of_memory(exit_code: int, traceback: str, *, killed_for_memory: bool) -
 
 
 def describe(exit_code: int) -> str:
-    if exit_code >= 0:
+    number = _signal(exit_code)
+    if not number:
         return f"exited with code {exit_code}"
     try:
-        return f"was ended by {signal.Signals(-exit_code).name}"
+        name = signal.Signals(number).name
     except ValueError:
-        return f"was ended by signal {-exit_code}"
+        name = f"signal {number}"
+    return f"was ended by {name}" if exit_code < 0 else f"exited with code {exit_code}: its script was ended by {name}"
 
 
 def succeeded(nothing_left: str) -> ExitFacts:

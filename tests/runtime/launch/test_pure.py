@@ -225,6 +225,8 @@ def test_signals_are_named() -> None:
     assert verdict.describe(-signal.SIGBUS) == "was ended by SIGBUS"
     assert verdict.describe(-64 - 100) == "was ended by signal 164"
     assert verdict.describe(3) == "exited with code 3"
+    assert verdict.describe(139) == "exited with code 139: its script was ended by SIGSEGV"
+    assert verdict.describe(255) == "exited with code 255"
 
 
 ECHO = SIMPLE.replace("ValueError: bad", "RuntimeError: gloo: Connection closed by peer")
@@ -235,7 +237,34 @@ def test_a_program_without_tracebacks_leaves_its_last_words() -> None:
     facts = verdict.failed(failure, None, index=0)
     assert facts.message == "rank 2 exited with code 2: train: error: no such file: data.bin"
     assert facts.traceback == "usage: train [-h]\ntrain: error: no such file: data.bin"
-    assert verdict.failed(failed(-signal.SIGSEGV, "step 1"), None, index=0).traceback == ""
+
+
+def test_a_rank_that_is_ended_by_a_signal_leaves_its_last_words_as_well() -> None:
+    """They are shown, but not said to be the reason."""
+    what = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: misaligned address"
+    for code in (-signal.SIGABRT, 128 + signal.SIGABRT):
+        failure = failed(code, what)
+        assert verdict.failed(failure, None, index=0).traceback == what
+        assert "CUDA" not in failure.message
+        assert (failure.crash, failure.signature) == (True, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("shell", [False, True])
+def test_what_a_script_has_lived_through_is_not_why_it_was_killed(number: int, shell: bool) -> None:
+    caught = raised("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    failure = failed(128 + number if shell else -number, caught + "\nstep 17\nstep 18\n")
+    assert (failure.cause, failure.crash, failure.signature) == (Cause.USER, True, "")
+    assert failure.traceback == ""
+    assert failure.message.endswith(f"was ended by {signal.Signals(number).name}")
+    assert failure.last_words.endswith("step 17\nstep 18")
+    assert failed(-signal.SIGABRT, raised("ValueError: x")).message.endswith("SIGABRT: ValueError: x")
+
+
+def test_a_kill_for_memory_behind_a_shell_is_one() -> None:
+    failure = failed(128 + signal.SIGKILL, "Killed", oom=True)
+    assert failure.cause is Cause.OUT_OF_MEMORY
+    assert LIMIT in failure.message
 
 
 def test_an_own_failure_stays_the_users_whoever_was_first() -> None:
@@ -430,6 +459,7 @@ def test_junk_on_the_report_socket_is_ignored(junk: bytes) -> None:
         report.Progress(1, 2, 3, "nan", 0.1, 1.0, 2.0, 0.5),
         report.Progress(1, 2),
         report.CheckpointCommitted(0, 5, "s3://b/x", 1.5, 10, 1e9),
+        report.Stopped(0, 5),
         report.Resumed(0, 5, "s3://b/x"),
         report.NothingLeft(0, 5, "n"),
         report.Warned(0, "w"),

@@ -276,7 +276,7 @@ def sentence(cause: End) -> str:
     who = f"worker {cause.index}" if cause.rank is None or said else f"rank {cause.rank}, worker {cause.index}"
     named = re.search(rf"\bnode {re.escape(cause.node)}(?![\w.-])", cause.message)
     where = f" on node {cause.node}" if cause.node and named is None else ""
-    last = cause.traceback.strip().splitlines()[-1] if cause.traceback.strip() else ""
+    last = cause.traceback.strip().splitlines()[-1] if "Traceback" in cause.traceback else ""
     told = cause.message if not last or last in cause.message else f"{cause.message} ({last})"
     return f"{who}{where}: {told}" if cause.index >= 0 else told
 
