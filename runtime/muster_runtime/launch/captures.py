@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import socket
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from muster_runtime import stacks
+from muster_runtime.launch.processes import listens
 
 CAPTURE_SECONDS: Final = 2.0
 """How long stacks are waited for. Writing them takes milliseconds; a process that doesn't now, doesn't at all."""
@@ -44,9 +44,9 @@ def explained(pid: int, letter: str) -> str:
 async def capture(pids: Mapping[int, int], folder: Path) -> dict[int, str]:
     """What the processes, by rank, have written of the stacks of their threads, those that write anything.
 
-    One that is stopped would write when it goes on, so it isn't asked.
+    One that is stopped would write when it goes on, so it isn't asked; nor is one without a handler, which would end.
     """
-    asked = {rank: pid for rank, pid in pids.items() if state(pid) not in _STOPPED and _listens(pid)}
+    asked = {rank: pid for rank, pid in pids.items() if state(pid) not in _STOPPED and listens(pid, stacks.SIGNAL)}
     before = {rank: _size(stacks.file_of(folder, rank)) for rank in asked}
     for pid in asked.values():
         with contextlib.suppress(OSError):
@@ -61,15 +61,6 @@ async def capture(pids: Mapping[int, int], folder: Path) -> dict[int, str]:
                 pending.remove(rank)  # it has written, and writes no more
             sizes[rank] = size
     return {rank: _read(stacks.file_of(folder, rank), start) for rank, start in before.items() if sizes[rank] > start}
-
-
-def _listens(pid: int) -> bool:
-    """Whether the process has a handler of the signal, which would end it otherwise."""
-    try:
-        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    except OSError:
-        return False
-    return caught is not None and bool(int(caught[1], 16) >> (stacks.SIGNAL - 1) & 1)
 
 
 def _size(path: Path) -> int:

@@ -31,7 +31,7 @@ from muster_runtime.launch.membership import Roll
 from muster_runtime.launch.metrics import Metrics
 from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.progress import Progress
-from muster_runtime.launch.ranks import CommandError, Rank, Ranks, allow_open_files
+from muster_runtime.launch.ranks import CommandError, Rank, Ranks, adopt_orphans, allow_open_files
 from muster_runtime.launch.run_folder import RunFolder
 from muster_runtime.launch.spending import Spending, how_ended
 from muster_runtime.launch.state import Over, State
@@ -84,6 +84,7 @@ class Launcher:
 
     async def run(self) -> ExitFacts:
         """Runs the gang's part on this pod; always returns, with the termination message written."""
+        adopt_orphans()
         self._listen_to_signals()
         config = self._config
         parts = (self._state, self._roll, self._gang, self._status, self._metrics_text)
@@ -116,7 +117,7 @@ class Launcher:
         facts = await self._end_with_gang(facts)
         await self._end_tracking(facts)
         await server.close(patience=1.0)
-        self._ranks.sweep()
+        self._ranks.sweep(self._tracking.processes)
         await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
         self._leave_folder()
         return facts
@@ -150,7 +151,8 @@ class Launcher:
         except CommandError as error:
             return await self._tell(ExitFacts(Cause.CONFIG, exits.EXIT_CONFIG, str(error)))
         except OSError as error:
-            message = f"no folder for the launcher and its ranks to meet in ({error}); make {env.MOUNT_PATH} writable"
+            where = f"it needs some kB below {env.MOUNT_PATH}"
+            message = f"no folder for the launcher and its ranks to meet in ({error}); {where}"
             return await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message))
         self._phase = Phase.RUNNING
         if first_time:
@@ -173,9 +175,9 @@ class Launcher:
             await self._stopping.end(lambda: True)
         await self._stopping.outlast()
         if self._ranks.running:
-            message = f"rank {self._ranks.running[0].rank} outlives SIGKILL, so the gang can't start again in this pod"
-            raise Over(await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message)))
-        self._ranks.sweep()
+            raise Over(await self._tell(_outlives(f"rank {self._ranks.running[0].rank}")))
+        if left := await self._stopping.sweep(self._tracking.processes):
+            raise Over(await self._tell(_outlives(f"process {left[0]}, which a rank has left behind,")))
         await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
         self._committed()
         self._spending.end(self._how_ended())
@@ -290,8 +292,9 @@ class Launcher:
         self._hear()
         if self._step() is None and self._state.clock() - self._started_at > STOOD_STILL_SECONDS:
             own = replace(own, signature="")
-        if own.echo and any(rank.exit_code == 0 for rank in self._ranks.all):
-            own = replace(own, crash=False)  # the script lets a rank leave before the others
+        done = [rank.rank for rank in self._ranks.all if rank.exit_code == 0]
+        if own.echo and done:  # the script lets a rank leave before the others
+            own = replace(own, crash=False, message=f"{own.message}; rank {done[0]} {verdict.LEFT_EARLY}")
         say(own.message)
         facts = verdict.facts_of(own)
         self._leave_word(facts)
@@ -333,6 +336,7 @@ class Launcher:
         say(f"asked to stop ({stop.reason.value}), grace {stop.grace_seconds:g} s")
         self._phase = Phase.STOPPING
         killed = await self._stopping.drive()
+        self._hear()
         if self._state.stop is None:
             return None
         if self._stopping.finished_by_themselves():
@@ -451,6 +455,10 @@ class Launcher:
                 rank = self._ranks.of_rank(message.rank)
                 if rank is not None:
                     rank.session = True
+            if isinstance(message, report.Stopped):
+                rank = self._ranks.of_rank(message.rank)
+                if rank is not None:
+                    rank.stopped = True
             if isinstance(message, report.Profiled):
                 self._profiles.heard(message)
             self._progress.take(message)
@@ -529,3 +537,8 @@ class Launcher:
         if self._folder is not None:
             self._folder.close()
             self._folder = None
+
+
+def _outlives(who: str) -> ExitFacts:
+    message = f"{who} outlives SIGKILL, so the gang can't start again in this pod"
+    return ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message)

@@ -11,14 +11,16 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from muster_runtime.launch import processes
 from muster_runtime.launch.logs import Pump, Sink
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
 _DRAIN_SECONDS: Final = 2.0
 """How long to wait for the rest of an ended rank's output; a process it left behind may hold the pipe open."""
 
@@ -29,11 +31,13 @@ class CommandError(Exception):
 
 @dataclass
 class Rank:
-    """One rank's process. `exit_code` is None while it runs, negative for a signal; `session` once it said hello."""
+    """One rank's process. `exit_code` is None while it runs, negative for a signal; `session` once it said hello,
+    `stopped` once it said that it ends because it was asked to."""
 
     rank: int
     process: subprocess.Popen[bytes]
     session: bool = False
+    stopped: bool = False
     exit_code: int | None = None
     pumps: list[Pump] = field(default_factory=list)
 
@@ -52,14 +56,15 @@ class Rank:
 
 
 class Ranks:
-    """All rank processes of this pod, and every other child that the launcher inherits as process 1.
+    """All rank processes of this pod, and whatever they leave behind, which the launcher inherits.
 
-    `notify` is called when one has ended; call `reap` at every SIGCHLD.
+    `notify` is called when a process has ended; call `reap` at every SIGCHLD.
     """
 
     def __init__(self, notify: Callable[[], None]) -> None:
         self._notify = notify
         self._by_pid: dict[int, Rank] = {}
+        self._strangers = frozenset(processes.descendants(os.getpid()))  # of a shell that became this process
         self.all: list[Rank] = []
 
     def start(
@@ -92,19 +97,16 @@ class Ranks:
 
     def reap(self) -> None:
         """Collects every child that has ended, also those that the ranks left behind."""
-        ended = False
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                break
+                return
             if pid == 0:
-                break
+                return
             rank = self._by_pid.get(pid)
             if rank is not None:
                 rank.exit_code = rank.process.returncode = os.waitstatus_to_exitcode(status)
-                ended = True
-        if ended:
             self._notify()
 
     @property
@@ -121,12 +123,17 @@ class Ranks:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(rank.pid, number)
 
-    def signal_processes(self, number: int, ranks: Iterable[Rank] | None = None) -> None:
-        """Sends a signal to the ranks' own processes alone: a script that saves on SIGTERM needs its data workers."""
-        for rank in self.running if ranks is None else ranks:
-            if rank.exit_code is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(rank.pid, number)
+    def signal_processes(
+        self, number: int, ranks: Iterable[Rank] | None = None, *, told: Container[int] = ()
+    ) -> list[int]:
+        """Sends a signal to the ranks' own processes alone: a script that saves on SIGTERM needs its data workers.
+        Where a shell has started the script, to that in its place; to nobody `told` already. Whom it was sent to."""
+        own = [rank.pid for rank in (self.running if ranks is None else ranks) if rank.exit_code is None]
+        found = [pid for one in own for pid in processes.hearers(one, number) if pid not in told]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        return found
 
     def forget(self) -> None:
         """Makes room for the next `start`, when none runs any more."""
@@ -139,11 +146,14 @@ class Ranks:
         for rank in self.all:
             rank.drain(until)
 
-    def sweep(self) -> None:
-        """Ends what ended ranks left behind in their process groups. For their end, before new ones are started."""
-        for rank in self.all:
+    def sweep(self, spared: Iterable[int] = ()) -> list[int]:
+        """Ends what ended ranks left behind, also in sessions of its own; what still lived. `spared` are children of
+        the launcher that no rank has started. For the ranks' end, before new ones are started."""
+        left = processes.descendants(os.getpid(), self._strangers.union(spared))
+        for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(rank.pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+        return left
 
 
 def _spawn(
@@ -163,6 +173,11 @@ def _spawn(
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _OPEN_FILES: Final = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def adopt_orphans() -> None:
+    """What ranks leave behind becomes the launcher's child also where it isn't process 1."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def allow_open_files(count: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,6 +49,8 @@ class Stopping:
         self._state = state
         self.control: ControlWriter | None = None
         self._terminated: set[int] = set()
+        self._told: set[int] = set()
+        """The processes that got SIGTERM."""
 
     async def drive(self) -> list[int]:
         """Asks the ranks to stop and returns when none runs, or when nobody asks for it any more; the ranks that had to
@@ -99,14 +101,27 @@ class Stopping:
         until = self._state.clock() + DYING_SECONDS - _UNKILLABLE_SECONDS
         await self._until_none(lambda: until)
 
+    async def sweep(self, spared: Iterable[int]) -> list[int]:
+        """SIGKILL to all that ended ranks left behind, and waits for its end; what outlives that."""
+        until = self._state.clock() + DYING_SECONDS
+        while (left := self._ranks.sweep(spared)) and (time_left := until - self._state.clock()) > 0:
+            await self._state.wait(min(_LOOK_SECONDS, time_left))
+            self._ranks.reap()
+        return left
+
     def finished_by_themselves(self) -> bool:
-        """All exited 0, and not because of our SIGTERM: a plain script that saves and exits 0 on SIGTERM isn't done."""
-        return all(r.exit_code == 0 and (r.session or r.rank not in self._terminated) for r in self._ranks.all)
+        """All exited 0, and not because they were asked to stop: a plain script that saves and exits 0 on SIGTERM isn't
+        done, nor is a session that has stopped behind a shell which says 0 in its place (`train.py | tee log`)."""
+        return all(
+            r.exit_code == 0 and not r.stopped and (r.session or r.rank not in self._terminated)
+            for r in self._ranks.all
+        )
 
     def _terminate(self, ranks: list[Rank]) -> None:
-        fresh = [rank for rank in ranks if rank.rank not in self._terminated]
-        self._terminated.update(rank.rank for rank in fresh)
-        self._ranks.signal_processes(signal.SIGTERM, fresh)
+        """A shell may start the next program when the first has ended; it gets its SIGTERM then."""
+        self._terminated.update(rank.rank for rank in ranks)
+        if ranks:
+            self._told.update(self._ranks.signal_processes(signal.SIGTERM, ranks, told=self._told))
 
     async def _until_none(self, until: Callable[[], float]) -> None:
         while self._ranks.running and (left := until() - self._state.clock()) > 0:

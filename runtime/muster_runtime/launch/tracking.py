@@ -80,6 +80,11 @@ class Tracking:
             return None
         return replace(self._told, dropped=self._told.dropped + self._lost)
 
+    @property
+    def processes(self) -> frozenset[int]:
+        """Its own one."""
+        return frozenset() if self._process is None else frozenset({self._process.pid})
+
     def begin(self) -> None:
         """The launcher starts."""
         if self._config.tracking is not None:

@@ -150,6 +150,11 @@ class Progress:
         if last:
             self.reporter.settle()
 
+    def stopped(self, step: int) -> None:
+        """The run ends here because it was asked to."""
+        self.reporter.send(report.Stopped(self.rank, step))
+        self.reporter.settle()
+
     def count_flops(self, models: Sequence[nn.Module]) -> None:
         """Those of a token, where the script has not said them."""
         if self.flops_per_token is None:

@@ -387,6 +387,7 @@ class Run:
             )
         self.closed = True
         self.saves.close()
+        self.progress.stopped(self.step)
         sys.exit(EXIT_PREEMPTED)
 
     def _state(self, *, ended_early: bool = False) -> RunState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 from collections.abc import Callable
@@ -192,6 +193,44 @@ def test_a_plain_script_that_saves_on_sigterm_and_exits_as_it_likes_is_not_done(
     pod.signal(signal.SIGTERM)
     facts = pod.end()
     assert (facts.cause, facts.exit_code) == (Cause.PREEMPTED, EXIT_PREEMPTED)
+
+
+@pytest.mark.parametrize("then", ["exit $?", "{again}"])
+def test_a_plain_script_behind_a_shell_gets_sigterm_too(make_gang: MakeGang, then: str) -> None:
+    """A shell would die of it, and the script with it; and what it starts next is asked as well."""
+    gang = make_gang(1, MUSTER_GRACE_SECONDS="60")
+    saves = "def save(*_):\n    mark('saved')\n    sys.exit(0)\nsignal.signal(signal.SIGTERM, save)\n"
+    script = shlex.join(gang.script(saves + PLAIN))
+    again = shlex.join(gang.script("mark('again')\n" + PLAIN, "again.py"))
+    started = time.monotonic()
+    pod = gang.pod(0, ["sh", "-c", f"{script}; {then.format(again=again)}"])
+    running(gang, 1)
+    pod.signal(signal.SIGTERM)
+    assert pod.end().cause is Cause.PREEMPTED
+    assert gang.marks("saved")
+    assert time.monotonic() - started < 30
+    dead(gang, "again")
+
+
+def test_a_shell_with_a_trap_is_asked_itself(make_gang: MakeGang) -> None:
+    gang = make_gang(1, MUSTER_GRACE_SECONDS="60")
+    script = shlex.join(gang.script("signal.signal(signal.SIGTERM, lambda *_: mark('asked'))\n" + PLAIN))
+    pod = gang.pod(0, ["sh", "-c", f"trap 'kill -KILL $!; exit 0' TERM; {script} & wait"])
+    running(gang, 1)
+    pod.signal(signal.SIGTERM)
+    assert pod.end().cause is Cause.PREEMPTED
+    assert not gang.marks("asked")
+
+
+def test_a_session_that_stops_is_not_done_whatever_the_shell_around_it_says(make_gang: MakeGang) -> None:
+    gang = make_gang(1)
+    stops = SESSION.replace("sys.exit(75)", "reporter.send(report.Stopped(RANK, step))\nsys.exit(75)")
+    pod = gang.pod(0, ["sh", "-c", f"{shlex.join(gang.script(stops))} | tee log"])
+    running(gang, 1)
+    pod.signal(signal.SIGTERM)
+    facts = pod.end()
+    assert (facts.cause, facts.exit_code) == (Cause.PREEMPTED, EXIT_PREEMPTED)
+    assert "the last committed checkpoint is step" in facts.message
 
 
 def test_a_stop_while_some_ranks_still_import_ends_those_at_once(make_gang: MakeGang) -> None:

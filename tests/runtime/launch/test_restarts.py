@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 from collections.abc import Callable
@@ -49,6 +50,11 @@ def lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def zombie(pid: int) -> bool:
+    """Ended, with nobody here to collect it: the launcher that had inherited it is gone."""
+    return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+
+
 def test_a_killed_rank_starts_the_gang_again_in_the_same_pods(make_gang: MakeGang) -> None:
     gang = make_gang(2, 2, **ALLOWED)
     pods = gang.all(gang.script(BEGIN + "until_end()\n"))
@@ -65,6 +71,34 @@ def test_a_killed_rank_starts_the_gang_again_in_the_same_pods(make_gang: MakeGan
     for pod in pods:
         facts = pod.end()
         assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 2, 1)
+
+
+def test_what_a_rank_has_started_in_a_session_of_its_own_does_not_live_beside_the_next(make_gang: MakeGang) -> None:
+    """As torchrun does with its workers, and as trackers do with their services."""
+    gang = make_gang(1, **ALLOWED)
+    child = "import subprocess\nsleeps = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+    child += "child = subprocess.Popen(sleeps, start_new_session=True)\n"
+    keep = "(here / f'child-{incarnation}').write_text(str(child.pid))\nmark(f'started-{incarnation}')\nuntil_end()\n"
+    pod = gang.pod(0, gang.script(BEGIN + child + keep))
+
+    def child_of(incarnation: int) -> int:
+        gang.eventually(lambda: gang.marks(f"started-{incarnation}-"), f"incarnation {incarnation} has a child")
+        return int((gang.folder / f"child-{incarnation}").read_text())
+
+    first = child_of(1)
+    os.kill(pid_of(gang, 1, 0), signal.SIGKILL)
+    second = child_of(2)
+    assert not lives(first), "nothing of the first incarnation lives beside the second"
+    (gang.folder / "end").touch()
+    assert pod.end().cause is Cause.SUCCEEDED
+    gang.eventually(lambda: not lives(second) or zombie(second), "nor beyond the launcher")
+
+
+def test_a_crash_behind_a_shell_is_one(make_gang: MakeGang) -> None:
+    gang = make_gang(1, **ALLOWED)
+    script = gang.script(BEGIN + "if incarnation == 1: os.kill(os.getpid(), signal.SIGSEGV)\n")
+    facts = gang.pod(0, ["sh", "-c", f"{shlex.join(script)}; exit $?"]).end()
+    assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 2, 1)
 
 
 def test_a_stop_of_the_incarnation_before_that_comes_late_stops_nobody(make_gang: MakeGang) -> None:
@@ -228,6 +262,21 @@ def test_no_crash_is_answered_by_a_restart_where_a_rank_is_done(make_gang: MakeG
     (gang.folder / "end").touch()
     facts = pods[0].end()
     assert (facts.cause, facts.restarts) == (Cause.USER, 0)
+
+
+@pytest.mark.parametrize(("workers", "processes", "who"), [(2, 1, "index 1"), (1, 2, "rank 1")])
+def test_who_left_before_the_others_is_named(make_gang: MakeGang, workers: int, processes: int, who: str) -> None:
+    gang = make_gang(workers, processes, **ALLOWED)
+    lost = "raise RuntimeError('[gloo] Connection closed by peer')\n"
+    pods = gang.all(gang.script(BEGIN + "if RANK == 1: sys.exit(0)\nuntil_end()\n" + lost))
+    runs(gang, 1, 2)
+    gang.eventually(lambda: not lives(pid_of(gang, 1, 1)), "rank 1 has left")
+    if workers == 2:
+        assert pods[1].end().cause is Cause.SUCCEEDED
+    (gang.folder / "end").touch()
+    facts = pods[0].end()
+    assert (facts.cause, facts.restarts) == (Cause.USER, 0)
+    assert f"Connection closed by peer; {who} had ended well before" in facts.message
 
 
 def test_a_stop_while_the_gang_starts_again_is_heard(make_gang: MakeGang) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,7 @@ from gangs import run_gang
 
 from muster_protocol import losses
 from muster_protocol.checkpoints.commit import read_latest
+from muster_protocol.exits import EXIT_PREEMPTED
 from muster_runtime.checkpoint.store import open_store
 
 BLOCKING = {"MUSTER_CHECKPOINT_BLOCKING": "1"}
@@ -68,6 +74,20 @@ def test_sigterm_commits_a_checkpoint_and_exits_75(tmp_path: Path) -> None:
     assert not finished
     again = run_gang(path, tmp_path, 2, environment(tmp_path, TOTAL=str(step + 2))).check()
     assert f"ended after step {step + 2} began at {step}" in again.output
+
+
+def test_a_stopped_session_says_so_whatever_the_shell_around_it_exits_with(tmp_path: Path) -> None:
+    """Else a preempted job would have succeeded."""
+    path = script(tmp_path, STEPS + "    (folder / 'running').touch()\n    time.sleep(0.01)\n")
+    command = [sys.executable, "-m", "muster_runtime.launch", "--", "sh", "-c", f"{sys.executable} {path} | tee log"]
+    environ = {**os.environ, **environment(tmp_path, TOTAL="100000")}
+    launcher = subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not (tmp_path / "running").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(60) == EXIT_PREEMPTED
+    assert latest(tmp_path)[1] is False
 
 
 # Where a stop may find a rank: each of these leaves a file there, and is slow enough for the stop to come meanwhile.
