@@ -17,7 +17,7 @@ module = Module()
 atexit.register(print, "handler of before")
 if "soon" in sys.argv:
     from muster_runtime.session.fall import end_soon
-    end_soon()
+    end_soon(0.5 if "blocks" in sys.argv else 60)
 ours = sys.excepthook
 def hook(*error):
     ours(*error)
@@ -27,6 +27,7 @@ def work():
     time.sleep(0.2)
     print("thread")
 threading.Thread(target=work).start()
+if "blocks" in sys.argv: threading.Thread(target=threading.Event().wait, name="prefetch").start()
 atexit.register(print, "handler of later")
 if "logs" in sys.argv:
     try:
@@ -49,6 +50,13 @@ def test_a_script_that_falls_runs_its_exit_handlers_once_and_is_not_taken_apart(
     assert (code, said) == (1, IN_ORDER)
     assert told.endswith("ValueError: it falls\n")
     assert run() == (1, [*IN_ORDER, "taken apart"], told), "what Python does by itself"
+
+
+def test_a_script_that_falls_does_not_wait_for_ever_for_its_threads() -> None:
+    code, said, told = run("soon", "blocks")
+    assert (code, said) == (1, IN_ORDER)
+    assert "ValueError: it falls\n" in told
+    assert told.endswith("ends without its threads that still run: prefetch\n")
 
 
 def test_a_script_that_exits_by_itself_ends_as_it_did() -> None:
