@@ -342,7 +342,7 @@ class Launcher:
         if self._stopping.finished_by_themselves():
             return await self._tell(self._succeeded())
         bad = [rank for rank in self._ranks.all if rank.exit_code not in (0, exits.EXIT_PREEMPTED)]
-        failed = await self._judge(bad[0]) if bad else None
+        failed = await self._first_failure(bad) if bad else None
         facts = verdict.stopped(stop, failed, killed=killed, committed_step=self._committed())
         if failed is not None and failed.echo and stop.told not in (None, self._config.index):
             self._leave_word(facts)

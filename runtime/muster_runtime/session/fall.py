@@ -45,7 +45,8 @@ def end_soon(patience: float = THREADS_SECONDS) -> None:
 def _end_without_threads() -> None:
     ours = (threading.main_thread(), threading.current_thread())
     left = [one.name for one in threading.enumerate() if not one.daemon and one not in ours]
-    sys.stderr.write(f"[muster] the script has fallen, and ends without its threads that still run: {', '.join(left)}\n")
+    told = f"the script has fallen, and ends without its threads that still run: {', '.join(left)}"
+    sys.stderr.write(f"[muster] {told}\n")
     _end()
 
 
