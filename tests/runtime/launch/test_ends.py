@@ -195,6 +195,20 @@ def test_a_plain_script_that_saves_on_sigterm_and_exits_as_it_likes_is_not_done(
     assert (facts.cause, facts.exit_code) == (Cause.PREEMPTED, EXIT_PREEMPTED)
 
 
+def test_a_failure_while_stopping_is_told_and_not_its_echo(make_gang: MakeGang) -> None:
+    gang = make_gang(1, 2)
+    fails = (
+        "if RANK == 1: raise ValueError('the save failed')\n"
+        "other = Path('/proc') / Path(__file__).with_name('mark-running-1').read_text()\n"
+        "while other.exists(): time.sleep(0.01)\n"
+        "raise RuntimeError('[gloo] Connection closed by peer')\n"
+    )
+    pod = gang.pod(0, gang.script(SESSION.replace("sys.exit(75)", fails)))
+    running(gang, 2)
+    pod.signal(signal.SIGTERM)
+    assert "while stopping, rank 1 exited with code 1: ValueError: the save failed" in pod.end().message
+
+
 @pytest.mark.parametrize("then", ["exit $?", "{again}"])
 def test_a_plain_script_behind_a_shell_gets_sigterm_too(make_gang: MakeGang, then: str) -> None:
     """A shell would die of it, and the script with it; and what it starts next is asked as well."""

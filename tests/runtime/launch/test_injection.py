@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hack import vendor
+
+from muster_protocol import exits
 
 pytestmark = pytest.mark.runtime
 
@@ -147,6 +151,25 @@ def test_an_image_without_a_usable_python_says_so(
     facts = json.loads(log.read_text())
     assert (facts["muster"], facts["cause"]) == (1, "config")
     assert told in facts["message"]
+
+
+def test_a_stop_while_a_python_is_looked_for_is_heard(mounted: Path, tmp_path: Path) -> None:
+    """By a shell that is process 1, to which the kernel brings no signal without a handler."""
+    looks, go_on, log = (tmp_path / name for name in ("looks", "go-on", "termination"))
+    (tmp_path / "python3").write_text(f"#!/bin/sh\n: >{looks}\nwhile [ ! -e {go_on} ]; do sleep 0.02; done\nexit 1\n")
+    (tmp_path / "python3").chmod(0o755)
+    log.touch()
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MUSTER_TERMINATION_LOG": str(log)}
+    launcher = subprocess.Popen([str(mounted / "bin" / "muster-launch"), "--", "python3", "train.py"], env=environment)
+    until = time.monotonic() + 20
+    while not looks.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    launcher.send_signal(signal.SIGTERM)
+    go_on.touch()
+    assert launcher.wait(20) == 75
+    facts = exits.decode(log.read_text())
+    assert facts is not None
+    assert (facts.cause, facts.exit_code) == (exits.Cause.PREEMPTED, 75)
 
 
 def test_the_launcher_runs_on_the_commands_own_python(mounted: Path, users_venv: Path, tmp_path: Path) -> None:
