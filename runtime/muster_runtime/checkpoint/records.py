@@ -24,6 +24,11 @@ _ROUND: Final = 1 << 20
 _SLACK: Final = 64 << 10
 """States change their length by a few bytes from save to save; a slot must not move for that."""
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_MEMORY_FILES: Final = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+"""Limit, use and what is in it, with cgroups of version 2 and of version 1."""
 
 Order = tuple[int, int, int]
 """Epoch, step and attempt: which of two parts is newer."""
@@ -130,10 +135,13 @@ def capacity(length: int) -> int:
 def free_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
     """Bytes that this container, and this machine, may still take."""
     machine = next(int(line.split()[1]) << 10 for line in meminfo.read_text().splitlines() if "MemAvailable" in line)
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except OSError:
-        return machine
-    return machine if limit == "max" else min(machine, int(limit) - used + int(stat.get("inactive_file", 0)))
+    for files in _MEMORY_FILES:
+        try:
+            limit, used, stat = ((cgroup / name).read_text().strip() for name in files)
+        except OSError:
+            continue
+        found = dict(line.split() for line in stat.splitlines())
+        # The first is of version 1 alone, where the second leaves out what lies in cgroups below.
+        cached = int(found.get("total_inactive_file", found.get("inactive_file", 0)))
+        return machine if limit == "max" else min(machine, int(limit) - int(used) + cached)
+    return machine

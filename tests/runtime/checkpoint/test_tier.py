@@ -185,3 +185,15 @@ def test_free_memory_is_the_containers_and_the_machines(tmp_path: Path) -> None:
     assert free_memory(tmp_path, meminfo) == 2_000_000 << 10
     (tmp_path / "memory.max").write_text("1000\n")
     assert free_memory(tmp_path, meminfo) == 350
+
+
+def test_free_memory_is_the_containers_with_cgroups_of_version_1_too(tmp_path: Path) -> None:
+    meminfo, folder = tmp_path / "meminfo", tmp_path / "memory"
+    meminfo.write_text("MemTotal: 100 kB\nMemAvailable:   2000000 kB\n")
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text("1000\n")
+    (folder / "memory.usage_in_bytes").write_text("700\n")
+    (folder / "memory.stat").write_text("inactive_file 5\ntotal_inactive_file 50\n")
+    assert free_memory(tmp_path, meminfo) == 350
+    (folder / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert free_memory(tmp_path, meminfo) == 2_000_000 << 10
