@@ -31,7 +31,7 @@ from muster_runtime.launch.membership import Roll
 from muster_runtime.launch.metrics import Metrics
 from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.progress import Progress
-from muster_runtime.launch.ranks import CommandError, Rank, Ranks, adopt_orphans, allow_open_files
+from muster_runtime.launch.ranks import CommandError, NoRoomError, Rank, Ranks, adopt_orphans, allow_open_files
 from muster_runtime.launch.run_folder import RunFolder
 from muster_runtime.launch.spending import Spending, how_ended
 from muster_runtime.launch.state import Over, State
@@ -150,6 +150,8 @@ class Launcher:
             self._start_ranks(release)
         except CommandError as error:
             return await self._tell(ExitFacts(Cause.CONFIG, exits.EXIT_CONFIG, str(error)))
+        except NoRoomError as error:
+            return await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, str(error)))
         except OSError as error:
             where = f"it needs some kB below {env.MOUNT_PATH}"
             message = f"no folder for the launcher and its ranks to meet in ({error}); {where}"

@@ -29,6 +29,10 @@ class CommandError(Exception):
     """The command can't be executed. One sentence: which, why, and how to mend it."""
 
 
+class NoRoomError(Exception):
+    """The machine starts no more processes now, whichever. One sentence."""
+
+
 @dataclass
 class Rank:
     """One rank's process. `exit_code` is None while it runs, negative for a signal; `session` once it said hello,
@@ -75,13 +79,16 @@ class Ranks:
     ) -> None:
         """Starts one process for each (rank, environment, descriptors to inherit).
 
-        Raises CommandError, with none of them left running.
+        Raises CommandError or NoRoomError, with none of them left running.
         """
         for rank, environment, descriptors in environments:
             try:
                 process = _spawn(command, environment, descriptors)
             except OSError as error:
                 self.signal(signal.SIGKILL)
+                if error.errno in (errno.EAGAIN, errno.ENOMEM):
+                    limits = "its pod or node has reached its limit of processes, or is out of memory"
+                    raise NoRoomError(f"no process for rank {rank} can be started ({error.strerror}): {limits}") from error
                 raise CommandError(_cannot_execute(command, environment, error)) from error
             self._by_pid[process.pid] = started = Rank(rank, process)
             self.all.append(started)

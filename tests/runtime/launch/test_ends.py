@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 import signal
 import time
@@ -15,6 +17,7 @@ from muster_protocol.exits import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_PREEMPT
 from muster_protocol.launcher_status import Phase
 from muster_protocol.messages import Stop, StopReason
 from muster_protocol.wire import encode
+from muster_runtime.launch import ranks
 
 pytestmark = pytest.mark.runtime
 
@@ -144,6 +147,18 @@ def test_a_command_that_cant_be_executed_is_a_configuration_error(
     facts = gang.pod(0, command).end()
     assert (facts.cause, facts.exit_code) == (Cause.CONFIG, EXIT_CONFIG)
     assert told in facts.message
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM])
+def test_a_machine_without_room_for_a_process_is_not_the_commands_fault(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(ranks, "_spawn", refuse)
+    with pytest.raises(ranks.NoRoomError, match=r"no process for rank 3 can be started .*limit of processes"):
+        ranks.Ranks(lambda: None).start(["python"], [(3, {}, ())], prefix=False)
 
 
 def test_a_command_missing_on_one_pod_ends_the_gang(make_gang: MakeGang) -> None:
