@@ -87,8 +87,8 @@ class Ranks:
             except OSError as error:
                 self.signal(signal.SIGKILL)
                 if error.errno in (errno.EAGAIN, errno.ENOMEM):
-                    limits = "its pod or node has reached its limit of processes, or is out of memory"
-                    raise NoRoomError(f"no process for rank {rank} can be started ({error.strerror}): {limits}") from error
+                    why = f"{error.strerror}: its pod or node has reached its limit of processes, or is out of memory"
+                    raise NoRoomError(f"no process for rank {rank} can be started ({why})") from error
                 raise CommandError(_cannot_execute(command, environment, error)) from error
             self._by_pid[process.pid] = started = Rank(rank, process)
             self.all.append(started)
