@@ -36,18 +36,21 @@ def tombstones(store: Store, manifest_key: str) -> list[str]:
 def read_holds(store: Store) -> list[Hold]:
     """All holds, expired ones too. One that can't be read holds everything: it may have been written by a newer Muster.
 
-    Its `expires` is then the time that the object was written, plus `HOLD_SECONDS`."""
+    A reader's lasts `HOLD_SECONDS` by the store's clock at least, whatever the reader's own says."""
     found = []
     for item in store.objects(HOLDS_PREFIX):
         name = _id(item.key)
         body = store.get(item.key)
         if body is None:
             continue
+        until = item.modified + HOLD_SECONDS
         try:
-            # its name is its key's, whatever it says: by that it is deleted
-            found.append(dataclasses.replace(manifests.decode_hold(body.content), id=name))
+            hold = manifests.decode_hold(body.content)
         except ValueError as error:
-            found.append(Hold(name, f"a hold that can't be read ({error})", item.modified + HOLD_SECONDS))
+            hold = Hold(name, f"a hold that can't be read ({error})", until)
+        expires = None if hold.expires is None else max(hold.expires, until)
+        # its name is its key's, whatever it says: by that it is deleted
+        found.append(dataclasses.replace(hold, id=name, expires=expires))
     return found
 
 

@@ -89,7 +89,7 @@ class Plan:
         kept: each committed checkpoint that stays, and by what.
         records: those of them that have no record yet: nothing else may name them when the rest is gone.
         stale: tombstones on what stays, left by a prune that died.
-        leftovers: keys of expired holds, and of records of what is gone.
+        leftovers: keys of holds that have expired a day ago, and of records of what is gone.
     """
 
     epoch: int
@@ -127,7 +127,8 @@ def plan(inventory: Inventory, retention: Retention, now: float, patience: float
         if item.modified + ORPHAN_SECONDS < now
     ]
     staying = {checkpoint.key for checkpoint in stay} | {damaged.key for damaged in inventory.damaged}
-    leftovers = [f"holds/{hold.id}.json" for hold in inventory.holds if is_over(hold, now)]
+    # not at once: by a clock that is fast, one that somebody goes on renewing would be over
+    leftovers = [f"holds/{hold.id}.json" for hold in inventory.holds if is_over(hold, now - ORPHAN_SECONDS)]
     leftovers += [key for key, link in inventory.kept.items() if link[0] not in staying]
     return Plan(
         inventory.latest.epoch,

@@ -28,6 +28,8 @@ class MemoryStore:
 
     def __init__(self, objects: dict[str, bytes] | None = None) -> None:
         self.uri = "file:///memory"
+        self.written: dict[str, float] = {}
+        """When each was put, in seconds since the epoch."""
         self._objects = dict(objects or {})
 
     @property
@@ -46,6 +48,7 @@ class MemoryStore:
 
     def put(self, key: str, content: bytes) -> None:
         self._objects[key] = content
+        self.written[key] = time.time()
 
     def put_if(self, key: str, content: bytes, etag: str | None) -> str:
         now = self.get(key)
@@ -57,7 +60,7 @@ class MemoryStore:
     def objects(self, prefix: str) -> list[Item]:
         now = time.time()
         found = sorted(self._objects.items())
-        return [Item(key, len(content), now) for key, content in found if key.startswith(prefix)]
+        return [Item(key, len(content), self.written.get(key, now)) for key, content in found if key.startswith(prefix)]
 
     def unfinished(self) -> list[Unfinished]:
         return []

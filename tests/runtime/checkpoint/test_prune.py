@@ -21,7 +21,15 @@ from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.chain import Found, candidates
 from muster_protocol.checkpoints.commit import claim_epoch, read_latest
 from muster_protocol.checkpoints.file_store import FileStore
-from muster_protocol.checkpoints.holds import held, read_holds, release, tag, tombstones
+from muster_protocol.checkpoints.holds import (
+    HOLD_SECONDS,
+    SKEW_SECONDS,
+    held,
+    read_holds,
+    release,
+    tag,
+    tombstones,
+)
 from muster_protocol.checkpoints.inventory import choose, take
 from muster_protocol.checkpoints.prune import Outcome, carry_out
 from muster_protocol.checkpoints.retention import Plan, Retention, plan
@@ -237,9 +245,9 @@ def test_what_is_being_deleted_can_be_neither_tagged_nor_held(made: MadeRun) -> 
 def test_a_hold_is_renewed_and_removed(made: MadeRun) -> None:
     key = keys_of(made)[3]
     with held(made.store, key, "a test", print, seconds=0.06):
-        (first,) = read_holds(made.store)
-        until = time.monotonic() + 20
-        while read_holds(made.store)[0].expires == first.expires:
+        (item,) = made.store.objects("holds/")
+        first, until = made.store.get(item.key), time.monotonic() + 20
+        while made.store.get(item.key) == first:
             assert time.monotonic() < until, "never renewed"
         assert read_holds(made.store)[0].manifest == key
     assert read_holds(made.store) == []
@@ -265,12 +273,31 @@ def test_where_nothing_may_be_written_it_is_read_without_a_hold(tmp_path: Path) 
     assert "without a hold" in told[0]
 
 
-def test_a_hold_that_can_not_be_read_holds_everything(made: MadeRun) -> None:
+@pytest.mark.parametrize(("readers", "pruners"), [(-7200, 0), (0, 7200), (-7200, 7200), (7200, -7200)])
+def test_what_is_read_stays_though_clocks_are_hours_off(made: MadeRun, readers: float, pruners: float) -> None:
+    hold = Hold("reader", "a reader", time.time() + readers + HOLD_SECONDS, keys_of(made)[3])
+    made.store.put("holds/reader.json", manifests.encode(hold))
+    for _ in range(2):  # its hold stays, too
+        pruned(made.store, now=lambda: time.time() + pruners)
+        assert_whole(made, made.store, (3,))
+
+
+def test_what_nobody_reads_any_more_goes_by_the_stores_clock(made: MadeRun, memory: MemoryStore) -> None:
+    over = HOLD_SECONDS + SKEW_SECONDS + 1
+    hold = Hold("reader", "a reader that died", time.time() - over, keys_of(made)[3])
+    made.store.put("holds/reader.json", manifests.encode(hold))
+    assert [removal.folder.step for removal in pruned(made.store).removed] == [1]
+    memory.written["holds/reader.json"] -= over
+    assert [removal.folder.step for removal in pruned(made.store).removed] == [3]
+
+
+def test_a_hold_that_can_not_be_read_holds_everything(made: MadeRun, memory: MemoryStore) -> None:
     made.store.put("holds/new.json", b'{"version": 99}')
     assert pruned(made.store).removed == []
     made.store.put("holds/new.json", b"{")
     assert pruned(made.store).removed == []
-    assert len(pruned(made.store, now=lambda: time.time() + 3600).removed) == 2
+    memory.written["holds/new.json"] -= 3600
+    assert len(pruned(made.store).removed) == 2
 
 
 @pytest.mark.parametrize("folder", ["holds", "kept", "step-00000002"])
@@ -305,6 +332,8 @@ def test_a_hold_that_calls_itself_otherwise_frees_nothing_but_itself(tmp_path: P
     made.save(1)
     (tmp_path / "other.json").touch()
     made.store.put("holds/mine.json", manifests.encode(Hold("../../other", "somebody", 0.0)))
+    days_ago = time.time() - 2 * 24 * 3600
+    os.utime(tmp_path / "run/holds/mine.json", (days_ago, days_ago))
     pruned(made.store)
     assert (tmp_path / "other.json").exists()
     assert made.store.objects("holds/") == []

@@ -117,7 +117,7 @@ def test_a_tag_and_a_readers_hold_keep_and_an_expired_one_does_not() -> None:
         Hold("good", "me", None, at[1].key, at[1].sha256),
         Hold("a", "a reader", NOW + 60, at[2].key),
         Hold("b", "a reader with a slow clock", NOW - 60, at[3].key),
-        Hold("c", "a reader that died", NOW - DAY, at[4].key),
+        Hold("c", "a reader that died", NOW - 2 * DAY, at[4].key),
     )
     found = plan(inventory(*run, holds=holds), Retention(last=1), NOW)
     assert gone(found) == [4]
