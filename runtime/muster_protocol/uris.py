@@ -20,7 +20,7 @@ class CheckpointUri:
 
     def __str__(self) -> str:
         if self.scheme == "file":
-            return f"file://{self.prefix}"
+            return f"file://{self.prefix or '/'}"
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
 

@@ -80,12 +80,11 @@ def list_(
     """
     with _explained(), _opened(uri, endpoint) as store:
         inventory = take(store, unfinished=everything)
-        if inventory.unlisted:
-            note(inventory.unlisted)
+        _warn_of(inventory)
         rows = tables.listing(inventory, time.time(), everything=everything)
         if output is Output.JSON:
             print_json(rows)
-        elif rows or inventory.latest is not None:
+        elif rows or inventory.folders or inventory.latest is not None:
             tables.print_listing(inventory, rows)
         else:
             runs, everywhere = runs_below(store)
@@ -123,9 +122,11 @@ def verify(
     \b
       muster checkpoint verify s3://models/llama-8b --all
     """
-    with _explained(), _chosen(uri, endpoint) as (store, inventory, checkpoint):
+    with _explained(), _located(uri, endpoint) as (store, inventory, step):
+        nothing_whole = step is None and inventory.damaged and not inventory.committed
+        only = None if nothing_whole else choose(inventory, step)
         results = []
-        for result in _verified(store, inventory, None if everything else checkpoint):
+        for result in _verified(store, inventory, None if everything else only):
             results.append(result)
             if output is Output.TABLE:
                 tables.print_verified(result)
@@ -263,8 +264,7 @@ def prune(
             inventory = take(store)
             if rules.best and (wrong := unknown_metric(inventory, rules.best)):
                 fail(wrong)
-            if inventory.unlisted:
-                note(inventory.unlisted)
+            _warn_of(inventory)
             if not inventory.folders:
                 note(f"{store.uri} has no checkpoints; is it some job's spec.checkpoint.uri?")
             if job_gone and yes and inventory.latest is not None:
@@ -399,11 +399,22 @@ def _opened(uri: str, endpoint: str | None) -> Iterator[StreamingStore]:
 
 
 @contextlib.contextmanager
-def _chosen(uri: str, endpoint: str | None) -> Iterator[tuple[Store, Inventory, Checkpoint]]:
+def _located(uri: str, endpoint: str | None) -> Iterator[tuple[Store, Inventory, int | None]]:
     parsed, step = parse_uri_at_step(uri)
     with _opened(str(parsed), endpoint) as store:
-        inventory = take(store, unfinished=False)
+        yield store, take(store, unfinished=False), step
+
+
+@contextlib.contextmanager
+def _chosen(uri: str, endpoint: str | None) -> Iterator[tuple[Store, Inventory, Checkpoint]]:
+    with _located(uri, endpoint) as (store, inventory, step):
         yield store, inventory, choose(inventory, step)
+
+
+def _warn_of(inventory: Inventory) -> None:
+    for trouble in (inventory.unlisted, inventory.unnamed):
+        if trouble:
+            note(trouble)
 
 
 @contextlib.contextmanager

@@ -83,7 +83,8 @@ def listing(inventory: Inventory, now: float, *, everything: bool) -> list[Row]:
 
 def print_listing(inventory: Inventory, rows: Sequence[Row]) -> None:
     if not rows:
-        typer.echo(f"{inventory.uri} has no checkpoints yet; a job has claimed it")
+        if inventory.latest is not None:
+            typer.echo(f"{inventory.uri} has no checkpoints yet; a job has claimed it")
         return
     cells = [
         (

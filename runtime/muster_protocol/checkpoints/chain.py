@@ -18,7 +18,8 @@ from muster_protocol.checkpoints.store import Store
 from muster_protocol.errors import CorruptCheckpointError
 from muster_protocol.manifest import Latest, Manifest
 
-_FOLDER: Final = re.compile(r"^step-(\d+)/(\d+)-(\d+)/")
+_FOLDER: Final = re.compile(r"^step-(\d{8,})/(\d+)-(\d+)/")
+"""As `step_prefix` writes it: a run below this one may well be named step-5."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from muster_protocol import manifest
+from muster_protocol.checkpoints.chain import folder_of
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.errors import CorruptCheckpointError, StaleEpochError, StorageError
 from muster_protocol.manifest import LATEST_KEY, Latest
@@ -58,7 +59,7 @@ def claim_epoch(store: Store, owner: str) -> Claim:
     """
     while True:
         found = read_latest(store)
-        if found is None and store.objects("step-") and (found := read_latest(store)) is None:
+        if found is None and _has_folders(store) and (found := read_latest(store)) is None:
             raise CorruptCheckpointError(
                 f"{store.uri}/{LATEST_KEY} is missing, though checkpoints lie there; the run was not begun anew. Put "
                 "back a version of it, or start the job with another checkpoint.uri"
@@ -68,6 +69,11 @@ def claim_epoch(store: Store, owner: str) -> Claim:
             return _swap(store, found, dataclasses.replace(before, epoch=before.epoch + 1, owner=owner))
         except LostRace:
             continue  # somebody claimed at the same moment; theirs is older than the one we take now
+
+
+def _has_folders(store: Store) -> bool:
+    """Whether some run has saved here, and not only below."""
+    return any(folder_of(item.key) for item in store.objects("step-"))
 
 
 def commit(

@@ -106,6 +106,16 @@ class Inventory:
         known |= {damaged.key.removesuffix(MANIFEST_NAME) for damaged in self.damaged}
         return [folder for prefix, folder in self.folders.items() if prefix not in known]
 
+    @property
+    def unnamed(self) -> str:
+        """That `LATEST`, which is written before all else, is missing; or ""."""
+        if self.latest is not None or not self.folders:
+            return ""
+        return (
+            f"{self.uri}/{LATEST_KEY} is missing, though checkpoints lie there, so nothing says which were committed, "
+            "and a prune deletes none; put back a version of it"
+        )
+
 
 def take(store: Store, known: Mapping[str, Checkpoint] | None = None, *, unfinished: bool = True) -> Inventory:
     """Reads what lies there. Manifests in `known` (by key) aren't read again: their content never changes.
@@ -198,6 +208,8 @@ def choose(inventory: Inventory, step: int | None) -> Checkpoint:
 
     Of two at one step, the one on LATEST's chain.
     """
+    if not inventory.committed and inventory.unnamed:
+        raise StateError(inventory.unnamed)
     if not inventory.committed:
         troubles = " ".join(damaged.reason for damaged in inventory.damaged)
         raise StateError(

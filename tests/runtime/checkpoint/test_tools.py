@@ -465,3 +465,33 @@ def test_the_header_is_aligned() -> None:
         text = header({name: Tensor(name, "float32", (1,), ())})
         assert len(text) % 8 == 0
         assert int.from_bytes(text[:8], "little") == len(text) - 8
+
+
+def test_a_run_below_whose_name_is_like_a_steps_is_none_of_this_one(made: MadeRun, uri: str) -> None:
+    muster("cp", f"{uri}@3", f"{uri}/step-5/1-0")
+    muster("cp", f"{uri}@3", f"{uri}/above/step-5/1-0")
+    assert "never committed" not in muster("ls", uri, "--all")
+    assert "is committed" in muster("cp", uri, f"{uri}/above"), "nothing lies there but below"
+    muster("prune", uri, "--last", "1", "--job-gone", "--yes")
+    for below in ("step-5/1-0", "above/step-5/1-0"):
+        muster("verify", f"{uri}/{below}")
+
+
+def test_where_latest_is_missing_that_is_told_and_not_that_nothing_lies_there(made: MadeRun, uri: str) -> None:
+    made.store.delete(["LATEST"])
+    before = made.store.objects("")
+    for command, code in (("ls", 0), ("show", 2), ("verify", 2), ("prune", 0)):
+        more = ("--last", "1", "--yes") if command == "prune" else ()
+        told = muster(command, uri, *more, code=code)
+        assert "/LATEST is missing, though checkpoints lie there" in told
+        assert "has no checkpoints" not in told
+    assert made.store.objects("") == before
+
+
+def test_verify_tells_damage_where_nothing_else_is_left(made: MadeRun, uri: str) -> None:
+    """With exit code 1, as any damage: 2 is for what could not be looked at."""
+    made.store.delete([item.key for item in made.store.objects("step-") if item.key.endswith("manifest.json")])
+    for more in ((), ("--all",)):
+        assert "DAMAGED" in muster("verify", uri, *more, code=1)
+    assert json.loads(muster("verify", uri, "-o", "json", code=1))[0]["troubles"]
+    assert "has no committed checkpoint" in muster("verify", f"{uri}@3", code=2)
