@@ -21,7 +21,7 @@ SHARD_BYTES: Final = 5_000_000_000
 WHOLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 _WEIGHTS: Final = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
-_COMPILED: Final = "_orig_mod."
+_COMPILED: Final = re.compile(r"(?<![^.])_orig_mod\.")
 
 DTYPES: Final = {
     "bool": "BOOL",
@@ -69,7 +69,10 @@ def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
             raise StateError(f"{name}.{key} is of type {tensor.dtype}, which muster does not write as safetensors")
         if tensor.name not in seen:
             seen.add(tensor.name)
-            chosen[key.replace(_COMPILED, "")] = tensor
+            own = _COMPILED.sub("", key)
+            if own in chosen:
+                raise StateError(f"{name} has two tensors {own}, one of a part that is compiled; safetensors takes one")
+            chosen[own] = tensor
     if not chosen:
         raise StateError(f"the object {name!r} has no tensors; choose another by --object")
     return chosen

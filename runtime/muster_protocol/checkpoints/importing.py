@@ -68,9 +68,17 @@ def _by_index(store: Store) -> list[Source]:
         raise CorruptCheckpointError(f"{store.uri}/{INDEX} is no index: its weight_map names no files")
     there = [source for name in sorted(set(weights.values())) for source in _read_file(store, name)]
     found = [source for source in there if weights.get(source.name) == source.file]
-    if {source.name for source in there} != weights.keys() or len(found) != len(weights):
-        raise CorruptCheckpointError(f"{store.uri}/{INDEX} names other tensors than the files that it names have")
+    names = {source.name for source in there}
+    if stray := sorted(names - weights.keys()):
+        file = next(source.file for source in there if source.name == stray[0])
+        raise CorruptCheckpointError(f"{store.uri}/{INDEX} does not name {_first_of(stray)}, which {file} has")
+    if lost := sorted(weights.keys() - {source.name for source in found}):
+        raise CorruptCheckpointError(f"{store.uri}/{INDEX} names {_first_of(lost)}, which {weights[lost[0]]} has not")
     return found
+
+
+def _first_of(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _read_file(store: Store, name: str) -> Iterator[Source]:
@@ -82,15 +90,21 @@ def _read_file(store: Store, name: str) -> Iterator[Source]:
         if key == "__metadata__":
             continue
         try:
-            dtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
-            begin, end = map(int, entry["data_offsets"])
+            dtype, shape = entry["dtype"], _counts(entry["shape"])
+            begin, end = _counts(entry["data_offsets"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(f"{store.uri}/{name}: the entry of {key} is damaged: {error!r}") from error
         if dtype not in _TYPES:
             raise StateError(f"{key} in {name} is of type {dtype}, which a checkpoint can't hold")
-        if begin < 0 or end - begin != math.prod(shape) * ITEM_BYTES[_TYPES[dtype]]:
+        if end - begin != math.prod(shape) * ITEM_BYTES[_TYPES[dtype]]:
             raise CorruptCheckpointError(f"{store.uri}/{name}: {key} has {end - begin:,} bytes, its shape wants others")
         yield Source(key, _TYPES[dtype], shape, name, 8 + length + begin)
+
+
+def _counts(raw: Any) -> tuple[int, ...]:
+    if not isinstance(raw, list) or not all(type(each) is int and each >= 0 for each in raw):
+        raise ValueError(f"{raw!r} are no counts")
+    return tuple(raw)
 
 
 def _json(store: Store, name: str, text: bytes) -> dict[str, Any]:

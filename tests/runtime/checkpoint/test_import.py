@@ -113,8 +113,13 @@ def test_the_files_that_loaders_take_are_imported(tmp_path: Path) -> None:
     ("index", "header", "pattern"),
     [
         ({"weight_map": ["a"]}, {}, "its weight_map names no files"),
-        ({"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}, {}, "names other tensors"),
-        (None, {"data_offsets": [-4, 0]}, "a has 4 bytes"),
+        ({"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}, {}, "names b, which x.safetensors has not"),
+        ({"weight_map": {"b": "x.safetensors"}}, {}, "does not name a, which x.safetensors has"),
+        (None, {"data_offsets": [-4, 0]}, "the entry of a is damaged"),
+        (None, {"data_offsets": [4, 0]}, "a has -4 bytes"),
+        (None, {"shape": [-1, -1]}, "the entry of a is damaged"),
+        (None, {"shape": "1"}, "the entry of a is damaged"),
+        (None, {"shape": [1.0]}, "the entry of a is damaged"),
         (None, {"data_offsets": ["x", 4]}, "the entry of a is damaged"),
         (None, None, "has no tensors"),
     ],
@@ -127,6 +132,7 @@ def test_a_damaged_model_is_told(index: Any, header: Any, pattern: str, tmp_path
     if index is not None:
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert pattern in muster("import", str(tmp_path), f"file://{tmp_path}/run", code=2)
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_is_no_model_is_told(folder: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.inventory import take
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import Chunk, Tensor, content
-from muster_protocol.errors import CorruptCheckpointError, StaleEpochError
+from muster_protocol.errors import CorruptCheckpointError, StaleEpochError, StateError
 from muster_protocol.manifest import Manifest, ShardFile
 from muster_protocol.uris import parse_uri
 
@@ -361,23 +361,30 @@ def test_eight_bits_of_any_kind_are_exported(kind: torch.dtype, tmp_path: Path) 
     assert found.view(torch.uint8).equal(tensor.view(torch.uint8))
 
 
-def test_names_in_compiled_parts_of_a_model_are_its_own() -> None:
-    tensor = {
-        "dtype": "uint8",
-        "shape": [0],
-        "chunks": [{"offsets": [0], "sizes": [0], "file": 0, "at": 0, "crc32": ""}],
-    }
+def with_tensors(*keys: str) -> Found:
+    """A checkpoint whose model has an empty tensor of each of these names."""
+    chunk = {"offsets": [0], "sizes": [0], "file": 0, "at": 0, "crc32": ""}
     record = Manifest(
         step=1,
         epoch=1,
         attempt=0,
         parent="",
         files=(ShardFile("x", 0, ""),),
-        planner={"tensors": {"m.w": tensor}, "trees": {"model": {"block._orig_mod.weight": {"$tensor": "m.w"}}}},
+        planner={
+            "tensors": {f"m.{key}": {"dtype": "uint8", "shape": [0], "chunks": [chunk]} for key in keys},
+            "trees": {"model": {key: {"$tensor": f"m.{key}"} for key in keys}},
+        },
         world_size=1,
         created_at=0.0,
     )
-    assert list(model_tensors(Found("x", "", record), "model")) == ["block.weight"]
+    return Found("x", "", record)
+
+
+def test_names_in_compiled_parts_of_a_model_are_its_own() -> None:
+    named = with_tensors("block._orig_mod.weight", "_orig_mod.head.weight", "teacher_orig_mod.weight")
+    assert list(model_tensors(named, "model")) == ["block.weight", "head.weight", "teacher_orig_mod.weight"]
+    with pytest.raises(StateError, match=r"has two tensors block\.weight"):
+        model_tensors(with_tensors("block._orig_mod.weight", "block.weight"), "model")
 
 
 def test_an_export_replaces_another_only_when_told_and_leaves_nothing_of_it(made: MadeRun, uri: str) -> None:
