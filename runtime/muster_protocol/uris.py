@@ -28,8 +28,9 @@ def parse_uri(text: str) -> CheckpointUri:
     """Raises ValueError that says what is wrong with `text` and what a right one looks like."""
     if text.startswith("file:///"):
         return CheckpointUri("file", "", text.removeprefix("file://").rstrip("/"))
-    if not re.match(S3_URI_PATTERN, text):
-        rules = ": buckets have 3 to 63 of a-z, 0-9, '.' and '-', and prefixes no space, ? or #"
+    # servers that keep objects in folders take two prefixes with a '..' for one, and list nothing below a '.'
+    if not re.fullmatch(S3_URI_PATTERN, text) or {".", ".."} & set(text.split("/")):
+        rules = ": buckets have 3 to 63 of a-z, 0-9, '.' and '-', and prefixes no space, ? or #, no folder '.' or '..'"
         raise ValueError(
             f"{text!r} is not a checkpoint uri; write s3://BUCKET/PREFIX (or file:///FOLDER on a laptop)"
             f"{rules if text.startswith('s3://') else ''}"
@@ -41,7 +42,7 @@ def parse_uri(text: str) -> CheckpointUri:
 def parse_uri_at_step(text: str) -> tuple[CheckpointUri, int | None]:
     """`uri` or `uri@step`, as `checkpoint.from` takes it."""
     head, at, step = text.rpartition("@")
-    if at and step.isdigit():
+    if at and re.fullmatch("[0-9]+", step):
         return parse_uri(head), int(step)
     if at and "/" not in step:
         raise ValueError(f"{text!r} ends in @{step}, and a step is a whole number; write {head}@100, or leave it out")

@@ -326,7 +326,7 @@ def import_(
       muster checkpoint import ./llama-8b s3://models/llama-8b-tuned
     """
     where = _uri_of(folder)
-    with _explained(), _opened(where, endpoint) as store, _opened(target, endpoint) as there:
+    with _explained(), _opened(where, endpoint) as store, _opened(_of_new_run(target), endpoint) as there:
         size = import_model(store, there, name)
         typer.echo(f"{store.uri} is committed in {there.uri} as the object {name}: {tables.amount(size)}")
         source = there.uri
@@ -355,7 +355,7 @@ def cp(
     with (
         _explained(),
         _chosen(uri, endpoint) as (store, _, checkpoint),
-        _opened(target, target_endpoint or endpoint) as there,
+        _opened(_of_new_run(target), target_endpoint or endpoint) as there,
         _reading(store, checkpoint, "cp"),
     ):
         size = copy(store, _found(store, checkpoint), there)
@@ -379,6 +379,13 @@ def _meant(uri: CheckpointUri, endpoint: str | None) -> str:
 def _uri_of(place: str) -> str:
     """Of a folder or a uri. A name is no URL here: a space in it is a space."""
     return place if "://" in place else f"file://{Path(place).absolute()}"
+
+
+def _of_new_run(uri: str) -> str:
+    head, step = parse_uri_at_step(uri)
+    if step is not None:
+        raise ValueError(f"a run can't be named {uri}: @{step} is its step {step} to all that reads it; write {head}")
+    return uri
 
 
 def open_store(uri: CheckpointUri, endpoint: str | None) -> StreamingStore:

@@ -38,7 +38,7 @@ def parse_best(text: str) -> Best:
     """`METRIC[:min|max[:COUNT]]`. ValueError says what is wrong."""
     metric, _, rest = text.partition(":")
     mode, _, count = rest.partition(":")
-    if not metric or mode not in ("", "min", "max") or (count and not (count.isdigit() and int(count))):
+    if not metric or mode not in ("", "min", "max") or (count and not re.fullmatch("0*[1-9][0-9]*", count)):
         raise ValueError(f"{text!r} is not METRIC[:min|max[:COUNT]]; write it like loss, accuracy:max or loss:min:3")
     return Best(metric, mode or "min", int(count or 1))
 

@@ -108,15 +108,17 @@ def check(uri: CheckpointUri, start_from: str = "") -> None:
     which only counts while the run has none of its own. Raises Trouble."""
     calls = _Calls(uri)
     calls.look_at_bucket()
-    key = f"{uri.prefix}/.muster-preflight-{secrets.token_hex(8)}".lstrip("/")
+    key = _below(uri, f".muster-preflight-{secrets.token_hex(8)}")
     tag = calls.put(key, IfNoneMatch="*")
     try:
+        if "//" in f"/{key}" and not calls.has(uri.bucket, key):
+            raise calls.unlisted(uri)
         if not calls.refuses(key, IfNoneMatch="*") or not calls.refuses(key, IfMatch='"0123456789abcdef"'):
             raise calls.no_conditions()
         calls.put(key, IfMatch=tag)
     finally:
         calls.delete(key)
-    if start_from.startswith("s3://") and not calls.has(uri.bucket, f"{uri.prefix}/{LATEST_KEY}"):
+    if start_from.startswith("s3://") and not calls.has(uri.bucket, _below(uri, LATEST_KEY)):
         _look_at_start(calls, start_from)
 
 
@@ -127,11 +129,15 @@ def _look_at_start(calls: _Calls, start_from: str) -> None:
     except ValueError as error:
         raise NoStart(Kind.NOT_FOUND, str(error)) from error
     folder = "step-" if step is None else f"step-{step:08d}/"
-    if not calls.has(uri.bucket, f"{uri.prefix}/{folder}"):
+    if not calls.has(uri.bucket, _below(uri, folder)):
         told = f"{uri} has no committed checkpoint; is it some job's spec.checkpoint.uri?"
         if step is not None:
             told = f"{uri} has no committed checkpoint of step {step}; see which it has by muster checkpoint ls {uri}"
         raise NoStart(Kind.NOT_FOUND, told)
+
+
+def _below(uri: CheckpointUri, key: str) -> str:
+    return f"{uri.prefix}/{key}" if uri.prefix else key
 
 
 class _Calls:
@@ -174,7 +180,7 @@ class _Calls:
     def has(self, bucket: str, key: str) -> bool:
         """Whether an object's key begins so; True where nobody may look."""
         try:
-            found = self._s3.list_objects_v2(Bucket=bucket, Prefix=key.lstrip("/"), MaxKeys=1)
+            found = self._s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
         except self._errors as error:
             kind = kind_of(self._code(error))
             if kind is Kind.NO_SUCH_BUCKET:
@@ -189,9 +195,13 @@ class _Calls:
         try:
             answer = self._s3.put_object(Bucket=self._bucket, Key=key, Body=b"muster preflight\n", **condition)
         except self._errors as error:
-            if self._code(error) == "NotImplemented":
-                raise self.no_conditions() from error
-            raise self._trouble(error, key) from error
+            if self._code(error) != "NotImplemented":
+                raise self._trouble(error, key) from error
+            if not condition:
+                raise self._no_sums(error) from error
+            self.put(key)  # is it the condition, or any write?
+            self.delete(key)
+            raise self.no_conditions() from error
         return str(answer["ETag"])
 
     def refuses(self, key: str, **condition: str) -> bool:
@@ -218,6 +228,23 @@ class _Calls:
             Kind.NO_CONDITIONS,
             f"the S3 server at {at} does not keep conditional writes (If-None-Match, If-Match) in bucket "
             f"{self._bucket!r}: two gangs could overwrite each other's checkpoints; use a server that keeps them",
+        )
+
+    def unlisted(self, uri: CheckpointUri) -> Trouble:
+        at = self._endpoint or "AWS"
+        plain = replace(uri, prefix="/".join(filter(None, uri.prefix.split("/"))))
+        return Trouble(
+            Kind.MISCONFIGURED,
+            f"the S3 server at {at} takes // for /, and so lists nothing of what is written to {uri}; correct "
+            f"checkpoint.uri, to {plain} perhaps",
+        )
+
+    def _no_sums(self, error: Exception) -> Trouble:
+        at = self._endpoint or "AWS"
+        return Trouble(
+            Kind.MISCONFIGURED,
+            f"the S3 server at {at} refuses plain writes as not implemented; each has the CRC-32 of its content in the "
+            f"header x-amz-checksum-crc32: use a server, or a version of it, that takes that header ({error})",
         )
 
     def _trouble(self, error: Exception, key: str) -> Trouble:

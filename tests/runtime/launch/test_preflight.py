@@ -125,10 +125,12 @@ class _Unconditional(BaseHTTPRequestHandler):
         self._answer(204)
 
     def _answer(self, status: int) -> None:
+        body = b"<Error><Code>NotImplemented</Code></Error>" if status == 501 else b""
         self.send_response(status)
         self.send_header("ETag", '"abc"')
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
@@ -150,6 +152,51 @@ def test_a_server_that_ignores_conditions_is_refused(
     with pytest.raises(Trouble) as caught:
         check(parse_uri("s3://models/x"))
     assert "does not keep conditional writes" in caught.value.sentence
+
+
+class _WithoutSums(_Unconditional):
+    """An S3 server that takes no write with a sum of its own kind."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._answer(501 if "x-amz-checksum-crc32" in self.headers else 200)
+
+
+class _WithoutConditions(_Unconditional):
+    """An S3 server that refuses conditions as not implemented."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._answer(501 if "If-None-Match" in self.headers else 200)
+
+
+@pytest.mark.parametrize(
+    ("server", "kind", "said"),
+    [
+        (_WithoutSums, Kind.MISCONFIGURED, "x-amz-checksum-crc32: use a server"),
+        (_WithoutConditions, Kind.NO_CONDITIONS, "does not keep conditional writes"),
+    ],
+)
+def test_what_a_server_has_not_implemented_is_told(
+    as_user: Any, monkeypatch: pytest.MonkeyPatch, server: Any, kind: Kind, said: str
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), server) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{serving.server_address[1]}")
+        with pytest.raises(Trouble) as caught:
+            check(parse_uri("s3://models/x"))
+        serving.shutdown()
+    assert caught.value.kind is kind
+    assert said in caught.value.sentence
+
+
+@pytest.mark.parametrize("uri", ["s3://models//llama", "s3://models/team//llama"])
+def test_a_prefix_that_the_server_keeps_as_another_is_told(as_user: Any, uri: str) -> None:
+    with pytest.raises(Trouble, match="takes // for /") as caught:
+        check(parse_uri(uri))
+    assert caught.value.kind is Kind.MISCONFIGURED
+    assert f"to s3://models/{'team/' if 'team' in uri else ''}llama perhaps" in caught.value.sentence
+    assert not [key for key in objects(as_user) if "preflight" in key]
 
 
 def test_bad_storage_ends_the_gang_before_any_rank_starts(s3_server: Any, make_gang: MakeGang) -> None:
