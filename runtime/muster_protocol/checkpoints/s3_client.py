@@ -71,7 +71,8 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
         client = session.create_client(  # boto3 makes the same one, and imports twice as much
             "s3",
             endpoint_url=endpoint or None,
-            region_name=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+            # AWS_DEFAULT_REGION, or the profile's: in China and GovCloud no other has its keys
+            region_name=os.environ.get("AWS_REGION") or session.get_config_variable("region") or "us-east-1",
             verify=authority or None,
             config=config,
         )

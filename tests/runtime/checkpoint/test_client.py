@@ -212,6 +212,25 @@ def test_the_bucket_stands_where_addressing_says(monkeypatch: pytest.MonkeyPatch
     assert urlsplit(url("")).path == "/models/a"
 
 
+def test_the_region_is_the_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("[profile cn]\nregion = cn-north-1\n")
+    (tmp_path / "credentials").write_text("[cn]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", "cn")
+    client = make_client("", 1)
+    assert (client.meta.region_name, client.meta.partition) == ("cn-north-1", "aws-cn")
+    monkeypatch.setenv("AWS_REGION", "cn-northwest-1")
+    assert make_client("", 1).meta.region_name == "cn-northwest-1"
+    for name in ("AWS_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    assert make_client("", 1).meta.region_name == "us-east-1"
+
+
 class TokenService(ThreadingHTTPServer):
     """AWS's STS as far as a web identity needs it: it gives the keys of the test's server, which knows no sessions."""
 
