@@ -6,6 +6,7 @@ An object appears by rename, so that a reader never sees half of it. Compare-and
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -240,4 +241,7 @@ def _explained(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise StorageError(Kind.NOT_FOUND.value, f"{path} does not exist") from error
     except OSError as error:
+        if error.errno == errno.EROFS:
+            why = f"{path}: its file system may only be read; mount it to be written"
+            raise storage_error(Kind.ACCESS_DENIED.value, why) from error
         raise StorageError(Kind.OTHER.value, f"{path}: {error.strerror or error}") from error

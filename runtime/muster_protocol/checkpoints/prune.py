@@ -17,7 +17,7 @@ from muster_protocol.checkpoints.commit import read_latest
 from muster_protocol.checkpoints.holds import holders, read_holds
 from muster_protocol.checkpoints.inventory import record_key
 from muster_protocol.checkpoints.retention import Plan, Removal
-from muster_protocol.checkpoints.store import Store
+from muster_protocol.checkpoints.store import Store, Unfinished
 from muster_protocol.errors import StaleEpochError
 from muster_protocol.manifest import KEPT_PREFIX, TOMBSTONE
 
@@ -31,11 +31,11 @@ class Outcome:
 
     removed: list[Removal] = field(default_factory=list)
     spared: list[tuple[str, str]] = field(default_factory=list)
-    uploads: int = 0
+    forgotten: tuple[Unfinished, ...] = ()
 
     @property
     def bytes(self) -> int:
-        return sum(removal.bytes for removal in self.removed)
+        return sum(removal.bytes for removal in self.removed) + sum(each.size for each in self.forgotten)
 
 
 def carry_out(store: Store, plan: Plan, clock: Callable[[], float]) -> Outcome:
@@ -51,7 +51,7 @@ def carry_out(store: Store, plan: Plan, clock: Callable[[], float]) -> Outcome:
             outcome.removed.append(removal)
     store.delete([*plan.stale, *plan.leftovers])
     store.forget(list(plan.unfinished))
-    outcome.uploads = len(plan.unfinished)
+    outcome.forgotten = plan.unfinished
     return outcome
 
 

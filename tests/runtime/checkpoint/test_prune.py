@@ -350,13 +350,13 @@ def test_orphans_and_uploads_of_a_gang_that_died_go_a_day_later(tmp_path: Path) 
     writer = store.writer("step-00000009/1-0/rank-00000.bin")
     writer.write(memoryview(b"half"))
     tomorrow = lambda: time.time() + 25 * 3600  # noqa: E731
-    assert pruned(made.store, now=tomorrow).uploads == 0
+    assert pruned(made.store, now=tomorrow).forgotten == ()
     made.start()
     made.save(10)
     assert [removal.why for removal in pruned(made.store).removed if removal.folder.step in (7, 8)] == []
     outcome = pruned(made.store, now=tomorrow)
     assert {removal.folder.step for removal in outcome.removed} == {7, 8}
-    assert outcome.uploads == 1
+    assert len(outcome.forgotten) == 1
     assert made.store.unfinished() == []
 
 
@@ -374,7 +374,7 @@ def test_what_a_run_that_is_over_never_committed_goes_a_day_later(tmp_path: Path
     assert pruned(made.store).removed == []
     outcome = pruned(made.store, now=tomorrow)
     assert [removal.folder.step for removal in outcome.removed] == [7]
-    assert outcome.uploads == 1
+    assert len(outcome.forgotten) == 1
 
 
 def test_a_lost_link_makes_no_orphans_of_what_was_committed(made: MadeRun) -> None:

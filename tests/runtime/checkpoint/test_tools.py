@@ -502,3 +502,48 @@ def test_verify_tells_damage_where_nothing_else_is_left(made: MadeRun, uri: str)
         assert "DAMAGED" in muster("verify", uri, *more, code=1)
     assert json.loads(muster("verify", uri, "-o", "json", code=1))[0]["troubles"]
     assert "has no committed checkpoint" in muster("verify", f"{uri}@3", code=2)
+
+
+@pytest.mark.parametrize("uri", ["s3://models/a/../run", "s3://models/./run", "s3://models/.."])
+def test_a_prefix_has_no_way_out_of_it(uri: str) -> None:
+    for command in ("ls", "show", "prune"):
+        assert "no folder '.' or '..'" in muster(command, uri, code=2)
+    assert parse_uri("s3://models/.hidden/a..b/...").prefix == ".hidden/a..b/..."
+
+
+def test_a_new_run_is_not_named_like_a_step_of_another(made: MadeRun, uri: str, tmp_path: Path) -> None:
+    for command, source in (("cp", uri), ("import", str(tmp_path))):
+        assert f"can't be named {uri}-copy@7" in muster(command, source, f"{uri}-copy@7", code=2)
+    assert "a step is a whole number" in muster("show", f"{uri}@²", code=2)
+
+
+def test_a_file_system_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MadeRun(FileStore(parse_uri(f"file://{tmp_path}/run")))
+    made.start()
+    made.save(1)
+
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "mkdir", read_only)
+        told = muster("verify", f"file://{tmp_path}/run")
+        assert "1 of 1 checkpoint is whole" in told
+        assert "reading without a hold" in told
+        assert "may only be read" in muster("keep", f"file://{tmp_path}/run", code=2)
+
+
+def test_what_would_be_freed_is_what_is_freed(tmp_path: Path) -> None:
+    made = MadeRun(FileStore(parse_uri(f"file://{tmp_path}/run")))
+    made.start()
+    made.save(1)
+    half = made.store.writer("step-00000002/1-0/rank-00000.bin")
+    half.write(memoryview(b"half"))
+    half._file.flush()
+    for path in (tmp_path / "run/step-00000002/1-0").iterdir():
+        os.utime(path, (1e9, 1e9))
+    made.start()
+    would = json.loads(muster("prune", f"file://{tmp_path}/run", "-o", "json"))
+    done = json.loads(muster("prune", f"file://{tmp_path}/run", "--yes", "-o", "json"))
+    assert would["bytes"] == 4
+    assert {**would, "done": True} == done
