@@ -118,7 +118,9 @@ def _plain_number(value: Any) -> int | float | bool | None:
 
 
 def join(tree: Any, lookup: Callable[[str, str], torch.Tensor], path: str = "") -> Any:
-    """The state dict of `tree`; `lookup(path, name)` gives the tensor that is wanted at `path`."""
+    """The state dict of `tree`; `lookup(path, name)` gives the tensor that is wanted at `path`.
+
+    StateError names what a newer version wrote: taken for a dict, it would be loaded as something else."""
     if isinstance(tree, list):
         return [join(item, lookup, f"{path}.{i}") for i, item in enumerate(tree)]
     if not isinstance(tree, dict):
@@ -138,4 +140,9 @@ def join(tree: Any, lookup: Callable[[str, str], torch.Tensor], path: str = "") 
         if tag == "$dict":
             pairs = [(join(key, lookup), item) for key, item in value]
             return {key: join(item, lookup, f"{path}.{key}") for key, item in pairs}
+        if tag.startswith("$"):
+            raise StateError(
+                f"the checkpoint has {path} in a form ({tag}) that this Muster does not know; resume with the one that "
+                "wrote it, or a newer one"
+            )
     return {key: join(item, lookup, f"{path}.{key}" if path else key) for key, item in tree.items()}

@@ -150,3 +150,9 @@ def test_sparse_tensors_are_refused_by_name() -> None:
 
 def test_infinities_are_kept() -> None:
     assert through_json([math.inf, -math.inf]) == [math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("tree", [{"a": [{"$newer": 1}]}, {"a": [{"$newer": {"$tensor": "x"}}]}])
+def test_a_form_that_a_newer_version_wrote_is_not_taken_for_a_dict(tree: Any) -> None:
+    with pytest.raises(StateError, match=r"has s\.a\.0 in a form \(\$newer\) .* resume with the one that wrote it"):
+        join(tree, lambda path, name: torch.ones(1), "s")
