@@ -302,7 +302,9 @@ def export_(
         _opened(where, endpoint) as there,
         _reading(store, checkpoint, "export"),
     ):
-        tensors = model_tensors(_found(store, checkpoint), name)
+        tensors, left_out = model_tensors(_found(store, checkpoint), name)
+        if left_out:
+            note(f"left out, since safetensors takes tensors alone: {', '.join(left_out)}")
         old = exported_before(there, force=force)
         files = export(store, tensors, there, shard_bytes=shard_size, old=old)
         size = sum(tensor.bytes for tensor in tensors.values())

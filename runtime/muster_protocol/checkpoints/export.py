@@ -23,6 +23,9 @@ INDEX: Final = "model.safetensors.index.json"
 _WEIGHTS: Final = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
 _COMPILED: Final = re.compile(r"(?<![^.])_orig_mod\.")
 
+_EXTRA: Final = "_extra_state"
+"""As torch names what a module's get_extra_state() gives."""
+
 DTYPES: Final = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -47,9 +50,10 @@ DTYPES: Final = {
 """safetensors' name of each type, by torch's."""
 
 
-def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
+def model_tensors(found: Found, name: str) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors of the tracked object `name`, by their key in its state dict, without what torch.compile puts before
-    the names of a module that is compiled inside the model. Tied ones are there once.
+    the names of a module that is compiled inside the model. Tied ones are there once. And the keys that are left out:
+    modules' extra states (`get_extra_state`) that are no tensors.
 
     StateError when there is no such object, or it isn't a flat state dict of tensors. CorruptCheckpointError.
     """
@@ -58,10 +62,17 @@ def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
         raise StateError(f"the checkpoint has no object {name!r}; it has: {', '.join(trees)}. Choose one by --object")
     tensors = tensors_of(found.manifest)
     chosen: dict[str, Tensor] = {}
+    left_out: list[str] = []
     seen = set()
     for key, value in trees[name].items() if isinstance(trees[name], dict) else ():
         if not (isinstance(value, dict) and set(value) == {"$tensor"}):
-            raise StateError(f"{name}.{key} is no tensor: only a model's state can be exported. Choose it by --object")
+            if key.rpartition(".")[2] == _EXTRA:
+                left_out.append(key)
+                continue
+            raise StateError(
+                f"{name}.{key} is no tensor: only a flat state dict of tensors can be exported, as a module's is; "
+                "--object chooses another object"
+            )
         tensor = tensors.get(str(value["$tensor"]))
         if tensor is None:
             raise CorruptCheckpointError(f"{found.key} has no tensor for {name}.{key}")
@@ -75,7 +86,7 @@ def model_tensors(found: Found, name: str) -> dict[str, Tensor]:
             chosen[own] = tensor
     if not chosen:
         raise StateError(f"the object {name!r} has no tensors; choose another by --object")
-    return chosen
+    return chosen, left_out
 
 
 def exported_before(target: Store, *, force: bool) -> list[str]:

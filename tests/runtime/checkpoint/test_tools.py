@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ from typer.testing import CliRunner
 from muster.cli.app import app
 from muster.cli.checkpoint import open_store
 from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.commit import commit
 from muster_protocol.checkpoints.export import export, header, model_tensors
 from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.inventory import take
@@ -382,9 +384,35 @@ def with_tensors(*keys: str) -> Found:
 
 def test_names_in_compiled_parts_of_a_model_are_its_own() -> None:
     named = with_tensors("block._orig_mod.weight", "_orig_mod.head.weight", "teacher_orig_mod.weight")
-    assert list(model_tensors(named, "model")) == ["block.weight", "head.weight", "teacher_orig_mod.weight"]
+    assert list(model_tensors(named, "model")[0]) == ["block.weight", "head.weight", "teacher_orig_mod.weight"]
     with pytest.raises(StateError, match=r"has two tensors block\.weight"):
         model_tensors(with_tensors("block._orig_mod.weight", "block.weight"), "model")
+
+
+def test_an_extra_state_that_is_no_tensor_is_left_out_of_an_export_and_named(
+    made: MadeRun, uri: str, tmp_path: Path
+) -> None:
+    link = made.write(7)
+    record = json.loads(made.store.get(link[0]).content)
+    record["planner"]["trees"]["model"]["norm._extra_state"] = None
+    record["planner"]["trees"]["lists"] = {"a": [1]}
+    text = json.dumps(record).encode()
+    made.store.put(link[0], text)
+    commit(
+        made.store,
+        made.claim,
+        step=7,
+        manifest_key=link[0],
+        sha256=hashlib.sha256(text).hexdigest(),
+        finished=False,
+        parent=made.parent,
+    )
+    told = muster("export", uri, str(tmp_path / "out"))
+    assert "left out, since safetensors takes tensors alone: norm._extra_state" in told
+    assert list(safetensors.torch.load_file(tmp_path / "out/model.safetensors")) == ["weight"]
+    assert "lists.a is no tensor: only a flat" in muster(
+        "export", uri, str(tmp_path / "x"), "--object", "lists", code=2
+    )
 
 
 def test_an_export_replaces_another_only_when_told_and_leaves_nothing_of_it(made: MadeRun, uri: str) -> None:
