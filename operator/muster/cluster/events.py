@@ -1,4 +1,7 @@
-"""Events on our objects, as `kubectl describe` shows them: events.k8s.io/v1, repetitions gathered into series.
+"""Events on our objects, as `kubectl describe` shows them, repetitions gathered into series.
+
+They are written by the core API. `kubectl describe` puts Events in order by `lastTimestamp`, which events.k8s.io/v1
+does not take: written there, a failure and its restarts come in the order of their names, which is none.
 
 They are news for people. One that can't be written is logged and let go: nothing ever waits for an Event.
 """
@@ -94,37 +97,43 @@ class EventRecorder:
         key = _key(news)
         now = asyncio.get_running_loop().time()
         before = self._written.get(key)
-        path = f"/apis/events.k8s.io/v1/namespaces/{news.about.namespace or 'default'}/events"
+        path = f"/api/v1/namespaces/{news.about.namespace or 'default'}/events"
         if before is not None and now - before.last < SERIES_SECONDS:
             before.count, before.last = before.count + 1, now
             self._written.move_to_end(key)
-            series = {"count": before.count, "lastObservedTime": _micro_time()}
+            again = datetime.now(timezone.utc)
+            series = {"count": before.count, "lastObservedTime": _micro_time(again)}
             try:
-                await self._api.merge_patch(f"{path}/{before.name}", {"series": series})
+                await self._api.merge_patch(
+                    f"{path}/{before.name}", {"series": series, "lastTimestamp": _second(again)}
+                )
                 return
             except ApiError as error:
                 if error.status != 404:
                     raise
-        name = f"{news.about.name}.{hashlib.sha256(f'{key}{_micro_time()}'.encode()).hexdigest()[:16]}"
-        await self._api.create(path, self._body(news, name))
+        at = datetime.now(timezone.utc)
+        name = f"{news.about.name}.{hashlib.sha256(f'{key}{_micro_time(at)}'.encode()).hexdigest()[:16]}"
+        await self._api.create(path, self._body(news, name, at))
         self._written[key] = _Written(name, 1, now)
         while len(self._written) > REMEMBERED:
             self._written.popitem(last=False)
 
-    def _body(self, news: News, name: str) -> dict[str, Any]:
+    def _body(self, news: News, name: str, at: datetime) -> dict[str, Any]:
         about = news.about
         return {
-            "apiVersion": "events.k8s.io/v1",
+            "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": about.namespace or "default"},
-            "eventTime": _micro_time(),
-            "reportingController": CONTROLLER,
+            "eventTime": _micro_time(at),
+            "firstTimestamp": _second(at),
+            "lastTimestamp": _second(at),
+            "reportingComponent": CONTROLLER,
             "reportingInstance": self._identity,
             "type": "Warning" if news.warning else "Normal",
             "reason": news.reason,
             "action": news.action or news.reason,
-            "note": _cut(news.note),
-            "regarding": {
+            "message": _cut(news.note),
+            "involvedObject": {
                 "apiVersion": about.api_version,
                 "kind": about.kind,
                 "namespace": about.namespace,
@@ -147,5 +156,9 @@ def _cut(note: str) -> str:
     return note if len(data) <= NOTE_LIMIT else data[: NOTE_LIMIT - 3].decode(errors="ignore") + "…"
 
 
-def _micro_time() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def _micro_time(at: datetime) -> str:
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _second(at: datetime) -> str:
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -29,4 +29,4 @@ class Scene:
 
 def event_time(event: dict[str, Any]) -> str:
     series = (event.get("series") or {}).get("lastObservedTime")
-    return str(series or event.get("lastTimestamp") or event.get("eventTime") or "")
+    return str(series or event.get("eventTime") or event.get("lastTimestamp") or "")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timezone, tzinfo
 from typing import Any
 
 import pytest
@@ -64,14 +65,14 @@ async def test_an_event_is_about_its_job() -> None:
     server = Server()
     await write(server, News(ABOUT, "Admitted", "4 workers on 2 nodes"))
     (event,) = server.created
-    assert event["regarding"] == {
+    assert event["involvedObject"] == {
         "apiVersion": "muster.dev/v1alpha1",
         "kind": "TrainingJob",
         "namespace": "research",
         "name": "train",
         "uid": "u1",
     }
-    assert (event["reason"], event["note"], event["type"]) == ("Admitted", "4 workers on 2 nodes", "Normal")
+    assert (event["reason"], event["message"], event["type"]) == ("Admitted", "4 workers on 2 nodes", "Normal")
 
 
 async def test_repetitions_become_a_series_and_other_words_another_event() -> None:
@@ -83,11 +84,32 @@ async def test_repetitions_become_a_series_and_other_words_another_event() -> No
     assert server.patched[0][0].endswith(server.created[0]["metadata"]["name"])
 
 
+async def test_each_has_the_second_that_kubectl_describe_sorts_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter(datetime(2026, 11, 25, 18, minute, 7, 250_000, timezone.utc) for minute in (0, 5))
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return next(moments)
+
+    monkeypatch.setattr("muster.cluster.events.datetime", Clock)
+    server = Server()
+    recorder = EventRecorder(server, "operator-1")  # type: ignore[arg-type]
+    same = News(ABOUT, "Queued", "a")
+    await recorder.write(same)
+    await recorder.write(same)
+    (event,), ((_, patch),) = server.created, server.patched
+    assert event["eventTime"] == "2026-11-25T18:00:07.250000Z"
+    assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-11-25T18:00:07Z"
+    assert patch["series"]["lastObservedTime"] == "2026-11-25T18:05:07.250000Z"
+    assert patch["lastTimestamp"] == "2026-11-25T18:05:07Z"
+
+
 @pytest.mark.parametrize("trouble", [ApiError(403, "Forbidden", "no"), ApiUnreachable("away")])
 async def test_one_that_cannot_be_written_does_not_stop_the_next(trouble: Exception) -> None:
     server = Server()
     await write(server, News(ABOUT, "Queued", "a"), News(ABOUT, "Queued", "b"), before=trouble)
-    assert [event["note"] for event in server.created] == ["b"]
+    assert [event["message"] for event in server.created] == ["b"]
 
 
 async def test_a_series_whose_event_is_gone_begins_anew() -> None:
@@ -103,7 +125,7 @@ async def test_a_series_whose_event_is_gone_begins_anew() -> None:
 async def test_a_long_note_is_cut_to_what_the_api_server_takes() -> None:
     server = Server()
     await write(server, News(ABOUT, "Failed", "ü" * 2000))
-    note = server.created[0]["note"]
+    note = server.created[0]["message"]
     assert len(note.encode()) <= NOTE_LIMIT
     assert note.endswith("…")
 
