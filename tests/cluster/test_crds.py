@@ -202,9 +202,13 @@ def scale(control_plane: Any, job: Object, replicas: int) -> Any:
 
 def test_scale_of_a_job_that_is_not_elastic_is_refused_with_the_way_out(control_plane: Any, job: Object) -> None:
     control_plane.apply(job)
+    control_plane.set_status(job["metadata"]["namespace"], "tiny", ADMITTED)
     done = scale(control_plane, job, 3)
     assert done.returncode != 0
-    assert "this job is not elastic, so its number of workers cannot change: set spec.suspend to true" in done.stderr
+    told = (
+        "this job is not elastic, so its number of workers cannot change while it is admitted: set spec.suspend to true"
+    )
+    assert told in done.stderr
     job["spec"]["suspend"] = True
     control_plane.apply(job)
     assert scale(control_plane, job, 3).returncode == 0
@@ -216,8 +220,19 @@ def test_a_suspended_job_is_resumed_with_another_number_of_workers_in_one_edit(c
     job["spec"]["suspend"] = False
     job["spec"]["workers"]["replicas"] = 3
     control_plane.apply(job)
+    control_plane.set_status(job["metadata"]["namespace"], "tiny", ADMITTED)
     job["spec"]["workers"]["replicas"] = 2
     assert "this job is not elastic" in control_plane.refusal(job)
+
+
+def test_a_job_that_waits_may_ask_for_fewer_workers(control_plane: Any, job: Object) -> None:
+    """As `muster explain` says to who asks for more than the cluster has."""
+    control_plane.apply(job)
+    assert scale(control_plane, job, 1).returncode == 0
+    waits = yaml.safe_load(yaml.safe_dump(ADMITTED))
+    waits["conditions"][0] |= {"status": "False", "reason": "ExceedsCluster"}
+    control_plane.set_status(job["metadata"]["namespace"], "tiny", waits)
+    assert scale(control_plane, job, 3).returncode == 0
 
 
 def test_scale_of_an_elastic_job_keeps_within_its_bounds(control_plane: Any, job: Object) -> None:

@@ -145,6 +145,8 @@ _NAME_OF_SERVICE: Final = (
     "the end"
 )
 
+_ELASTIC: Final = "((has({it}.min) ? {it}.min : {it}.replicas) < (has({it}.max) ? {it}.max : {it}.replicas))"
+
 JOB_RULES: Final = (
     Rule(
         "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$')",
@@ -153,10 +155,17 @@ JOB_RULES: Final = (
         message_cel=f"self.metadata.name.size() > 63 ? '{_NAME_TOO_LONG}' : '{_NAME_OF_SERVICE}'",
     ),
     _frozen(FROZEN_WHILE_ADMITTED),
+    Rule(
+        "self.spec.workers.replicas == oldSelf.spec.workers.replicas || self.spec.suspend || oldSelf.spec.suspend || "
+        f"!has(oldSelf.status) || !has(oldSelf.status.conditions) || !{_ADMITTED.format(it='oldSelf')} || "
+        f"{_ELASTIC.format(it='self.spec.workers')}",
+        "this job is not elastic, so its number of workers cannot change while it is admitted: set spec.suspend to "
+        "true, change workers.replicas, and set suspend to false again; or set workers.min below workers.max",
+        field_path=".spec.workers.replicas",
+        reason=Reason.FORBIDDEN,
+    ),
     _ended(FROZEN_AT_THE_END),
 )
-
-_ELASTIC: Final = "((has({it}.min) ? {it}.min : {it}.replicas) < (has({it}.max) ? {it}.max : {it}.replicas))"
 
 READY_TIMEOUT_RULE: Final = above_zero(
     "readyTimeout is 0, so the gang could never start in time: give it some, like 30m, or leave it out"
@@ -194,15 +203,6 @@ _GROWS_BY_SLICES: Final = (
 )
 
 SPEC_RULES: Final = (
-    Rule(
-        "self.workers.replicas == oldSelf.workers.replicas || self.suspend || oldSelf.suspend || "
-        "(has(self.workers.min) ? self.workers.min : self.workers.replicas) < "
-        "(has(self.workers.max) ? self.workers.max : self.workers.replicas)",
-        "this job is not elastic, so its number of workers cannot change: set spec.suspend to true, change "
-        "workers.replicas, and set suspend to false again; or set workers.min below workers.max",
-        field_path=".workers.replicas",
-        reason=Reason.FORBIDDEN,
-    ),
     Rule(
         "!has(self.disruptionBudget) || !has(self.preemptible) || self.preemptible",
         "a job that is not preemptible is never preempted, so it needs no disruptionBudget: leave one of the two out",

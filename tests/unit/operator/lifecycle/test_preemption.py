@@ -165,6 +165,8 @@ def test_the_budget_counts_what_lies_within_the_window() -> None:
         {"podTemplate": {"spec": {"hostNetwork": True}}},
         {"imagePullSecrets": [{"name": "registry"}]},
         {"volumes": [{"name": "data", "emptyDir": {}}]},
+        {"workers": {"replicas": 3, "gpusPerWorker": 1}},
+        {"workers": {"replicas": 1, "gpusPerWorker": 1}},
     ],
 )
 def test_a_gang_whose_spec_was_changed_under_it_starts_again_with_the_new_one(edit: dict[str, Any]) -> None:
@@ -178,13 +180,20 @@ def test_a_gang_whose_spec_was_changed_under_it_starts_again_with_the_new_one(ed
     decision = case.settle()
     assert decision.plannable
     assert (case.job.status.failures, case.job.status.restarts) == (None, None)
-    case.start("n0", "n1")
+    case.start()
     assert case.is_true(ConditionType.RUNNING)
 
 
-def test_an_edit_that_no_gang_minds_stops_nobody() -> None:
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"maxRuntime": "3d", "ttlAfterFinished": "1h"},
+        {"workers": {"replicas": 3, "max": 4, "min": 1, "gpusPerWorker": 1}},
+    ],
+)
+def test_an_edit_that_no_gang_minds_stops_nobody(edit: dict[str, Any]) -> None:
     case = running()
-    case.edit(maxRuntime="3d", ttlAfterFinished="1h")
+    case.edit(**edit)
     case.settle()
     assert case.phase == "Running"
 
