@@ -148,5 +148,6 @@ async def _copy(api: Api, pod: PodView, take: Write, *, follow: bool, tail: int 
         if error.status not in (400, 404):
             raise
         raise NotThere(
-            f"worker {pod.index} has no log yet ({error.message}); `muster status {pod.job}` says what it waits for"
+            f"worker {pod.index} has no log yet ({error.message}); "
+            f"`muster status {pod.job} -n {pod.namespace}` says what it waits for"
         ) from error

@@ -224,13 +224,21 @@ def _remembered(scene: Scene) -> Iterator[_Line]:
         yield _Line(moment, "Preempted", "")
     for condition in status.conditions:
         if not _said_otherwise(scene, condition):
-            told = f"{condition.type} is {condition.status}: {condition.reason}"
+            # Why it is False becomes another without a change of it, and nobody keeps what it was then.
+            by_now = "" if condition.status == "True" else "by now "
+            told = f"{condition.type} is {condition.status}: {by_now}{condition.reason}"
             yield _Line(condition.last_transition_time, "Condition", told)
+
+
+_OF_A_RUN: Final = frozenset(
+    each.value for each in (ConditionType.ADMITTED, ConditionType.PODS_READY, ConditionType.RUNNING)
+)
+"""False at the end of every job, for the reason of that."""
 
 
 def _said_otherwise(scene: Scene, condition: Condition) -> bool:
     """Whether another line of the history tells of a condition's change: those of the present run, the end that it
-    came with, or an Event of its reason."""
+    came with or whose reason it has got since, or an Event of its reason."""
     status, at, holds = scene.job.status, condition.last_transition_time, condition.status == "True"
     if condition.type in (ConditionType.SUCCEEDED.value, ConditionType.FAILED.value):
         return False
@@ -238,7 +246,7 @@ def _said_otherwise(scene: Scene, condition: Condition) -> bool:
         return True
     if condition.type == ConditionType.RUNNING.value and holds and status.running_since is not None:
         return True
-    if status.finished_at is not None and not holds and at >= status.finished_at:
+    if status.finished_at is not None and not holds and (at >= status.finished_at or condition.type in _OF_A_RUN):
         return True
     same = (parse_time(event_time(event)) for event in scene.events if event.get("reason") == condition.reason)
     return any(moment is not None and abs((moment - at).total_seconds()) < REPEATED_SECONDS for moment in same)

@@ -142,7 +142,10 @@ def advice(scene: Scene) -> Iterator[str]:
         yield from place.changes if place is not None else ()
     elif status.phase is not None and status.phase is not Phase.SUCCEEDED:
         if status.phase is Phase.STARTING and place is not None and keeps_pods(place.reason):
-            yield from _mending(named, job.spec.queue, place.reason)
+            # An edit of what its pods are made from would be refused.
+            where = "in the cluster, or while it is suspended in the job"
+            yield f"mend what stands under Why, {where}:  kubectl edit tj {named}"
+            yield f"suspend and resume it:  {_anew(named)}"
         if is_false(status, ConditionType.CHECKPOINT_STORAGE_READY):
             yield from _storage(job, named)
         yield f"follow it:  muster status {named} --watch  or  muster logs {named} --all -f"

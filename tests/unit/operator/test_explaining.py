@@ -197,7 +197,7 @@ def test_a_condition_that_another_line_tells_of_is_not_told_again() -> None:
     told = event("Restarting", "a pod was evicted; the gang starts again", 50)
     assert what_happened(shown(job(phase="Restarting", conditions=waits), told)) == [
         "Restarting a pod was evicted; the gang starts again",
-        "Condition Admitted is False: Restarting",
+        "Condition Admitted is False: by now Restarting",
     ], "another restart, by their times"
     close = {**told, "lastTimestamp": "2026-01-02T03:00:11Z"}
     assert what_happened(shown(job(phase="Restarting", conditions=waits), close)) == [
@@ -208,7 +208,7 @@ def test_a_condition_that_another_line_tells_of_is_not_told_again() -> None:
 def test_of_a_job_that_has_ended_one_line_tells_the_end_and_the_checkpoint_is_said_to_be_the_newest() -> None:
     conditions = [
         condition("Admitted", "False", "Finished", 9),
-        condition("PodsReady", "False", "Completed", 9),
+        condition("PodsReady", "False", "Completed", 1),  # it never came about, and has the end's reason since then
         condition("Running", "False", "Completed", 9),
         condition("CheckpointStorageReady", "True", "StorageReady", 3),
         condition("Succeeded", "True", "Completed", 9),
@@ -293,10 +293,14 @@ def test_every_phase_says_what_follows(status: dict[str, Any], told: str) -> Non
     assert told in follows(Scene(job(**status), (), (), NOW))
 
 
-@pytest.mark.parametrize("phase", ["Starting", "Queued"])
-def test_who_is_kept_from_starting_is_told_to_mend_that(phase: str) -> None:
+@pytest.mark.parametrize(
+    ("phase", "where"),
+    [("Starting", "in the cluster, or while it is suspended in the job"), ("Queued", "in the job or in the cluster")],
+)
+def test_who_is_kept_from_starting_is_told_to_mend_that(phase: str, where: str) -> None:
     told = [" ".join(line.split()) for line in advice(Scene(job(phase=phase, queue=REFUSED), (), (), NOW))]
-    assert told[0] == "mend what stands under Why, in the job or in the cluster: kubectl edit tj train -n research"
+    assert told[0] == f"mend what stands under Why, {where}: kubectl edit tj train -n research"
+    assert any(line.startswith("suspend and resume it: kubectl patch") for line in told) == (phase == "Starting")
 
 
 def test_who_is_tried_again_later_is_told_how_to_have_it_tried_at_once() -> None:

@@ -146,7 +146,9 @@ async def test_a_rank_that_has_written_nothing_is_told(
 
 
 async def test_a_worker_that_has_not_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NotThere, match=r"worker 0 has no log yet .*ContainerCreating.*`muster status train` says"):
+    with pytest.raises(
+        NotThere, match=r"worker 0 has no log yet .*ContainerCreating.*`muster status train -n research` says"
+    ):
         await printed(monkeypatch, Server("train-g2-0-0"))
 
 
