@@ -18,6 +18,14 @@ Values that could not work are refused in a sentence. What the schema says of th
 {{- fail (printf "nodeHoursBetweenFailures: %q is no kind of capacity that fails: write on-demand or spot" $capacity) }}
 {{- end }}
 {{- end }}
+{{- range $flavour, $labels := $values.provisioning.nodeSelectors }}
+{{- if not (regexMatch "^[^/]+/(on-demand|spot)$" $flavour) }}
+{{- fail (printf "provisioning.nodeSelectors: %q is no GPU type with its kind of capacity: write it like H100/on-demand or H100/spot" $flavour) }}
+{{- end }}
+{{- end }}
+{{- if contains "://" $values.image.registry }}
+{{- fail (printf "image.registry is %q: write a registry without the scheme, like registry.example.com:5000" $values.image.registry) }}
+{{- end }}
 {{- include "muster.refuseLevels" $values.topology.levels }}
 {{- include "muster.refusePrices" $values }}
 {{- end }}
