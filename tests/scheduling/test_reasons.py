@@ -115,9 +115,9 @@ def test_job_that_suits_no_node_is_told_what_was_looked_at() -> None:
     nowhere = {"only_on": ("c",)}
     waiting = why([Node("a"), Node("b", gpus=0)], Job("a", **nowhere))
     assert waiting.reason is WaitReason.NO_ELIGIBLE_NODES
-    assert waiting.message == "none of the cluster's 1 H100 node passes the job's node labels and tolerations"
-    assert why([Node("b", gpus=0)], Job("a", **nowhere)).message == "none of the cluster's 1 node is of H100"
-    told = "none of the cluster's 1 node passes the job's kind of capacity, node labels and tolerations"
+    assert waiting.message == "the cluster's only H100 node does not pass the job's node labels and tolerations"
+    assert why([Node("b", gpus=0)], Job("a", **nowhere)).message == "the cluster's only node is not of H100"
+    told = "the cluster's only node does not pass the job's kind of capacity, node labels and tolerations"
     assert why([Node("a")], Job("a", gpus=0, **nowhere)).message == told
 
 

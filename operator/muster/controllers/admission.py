@@ -14,6 +14,7 @@ from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.gpus import PRODUCT_LABELS, same_type
 from muster.cluster.snapshot import LevelInput
 from muster.cluster.views import NamespaceView, NodeView
+from muster.sizing.price_file import slip
 from muster_protocol.spelling import nearest, there_are
 
 _OWN_NAME: Final = "kubernetes.io/metadata.name"
@@ -123,7 +124,7 @@ def _gpu_type(spec: EffectiveSpec, world: World) -> Obstacle | None:
         return None
     return Obstacle(
         Reason.UNKNOWN_GPU_TYPE,
-        f"no node has GPUs of type {spec.gpu_type!r}; {there_are(spec.gpu_type, world.gpu_types)}",
+        f"no node has GPUs of type {spec.gpu_type!r}; {there_are(slip(spec.gpu_type), world.gpu_types)}",
     )
 
 

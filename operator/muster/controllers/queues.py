@@ -21,6 +21,7 @@ from muster.cluster.views import NodeView
 from muster.controllers.accounts import Spent
 from muster.scheduling.fairness import HALF_LIFE, decayed
 from muster.scheduling.snapshot import NONE, Preempts, Snapshot
+from muster.sizing.price_file import slip
 from muster.telling.usage import way_up
 from muster_protocol.durations import parse_duration
 from muster_protocol.spelling import nearest
@@ -260,7 +261,7 @@ def _unknown(quotas: tuple[Quota, ...], budgets: tuple[MonthlyBudget, ...], grou
     }
     lacking = dict.fromkeys(resource.name for quota in quotas for resource in quota.resources)
     told = [
-        f"no node has GPUs of type {name!r} now{_did_you_mean(name, ground.gpu_types)}"
+        f"no node has GPUs of type {name!r} now{_did_you_mean(slip(name), ground.gpu_types)}"
         for name, meant in types.items()
         if name and meant not in ground.gpu_types
     ]

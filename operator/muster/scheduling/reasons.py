@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -94,12 +94,12 @@ class Reasons:
         names = list(dict.fromkeys(self._snapshot.flavours[flavour] for flavour in flavours))
         of_them = int(np.isin(self._snapshot.nodes.flavours, flavours).sum())
         if not all(names):  # a gang on CPUs: nodes of any flavour would do
-            text = f"{_count(count, 'node')} passes the job's kind of capacity, node labels and tolerations"
+            told = f"{_none(count, 'node', 'passes')} the job's kind of capacity, node labels and tolerations"
         elif of_them:
-            text = f"{_count(of_them, ' and '.join(names) + ' node')} passes the job's node labels and tolerations"
+            told = f"{_none(of_them, ' and '.join(names) + ' node', 'passes')} the job's node labels and tolerations"
         else:
-            text = f"{_count(count, 'node')} is of {' or '.join(names)}"
-        return Why(WaitReason.NO_ELIGIBLE_NODES, f"none of the cluster's {text}")
+            told = f"{_none(count, 'node', 'is')} of {' or '.join(names)}"
+        return Why(WaitReason.NO_ELIGIBLE_NODES, told)
 
     def exceeds_cluster(self, gang: Gang) -> Why:
         """The gang does not fit, not even with every suitable node back and empty."""
@@ -384,6 +384,12 @@ class Reasons:
         if crumbs:
             text += f", where {amount(name, crumbs)} {is_or_are(name, crumbs)} free in pieces too small for a worker"
         return text
+
+
+def _none(number: int, noun: str, verb: Literal["is", "passes"]) -> str:
+    if number > 1:
+        return f"none of the cluster's {number} {noun}s {verb}"
+    return f"the cluster's only {noun} {'is not' if verb == 'is' else 'does not pass'}"
 
 
 def _count(number: int, noun: str) -> str:

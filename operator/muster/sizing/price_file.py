@@ -192,3 +192,13 @@ def list_prices() -> PriceFile:
     """The public list prices that come with Muster."""
     name = "list_prices.yaml"
     return parse(files("muster.sizing").joinpath(name).read_text(encoding="utf-8"), name)
+
+
+@lru_cache(maxsize=1)
+def _listed() -> frozenset[str]:
+    return frozenset(price.gpu for price in list_prices().gpus)
+
+
+def slip(gpu_type: str) -> str:
+    """The name, where it may be a slip of another GPU type's; "" of a GPU that is made: an A100 is no misspelt H100."""
+    return "" if gpu_type in _listed() else gpu_type

@@ -109,6 +109,7 @@ def test_a_queue_is_told_what_no_node_has_of_what_its_quotas_and_budgets_name() 
     assert message(node("a"), quotas=quota("H100", "nvidia/gpu")) == (
         "takes jobs; no node has the resource 'nvidia/gpu' now (did you mean 'nvidia.com/gpu'?)"
     )
+    assert message(node("a"), quotas=quota("A100")) == "takes jobs; no node has GPUs of type 'A100' now", "another GPU"
     assert message(node("a"), budgets=[{"gpuType": "B200", "gpuHours": 8}]) == (
         "takes jobs; no node has GPUs of type 'B200' now"
     )
