@@ -107,8 +107,10 @@ async def test_a_job_lives_from_apply_to_its_deletion(
 
 
 async def events(place: Corner) -> bool:
-    path = f"/apis/events.k8s.io/v1/namespaces/{place.namespace}/events"
-    return any(item["regarding"]["kind"] == "TrainingJob" for item in (await place.api.get(path))["items"])
+    told = (await place.api.get(f"/api/v1/namespaces/{place.namespace}/events"))["items"]
+    ours = [item for item in told if item["involvedObject"]["kind"] == "TrainingJob"]
+    assert all(item["lastTimestamp"] for item in ours), "kubectl describe puts them in order by that"
+    return bool(ours)
 
 
 async def gone(place: Corner) -> bool:
