@@ -17,7 +17,7 @@ from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import Masks, build
 from muster.cluster.status import reason_of
 from muster.cluster.topologies import Detector
-from muster.controllers import admission, planning
+from muster.controllers import admission, planning, terms
 from muster.controllers.accounts import Budgets, Spent, closed
 from muster.controllers.books import Books
 from muster.controllers.cache import Cache
@@ -30,7 +30,7 @@ from muster.controllers.queues import queue_inputs, why_drained
 from muster.controllers.records import Record
 from muster.controllers.roster import FIRST, Roster, exhausted
 from muster.controllers.sentences import Sentences
-from muster.controllers.telling import Word, noticeable
+from muster.controllers.telling import Word, in_window, noticeable
 from muster.controllers.work import Worker, utc_now
 from muster.scheduling.plan import Plan, Waiting, WaitReason
 from muster.scheduling.planner import plan
@@ -347,7 +347,7 @@ class Plans:
                 self._later(self._explain_at)
                 break
             word = Word.of(waiting, sentences.of(record, waiting), sentences.elsewhere(record, waiting))
-            self._tell_waiting(record, word)
+            self._tell_waiting(record, in_window(word, record.spec, terms.start_seconds(record.job.status)))
 
     def _tell_waiting(self, record: Record, word: Word) -> None:
         """Write why the job waits: a new reason at once, a change that a person would notice now and then."""

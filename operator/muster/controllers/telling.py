@@ -7,11 +7,13 @@ fifth of what is left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Final
 
+from muster.api.effective import EffectiveSpec
 from muster.api.trainingjob_status import AlmostFits, QueuePosition
+from muster.controllers import terms
 from muster.scheduling.plan import Waiting
 from muster.scheduling.snapshot import FOREVER
 
@@ -75,6 +77,18 @@ class Word:
             almost=self.almost,
             changes=self.changes,
         )
+
+
+def in_window(word: Word, spec: EffectiveSpec, start_seconds: float) -> Word:
+    """The word with an expected start at which the job's window is open: the planner's is of room and quota alone.
+
+    Args:
+        start_seconds: what a start costs, from placement to training.
+    """
+    if spec.window is None or word.expected >= _LAST:
+        return word
+    expected = datetime.fromtimestamp(word.expected, timezone.utc)
+    return replace(word, expected=max(expected, terms.may_start(spec, expected, start_seconds)).timestamp())
 
 
 def noticeable(old: QueuePosition | None, new: Word, now: float) -> bool:

@@ -67,7 +67,8 @@ def follows(scene: Scene) -> str:
         changes = "what stands under Why has changed"
         looks = f"Muster looks again by itself{'' if later else ', and then the job queues'}"
         return f"{later}, unless {changes} before; {looks}" if later else f"nothing, until {changes}; {looks}"
-    starts = f"it starts {wait}{' ' if wait else ''}when it has quota and room"
+    opens = "its window is open and " if reason == WaitReason.WINDOW_CLOSED.value else ""
+    starts = f"it starts {wait}{' ' if wait else ''}when {opens}it has quota and room"
     return f"{starts}{'; ' if later else ''}{later}" if job.status.phase else ""
 
 

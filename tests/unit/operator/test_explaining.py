@@ -281,6 +281,7 @@ def test_a_waiting_job_tells_when_it_starts_and_what_would_help_once() -> None:
             "are gone on the nodes that it had",
         ),
         ({"phase": "Suspended"}, "until spec.suspend is false"),
+        ({"phase": "Queued", "queue": {"reason": "WindowClosed"}}, "when its window is open and it has quota and room"),
         ({"phase": "Suspended", "conditions": [SUSPENDED_IDLE]}, "until its spec changes"),
         (
             {"phase": "Preempting", "stop": {"reason": "GPUsIdle", "requestedAt": NOW.isoformat()}},

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
 
 import pytest
 
-from muster.controllers.telling import Word, noticeable
+from muster.api.effective import EffectiveSpec, effective_spec
+from muster.api.trainingjob import TrainingJob
+from muster.controllers.telling import Word, in_window, noticeable
 from muster.scheduling.plan import Almost, Basis, Waiting, WaitReason
 from muster.scheduling.snapshot import FOREVER
 
@@ -41,6 +45,26 @@ def test_the_planners_word_becomes_the_status() -> None:
     assert told.expected_start is not None
     assert told.expected_start.timestamp() == NOW + 60
     assert (told.almost[0].domain, told.almost[0].placeable, told.almost[0].lacking) == ("rack-3", 7, 1)
+
+
+def test_who_has_a_window_is_expected_to_start_while_that_is_open() -> None:
+    """Room may come in the middle of the day: then the job starts at the next evening."""
+
+    def made(**more: Any) -> EffectiveSpec:
+        spec = {"image": "i", "command": ["c"], "workers": {"replicas": 1}, **more}
+        return effective_spec(TrainingJob.from_raw({"metadata": {"name": "nightly"}, "spec": spec}).spec)
+
+    nightly = made(window={"start": "0 19 * * *", "duration": "10h"})
+    day = datetime(2026, 11, 26, tzinfo=timezone.utc)
+
+    def expected(at: datetime, spec: EffectiveSpec) -> datetime | None:
+        return in_window(replace(WORD, expected=at.timestamp()), spec, 60.0).told().expected_start
+
+    noon, night, end = day.replace(hour=12), day.replace(hour=2), day.replace(hour=4, minute=59)
+    evening = day.replace(hour=19)
+    assert [expected(at, nightly) for at in (noon, night, end)] == [evening, night, evening]
+    assert expected(noon, made()) == noon
+    assert in_window(replace(WORD, expected=FOREVER), nightly, 60.0).told().expected_start is None
 
 
 def test_who_is_not_in_the_order_has_no_position() -> None:
