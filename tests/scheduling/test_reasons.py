@@ -107,6 +107,21 @@ def test_level_whose_label_no_node_carries_is_told() -> None:
     assert waiting.message == "needs 1 worker × 8 nvidia.com/gpu in one rack; no node carries the label of such a rack"
 
 
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        (Shape(balanced=1), "as many in each rack as in any other"),
+        (Shape(slices=((2, 1),)), "each 2 of them in one rack"),
+    ],
+)
+def test_level_of_balance_or_slices_whose_label_no_node_carries_is_told(shape: Shape, told: str) -> None:
+    shot = snapshot([Node("a", rack=None), Node("b", rack=None)], [Job("a", workers=2)])
+    shot = replace(shot, jobs=replace(shot.jobs, terms=replace(shot.jobs.terms, shapes=(shape,))))
+    waiting = Outcome(shot, plan(shot)).waiting["a"]
+    assert waiting.reason is WaitReason.EXCEEDS_CLUSTER
+    assert waiting.message == f"needs 2 workers × 8 nvidia.com/gpu, {told}; no node carries the label of such a rack"
+
+
 def test_level_that_the_cluster_does_not_know_is_told() -> None:
     assert why([Node("a")], Job("a", required="aisle")).reason is WaitReason.EXCEEDS_CLUSTER
 

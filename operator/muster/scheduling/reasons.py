@@ -111,6 +111,11 @@ class Reasons:
                 f"needs {self._ask(gang)} in one {level}; no node carries the label of such a {level}",
                 level=self._tree.level_name(gang.level),
             )
+        for shared in (*(level for _, level in gang.shape.slices), gang.shape.balanced):
+            if shared != NONE and not len(self._tree.starts[shared]):
+                level = self._tree.level_name(shared)
+                told = f"needs {self._ask(gang)}{self._shape(gang)}; no node carries the label of such a {level}"
+                return Why(WaitReason.EXCEEDS_CLUSTER, told, level=level)
         slots = count_slots(self._room.empty, self._workers[gang.worker], mask)
         state = _State(self._room.empty, mask, slots, slots)
         return self._lacks(gang, state, WaitReason.EXCEEDS_CLUSTER, when=" even when empty")
