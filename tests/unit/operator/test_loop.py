@@ -294,7 +294,7 @@ async def test_a_job_that_suits_no_node_is_told_what_none_has(demands: dict[str,
         await there.until(lambda: there.status("nowhere").get("queue"))
         told = there.status("nowhere")["queue"]
         assert told["reason"] == "NoEligibleNodes"
-        assert told["message"].endswith(f"passes the job's kind of capacity, node labels and tolerations: {why}")
+        assert told["message"].endswith(f"the job's kind of capacity, node labels and tolerations: {why}")
 
 
 async def test_what_only_a_change_can_mend_is_a_warning() -> None:

@@ -182,7 +182,7 @@ async def test_a_gang_that_moves_gets_stop_and_promise_in_one_write_and_starts_a
     grown = once(LOW, Eviction(LOW, MoveReason.GROWN, LOW, lost=3.0), Promise(LOW, _nodes(3)))
     monkeypatch.setattr(plans, "plan", grown)
     async with world(cpu="4") as place:
-        await running(place, "low")
+        await running(place, "low", each={"max": 3})
         await place.until(lambda: place.status("low").get("stop"))
         first = next(status for name, status in place.server.written if status.get("stop"))
         assert first["promise"]["workers"] == 3
