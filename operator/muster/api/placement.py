@@ -241,7 +241,9 @@ class Promise(Model):
     spares: Spares = ()
     """Where room is kept for `workers.spares`, with indexes that follow those of the workers."""
     victims: Annotated[tuple[Victim, ...], Len(0, MAX_WORKERS)] = ()
-    """Who leaves them."""
+    """Who leaves them. Empty when `victimChunks` name them."""
+    victim_chunks: Annotated[tuple[ChunkName, ...], Len(0, 64)] = ()
+    """ConfigMaps with the victims where they are many, a line of JSON each."""
     queue: Annotated[str, Len(0, 63)] = ""
     """The TrainingQueue whose quota is held for the job."""
     flavour: Annotated[str, Len(0, 128)] = ""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from muster.api.placement import Placement, Promise, nodes_with_workers
+from muster.api.placement import Placement, Promise, Victim, nodes_with_workers
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.chunks import CHUNK, LOST, WHOLE, Chunks
@@ -126,6 +127,53 @@ async def test_promises_are_packed_too() -> None:
     assert packed.promise is not None
     assert not packed.promise.nodes
     assert (await chunks(server).fetch(job(packed))).status.promise == whole.promise
+
+
+def promise(*victims: Victim) -> TrainingJobStatus:
+    return TrainingJobStatus(promise=Promise(workers=1, nodes=nodes_with_workers(["n0"]), victims=victims))
+
+
+async def test_many_victims_are_a_small_object_and_come_back_as_they_were() -> None:
+    server = Server()
+    whole = promise(
+        *(Victim(uid=str(UUID(int=each)), generation=each + 1, reason="Preempted", lost=each) for each in range(LARGE)),
+        Victim(uid="s", generation=1, reason="Shrunk", nodes=nodes_with_workers(["a", "b"])),
+    )
+    packed = await chunks(server).pack(job(TrainingJobStatus()), whole)
+    assert len(json.dumps(job(packed).to_raw())) <= 64 * 1024
+    assert len(server.objects) > 1
+    assert all(len(json.dumps(body)) < 2**20 for body in server.objects.values())
+    again = chunks(server)  # another operator
+    assert again.unpack(job(packed)) is None
+    assert (await again.fetch(job(packed))).status.promise == whole.promise
+    await again.forget(job(packed), whole, TrainingJobStatus())
+    assert not server.objects
+
+
+async def test_one_victim_with_many_nodes_lies_in_a_chunk_too() -> None:
+    server = Server()
+    nodes = nodes_with_workers([f"gpu-pool-a1b2c3-{index:05}" for index in range(LARGE)])
+    whole = promise(*(Victim(uid=uid, generation=1, reason="Shrunk", nodes=nodes) for uid in "ab"))
+    packed = await chunks(server).pack(job(TrainingJobStatus()), whole)
+    assert len(server.objects) == 2
+    assert all(len(json.dumps(body)) < 2**20 for body in server.objects.values())
+    assert (await chunks(server).fetch(job(packed))).status.promise == whole.promise
+
+
+async def test_few_victims_stay_in_the_status() -> None:
+    server = Server()
+    whole = promise(*(Victim(uid=str(UUID(int=each)), generation=1, reason="Preempted") for each in range(100)))
+    assert await chunks(server).pack(job(TrainingJobStatus()), whole) == whole
+    assert not server.objects
+
+
+async def test_of_a_chunk_of_victims_that_somebody_deleted_nobody_is_asked() -> None:
+    server = Server()
+    whole = promise(*(Victim(uid=str(UUID(int=each)), generation=1, reason="Preempted") for each in range(500)))
+    packed = await chunks(server).pack(job(TrainingJobStatus()), whole)
+    server.objects.clear()
+    read = await chunks(server).fetch(job(packed))
+    assert read.status.promise == promise().promise
 
 
 async def test_a_chunk_that_somebody_deleted_leaves_workers_without_a_node_and_stops_nobody() -> None:
