@@ -110,6 +110,18 @@ def test_nobody_is_stopped_for_a_job_whose_window_closes_meanwhile(closes: float
     assert len(made.promises) == len(made.evictions)
 
 
+def test_a_job_that_is_alike_asks_though_the_window_of_the_one_before_it_is_about_to_close() -> None:
+    world = cluster(Node("a"))
+    running(world, Job("low"), "a")
+    world.submit(Live(Job("high", priority=5)))
+    world.submit(Live(Job("higher", priority=5)))
+    shot = world.snapshot()
+    assert shot.jobs.uids == ("high", "higher", "low")
+    terms = replace(shot.jobs.terms, closes=np.array([world.now + 30.0, FOREVER, FOREVER]))
+    made = plan(replace(shot, jobs=replace(shot.jobs, terms=terms)))
+    assert [(each.uid, each.nodes.tolist()) for each in made.promises] == [("higher", [0])]
+
+
 def test_a_kind_of_node_that_can_never_hold_a_job_is_not_searched_for_it() -> None:
     """The searches of a plan are few, and those behind would starve."""
     world = cluster(Node("a"), Node("b", gpus=4))

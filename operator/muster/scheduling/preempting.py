@@ -6,8 +6,8 @@ searched (`muster.scheduling.victims`). Found, the job gets a promise, and its v
 What bounds a plan's time: `Policy.searches`, the searches in one plan, and `Policy.candidates`, the running jobs that
 they look at in all; one job's search is always made, over all its choices of nodes. Most jobs need none, for they may
 ask nobody: nobody yields, nobody of lower priority runs in their queue, and nobody borrows what is theirs. Jobs that
-are alike, of one queue and priority, are searched for once. Those that the bound leaves out have their turn in the next
-plan, in which the ones before them have their promise.
+are alike, of one queue and priority, and for which the same are gone in time, are searched for once. Those that the
+bound leaves out have their turn in the next plan, in which the ones before them have their promise.
 
 A job may take free room that is kept for nobody, what its victims give back, and what comes back from placements that
 are ending for nobody. It does not take free room that is kept for a job ahead.
@@ -15,6 +15,7 @@ are ending for nobody. It does not take free room that is kept for a job ahead.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import cached_property
@@ -51,7 +52,7 @@ class Preempting:
         self._leavers = bool(self._snapshot.jobs.runs.leaving.any())
         self._coming: Coming | None = None
         self._kept_at: tuple[tuple[int, int], Mask] | None = None  # by node, as of so many touches
-        self._failed: dict[tuple[int, int, int], float] = {}  # the least work for which a search was in vain
+        self._failed: dict[tuple[int, int, int, int], float] = {}  # the least work for which a search was in vain
 
     def clear(self, verdict: Verdict, passed: Set[int]) -> bool:
         """Promise room to a job that waits for quota or room, and ask its victims to go. False: it waits on.
@@ -66,8 +67,9 @@ class Preempting:
             return False
         if not (round_.policy.preemption or round_.policy.backfill) or self._chances.nobody:
             return False
-        alike = (round_.queue_of[job], round_.kinds.of[job], self._chances.priorities[job])
-        work, left = self._chances.works[job], self._left
+        chances = self._chances
+        alike = (round_.queue_of[job], round_.kinds.of[job], chances.priorities[job], chances.in_time(job))
+        work, left = chances.works[job], self._left
         if alike in self._failed and work >= self._failed[alike]:
             return False
         if any(self._clear(job, choice, passed) for choice in self._choices_of(verdict)):
@@ -236,6 +238,8 @@ class _Chances:
         longest[~queues.shortest | (queues.within == int(Preempts.NEVER))] = -1.0
         self._longest: list[float] = longest.tolist()
         self.nobody = not len(there) and not shortest.any()
+        self._gone: list[float] = np.sort(snapshot.now + jobs.runs.grace[there]).tolist()
+        self._closes: list[float] = jobs.terms.closes.tolist()
         self._asks: list[bool] = (jobs.terms.reclaims & round_.policy.preemption).tolist()
         self._borrowers: dict[tuple[int, tuple[int, ...]], tuple[int, _Around]] = {}
         self._lowest: dict[tuple[int, ...], tuple[int, int, list[tuple[int, int]]]] = {}
@@ -243,6 +247,10 @@ class _Chances:
     def yielding(self, job: int) -> bool:
         """Whether anybody runs who yields to jobs of its priority."""
         return self._yielding <= self.priorities[job]
+
+    def in_time(self, job: int) -> int:
+        """How many would be gone before the job may not start any more: equal numbers are the same jobs."""
+        return bisect_left(self._gone, self._closes[job])
 
     def any(self, job: int, choice: int, *, loosely: bool) -> bool:
         """Whether there is anybody of lower priority, or who borrows, whom the job might ask.
