@@ -10,7 +10,7 @@ import pytest
 from muster.scheduling.plan import Basis, MoveReason, Plan, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
-from muster.scheduling.snapshot import FOREVER, Alternative
+from muster.scheduling.snapshot import FOREVER, Alternative, Shape
 
 from .cases import GPU, Job, Node, Queue
 from .operating import Live, Operating
@@ -175,6 +175,19 @@ def test_a_gang_of_small_workers_gives_back_those_that_make_room_on_one_node(on:
     assert [(each.uid, each.reason) for each in made.evictions] == [("low", MoveReason.SHRUNK)]
     assert sorted(world.jobs["low"].promised) == ["a", "b", "b", "b"]
     assert world.jobs["high"].promised == ("a",)
+
+
+def test_who_makes_room_together_is_counted_without_the_spares_that_stay() -> None:
+    """The first worker's spare is on its node: the two together would make room there, but spares do not go."""
+    world = cluster(Node("a", gpus=2), Node("b", gpus=2))
+    running(world, Job("low", workers=3, gpus=1), *"abba", least=1)
+    world.submit(Live(Job("high", gpus=2, priority=5)))
+    shot = world.snapshot()
+    assert shot.jobs.uids == ("high", "low")
+    terms = replace(shot.jobs.terms, shapes=(Shape(), Shape(spares=1)))
+    made = plan(replace(shot, jobs=replace(shot.jobs, terms=terms)))
+    assert [(each.uid, each.reason) for each in made.evictions] == [("low", MoveReason.SHRUNK)]
+    assert {each.uid: each.nodes.tolist() for each in made.promises} == {"low": [0, 0], "high": [1]}
 
 
 @pytest.mark.parametrize(("wants", "left"), [(2, "aab"), (4, "b")])

@@ -145,14 +145,16 @@ class Demand:
         if all(had >= amount for had, amount in asks):
             return None
         there: dict[int, list[int]] = {}
-        for rank, node in enumerate(self.snapshot.jobs.runs.nodes_of(row).tolist()):
+        nodes = self.snapshot.jobs.runs.nodes_of(row).tolist()
+        workers = len(nodes) - self.snapshot.jobs.terms.shapes[row].spares  # spares behind them stay
+        for rank, node in enumerate(nodes[:workers]):
             there.setdefault(node, []).append(rank)
         found = None
         for node, ranks in there.items():
             place = self.place_of[node]
             gained, fewest = _gained(asks, self.base[:, place].tolist(), min(most, len(ranks)))
             if gained and self.eligible[place]:
-                found = np.zeros(sum(map(len, there.values()))) if found is None else found
+                found = np.zeros(len(nodes)) if found is None else found
                 found[ranks[-fewest:]] = gained / fewest
         return found
 

@@ -244,7 +244,7 @@ def without(snapshot: Snapshot, row: int, replicas: int, wanted: Mask, favoured:
     order: tuple[Int | Seconds, ...] = (-np.arange(count), -useful)
     if favoured is not None:
         gains = favoured[blocks].sum(axis=1)
-        together = np.where(gains > 0, _last_on_node(jobs.runs.nodes_of(row))[blocks[:, -1]], 0)
+        together = np.where(gains > 0, _last_on_node(jobs.runs.nodes_of(row)[:size])[blocks[:, -1]], 0)
         order = (-np.arange(count), -together, -gains, -useful)
     chosen = np.lexsort(order)[:replicas]
     going = np.zeros(len(wanted), dtype=np.bool_)
