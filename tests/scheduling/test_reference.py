@@ -69,8 +69,7 @@ def crowded(draw: Draw) -> Snapshot:
 def _exceeds_quota(world: Snapshot) -> bool:
     use = oracle.usage(world)
     return any(
-        oracle.limited(world, queue, 1, GPU)
-        and oracle.draws_on(world, use, queue, 1, GPU) > oracle.may_draw(world, queue, 1, GPU)
+        oracle.draws_on(world, use, queue, 1, GPU) > oracle.may_draw(world, queue, 1, GPU)
         for queue in range(len(world.queues.names))
     )
 
