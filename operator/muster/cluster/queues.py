@@ -32,6 +32,8 @@ class QueueInput:
         cohort: a root shared with all queues that name it; "" for none. Ignored beside a parent.
         open: False: it admits nothing, nor do the queues below it. So it is with one that can't have its `parent`.
         parent: name of the queue above it; "" for none.
+        certain: False: its quota is not known. So it is with what those have that stand above it, and with one that
+            can't have its `parent`, and does not know what it would lend.
         share_used: decayed mean of its dominant share of the cluster, that of the queues below it included.
     """
 
@@ -48,6 +50,7 @@ class QueueInput:
     borrower: Preempts = Preempts.NEVER
     drain: bool = False
     shortest: bool = True
+    certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,17 @@ def arrays(queues: Sequence[QueueInput], flavours: Sequence[str], resources: Seq
         (result.borrower, [int(queue.borrower) for queue in queues]),
         (result.drain, [queue.drain for queue in queues]),
         (result.shortest, [queue.shortest for queue in queues]),
+        (result.certain, [queue.certain and queue.name not in line.faults for queue in queues]),
     ):
         values[:count] = of
     for row in range(count, count + len(cohorts)):
         members = parents == row
         result.weights[row] = result.weights[members].sum()
         result.shares_used[row] = result.shares_used[members].sum()
-    for rows in by_depth(parents)[1:]:
+    ranks = by_depth(parents)
+    for rows in reversed(ranks[1:]):
+        result.certain[parents[rows[~result.certain[rows]]]] = False
+    for rows in ranks[1:]:
         above = parents[rows]
         result.open[rows] &= result.open[above]
         result.drain[rows] |= result.drain[above]

@@ -308,6 +308,8 @@ class Plans:
 
     def _snapshot(self, world: admission.World, waiting: Iterable[JobInput], now: datetime) -> Snapshot:
         queues, self._queue_errors = queue_inputs(self._cache.queues.values(), now, world.gpu_types)
+        if world.unreadable:  # whose cohort and parent they name is not known, nor what they lend there
+            queues = [replace(queue, certain=False) for queue in queues]
         jobs = {job.uid: job for job in waiting}
         for uid in list(self._roster.holders):
             record = self._records.get(uid)

@@ -97,7 +97,8 @@ def queue_inputs(
         except ValueError as error:
             errors[queue.metadata.name] = f"{_TAKES_NONE}{error}"
             spec = queue.spec
-            inputs.append(QueueInput(queue.metadata.name, spec.cohort or "", parent=spec.parent or "", open=False))
+            name, cohort, parent = queue.metadata.name, spec.cohort or "", spec.parent or ""
+            inputs.append(QueueInput(name, cohort, parent=parent, open=False, certain=False))
     return inputs, errors
 
 

@@ -5,7 +5,7 @@ Nobody benefits, so nothing is searched for: of a drained queue all preemptible 
 go beyond what the queue has (`muster.scheduling.borrowing`), so that no queue loses its own because another's was
 lowered. Of these elastic jobs shrink first, by no more replicas than they must, then whole jobs go, those that lose the
 least for what they give back first, and none that proves to be needless. Disruption budgets do not protect what is
-beyond a limit.
+beyond a limit. Where a limit is not known, because a spec can't be read or a parent is missing, nobody is asked.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def _excesses(snapshot: Snapshot, ledger: Ledger) -> list[tuple[int, int, int]]:
     """(queue, flavour, resource) of which more is used than may be, those of the lowest queues first."""
     over: dict[tuple[int, int], list[int]] = {}
     for queue, flavour, resource in ledger.exceeded():
+        if not snapshot.queues.certain[queue]:
+            continue
         over.setdefault((queue, flavour), []).append(resource)
     if not over:
         return []

@@ -123,6 +123,7 @@ class Queues:
         drain: Q, its running jobs are to be stopped.
         shortest: Q, of its jobs that are equal otherwise the one that is expected to need least comes first, and may
             ask those that will need much more; False: the one that was submitted first.
+        certain: Q, False: what it may use is not known, and nobody is stopped for what goes beyond it.
     """
 
     names: tuple[str, ...]
@@ -139,6 +140,7 @@ class Queues:
     borrower: Index
     drain: Mask
     shortest: Mask
+    certain: Mask
 
     @classmethod
     def plain(cls, names: tuple[str, ...], parents: Index, nominal: Int, borrowing: Int, lending: Int) -> Queues:
@@ -159,6 +161,7 @@ class Queues:
             borrower=np.full(count, Preempts.NEVER, dtype=np.int32),
             drain=np.zeros(count, dtype=np.bool_),
             shortest=np.zeros(count, dtype=np.bool_),
+            certain=np.ones(count, dtype=np.bool_),
         )
 
 

@@ -24,6 +24,7 @@ from muster.controllers.queues import (
     queue_inputs,
     standings,
 )
+from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import NONE, UNLIMITED, Preempts, Snapshot
 
 pytestmark = pytest.mark.unit
@@ -212,6 +213,23 @@ def test_a_queue_whose_quota_cannot_be_read_is_closed_and_says_so() -> None:
     assert "takes no jobs" in errors["q"]
     (ready,) = status_of(broken, [broken]).conditions
     assert (ready.status, ready.reason) == ("False", "InvalidSpec")
+
+
+@pytest.mark.parametrize(("nominal", "stopped"), [("8", []), ("1Q", []), ("4", ["b"])])
+@pytest.mark.parametrize("above", [{"cohort": "team"}, {"parent": "root"}])
+def test_nobody_is_stopped_while_it_is_not_known_what_a_queue_lends(
+    above: dict[str, str], nominal: str, stopped: list[str]
+) -> None:
+    quotas = [{"gpuType": "H100", "resources": [{"name": "nvidia.com/gpu", "nominal": nominal}]}]
+    queues = [trainingqueue("borrower", quotas=gpus(8), **above), trainingqueue("lender", quotas=quotas, **above)]
+    queues += [trainingqueue("root", quotas=gpus(0))]
+    made = plan(snapshot(queues, job("a", "borrower", "a"), job("b", "borrower", "b")))
+    assert [each.uid for each in made.evictions] == stopped
+
+
+def test_nobody_is_stopped_for_what_was_borrowed_from_a_parent_that_is_missing() -> None:
+    lost = trainingqueue("lost", parent="nowhere", quotas=gpus(8))
+    assert not plan(snapshot([lost], job("a", "lost", "a"), job("b", "lost", "b"))).evictions
 
 
 # -- who is above whom --
