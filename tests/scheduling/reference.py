@@ -132,10 +132,11 @@ class Reference:
     # Owners before borrowers
 
     def _owner_before(self, job: int) -> int:
-        """The first of those who would take back what the job borrows; NONE if it borrows nothing, or lacks quota."""
+        """The first of those who would take back what the job borrows, or makes others of its queue borrow; NONE if
+        nobody does, or it lacks quota."""
         held_back = bool(self.jobs.terms.preemptible[job]) and self._home(job) in self.held_back
         in_passing = held_back and self._has_quota(job, passing=True)
-        if not self.jobs.terms.preemptible[job] or not (self._has_quota(job) or in_passing):
+        if not (self._has_quota(job) or in_passing):
             return NONE
         if self._within(self.promised, job):
             return NONE
