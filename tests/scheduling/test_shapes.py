@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from muster.scheduling.gangs import Gang
+from muster.scheduling.kinds import Kinds
 from muster.scheduling.plan import WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import Shape
@@ -70,6 +73,23 @@ def test_an_elastic_balanced_gang_starts_though_its_least_is_never_even() -> Non
     full = replace(shot, nodes=replace(shot.nodes, free=shot.nodes.free * 0))
     waiting = Outcome(full, plan(full)).waiting["a"]
     assert waiting.reason is WaitReason.INSUFFICIENT_CAPACITY, "it waits for those who are there"
+
+
+def test_of_the_sizes_of_a_balanced_gang_none_is_tried_beyond_the_first_that_is_possible() -> None:
+    """There may be hundreds, and it is done in every plan."""
+    shot = snapshot(rack(0, 4) + rack(1, 4), [Job("a", workers=8)])
+    jobs = shot.jobs
+    sizes = replace(jobs.sizes, least=jobs.sizes.least - 6, partial=~jobs.sizes.partial)
+    shapes = replace(jobs.terms, shapes=(Shape(balanced=RACK),))
+    kinds = Kinds(replace(shot, jobs=replace(jobs, sizes=sizes, terms=shapes)), np.array([0]))
+    tried: list[int] = []
+
+    def possible(gang: Gang) -> bool:
+        tried.append(gang.size)
+        return gang.size in (4, 8)
+
+    kinds.limit_sizes(possible)
+    assert (tried, kinds.kinds[0].sizes) == ([2, 3, 4], (8, 7, 6, 5, 4))
 
 
 def test_spares_start_with_the_gang_and_are_part_of_what_it_needs() -> None:

@@ -88,15 +88,16 @@ class Kinds:
         return gang
 
     def limit_sizes(self, possible: Callable[[Gang], bool]) -> None:
-        """Leave balanced gangs only the sizes that are possible: one may fit with more workers where it does not with
-        fewer, while for all others the smallest is possible if any is. To be called before anything else is asked."""
+        """Take from balanced gangs all sizes below the smallest that is possible: one may fit with more workers where
+        it does not with fewer, while for all others the smallest is possible if any is. To be called before anything
+        else is asked."""
         for kind, it in enumerate(self.kinds):
             if it.shape.balanced == NONE or len(it.sizes) == 1:
                 continue
-            choices = range(len(it.choices))
-            sizes = tuple(size for size in it.sizes if any(possible(self.gang(kind, each, size)) for each in choices))
-            if sizes:
-                self.kinds[kind] = replace(it, sizes=sizes)
+            # To try every size would take long: there may be hundreds of them.
+            gangs = ([self.gang(kind, each, size) for each in range(len(it.choices))] for size in reversed(it.sizes))
+            least = next((alike[0].size for alike in gangs if any(map(possible, alike))), it.sizes[-1])
+            self.kinds[kind] = replace(it, sizes=tuple(size for size in it.sizes if size >= least))
 
     def like(self, kind: int, choice: int) -> int:
         """A number that is the same for gangs that differ in their size alone."""
