@@ -96,6 +96,27 @@ def test_a_job_asks_on_its_first_kind_of_node_before_it_asks_on_one_that_came_cl
     assert [(each.uid, each.nodes.tolist()) for each in made.promises] == [("high", [0])]
 
 
+def test_who_may_ask_nobody_on_any_kind_of_node_uses_up_no_search_while_somebody_leaves() -> None:
+    """The searches of a plan are few, and in a large cluster there is always somebody who leaves."""
+    world = cluster(Node("a"), Node("b"), Node("c"), Node("d"))
+    world.queues = {"research": Queue(gpus=99), "other": Queue("other", gpus=99)}
+    running(world, Job("on-a", only_on=("a",), priority=9), "a")
+    running(world, Job("on-b", only_on=("b",), priority=9), "b")
+    running(world, Job("on-c", only_on=("c",), queue="other"), "c")
+    running(world, Job("on-d", priority=9), "d")
+    world.jobs["on-d"].leaving = True
+    for cores in range(1, 20):
+        world.submit(Live(Job(f"spot-{cores}", cores=cores, only_on=("a",), priority=5)))
+    world.now += 1
+    world.submit(Live(Job("last", only_on=("c",), queue="other", priority=1)))
+    shot = world.snapshot()
+    filters = dict(zip(shot.jobs.uids, shot.jobs.filters.tolist(), strict=True))
+    others = (Alternative(filters["on-b"], 1, since=world.now),)
+    alternatives = tuple(others if uid.startswith("spot") else () for uid in shot.jobs.uids)
+    shot = replace(shot, jobs=replace(shot.jobs, terms=replace(shot.jobs.terms, alternatives=alternatives)))
+    assert [(each.uid, each.beneficiary) for each in plan(shot).evictions] == [("on-c", "last")]
+
+
 @pytest.mark.parametrize("closes", [31.0, 30.0])
 def test_nobody_is_stopped_for_a_job_whose_window_closes_meanwhile(closes: float) -> None:
     """It could be gone within its grace, of 30 s; later the promise would be broken, and it had stopped in vain."""

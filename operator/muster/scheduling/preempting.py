@@ -102,7 +102,8 @@ class Preempting:
         """Whether the job may ask anybody, as far as a short look tells; or whether room comes back without that."""
         if self._chances.any(job, choice, loosely=self._comes_back):
             return True
-        if self._comes_back and choice != self._choices[self._round.kinds.of[job]][-1]:
+        others = self._choices[self._round.kinds.of[job]] if self._several and self._comes_back else ()
+        if any(self._chances.any(job, other, loosely=True) for other in others if other > choice):
             return True  # nobody goes elsewhere for what waiting brings here
         if not self._chances.yielding(job):
             return False
