@@ -54,7 +54,8 @@ class Inputs:
             return record.planned[1]
         counts, quotas = self._counts_for(record), _quota_types(record.spec.queue, world)
         choices = planning.choose_flavours(record.spec, counts, quotas)
-        choices = planning.standing_choices(record.spec, choices, drawn_on)
+        renamed = record.placement is not None and planning.renamed(record.spec, drawn_on, self._counts)
+        choices = planning.standing_choices(record.spec, choices, drawn_on, renamed=renamed)
         priority = world.priorities.get(record.spec.priority_class, 0)
         avoided = tuple(item.node for item in record.job.status.avoided if item.until > now)
         since = planning.submitted(record.job)

@@ -85,6 +85,11 @@ def suited_by(spec: EffectiveSpec, counts: Counter[tuple[str, str]]) -> Counter[
     return suited
 
 
+def renamed(spec: EffectiveSpec, flavour: str, counts: Counter[tuple[str, str]]) -> bool:
+    """Whether nodes have a flavour, and none of them is called what the job asks for."""
+    return any(of == flavour for of, _ in counts) and not suited_by(spec, counts)[flavour]
+
+
 def _absent_type(asked: str, counts: Counter[tuple[str, str]], quotas: QuotaTypes) -> str:
     """The type that a job asks for and no node has now, as the quotas of its queue have it: while the last `H100-NVL`
     is away, it is not an `H100` where both have a quota."""
@@ -103,10 +108,12 @@ class Choice:
     Attributes:
         flavour: whose quota it draws on there.
         capacity: kinds of capacity allowed, empty for any.
+        renamed: it runs there, and the nodes' GPUs are called now what it does not ask for: their name goes before.
     """
 
     flavour: str
     capacity: tuple[str, ...]
+    renamed: bool = False
 
 
 def choose_flavours(
@@ -128,12 +135,14 @@ def choose_flavours(
     return tuple(choices)
 
 
-def standing_choices(spec: EffectiveSpec, choices: Sequence[Choice], flavour: str) -> tuple[Choice, ...]:
+def standing_choices(
+    spec: EffectiveSpec, choices: Sequence[Choice], flavour: str, *, renamed: bool = False
+) -> tuple[Choice, ...]:
     """The choices of a job that draws on a flavour already: the one that is of its kind of capacity is just that,
     whatever most nodes are now. `flavour`: "" where that is not known."""
     if not flavour:
         return tuple(choices)
-    drawn_on = Choice(flavour, (flavour.partition("/")[2],))
+    drawn_on = Choice(flavour, (flavour.partition("/")[2],), renamed)
     if not spec.capacity:
         return (drawn_on,)
     return tuple(drawn_on if choice.capacity == drawn_on.capacity else choice for choice in choices)
@@ -182,7 +191,7 @@ def _filter(bare: NodeFilter, spec: EffectiveSpec, choice: Choice, avoided: froz
     if not spec.gpus_per_worker:
         return replace(bare, capacity=choice.capacity, avoided=avoided)
     gpu_type = choice.flavour.partition("/")[0]
-    product = spec.gpu_type if spec.gpu_type.lower() != gpu_type.lower() else ""
+    product = spec.gpu_type if spec.gpu_type.lower() != gpu_type.lower() and not choice.renamed else ""
     return replace(bare, gpu_type=gpu_type, product=product, capacity=choice.capacity, avoided=avoided)
 
 

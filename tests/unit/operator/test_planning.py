@@ -20,7 +20,7 @@ from muster.api.trainingjob_status import MAX_SIZES, FixedSize, TrainingJobStatu
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import NodeFilter, filter_of_pod
 from muster.cluster.pods import PodSettings
-from muster.cluster.snapshot import LevelInput, build
+from muster.cluster.snapshot import LevelInput, build, eligible
 from muster.cluster.status import Draft
 from muster.cluster.views import NamespaceView, NodeView, Taint
 from muster.controllers import planning
@@ -170,6 +170,22 @@ def test_a_new_taint_is_looked_at_where_it_changes_which_type_is_meant() -> None
     assert not inputs.look(world(), [replace(nodes[0], taints=taint), *nodes[1:]]), "the other one would do"
     assert inputs.look(world(), [replace(nodes[0], taints=taint), replace(nodes[1], taints=taint), nodes[2]])
     assert inputs.pending(record, world(), NOW).flavour == "A100/on-demand"
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_gang_whose_nodes_get_a_name_of_the_sites_own_while_it_runs_finds_others_of_that_name(runs: bool) -> None:
+    cache_nodes, nodes = Items(), [*(of_own_type(name, "H100-NVL") for name in "abc"), node("d")]
+    cache_nodes.items.update({each.name: each for each in nodes})
+    cache = Cache(pods=Items(), nodes=cache_nodes, namespaces=Items(), priority_classes=Items())
+    inputs = Inputs(cache, PodSettings("runtime"), Claims(cache.mark))
+    record = Record.of(trainingjob(workers={"gpuType": "H100", "replicas": 2}))
+    record.judgement = Judgement("key", (("pods", 1),), NodeFilter())
+    if runs:
+        record.assumed = Placement.of(1, ("a", "b"), flavour="H100/on-demand")
+    inputs.look(world(), nodes)
+    found = inputs.pending(record, world(), NOW)
+    assert found.flavour == ("H100-NVL/on-demand" if runs else "H100/on-demand")
+    assert eligible(found.node_filter, nodes).tolist() == [runs, runs, runs, not runs]
 
 
 def test_a_product_whose_nodes_are_all_spot_draws_on_spot_whoever_made_it() -> None:
