@@ -69,12 +69,19 @@ class Sentences:
             self._elsewhere[key] = self._on_flavour(*key)
         return self._elsewhere[key]
 
+    @cached_property
+    def _of_flavour(self) -> Mapping[str, Sequence[NodeView]]:
+        found: dict[str, list[NodeView]] = {}
+        for node in self._nodes:
+            found.setdefault(flavour_of(node.labels), []).append(node)
+        return found
+
     def _on_flavour(self, node_filter: NodeFilter, flavour: str) -> str:
         matcher = Matcher(node_filter)
-        nodes = [node for node in self._nodes if flavour_of(node.labels) == flavour and of_kind(node_filter, node)]
-        if any(matcher.allows(node) for node in nodes):
+        nodes = self._of_flavour.get(flavour, ())
+        if any(matcher.allows(node) and of_kind(node_filter, node) for node in nodes):  # mostly, the first ones do
             return f"there is room now on {flavour}"
-        why = matcher.why_none(nodes)
+        why = matcher.why_none([node for node in nodes if of_kind(node_filter, node)])
         return f"there is room now on {flavour}, but {why}" if why else ""
 
     def _misfit(self, job: JobInput) -> str:
