@@ -118,6 +118,11 @@ class Matcher:
             and not tolerated(taint, self._tolerations)
         ]
 
+    def _named(self, taint: Taint) -> str:
+        a_while = any(_matches(toleration, taint) for toleration in self._tolerations)
+        value = f"={taint.value}" if taint.value else ""
+        return f"{taint.key}{value}:{taint.effect}{' (it does for tolerationSeconds only)' if a_while else ''}"
+
     def why_none(self, nodes: Sequence[Node]) -> str:
         """What no one of `nodes` has, or which taints keep the pod from those that have all; "" where that is not why
         it is allowed on none."""
@@ -137,9 +142,7 @@ class Matcher:
         taints = [self._in_the_way(node) for node in suiting if node.name not in self._avoided]
         if not taints or not all(taints):
             return ""
-        told = sorted(
-            {f"{one.key}{f'={one.value}' if one.value else ''}:{one.effect}" for each in taints for one in each}
-        )
+        told = sorted({self._named(one) for each in taints for one in each})
         more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
         return f"it does not tolerate the taints of those whose labels suit: {', '.join(told[:_SHOWN])}{more}"
 

@@ -100,6 +100,8 @@ def test_what_is_tolerated_for_a_while_is_not_started_on() -> None:
     assert not allows({"tolerations": [for_a_while]}, leaving)
     assert allows({"tolerations": [toleration, for_a_while]}, leaving), "the first that matches counts"
     assert not allows({"tolerations": [for_a_while, toleration]}, leaving)
+    told = Matcher(filter_of_pod({"tolerations": [for_a_while]})).why_none([leaving])
+    assert told.endswith("suit: example.com/maintenance:NoExecute (it does for tolerationSeconds only)")
 
 
 def test_readiness_taints_are_left_to_the_snapshot() -> None:
