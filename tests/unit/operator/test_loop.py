@@ -333,6 +333,27 @@ async def test_what_keeps_a_job_from_the_plan_ends_its_wish_for_nodes(how: str) 
         await place.until(lambda: not lacks_nodes(record.waiting), seconds=10)
 
 
+@pytest.mark.parametrize("there", [True, False])
+async def test_nobody_is_stopped_while_a_queue_cannot_be_read_whose_quota_they_may_have_borrowed(there: bool) -> None:
+    def queue(name: str) -> TrainingQueue:
+        quotas = [{"resources": [{"name": "cpu", "nominal": 1}]}]
+        return TrainingQueue.from_raw({"metadata": {"name": name}, "spec": {"cohort": "all", "quotas": quotas}})
+
+    async with world() as place:
+        place.cache.on_queue("q", queue("q"))
+        place.cache.on_queue("lender", queue("lender"))
+        for name in "ab":
+            place.submit(name, workers=1)
+        await place.until(lambda: place.placed("a") and place.placed("b"))
+        await place.until(lambda: len(place.server.pods) == 2)
+        place.cache.on_queue("lender", None)
+        if there:
+            place.cache.on_unreadable_queue("lender")  # as a new operator sees it, which has not known it before
+        place.submit("c", workers=1)
+        await place.until(lambda: place.status("c").get("queue"))
+        assert sum("stop" in place.status(name) for name in "ab") == (0 if there else 1)
+
+
 async def test_a_job_whose_queue_cannot_be_read_is_told_so() -> None:
     async with world() as place:
         place.cache.on_unreadable_queue("old")
