@@ -305,13 +305,15 @@ class Restoration:
 
 def _keep_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
     """torch makes the groups anew as it loads. A script, which has been set up by then, may hold on to the ones before
-    (to change a learning rate), and an optimizer around another shares its groups."""
-    if len(groups) == len(optimizer.param_groups):
-        for group, loaded in zip(groups, optimizer.param_groups, strict=True):
+    (to change a learning rate), and an optimizer around another shares its groups: the list that it has now may be the
+    other's, so the groups go back into that."""
+    now = optimizer.param_groups
+    if len(groups) == len(now):
+        for group, loaded in zip(groups, now, strict=True):
             if group is not loaded:
                 group.clear()
                 group.update(loaded)
-        optimizer.param_groups = groups
+        now[:] = groups
 
 
 def _load(tracked: Tracked, thing: Any, state: Any) -> None:

@@ -158,9 +158,38 @@ for step in session.steps(6):
 """
 
 
-def test_groups_that_a_script_or_another_optimizer_holds_stay_the_optimizers(tmp_path: Path) -> None:
+OTHERS = """
+    def __init__(self, base):
+        self.base, self.defaults = base, base.defaults
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}
+
+    @property
+    def param_groups(self):
+        return self.base.param_groups
+
+    @property
+    def state(self):
+        return self.base.state
+
+    def state_dict(self):
+        return self.base.state_dict()
+
+    def load_state_dict(self, state):
+        self.base.load_state_dict(state)
+
+    def step(self):
+        self.base.step()
+"""
+
+
+@pytest.mark.parametrize("around", ["shares", "passes on"])
+def test_groups_that_a_script_or_another_optimizer_holds_stay_the_optimizers(tmp_path: Path, around: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(HELD.replace("import torch\n", "import os, torch\n", 1))
+    text = HELD.replace("import torch\n", "import os, torch\n", 1)
+    if around == "passes on":  # they are a property, which nobody can set
+        text = text[: text.index("    def __init__")] + OTHERS.lstrip("\n") + text[text.index("\nsession =") :]
+        text = text.replace("StepLR(around", "StepLR(base")
+    script.write_text(text)
     had = []
     for name, more in (("whole", {}), ("cut", {"CUT": "1"}), ("cut", {})):
         uri = {"MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/{name}"}
