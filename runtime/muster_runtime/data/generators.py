@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -23,16 +24,17 @@ Kind = tuple[Callable[[Any], Any], Callable[[Any, Any], object], Callable[[Any, 
 
 
 def kind_of(value: Any) -> Kind | None:
-    """None for what is no generator."""
-    if isinstance(value, torch.Generator):
+    """None for what is no generator. Asks the type alone: `isinstance` may run code of the value's, or open a proxy."""
+    its = type(value)
+    if issubclass(its, torch.Generator):
         return torch.Generator.get_state, torch.Generator.set_state, torch.Generator.manual_seed
-    if isinstance(value, random.Random):
+    if issubclass(its, random.Random):
         return random.Random.getstate, random.Random.setstate, random.Random.seed
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and hasattr(numpy, "random"):
-        if isinstance(value, numpy.random.Generator):
+        if issubclass(its, numpy.random.Generator):
             return _numpy_state, _set_numpy_state, _seed_numpy
-        if isinstance(value, numpy.random.RandomState):
+        if issubclass(its, numpy.random.RandomState):
             kind: Any = numpy.random.RandomState
             return kind.get_state, kind.set_state, lambda one, seed: kind.seed(one, seed & 0xFFFFFFFF)
     return None
@@ -75,24 +77,25 @@ def held_by(thing: Any) -> list[Any]:
         if type(one) not in (list, tuple, dict) and kind_of(one) is not None:
             found.append(one)
             continue
-        for value in _within(one):
-            if (
-                type(value) not in _NUMBERS_AND_TEXTS
-                and not isinstance(value, _PLAIN)
-                and id(value) not in seen
-                and len(left) < _OBJECTS
-            ):
+        for value in _within(one) if len(left) < _OBJECTS else ():
+            its = type(value)
+            if its not in _NUMBERS_AND_TEXTS and not issubclass(its, _PLAIN) and id(value) not in seen:
                 seen.add(id(value))
                 left.append(value)
     return found
 
 
 def _within(one: Any) -> Sequence[Any]:
-    if isinstance(one, MethodType):
+    """Nothing of its own is called for it, such as a `__getattr__` that gives anything or fails."""
+    its = type(one)
+    if its is MethodType:
         return (one.__self__,)
-    if isinstance(one, functools.partial):
+    if issubclass(its, functools.partial):
         return (one.func, *one.args, *one.keywords.values())
-    if type(one) in (list, tuple):
+    if its in (list, tuple):
         return one[:_ENTRIES]  # type: ignore[no-any-return]
-    own = one if type(one) is dict else getattr(one, "__dict__", None)
-    return [value for value, _ in zip(own.values(), range(_ENTRIES), strict=False)] if type(own) is dict else ()
+    try:
+        own = one if its is dict else object.__getattribute__(one, "__dict__")
+    except AttributeError:
+        return ()
+    return list(islice(own.values(), _ENTRIES)) if type(own) is dict else ()

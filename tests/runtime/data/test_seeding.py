@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,6 +34,34 @@ class Noisy(Dataset[Any]):
 class Batched(Noisy):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
+
+
+class Item(dict[str, Any]):
+    """With its keys as attributes, as many have written it."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Reader:
+    """Opens its file with the first sample, and is that file from then on."""
+
+    __slots__ = ("file",)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+class Proxy:
+    @property
+    def __class__(self) -> Any:
+        raise AssertionError("it would be loaded")
+
+
+def gone() -> Any:
+    return weakref.proxy(Noisy())
 
 
 def as_they_are(samples: list[Any]) -> list[Any]:
@@ -140,3 +170,10 @@ def test_a_random_collate_leaves_the_trainings_numbers_alone() -> None:
 def test_a_worker_finds_the_users_dataset() -> None:
     batches = list(loader(Noisy(), num_workers=2, worker_init_fn=mark_dataset).batches(0, 0))
     assert [{sample[3] for sample in batch} for batch in batches] == [{10}, {11}, {10}]
+
+
+@pytest.mark.parametrize("made", [lambda: Item(a=1), Reader, Proxy, gone], ids=["item", "reader", "proxy", "gone"])
+def test_nothing_of_what_a_dataset_holds_is_called_to_look_for_generators(made: Callable[[], Any]) -> None:
+    data = Noisy()
+    data.held = [made()]  # type: ignore[attr-defined]
+    assert len(list(loader(data).batches(0, 0))) == 3
