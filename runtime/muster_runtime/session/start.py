@@ -111,9 +111,17 @@ def _listen(run: Run) -> None:
     register_optimizer_step_pre_hook(before_step)
     on_main = threading.current_thread() is threading.main_thread()
     if on_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a handler of the script's own stays
-        signal.signal(signal.SIGTERM, lambda *_: run.signal_stop())
-        # What the script forks (a pool's workers) is ended by SIGTERM, as if there were no session.
-        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+        def stop(*_: object) -> None:
+            run.signal_stop()
+
+        def forked() -> None:
+            """What the script forks (a pool's workers) is ended by SIGTERM, as if there were no session."""
+            if signal.getsignal(signal.SIGTERM) is stop:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+        signal.signal(signal.SIGTERM, stop)
+        os.register_at_fork(after_in_child=forked)
 
 
 def _leave(run: Run, gang: Gang) -> None:

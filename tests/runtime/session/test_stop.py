@@ -308,3 +308,14 @@ def test_a_process_that_the_script_forks_is_ended_by_sigterm(tmp_path: Path) -> 
     result = run_gang(path, tmp_path, 1).check()
     assert "the child ended with -15" in result.output
     assert "this rank is asked to stop: True" in result.output
+
+
+HANDLED = FORKS.replace("fork = multi", "signal.signal(signal.SIGTERM, lambda *_: os._exit(7))\nfork = multi").rsplit(
+    "os.kill(", 1
+)[0]
+
+
+def test_a_handler_of_the_scripts_own_is_that_of_the_processes_it_forks(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(HANDLED)
+    assert "the child ended with 7" in run_gang(path, tmp_path, 1).check().output
