@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+from functools import partial
 from types import TracebackType
 from typing import Final
 
@@ -35,11 +36,16 @@ def end_soon(patience: float = THREADS_SECONDS) -> None:
             timer.daemon = True
             atexit.register(_end)  # the last to come is the first to run; other hooks may tell more until then
             atexit.register(timer.cancel)  # but for this one: exit handlers have their own time
-            with contextlib.suppress(RuntimeError):  # no thread can be started any more
-                timer.start()
+            # Python calls this when it begins to wait for threads: this hook and those around it may take their time.
+            threading._register_atexit(partial(_start, timer))  # type: ignore[attr-defined]
         before(kind, error, trace)
 
     sys.excepthook = told
+
+
+def _start(timer: threading.Timer) -> None:
+    with contextlib.suppress(RuntimeError):  # no thread can be started any more
+        timer.start()
 
 
 def _end_without_threads() -> None:

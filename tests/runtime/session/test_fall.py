@@ -15,9 +15,16 @@ class Module:
     def __del__(self, write=os.write): write(1, b"taken apart\\n")
 module = Module()
 atexit.register(print, "handler of before")
+if "tells" in sys.argv:
+    first = sys.excepthook
+    def tell(*error):
+        time.sleep(1.5)
+        first(*error)
+        print("told")
+    sys.excepthook = tell
 if "soon" in sys.argv:
     from muster_runtime.session.fall import end_soon
-    end_soon(0.5 if "blocks" in sys.argv else 60)
+    end_soon(0.5 if "blocks" in sys.argv or "tells" in sys.argv else 60)
 ours = sys.excepthook
 def hook(*error):
     ours(*error)
@@ -57,6 +64,13 @@ def test_a_script_that_falls_does_not_wait_for_ever_for_its_threads() -> None:
     assert (code, said) == (1, IN_ORDER)
     assert "ValueError: it falls\n" in told
     assert told.endswith("ends without its threads that still run: prefetch\n")
+
+
+def test_a_hook_that_tells_of_the_fall_has_its_own_time() -> None:
+    """As one that sends a report: only threads are waited for in vain."""
+    code, said, told = run("soon", "tells")
+    assert (code, [line for line in said if line != "thread"]) == (1, ["told", IN_ORDER[0], *IN_ORDER[2:]])
+    assert told.endswith("ValueError: it falls\n")
 
 
 def test_a_script_that_exits_by_itself_ends_as_it_did() -> None:
