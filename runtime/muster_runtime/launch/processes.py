@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,12 +21,12 @@ class Process:
     parent: int
 
 
-def descendants(pid: int, spared: Container[int] = ()) -> list[int]:
-    """All that live below `pid`, but for `spared` and what is below those."""
+def descendants(pid: int, spares: Callable[[int], bool] = lambda _: False) -> list[int]:
+    """All that live below `pid`, but for those that it spares and what is below those."""
     below = _by_parent()
     found, left = [], [pid]
     while left:
-        children = [child.pid for child in below.get(left.pop(), ()) if child.pid not in spared]
+        children = [child.pid for child in below.get(left.pop(), ()) if not spares(child.pid)]
         found += children
         left += children
     return found
@@ -34,7 +34,11 @@ def descendants(pid: int, spared: Container[int] = ()) -> list[int]:
 
 def hearers(pid: int, number: int) -> list[int]:
     """To whom a signal for `pid` has to go: a shell dies of it and passes nothing on, so what it has started gets it in
-    its place. A shell with a trap hears for itself."""
+    its place. A shell with a trap hears for itself.
+
+    Who reads what another writes (`train.py | tee log`) ends after it by itself, and sooner would break its pipe: it is
+    left alone where another listens.
+    """
     below = _by_parent() if _is_shell(pid) else {}
 
     def find(pid: int) -> Iterator[int]:
@@ -44,7 +48,17 @@ def hearers(pid: int, number: int) -> list[int]:
         for child in children:
             yield from find(child.pid)
 
-    return list(find(pid))
+    found = list(find(pid))
+    listening = {one for one in found if listens(one, number)}
+    return [one for one in found if one in listening or not (listening and _reads_a_pipe(one))]
+
+
+def knows(pid: int, variable: str) -> bool:
+    """Whether the process was started with this environment variable. False where nobody may look."""
+    try:
+        return any(one.startswith(f"{variable}=".encode()) for one in _entries(pid, "environ"))
+    except OSError:
+        return False
 
 
 def listens(pid: int, number: int) -> bool:
@@ -56,9 +70,27 @@ def listens(pid: int, number: int) -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
+def _reads_a_pipe(pid: int) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
+    except OSError:
+        return False
+
+
 def _is_shell(pid: int) -> bool:
+    """Also where a script is started by its own name, for its first line: then that is the process's."""
     process = _read(pid)
-    return process is not None and process.name in _SHELLS
+    if process is None:
+        return False
+    try:
+        program = _entries(pid, "cmdline")[0]
+    except OSError:
+        return False
+    return process.name in _SHELLS or os.path.basename(os.fsdecode(program)) in _SHELLS
+
+
+def _entries(pid: int, name: str) -> list[bytes]:
+    return Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
 
 
 def _by_parent() -> dict[int, list[Process]]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from muster_protocol import env
 from muster_runtime.launch import processes
 from muster_runtime.launch.logs import Pump, Sink
 
@@ -155,11 +156,17 @@ class Ranks:
 
     def sweep(self, spared: Iterable[int] = ()) -> list[int]:
         """Ends what ended ranks left behind, also in sessions of its own; what still lived. `spared` are children of
-        the launcher that no rank has started. For the ranks' end, before new ones are started."""
-        left = processes.descendants(os.getpid(), self._strangers.union(spared))
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+        the launcher that no rank has started. For the ranks' end, before new ones are started.
+
+        In a pod the launcher inherits what `kubectl exec` leaves behind, too (a profiler, a terminal's server). That
+        has the container's environment, and so the token, which no rank gets.
+        """
+        own = self._strangers.union(spared)
+        left = []
+        for pid in processes.descendants(os.getpid(), lambda one: one in own or processes.knows(one, env.TOKEN)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # a debugger's, of another user
                 os.kill(pid, signal.SIGKILL)
+                left.append(pid)
         return left
 
 

@@ -6,12 +6,14 @@ import errno
 import os
 import shlex
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from muster_protocol import env
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_CONFIG, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED, EXIT_USER, Cause
 from muster_protocol.launcher_status import Phase
@@ -239,6 +241,46 @@ def test_a_plain_script_behind_a_shell_gets_sigterm_too(make_gang: MakeGang, the
     assert gang.marks("saved")
     assert time.monotonic() - started < 30
     dead(gang, "again")
+
+
+@pytest.mark.parametrize("way", ["pipe", "first line"])
+def test_a_script_behind_a_shell_can_save_whatever_started_it(make_gang: MakeGang, way: str) -> None:
+    """Who reads its output (`tee`) would break its pipe by ending first; a script's own name hides its shell."""
+    gang = make_gang(1, MUSTER_GRACE_SECONDS="60")
+    saves = "def save(*_):\n    time.sleep(0.5)\n    print('saving', flush=True)\n    mark('saved')\n    sys.exit(0)\n"
+    script = shlex.join(gang.script(saves + "signal.signal(signal.SIGTERM, save)\n" + PLAIN))
+    run = gang.folder / "run.sh"
+    run.write_text(f"#!/bin/sh\n{script}{' | cat' * (way == 'pipe')}\nexit $?\n")
+    run.chmod(0o755)
+    pod = gang.pod(0, ["sh", str(run)] if way == "pipe" else [str(run)])
+    running(gang, 1)
+    pod.signal(signal.SIGTERM)
+    assert pod.end().cause is Cause.PREEMPTED
+    assert gang.marks("saved")
+
+
+def test_what_kubectl_exec_or_another_user_has_left_behind_is_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher, as process 1, inherits it all. Only ranks are without the token."""
+    swept, killed = ranks.Ranks(lambda: None), os.kill
+    sleeps = ["sleep", "600"]
+    started = [subprocess.Popen(sleeps, env={**os.environ, **more}) for more in ({}, {}, {env.TOKEN: "secret"})]
+    own, others, debugger = started
+
+    def kill(pid: int, number: int) -> None:
+        if pid == others.pid:
+            raise PermissionError
+        killed(pid, number)
+
+    monkeypatch.setattr(os, "kill", kill)
+    try:
+        assert swept.sweep() == [own.pid]
+        assert own.wait(30) == -signal.SIGKILL
+        assert debugger.poll() is None
+    finally:
+        monkeypatch.undo()
+        for one in started:
+            one.kill()
+            one.wait()
 
 
 def test_a_shell_with_a_trap_is_asked_itself(make_gang: MakeGang) -> None:
