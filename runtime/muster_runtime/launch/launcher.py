@@ -117,7 +117,7 @@ class Launcher:
         facts = await self._end_with_gang(facts)
         await self._end_tracking(facts)
         await server.close(patience=1.0)
-        self._ranks.sweep(self._tracking.processes)
+        self._ranks.end_groups()
         await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
         self._leave_folder()
         return facts

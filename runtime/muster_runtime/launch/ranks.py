@@ -154,6 +154,13 @@ class Ranks:
         for rank in self.all:
             rank.drain(until)
 
+    def end_groups(self) -> None:
+        """Ends what ended ranks left behind in their process groups, as the launcher ends. All else ends with the pod;
+        on a laptop, what a script has opened for its user in a session of its own (a browser, a server) goes on."""
+        for rank in self.all:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(rank.pid, signal.SIGKILL)
+
     def sweep(self, spared: Iterable[int] = ()) -> list[int]:
         """Ends what ended ranks left behind, also in sessions of its own; what still lived. `spared` are children of
         the launcher that no rank has started. For the ranks' end, before new ones are started.

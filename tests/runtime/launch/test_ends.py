@@ -283,6 +283,21 @@ def test_what_kubectl_exec_or_another_user_has_left_behind_is_no_ranks(monkeypat
             one.wait()
 
 
+def test_what_a_script_has_opened_for_its_user_goes_on(make_gang: MakeGang) -> None:
+    """On a laptop: a browser, a server."""
+    gang = make_gang(1)
+    opens = (
+        "import pathlib, subprocess\n"
+        "quiet = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)\n"
+        "opened = subprocess.Popen(['sleep', '600'], start_new_session=True, **quiet)\n"
+        f"pathlib.Path({str(gang.folder / 'opened')!r}).write_text(str(opened.pid))\n"
+    )
+    assert gang.pod(0, gang.script(opens)).end().cause is Cause.SUCCEEDED
+    opened = int((gang.folder / "opened").read_text())
+    assert opened > 1
+    os.kill(opened, signal.SIGKILL)  # ProcessLookupError where it has been ended
+
+
 def test_a_shell_with_a_trap_is_asked_itself(make_gang: MakeGang) -> None:
     gang = make_gang(1, MUSTER_GRACE_SECONDS="60")
     script = shlex.join(gang.script("signal.signal(signal.SIGTERM, lambda *_: mark('asked'))\n" + PLAIN))
