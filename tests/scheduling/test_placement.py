@@ -196,6 +196,15 @@ def test_spares_come_last_and_plain_gangs_have_none() -> None:
     assert len(plain) == 4
 
 
+def _inside(case: Case, level: int, domain: int) -> brute.Ground:
+    """The case's ground with room in one domain of the level alone; level NONE: in all of it."""
+    tree = case.tree
+    inside = tree.order if level == NONE else tree.order[tree.starts[level][domain] : tree.ends[level][domain]]
+    slots = np.zeros_like(case.slots)
+    slots[inside] = case.slots[inside]
+    return brute.Ground.of(case.domains, slots.tolist())
+
+
 @thorough
 @given(cases(), st.integers(NONE, HOST))
 def test_placeable_is_the_largest_gang_of_this_shape_that_each_domain_holds(case: Case, level: int) -> None:
@@ -207,10 +216,7 @@ def test_placeable_is_the_largest_gang_of_this_shape_that_each_domain_holds(case
     tree = case.tree
     found = placeable(tree, prefix_sums(case.slots[tree.order]), gang, level)
     for domain, most in enumerate(found.tolist()):
-        inside = tree.order if level == NONE else tree.order[tree.starts[level][domain] : tree.ends[level][domain]]
-        slots = np.zeros_like(case.slots)
-        slots[inside] = case.slots[inside]
-        ground = brute.Ground.of(case.domains, slots.tolist())
+        ground = _inside(case, level, domain)
         if any(tree_level <= level for _, tree_level in shape.slices):
             unit = next((size for size, narrower in shape.slices if narrower > level), 1)
         if most and most <= 12:
@@ -245,10 +251,7 @@ def test_placeable_of_a_balanced_gang_is_the_most_that_brute_force_finds(case: C
     tree, unit = case.tree, 2 if shape.slices else 1
     found = placeable(tree, prefix_sums(case.slots[tree.order]), gang, level)
     for domain, most in enumerate(found.tolist()):
-        inside = tree.order if level == NONE else tree.order[tree.starts[level][domain] : tree.ends[level][domain]]
-        slots = np.zeros_like(case.slots)
-        slots[inside] = case.slots[inside]
-        ground = brute.Ground.of(case.domains, slots.tolist())
+        ground = _inside(case, level, domain)
         sizes = (size for size in range(gang.size, 0, -unit) if brute.exists(ground, replace(gang, size=size)))
         assert most == next(sizes, 0)
 

@@ -157,7 +157,7 @@ class Chunks:
             try:
                 await self._api.create(path(namespace), body)
             except ApiError as error:
-                if error.status != 409 or error.reason != "AlreadyExists":
+                if not error.exists:
                     raise
             self._known[namespace, name] = items
         return name

@@ -34,6 +34,11 @@ class ApiError(Exception):
         )
 
     @property
+    def exists(self) -> bool:
+        """Whether a POST failed only because the object is there already."""
+        return self.status == 409 and self.reason == "AlreadyExists"
+
+    @property
     def gone(self) -> bool:
         """Whether a resourceVersion or a page's token is too old: list afresh."""
         return self.status == 410 or self.reason in ("Expired", "Gone")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Final
 
+from muster.api.common import format_time
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
 
@@ -105,7 +106,7 @@ class EventRecorder:
             series = {"count": before.count, "lastObservedTime": _micro_time(again)}
             try:
                 await self._api.merge_patch(
-                    f"{path}/{before.name}", {"series": series, "lastTimestamp": _second(again)}
+                    f"{path}/{before.name}", {"series": series, "lastTimestamp": format_time(again)}
                 )
                 return
             except ApiError as error:
@@ -125,8 +126,8 @@ class EventRecorder:
             "kind": "Event",
             "metadata": {"name": name, "namespace": about.namespace or "default"},
             "eventTime": _micro_time(at),
-            "firstTimestamp": _second(at),
-            "lastTimestamp": _second(at),
+            "firstTimestamp": format_time(at),
+            "lastTimestamp": format_time(at),
             "reportingComponent": CONTROLLER,
             "reportingInstance": self._identity,
             "type": "Warning" if news.warning else "Normal",
@@ -158,7 +159,3 @@ def _cut(note: str) -> str:
 
 def _micro_time(at: datetime) -> str:
     return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _second(at: datetime) -> str:
-    return at.strftime("%Y-%m-%dT%H:%M:%SZ")

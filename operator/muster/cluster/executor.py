@@ -210,13 +210,13 @@ class Executor:
             await self._api.create(f"/api/v1/namespaces/{job.namespace}/secrets", secret)
         except ApiError as error:
             # The name holds the UID, so it is ours: never read, and immutable.
-            if not exists(error):
+            if not error.exists:
                 raise
         service, path = pods.service(job), f"/api/v1/namespaces/{job.namespace}/services"
         try:
             await self._api.create(path, service)
         except ApiError as error:
-            if not exists(error):
+            if not error.exists:
                 raise
             await self._check_service(job, f"{path}/{service['metadata']['name']}", outcome)
 
@@ -246,7 +246,7 @@ class Executor:
         try:
             found = await self._api.create(pods_path(job.namespace), body)
         except ApiError as error:
-            if not exists(error):
+            if not error.exists:
                 _note(outcome, error, f"pod {name}")
                 return
             adopted = await self._adopt(job, name, node, outcome)
@@ -287,11 +287,6 @@ def job_path(namespace: str, name: str) -> str:
 
 def pods_path(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
-
-
-def exists(error: ApiError) -> bool:
-    """Whether a POST failed only because the object is there already."""
-    return error.status == 409 and error.reason == "AlreadyExists"
 
 
 def refusal(error: ApiError) -> bool:

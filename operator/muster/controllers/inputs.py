@@ -97,9 +97,7 @@ class Inputs:
         found = self._allowed
         demands: list[tuple[object, object]] = [(node.labels, node.taints) for node in nodes]
         if demands != self._seen:
-            self._seen, self._of_flavour = demands, {}
-            for node in nodes:
-                self._of_flavour.setdefault(flavour_of(node.labels), []).append(node)
+            self._seen, self._of_flavour = demands, planning.by_flavour(nodes)
             found = {node_filter: self._flavours_for(node_filter) for node_filter in self._allowed}
             self._counts = planning.flavour_counts(nodes)
         queues = {name: (queue.metadata.uid, queue.metadata.generation) for name, queue in world.queues.items()}

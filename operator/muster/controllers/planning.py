@@ -60,6 +60,14 @@ def flavour_counts(nodes: Iterable[NodeView]) -> Counter[tuple[str, str]]:
     return Counter((flavour_of(node.labels), product_of(node.labels)) for node in nodes if gpu_type_of(node.labels))
 
 
+def by_flavour(nodes: Iterable[NodeView]) -> dict[str, list[NodeView]]:
+    """The nodes of each flavour, "" of those without a GPU type."""
+    found: dict[str, list[NodeView]] = {}
+    for node in nodes:
+        found.setdefault(flavour_of(node.labels), []).append(node)
+    return found
+
+
 QuotaTypes = Sequence[Sequence[str]]
 """GPU types as the quotas of a queue name them, and those of each queue above it."""
 

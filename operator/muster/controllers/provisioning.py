@@ -16,7 +16,6 @@ from muster.api.names import MANAGED_BY, MANAGED_BY_LABEL
 from muster.cluster import pods, provisioning
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable
-from muster.cluster.executor import exists
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
 from muster.cluster.provisioning import Answer, Asking, Request
@@ -120,7 +119,7 @@ class Provisioning:
         try:
             await self._api.create(path, body)
         except ApiError as error:
-            if not exists(error):  # the name says whose it is and what it asks for
+            if not error.exists:  # the name says whose it is and what it asks for
                 raise
 
     async def _drop(self, request: Request) -> None:

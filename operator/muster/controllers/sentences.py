@@ -9,7 +9,6 @@ from functools import cached_property
 
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import Matcher, NodeFilter
-from muster.cluster.gpus import flavour_of
 from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import of_kind
 from muster.cluster.views import NodeView
@@ -71,10 +70,7 @@ class Sentences:
 
     @cached_property
     def _of_flavour(self) -> Mapping[str, Sequence[NodeView]]:
-        found: dict[str, list[NodeView]] = {}
-        for node in self._nodes:
-            found.setdefault(flavour_of(node.labels), []).append(node)
-        return found
+        return planning.by_flavour(self._nodes)
 
     def _on_flavour(self, node_filter: NodeFilter, flavour: str) -> str:
         matcher = Matcher(node_filter)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from muster_runtime import stacks
-from muster_runtime.launch.processes import listens
+from muster_runtime.launch.processes import listens, state
 
 CAPTURE_SECONDS: Final = 2.0
 """How long stacks are waited for. Writing them takes milliseconds; a process that doesn't now, doesn't at all."""
@@ -22,14 +22,6 @@ _STOPPED: Final = "Tt"
 _BYTES_AT_MOST: Final = 8 * 1024 * 1024
 _COLLECTIVES_SHOWN: Final = 5
 _WAITING: Final = {"T": "is stopped by a signal", "t": "is stopped by a debugger", "D": "waits in the kernel"}
-
-
-def state(pid: int) -> str:
-    """The kernel's letter for the process; "" when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (OSError, IndexError):
-        return ""
 
 
 def explained(pid: int, letter: str) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 from muster_protocol import launcher_api as api
 from muster_protocol.messages import Ended, Examined, Heartbeat, Pace, RankSeen
 from muster_protocol.wire import decode
-from muster_runtime.launch import captures, hang
+from muster_runtime.launch import captures, hang, processes
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.http_client import Client, Unreachable
 from muster_runtime.launch.ranks import Rank, Ranks
@@ -72,7 +72,7 @@ class Hangs:
         self._looked = now
         first, running = self._config.rank(0), self._ranks.running
         still = [one for one in running if self._watchdog.still(one.rank) > _STILL_SECONDS]
-        stopped = [one.rank for one in still if captures.state(self._pid(one)) == "T"]
+        stopped = [one.rank for one in still if processes.state(self._pid(one)) == "T"]
         self._watchdog.look(now, {one.rank: self._pulse.read(one.rank - first) for one in running}, stopped)
 
     def paces(self) -> tuple[Pace, ...]:
@@ -116,7 +116,7 @@ class Hangs:
 
     def _seen(self, one: Rank, pid: int, stack: str) -> RankSeen:
         beat, still = self._watchdog.beat(one.rank), self._watchdog.still(one.rank)
-        letter, field = captures.state(pid), _FIELDS.get(beat.section, "step")
+        letter, field = processes.state(pid), _FIELDS.get(beat.section, "step")
         return RankSeen(one.rank, beat.section.name.lower(), beat.step, still, field, letter, stack[:_STACK_CHARACTERS])
 
     def _show(self, seen: RankSeen, pid: int, dump: str, record: str) -> None:

@@ -222,28 +222,29 @@ class _Calls:
         except self._errors as error:
             raise self._trouble(error, key) from error
 
+    @property
+    def _server(self) -> str:
+        return f"the S3 server at {self._endpoint or 'AWS'}"
+
     def no_conditions(self) -> Trouble:
-        at = self._endpoint or "AWS"
         return Trouble(
             Kind.NO_CONDITIONS,
-            f"the S3 server at {at} does not keep conditional writes (If-None-Match, If-Match) in bucket "
+            f"{self._server} does not keep conditional writes (If-None-Match, If-Match) in bucket "
             f"{self._bucket!r}: two gangs could overwrite each other's checkpoints; use a server that keeps them",
         )
 
     def unlisted(self, uri: CheckpointUri) -> Trouble:
-        at = self._endpoint or "AWS"
         plain = replace(uri, prefix="/".join(filter(None, uri.prefix.split("/"))))
         return Trouble(
             Kind.MISCONFIGURED,
-            f"the S3 server at {at} takes // for /, and so lists nothing of what is written to {uri}; correct "
+            f"{self._server} takes // for /, and so lists nothing of what is written to {uri}; correct "
             f"checkpoint.uri, to {plain} perhaps",
         )
 
     def _no_sums(self, error: Exception) -> Trouble:
-        at = self._endpoint or "AWS"
         return Trouble(
             Kind.MISCONFIGURED,
-            f"the S3 server at {at} refuses plain writes as not implemented; each has the CRC-32 of its content in the "
+            f"{self._server} refuses plain writes as not implemented; each has the CRC-32 of its content in the "
             f"header x-amz-checksum-crc32: use a server, or a version of it, that takes that header ({error})",
         )
 

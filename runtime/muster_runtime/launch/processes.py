@@ -70,6 +70,12 @@ def listens(pid: int, number: int) -> bool:
     return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
+def state(pid: int) -> str:
+    """The kernel's letter for the process; "" when it is gone."""
+    found = _stat(pid)
+    return "" if found is None else found["state"]
+
+
 def _reads_a_pipe(pid: int) -> bool:
     try:
         return os.readlink(f"/proc/{pid}/fd/0").startswith("pipe:")
@@ -102,12 +108,16 @@ def _by_parent() -> dict[int, list[Process]]:
     return found
 
 
-def _read(pid: int) -> Process | None:
-    """None for one that has ended."""
+def _stat(pid: int) -> re.Match[str] | None:
     try:
-        found = _STAT.match(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
+        return _STAT.match(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except OSError:
         return None
+
+
+def _read(pid: int) -> Process | None:
+    """None for one that has ended."""
+    found = _stat(pid)
     if found is None or found["state"] in "ZX":
         return None
     return Process(pid, found["name"], int(found["parent"]))

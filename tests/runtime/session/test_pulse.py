@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import muster_runtime as muster
 from muster_runtime import stacks
-from muster_runtime.launch import captures
+from muster_runtime.launch import captures, processes
 
 folder = Path(os.environ["MUSTER_RUN_DIR"])
 session = muster.start()
@@ -156,7 +156,7 @@ def look():
         time.sleep(0.01)
     time.sleep(1.0)
     seen = asyncio.run(captures.capture({session.rank: os.getpid()}, folder))[session.rank]
-    (folder / f"seen-{session.rank}").write_text(captures.state(os.getpid()) + captures.main_thread(seen))
+    (folder / f"seen-{session.rank}").write_text(processes.state(os.getpid()) + captures.main_thread(seen))
     while not all((folder / f"seen-{rank}").exists() for rank in (0, 1)):
         time.sleep(0.01)
     for worker in multiprocessing.active_children():
