@@ -43,14 +43,14 @@ class Provisioning:
         self._lacking: dict[str, float] = {}
         self._lacked: dict[str, float] = {}
         self._refused: dict[str, tuple[str, Capacity]] = {}
+        self._begins = True
 
     async def run(self, records: Mapping[str, Record]) -> None:
         """Look again and again; trouble with the API server is waited out."""
         while True:
             pause = LOOK
             try:
-                found = await self._api.list(provisioning.ALL, labelSelector=f"{MANAGED_BY_LABEL}={MANAGED_BY}")
-                await self._round(records, [Request.from_raw(raw) for raw in found])
+                await self.round(records)
             except ApiError as error:
                 if error.status == 404:
                     pause = ABSENT  # the API is not installed
@@ -60,11 +60,17 @@ class Provisioning:
                 log.info("ProvisioningRequests: %s", error)
             await asyncio.sleep(pause)
 
-    async def _round(self, records: Mapping[str, Record], requests: list[Request]) -> None:
+    async def round(self, records: Mapping[str, Record]) -> None:
+        """One look. Raises ApiError, ApiUnreachable."""
+        found = await self._api.list(provisioning.ALL, labelSelector=f"{MANAGED_BY_LABEL}={MANAGED_BY}")
+        requests = [Request.from_raw(raw) for raw in found]
         now, wall = asyncio.get_running_loop().time(), utc_now()
+        if self._begins:  # no plan has had a word on anybody yet: what an operator before this one asked for stays
+            self._lacked = dict.fromkeys((request.job_uid for request in requests), now)
         wishes = list(self._wishes(records, now))
-        pausing = {uid for uid, at in self._lacked.items() if now - at < LINGER and uid in records}
-        pausing = {uid for uid in pausing if records[uid].waits}
+        pausing = {uid for uid, at in self._lacked.items() if now - at < LINGER}
+        pausing = {uid for uid in pausing if (records[uid].waits if uid in records else self._begins)}
+        self._begins = False
         decided = decide([wish for wish in wishes if not self._is_refused(wish, wall)], requests, pausing, wall)
         for request in decided.drop:
             await self._drop(request)
