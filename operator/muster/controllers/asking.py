@@ -98,7 +98,7 @@ def decide(
         elif (wish is not None and wish.key == request.key) or (wish is None and request.job_uid in pausing):
             told[request.job_uid] = Capacity(request.name, request.answer, request.message, retry_at)
             taken.add(request.job_uid)
-            opened += retry_at is None
+            opened += request.answer is Answer.NONE
         else:
             drop.append(request)
     first = [Ask(wish, 1) for wish in by_uid.values() if wish.uid not in taken]

@@ -40,6 +40,12 @@ def test_first_in_rank_are_asked_for_up_to_the_bound() -> None:
     assert not decided.drop
 
 
+def test_a_request_that_is_answered_keeps_nobody_from_asking() -> None:
+    """Its nodes are there, and its job may lack them for long all the same: they are in other racks."""
+    decided = decide([wish("a"), wish("b")], [asked("b", answer=Answer.PROVISIONED)], (), NOW, 1)
+    assert [ask.wish.uid for ask in decided.make] == ["a"]
+
+
 @pytest.mark.parametrize("attempt", ["0", "-1", "²", "9" * 5000, "many", ""])
 def test_what_somebody_wrote_into_a_requests_annotations_ends_nothing(attempt: str) -> None:
     raw = {
