@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from muster.scheduling.amounts import amount
-from muster.scheduling.plan import Waiting, WaitReason
+from muster.scheduling.plan import Waiting, WaitReason, Wanted
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import Alternative, Shape, Snapshot
+from muster.scheduling.snapshot import Alternative, Shape, Sizes, Snapshot
 
 from .cases import RESOURCES, Job, Node, Outcome, Queue, rack, snapshot
 
@@ -252,6 +252,40 @@ def test_a_kind_of_capacity_that_a_job_takes_already_is_not_told_to_help() -> No
     terms = replace(shot.jobs.terms, alternatives=its_labels_keep_it_away)
     (waiting,) = plan(replace(shot, jobs=replace(shot.jobs, terms=terms))).waiting
     assert (waiting.changes, waiting.elsewhere) == ((), "")
+
+
+@pytest.mark.parametrize(
+    ("quota", "waited", "wanted"),
+    [
+        ((8, 8), False, [("H100/on-demand", 1)]),
+        ((8, 8), True, [("H100/on-demand", 1), ("H100/spot", 1)]),
+        ((0, 8), True, [("H100/spot", 1)]),
+        ((0, 8), False, []),
+    ],
+)
+def test_nodes_are_wanted_of_the_kinds_that_a_job_takes_by_now_and_has_quota_for(
+    quota: tuple[int, int], waited: bool, wanted: list[tuple[str, int]]
+) -> None:
+    """There are no such nodes at all, as before an autoscaler brings the first."""
+    shot = _beside_spot(quota[1])
+    shot.queues.nominal[0, 1, RESOURCES.index("nvidia.com/gpu")] = quota[0]
+    terms = replace(shot.jobs.terms, alternatives=((Alternative(0, 2, since=0.0 if waited else 60.0),),))
+    none = np.zeros_like(shot.eligible)
+    (waiting,) = plan(replace(shot, jobs=replace(shot.jobs, terms=terms), eligible=none)).waiting
+    assert [tuple(each) for each in waiting.wanted] == wanted
+
+
+@pytest.mark.parametrize("nodes", [rack(0, 1), rack(0, 4, used_gpus=8)], ids=["too few", "full"])
+@pytest.mark.parametrize(("gpus", "wanted"), [(32, [4, 2]), (24, [2]), (8, [])])
+def test_nodes_are_wanted_for_all_workers_of_an_elastic_job_and_for_the_fewest(
+    nodes: list[Node], gpus: int, wanted: list[int]
+) -> None:
+    """Beside what is reserved for it already."""
+    shot = snapshot(nodes, [Job("a", workers=4)], [Queue(gpus=gpus)])
+    two, yes = np.array([2], dtype=np.int32), np.ones(1, dtype=np.bool_)
+    shot = replace(shot, jobs=replace(shot.jobs, sizes=Sizes(two, two * 2, two, yes)))
+    (waiting,) = plan(shot).waiting
+    assert waiting.wanted == tuple(Wanted("H100", each) for each in wanted)
 
 
 def test_a_job_that_may_not_be_stopped_is_told_that_its_like_hold_all_of_its_queues_quota() -> None:

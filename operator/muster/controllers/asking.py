@@ -23,20 +23,21 @@ class Wish:
     """A job that only lacks nodes.
 
     Attributes:
-        key: of the request that it would make.
+        keys: of the requests that it would make, one after the other until one is answered with nodes.
         rank: who is asked for first; the smallest.
     """
 
     uid: str
-    key: str
+    keys: tuple[str, ...]
     rank: tuple[int, str]
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A request to be made."""
+    """A request to be made; `key` is one of its wish's."""
 
     wish: Wish
+    key: str
     attempt: int
 
 
@@ -70,7 +71,7 @@ class Decided:
 
 def lacks_nodes(waiting: Waiting | None) -> bool:
     """Whether more nodes would start the job: it has quota, and nobody ahead of it keeps the room."""
-    return waiting is not None and waiting.has_quota and waiting.reason in LACKS_NODES
+    return waiting is not None and bool(waiting.wanted) and waiting.reason in LACKS_NODES
 
 
 def decide(
@@ -90,18 +91,19 @@ def decide(
         wish = by_uid.get(request.job_uid)
         if request.terminating:
             continue
-        retry_at = request.since + timedelta(seconds=delay(request.attempt)) if _failed(request) else None
-        if wish is not None and wish.key == request.key and retry_at is not None and retry_at <= now:
+        wished = wish is not None and request.key in wish.keys
+        retry_at = _retry_at(request, wish) if request.answer is Answer.FAILED else None
+        if wish is not None and wished and retry_at is not None and retry_at <= now:
             drop.append(request)
-            make.append(Ask(wish, request.attempt + 1))
+            make.append(Ask(wish, _next(request, wish), request.attempt + 1))
             taken.add(wish.uid)
-        elif (wish is not None and wish.key == request.key) or (wish is None and request.job_uid in pausing):
+        elif wished or (wish is None and request.job_uid in pausing):
             told[request.job_uid] = Capacity(request.name, request.answer, request.message, retry_at)
             taken.add(request.job_uid)
             opened += request.answer is Answer.NONE
         else:
             drop.append(request)
-    first = [Ask(wish, 1) for wish in by_uid.values() if wish.uid not in taken]
+    first = [Ask(wish, wish.keys[0], 1) for wish in by_uid.values() if wish.uid not in taken]
     asks = sorted([*make, *first], key=lambda ask: ask.wish.rank)[: max(0, at_once - opened)]
     chosen = {ask.wish.uid for ask in asks}
     # One that failed and has no turn now stays, for it says how often it was tried.
@@ -114,5 +116,15 @@ def delay(attempt: int) -> int:
     return min(FIRST_DELAY << min(attempt - 1, 10), LAST_DELAY)
 
 
-def _failed(request: Request) -> bool:
-    return request.answer is Answer.FAILED
+def _next(request: Request, wish: Wish) -> str:
+    """What is asked for after a request of a wish: the first again after the last."""
+    return wish.keys[(wish.keys.index(request.key) + 1) % len(wish.keys)]
+
+
+def _retry_at(request: Request, wish: Wish | None) -> datetime:
+    """When a job asks again after a failure: at once for something else, later when it has asked for all."""
+    if wish is None or request.key not in wish.keys:
+        return request.since + timedelta(seconds=delay(request.attempt))
+    if request.key != wish.keys[-1]:
+        return request.since
+    return request.since + timedelta(seconds=delay(-(-request.attempt // len(wish.keys))))

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from muster.api.effective import EffectiveSpec
 from muster.api.names import MANAGED_BY, MANAGED_BY_LABEL
 from muster.cluster import pods, provisioning
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.overrides import TemplateRefused
-from muster.cluster.pods import PodSettings
+from muster.cluster.pods import Identity, PodSettings
 from muster.cluster.provisioning import Answer, Asking, Request
 from muster.controllers.asking import FIRST_DELAY, Ask, Capacity, Wish, decide, lacks_nodes
 from muster.controllers.cache import Cache
 from muster.controllers.records import Record
 from muster.controllers.work import utc_now
+from muster.scheduling.plan import Wanted
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,20 @@ ABSENT: Final = 60.0
 """Seconds between two looks whether the API is there, while it is not."""
 LINGER: Final = 30.0
 """Seconds that a request stays when a plan has other words for the job: it may lack nodes again in the next."""
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What one request asks for: a gang's nodes, its spares' among them."""
+
+    job: Identity
+    spec: EffectiveSpec
+    wanted: Wanted
+
+    @property
+    def count(self) -> int:
+        """Pods of the request."""
+        return self.wanted.workers + self.spec.spares
 
 
 class Provisioning:
@@ -67,7 +84,8 @@ class Provisioning:
         now, wall = asyncio.get_running_loop().time(), utc_now()
         if self._begins:  # no plan has had a word on anybody yet: what an operator before this one asked for stays
             self._lacked = dict.fromkeys((request.job_uid for request in requests), now)
-        wishes = list(self._wishes(records, now))
+        orders = dict(self._orders(records, now))
+        wishes = list(orders)
         pausing = {uid for uid, at in self._lacked.items() if now - at < LINGER}
         pausing = {uid for uid in pausing if (records[uid].waits if uid in records else self._begins)}
         self._begins = False
@@ -76,49 +94,52 @@ class Provisioning:
             await self._drop(request)
         told = dict(decided.told)
         for ask in decided.make:
-            told[ask.wish.uid] = await self._make(records[ask.wish.uid], ask, wall)
-        wished = {wish.uid: wish.key for wish in wishes}
-        self._refused = {uid: each for uid, each in self._refused.items() if wished.get(uid) == each[0]}
+            told[ask.wish.uid] = await self._make(orders[ask.wish][ask.key], ask, wall)
+        wished = {wish.uid: wish.keys for wish in wishes}
+        self._refused = {uid: each for uid, each in self._refused.items() if each[0] in wished.get(uid, ())}
         told |= {uid: capacity for uid, (_, capacity) in self._refused.items() if uid not in told}
         for uid, record in records.items():
             if record.capacity != told.get(uid):
                 record.capacity = told.get(uid)
                 self._cache.mark(uid)
 
-    def _wishes(self, records: Mapping[str, Record], now: float) -> Iterable[Wish]:
-        """Jobs that have lacked nodes for a while."""
+    def _orders(self, records: Mapping[str, Record], now: float) -> Iterator[tuple[Wish, dict[str, _Order]]]:
+        """Of jobs that have lacked nodes for a while: what they wish, and what each request would ask for, by key."""
         lacking = [record for record in records.values() if record.waits and lacks_nodes(record.waiting)]
         self._lacking = {record.uid: self._lacking.get(record.uid, now) for record in lacking}
         self._lacked = {uid: at for uid, at in self._lacked.items() if now - at < LINGER}
         self._lacked |= dict.fromkeys(self._lacking, now)
         for record in lacking:
             if now - self._lacking[record.uid] >= self._asking.patience and record.waiting is not None:
-                template = record.template_key(self._settings)
-                key = provisioning.request_key(template, _count(record), self._asking, _flavour(record))
-                yield Wish(record.uid, key, (record.waiting.rank, record.uid))
+                template, orders = record.template_key(self._settings), dict[str, _Order]()
+                for wanted in record.waiting.wanted:
+                    order = _Order(record.identity, record.spec, wanted)
+                    key = provisioning.request_key(template, order.count, self._asking, wanted.flavour)
+                    orders.setdefault(key, order)
+                yield Wish(record.uid, tuple(orders), (record.waiting.rank, record.uid)), orders
 
     def _is_refused(self, wish: Wish, now: datetime) -> bool:
         """Whether the API server would not take it a moment ago."""
         key, capacity = self._refused.get(wish.uid, ("", None))
-        return capacity is not None and key == wish.key and capacity.retry_at is not None and capacity.retry_at > now
+        return capacity is not None and key in wish.keys and capacity.retry_at is not None and capacity.retry_at > now
 
-    async def _make(self, record: Record, ask: Ask, now: datetime) -> Capacity:
-        job, key, attempt = record.identity, ask.wish.key, ask.attempt
+    async def _make(self, order: _Order, ask: Ask, now: datetime) -> Capacity:
+        job, key, attempt = order.job, ask.key, ask.attempt
         name = provisioning.request_name(job, key, attempt)
         try:
-            template = pods.template(job, record.spec, self._settings)
-            selector = self._asking.selector(_flavour(record))
+            template = pods.template(job, order.spec, self._settings)
+            selector = self._asking.selector(order.wanted.flavour)
             template_body = provisioning.pod_template(job, key, attempt, template, selector)
             await self._create(provisioning.template_path(job.namespace), template_body)
-            body = provisioning.request(job, key, attempt, _count(record), self._asking)
+            body = provisioning.request(job, key, attempt, order.count, self._asking)
             await self._create(provisioning.path(job.namespace), body)
         except (ApiError, TemplateRefused) as error:
             told = f"the ProvisioningRequest can't be made: {error}"
             capacity = Capacity(name, Answer.FAILED, told, now + timedelta(seconds=FIRST_DELAY))
-            self._refused[record.uid] = (key, capacity)
+            self._refused[job.uid] = (key, capacity)
             return capacity
-        self._refused.pop(record.uid, None)
-        log.info("%s/%s: asked for nodes for %s workers: %s", job.namespace, job.name, _count(record), name)
+        self._refused.pop(job.uid, None)
+        log.info("%s/%s: asked for nodes for %s workers: %s", job.namespace, job.name, order.count, name)
         return Capacity(name, Answer.NONE)
 
     async def _create(self, path: str, body: provisioning.Object) -> None:
@@ -139,12 +160,3 @@ class Provisioning:
             except ApiError as error:
                 if error.status not in (404, 409):
                     raise
-
-
-def _count(record: Record) -> int:
-    return record.spec.replicas + record.spec.spares
-
-
-def _flavour(record: Record) -> str:
-    """The kind of node that the job prefers; "" for a job without GPUs, and for one that the planner never had."""
-    return record.planned[1].flavour if record.planned is not None else ""

@@ -15,7 +15,7 @@ import numpy as np
 from muster.scheduling.changes import Changes
 from muster.scheduling.expected import BASES, Expected
 from muster.scheduling.heads import Heads
-from muster.scheduling.plan import Almost, Waiting, WaitReason
+from muster.scheduling.plan import Almost, Waiting, WaitReason, Wanted
 from muster.scheduling.promises import left_nodes, victims_of
 from muster.scheduling.ranks import positions
 from muster.scheduling.reasons import Reasons, Why
@@ -102,7 +102,7 @@ class Told(Sequence[Waiting]):
             almost=almost,
             changes=changes,
             elsewhere=elsewhere,
-            has_quota=has_quota,
+            wanted=self._words.wanted(verdict),
             holders=why.holders,
         )
 
@@ -129,6 +129,7 @@ class Words:
         self._by_quota: dict[tuple[int, int, int, bool], tuple[Why, str]] = {}
         self._kept: dict[tuple[int, int, int], bool] = {}
         self._room: dict[tuple[int, int], WaitReason] = {}
+        self._wanted: dict[tuple[int, int, int, bool], tuple[Wanted, ...]] = {}
         self._helps: dict[tuple[int, int, bool], tuple[tuple[Almost, ...], tuple[str, ...], tuple[int, ...]]] = {}
 
     def reasons(self, verdicts: Sequence[Verdict], rows: Int) -> list[WaitReason]:
@@ -192,8 +193,38 @@ class Words:
     def _open(self) -> Mask:
         return self._heads.open_to()
 
+    def wanted(self, verdict: Verdict) -> tuple[Wanted, ...]:
+        """See `Waiting`."""
+        if verdict.fate not in _OF_NODES:
+            return ()
+        job, kinds = verdict.job, self._round.kinds
+        kind, reserved = kinds.of[job], job in self._heads.jobs
+        key = (self._round.queue_of[job], kind, verdict.choice if verdict.fate is _ROOM else NONE, reserved)
+        if key not in self._wanted:
+            it, flavours = kinds.kinds[kind], self._round.snapshot.flavours
+            sizes = dict.fromkeys((it.sizes[0], it.sizes[-1]))
+            self._wanted[key] = tuple(
+                Wanted(flavours[it.choices[choice].flavour], size)
+                for choice in range(len(it.choices))
+                for size in sizes
+                if self._may_be(verdict, choice, size, reserved=reserved and choice == verdict.choice)
+            )
+        return self._wanted[key]
+
+    def _may_be(self, verdict: Verdict, choice: int, size: int, *, reserved: bool) -> bool:
+        """Whether the job has quota for a gang, beside what is reserved for it: that of the smallest."""
+        kinds, kind = self._round.kinds, self._round.kinds.of[verdict.job]
+        least = kinds.kinds[kind].sizes[-1]
+        if size == least and choice == verdict.choice and verdict.fate is _ROOM:
+            return True  # else it would wait for quota
+        need = kinds.need(kind, choice, size)
+        if reserved:
+            has = dict(kinds.need(kind, choice, least))
+            need = tuple((resource, amount - has.get(resource, 0)) for resource, amount in need)
+        return self._round.shortage(verdict.job, choice, need) is None
+
     def has_quota(self, verdict: Verdict) -> bool:
-        """Whether the job lacks nothing but nodes."""
+        """Whether the job lacks nothing but nodes of the kind that came closest."""
         if verdict.fate is _ROOM:
             return True
         if verdict.fate not in _OF_NODES:

@@ -153,6 +153,18 @@ class Almost:
     lacking: int
 
 
+class Wanted(NamedTuple):
+    """A gang that could start if there were nodes for it.
+
+    Attributes:
+        flavour: by name, like "H100/on-demand"; "" for one without accelerators.
+        workers: its spares not counted.
+    """
+
+    flavour: str
+    workers: int
+
+
 class Waiting(NamedTuple):
     """A job that stays in its queue, and what it lacks. A tuple: thousands are made in one plan.
 
@@ -169,7 +181,8 @@ class Waiting(NamedTuple):
         changes: what would let it start now, in words for its owner, the smallest change first.
         elsewhere: a flavour with another kind of capacity that has room for it now, and its queue quota, or "". Whether
             it may run there is not known: its labels and tolerations were judged for its own kinds of node only.
-        has_quota: its queue would let it start now; it only lacks nodes.
+        wanted: what its queue would let it start as now, if there were nodes: of each kind of node that it takes by
+            now, in its order, the gang that it wishes to be, and the smallest. Empty if it lacks more than nodes.
         holders: uids of the jobs that hold what it lacks, who holds most first, where the message ends with them.
         rank: place among all that wait, from 0.
     """
@@ -189,7 +202,7 @@ class Waiting(NamedTuple):
     almost: tuple[Almost, ...] = ()
     changes: tuple[str, ...] = ()
     elsewhere: str = ""
-    has_quota: bool = False
+    wanted: tuple[Wanted, ...] = ()
     holders: tuple[str, ...] = ()
     rank: int = 0
 

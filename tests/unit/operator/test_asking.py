@@ -16,7 +16,7 @@ from muster.api.names import (
 from muster.cluster.pods import Identity
 from muster.cluster.provisioning import Answer, Asking, Request, pod_template, request, request_key
 from muster.controllers.asking import Capacity, Wish, decide, delay, lacks_nodes
-from muster.scheduling.plan import Waiting, WaitReason
+from muster.scheduling.plan import Waiting, WaitReason, Wanted
 
 from .lifecycle.cases import START, Case, trainingjob
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.unit
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 
 
-def wish(uid: str, key: str = "k", position: int = 1) -> Wish:
-    return Wish(uid, key, (position, uid))
+def wish(uid: str, *keys: str, position: int = 1) -> Wish:
+    return Wish(uid, keys or ("k",), (position, uid))
 
 
 def asked(uid: str, *, key: str = "k", attempt: int = 1, answer: Answer = Answer.NONE, ago: float = 0.0) -> Request:
@@ -66,7 +66,7 @@ def test_what_somebody_wrote_into_a_requests_annotations_ends_nothing(attempt: s
 def test_request_goes_with_its_job_or_when_the_job_asks_for_something_else() -> None:
     decided = decide([wish("changed", "new")], [asked("changed", key="old"), asked("started")], (), NOW)
     assert [each.job_uid for each in decided.drop] == ["changed", "started"]
-    assert [(ask.wish.key, ask.attempt) for ask in decided.make] == [("new", 1)]
+    assert [(ask.key, ask.attempt) for ask in decided.make] == [("new", 1)]
     assert not decided.told
 
 
@@ -92,8 +92,24 @@ def test_failed_request_without_a_turn_keeps_its_count() -> None:
     assert (decided.make, decided.drop) == ((), ())
 
 
+def test_what_a_job_takes_as_well_is_asked_for_at_once_when_the_first_fails_and_the_first_again_after_a_while() -> None:
+    def after(key: str, attempt: int, ago: float) -> list[tuple[str, int]]:
+        failed = asked("a", key=key, attempt=attempt, answer=Answer.FAILED, ago=ago)
+        decided = decide([wish("a", "spot", "on-demand")], [failed], (), NOW)
+        assert len(decided.drop) == len(decided.make)
+        return [(ask.key, ask.attempt) for ask in decided.make]
+
+    assert after("spot", 1, 0) == [("on-demand", 2)]
+    assert after("on-demand", 2, 59) == []
+    assert after("on-demand", 2, 60) == [("spot", 3)]
+    assert after("on-demand", 4, 119) == []
+    assert after("on-demand", 4, 120) == [("spot", 5)]
+    runs = decide([wish("a", "spot", "on-demand")], [asked("a", key="on-demand", attempt=2)], (), NOW)
+    assert (runs.make, runs.drop) == ((), ()), "one at a time"
+
+
 @pytest.mark.parametrize(
-    ("reason", "has_quota", "expected"),
+    ("reason", "with_quota", "expected"),
     [
         (WaitReason.INSUFFICIENT_CAPACITY, True, True),
         (WaitReason.TOPOLOGY_UNSATISFIED, True, True),
@@ -104,8 +120,9 @@ def test_failed_request_without_a_turn_keeps_its_count() -> None:
         (WaitReason.PREEMPTING, True, False),
     ],
 )
-def test_nodes_are_asked_for_jobs_that_lack_nothing_else(reason: WaitReason, has_quota: bool, expected: bool) -> None:
-    assert lacks_nodes(Waiting("a", reason, "", 1, has_quota=has_quota)) is expected
+def test_nodes_are_asked_for_jobs_that_lack_nothing_else(reason: WaitReason, with_quota: bool, expected: bool) -> None:
+    wanted = (Wanted("H100/spot", 1),) if with_quota else ()
+    assert lacks_nodes(Waiting("a", reason, "", 1, wanted=wanted)) is expected
 
 
 def test_objects_read_back_as_what_they_were() -> None:

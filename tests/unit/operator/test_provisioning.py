@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from muster.api.trainingjob import TrainingJob
 from muster.cluster.pods import PodSettings
 from muster.cluster.provisioning import Asking
 from muster.controllers.cache import Cache
 from muster.controllers.provisioning import Provisioning
 from muster.controllers.records import Record
-from muster.scheduling.plan import Waiting, WaitReason
+from muster.scheduling.plan import Waiting, WaitReason, Wanted
 
 from .lifecycle.cases import trainingjob
 from .loops import Items
@@ -19,6 +20,7 @@ from .loops import Items
 pytestmark = pytest.mark.unit
 
 Object = dict[str, Any]
+GROUPS = {f"H100/{kind}": {"pool": kind} for kind in ("spot", "on-demand")}
 
 
 class Server:
@@ -47,13 +49,20 @@ class Server:
 def operator(server: Server, *, patience: float = 0.0) -> Provisioning:
     """What one operator asks an autoscaler, from its start on."""
     cache = Cache(pods=Items(), nodes=Items(), namespaces=Items(), priority_classes=Items())
-    asking = Asking("some.class", patience=patience)
+    asking = Asking("some.class", patience=patience, node_selectors=GROUPS)
     return Provisioning(server, cache, asking, PodSettings("runtime"))  # type: ignore[arg-type]  # all that is called
 
 
-def waiting(record: Record) -> Record:
-    record.waiting = Waiting(record.uid, WaitReason.INSUFFICIENT_CAPACITY, "", 1, has_quota=True)
+def waiting(record: Record, *wanted: Wanted) -> Record:
+    wanted = wanted or (Wanted("H100/on-demand", 2),)
+    record.waiting = Waiting(record.uid, WaitReason.INSUFFICIENT_CAPACITY, "", 1, wanted=wanted)
     return record
+
+
+def of(name: str) -> Record:
+    raw = trainingjob().to_raw()
+    raw["metadata"] |= {"name": name, "uid": f"uid-of-{name}"}
+    return Record.of(TrainingJob.from_raw(raw))
 
 
 async def test_an_operator_that_begins_keeps_what_the_one_before_it_has_asked_for() -> None:
@@ -67,3 +76,30 @@ async def test_an_operator_that_begins_keeps_what_the_one_before_it_has_asked_fo
     assert server.requests == [request]
     await begun.round({})
     assert not server.objects, "its job is gone"
+
+
+async def test_what_the_planner_wants_nodes_for_is_asked_for_one_after_the_other() -> None:
+    server, record = Server(), Record.of(trainingjob(workers={"replicas": 4, "min": 2, "gpusPerWorker": 1}))
+    waiting(record, Wanted("H100/spot", 4), Wanted("H100/spot", 2), Wanted("H100/on-demand", 2))
+    begun, asked = operator(server), []
+    for _ in range(4):
+        await begun.round({record.uid: record})
+        (request,) = server.requests
+        (template,) = [raw for raw in server.objects.values() if raw["kind"] == "PodTemplate"]
+        asked.append((template["template"]["spec"]["nodeSelector"]["pool"], request["spec"]["podSets"][0]["count"]))
+        failed = {"type": "Failed", "status": "True", "lastTransitionTime": "2026-03-01T12:00:00Z"}
+        request["status"] = {"conditions": [failed]}
+    assert asked == [("spot", 4), ("spot", 2), ("on-demand", 2), ("spot", 4)]
+
+
+async def test_a_job_that_goes_while_others_are_asked_for_ends_nothing() -> None:
+    server, records = Server(), {each.uid: waiting(each) for each in (of("a"), of("b"))}
+    create = server.create
+
+    async def and_one_goes(path: str, body: Object) -> Object:
+        records.pop("uid-of-b", None)
+        return await create(path, body)
+
+    server.create = and_one_goes  # type: ignore[method-assign]
+    await operator(server).round(records)
+    assert records["uid-of-a"].capacity is not None
