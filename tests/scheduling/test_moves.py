@@ -22,7 +22,7 @@ from muster.scheduling.planner import plan
 from muster.scheduling.promotion import promote
 from muster.scheduling.quota import Ledger
 from muster.scheduling.room import Room
-from muster.scheduling.snapshot import NONE, Alternative, Index, Int, Shape, Sizes, Snapshot, TopologyMode
+from muster.scheduling.snapshot import FOREVER, NONE, Alternative, Index, Int, Shape, Sizes, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree
 
 from .cases import GPU, Job, Node, Queue, rack, snapshot
@@ -290,6 +290,34 @@ def test_the_cheapest_job_moves_aside_for_a_gang_that_fragmentation_keeps_out() 
     (move,) = found.moves
     assert (move.row, [world.nodes.names[node] for node in move.nodes]) == (2, ["rack-0-host-1"])
     assert found.lost == pytest.approx(8 * 30.0)
+
+
+def closed(world: Snapshot, *, opens: float = 0.0, closes: float = FOREVER) -> Snapshot:
+    """Who stops may start again from and until these moments."""
+    ones = np.ones(len(world.jobs.uids))
+    return with_jobs(world, terms=replace(world.jobs.terms, opens=ones * opens, closes=ones * closes))
+
+
+@pytest.mark.parametrize(("opens", "closes"), [(NOW + 60, FOREVER), (0.0, NOW + 20), (0.0, NOW + 60)])
+def test_a_gang_that_could_not_start_again_for_its_window_is_neither_moved_nor_resized(
+    opens: float, closes: float
+) -> None:
+    """It runs to its end beyond its window, or the window would have closed when it has stopped: that takes 30 s."""
+    idle = run_for(elastic(snapshot(rack(0, 3), [Job("job", on=("rack-0-host-0",))]), 1, 3), 1_000)
+    over = snapshot([Node("a")], [Job("job", workers=4, gpus=1, on=("a",) * 4)], [Queue(gpus=3)])
+    over = run_for(elastic(over, 1, 4), 1_000)
+
+    def changed(world: Snapshot) -> Snapshot:
+        grace = np.ones(len(world.jobs.uids)) * 30.0
+        return closed(with_jobs(world, runs=replace(world.jobs.runs, grace=grace)), opens=opens, closes=closes)
+
+    goes_on = closes == NOW + 60
+    tree, idle, over = tree_of(idle), changed(idle), changed(over)
+    assert bool(grow(idle, tree, open_room(idle, tree), Ledger(idle.queues, idle.jobs))) is goes_on
+    evicted, shrunk = give_up(over, Ledger(over.queues, over.jobs), frozenset())
+    assert (len(evicted), len(shrunk)) == ((0, 1) if goes_on else (1, 0)), "it goes whole where it has to"
+    assert bool(promoted(changed(on_spot()))) is goes_on
+    assert (rearranged(changed(fragmented())) is not None) is goes_on
 
 
 def test_nobody_moves_for_little_gain_for_lower_priority_or_beyond_the_budget() -> None:

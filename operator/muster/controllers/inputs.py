@@ -62,8 +62,11 @@ class Inputs:
         levels = tuple(world.levels)
         judgement = record.judgement
         start = terms.start_seconds(record.job.status)
-        # They speak of a run that would start now, and change all the time while one is under way.
-        times = terms.NO_BOUNDS if record.placement else terms.bounds(record.spec, record.job.status, now, start)
+        if record.placement:
+            # The others speak of a run that would start now, and change all the time while one is under way.
+            times = terms.bounds_of_restart(record.spec, now, start)
+        else:
+            times = terms.bounds(record.spec, record.job.status, now, start)
         length = terms.length(record.spec, record.job.status)
         told = (record.promise, record.job.status.fixed_size, drawn_on)
         key = (judgement, record.spec, choices, priority, levels, avoided, since, told, times, start, length)

@@ -273,7 +273,7 @@ def length(spec: EffectiveSpec, status: TrainingJobStatus) -> float:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the planner needs to know of the time of a job that waits. Seconds; see `Terms` of its snapshot.
+    """What the planner needs to know of the time of a job's next start. Seconds; see `Terms` of its snapshot.
 
     Attributes:
         opens: since the epoch; 0 for a job that may start now.
@@ -313,6 +313,16 @@ def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_
         limit=min(limits),
         estimate=math.inf if left is None else start_seconds + left.seconds,
     )
+
+
+def bounds_of_restart(spec: EffectiveSpec, now: datetime, start_seconds: float) -> Bounds:
+    """Of a gang that runs: from when on, and until when, it may start again, were it stopped."""
+    if spec.window is None or window_error(spec.window):
+        return NO_BOUNDS
+    opens, closes = may_start(spec, now, start_seconds), may_start_until(spec, now, start_seconds)
+    if opens > now:
+        return Bounds(opens=opens.timestamp())
+    return NO_BOUNDS if closes is None else Bounds(closes=closes.timestamp())
 
 
 def _longest(found: Opening) -> float:

@@ -185,6 +185,15 @@ def in_time(snapshot: Snapshot, job: int) -> Mask:
 
 
 @once
+def goes_on(snapshot: Snapshot) -> Mask:
+    """J, jobs that may start again when they have stopped: their windows are open, and will be then. Those that run to
+    their end beyond their window (`atEnd: finish`) may not, so nobody resizes or moves them."""
+    jobs = snapshot.jobs
+    may: Mask = (jobs.terms.opens <= snapshot.now) & (snapshot.now + jobs.runs.grace < jobs.terms.closes)
+    return may
+
+
+@once
 def outlasting(snapshot: Snapshot) -> Seconds:
     """J, accelerator-seconds that a running job has left to do, as far as shorter ones may ask it for room; else 0.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.scheduling.claims import LOST_AT_MOST, Right, effective_priorities, in_time, movable
+from muster.scheduling.claims import LOST_AT_MOST, Right, effective_priorities, goes_on, in_time, movable
 from muster.scheduling.demand import Coming, Demand, demand
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.moves import (
@@ -109,7 +109,7 @@ def _may_move(wants: Demand, coming: Coming, pace: Pace) -> Mask:
     priorities, ran = effective_priorities(snapshot), snapshot.now - runs.started
     asked: Mask = movable(snapshot) & (runs.budget > 0) & (priorities <= priorities[job]) & ~runs.yields
     asked &= (ran >= pace.settle) & (LOST_AT_MOST * ran >= runs.restart + runs.grace)
-    asked &= in_time(snapshot, job)
+    asked &= in_time(snapshot, job) & goes_on(snapshot)
     asked[list(coming.gone)] = False
     asked[job] = False
     open_, choices = OpenRoom(snapshot, wants.tree, wants.room.open + coming.room), Choices(snapshot)

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from muster.scheduling.borrowing import placed
+from muster.scheduling.claims import goes_on
 from muster.scheduling.gangs import Gang, Worker, is_accelerator
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Need
@@ -118,8 +119,8 @@ class Choices:
 
 
 def settled(snapshot: Snapshot, pace: Pace) -> Mask:
-    """J, jobs whose placement has stood for long enough to be changed for their own good."""
-    old: Mask = placed(snapshot) & (snapshot.now - snapshot.jobs.runs.started >= pace.settle)
+    """J, jobs whose placement has stood for long enough to be changed for their own good, and that go on then."""
+    old: Mask = placed(snapshot) & goes_on(snapshot) & (snapshot.now - snapshot.jobs.runs.started >= pace.settle)
     return old
 
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from muster.scheduling.claims import Right
+from muster.scheduling.claims import Right, goes_on
 from muster.scheduling.gangs import is_accelerator
 from muster.scheduling.quota import Need
 from muster.scheduling.snapshot import NONE, Index, Int, Mask, Seconds, Snapshot
@@ -202,7 +202,7 @@ def replicas_to_spare(snapshot: Snapshot, row: int) -> int:
     """How many replicas a standing job can do without; 0 for one that may not shrink where it stands."""
     jobs = snapshot.jobs
     least, step = int(jobs.sizes.least[row]), max(1, int(jobs.sizes.step[row]))
-    if least >= jobs.sizes.most[row]:
+    if least >= jobs.sizes.most[row] or not goes_on(snapshot)[row]:
         return 0
     shape = jobs.terms.shapes[row]
     if shape.balanced != NONE or (shape.slices and step % shape.slices[0][0]):

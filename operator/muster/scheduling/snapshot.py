@@ -228,7 +228,7 @@ class Terms:
         preemptible: it may be asked to give its room back. What is not may not borrow either.
         shapes: of Shape; PLAIN for most.
         alternatives: in order of preference, after `Jobs.filters` and `Jobs.flavours`; empty for most.
-        opens: it may not start before (off-peak windows).
+        opens: it may not start, or start again when it has stopped, before (off-peak windows).
         closes: it may not start from then on in the window that is open now; FOREVER where none is.
         limit: seconds that a run may take at most, enforced; FOREVER without `maxRuntime`.
         estimate: seconds that a run is expected to take; FOREVER when nobody knows.
