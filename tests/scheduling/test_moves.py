@@ -98,6 +98,35 @@ def test_an_elastic_job_grows_into_idle_room_by_whole_steps() -> None:
     assert ledger.used(0, 1, GPU) in (0, 5 * 8), "an unlimited queue counts nothing"
 
 
+@pytest.mark.parametrize(
+    ("has", "least", "most", "free", "grown"),
+    [
+        (6, 4, 16, 10, 16),
+        (6, 4, 16, 9, 12),
+        (6, 4, 16, 2, 8),
+        (6, 4, 16, 1, None),
+        (2, 8, 16, 6, 8),  # `min` was raised
+        (2, 8, 16, 5, None),
+        (4, 4, 16, 4, 8),
+        (6, 2, 4, 10, None),  # `max` was lowered
+    ],
+)
+def test_a_gang_whose_sizes_were_edited_grows_to_one_that_it_may_have(
+    has: int, least: int, most: int, free: int, grown: int | None
+) -> None:
+    """Steps of 4 workers. It is never made another size that it may not have, not even a smaller one."""
+    on = tuple(f"rack-0-host-{index}" for index in range(has))
+    nodes = [replace(node, used_gpus=8 if node.name in on else 0) for node in rack(0, has + free)]
+    world = snapshot(nodes, [Job("job", workers=has, on=on)], [Queue(gpus=8 * (has + free))])
+    world = run_for(elastic(world, least, most, step=4), 1_000)
+    tree = tree_of(world)
+    moves = grow(world, tree, open_room(world, tree), Ledger(world.queues, world.jobs))
+    assert [len(move.nodes) for move in moves] == [grown] * (grown is not None)
+    lowered = replace(world, queues=replace(world.queues, nominal=np.minimum(world.queues.nominal, 8 * (has - 1))))
+    _, shrunk = give_up(lowered, Ledger(lowered.queues, lowered.jobs), frozenset())
+    assert all((len(each.nodes) - least) % 4 == 0 for each in shrunk)
+
+
 def test_a_gang_whose_required_level_is_gone_does_not_grow() -> None:
     """Not even on its worker's own node."""
     for mode, grown in ((TopologyMode.UNCONSTRAINED, 1), (TopologyMode.REQUIRED, 0)):

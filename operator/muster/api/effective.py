@@ -223,6 +223,11 @@ class EffectiveSpec:
         """Whether the gang may have more than one size."""
         return self.min_replicas < self.max_replicas
 
+    def may_have(self, workers: int) -> bool:
+        """Whether the gang may have that size."""
+        within = self.min_replicas <= workers <= self.max_replicas
+        return within and (workers - self.min_replicas) % self.step == 0
+
     @property
     def gpus(self) -> int:
         """GPUs of the whole gang, spares included."""

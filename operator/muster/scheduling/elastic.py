@@ -60,7 +60,7 @@ def grow(
     moves, open_, choices = [], OpenRoom(snapshot, tree, room), Choices(snapshot)
     for wish in _wishes(snapshot, pace):
         slots, there = open_.slots(wish.row, choices.current(wish.row))
-        steps = min(wish.steps, there // wish.step)
+        steps = min(wish.steps, (there + wish.begun) // wish.step)
         if steps >= wish.least and _may_grow(snapshot, wish.row):
             move = _grow(snapshot, tree, open_, ledger, slots, replace(wish, steps=steps), own)
             if move is not None:
@@ -74,15 +74,21 @@ class _Wish:
 
     Attributes:
         step: workers in one step.
+        begun: workers that it has of the first step already: its spec was edited, and it has none of its sizes now.
         steps, least: most steps, and the fewest that pay.
         lost: accelerator-seconds that it costs.
     """
 
     row: int
     step: int
+    begun: int
     steps: int
     least: int
     lost: float
+
+    def workers(self, steps: int) -> int:
+        """How many more it has after so many steps."""
+        return steps * self.step - self.begun
 
 
 def _wishes(snapshot: Snapshot, pace: Pace) -> list[_Wish]:
@@ -90,16 +96,18 @@ def _wishes(snapshot: Snapshot, pace: Pace) -> list[_Wish]:
     jobs = snapshot.jobs
     spares = np.array([shape.spares for shape in jobs.terms.shapes], dtype=np.int64)
     step = np.maximum(1, jobs.sizes.step).astype(np.int64)
-    steps = (jobs.sizes.most - (np.diff(jobs.runs.first) - spares)) // step
+    size, fewest = np.diff(jobs.runs.first) - spares, jobs.sizes.least
+    begun = np.where(size < fewest, size - fewest + step, (size - fewest) % step)
+    steps = (jobs.sizes.most - size + begun) // step
     larger = (jobs.sizes.least < jobs.sizes.most) & (steps > 0) & settled(snapshot, pace)
     larger &= jobs.terms.preemptible | (jobs.runs.saved > jobs.runs.started)
     larger[larger] &= snapshot.queues.open[jobs.queues[larger]] & ~snapshot.queues.drain[jobs.queues[larger]]
     rows = by_rank(snapshot, np.flatnonzero(larger).astype(np.int64))
     lost = lost_seconds(snapshot, rows)
-    worth = remaining(snapshot, rows, pace) * accelerators_each(snapshot, rows) * step[rows]
-    least = np.maximum(1, np.ceil(pace.gain * lost / np.maximum(worth, 1e-9)))
+    worth = remaining(snapshot, rows, pace) * accelerators_each(snapshot, rows)
+    least = np.maximum(1, np.ceil((pace.gain * lost / np.maximum(worth, 1e-9) + begun[rows]) / step[rows]))
     pays = np.flatnonzero(least <= steps[rows])
-    columns = (rows, step[rows], steps[rows], least.astype(np.int64), lost)
+    columns = (rows, step[rows], begun[rows], steps[rows], least.astype(np.int64), lost)
     return [_Wish(*each) for each in zip(*(column[pays].tolist() for column in columns), strict=True)]
 
 
@@ -121,26 +129,26 @@ def _grow(
     wish: _Wish,
     own: Set[tuple[int, int]],
 ) -> Move | None:
-    jobs, row, step = snapshot.jobs, wish.row, wish.step
+    jobs, row = snapshot.jobs, wish.row
     nodes, shape = jobs.runs.nodes_of(row), jobs.terms.shapes[row]
     queue, flavour = int(jobs.queues[row]), int(jobs.flavours[row])
     borrowing = bool(jobs.terms.preemptible[row]) and (queue, flavour) not in own
 
     def has_quota(some: int) -> bool:
-        return ledger.shortage(queue, flavour, need_of(snapshot, row, some * step), borrowing=borrowing) is None
+        return ledger.shortage(queue, flavour, need_of(snapshot, row, wish.workers(some)), borrowing=borrowing) is None
 
     steps = _largest(wish.steps, has_quota)
     if steps < wish.least:
         return None
     for gang, pool in _sites(snapshot, tree, row, slots):
         prefix = prefix_sums(pool)
-        count = _largest(steps, lambda some: fits(tree, prefix, replace(gang, size=some * step)))  # noqa: B023
+        count = _largest(steps, lambda some: fits(tree, prefix, replace(gang, size=wish.workers(some))))  # noqa: B023
         if count < wish.least:
             continue
-        gang = replace(gang, size=count * step)
+        gang = replace(gang, size=wish.workers(count))
         places = locate(tree, pool, prefix, gang, whole=np.zeros(len(pool), np.bool_), spared=None)
         assert places is not None, "a growth that fits was not placed"
-        ledger.charge(queue, flavour, need_of(snapshot, row, count * step))
+        ledger.charge(queue, flavour, need_of(snapshot, row, gang.size))
         slice_ = shape.slices[0][0] if shape.slices else 1
         joined = _join(tree, nodes, places, len(nodes) - shape.spares, slice_)
         return Move(row, joined, flavour, MoveReason.GROWN, wish.lost, *room.take(row, places))

@@ -210,7 +210,8 @@ def replicas_to_spare(snapshot: Snapshot, row: int) -> int:
     nodes = jobs.runs.nodes_of(row)
     if (nodes == NONE).any() or not snapshot.nodes.usable[nodes].all():
         return 0  # what stays starts again, and no job starts on a node that is gone, cordoned or not ready
-    return max(0, len(nodes) - shape.spares - least) // step
+    more = len(nodes) - shape.spares - least
+    return 0 if more % step else max(0, more // step)  # no whole steps lead from a size that it may not have to one
 
 
 def _elastic(

@@ -208,7 +208,7 @@ def stop_whole(turn: Turn, message: str, *, keeps_room: bool = True) -> None:
     if keeps_room and claim is not None and claim.victim.nodes:
         preemption.give_way(turn)
         return
-    if keeps_room and claim is None and spec.min_replicas <= placement.workers <= spec.max_replicas:
+    if keeps_room and claim is None and spec.may_have(placement.workers):
         preemption.keep_room(turn)
     turn.stop(Reason.RESTARTING, message)
 

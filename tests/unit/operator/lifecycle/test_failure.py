@@ -564,6 +564,17 @@ def test_long_back_off_or_a_claim_of_another_leaves_the_room_to_others() -> None
     assert case.notes[-1].message == "the gang failed while its room was given to ns/high; it queues again"
 
 
+@pytest.mark.parametrize(("step", "kept"), [(1, True), (2, True), (4, False)])
+def test_no_room_is_kept_for_a_size_that_the_gang_may_not_have_any_more(step: int, kept: bool) -> None:
+    workers = {"replicas": 6, "min": 4, "max": 12, "gpusPerWorker": 1}
+    case = Case(trainingjob(workers=workers), mute=True)
+    case.start()
+    case.edit(workers=workers | {"replicas": 8, "step": step})
+    case.lost_nodes = frozenset({"n1"})
+    case.turn()
+    assert (case.job.status.promise is not None) is kept
+
+
 def test_kept_room_is_given_up_when_the_job_may_not_start() -> None:
     case = Case(trainingjob(budget={"gpuHours": 1}), mute=True)
     case.start()
