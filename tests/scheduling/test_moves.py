@@ -321,6 +321,20 @@ def test_the_cheapest_job_moves_aside_for_a_gang_that_fragmentation_keeps_out() 
     assert found.lost == pytest.approx(8 * 30.0)
 
 
+@pytest.mark.parametrize("suits", [True, False])
+def test_a_gang_on_a_node_where_it_could_not_start_again_neither_grows_nor_shrinks(suits: bool) -> None:
+    """A taint has come, as quarantine sets it, or the job stays away from there: what stays has to start again."""
+    nodes = [replace(node, used_gpus=8 if index < 3 else 0) for index, node in enumerate(rack(0, 5))]
+    names = tuple(node.name for node in nodes)
+    gang = Job("gang", workers=3, on=names[:3], only_on=names if suits else (names[0], *names[2:]))
+    world = run_for(elastic(snapshot(nodes, [gang], [Queue(gpus=40)]), 2, 5), 1_000)
+    tree = tree_of(world)
+    assert bool(grow(world, tree, open_room(world, tree), Ledger(world.queues, world.jobs))) is suits
+    full = run_for(elastic(snapshot(nodes[:3], [gang], [Queue(gpus=16)]), 2, 5), 1_000)
+    evicted, shrunk = give_up(full, Ledger(full.queues, full.jobs), frozenset())
+    assert (len(evicted), len(shrunk)) == ((0, 1) if suits else (1, 0))
+
+
 def closed(world: Snapshot, *, opens: float = 0.0, closes: float = FOREVER) -> Snapshot:
     """Who stops may start again from and until these moments."""
     ones = np.ones(len(world.jobs.uids))

@@ -36,6 +36,7 @@ from muster.scheduling.moves import (
 from muster.scheduling.offers import lost_seconds
 from muster.scheduling.placement import fits, locate
 from muster.scheduling.plan import MoveReason
+from muster.scheduling.promises import stands
 from muster.scheduling.quota import Ledger
 from muster.scheduling.snapshot import NONE, PLAIN, Index, Int, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
@@ -115,9 +116,7 @@ def _may_grow(snapshot: Snapshot, row: int) -> bool:
     jobs = snapshot.jobs
     shape, step = jobs.terms.shapes[row], max(1, int(jobs.sizes.step[row]))
     whole = not shape.slices or step % shape.slices[0][0] == 0
-    nodes = jobs.runs.nodes_of(row)
-    stands = not (nodes == NONE).any() and bool(snapshot.nodes.usable[nodes].all())
-    return shape.balanced == NONE and whole and stands
+    return shape.balanced == NONE and whole and bool(stands(snapshot, row, jobs.runs.nodes_of(row)).all())
 
 
 def _grow(

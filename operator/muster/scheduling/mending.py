@@ -23,7 +23,7 @@ import numpy as np
 from muster.scheduling.gangs import Gang
 from muster.scheduling.moves import by_rank, gang_of, need_of, take_room, worker_of
 from muster.scheduling.plan import Promise, Replacement
-from muster.scheduling.promises import moving, promised_nodes, reserved_by_rank, suited, victims_of
+from muster.scheduling.promises import moving, promised_nodes, reserved_by_rank, stands, victims_of
 from muster.scheduling.quota import Ledger
 from muster.scheduling.reduction import reduce_gang, smaller_sizes
 from muster.scheduling.replacement import replace_workers
@@ -43,7 +43,7 @@ def mend_promises(snapshot: Snapshot, tree: Tree) -> tuple[Snapshot, tuple[Repla
     rows = [*reserved_by_rank(snapshot), *moving(snapshot)]
     if not rows:
         return snapshot, (), ()
-    broken = [row for row in rows if not _stands(snapshot, row, promised_nodes(snapshot, row)).all()]
+    broken = [row for row in rows if not stands(snapshot, row, promised_nodes(snapshot, row)).all()]
     strangers = _overdrawn_by_strangers(snapshot, rows)
     if not broken and not strangers.any():
         return snapshot, (), ()
@@ -107,11 +107,11 @@ def reduce_gangs(snapshot: Snapshot, tree: Tree, free: Int) -> dict[int, Index]:
     found: dict[int, Index] = {}
     for row in by_rank(snapshot, np.array(due, dtype=np.int64)).tolist():
         nodes = runs.nodes_of(row)
-        stands = _stands(snapshot, row, nodes)
-        if stands[runs.lost[row]].all():
+        standing = stands(snapshot, row, nodes)
+        if standing[runs.lost[row]].all():
             continue
         # New pods are made for all, so those that live on a broken node are left behind too.
-        fewer = _reduced(snapshot, tree, free, row, nodes, ~stands)
+        fewer = _reduced(snapshot, tree, free, row, nodes, ~standing)
         if fewer is not None:
             _take(snapshot, free, row, fewer)
             found[row] = fewer
@@ -135,14 +135,6 @@ def mend_spares(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger) -> tu
         if mended is not None:
             found.append(mended)
     return tuple(found)
-
-
-def _stands(snapshot: Snapshot, row: int, nodes: Index) -> Mask:
-    """Which of a job's nodes are there, usable, and suit it."""
-    found: Mask = nodes != NONE
-    there = nodes[found]
-    found[found] = snapshot.nodes.usable[there] & suited(snapshot, row, there)
-    return found
 
 
 def _at(mask: Mask, nodes: Index) -> Mask:
@@ -216,7 +208,7 @@ def _without_taken(snapshot: Snapshot, free: Int, rows: list[int], strangers: Ma
 
 def _lost_promised(snapshot: Snapshot, row: int, nodes: Index, strangers: Mask) -> Mask:
     """Which of the nodes that a job is promised it can't have."""
-    lost = ~_stands(snapshot, row, nodes)
+    lost = ~stands(snapshot, row, nodes)
     return lost | _at(strangers, nodes) if snapshot.jobs.reserved[row] else lost
 
 
@@ -257,8 +249,8 @@ def _mend(
 
 def _mend_gang(snapshot: Snapshot, tree: Tree, free: Int, row: int) -> Replacement | None:
     nodes, size = snapshot.jobs.runs.nodes_of(row), int(snapshot.jobs.workers[row])
-    stands, lost = _stands(snapshot, row, nodes), snapshot.jobs.runs.lost[row]
-    broken = lost[~stands[lost]]
+    standing, lost = stands(snapshot, row, nodes), snapshot.jobs.runs.lost[row]
+    broken = lost[~standing[lost]]
     gone = np.flatnonzero(nodes[:size] == NONE)
     if not broken.size or not np.isin(gone, broken).all():
         return None  # of one whose node is gone while its pod isn't: it will be lost as well, or its node comes back
@@ -267,7 +259,7 @@ def _mend_gang(snapshot: Snapshot, tree: Tree, free: Int, row: int) -> Replaceme
         _slots(snapshot, tree, by_resource(free, tree.order), row, nodes),
         _gang(snapshot, row, len(nodes)),
         _places(tree, nodes),
-        np.concatenate([broken, size + np.flatnonzero(~stands[size:])]),
+        np.concatenate([broken, size + np.flatnonzero(~standing[size:])]),
     )
     if there is None:
         return None
@@ -347,7 +339,7 @@ def _may_get(snapshot: Snapshot, row: int) -> bool:
 def _mend_spares(snapshot: Snapshot, tree: Tree, room: Int, ledger: Ledger, row: int) -> Replacement | None:
     jobs, size = snapshot.jobs, int(snapshot.jobs.workers[row])
     nodes = jobs.runs.nodes_of(row)
-    lost = size + np.flatnonzero(~_stands(snapshot, row, nodes)[size:])
+    lost = size + np.flatnonzero(~stands(snapshot, row, nodes)[size:])
     if not lost.size or (nodes[:size] == NONE).any():
         return None
     there = replace_workers(

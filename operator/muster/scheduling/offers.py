@@ -22,6 +22,7 @@ import numpy as np
 
 from muster.scheduling.claims import Right, goes_on
 from muster.scheduling.gangs import is_accelerator
+from muster.scheduling.promises import stands
 from muster.scheduling.quota import Need
 from muster.scheduling.snapshot import NONE, Index, Int, Mask, Seconds, Snapshot
 
@@ -207,10 +208,9 @@ def replicas_to_spare(snapshot: Snapshot, row: int) -> int:
     shape = jobs.terms.shapes[row]
     if shape.balanced != NONE or (shape.slices and step % shape.slices[0][0]):
         return 0
-    nodes = jobs.runs.nodes_of(row)
-    if (nodes == NONE).any() or not snapshot.nodes.usable[nodes].all():
-        return 0  # what stays starts again, and no job starts on a node that is gone, cordoned or not ready
-    more = len(nodes) - shape.spares - least
+    if not stands(snapshot, row, jobs.runs.nodes_of(row)).all():
+        return 0  # what stays starts again, and no job starts on such a node
+    more = len(jobs.runs.nodes_of(row)) - shape.spares - least
     return 0 if more % step else max(0, more // step)  # no whole steps lead from a size that it may not have to one
 
 

@@ -213,6 +213,14 @@ def suited(snapshot: Snapshot, job: int, nodes: Index) -> Mask:
     return suits
 
 
+def stands(snapshot: Snapshot, row: int, nodes: Index) -> Mask:
+    """Which of these nodes are there, usable, and suit a job. On others it does not start, though it may run there."""
+    found: Mask = nodes != NONE
+    there = nodes[found]
+    found[found] = snapshot.nodes.usable[there] & suited(snapshot, row, there)
+    return found
+
+
 def _take(snapshot: Snapshot, free: Int, job: int, nodes: Index) -> None:
     there = nodes[nodes != NONE]
     np.subtract.at(free, there, snapshot.jobs.requests[job])
