@@ -32,6 +32,7 @@ from muster.controllers.roster import FIRST, Roster, exhausted
 from muster.controllers.sentences import Sentences
 from muster.controllers.telling import Word, in_window, noticeable
 from muster.controllers.work import Worker, utc_now
+from muster.scheduling.fallback import next_fallback
 from muster.scheduling.plan import Plan, Waiting, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import DEFAULT, Policy
@@ -58,6 +59,10 @@ EXPLAIN_SHARE: Final = 0.1
 EXPLAIN_AT_LAST: Final = 15.0
 """Seconds between two rounds that explain, at most."""
 
+REVIEW: Final = 60.0
+"""Seconds between two rounds, at most, while there are jobs: who may be asked for room, and who may move, changes with
+time alone, and nothing else need happen in a cluster for hours."""
+
 FIRST_WORD_AFTER: Final = 0.5
 """Seconds that a new job waits for its start before it is told why it waits: one that starts soon spares the write."""
 
@@ -77,7 +82,8 @@ class Plans:
         inputs: what is made of records for the planner.
         books: status of queues and of the Topology.
         round_seconds: what the last round took, all in.
-        again_at: monotonic time of another round without any change, for words that were held back; None for none.
+        again_at: monotonic time of another round without any change, for words that were held back, or for what time
+            alone changes; None for none.
     """
 
     def __init__(
@@ -151,6 +157,9 @@ class Plans:
         self._apply(snapshot, decided)
         if whole:
             self.books.keep(snapshot, self._records, self._queue_errors, self._spent, utc_now())
+        if snapshot.jobs.uids:
+            wait = min(REVIEW, next_fallback(snapshot) - now.timestamp())
+            self._later(time.monotonic() + max(wait, self.round_seconds))
         self.round_seconds = time.monotonic() - began
         if explains:
             rest = min(max(EXPLAIN_EVERY, self.round_seconds / EXPLAIN_SHARE), EXPLAIN_AT_LAST)
@@ -180,7 +189,7 @@ class Plans:
 
     def due(self) -> bool:
         """Whether it is time for another plan without any change in the cluster: a queue's budget is used up, or a new
-        month has opened it again, since the last plan; or words were held back."""
+        month has opened it again, since the last plan; words were held back; or jobs are to be looked at again."""
         if self.again_at is not None and time.monotonic() >= self.again_at:
             return True
         return self._budgets.spent(self._cache.queues, utc_now()) != self._spent

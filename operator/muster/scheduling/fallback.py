@@ -8,7 +8,7 @@ from typing import Final
 from muster.scheduling.placement import fits
 from muster.scheduling.room import count_slots
 from muster.scheduling.rounds import Fate, Round, Verdict
-from muster.scheduling.snapshot import Alternative
+from muster.scheduling.snapshot import FOREVER, Alternative, Snapshot
 from muster.scheduling.topology import prefix_sums
 
 _WAITING: Final = frozenset(
@@ -34,6 +34,13 @@ def fallback_starts(round_: Round, verdicts: Sequence[Verdict]) -> dict[int, flo
                 found[job] = max(each.since, round_.opens[job])
                 break
     return found
+
+
+def next_fallback(snapshot: Snapshot) -> float:
+    """The next moment at which a waiting job takes another kind of nodes; FOREVER for none."""
+    jobs = snapshot.jobs
+    waiting = (each for each, waits in zip(jobs.terms.alternatives, jobs.pending.tolist(), strict=True) if waits)
+    return min((other.since for each in waiting for other in each if other.since > snapshot.now), default=FOREVER)
 
 
 def _would_start(round_: Round, job: int, other: Alternative) -> bool:

@@ -157,8 +157,9 @@ async def world(
     node_hours: NodeHours = (("on-demand", 999.0),),
     node: NodeView | None = None,
     prices: dict[str, float] | None = None,
+    planned: Callable[[float], None] = lambda seconds: None,
 ) -> AsyncIterator[World]:
-    """`node`: in place of one of so many cores."""
+    """`node`: in place of one of so many cores. `planned`: is told what each plan took."""
     pods, nodes, namespaces = Items(), Items(), Items()
     nodes.items["n"] = node or NodeView.from_raw(
         {
@@ -187,6 +188,7 @@ async def world(
         ),
         Progress(cache, None),
         prices=prices,
+        planned=planned,
     )
     task = asyncio.create_task(loop.run())
     try:

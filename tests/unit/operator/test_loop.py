@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.views import NodeView
 from muster.controllers import loop as loops
-from muster.controllers import records, work
+from muster.controllers import plans, records, work
 from muster.controllers.asking import lacks_nodes
 
 from .loops import Object, world
@@ -66,6 +67,28 @@ async def test_a_refused_rehearsal_is_repeated_in_a_quiet_cluster(monkeypatch: p
         await place.until(lambda: place.server.calls["REHEARSE pods"] >= 1)
         place.server.fail.clear()
         await place.until(lambda: place.placed("a"))
+
+
+async def test_a_job_takes_its_second_kind_of_nodes_in_a_quiet_cluster() -> None:
+    """Nothing but time has changed by then."""
+    async with world() as place:
+        place.submit("a", capacity={"order": ["spot", "on-demand"], "fallbackAfter": "5s"})
+        raw, began = place.server.jobs["a"], datetime.now(timezone.utc)
+        place.feed({**raw, "metadata": {**raw["metadata"], "creationTimestamp": format_time(began)}})
+        await place.until(lambda: place.placed("a"))
+        assert datetime.now(timezone.utc) - began > timedelta(seconds=3), "it waited for its first kind"
+
+
+async def test_a_quiet_cluster_is_looked_at_again_while_there_are_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "REVIEW", 0.2)
+    made: list[float] = []
+    async with world(planned=made.append) as place:
+        await place.until(lambda: made)
+        place.submit("a", workers=1)
+        await place.until(lambda: place.server.pods)
+        place.show(next(iter(place.server.pods)))
+        before = len(made)
+        await place.until(lambda: len(made) >= before + 10)
 
 
 async def test_a_missing_priority_class_of_gangs_is_the_installations_matter() -> None:
