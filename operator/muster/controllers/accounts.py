@@ -58,6 +58,7 @@ def account(queue: TrainingQueue, held: Mapping[str, Held], now: datetime) -> Mo
     known = {use.gpu_type: (use.gpus, use.hourly) for use in found.uses if use.gpus} if found else {}
     if found is not None and {kind: rate for kind, rate in rates.items() if rate[0]} == known:
         return found
+    now = now.replace(microsecond=0)  # as it is written: a part of a second would be counted before it and after it
     uses = {use.gpu_type: use for use in brought_forward(found, now)}
     for kind in {*uses, *rates}:
         gpus, hourly = rates.get(kind, (0, None))

@@ -146,6 +146,20 @@ def test_the_sum_over_any_changes_of_rate_is_what_was_held(steps: list[tuple[int
         assert sum(use.gpu_seconds for use in accounts.brought_forward(found.status.month, now)) == expected
 
 
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(0.1, 10.0), st.integers(0, 64)), min_size=1, max_size=100))
+def test_changes_at_any_part_of_a_second_count_no_time_twice(steps: list[tuple[float, int]]) -> None:
+    now, expected, found = NOON, 0, queue({"gpuHours": 10**9})
+    for seconds, gpus in steps:
+        found = holding(found, {"H100": Held(gpus, 0.0)} if gpus else {}, now)
+        then = now + timedelta(seconds=seconds)
+        expected += gpus * (int(then.timestamp()) - int(now.timestamp()))
+        now = then
+    found = holding(found, {"H100": Held(65, 0.0)}, now)
+    assert found.status.month is not None
+    assert sum(use.gpu_seconds for use in found.status.month.uses) == expected
+
+
 def test_the_queues_status_counts_what_its_jobs_hold_at_the_prices_of_their_flavours() -> None:
     node = NodeView.from_raw(
         {
