@@ -134,6 +134,8 @@ class Placement(Model):
     flavour: Annotated[str, Len(0, 128)] = ""
     """The GPU type and kind of capacity whose quota it holds, like `H100/on-demand`, as long as its nodes do not say
     something else. Empty without GPUs."""
+    gpus_per_worker: Count | None = None
+    """GPUs of each worker, as the gang was placed with them: `workers.gpusPerWorker` may be edited while it stops."""
     spec: SpecHash = ""
     """Hash of the fields of the spec that keep their value while the placement stands. When they change nevertheless,
     the gang is stopped and starts again with the new ones."""
@@ -190,6 +192,14 @@ class Placement(Model):
     def held(self) -> int:
         """Workers whose room it holds, spares included."""
         return self.workers + len(spares_by_index(self.spares))
+
+    def gpus(self, each: int) -> int:
+        """GPUs that it holds, spares' included.
+
+        Args:
+            each: of one worker by the spec: for a placement of an older operator, which does not say it itself.
+        """
+        return self.held * (each if self.gpus_per_worker is None else self.gpus_per_worker)
 
     @property
     def replaced(self) -> tuple[int, ...]:

@@ -99,12 +99,12 @@ class Draft:
     def done(self) -> TrainingJobStatus:
         """The edited status, with its phase, its generation, and the fields that only say what the spec asks for."""
         metadata, workers, placement = self._job.metadata, self._job.spec.workers, self.status.placement
-        size = placement.held if placement else workers.replicas + (workers.spares or 0)
+        each, size = workers.gpus_per_worker or 0, workers.replicas + (workers.spares or 0)
         update = {
             "phase": phase_of(self.status),
             "observed_generation": self._generation,
             "submitted_at": self.status.submitted_at or metadata.creation_timestamp,
             "selector": f"{names.JOB_UID_LABEL}={metadata.uid}",
-            "gpus": size * (workers.gpus_per_worker or 0),
+            "gpus": placement.gpus(each) if placement else size * each,
         }
         return self.status.model_copy(update=update)

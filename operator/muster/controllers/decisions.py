@@ -93,6 +93,7 @@ class Decisions:
             spares=max(0, len(admission.nodes) - promise.workers) if promise else record.spec.spares,
             queue=record.spec.queue,
             flavour=_flavour(snapshot, admission.flavour),
+            gpus_per_worker=record.spec.gpus_per_worker,
             spec=record.placement_hash,
             yields=admission.yields,
         )

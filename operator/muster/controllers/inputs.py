@@ -179,8 +179,8 @@ class Inputs:
         "" for others, and without GPUs. While the labels of all are gone (GPU feature discovery takes them away when it
         is installed anew) it is what was written down with them: drawing on anything else the gang could be beyond its
         queue's quota, and be stopped for that."""
-        had = record.placement or record.promise
-        if not record.spec.gpus_per_worker:
+        had, each = record.placement or record.promise, record.spec.gpus_per_worker
+        if not (record.placement.gpus(each) if record.placement is not None else each):
             return NO_ACCELERATOR
         nodes = (item.node for item in had.nodes) if had else (pod.node for pod in pods)
         found = (flavour_of(node.labels) for node in map(self._cache.node, nodes) if node is not None)
@@ -282,7 +282,7 @@ def run_of(record: Record, now: datetime) -> RunInput:
 
 def _gpus(record: Record) -> int:
     """GPUs of the placement."""
-    return record.placement.held * record.spec.gpus_per_worker if record.placement else 0
+    return record.placement.gpus(record.spec.gpus_per_worker) if record.placement else 0
 
 
 def _places(placement: Placement, spares: int) -> tuple[str, ...]:

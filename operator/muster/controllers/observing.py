@@ -165,7 +165,7 @@ def _jobs(records: Iterable[Record], cache: Cache) -> Shown:
         job = (record.identity.namespace, record.identity.name)
         node = cache.node(placement.nodes[0].node) if placement.nodes else None
         flavour = standing.flavour(flavour_of(node.labels) if node is not None else "")
-        held = placement.held * spec.gpus_per_worker
+        held = placement.gpus(spec.gpus_per_worker)
         info[(*job, spec.queue, *flavour, spec.priority_class)] = 1
         gpus[job] = held
         phases[(*job, (status.phase or Phase.STARTING).value)] = 1

@@ -23,7 +23,7 @@ _MOST: Final = 2**31 - 1
 def facts(record: Record, leader: PodView, currency: str, now: datetime) -> Facts:
     """What only the operator knows of a placed job."""
     job, spec, placement = record.job, record.spec, record.job.status.placement
-    gpus = placement.held * spec.gpus_per_worker if placement is not None else 0
+    gpus = placement.gpus(spec.gpus_per_worker) if placement is not None else 0
     used = terms.used(job.status, gpus, record.price, now)
     labels = {**job.metadata.annotations, **job.metadata.labels}
     tags = {

@@ -59,7 +59,7 @@ def _window(scene: Scene, spec: EffectiveSpec) -> Iterator[Ending]:
 
 def _budget(scene: Scene, spec: EffectiveSpec) -> Iterator[Ending]:
     status = scene.job.status
-    gpus = status.placement.held * spec.gpus_per_worker if status.placement is not None else 0
+    gpus = status.placement.gpus(spec.gpus_per_worker) if status.placement is not None else 0
     at = terms.budget_end(spec, status, gpus, price=0.0)
     if at is not None:
         budget = f"its budget of {spec.budget_gpu_hours} GPU hours is used up"

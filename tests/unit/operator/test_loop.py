@@ -195,6 +195,30 @@ async def test_a_gang_costs_what_it_does_while_its_node_is_gone_or_has_lost_its_
         await place.until(lambda: record.price == 2.5, seconds=10)
 
 
+async def test_a_gang_that_stops_holds_the_quota_of_its_gpus_whatever_its_job_asks_for_next() -> None:
+    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+    status = {"allocatable": {"cpu": "8", "memory": "8Gi", "pods": "9", "nvidia.com/gpu": "8"}}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    node = NodeView.from_raw({"metadata": {"name": "n", "labels": labels}, "status": {**status, **ready}})
+    async with world(node=node) as place:
+        place.submit("a", workers=1, each={"gpusPerWorker": 8})
+        await place.until(lambda: place.server.pods)
+        assert place.status("a")["placement"]["gpusPerWorker"] == 8
+        place.show("a-g1-0-0")
+        workers = place.server.jobs["a"]["spec"]["workers"]
+        place.edit("a", suspend=True, workers={**workers, "gpusPerWorker": 0})
+        await place.until(lambda: place.status("a").get("stop"))
+        seen = place.loop.tally
+        await place.until(lambda: place.loop.tally is not seen, seconds=10)
+        tally = place.loop.tally
+        assert tally is not None
+        flavour, gpu = (
+            tally.snapshot.flavours.index("H100/on-demand"),
+            tally.snapshot.resources.index("nvidia.com/gpu"),
+        )
+        assert tally.held[tally.rows["q"], flavour, gpu] == 8
+
+
 async def test_a_pod_that_came_and_went_while_its_gang_was_made_holds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world(cpu="2") as place:
         create = place.server.create

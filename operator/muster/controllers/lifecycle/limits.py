@@ -46,7 +46,7 @@ def _hold_back(turn: Turn, wrong: str) -> bool:
 def _stop(turn: Turn) -> bool:
     spec, status, placement = turn.s.spec, turn.status, turn.status.placement
     assert placement is not None
-    gpus = placement.held * spec.gpus_per_worker
+    gpus = placement.gpus(spec.gpus_per_worker)
     ends: list[tuple[datetime, str, str]] = []
     if placement.placed_at is not None:
         window = terms.window_end(spec, placement.placed_at)

@@ -282,7 +282,7 @@ class Turn:
         """Book what a placement has used, once, when it is over."""
         before = self.s.job.status
         if before.placement is not None and self.status.placement is None:
-            gpus = before.placement.held * self.s.spec.gpus_per_worker
+            gpus = before.placement.gpus(self.s.spec.gpus_per_worker)
             if gpus:
                 self.draft.set(usage=terms.used(before, gpus, self.s.price, self.s.now))
         self._count_time(before)

@@ -195,7 +195,10 @@ class Case:
         hash_ = frozen_hash(self.job.spec, OF_PLACEMENT)
         spares = nodes[self.job.spec.workers.replicas :] if self.job.spec.workers.spares else ()
         workers = nodes[: len(nodes) - len(spares)]
-        placement = Placement.of(generation, workers, spares=spares, placed_at=self.now, spec=hash_)
+        each = self.job.spec.workers.gpus_per_worker or 0
+        placement = Placement.of(
+            generation, workers, spares=spares, placed_at=self.now, gpus_per_worker=each, spec=hash_
+        )
         status = admitted(self.job, placement, self.now)
         self.job = TrainingJob.from_raw(self.job.to_raw() | {"status": status.to_raw()})
         self.refusal = None

@@ -121,6 +121,23 @@ def test_use_is_booked_once_for_each_placement() -> None:
     assert case.job.status.usage.gpu_seconds == 200
 
 
+@pytest.mark.parametrize(("had", "gets"), [(8, 1), (1, 8), (8, 0), (0, 8)])
+def test_a_placement_is_booked_with_the_gpus_that_it_had_though_the_job_is_edited_as_it_stops(
+    had: int, gets: int
+) -> None:
+    case = Case(trainingjob(workers={"replicas": 2, "gpusPerWorker": had}))
+    case.start()
+    case.now = START + timedelta(seconds=100)
+    raw = case.job.to_raw()
+    edited = raw["spec"] | {"suspend": True, "workers": raw["spec"]["workers"] | {"gpusPerWorker": gets}}
+    case.job = type(case.job).from_raw(raw | {"spec": edited})
+    case.turn()
+    assert case.job.status.gpus == 2 * had
+    gone(case)
+    assert (case.job.status.usage.gpu_seconds if case.job.status.usage else 0) == 200 * had
+    assert case.job.status.gpus == 2 * gets
+
+
 def test_a_window_that_is_wrong_holds_the_job_back_and_says_how_to_mend_it() -> None:
     case = Case(trainingjob(window={**NOON, "timeZone": "Europe/Atlantis"}))
     decision = case.settle()
