@@ -13,7 +13,7 @@ from muster.api.common import Condition, find_condition, set_condition
 from muster.api.names import ConditionType, Phase, Reason
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
-from muster.scheduling.plan import MoveReason
+from muster.scheduling.plan import MoveReason, WaitReason
 
 
 def is_true(status: TrainingJobStatus, kind: ConditionType) -> bool:
@@ -59,6 +59,13 @@ def _phase_while_stopping(reason: str) -> Phase:
     if reason in _RESTARTS:
         return Phase.RESTARTING
     return Phase.PREEMPTING if reason in MOVES or reason in _SUSPENSIONS else Phase.QUEUED
+
+
+def goes_on(status: TrainingJobStatus) -> bool:
+    """Whether a gang that ran starts again on nodes that are kept for it alone: after a failure, with another size or
+    elsewhere. What is promised to one that waits is not its own, though nobody has to go."""
+    own = status.promise is not None and not status.promise.victims and bool(status.placements)
+    return own and reason_of(status, ConditionType.ADMITTED) != WaitReason.PREEMPTING.value
 
 
 _RESTARTS: Final = frozenset({Reason.RESTARTING.value, MoveReason.WORKERS_LOST.value})

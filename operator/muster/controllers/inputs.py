@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from muster.api.names import GPU_RESOURCE, ConditionType
+from muster.api.names import GPU_RESOURCE
 from muster.api.placement import Placement, spares_by_index
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster import pods as pod_objects
@@ -16,7 +16,7 @@ from muster.cluster.gpus import flavour_of
 from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
-from muster.cluster.status import finished, reason_of
+from muster.cluster.status import finished, goes_on
 from muster.cluster.views import NodeView, PodView
 from muster.controllers import admission, planning, terms
 from muster.controllers.cache import Cache
@@ -25,7 +25,6 @@ from muster.controllers.lifecycle import preemption
 from muster.controllers.lifecycle.replacement import shrinks_at
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.records import Record, Requests
-from muster.scheduling.plan import WaitReason
 from muster.scheduling.snapshot import FOREVER
 from muster.telling.usage import way_up
 
@@ -84,11 +83,8 @@ class Inputs:
                 avoided=avoided,
                 promised=preemption.nodes_of(record.promise) if record.promise else (),
             )
-            status = record.job.status
-            # What one is promised that waits is not its own, though nobody has to go.
-            again = status.placements and reason_of(status, ConditionType.ADMITTED) != WaitReason.PREEMPTING.value
-            own = record.promise is not None and not record.promise.victims and again
-            run = RunInput(restart=start, grace=float(record.spec.grace), beneficiary=record.uid if own else "")
+            own = record.uid if goes_on(record.job.status) else ""
+            run = RunInput(restart=start, grace=float(record.spec.grace), beneficiary=own)
             made = replace(made, run=run, flavour=drawn_on or made.flavour)
             record.planned = (key, made)
         lasting = times is terms.NO_BOUNDS and not record.job.status.avoided

@@ -19,6 +19,7 @@ from muster.api.common import format_time
 from muster.api.effective import EffectiveSpec, EffectiveWindow
 from muster.api.terms import Usage
 from muster.api.trainingjob_status import TrainingJobStatus
+from muster.cluster.status import goes_on
 from muster.sizing.money import gpu_cost, written
 from muster_protocol.durations import format_duration
 
@@ -148,6 +149,11 @@ def may_start(spec: EffectiveSpec, now: datetime, start_seconds: float) -> datet
     if found.opens <= now and _late(window, found, start_seconds) <= now:
         return opening(window, found.closes).opens
     return found.opens
+
+
+def runs_to_its_end(spec: EffectiveSpec, status: TrainingJobStatus) -> bool:
+    """Whether a window that lets gangs finish has nothing to say any more: the gang has started in it, and goes on."""
+    return spec.window is not None and not spec.window.stops and goes_on(status)
 
 
 def may_start_until(spec: EffectiveSpec, now: datetime, start_seconds: float) -> datetime | None:
@@ -295,7 +301,8 @@ def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_
     """Of a run that would start now. A window that is wrong bounds nothing."""
     if spec.window is None and spec.max_runtime is None and spec.budget_gpu_hours is None and status.progress is None:
         return NO_BOUNDS
-    window = spec.window if spec.window is not None and not window_error(spec.window) else None
+    free = spec.window is None or window_error(spec.window) or runs_to_its_end(spec, status)
+    window = None if free else spec.window
     opens = may_start(spec, now, start_seconds) if window else now
     closes = may_start_until(spec, now, start_seconds) if window and opens <= now else None
     left, limits = rest(spec, status, now), [math.inf]
@@ -316,9 +323,9 @@ def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_
 
 
 def bounds_of_restart(spec: EffectiveSpec, now: datetime, start_seconds: float) -> Bounds:
-    """Of a gang that runs: from when on, and until when, it may start again, were it stopped."""
-    if spec.window is None or window_error(spec.window):
-        return NO_BOUNDS
+    """Of a gang that runs: from when on, and until when, it may start again, were it moved or resized."""
+    if spec.window is None or not spec.window.stops or window_error(spec.window):
+        return NO_BOUNDS  # who may finish goes on at any time
     opens, closes = may_start(spec, now, start_seconds), may_start_until(spec, now, start_seconds)
     if opens > now:
         return Bounds(opens=opens.timestamp())
@@ -393,7 +400,8 @@ def outlook(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start
         return Outlook(False, f"the deadline {told} has passed; the job goes on", passed=True)
     left = rest(spec, status, now)
     runs = status.running_since is not None
-    start = now if runs else max(now, may_start(spec, now, start_seconds))
+    free = runs or runs_to_its_end(spec, status)
+    start = now if free else max(now, may_start(spec, now, start_seconds))
     if left is None:
         if start >= deadline:
             message = f"the deadline {told} cannot be met: the window opens at {format_time(start)}"

@@ -186,8 +186,7 @@ def in_time(snapshot: Snapshot, job: int) -> Mask:
 
 @once
 def goes_on(snapshot: Snapshot) -> Mask:
-    """J, jobs that may start again when they have stopped: their windows are open, and will be then. Those that run to
-    their end beyond their window (`atEnd: finish`) may not, so nobody resizes or moves them."""
+    """J, jobs that may start again when they have stopped: their windows are open, and will be then."""
     jobs = snapshot.jobs
     may: Mask = (jobs.terms.opens <= snapshot.now) & (snapshot.now + jobs.runs.grace < jobs.terms.closes)
     return may

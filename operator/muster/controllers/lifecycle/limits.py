@@ -32,6 +32,8 @@ def _hold_back(turn: Turn, wrong: str) -> bool:
                 turn.waits(reason.value, message)
                 turn.tell(EventReason.QUEUED, message, warning=True)
             return True
+    if terms.runs_to_its_end(turn.s.spec, turn.status):
+        return False
     opens = terms.may_start(turn.s.spec, turn.s.now, terms.start_seconds(turn.status))
     if opens > turn.s.now:
         turn.draft.set(promise=None)

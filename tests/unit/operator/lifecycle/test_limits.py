@@ -9,8 +9,11 @@ import pytest
 
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Phase
-from muster.api.placement import Promise, nodes_with_workers
+from muster.api.placement import Promise, Stop, nodes_with_workers
+from muster.cluster.status import Draft
+from muster.controllers import terms
 from muster.controllers.lifecycle.reconcile import reconcile
+from muster.controllers.lifecycle.turn import write_stop
 
 from .cases import START, Case, trainingjob
 
@@ -66,6 +69,30 @@ def test_a_gang_that_may_finish_runs_on_when_its_window_closes() -> None:
     case.now = START + timedelta(hours=5)
     case.settle()
     assert case.job.status.stop is None
+
+
+@pytest.mark.parametrize("why", ["Grown", "Shrunk", "Defragmented", "Restarting"])
+def test_a_gang_that_may_finish_goes_on_where_it_moves_or_starts_again_when_its_window_has_closed(why: str) -> None:
+    case = Case(trainingjob(window={**NOON, "atEnd": "finish"}, deadline="2026-03-01T20:00:00Z", maxRuntime="4h"))
+    case.start()
+    case.now = START + timedelta(hours=3)
+    case.settle()
+    draft = Draft(case.job, case.now)
+    kept = nodes_with_workers(("n0", "n2"))
+    draft.set(promise=Promise(workers=2, nodes=kept, promised_at=case.now, spec=case.situation().promise_hash))
+    write_stop(draft, Stop(reason=why, message="it goes on", requested_at=case.now))
+    case.job = type(case.job).from_raw(case.job.to_raw() | {"status": draft.done().to_raw()})
+    gone(case)
+    status = case.job.status
+    assert status.placement is None
+    assert status.promise is not None
+    assert case.decide().plannable
+    assert terms.bounds(case.situation().spec, status, case.now, 120.0).opens == 0.0
+    assert EventReason.DEADLINE_AT_RISK not in [note.reason for note in case.notes]
+    case.job = type(case.job).from_raw(
+        case.job.to_raw() | {"status": status.model_copy(update={"promise": None}).to_raw()}
+    )
+    assert terms.bounds(case.situation().spec, case.job.status, case.now, 120.0).opens > 0.0, "nothing is kept for it"
 
 
 def test_a_gang_stops_when_its_budget_is_spent_and_goes_on_when_it_is_raised() -> None:
