@@ -15,7 +15,7 @@ from muster.cluster.gpus import gpu_type_of
 from muster.cluster.hindrances import hinders
 from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import Masks, build
-from muster.cluster.status import reason_of
+from muster.cluster.status import goes_on, reason_of
 from muster.cluster.topologies import Detector
 from muster.controllers import admission, planning, terms
 from muster.controllers.accounts import Budgets, Spent, closed
@@ -282,7 +282,8 @@ class Plans:
         record.obstacle = found
         if found is not None:
             record.waiting = None  # what a plan said no longer holds: no nodes are asked for
-            self._tell_waiting(record, Word(found.reason.value, found.message))
+            if not goes_on(record.job.status):  # it does not queue: a closed queue goes on with what ran
+                self._tell_waiting(record, Word(found.reason.value, found.message))
             return False
         return True
 

@@ -119,9 +119,9 @@ class World:
         self.server.jobs[raw["metadata"]["name"]] = raw
         self.cache.on_job(("ns", raw["metadata"]["name"]), TrainingJob.from_raw(raw))
 
-    def show(self, name: str) -> None:
+    def show(self, name: str, phase: str = "Pending") -> None:
         """The watch shows a pod."""
-        view = PodView.from_raw({**self.server.pods[name], "status": {"phase": "Pending"}})
+        view = PodView.from_raw({**self.server.pods[name], "status": {"phase": phase}})
         self.pods.items[f"ns/{name}"] = view
         self.cache.on_pod(f"ns/{name}", view)
 

@@ -344,6 +344,22 @@ async def test_a_job_that_suits_no_node_is_told_what_none_has(demands: dict[str,
         assert told["message"].endswith(f"the job's kind of capacity, node labels and tolerations: {why}")
 
 
+async def test_a_gang_that_starts_again_is_not_told_that_it_waits_for_its_queues_budget() -> None:
+    """What ran goes on, and starts in the next plan."""
+    async with world() as there:
+        there.submit("a", restart={"backoff": "1s"})
+        await there.until(lambda: len(there.server.pods) == 2)
+        use = {"until": format_time(work.utc_now()), "uses": [{"gpuType": "H100", "gpuSeconds": 9999}]}
+        raw = {"metadata": {"name": "q"}, "spec": {"budgets": [{"gpuHours": 1}]}, "status": {"month": use}}
+        there.cache.on_queue("q", TrainingQueue.from_raw(raw))
+        for name in list(there.server.pods):
+            there.show(name, phase="Failed")
+        await there.until(lambda: there.status("a").get("promise"))
+        there.gone("a")
+        await there.until(lambda: (there.status("a").get("placement") or {}).get("generation") == 2)
+        assert EventReason.QUEUED not in [note.reason for _, note in there.notes]
+
+
 async def test_what_only_a_change_can_mend_is_a_warning() -> None:
     """What waits for its turn is none."""
     async with world(cpu="2") as there:
