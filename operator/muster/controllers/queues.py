@@ -177,7 +177,8 @@ def past_share(queue: TrainingQueue, now: datetime) -> float:
 
 def fair_share(queue: TrainingQueue, share: float, now: datetime) -> FairShare:
     """What the status should say when the queue and those below it hold `share`; unchanged while that is the same."""
-    found, text = queue.status.fair_share, f"{share:.4f}"
+    # Four GPUs of a hundred thousand are 0.00004, and have a past, too.
+    found, text = queue.status.fair_share, f"{share:.{6 if 0 < share < 0.01 else 4}f}"
     if found is not None and found.share == text:
         return found
     return FairShare(share=text, mean=f"{past_share(queue, now):.6f}", at=now)

@@ -378,6 +378,13 @@ def test_the_past_is_worked_out_from_the_last_change_of_the_share() -> None:
     assert queue_input(queue, later + timedelta(hours=2)).share_used == pytest.approx(0.0625)
 
 
+@pytest.mark.parametrize("share", [0.00004, 0.0001, 0.0099, 0.01, 0.5, 1.0])
+def test_the_past_of_a_small_team_in_a_large_cluster_counts_too(share: float) -> None:
+    queue = TrainingQueue.from_raw({"metadata": {"name": "q"}, "spec": {"usageHalfLife": "1h"}})
+    queue = queue.model_copy(update={"status": TrainingQueueStatus(fair_share=fair_share(queue, share, NOW))})
+    assert past_share(queue, NOW + timedelta(days=2)) == pytest.approx(share, rel=0.02)
+
+
 def test_a_status_carries_the_share_of_the_cluster() -> None:
     queue = trainingqueue()
     share = status_of(queue, [queue], job("u", "q", "a")).fair_share
