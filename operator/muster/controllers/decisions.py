@@ -253,8 +253,8 @@ def _broken(snapshot: Snapshot, status: TrainingJobStatus, promise: Promise) -> 
         return Note(EventReason.RESTARTING, told)
     told = (
         "the room that was kept for the job can't be had any more: a node is gone, cordoned, does not suit it or was "
-        "taken by other pods, the job's window has closed, or its queue may use less than before; it waits in its old "
-        "order"
+        "taken by other pods, the job's window or its queue has closed, or that queue may use less than before; it "
+        "waits in its old order"
     )
     return Note(EventReason.PROMISE_BROKEN, told, warning=True)
 

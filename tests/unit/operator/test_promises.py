@@ -217,7 +217,8 @@ async def test_a_new_job_that_is_promised_what_is_free_does_not_start_in_a_held_
         place.submit("high")
         await place.until(lambda: (place.status("high").get("queue") or {}).get("reason") == "QueueClosed")
         assert promised
-        assert EventReason.PROMISE_BROKEN in [note.reason for name, note in place.notes]
+        told = next(note.message for _, note in place.notes if note.reason is EventReason.PROMISE_BROKEN)
+        assert "the job's window or its queue has closed" in told
         assert not place.placed("high")
 
 
