@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
+from muster.api.common import Resource
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue, with_below
 from muster.cli.printing import STYLES, UNSEEN, Cell, Output, note, plain_table, print_json, print_table, too_wide
@@ -24,6 +25,8 @@ from muster.telling.budgets import budget_uses
 from muster.telling.usage import Use, in_use, names_above, nominals, state
 from muster.telling.wording import FINAL
 from muster_protocol.spelling import there_are
+
+_R = TypeVar("_R", bound=Resource)
 
 JOBS: Final = "trainingjobs"
 QUEUES: Final = "trainingqueues"
@@ -40,7 +43,7 @@ async def jobs(
     """
     async with connected(kubeconfig, context) as api:
         raws, namespace = await _jobs(api, namespace)
-        within = below(queue, [TrainingQueue.from_raw(raw) for raw in await listed(api, QUEUES)]) if queue else None
+        within = below(queue, readable(TrainingQueue, await listed(api, QUEUES))) if queue else None
         if not raws and namespace:
             await require_namespace(api, namespace)
     if within is not None:
@@ -48,7 +51,7 @@ async def jobs(
     if output is Output.JSON:
         print_json(list(map(summary, raws)))
         return 0
-    found = [job for raw in raws if (job := _readable(raw)) is not None]
+    found = readable(TrainingJob, raws)
     where = f" in namespace {namespace!r}" if namespace else ""
     none = f"no TrainingJobs{where}" + (f" of queue {queue!r}" if queue else "")
     _print(JOB_TITLES, [job_row(job) for job in found], none, narrow=[job_row(job, brief=True) for job in found])
@@ -77,15 +80,18 @@ async def _jobs(api: Api, namespace: str | None) -> tuple[list[dict[str, Any]], 
         return found, own
 
 
-def _readable(raw: dict[str, Any]) -> TrainingJob | None:
-    """One job that this version cannot read hides none of the others."""
-    try:
-        return TrainingJob.from_raw(raw)
-    except ValidationError as error:
-        first, metadata = error.errors()[0], raw["metadata"]
-        field = ".".join(str(part) for part in first["loc"])
-        note(f"{metadata['namespace']}/{metadata['name']} is left out: {field}: {first['msg']}; upgrade muster")
-        return None
+def readable(kind: type[_R], raws: Sequence[dict[str, Any]]) -> list[_R]:
+    """One object that this version cannot read hides none of the others."""
+    found = []
+    for raw in raws:
+        try:
+            found.append(kind.from_raw(raw))
+        except ValidationError as error:
+            first, metadata = error.errors()[0], raw["metadata"]
+            field = ".".join(str(part) for part in first["loc"])
+            name = "/".join(filter(None, (metadata.get("namespace", ""), metadata["name"])))
+            note(f"{name} is left out: {field}: {first['msg']}; correct the field, or upgrade muster")
+    return found
 
 
 async def queues(output: Output, *, kubeconfig: str | None, context: str | None) -> int:
@@ -94,7 +100,7 @@ async def queues(output: Output, *, kubeconfig: str | None, context: str | None)
     Raises NotThere, ApiError, ApiUnreachable, CredentialsError.
     """
     async with connected(kubeconfig, context) as api:
-        found = [TrainingQueue.from_raw(raw) for raw in await listed(api, QUEUES)]
+        found = readable(TrainingQueue, await listed(api, QUEUES))
     now = datetime.now(timezone.utc)
     if output is Output.JSON:
         print_json([each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in summaries(found, now)])
@@ -189,7 +195,8 @@ def _quota(queue: TrainingQueue, has: Use, *, limited: bool) -> str:
         nominal, held = has.get(flavour, {}), used.get(flavour, {})
         over = borrowed.get(flavour, {})
         parts = [_told(name, held.get(name, 0), nominal.get(name), over.get(name, 0)) for name in {**nominal, **held}]
-        told.append(f"{_flavour(flavour)}: {', '.join(parts)}")
+        if parts:
+            told.append(f"{_flavour(flavour)}: {', '.join(parts)}")
     if has:
         return "; ".join(told)
     return f"{'no quota of its own' if limited else 'no limit'}{'; in use: ' if told else ''}{'; '.join(told)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from muster.api.trainingqueue import Quota, TrainingQueue
 from muster.cluster.gpus import named_types
@@ -65,10 +66,12 @@ def way_up(name: str, queues: Mapping[str, TrainingQueue]) -> Iterator[TrainingQ
 
 
 def _add(total: Use, quotas: Sequence[Quota], types: Sequence[str]) -> None:
-    """Under the GPU types that use is told by, `types`: a quota may name a whole product."""
+    """Under the GPU types that use is told by, `types`: a quota may name a whole product. What can't be read is left
+    out: the API server takes 1e99, and the queue's condition `Ready` names it."""
     meant = named_types((quota.gpu_type for quota in quotas), types)
     for quota in quotas:
         key = (meant[quota.gpu_type], quota.capacity.value) if quota.gpu_type else ("", "")
         amounts = total.setdefault(key, {})
         for item in quota.resources:
-            amounts[item.name] = amounts.get(item.name, 0) + in_units(item.name, item.nominal)
+            with suppress(ValueError):
+                amounts[item.name] = amounts.get(item.name, 0) + in_units(item.name, item.nominal)

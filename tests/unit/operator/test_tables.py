@@ -14,7 +14,7 @@ from muster.api.trainingqueue import TrainingQueue
 from muster.cli.checkpoint_tables import natural
 from muster.cli.printing import plain_table, print_table
 from muster.cli.scene import NotThere
-from muster.cli.tables import JOB_TITLES, below, budgets, job_row, queue_rows
+from muster.cli.tables import JOB_TITLES, below, budgets, job_row, queue_rows, readable
 from muster.server.queues import summaries
 
 pytestmark = pytest.mark.unit
@@ -56,6 +56,17 @@ def test_a_queue_without_quota_has_no_limit_only_where_none_above_has_one() -> N
         "no quota of its own",
         "no limit; in use: H100 on-demand: 8 nvidia.com/gpu",
     ]
+
+
+def test_a_queue_that_cannot_be_read_hides_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    absurd = {"name": "nvidia.com/gpu", "nominal": "1e99"}  # the API server takes it
+    team = queue("team", parent="company", quotas=[{"gpuType": "H100", "resources": [absurd]}])
+    every = [queue("company", 32), team]
+    assert [row[-1] for row in queue_rows(every)] == ["H100 on-demand: 0 of 32 nvidia.com/gpu", ""]
+    assert [each.name for each in summaries(every, datetime.now(timezone.utc))] == ["company", "team"]
+    older = {"metadata": {"name": "older"}, "spec": {"usageHalfLife": "9999999s"}}
+    assert readable(TrainingQueue, [older, team.to_raw()]) == [team]
+    assert "older is left out: spec.usageHalfLife: " in capsys.readouterr().err
 
 
 def test_a_queue_shows_what_it_has_used_of_its_budgets_of_this_month() -> None:
