@@ -74,6 +74,23 @@ def test_fewer_workers_are_no_help_to_one_that_has_no_quota_either() -> None:
     assert helps(short, "large") == ()
 
 
+@pytest.mark.parametrize(
+    ("workers", "least", "step", "told"),
+    [
+        (12, 6, 2, ("4 workers instead of 6 would find room now",)),
+        (12, 6, 3, ("3 workers instead of 6 would find room now",)),
+        (12, 6, 6, ()),  # they are one replica of the model
+        (7, 7, 2, ("5 workers instead of 7 would find room now",)),
+        (7, 7, 7, ()),  # its training can go on with as many only
+    ],
+)
+def test_fewer_workers_are_told_in_whole_steps(workers: int, least: int, step: int, told: tuple[str, ...]) -> None:
+    world = snapshot(rack(0, 5), [Job("a", workers=workers)])
+    sizes = [np.array([each], dtype=np.int32) for each in (least, workers, step)]
+    world = replace(world, jobs=replace(world.jobs, sizes=Sizes(*sizes, partial=np.ones(1, dtype=np.bool_))))
+    assert helps(world, "a") == told
+
+
 def shaped(world: Snapshot, shape: Shape) -> Snapshot:
     """The world in which all jobs have one shape."""
     terms = replace(world.jobs.terms, shapes=(shape,) * len(world.jobs.uids))

@@ -177,6 +177,9 @@ def pending_input(
     fixed = job.status.fixed_size
     if elastic and fixed is not None and spec.min_replicas <= fixed.workers <= spec.max_replicas:
         elastic, workers = False, fixed.workers
+    sizes = (spec.min_replicas, spec.max_replicas, spec.step) if elastic else None
+    if fixed is not None and job.status.placement is None:
+        sizes = workers, workers, workers  # nor is it to be told that it would start with fewer: it would fail
     return JobInput(
         uid=job.metadata.uid,
         queue=spec.queue,
@@ -189,7 +192,7 @@ def pending_input(
         mode=mode,
         level=level,
         promised=promised,
-        sizes=(spec.min_replicas, spec.max_replicas, spec.step) if elastic else None,
+        sizes=sizes,
         partial=spec.partial,
         terms=_terms(spec, levels, choices, filters, since, times, length(spec, job.status)),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from math import lcm
 from typing import Final
 
 import numpy as np
@@ -43,7 +44,7 @@ class Changes:
             return (), (), ()
         room = round_.spare if spare else round_.room
         prefix = prefix_sums(room.slots(gang.worker).everywhere())
-        changes = [self._without_spares(gang, prefix) or self._fewer(gang, prefix), self._wider(gang, prefix)]
+        changes = [self._without_spares(gang, prefix) or self._fewer(gang, prefix, it.step), self._wider(gang, prefix)]
         taken = frozenset(each.flavour for each in it.choices)
         others = tuple(self._other_kinds(gang, it.choices[choice].flavour, taken, room))
         return almost, tuple(change for change in changes if change), others
@@ -66,13 +67,15 @@ class Changes:
             return ""
         return f"there is room now without its {'spare' if gang.shape.spares == 1 else 'spares'}"
 
-    def _fewer(self, gang: Gang, prefix: Int) -> str:
+    def _fewer(self, gang: Gang, prefix: Int, step: int) -> str:
+        """`step`: what sizes of an elastic gang differ by; its whole slices are such steps."""
         tree, required = self._round.tree, gang.mode == TopologyMode.REQUIRED
         if required and (gang.level == NONE or not len(tree.starts[gang.level])):
             return ""
-        step = gang.shape.slices[0][0] if gang.shape.slices else 1
+        step = lcm(step, gang.shape.slices[0][0] if gang.shape.slices else 1)
         found = int(placeable(tree, prefix, gang, gang.level if required else NONE).max())
-        sizes = range(min(found, gang.size - step) // step * step, 0, -step)
+        lacking = max(gang.size - found, 1)
+        sizes = range(gang.size - -(-lacking // step) * step, 0, -step)
 
         def fit(size: int) -> bool:
             return fits(tree, prefix, replace(gang, size=size))

@@ -35,12 +35,14 @@ class Kind:
     Attributes:
         choices: in order of preference; those only that the job takes by now.
         sizes: numbers of workers that it may start with, most first; one unless it is elastic or may start in part.
+        step: what other sizes that it could be given differ by from these: whole replicas of its model.
         preemptible: False: it does not borrow quota and is never asked to go.
         reclaims: it may take room from those that it ranks before.
     """
 
     choices: tuple[Choice, ...]
     sizes: tuple[int, ...]
+    step: int
     mode: TopologyMode
     level: int
     shape: Shape
@@ -169,6 +171,7 @@ class Kinds:
         return Kind(
             choices=self._choices(row, others),
             sizes=self._sizes(row),
+            step=max(1, int(jobs.sizes.step[row])),
             mode=TopologyMode(jobs.modes[row]),
             level=int(jobs.levels[row]),
             shape=jobs.terms.shapes[row],

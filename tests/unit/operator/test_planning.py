@@ -490,8 +490,9 @@ def test_an_elastic_gang_brings_its_sizes_and_may_start_small() -> None:
     assert not found.terms.preemptible
 
 
-def test_an_elastic_gang_whose_training_fixes_its_size_keeps_it() -> None:
-    job = trainingjob(workers={"replicas": 6, "min": 2, "max": 10, "step": 2})
+@pytest.mark.parametrize("workers", [{"replicas": 6, "min": 2, "max": 10, "step": 2}, {"replicas": 4}])
+def test_a_gang_whose_training_fixes_its_size_keeps_it_and_is_told_no_other(workers: dict[str, int]) -> None:
+    job = trainingjob(workers=workers)
     placed = Placement.of(1, ["n"] * 4, placed_at=NOW)
     job = job.model_copy(update={"status": job.status.model_copy(update={"placement": placed})})
     said = LauncherStatus(LauncherPhase.RUNNING, 1, 1, 0, step=3, fixed_size="'loader' is a StatefulDataLoader")
@@ -504,7 +505,7 @@ def test_an_elastic_gang_whose_training_fixes_its_size_keeps_it() -> None:
     found = planning.pending_input(
         fixed, spec, request={}, node_filter=NodeFilter(), choices=choices, priority=0, levels=RACKS
     )
-    assert (found.workers, found.sizes) == (4, None)
+    assert (found.workers, found.sizes) == (4, (4, 4, 4))
     running = job.model_copy(update={"status": status})
     starting = progressed(running, replace(said, step=None, fixed_size=""), NOW)
     assert (starting or status).fixed_size == status.fixed_size, "nothing is known before the first step"
