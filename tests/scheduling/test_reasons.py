@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from muster.scheduling.amounts import amount
 from muster.scheduling.plan import Waiting, WaitReason, Wanted
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import Alternative, Shape, Sizes, Snapshot
+from muster.scheduling.snapshot import NONE, Alternative, Shape, Sizes, Snapshot
 
 from .cases import RESOURCES, Job, Node, Outcome, Queue, rack, snapshot
 
@@ -225,16 +226,23 @@ def _firm(shot: Snapshot, *uids: str) -> Snapshot:
     return replace(shot, jobs=replace(shot.jobs, terms=replace(shot.jobs.terms, preemptible=preemptible)))
 
 
-def _beside_spot(quota: int) -> Snapshot:
-    """A job that suits a full on-demand node alone, an empty spot node, and so much quota for spot."""
+def _beside_spot(quota: int, on_spot: Sequence[Job] = (), others: Sequence[Queue] = ()) -> Snapshot:
+    """A job that suits a full on-demand node alone, a spot node with room, and so much quota for spot.
+
+    Args:
+        on_spot: jobs that draw on spot quota.
+        others: queues that have as much of it.
+    """
     nodes = [Node("reserved", used_gpus=8), Node("spot")]
-    shot = snapshot(nodes, [Job("a", only_on=("reserved",))], [Queue(gpus=8)])
+    jobs = [Job("a", only_on=("reserved",)), *on_spot]
+    shot = snapshot(nodes, jobs, [Queue(gpus=8, cohort=0 if others else NONE), *others])
     queues = shot.queues
     wide = [np.concatenate([each, each[:, 1:]], axis=1) for each in (queues.nominal, queues.borrowing, queues.lending)]
-    wide[0][0, 2, RESOURCES.index("nvidia.com/gpu")] = quota
+    wide[0][: 1 + len(others), 2, RESOURCES.index("nvidia.com/gpu")] = quota
     return replace(
         shot,
         flavours=("", "H100/on-demand", "H100/spot"),
+        jobs=replace(shot.jobs, flavours=np.array([1, *(2 for _ in on_spot)], dtype=np.int32)),
         nodes=replace(shot.nodes, flavours=np.array([1, 2], dtype=np.int32)),
         queues=replace(queues, nominal=wide[0], borrowing=wide[1], lending=wide[2]),
     )
@@ -244,6 +252,18 @@ def _beside_spot(quota: int) -> Snapshot:
 def test_another_kind_of_capacity_is_told_only_where_the_queue_has_quota_for_it(quota: int) -> None:
     (waiting,) = plan(_beside_spot(quota)).waiting
     assert waiting.elsewhere == ("H100/spot" if quota else "")
+
+
+@pytest.mark.parametrize(("firm", "told"), [((), "H100/spot"), (("a",), "H100/spot"), (("a", "holds"), "")])
+def test_another_kind_of_capacity_is_told_only_where_the_queue_has_quota_for_such_a_job(
+    firm: tuple[str, ...], told: str
+) -> None:
+    """Others would lend what the queue's own jobs hold, but not to one that cannot give it back: it gets what of its
+    queue's own only jobs hold that can."""
+    spot = [Job("holds", only_on=("reserved",), holding=True)]
+    shot = _firm(_beside_spot(8, spot, [Queue("beside", cohort=0)]), *firm)
+    (waiting,) = plan(shot).waiting
+    assert waiting.elsewhere == told
 
 
 def test_a_kind_of_capacity_that_a_job_takes_already_is_not_told_to_help() -> None:

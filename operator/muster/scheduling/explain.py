@@ -186,8 +186,8 @@ class Words:
         """Whether the job's queue may use that much of another flavour now."""
         round_, kind = self._round, self._round.kinds.of[verdict.job]
         it = round_.kinds.kinds[kind]
-        need, queue = round_.kinds.need(kind, verdict.choice, it.sizes[-1]), round_.queue_of[verdict.job]
-        return round_.promised.shortage(queue, flavour, need, borrowing=it.preemptible) is None
+        need = round_.kinds.need(kind, verdict.choice, it.sizes[-1])
+        return round_.shortage_on(verdict.job, flavour, need) is None
 
     @cached_property
     def _open(self) -> Mask:

@@ -50,5 +50,4 @@ def _would_start(round_: Round, job: int, other: Alternative) -> bool:
     mask = room.eligible[other.filter] & room.usable
     if not fits(round_.tree, prefix_sums(count_slots(room.open, kinds.workers[gang.worker], mask)), gang):
         return False
-    need, borrowing = kinds.need(kind, 0, least), kinds.kinds[kind].preemptible
-    return round_.promised.shortage(round_.queue_of[job], other.flavour, need, borrowing=borrowing) is None
+    return round_.shortage_on(job, other.flavour, kinds.need(kind, 0, least)) is None

@@ -178,23 +178,28 @@ class Round:
         Args:
             passing: it may take what is held back for others of its queue, because it gives it back on demand.
         """
-        queue, kind = self.queue_of[job], self.kind(job)
-        flavour = kind.choices[choice].flavour
+        return self.shortage_on(job, self.kind(job).choices[choice].flavour, need, passing=passing)
+
+    def shortage_on(self, job: int, flavour: int, need: Need, *, passing: bool = False) -> Shortage | None:
+        """`shortage`, of nodes of any flavour, whether the job takes them or not."""
+        queue, preemptible = self.queue_of[job], self.kind(job).preemptible
         promised = self.promised.shortage_in_passing if passing else self.promised.shortage
         short = promised(queue, flavour, need)
         if short is None and self.promised.lowered:  # else what is used is promised, and more
             short = self.used.shortage(queue, flavour, need)
-        if short is not None or kind.preemptible:
+        if short is not None or preemptible:
             return short
         limited = [ask for ask in need if ask[0] in self.used.limited(queue, flavour)]
         if limited and (queue, flavour) in self._firm_held_back:
             return Shortage(*max(limited, key=itemgetter(1)), 0)
-        return self.firm_shortage(job, choice, need)
+        return self._firm_shortage_on(queue, flavour, need)
 
     def firm_shortage(self, job: int, choice: int, need: Need) -> Shortage | None:
         """What a job that cannot give room back lacks of its queue's own nominal, of which only jobs like it count:
         what the others use beside them is what is borrowed, and can be taken back."""
-        queue, flavour = self.queue_of[job], self.kind(job).choices[choice].flavour
+        return self._firm_shortage_on(self.queue_of[job], self.kind(job).choices[choice].flavour, need)
+
+    def _firm_shortage_on(self, queue: int, flavour: int, need: Need) -> Shortage | None:
         for resource, amount in need:
             left = self.own_left(queue, flavour, resource)
             if left < amount:
