@@ -108,7 +108,8 @@ def main() -> int:
     newcomer = workers[kinds.gang(kinds.of[int(waiting[1])]).worker]
     taken = Taken(np.arange(4, dtype=np.int64), np.ones(4, dtype=np.int64))
     short, pools = np.arange(len(waiting)) % 2 == 0, np.arange(len(base.queues.names))
-    lacking = Lacking(waiting, short, pools, ledger.left_by_queue(), ledger.left_by_queue())
+    size = base.jobs.workers[waiting].astype(np.int64)
+    lacking = Lacking(waiting, size, short, pools, ledger.left_by_queue(), ledger.left_by_queue())
     reserved = {int(waiting[0]): (reservation.start, reservation.basis)}
     figures = {
         "reservation_p50_ms": milliseconds(11, lambda: Timeline(base, tree).reserve(room, gang, worker)),

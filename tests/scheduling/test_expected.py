@@ -13,7 +13,7 @@ from muster.scheduling.expected import Expected, Lacking, expected_starts
 from muster.scheduling.plan import Basis, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.quota import Ledger
-from muster.scheduling.snapshot import FOREVER, NONE, Alternative, JobState, Snapshot
+from muster.scheduling.snapshot import FOREVER, NONE, Alternative, JobState, Shape, Snapshot
 from muster.scheduling.timeline import Timeline
 
 from .cases import Job, Node, Outcome, Queue, rack, snapshot
@@ -34,6 +34,7 @@ def expect(
     desk = Desk.of(world)
     lacking = Lacking(
         jobs=desk.waiting,
+        workers=world.jobs.workers[desk.waiting].astype(np.int64),
         quota=np.isin(desk.waiting, quota),
         pools=np.arange(len(world.queues.names), dtype=np.int64),
         spare=Ledger(world.queues, world.jobs).left_by_queue(),
@@ -130,6 +131,31 @@ def _limited(base: Snapshot, gpus: int) -> Snapshot:
     nominal = base.queues.nominal.copy()
     nominal[0, 1, 2] = gpus
     return replace(base, queues=replace(base.queues, nominal=nominal))
+
+
+@pytest.mark.parametrize(("least", "spares", "start"), [(1, 0, 100.0), (2, 0, 200.0), (1, 1, 200.0), (3, 0, FOREVER)])
+def test_a_gang_that_may_start_with_fewer_workers_waits_for_those_and_its_spares(
+    least: int, spares: int, start: float
+) -> None:
+    runs = [Run(Job("a"), on(0), ends=100.0), Run(Job("b"), on(1), ends=200.0)]
+    base = _limited(world(rack(0, 4), runs, [Job("c", workers=4)]), 16)
+    sizes = replace(base.jobs.sizes, least=np.array([1, 1, least], np.int32), partial=np.array([False, False, True]))
+    terms = replace(base.jobs.terms, shapes=(*base.jobs.terms.shapes[:2], Shape(spares=spares)))
+    base = replace(base, jobs=replace(base.jobs, sizes=sizes, terms=terms))
+    assert Outcome(base, plan(base)).waiting["c"].expected - NOW == start
+
+
+@pytest.mark.parametrize(("firm", "start"), [((False, False), 540.0), ((True, False), 540.0), ((True, True), FOREVER)])
+def test_who_may_not_be_stopped_is_expected_on_the_next_kind_of_nodes_where_its_like_leave_it_quota(
+    firm: tuple[bool, bool], start: float
+) -> None:
+    nodes = [Node("large", gpus=16, used_gpus=8), Node("spot", gpus=0)]
+    jobs = [Job("a", only_on=("spot",)), Job("holds", only_on=("large",), holding=True)]
+    shot = snapshot(nodes, jobs, [Queue(gpus=8, cohort=0), Queue("beside", gpus=8, cohort=0)])
+    alternatives = ((Alternative(filter=1, flavour=1, since=NOW + 540.0),), ())
+    terms = replace(shot.jobs.terms, alternatives=alternatives, preemptible=~np.array(firm))
+    (waiting,) = plan(replace(shot, now=NOW, jobs=replace(shot.jobs, terms=terms))).waiting
+    assert waiting.expected - NOW == start
 
 
 @thorough

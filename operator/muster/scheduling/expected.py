@@ -74,6 +74,7 @@ class Lacking:
     Attributes:
         jobs: W, rows, first in rank first: PENDING jobs that wait and could start one day. Not those that exceed the
             cluster or their quota, or whose queue is closed: of these nothing is known.
+        workers: W, the fewest that the job starts with, spares included.
         quota: W, it is quota that the job lacks, not room.
         pools: Q, of each queue the number of the pool of quota that it draws on: the same for the queues that lend to
             each other, one of its own for a queue that may not borrow. `Ledger.circle` is a good number.
@@ -82,6 +83,7 @@ class Lacking:
     """
 
     jobs: Int
+    workers: Int
     quota: Mask
     pools: Int
     spare: Int
@@ -120,7 +122,7 @@ def expected_starts(
     likely = _known_or_typical(snapshot, timeline, typical)
     held = _holding(snapshot, timeline)
     flavours = jobs.flavours[waiting].astype(np.int64)
-    needs = jobs.workers[waiting] * jobs.requests[waiting, units[flavours]]
+    needs = lacking.workers * jobs.requests[waiting, units[flavours]]
     length = np.minimum(jobs.terms.estimate, jobs.terms.limit)[waiting]
     length = np.where(np.isfinite(length), length, typical[flavours])
     floors = np.maximum(jobs.terms.opens[waiting], snapshot.now)

@@ -296,8 +296,11 @@ def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expecte
 
 
 def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expected:
+    rows = np.array([each.job for each in able], dtype=np.int64)
+    least = np.array([it.sizes[-1] + it.shape.spares for it in round_.kinds.kinds], dtype=np.int64)
     lacking = Lacking(
-        jobs=np.array([each.job for each in able], dtype=np.int64),
+        jobs=rows,
+        workers=least[round_.kinds.numbers[rows]],
         quota=np.array([each.fate is _QUOTA for each in able], dtype=np.bool_),
         pools=round_.used.circles,
         spare=round_.promised.left_by_queue(),
