@@ -8,8 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from muster.api.names import HOST_LABEL
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.queues import QueueInput
+from muster.cluster.views import NodeView
 from muster.scheduling.snapshot import (
     FOREVER,
     NONE,
@@ -34,12 +36,23 @@ sum stays below `UNLIMITED`. Anyone may write `cpu: "1e16"` into a pod; it must 
 else's."""
 
 
+NO_FABRIC: Final = "00000000-0000-0000-0000-000000000000"
+"""NVML's cluster of GPUs that reach no other node's by NVLink: HGX H100s have it, and tools write it into the label of
+NVLink domains all the same. Each node with it is such a domain by itself."""
+
+
 @dataclass(frozen=True)
 class LevelInput:
     """A topology level: its name and the node label that tells the domain."""
 
     name: str
     label: str
+
+    def domain(self, node: NodeView) -> str:
+        """The node's domain, in those of the wider levels; "" where it is in none."""
+        value = node.labels.get(self.label, "")
+        itself = value.startswith(NO_FABRIC) or (self.label == HOST_LABEL and not value)
+        return node.name if itself else value
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ def _domains(nodes: Sequence[NodeView], levels: Sequence[LevelInput]) -> tuple[I
     names: list[tuple[str, ...]] = []
     for depth, level in enumerate(levels):
         for index, node in enumerate(nodes):
-            value = node.labels.get(level.label) or (node.name if level.label == "kubernetes.io/hostname" else "")
+            value = level.domain(node)
             alive[index] = alive[index] and bool(value)
             if alive[index]:
                 paths[index] = (*paths[index], value)

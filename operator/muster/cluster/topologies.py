@@ -17,7 +17,7 @@ from typing import Final
 
 from muster.api.names import HOST_LABEL, ZONE_LABEL
 from muster.cluster.gpus import gpu_type_of
-from muster.cluster.snapshot import LevelInput
+from muster.cluster.jobs import NO_FABRIC, LevelInput
 from muster.cluster.views import NodeView
 
 HOST: Final = LevelInput("host", HOST_LABEL)
@@ -78,7 +78,12 @@ def detect(nodes: Sequence[NodeView]) -> tuple[LevelInput, ...]:
     Where some nodes have GPUs only those are asked: labels of a fabric that others lack are the rule.
     """
     asked = [node for node in nodes if gpu_type_of(node.labels)] or list(nodes)
-    held = Counter(label for node in asked for label in _KNOWN.intersection(node.labels) if node.labels[label])
+    held = Counter(
+        label
+        for node in asked
+        for label in _KNOWN.intersection(node.labels)
+        if node.labels[label] and not node.labels[label].startswith(NO_FABRIC)
+    )
     fabric = max(FABRICS, key=lambda fabric: _weight(fabric, held))
     most, _ = _weight(fabric, held)
     levels = [LevelInput("zone", ZONE_LABEL)] if _zones(asked) else []

@@ -80,7 +80,7 @@ def _room(nodes: Iterable[_Node], path: Sequence[LevelInput], *, told: bool) -> 
     """Of the last level of `path`; a domain has the same labels of all wider levels too."""
     free: dict[tuple[str, ...], int] = defaultdict(int)
     for node in nodes:
-        domain = tuple(node.view.labels.get(level.label, "") for level in path)
+        domain = tuple(level.domain(node.view) for level in path)
         if all(domain):
             free[domain] += node.free
     room = LevelRoom(level=path[-1].name, domains=len(free))

@@ -229,6 +229,18 @@ def test_domains_follow_labels_and_a_missing_one_hides_the_narrower() -> None:
     assert shot.nodes.domains.tolist() == [[0, 0, 0], [1, 1, 1], [NONE, NONE, NONE]]
 
 
+def test_nodes_whose_gpus_reach_no_other_by_nvlink_are_no_neighbours() -> None:
+    levels = [LevelInput("nvlink", "nvidia.com/gpu.clique"), LevelInput("host", "kubernetes.io/hostname")]
+    alone = {"nvidia.com/gpu.clique": "00000000-0000-0000-0000-000000000000.0"}
+    nodes = [
+        node("a", **alone),
+        node("b", **alone),
+        *(node(name, **{"nvidia.com/gpu.clique": "0a.0"}) for name in "cd"),
+    ]
+    shot = snapshot(nodes, levels=levels)
+    assert shot.levels.domain_names == (("0a.0", "a", "b"), ("c", "d", "a", "b"))
+
+
 def test_flavours_start_with_the_one_without_accelerators() -> None:
     shot = snapshot([node("a"), node("b", gpus=0)], jobs=[job(), job("c", flavour="")])
     assert shot.flavours == ("", "H100/on-demand")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from muster.cluster.topologies import FABRICS, Detector, detect
+from muster.cluster.topologies import FABRICS, NVLINK_LABELS, Detector, detect
 from muster.cluster.views import NodeView
 
 pytestmark = pytest.mark.unit
@@ -50,6 +50,18 @@ def test_nvlink_domains_lie_inside_racks() -> None:
     labels = {"cloud.google.com/gce-topology-block": "b", "nvidia.com/gpu.clique": "u.0"}
     assert names(node("a", GPU, labels)) == ["rack", "nvlink", "host"]
     assert names(node("a", GPU, {"nvidia.com/gpu.clique": "u.0"})) == ["nvlink", "host"]
+
+
+@pytest.mark.parametrize("label", NVLINK_LABELS)
+def test_gpus_that_reach_no_other_node_by_nvlink_make_no_domain_though_tools_label_them(label: str) -> None:
+    fabric = {"network.topology.nvidia.com/leaf": "l"}
+    alone = {label: "00000000-0000-0000-0000-000000000000.0"}
+    nodes = [node("a", GPU, fabric, alone), node("b", GPU, fabric, alone)]
+    assert names(*nodes) == ["rack", "host"]
+    linked = [
+        node(str(index), GPU, fabric, {label: f"0a0b0c0d-0000-0000-0000-000000000000.{index}"}) for index in "345"
+    ]
+    assert names(*nodes, *linked) == ["rack", "nvlink", "host"]
 
 
 def test_one_node_that_lacks_a_label_takes_no_level_away() -> None:
