@@ -5,7 +5,8 @@
 * bounded slowdown: completion / work, both at least 60 s (D. Feitelson, "Metrics for Parallel Job Scheduling and Their
   Convergence", JSSPP '01), so that jobs of seconds do not rule the mean.
 * utilisation: GPU-seconds in use over those of usable nodes, from the first submission to the last: what follows is a
-  cluster that drains. useful: the same of work that was kept; lost are grace, restarts and work done twice.
+  cluster that drains, and is counted only where all jobs are submitted at once. useful: the same of work that was kept;
+  lost are grace, restarts and work done twice.
 * fairness: R. Jain's index (Σx)² / nΣx² over each user's mean bounded slowdown: 1 when all users wait alike for their
   work, 1/n when one of n has all the waiting. even speeds: the same over each user's mean speed, which is work /
   completion and so what a user gets; the index was made for such quantities, where more is better (R. Jain, D. Chiu,
@@ -136,10 +137,13 @@ def _mean(values: Seconds) -> float:
 
 
 def _gpu_seconds(outcome: Outcome) -> tuple[float, float, float]:
-    """In use, useful, and of usable nodes, from the first submission to the last."""
+    """In use, useful, and of usable nodes, from the first submission to the last; if all come at once, until the last
+    run's end."""
     runs, trace = outcome.world.runs, outcome.world.workload.trace
-    first, last = float(trace.submit[0]), float(trace.submit[-1])
     gpus, start, stop = np.array(runs.gpus), np.array(runs.start), np.array(runs.stop)
+    first, last = float(trace.submit[0]), float(trace.submit[-1])
+    if first == last:
+        last = float(stop.max(initial=first))
     working, kept = np.array(runs.working), np.array(runs.kept)
     used = float((gpus * _within(start, stop, first, last)).sum())
     useful = float((gpus * _within(working, working + kept, first, last)).sum())

@@ -46,6 +46,16 @@ def test_figures_of_a_run_done_by_hand() -> None:
     assert figures.never == 0
 
 
+def test_use_is_counted_to_the_last_end_where_all_jobs_are_submitted_at_once() -> None:
+    work = workload({"gpus": 8, "duration": 600}, {"gpus": 16, "duration": 300})
+    policy = Scripted(Plan((admit(work, 0, 0),), ()), Plan((admit(work, 1, 0, 1),), ()))
+    figures = measure(simulate(work, policy, interval=60))
+    assert figures.utilisation == figures.useful == pytest.approx((8 * 600 + 16 * 300) / (16 * 900))
+    large = workload({"gpus": 99})
+    nobody = measure(simulate(large, policy_named("fifo", large), interval=60))
+    assert (nobody.utilisation, nobody.useful) == (0, 0)
+
+
 def test_jain_is_one_for_equals_and_one_nth_for_one_of_n() -> None:
     assert jain(np.full(7, 3.0)) == pytest.approx(1)
     assert jain(np.array([5.0, 0, 0, 0])) == pytest.approx(0.25)
