@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from muster.api import names
 from muster.cluster.strategic import MergeError, merge
+from muster.cluster.template_shape import misshapen
 
 Object = dict[str, Any]
 
@@ -57,8 +58,8 @@ def apply(base: Object, override: Object) -> Object:
     Raises:
         TemplateRefused: the override sets what is Muster's, or can't be merged.
     """
-    problem = next(problems(override), None)
-    if problem is not None:
+    problem = misshapen(override.get("spec") or {}) or next(problems(override), None)
+    if problem:
         raise TemplateRefused(problem)
     try:
         return merge(base, override)

@@ -14,7 +14,6 @@ from muster.cluster import pods as pod_objects
 from muster.cluster.eligibility import Matcher, NodeFilter, filter_of_pod
 from muster.cluster.gpus import flavour_of
 from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
-from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
 from muster.cluster.status import finished, goes_on
 from muster.cluster.views import NodeView, PodView
@@ -226,9 +225,9 @@ class Inputs:
             return record.judgement.requests, record.judgement.node_filter
         try:
             template = pod_objects.template(record.identity, record.spec, self._settings)
-        except TemplateRefused:
+            view = PodView.from_raw({"apiVersion": "v1", "kind": "Pod", **template})
+        except ValueError:  # TemplateRefused, or a quantity that is none
             return (), NodeFilter()  # its pods, if there are any, tell
-        view = PodView.from_raw({"apiVersion": "v1", "kind": "Pod", **template})
         return view.requests, filter_of_pod(template["spec"])
 
 

@@ -6,6 +6,8 @@ import copy
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from muster.api import names
 from muster.api.effective import effective_spec
@@ -15,7 +17,7 @@ from muster.cluster import pods
 from muster.cluster.eligibility import Matcher, filter_of_pod
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import Identity, PodSettings
-from muster.cluster.views import PodView
+from muster.cluster.views import NodeView, PodView
 
 pytestmark = pytest.mark.unit
 
@@ -397,11 +399,60 @@ def test_the_override_merges_into_the_trainer() -> None:
             "mount elsewhere",
         ),
         ({"spec": {"containers": [{"image": "x"}]}}, "needs 'name'"),
+        ({"spec": {"containers": None}}, "spec.containers is null, which would drop Muster's own container"),
+        ({"spec": {"initContainers": None}}, "spec.initContainers is null"),
+        ({"spec": {"tolerations": {"key": "a"}}}, "spec.tolerations is a mapping: write a list there, as in a pod"),
+        ({"spec": {"tolerations": [None]}}, r"spec.tolerations\[0\] is null: write a mapping there"),
+        ({"spec": {"nodeSelector": {"pool": 7}}}, "spec.nodeSelector.pool is a number: write a text there"),
+        (
+            {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"memory": []}}}]}},
+            "resources.limits.memory is a list: write a number there",
+        ),
     ],
 )
 def test_what_an_override_may_not_say(override: dict[str, Any], words: str) -> None:
     with pytest.raises(TemplateRefused, match=words.replace("$", r"\$")):
         template(podTemplate=override)
+
+
+_JUNK = (
+    st.none()
+    | st.booleans()
+    | st.integers(-9, 9)
+    | st.sampled_from(["", "a", "trainer", "muster-runtime", "In", "1Gi"])
+)
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_FIELDS = (
+    *("containers", "initContainers", "name", "env", "ports", "hostPort", "volumeMounts", "restartPolicy", "volumes"),
+    *("resources", "requests", "limits", "cpu", "overhead", "hostNetwork", "tolerations", "effect", "$patch"),
+    *("nodeSelector", "matchExpressions", "matchFields", "key", "operator", "value", "values", "affinity"),
+)
+
+
+@given(
+    st.recursive(
+        _JUNK,
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(_FIELDS), inner, max_size=3),
+        max_leaves=8,
+    ),
+    st.sampled_from([(), ("affinity", "nodeAffinity", _REQUIRED)]),
+    st.sampled_from(["containers", "initContainers", "nodeSelector", "nodeSelectorTerms", "overhead", "resources"]),
+)
+def test_whatever_an_override_is_it_becomes_a_pod_or_is_refused_in_a_sentence(
+    junk: Any, below: tuple[str, ...], field: str
+) -> None:
+    override: Any = junk if isinstance(junk, dict) else {field: junk}
+    for name in reversed(below):
+        override = {name: override}
+    for spec in (override, {"containers": [{"name": "trainer", **override}]}):
+        try:
+            merged = template(podTemplate={"spec": spec})
+            PodView.from_raw(merged)
+        except ValueError:  # TemplateRefused, or a quantity that is none
+            continue
+        node = NodeView.from_raw({"metadata": {"name": "n", "labels": {"a": "a"}}})
+        Matcher(filter_of_pod(merged["spec"])).allows(node)
+        pods.pod(JOB, merged, generation=1, index=0, attempt=0, node="n", workers=1)
 
 
 def test_a_label_of_ours_is_refused() -> None:

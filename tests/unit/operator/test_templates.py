@@ -56,3 +56,30 @@ async def test_a_new_operator_reads_what_a_placed_job_got_from_its_status() -> N
         later.feed(raw)
         await later.until(lambda: "uid-of-first" in later.loop.records)
         assert later.loop.records["uid-of-first"].spec.grace == 7
+
+
+NONSENSE = {"spec": {"tolerations": [None]}}
+
+
+async def test_a_job_whose_pod_template_is_nonsense_is_told_so() -> None:
+    async with world() as around:
+        around.submit("first", podTemplate=NONSENSE)
+        await around.until(lambda: around.status("first").get("queue"))
+        told = around.status("first")["queue"]
+        assert told["reason"] == "InvalidPodTemplate"
+        assert told["message"].startswith("podTemplate.spec.tolerations[0] is null: write a mapping")
+
+
+async def test_a_running_job_whose_pod_template_becomes_nonsense_stops_nobody() -> None:
+    async with world() as around:
+        around.submit("first")
+        await around.until(lambda: len(around.server.pods) == 2)
+        raw, made = around.server.jobs["first"], dict(around.server.pods)
+    raw["spec"]["podTemplate"] = NONSENSE
+    async with world() as later:
+        later.server.pods.update(made)
+        later.feed(raw)
+        for name in made:
+            later.show(name)
+        later.submit("second")
+        await later.until(lambda: later.placed("second"), seconds=10)
