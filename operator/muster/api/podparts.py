@@ -250,4 +250,6 @@ class PodTemplate(Model):
     metadata: PodTemplateMetadata | None = None
     """Labels and annotations of the pods."""
     spec: Annotated[dict[str, Any], Open()] | None = None
-    """A part of a PodSpec. It may set neither node, scheduler, restart policy nor priority: these are Muster's."""
+    """A part of a PodSpec. It may set neither node, scheduler, restart policy nor priority: these are Muster's. A
+    worker has ended when the container `trainer` has: one beside it that goes on is removed with the pod, and with its
+    log, at the end of the job; a sidecar in `initContainers` (`restartPolicy: Always`) ends by itself."""

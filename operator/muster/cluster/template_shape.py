@@ -52,10 +52,10 @@ def misshapen(spec: dict[str, Any]) -> str:
 def _wrong(value: Any, shape: Shape, path: str) -> Iterator[str]:
     if not isinstance(value, (int, float, str) if isinstance(shape, int) else type(shape)):
         yield f"{path} is {_word(value)}: write {_word(shape)} there, as in a pod"
-    elif isinstance(shape, list):
+    elif isinstance(shape, list) and isinstance(value, list):
         for position, item in enumerate(value):
             yield from _wrong(item, shape[0], f"{path}[{position}]")
-    elif isinstance(shape, dict):
+    elif isinstance(shape, dict) and isinstance(value, dict):
         for name, item in value.items():
             within = shape.get(name, shape.get(ANY))
             if within is not None and item is not None and not name.startswith("$"):  # a null takes a field away

@@ -24,6 +24,8 @@ Object = Mapping[str, Any]
 _MIRROR: Final = "kubernetes.io/config.mirror"
 """Annotation of the API server's copy of a pod that a node's kubelet runs from a file."""
 
+_LONG_AGO: Final = datetime.fromtimestamp(0, timezone.utc)
+
 NONE: Final = -1
 """No generation, index or attempt: the pod is not one of ours."""
 
@@ -61,6 +63,7 @@ class PodView:
         status_reason, status_message: of the whole pod, such as Evicted, OutOfcpu, UnexpectedAdmissionError.
         image: of the trainer's container, by digest; "" before kubelet tells.
         finished: when the last container of a pod ended that has ended; None before, or where kubelet tells no time.
+        outlived_since: when the trainer ended, while a container beside it goes on, for which kubelet waits; else None.
         max_runtime: of index 0: seconds after which its launcher ends the run, as its pod was made; None: never.
     """
 
@@ -97,10 +100,16 @@ class PodView:
     finished: datetime | None = None
     image: str = ""
     max_runtime: int | None = None
+    outlived_since: datetime | None = None
 
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def over(self) -> bool:
+        """Nothing of it runs any more: it holds no room."""
+        return self.phase in ("Succeeded", "Failed") and self.outlived_since is None
 
     @classmethod
     def from_raw(cls, raw: Object) -> PodView:
@@ -148,6 +157,7 @@ class PodView:
             finished=_finished(containers) if status.get("phase") in ("Succeeded", "Failed") else None,
             image=sys.intern(next((one.get("imageID") or "" for one in containers if one.get("name") == TRAINER), "")),
             max_runtime=_max_runtime(spec) if index == 0 else None,
+            outlived_since=_outlived(status) if status.get("phase") == "Running" else None,
         )
 
 
@@ -324,6 +334,15 @@ def _ended(status: Object) -> Object:
         if not first_bad and ended.get("exitCode"):
             first_bad = ended
     return first_bad
+
+
+def _outlived(status: Object) -> datetime | None:
+    """Init containers that run beside the trainer don't count: kubelet ends those itself."""
+    states = {item.get("name"): item.get("state") or {} for item in status.get("containerStatuses") or ()}
+    ended = (states.pop(TRAINER, {})).get("terminated")
+    if not ended or all(state.get("terminated") for state in states.values()):
+        return None
+    return parse_time(ended.get("finishedAt")) or _LONG_AGO
 
 
 def _max_runtime(spec: Object) -> int | None:

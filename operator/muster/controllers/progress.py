@@ -128,7 +128,11 @@ class Progress:
             if placement is None:
                 return
             generation, push = placement.generation, self._push(record, placement, pods)
-            living = {index: pod for index, pod in pods.items() if pod.ip and pod.phase not in TERMINAL}
+            living = {
+                index: pod
+                for index, pod in pods.items()
+                if pod.ip and pod.phase not in TERMINAL and not pod.outlived_since
+            }
             if self.launcher_of(record) is None or record.silence is not None:
                 # The dead let the push wait for its timeout; whether the leader lives is to be known before that.
                 _, heard = await asyncio.gather(push, self._hears(record, generation, living, 0, write))

@@ -124,7 +124,7 @@ def _present(record: Record, pods: Iterable[PodView]) -> Iterator[PodView]:
 
 def _peers_wait(record: Record, pods: Pods, monotonic: float) -> float:
     """Seconds since the first pod of the placement was seen ended; 0.0 before."""
-    if not any(pod.phase in TERMINAL for pod in _present(record, pods)):
+    if not any(pod.phase in TERMINAL or pod.outlived_since for pod in _present(record, pods)):
         record.peers_since = None
         return 0.0
     record.peers_since = record.peers_since or monotonic

@@ -139,6 +139,25 @@ def test_the_trainers_end_is_told_before_another_containers() -> None:
     assert (view.exit_code, view.exit_reason, view.termination_message) == (0, "Completed", "{}")
 
 
+@pytest.mark.parametrize(
+    ("others", "outlived"),
+    [
+        ([], False),
+        ([{"name": "proxy", "state": {"running": {}}}], True),
+        ([{"name": "proxy", "state": {"waiting": {"reason": "ImagePullBackOff"}}}], True),
+        ([{"name": "proxy", "state": {"terminated": {"exitCode": 1}}}], False),
+    ],
+)
+def test_a_trainer_may_be_outlived_by_another_container(others: list[Any], outlived: bool) -> None:
+    ended = {"exitCode": 0, "finishedAt": "2026-01-02T03:04:06Z"}
+    statuses = [{"name": "trainer", "state": {"terminated": ended}}, *others]
+    sidecar = [{"name": "sidecar", "state": {"running": {}}}]  # kubelet ends it when the others have ended
+    view = pod(phase="Running", initContainerStatuses=sidecar, containerStatuses=statuses)
+    when = datetime(2026, 1, 2, 3, 4, 6, tzinfo=timezone.utc)
+    assert view.outlived_since == (when if outlived else None)
+    assert pod(phase="Failed", containerStatuses=statuses).outlived_since is None
+
+
 def test_an_init_container_that_failed_is_told_and_one_that_succeeded_is_not() -> None:
     good = {"name": "a", "state": {"terminated": {"exitCode": 0}}}
     bad = {"name": "b", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}}

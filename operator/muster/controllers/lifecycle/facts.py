@@ -18,7 +18,7 @@ from muster_protocol import exits
 
 def told_by(pods: Iterable[PodView], known: Facts) -> Facts:
     """`known`, and what ended pods tell beyond it."""
-    ended = [pod for pod in pods if pod.phase in TERMINAL and pod.termination_message]
+    ended = [pod for pod in pods if (pod.phase in TERMINAL or pod.outlived_since) and pod.termination_message]
     found = [(pod, facts) for pod in ended if (facts := exits.decode(pod.termination_message)) is not None]
     steps = [known.step, *(facts.step for _, facts in found)]
     committed = [known.committed_step, *(facts.committed_step for _, facts in found)]

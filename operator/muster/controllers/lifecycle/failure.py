@@ -147,7 +147,7 @@ def ends(turn: Turn) -> Iterator[End]:
             if _lives_on(turn, pod):
                 continue
             end = causes.end_of(pod, lost_nodes=turn.s.lost_nodes)
-            if end is None and index in turn.s.missed and index not in replaced:
+            if end is None and index in turn.s.missed and index not in replaced and pod.outlived_since is None:
                 end = causes.missed(pod)
             if end is not None:
                 yield end
@@ -175,7 +175,7 @@ def fail(turn: Turn, cause: End, reason: Reason, remark: str) -> None:
     if cause.kind is Kind.STORAGE:
         turn.draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, False, Reason.STORAGE_ERROR.value, cause.message)
     turn.tell(EventReason.FAILED, message, warning=True)
-    turn.remove(pod for pod in turn.s.pods if pod.phase not in TERMINAL)
+    turn.remove(pod for pod in turn.s.pods if not pod.over)
     turn.remove_unshown()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from muster.controllers.lifecycle import outlived
 from muster.controllers.lifecycle.capacity import tell_capacity
 from muster.controllers.lifecycle.completion import complete
 from muster.controllers.lifecycle.facts import learn
@@ -55,7 +56,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
 
 def reconcile(situation: Situation) -> Decision:
     """What is to be done about one job now. Pure: the same situation always gives the same decision."""
-    turn = Turn(situation)
+    turn = outlived.begin(situation)
     if situation.job.metadata.deletion_timestamp is not None:
         # The garbage collector waits for the object to go, and a finalizer of somebody else's may hold it for ever: the
         # pods go now. Until they are gone they hold their room.

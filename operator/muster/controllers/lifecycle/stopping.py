@@ -9,7 +9,7 @@ from muster.cluster.hindrances import keeps_pods
 from muster.cluster.status import MOVES
 from muster.controllers.lifecycle import preemption
 from muster.controllers.lifecycle.facts import take_facts
-from muster.controllers.lifecycle.turn import TERMINAL, Turn
+from muster.controllers.lifecycle.turn import Turn
 
 
 def remove_strays(turn: Turn) -> bool:
@@ -56,9 +56,9 @@ def clean_finished(turn: Turn) -> bool:
     """A finished job keeps its ended pods, for their logs; the others go, and with the last of them its hold."""
     if turn.status.finished_at is None:
         return False
-    turn.remove(pod for pod in turn.s.pods if pod.phase not in TERMINAL)
+    turn.remove(pod for pod in turn.s.pods if not pod.over)
     turn.remove_unshown()
-    living = [pod for pod in turn.s.pods if pod.phase not in TERMINAL]
+    living = [pod for pod in turn.s.pods if not pod.over]
     held = [pod for pod in living if not (pod.terminating and pod.node in turn.s.lost_nodes)]
     if not held and not turn.s.unshown and (turn.status.placement is not None or turn.status.stop is not None):
         take_facts(turn)

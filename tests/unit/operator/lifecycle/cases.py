@@ -250,6 +250,11 @@ class Case:
         phase = "Succeeded" if exit_code == 0 else "Failed"
         self.change(self.worker(index).name, phase=phase, ready=False, exit_code=exit_code, termination_message=told)
 
+    def end_beside(self, index: int, cause: exits.Cause, exit_code: int) -> None:
+        """As `end`, in a pod of which another container goes on."""
+        self.end(index, cause, exit_code)
+        self.change(self.worker(index).name, phase="Running", outlived_since=self.now)
+
     def vanish(self, *names_: str) -> None:
         """Pods are gone from the cluster; all terminating ones when none is named."""
         for name in names_ or [pod.name for pod in self.pods.values() if pod.terminating]:

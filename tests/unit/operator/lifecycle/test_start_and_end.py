@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from muster.api.names import ConditionType
@@ -51,6 +53,34 @@ def test_every_transition_to_the_good_end_is_one_write() -> None:
     assert case.job.status.placement is None
     assert case.reason() == "Finished"
     assert not any(pod.terminating for pod in case.pods.values()), "ended pods stay for their logs"
+
+
+def test_a_gang_whose_pods_go_on_beside_their_trainers_is_done_and_they_are_removed() -> None:
+    """A proxy of a mesh, say, that nobody stops."""
+    case = Case(trainingjob())
+    case.start()
+    case.end(0, Cause.SUCCEEDED, 0)
+    case.end_beside(1, Cause.SUCCEEDED, 0)
+    decision = case.settle()
+    assert case.phase == "Running", "it may end by itself, and then its log stays"
+    assert decision.wake_at is not None
+    case.now = decision.wake_at
+    case.settle()
+    assert case.phase == "Succeeded"
+    assert [pod.terminating for pod in case.pods.values()] == [False, True]
+
+
+def test_a_trainer_that_fails_beside_another_container_is_seen_to_fail() -> None:
+    case = Case(trainingjob(workers=1))
+    case.start()
+    case.end_beside(0, Cause.USER, 1)
+    case.missed, case.now = frozenset({0}), case.now + timedelta(seconds=9)
+    case.settle()
+    assert (case.phase, case.job.status.placement.attempts) == ("Running", ()), "no worker is replaced that has failed"
+    case.later(1)
+    case.settle()
+    assert (case.phase, case.job.status.failures) == ("Restarting", 1)
+    assert case.pods["llama-g1-0-0"].terminating
 
 
 def test_a_gang_is_done_by_its_leaders_word_though_the_kubelet_of_another_does_not_tell() -> None:
