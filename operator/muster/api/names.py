@@ -203,7 +203,8 @@ class Reason(str, Enum):
     INVALID_POD_TEMPLATE = "InvalidPodTemplate"
     """`podTemplate` sets what Muster sets, or the API server refuses the pod that it makes."""
     POD_REFUSED = "PodRefused"
-    """The API server refused a pod (ResourceQuota, LimitRange, Pod Security, ...); the whole gang was withdrawn."""
+    """The API server refused a pod (ResourceQuota, LimitRange, Pod Security, a webhook, ...); the whole gang was
+    withdrawn."""
     POD_UNSCHEDULABLE = "PodUnschedulable"
     """kube-scheduler or kubelet rejected a pod (somebody took the room); the whole gang was withdrawn."""
     SCHEDULING_REFUSED = "SchedulingRefused"

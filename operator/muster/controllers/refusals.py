@@ -24,6 +24,11 @@ def invalid(error: ApiError) -> bool:
     return error.status in (400, 422)
 
 
+def webhook_away(error: ApiError) -> bool:
+    """Whether an admission webhook that may not be left out has not answered: a mesh's injector, a policy engine."""
+    return error.status == 500 and "failed calling webhook" in error.message
+
+
 def sentence(error: ApiError, namespace: str, spec: EffectiveSpec, priority_class: str) -> str:
     """Why the job's pods are refused in their namespace. `priority_class`: the name of theirs, "" for none."""
     if priority_class and f"no PriorityClass with name {priority_class} was found" in error.message:
@@ -36,6 +41,12 @@ def sentence(error: ApiError, namespace: str, spec: EffectiveSpec, priority_clas
         where = "spec.serviceAccountName" if name == spec.service_account else "the pods' service account"
         make = f"kubectl create serviceaccount {name} -n {namespace}"
         return f"{where}: namespace {namespace!r} has no ServiceAccount {name!r}: make it ({make}), or name another"
+    if webhook_away(error):
+        told = error.message.partition("failed calling webhook ")[2]
+        return (
+            f"the API server takes no pods in namespace {namespace!r}, since an admission webhook does not answer: "
+            f"{told}. The job starts when it does, or when its configuration leaves this namespace out"
+        )
     told = _POD.sub("", error.message)
     mounts = list(_mounts(told, spec))
     if mounts and len(_ONE_OF_MANY.findall(f" {told}")) == len(mounts):

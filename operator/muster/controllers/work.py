@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 FIRST_RETRY: Final = 10.0
 LAST_RETRY: Final = 300.0
 """Seconds between two rehearsals of a pod that was refused: doubled each time."""
+LAST_RETRY_AWAY: Final = 60.0
+"""The same where nobody has judged it, for the webhook that should is away."""
 
 REHEARSED: Final = 120.0
 """Seconds that the rehearsal of a pod holds for other jobs that are alike."""
@@ -214,7 +216,6 @@ class Worker:
             key = record.template_key(self.settings)
             before = record.judgement.tries if record.judgement and record.judgement.key == key else 0
             tries, now = before + 1, asyncio.get_running_loop().time()
-            retry_at = now + min(FIRST_RETRY * 2 ** min(before, 10), LAST_RETRY)
             try:
                 template = pods.template(record.identity, record.spec, self.settings)
                 raw = await self.executor.rehearse(record.identity, template)
@@ -223,8 +224,11 @@ class Worker:
                 record.judgement = Judgement(key, obstacle=obstacle, retry_at=float("inf"), tries=tries)
                 return
             except ApiError as error:
-                if not refusal(error):
+                away = refusals.webhook_away(error)
+                if not refusal(error) and not away:
                     raise
+                longest = LAST_RETRY_AWAY if away else LAST_RETRY
+                retry_at = now + min(FIRST_RETRY * 2 ** min(before, 10), longest)
                 reason = Reason.INVALID_POD_TEMPLATE if refusals.invalid(error) else Reason.POD_REFUSED
                 namespace, own = record.identity.namespace, self.settings.priority_class
                 obstacle = Obstacle(reason, refusals.sentence(error, namespace, record.spec, own))

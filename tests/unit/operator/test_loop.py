@@ -91,6 +91,20 @@ async def test_a_quiet_cluster_is_looked_at_again_while_there_are_jobs(monkeypat
         await place.until(lambda: len(made) >= before + 10)
 
 
+async def test_a_webhook_that_does_not_answer_is_told_to_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "FIRST_RETRY", 0.3)
+    said = 'Internal error occurred: failed calling webhook "mutate.kyverno.svc-fail": connect: connection refused'
+    async with world() as place:
+        place.server.fail["REHEARSE pods"] = lambda: ApiError(500, "InternalError", said)
+        place.submit("a")
+        await place.until(lambda: place.status("a").get("queue"), seconds=20)
+        told = place.status("a")["queue"]
+        assert told["reason"] == "PodRefused"
+        assert 'admission webhook does not answer: "mutate.kyverno.svc-fail": connect' in told["message"]
+        place.server.fail.clear()
+        await place.until(lambda: place.placed("a"))
+
+
 async def test_a_missing_priority_class_of_gangs_is_the_installations_matter() -> None:
     async with world() as place:
         refused = 'pods "a" is forbidden: no PriorityClass with name muster-gang was found'
