@@ -372,7 +372,7 @@ def test_a_history_in_postgresql(render: Render) -> None:
     reference = environment(objects)["MUSTER_OPERATOR_HISTORY_URL"]["secretKeyRef"]
     assert reference == {"name": "db", "key": "url"}
     assert environment(objects)["MUSTER_OPERATOR_HISTORY_RETENTION"] == "90d"
-    assert "strategy" not in one(objects, "Deployment")["spec"]
+    assert one(objects, "Deployment")["spec"]["strategy"]["type"] == "RollingUpdate"
 
 
 def test_no_history_unless_asked_for(render: Render) -> None:
@@ -472,6 +472,14 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane, tmp_path: Pa
         plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, "--set-json", f"topology.levels={other}")
         assert plane.get("topology", "default")["spec"]["levels"] == json.loads(other)
         assert plane.get("secret", "muster-token-key", "-n", NAMESPACE)["data"]["token-key"] == key
+
+        sqlite = ("--set", "history.database=sqlite", "--set", "replicas=1")
+        plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, *sqlite)
+        strategy = plane.get("deployment", "muster", "-n", NAMESPACE)["spec"]["strategy"]
+        assert strategy == {"type": "Recreate"}
+        plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE)
+        strategy = plane.get("deployment", "muster", "-n", NAMESPACE)["spec"]["strategy"]
+        assert strategy["type"] == "RollingUpdate"
 
         second = plane.helm("install", "other", str(CHART), "-n", "other", "--create-namespace", check=False)
         assert second.returncode
