@@ -473,6 +473,10 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane, tmp_path: Pa
         assert plane.get("topology", "default")["spec"]["levels"] == json.loads(other)
         assert plane.get("secret", "muster-token-key", "-n", NAMESPACE)["data"]["token-key"] == key
 
+        # There the Topology is a hook, not a part of the release.
+        plane.helm("rollback", "muster", "1", "-n", NAMESPACE)
+        assert [level["name"] for level in plane.get("topology", "default")["spec"]["levels"]] == levels
+
         sqlite = ("--set", "history.database=sqlite", "--set", "replicas=1")
         plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, *sqlite)
         strategy = plane.get("deployment", "muster", "-n", NAMESPACE)["spec"]["strategy"]
