@@ -128,7 +128,7 @@ def look(seen: Seen | None, sight: Sight) -> tuple[Seen, list[Row]]:
         seen = _end(seen, sight, rows)
     if placement is not None:
         seen = _place(seen, placement, basis, sight, rows, first=first)
-    seen = _events(seen, sight, rows)
+    seen = _events(seen, sight, rows, first=first)
     return replace(seen, version=version, spec=sight.spec, basis=basis), rows
 
 
@@ -358,7 +358,7 @@ def _word(status: TrainingJobStatus) -> str:
     return status.phase.value if status.finished_at is not None and status.phase is not None else ""
 
 
-def _events(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
+def _events(seen: Seen, sight: Sight, rows: list[Row], *, first: bool) -> Seen:
     """Preemptions, checkpoints, what these take, and failures, each told once."""
     uid, status = sight.job.metadata.uid, sight.job.status
     stop, placement, saved = status.stop, status.placement, status.checkpoint
@@ -381,7 +381,7 @@ def _events(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
             )
         )
         seen = replace(seen, step=saved.step)
-    seen = _keep(seen, sight, rows)
+    seen = _keep(seen, sight, rows, first=first)
     if status.recent_failures != seen.failures:
         rows += (
             Failure(uid, one.at, one.cause, one.index, one.node or "", one.step, one.in_place, one.message)
@@ -392,10 +392,16 @@ def _events(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
     return seen
 
 
-def _keep(seen: Seen, sight: Sight, rows: list[Row]) -> Seen:
-    """What its checkpoints take, where that has changed."""
+def _keep(seen: Seen, sight: Sight, rows: list[Row], *, first: bool = False) -> Seen:
+    """What its checkpoints take, where that has changed. `first`: the operator has not seen the job before, so that
+    what an ended pod left may be old news. It stands at the pod's end, since somebody may have looked into the bucket
+    since, or another job gone on there."""
     found, checkpoint = _stored(sight), sight.spec.checkpoint
     if found is None or found == seen.stored or checkpoint is None:
         return seen
-    rows.append(Storage(place(checkpoint.uri, checkpoint.endpoint), sight.now, sight.job.metadata.uid, found))
-    return replace(seen, stored=found)
+    answered = sight.launcher is not None and sight.launcher.stored is not None
+    old = sight.left if first and not answered else None
+    at = min(old.at, sight.now) if old is not None and old.at is not None else sight.now
+    rows.append(Storage(place(checkpoint.uri, checkpoint.endpoint), at, sight.job.metadata.uid, found))
+    over = old is None or sight.job.status.finished_at is not None
+    return replace(seen, stored=found if over else None)  # a launcher that lives may have told something else since

@@ -3,7 +3,8 @@ every ten seconds, and at its end by what the launcher leaves in its pod. Pure."
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Final
 
 from muster.cluster.views import PodView
@@ -16,18 +17,20 @@ MOST_BYTES: Final = 2**62
 
 @dataclass(frozen=True, slots=True, order=True)
 class Left:
-    """What an ended pod of index 0 told: `stored` bytes, of its placement's generation, after this incarnation."""
+    """What an ended pod of index 0 told: `stored` bytes, of its placement's generation, after this incarnation; `at`
+    its end, by its node's clock."""
 
     generation: int
     incarnation: int
     stored: int
+    at: datetime | None = field(default=None, compare=False)
 
 
 def left_by(pod: PodView) -> Left | None:
     """The last word of an ended pod; None where it is another's, or says nothing of it."""
     facts = exits.decode(pod.termination_message) if pod.index == 0 and pod.termination_message else None
     return (
-        Left(pod.generation, facts.incarnation, facts.stored)
+        Left(pod.generation, facts.incarnation, facts.stored, pod.finished)
         if facts is not None and facts.stored is not None
         else None
     )

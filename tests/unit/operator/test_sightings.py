@@ -295,6 +295,37 @@ def test_what_the_last_save_took_is_told_by_the_pods_end() -> None:
     assert told_of_storage(story) == [(10, 100), (40, 300)], "once"
 
 
+def test_another_operator_dates_what_an_ended_pod_left_at_its_end() -> None:
+    """The pods of a finished job stay, for their logs. Meanwhile `muster cost reconcile` may have told what a prune has
+    left of its checkpoints, or another job gone on from them: their rows are newer, and stay the last word."""
+    story = running(checkpoint={"uri": "s3://models/a"})
+    story.case.later(30)
+    for index in (1, 0):
+        story.finish(index, story.case.now, incarnation=1, stored=300)
+    story.settle()
+    assert story.case.job.status.finished_at is not None
+    story.case.later(3600)
+    again = Story(story.case)
+    again.look()
+    again.case.later(60)
+    again.deleted = True
+    again.gone()
+    assert told_of_storage(again) == [(40, 300)]
+
+
+def test_what_a_lost_pod_left_is_no_word_on_those_that_go_on() -> None:
+    story = running(checkpoint={"uri": "s3://models/a"})
+    story.case.later(30)
+    story.finish(0, story.case.now, exits.Cause.USER, 1, incarnation=1, stored=300)
+    again = Story(story.case)
+    again.case.later(30)
+    again.look()
+    again.case.later(10)
+    again.case.launcher = replace(Status(Phase.RUNNING, 1, 2, 0), stored=300)
+    again.look()
+    assert told_of_storage(again) == [(40, 300), (80, 300)], "it may have told another number to the operator before"
+
+
 def test_a_job_that_is_deleted_while_it_saves_leaves_its_last_word() -> None:
     story = running(checkpoint={"uri": "s3://models/a"})
     story.case.later(30)
