@@ -209,5 +209,5 @@ def expiry(token: str) -> float:
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
         return float(claims["exp"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # anybody may send anything
         return float("inf")

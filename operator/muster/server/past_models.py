@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from enum import Enum
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 from muster.api.names import Phase
 from muster.server.models import Answer, Limit, Moment
 
+
+def _in_utc(moment: datetime) -> datetime:
+    """As the database takes it: near the ends of the calendar UTC has no such moment."""
+    try:
+        return moment.astimezone(timezone.utc)
+    except OverflowError:
+        raise PydanticCustomError("datetime_parsing", "there is no such moment in UTC") from None
+
+
 Name = Annotated[str, StringConstraints(max_length=253, pattern="^[-A-Za-z0-9_.]*$")]
+Words = Annotated[str, StringConstraints(max_length=1024)]
+"""What an annotation may say: an address, a name with spaces."""
+Border = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 class Read(Answer):
@@ -137,11 +151,15 @@ class PastQuery(BaseModel):
     namespace: Name = Field("", description="Only of this namespace.")
     name: Name | None = Field(None, description="Only of this name: one name may have been used by many jobs.")
     queue: Name | None = Field(None, description="Only of this queue.")
-    user: Name | None = Field(None, description="Only of this user, as the label `muster.dev/user` says.")
-    project: Name | None = Field(None, description="Only of this project, as the label `muster.dev/project` says.")
+    user: Words | None = Field(
+        None, description="Only of this user, as the label or the annotation `muster.dev/user` says."
+    )
+    project: Words | None = Field(
+        None, description="Only of this project, as the label or the annotation `muster.dev/project` says."
+    )
     phase: Phase | None = Field(None, description="Only whose last phase this is.")
-    begins: AwareDatetime | None = Field(None, description="Only jobs that existed at or after this moment.")
-    ends: AwareDatetime | None = Field(None, description="Only jobs that were submitted before this moment.")
+    begins: Border | None = Field(None, description="Only jobs that existed at or after this moment.")
+    ends: Border | None = Field(None, description="Only jobs that were submitted before this moment.")
     gone: bool | None = Field(None, description="true: only whose object is gone; false: only whose object is there.")
     limit: Limit = 100
     cursor: Annotated[str, StringConstraints(max_length=2048)] = Field(

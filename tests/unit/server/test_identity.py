@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 
 import pytest
@@ -142,5 +143,6 @@ async def test_rights_of_two_users_are_not_mixed() -> None:
 
 def test_the_end_of_a_token_is_read_where_it_says_one() -> None:
     assert expiry(jwt(12.5)) == 12.5
-    for other in ("opaque", "a.b.c", "..", "a.e30.c", "a.W10.c"):
+    nested = base64.urlsafe_b64encode(b"[" * 6000).decode()
+    for other in ("opaque", "a.b.c", "..", "a.e30.c", "a.W10.c", jwt(10**400), f"a.{nested}.c"):
         assert expiry(other) == float("inf")

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.unit
 ROWS = [
     job("a", goodput={"queued": 60, "starting": 60, "training": 3540}),
     job("b", namespace="vision", queue="vision", submitted_at=at(5), phase="Succeeded", deleted_at=at(65)),
-    job("c", namespace="vision", queue="vision", submitted_at=at(5), gpus=8, workers=1),
+    job("c", namespace="vision", queue="vision", submitted_at=at(5), gpus=8, workers=1, user="J. Müller <jm@x.org>"),
     attempt("a", goodput={"queued": 60, "starting": 60, "training": 3540}, ended_at=at(61)),
     interval("a", 0, ends=at(61)),
     interval("a", 1, ends=at(61)),
@@ -80,6 +80,8 @@ async def ask(past: Past | None, path: str, cluster: Cluster | None = None, stat
         ("ends=2026-11-20T12:05:00Z", "a"),
         ("begins=2026-11-20T13:05:00Z", "ca"),
         ("user=nobody", ""),
+        ("user=J.+M%C3%BCller+%3Cjm%40x.org%3E", "c"),
+        ("project=nothing%00+of+that", ""),
     ],
 )
 async def test_jobs_that_are_and_were(past: Past, query: str, found: str) -> None:
@@ -149,6 +151,8 @@ async def test_a_report_as_csv(past: Past, form: str) -> None:
         ("/v1/cost?by=colour", "nothing is grouped by 'colour'"),
         ("/v1/cost?format=xls", "format"),
         ("/v1/history/jobs?begins=2026-11-20T12:00:00", "begins"),
+        ("/v1/history/jobs?begins=0001-01-01T00:00:00%2B14:00", "begins: '0001-01-01"),
+        ("/v1/history/jobs?ends=9999-12-31T23:59:59-12:00", "ends: '9999-12-31"),
         ("/v1/history/jobs?gone=perhaps", "gone"),
         ("/v1/history/jobs?limit=501", "limit"),
         ("/v1/history/jobs?name=a%00b", "name"),
