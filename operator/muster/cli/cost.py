@@ -145,16 +145,17 @@ def _files(intervals: list[Path], pools: list[Path], month: str | None) -> tuple
         rows.read(_text(path).splitlines(), str(path), into=found)
     for path in pools:
         rows.read(_text(path).splitlines(), str(path), kind="pool", into=found)
-    begun = [row.begins for row in found.intervals] + [row.begins for row in found.pools]
-    begins, ends = month_named(month) if month else (min(begun, default=now), now)
     names = ", ".join(str(path) for path in (*intervals, *pools))
     periods = found.periods()
     if not periods:
         raise ValueError(f"{names}: no row tells of GPUs or storage, so there is nothing to bill; see docs/cost.md")
-    if not any(row[0] < ends and (row[1] is None or row[1] > begins) for row in periods):
-        first, last = min(row[0] for row in periods), max(row[1] or now for row in periods)
-        raise ValueError(f"{names}: nothing is told of {month}, but from {first:%Y-%m-%d} to {last:%Y-%m-%d}")
-    return found, begins, min(ends, now)
+    first, last = min(row[0] for row in periods), max(row[1] or now for row in periods)
+    begins, ends = month_named(month) if month else (first, now)
+    ends = min(ends, now)
+    if begins >= ends or not any(row[0] < ends and (row[1] is None or row[1] > begins) for row in periods):
+        asked = month or "the time up to now"
+        raise ValueError(f"{names}: nothing is told of {asked}, but from {first:%Y-%m-%d} to {last:%Y-%m-%d}")
+    return found, begins, ends
 
 
 def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, datetime]:
@@ -170,12 +171,13 @@ def _history(database: str, month: str | None) -> tuple[rows.Rows, datetime, dat
             parts=list(reader.parts(begins, ends)),
             stored=list(reader.stored(begins, ends)),
         )
-    if not found.periods():
+    ends = min(ends, seen_at or begins)
+    if begins >= ends or not found.periods():
         from muster.telemetry.history.database import shown
 
         until = f"it was written until {seen_at:%Y-%m-%d %H:%M} UTC" if seen_at else "nobody has written to it yet"
         raise ValueError(f"the history at {shown(url)} tells of nothing in {asked}; {until}; choose another --month")
-    return found, begins, min(ends, seen_at or begins)
+    return found, begins, ends
 
 
 @prices_app.command("list")
@@ -309,13 +311,13 @@ def _read(path: Path) -> _Given:
     flat, cost = raw.get("prices") or {}, raw.get("cost") or {}
     try:
         hourly = {str(name): Decimal(price) for name, price in flat.items()}
-    except (ArithmeticError, TypeError, AttributeError):
+    except (ArithmeticError, TypeError, ValueError, AttributeError):
         fail(f"{path}: prices: is no map of numbers; write it like `H100/on-demand: 2.50`")
     if not isinstance(cost, dict):
         fail(f"{path}: cost: is no map; see docs/cost.md")
     own = read(cost.get("catalogue") or {}, f"{path}: cost.catalogue")
     listed = cost.get("listPrices", "true") != "false"
-    return _Given(hourly, own, cost.get("currency") or "", cost.get("region") or "", listed)
+    return _Given(hourly, own, str(cost.get("currency") or ""), str(cost.get("region") or ""), listed)
 
 
 def _print(table: Report, in_whole: Callable[[], Report]) -> None:

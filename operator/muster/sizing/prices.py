@@ -13,6 +13,8 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Final
 
+from pydantic import ValidationError
+
 from muster.sizing.currencies import CURRENCIES
 from muster.sizing.price_file import (
     CAPACITIES,
@@ -171,10 +173,11 @@ def _flat(flat: Mapping[str, float | Decimal]) -> tuple[PriceFile, list[str]]:
             problems.append(
                 f"prices: {flavour!r} is no flavour; write it like H100/on-demand, with one of {CAPACITIES}"
             )
-        elif not 0 <= hourly <= 10**9:
-            problems.append(f"prices: {flavour}: {hourly} is no price; write what one GPU costs an hour, like 2.50")
-        else:
+            continue
+        try:
             prices.append(GpuPrice(gpu=gpu, capacity=capacity, hourly=Decimal(str(hourly)), source=FLAT))
+        except ValidationError:
+            problems.append(f"prices: {flavour}: {hourly} is no price; write what one GPU costs an hour, like 2.50")
     return PriceFile(gpus=tuple(prices)), problems
 
 
