@@ -156,6 +156,11 @@ CASES: Final = (
         {"muster_history_dropped_rows_total": "0x20 0+5x200"},
         {"muster_history_dropped_rows_total": "7x200"},
     ),
+    Case(  # a row that the database refuses comes once, and its job's cost is wrong for good
+        "MusterHistoryDown",
+        {"muster_history_dropped_rows_total": "0x20 1x200"},
+        {"muster_history_dropped_rows_total": "_x20 0x200"},
+    ),
     Case("MusterQuotaStarved", quota(3600), quota(60)),
 )
 
