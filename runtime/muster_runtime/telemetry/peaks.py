@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 PEAK_FLOPS: Final[tuple[tuple[str, float], ...]] = (
-    # The first name that occurs in torch's device name counts: narrow names before wide ones.
+    # The first name whose words occur in torch's device name counts: narrow names before wide ones.
     ("B200", 2250e12),  # NVIDIA Blackwell data sheet
     ("GB200", 2250e12),
     ("H200", 989.4e12),  # NVIDIA H200 data sheet
@@ -25,6 +25,7 @@ PEAK_FLOPS: Final[tuple[tuple[str, float], ...]] = (
     ("A40", 149.7e12),
     ("A30", 165e12),
     ("A10", 125e12),
+    ("A10G", 70e12),  # AWS' own, with fewer tensor cores at work
     ("V100", 125e12),
     ("MI325X", 1307e12),  # AMD Instinct data sheets
     ("MI300X", 1307e12),
@@ -33,6 +34,6 @@ PEAK_FLOPS: Final[tuple[tuple[str, float], ...]] = (
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Peak bf16 FLOP/s of one GPU by torch's name for it, or None for one that isn't known."""
-    words = device_name.replace("-", " ")
-    return next((peak for name, peak in PEAK_FLOPS if name in words), None)
+    """Peak bf16 FLOP/s of one GPU by torch's name for it, or None for one that isn't known: an RTX A1000 is no A100."""
+    words = f" {device_name.replace('-', ' ')} "
+    return next((peak for name, peak in PEAK_FLOPS if f" {name} " in words), None)
