@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, event, func, select, text
+from sqlalchemy import Engine, delete, event, func, insert, select, text
 from sqlalchemy.engine import URL
 
 from muster.telemetry.cost.intervals import AttemptParts, PoolInterval
@@ -22,7 +22,7 @@ from muster.telemetry.history.database import engine_of, migrate
 from muster.telemetry.history.reading import Filter, Reader
 from muster.telemetry.history.retention import expire
 from muster.telemetry.history.rows import Checkpoint, Failure, Preemption, Row, Storage
-from muster.telemetry.history.schema import intervals, metadata
+from muster.telemetry.history.schema import intervals, metadata, writers
 from muster.telemetry.history.writer import Writer
 
 from .rows import at, attempt, interval, job
@@ -378,6 +378,50 @@ def nobody_writes_after_a_successor(database: Database) -> None:
         assert [(one.uid, one.phase) for one in reader.jobs().jobs] == [("a", "Failed")]
 
 
+def a_backup_is_put_in_its_place(database: Database) -> None:
+    """What was written since is lost. What exists is said again, and nothing that has ended since goes on for ever."""
+    with writing(database) as writer:
+        writer.put([job("a"), interval("a"), job("b"), interval("b")])
+        writer.picture(at(2))
+        until("the picture", lambda: writer.health.written == 4)
+        with engine(database) as made, made.begin() as connection:
+            backup = connection.execute(select(intervals)).all(), connection.execute(select(writers)).all()
+        writer.put([interval("b", ends=at(3)), job("b", deleted_at=at(3))])
+        writer.seen(at(4))
+        until("the end of b", lambda: writer.health.written == 6)
+        with engine(database) as made, made.begin() as connection:
+            for table, rows in zip((intervals, writers), backup, strict=True):
+                connection.execute(delete(table))
+                connection.execute(insert(table), [{c.key: row._mapping[c] for c in table.c} for row in rows])
+        writer.seen(at(5))
+        until("a picture is wanted", lambda: writer.wants_picture)
+        writer.put([job("a"), interval("a")])
+        writer.picture(at(6))
+        until("all is well", lambda: not writer.health.waiting and not writer.wants_picture)
+    with reading(database) as reader:
+        found = {one.job: (one.ends, one.estimated) for one in reader.intervals(at(0), at(9))}
+        assert found == {"a": (None, False), "b": (at(2), True)}
+        assert reader.seen_at() == at(6)
+
+
+def an_empty_one_is_put_in_its_place(database: Database) -> None:
+    with writing(database) as writer:
+        writer.put([job("a"), interval("a")])
+        writer.picture(at(2))
+        until("the picture", lambda: writer.health.written == 2)
+        with engine(database) as made, made.begin() as connection:
+            metadata.drop_all(connection)
+            connection.exec_driver_sql("DROP TABLE alembic_version")
+        writer.put([job("b")])
+        writer.seen(at(3))
+        until("a picture is wanted", lambda: writer.wants_picture)
+        writer.put([job("a"), interval("a")])
+        writer.picture(at(4))
+        until("all is well", lambda: not writer.health.waiting and not writer.wants_picture)
+    with reading(database) as reader:
+        assert {one.uid for one in reader.jobs().jobs} == {"a", "b"}
+
+
 def a_row_that_is_refused_holds_up_no_other(database: Database) -> None:
     with writing(database) as writer:
         writer.put([job("a"), job("b", gpus=2**70), job("c", submitted_at=None)])
@@ -453,6 +497,8 @@ CASES: tuple[Callable[[Database], None], ...] = (
     cut_between_write_and_commit,
     a_successor_ends_what_is_gone,
     nobody_writes_after_a_successor,
+    a_backup_is_put_in_its_place,
+    an_empty_one_is_put_in_its_place,
     a_row_that_is_refused_holds_up_no_other,
     too_many_rows_while_it_is_away,
     what_is_old_is_forgotten,

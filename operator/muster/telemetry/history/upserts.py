@@ -45,6 +45,10 @@ class Superseded(Exception):
     """Another operator has taken this database over."""
 
 
+class TakenBack(Exception):
+    """The database is not what was written to: an older copy of it, or an empty one."""
+
+
 def key_of(row: Row) -> Key:
     kind = KINDS[type(row)]
     return type(row), tuple(getattr(row, name) for name in kind.key)
@@ -87,15 +91,19 @@ def take_over(
     return term
 
 
-def beat(connection: Connection, term: int, seen_at: datetime) -> None:
-    """What is in the database is how the cluster was at `seen_at`. Raises Superseded when the term is over."""
-    mine = and_(writers.c.name == OPERATOR, writers.c.term == term)
-    if connection.execute(update(writers).where(mine).values(seen_at=seen_at)).rowcount != 1:
-        other = connection.execute(select(writers.c.identity).where(writers.c.name == OPERATOR)).scalar()
+def beat(connection: Connection, term: int, seen_at: datetime, told: datetime) -> None:
+    """What is in the database is how the cluster was at `seen_at`; it had come to `told` before. Raises Superseded when
+    the term is over, and TakenBack."""
+    mine = writers.c.name == OPERATOR
+    found = connection.execute(select(writers).where(mine).with_for_update()).one_or_none()
+    if found is not None and found.term > term:
         raise Superseded(
-            f"{other or 'nobody'} writes to this database now: each cluster needs a database of its own, and in a "
-            "cluster only the leader writes"
+            f"{found.identity} writes to this database now: each cluster needs a database of its own, and in a cluster "
+            "only the leader writes"
         )
+    if found is None or found.term < term or found.seen_at < told:
+        raise TakenBack(f"it reaches to {found.seen_at:%Y-%m-%d %H:%M:%S} UTC" if found is not None else "it is empty")
+    connection.execute(update(writers).where(mine).values(seen_at=seen_at))
 
 
 def write(connection: Connection, term: int, rows: Sequence[tuple[int, Row]]) -> int:

@@ -6,7 +6,7 @@ and counted, and whatever exists is said again when it is back.
 
 A new writer begins a term. With its first rows, in one transaction, it ends everything that was left open at the time
 at which its predecessor last saw the cluster, marked as estimated; its first rows are a whole picture of what exists,
-and open again what goes on.
+and open again what goes on. So it does when somebody has put a backup of the database in its place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from muster.telemetry.history import upserts
 from muster.telemetry.history.database import engine_of, migrate
 from muster.telemetry.history.retention import AT_ONCE, expire
 from muster.telemetry.history.rows import Row
-from muster.telemetry.history.upserts import Key, Superseded, key_of
+from muster.telemetry.history.upserts import Key, Superseded, TakenBack, key_of
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,7 @@ class Writer:
         # The thread's own:
         self._migrated = False
         self._term = 0
+        self._told: datetime | None = None
         self._said_at = float("-inf")
         self._expired_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
@@ -156,7 +157,12 @@ class Writer:
                     self._health = replace(self._health, trouble=str(error))
                     self._rows.clear()
                 break
+            except TakenBack as error:
+                log.warning("history: somebody put an older database in place: %s; what exists is said again", error)
+                with self._lock:
+                    self._wants_picture = True
             except Exception as error:  # noqa: BLE001 - whatever a driver raises, what was put is tried again
+                self._migrated = False  # it may come back without its tables
                 self._away(error)
                 with self._lock:
                     self._lock.wait_for(lambda: self._closing, wait)
@@ -180,9 +186,9 @@ class Writer:
                 term = upserts.take_over(connection, self._identity, picture, seen_at, gap)
             else:
                 term = self._term
-                upserts.beat(connection, term, seen_at)
+                upserts.beat(connection, term, seen_at, self._told or seen_at)
             refused = upserts.write(connection, term, list(rows.values()))
-        self._term = term
+        self._term, self._told = term, seen_at
         self._written(rows, picture, refused)
 
     def _written(self, rows: dict[Key, tuple[int, Row]], picture: datetime | None, refused: int) -> None:
