@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from muster_protocol import launcher_api as api
-from muster_protocol.launcher_status import Facts, Profile, Status
+from muster_protocol.launcher_status import Facts, Profile
 from muster_protocol.messages import Copy, Ended, GangState, Heartbeat, Member, Membership, Release, Restart, Stop
 from muster_protocol.tokens import same_token
 from muster_protocol.wire import decode, encode
+from muster_runtime.launch.answers import Answers
 from muster_runtime.launch.copies import Copies, Stream
 from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_server import Request, Response
@@ -40,8 +41,6 @@ class Gang(Protocol):
 
 
 class ApiHandler:
-    """`status` and `metrics` make the current answers."""
-
     def __init__(
         self,
         own: Member,
@@ -49,8 +48,7 @@ class ApiHandler:
         state: State,
         roll: Roll,
         gang: Gang,
-        status: Callable[[], Status],
-        metrics: Callable[[], tuple[bytes, str]],
+        answers: Answers,
         copies: Copies,
         hangs: Hangs,
         profiles: Profiles,
@@ -61,8 +59,7 @@ class ApiHandler:
         self._state = state
         self._roll = roll
         self._gang = gang
-        self._status = status
-        self._metrics = metrics
+        self._answers = answers
         self._copies = copies
         self._hangs = hangs
         self._profiles = profiles
@@ -88,7 +85,7 @@ class ApiHandler:
         if request.method == "GET" and request.path == api.HEALTH_PATH:
             return Response(200, b"ok\n", "text/plain")
         if request.method == "GET" and request.path == api.METRICS_PATH:
-            body, kind = self._metrics()
+            body, kind = self._answers.metrics_text()
             return Response(200, body, kind)
         if not self._allowed(request):
             return _text(401, "the job's token is missing or wrong")
@@ -115,7 +112,7 @@ class ApiHandler:
         return same_token(given, self._token)
 
     async def _get_status(self, request: Request) -> Response:
-        return _json(200, self._status())
+        return _json(200, self._answers.status())
 
     async def _get_membership(self, request: Request) -> Response:
         incarnation = self._roll.held.incarnation if self._roll.held is not None else 0

@@ -11,9 +11,8 @@ from typing import Any, Final
 from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.idleness import Idleness
 from muster_protocol.launcher_status import Straggler
-from muster_protocol.messages import Ended, Figures, GangState, Heartbeat, Member, Release, Restart
+from muster_protocol.messages import Ended, GangState, Heartbeat, Member, Release, Restart
 from muster_protocol.wire import decode, encode
 from muster_runtime.launch import verdict
 from muster_runtime.launch.config import Config
@@ -22,6 +21,7 @@ from muster_runtime.launch.http_client import Client, Unreachable
 from muster_runtime.launch.liveness import Silence
 from muster_runtime.launch.membership import Refused, Roll
 from muster_runtime.launch.progress import Progress
+from muster_runtime.launch.standing import Standing
 from muster_runtime.launch.state import Over, State
 from muster_runtime.launch.termination import say
 
@@ -37,9 +37,17 @@ _BACKOFF: Final = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 class Follower:
     def __init__(
-        self, config: Config, client: Client, state: State, roll: Roll, progress: Progress, hangs: Hangs
+        self,
+        config: Config,
+        client: Client,
+        state: State,
+        roll: Roll,
+        standing: Standing,
+        progress: Progress,
+        hangs: Hangs,
     ) -> None:
         self._config = config
+        self._standing = standing
         self._client = client
         self._state = state
         self._roll = roll
@@ -50,27 +58,20 @@ class Follower:
         self._leader_uid = ""
         """Of the pod at that address, where that is known."""
         self._released = False
-        self.copy: tuple[int, ...] = ()
-        """What this launcher holds of another's memory, as a `Member` tells it."""
-        self.restarts = 0, 0, 0
-        """How often the processes were started again in place: in all, after failures of the script, and for memory."""
-        self.copy_error = ""
-        """Why nobody gets a copy of this pod's memory, or ""."""
-        self.idleness: Idleness | None = None
-        """Of this pod's GPUs."""
-        self.figures: Figures | None = None
-        """Of this node, to be told when joining for the first time."""
         self._incarnation = 0
         self._silence = Silence(config.heartbeat, state.clock())
         self._lost: Ended | None = None
         self._lost_uid = ""
         self._lost_until = 0.0
         self._stop_told: asyncio.Future[None] | None = None
-        self.storage_errors: dict[int, str] = {}
+
+    @property
+    def storage_errors(self) -> dict[int, str]:
+        return {}
 
     @property
     def failing_copy(self) -> str:
-        return self.copy_error
+        return self._standing.copy_error
 
     @property
     def idleness_of_all(self) -> None:
@@ -131,11 +132,17 @@ class Follower:
         self._leader = named.address if named is not None and named.address else self._config.leader_host
         self._leader_uid = named.pod_uid if named is not None else self._leader_uid
         told_to_end = max(self._incarnation, state.restart.incarnation - 1 if state.restart is not None else 0)
-        restarts, failures, memory = self.restarts
-        own = replace(self._own, incarnation=told_to_end, copy=self.copy)
-        own = replace(own, restarts=restarts, failures=failures, memory_failures=memory)
-        if self.figures is not None and not self._released:
-            own = replace(own, figures=replace(self.figures, sent_at=time.time()))
+        tally = self._standing.tally
+        own = replace(
+            self._own,
+            incarnation=told_to_end,
+            copy=self._standing.copy,
+            restarts=tally.restarts,
+            failures=tally.failures,
+            memory_failures=tally.memory_failures,
+        )
+        if self._standing.figures is not None and not self._released:
+            own = replace(own, figures=replace(self._standing.figures, sent_at=time.time()))
         body = encode(own)
         call = asyncio.ensure_future(
             self._client.call("POST", self._leader, api.JOIN_PATH, body, timeout=api.JOIN_HOLD_SECONDS + 5)
@@ -160,15 +167,7 @@ class Follower:
         return status, body
 
     def _raise_if_over(self) -> None:
-        if self._state.stop is not None:
-            message = f"stopped ({self._state.stop.reason.value}) before the gang was complete"
-            raise Over(ExitFacts(Cause.PREEMPTED, exits.EXIT_PREEMPTED, message))
-        if self._state.foreign:
-            raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, self._state.foreign))
-        if self._state.lost:
-            raise Over(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, self._state.lost))
-        if self._state.ending:
-            raise Over(verdict.followed(self._state.first, self._own.index))
+        self._state.raise_if_over(self._own.index)
         if self._lost is not None and self._state.clock() >= self._lost_until:
             message = f"{self._lost.message}; no other pod took its place within {self._config.replace_seconds:g} s"
             raise Over(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message))
@@ -266,7 +265,7 @@ class Follower:
 
     async def _beat_once(self) -> str:
         """ "" when index 0 answered, else why not."""
-        stuck, copy_error = self._hangs.stuck, self.copy_error
+        stuck, copy_error = self._hangs.stuck, self._standing.copy_error
         own = self._config.index, self._config.pod_uid
         beat = Heartbeat(
             *own,
@@ -275,7 +274,7 @@ class Follower:
             copy_error,
             self._hangs.paces(),
             stopped=self._hangs.stopped,
-            idleness=self.idleness,
+            idleness=self._standing.idleness,
         )
         patience = min(_CALL_SECONDS, max(1.0, self._config.heartbeat))  # `Silence` counts two intervals a beat at most
         try:

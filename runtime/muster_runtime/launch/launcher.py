@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import fmean
 from typing import Final
 
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.goodput import Spent
-from muster_protocol.launcher_status import Kept, MemoryTier, Phase, ProfilePhase, Status
+from muster_protocol.launcher_status import Phase
 from muster_protocol.messages import Ended, GangState, Release, Stop, StopReason
 from muster_protocol.uris import parse_uri
 from muster_runtime import report
 from muster_runtime.launch import environment, preflight, termination, verdict
+from muster_runtime.launch.answers import Answers, samples
 from muster_runtime.launch.api_handler import ApiHandler
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.copies import Copies
 from muster_runtime.launch.figures import Machine, gpus, measure
 from muster_runtime.launch.follower import Follower
-from muster_runtime.launch.gathered import Sample, of_gpus, of_ranks
 from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_client import Client
 from muster_runtime.launch.http_server import Server
@@ -34,6 +33,7 @@ from muster_runtime.launch.progress import Progress
 from muster_runtime.launch.ranks import CommandError, NoRoomError, Rank, Ranks, adopt_orphans, allow_open_files
 from muster_runtime.launch.run_folder import RunFolder
 from muster_runtime.launch.spending import Spending, how_ended
+from muster_runtime.launch.standing import Standing
 from muster_runtime.launch.state import Over, State
 from muster_runtime.launch.stopping import Stopping
 from muster_runtime.launch.termination import say
@@ -57,29 +57,40 @@ class Launcher:
         self._config = config
         self._environ = environ
         self._state = State()
+        self._standing = Standing()
         self._roll = Roll(config.generation, config.workers)
         self._progress = Progress()
         self._gpus = gpus()
-        self._metrics = Metrics(config, self._gathered)
         self._ranks = Ranks(self._state.tell)
         self._hangs = Hangs(config, self._ranks, self._state)
+        self._metrics = Metrics(config, lambda: samples(self._hangs, self._gpus))
         self._client = Client(config.port, config.token, config.pod_uid, config.generation)
         self._gang: Leader | Follower = (
-            Leader(config, self._client, self._state, self._roll, self._hangs)
+            Leader(config, self._client, self._state, self._roll, self._standing, self._hangs)
             if config.leads
-            else Follower(config, self._client, self._state, self._roll, self._progress, self._hangs)
+            else Follower(config, self._client, self._state, self._roll, self._standing, self._progress, self._hangs)
         )
         self._stopping = Stopping(self._ranks, self._state)
-        self._phase = Phase.JOINING
-        self._incarnation = self._restarts = self._failures = self._memory_failures = 0
-        self._started_at = 0.0
-        self._restarted_after = ""
         self._folder: RunFolder | None = None
         self._oom_kills = termination.oom_kills()
         self._copies = Copies(config, self._roll, self._state)
         self._spending = Spending(config.reached, self._busy)
         self._profiles = Profiles(config)
         self._tracking = Tracking(config, environ)
+        self._answers = Answers(
+            config,
+            self._standing,
+            self._state,
+            self._gang,
+            self._ranks,
+            self._progress,
+            self._copies,
+            self._hangs,
+            self._spending,
+            self._profiles,
+            self._tracking,
+            self._metrics,
+        )
         self._signalled = False
 
     async def run(self) -> ExitFacts:
@@ -87,7 +98,7 @@ class Launcher:
         adopt_orphans()
         self._listen_to_signals()
         config = self._config
-        parts = (self._state, self._roll, self._gang, self._status, self._metrics_text)
+        parts = (self._state, self._roll, self._gang, self._answers)
         kept = (self._copies, self._hangs, self._profiles, self._tracking)
         handler = ApiHandler(config.member, config.token, *parts, *kept)
         connections = 2 * self._config.workers + 256
@@ -134,18 +145,16 @@ class Launcher:
                 if facts is not None:
                     return facts
                 self._copies.end()
-                self._gang.copy = self._copies.holding
+                self._standing.copy = self._copies.holding
                 release = await self._rejoin()
         except Over as over:
             return over.facts
 
     async def _train(self, release: Release) -> ExitFacts | None:
         """Runs one incarnation of the ranks. None: the gang starts again. Raises Over."""
-        self._restarts = max(self._restarts, release.restarts)
-        self._failures = max(self._failures, release.failures)
-        self._memory_failures = max(self._memory_failures, release.memory_failures)
+        self._standing.tally = self._standing.tally.heard(release)
         await self._copies.begin(release)
-        first_time = self._incarnation == 0
+        first_time = self._standing.incarnation == 0
         try:
             self._start_ranks(release)
         except CommandError as error:
@@ -156,7 +165,7 @@ class Launcher:
             where = f"it needs some kB below {env.MOUNT_PATH}"
             message = f"no folder for the launcher and its ranks to meet in ({error}); {where}"
             return await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message))
-        self._phase = Phase.RUNNING
+        self._standing.phase = Phase.RUNNING
         if first_time:
             self._gang.begin()
         return await self._watch()
@@ -170,7 +179,7 @@ class Launcher:
         assert restart is not None
         say(f"the gang starts again in place, as incarnation {restart.incarnation}: {restart.first.message}")
         if not restart.first.crash:
-            self._phase = Phase.JOINING
+            self._standing.phase = Phase.JOINING
         if restart.first.cause == Cause.HANG.value:
             await self._stopping.kill()  # who hangs answers no SIGTERM, nor does who waits for it
         else:
@@ -188,11 +197,8 @@ class Launcher:
         termination.clear(self._config.termination_log)
         self._progress.begin_anew()
         if restart.first.crash:
-            self._restarts += 1
-            self._failures += restart.first.cause != Cause.NETWORK.value
-            self._memory_failures += restart.first.cause == Cause.OUT_OF_MEMORY.value
-            self._restarted_after = restart.first.message
-        self._gang.restarts = self._restarts, self._failures, self._memory_failures
+            self._standing.tally = self._standing.tally.after(restart.first)
+            self._standing.restarted_after = restart.first.message
         return await self._gang.assemble(None)
 
     async def _look_at_node(self) -> None:
@@ -204,7 +210,7 @@ class Launcher:
         while not work.done() and self._state.stop is None:
             await self._state.wait(_LOOK_SECONDS)
         if work.done():
-            self._gang.figures = work.result()
+            self._standing.figures = work.result()
         else:
             work.cancel()
 
@@ -213,7 +219,7 @@ class Launcher:
             return None
         if self._config.attempt:  # the pod that was here before has seen to it, and memory may do without the store
             return None
-        self._phase = Phase.PREFLIGHT
+        self._standing.phase = Phase.PREFLIGHT
 
         def trouble(text: str) -> None:
             self._progress.storage_error = text
@@ -221,7 +227,7 @@ class Launcher:
                 say(text)
 
         def done(_: object) -> None:
-            self._phase = Phase.JOINING
+            self._standing.phase = Phase.JOINING
             self._state.tell()
 
         checked = preflight.start(parse_uri(self._config.checkpoint_uri), self._config.start_from, trouble)
@@ -229,7 +235,7 @@ class Launcher:
         return checked
 
     def _start_ranks(self, release: Release) -> None:
-        self._incarnation = release.incarnation
+        self._standing.incarnation = release.incarnation
         ranks, reached = self._config.processes, self._spending.reached
         self._folder = folder = RunFolder(
             self._config.run_roots, release.incarnation, self._hear, ranks=ranks, reached=reached
@@ -238,7 +244,7 @@ class Launcher:
         self._stopping.control = folder.control
         self._hangs.begin(folder.path, folder.pulse)
         self._profiles.begin(folder.path, folder.control)
-        self._oom_kills, self._started_at = termination.oom_kills(), self._state.clock()
+        self._oom_kills, self._standing.started_at = termination.oom_kills(), self._state.clock()
         environments = [
             (
                 self._config.rank(local),
@@ -250,6 +256,7 @@ class Launcher:
             for local in range(self._config.processes)
         ]
         self._spending.begin(folder.pulse)
+        self._standing.idleness = None
         self._ranks.start(self._config.command, environments, prefix=self._config.world_size > 1)
 
     async def _watch(self) -> ExitFacts | None:
@@ -274,10 +281,10 @@ class Launcher:
             await state.wait(_LOOK_SECONDS)
             self._ranks.reap()
             self._copies.look()
-            self._gang.copy_error = self._copies.trouble
+            self._standing.copy_error = self._copies.trouble
             self._hangs.look()
             self._spending.look()
-            self._gang.idleness = self._spending.idleness
+            self._standing.idleness = self._spending.idleness
             self._tracking.look(self._gpus.gpus if self._gpus is not None else (), self._profiles.state)
 
     def _how_ended(self) -> End:
@@ -285,14 +292,14 @@ class Launcher:
         return how_ended((rank.exit_code for rank in self._ranks.all), first)
 
     def _starts_again(self) -> bool:
-        return self._state.restart is not None and self._state.restart.incarnation > self._incarnation
+        return self._state.restart is not None and self._state.restart.incarnation > self._standing.incarnation
 
     # ------------------------------------------------------------------------------------------------------------- ends
 
     async def _fail(self, failed: list[Rank]) -> ExitFacts | None:
         own = await self._first_failure(failed)
         self._hear()
-        if self._step() is None and self._state.clock() - self._started_at > STOOD_STILL_SECONDS:
+        if self._step() is None and self._state.clock() - self._standing.started_at > STOOD_STILL_SECONDS:
             own = replace(own, signature="")
         done = [rank.rank for rank in self._ranks.all if rank.exit_code == 0]
         if own.echo and done:  # the script lets a rank leave before the others
@@ -336,7 +343,7 @@ class Launcher:
         assert self._state.stop is not None
         stop = self._state.stop
         say(f"asked to stop ({stop.reason.value}), grace {stop.grace_seconds:g} s")
-        self._phase = Phase.STOPPING
+        self._standing.phase = Phase.STOPPING
         killed = await self._stopping.drive()
         self._hear()
         if self._state.stop is None:
@@ -374,7 +381,7 @@ class Launcher:
 
     async def _end_with_gang(self, facts: ExitFacts) -> ExitFacts:
         gang = await self._gang.finish(facts)
-        self._phase = Phase.ENDED
+        self._standing.phase = Phase.ENDED
         if facts.cause is Cause.SUCCEEDED and gang.ended is not None and self._config.leads:
             facts = self._complete(self._seen(verdict.followed(gang.ended, self._config.index)))
             self._leave_word(facts)
@@ -402,17 +409,18 @@ class Launcher:
         termination.write(self._config.termination_log, self._complete(facts))
 
     def _complete(self, facts: ExitFacts) -> ExitFacts:
+        tally = self._standing.tally
         return replace(
             facts,
             committed_step=self._committed(),
             stored=self._progress.stored,
             step=self._step(),
             loss=self._progress.loss,
-            incarnation=self._incarnation,
-            restarts=self._restarts,
-            failures=self._failures,
-            memory_failures=self._memory_failures,
-            spent=self._spent(),
+            incarnation=self._standing.incarnation,
+            restarts=tally.restarts,
+            failures=tally.failures,
+            memory_failures=tally.memory_failures,
+            spent=self._answers.spent(),
         )
 
     def _busy(self) -> float | None:
@@ -420,9 +428,6 @@ class Launcher:
         known = [gpu.utilization for gpu in self._gpus.gpus] if self._gpus is not None else []
         told = [part for part in known if part is not None]
         return fmean(told) if told and len(told) == len(known) else None
-
-    def _spent(self) -> Spent | None:
-        return self._spending.spent() if self._config.leads else None
 
     def _step(self) -> int | None:
         """Where the ranks stand, or where they began."""
@@ -466,72 +471,6 @@ class Launcher:
             self._progress.take(message)
             self._metrics.take(message)
             self._tracking.hear(message)
-
-    # ---------------------------------------------------------------------------------------------------------- answers
-
-    def _status(self) -> Status:
-        last, progress = self._progress.last, self._progress
-        phase, lost = self._phase, self._gang.lost
-        if phase is Phase.RUNNING and self._state.stop is not None:
-            phase = Phase.STOPPING
-        elif phase in (Phase.RUNNING, Phase.STOPPING) and self._state.stop is None and lost:
-            phase = Phase.JOINING  # soon: its ranks are being ended
-        return Status(
-            phase=phase,
-            generation=self._config.generation,
-            incarnation=self._incarnation,
-            index=self._config.index,
-            joined=self._gang.joined,
-            workers=self._config.workers,
-            step=progress.step,
-            total_steps=last.total_steps if last else None,
-            loss=last.loss if last else None,
-            steps_per_second=progress.steps_per_second(),
-            tokens_per_second=last.tokens_per_second if last else None,
-            checkpoint=progress.checkpoint,
-            resumed_from=progress.resumed_from,
-            storage_error=progress.storage_error or next(iter(self._gang.storage_errors.values()), ""),
-            fixed_size=progress.fixed_size,
-            warnings=tuple(progress.warnings),
-            restarts=self._restarts,
-            failures=self._failures,
-            memory_failures=self._memory_failures,
-            restarted_after=self._restarted_after,
-            restarted_by=restart.first if (restart := self._state.restart) and restart.first.crash else None,
-            memory_tier=self._memory_tier(),
-            copy=self._copies.holding,
-            lost=lost,
-            stored=progress.stored,
-            saving=progress.saving,
-            numerics=progress.numerics,
-            spent=self._spent(),
-            stragglers=self._gang.stragglers,
-            idleness=self._gang.idleness_of_all,
-            tracking=self._tracking.told,
-            profile=self._profiles.state if self._profiles.state.phase is not ProfilePhase.NONE else None,
-        )
-
-    def _memory_tier(self) -> MemoryTier | None:
-        if not self._config.keeps_memory:
-            chosen = self._config.memory == Kept.OFF.value
-            return MemoryTier(Kept.OFF, "" if chosen else "no restart of this job would come back to it")
-        tier, failing = self._progress.memory_tier, self._gang.failing_copy
-        return replace(tier, why=failing) if failing and tier is not None and tier.kept is Kept.PEER else tier
-
-    def _metrics_text(self) -> tuple[bytes, str]:
-        self._metrics.processes(len(self._ranks.running), self._incarnation)
-        if (spent := self._spent()) is not None:
-            self._metrics.spent(spent)
-        self._metrics.stragglers(self._gang.stragglers)
-        self._metrics.tracking(self._tracking.told)
-        last, progress = self._progress.last, self._progress
-        self._metrics.pace(progress.step, last.total_steps if last else None, progress.steps_per_second())
-        return self._metrics.text()
-
-    def _gathered(self) -> Iterator[Sample]:
-        yield from of_ranks(self._hangs.beats())
-        if self._gpus is not None:
-            yield from of_gpus(self._gpus.gpus)
 
     def _leave_folder(self) -> None:
         self._hangs.end()

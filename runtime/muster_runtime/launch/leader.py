@@ -14,7 +14,7 @@ from typing import Any, Final
 from muster_protocol import exits
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import Cause, ExitFacts
-from muster_protocol.idleness import Idleness, of_gang
+from muster_protocol.idleness import Idleness
 from muster_protocol.launcher_status import Kept, Straggler
 from muster_protocol.messages import Ended, Figures, GangState, Heartbeat, Member, Release, Restart, Stop, StopReason
 from muster_protocol.wire import encode
@@ -22,12 +22,14 @@ from muster_runtime.launch import verdict
 from muster_runtime.launch.checkup import judge
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.hangs import Hangs, Search
+from muster_runtime.launch.heard import Heard
 from muster_runtime.launch.http_client import Client
 from muster_runtime.launch.liveness import PROBING_SECONDS, Silence, silent
 from muster_runtime.launch.membership import Barrier, Refused, Roll
 from muster_runtime.launch.partners import Partners
 from muster_runtime.launch.ports import Ports
 from muster_runtime.launch.restarts import Refusal, Restarts
+from muster_runtime.launch.standing import Standing
 from muster_runtime.launch.state import Over, State
 from muster_runtime.launch.stragglers import Stragglers, told
 from muster_runtime.launch.termination import say
@@ -51,8 +53,11 @@ _ASKED: Final = frozenset({Cause.PREEMPTED.value, Cause.MAX_RUNTIME.value})
 
 
 class Leader:
-    def __init__(self, config: Config, client: Client, state: State, roll: Roll, hangs: Hangs) -> None:
+    def __init__(
+        self, config: Config, client: Client, state: State, roll: Roll, standing: Standing, hangs: Hangs
+    ) -> None:
         self._config = config
+        self._standing = standing
         self._client = client
         self._state = state
         self._roll = roll
@@ -71,23 +76,10 @@ class Leader:
         self._restarts = Restarts(config.restarts, config.memory_restarts, config.network_restarts)
         self._not_before = 0.0
         self._ports = Ports(config.address)
-        self.copy: tuple[int, ...] = ()
-        """What this launcher holds of another's memory, as a `Member` tells it."""
-        self.restarts = 0, 0, 0
-        """How often the processes were started again in place: in all, after failures of the script, and for memory."""
-        self.idleness: Idleness | None = None
-        """Of this pod's GPUs."""
-        self._idleness: dict[int, Idleness] = {}
-        self.figures: Figures | None = None
-        """Of this node, before its first ranks."""
         self._figures: dict[int, Figures] = {}
-        self.copy_error = ""
-        """Why nobody gets a copy of this pod's memory, or ""."""
-        self._copy_errors: dict[int, str] = {}
+        self._heard = Heard()
         self._partners = Partners()
         self._open_barrier(1)
-        self.storage_errors: dict[int, str] = {}
-        """What other workers found wrong with the storage, by index."""
 
     def _open_barrier(self, incarnation: int) -> None:
         """For the processes that will be this incarnation."""
@@ -106,8 +98,11 @@ class Leader:
 
     @property
     def failing_copy(self) -> str:
-        """Why a worker's memory has no copy with another one, or ""."""
-        return self.copy_error or next((self._copy_errors[index] for index in sorted(self._copy_errors)), "")
+        return self._heard.failing_copy(self._standing.copy_error)
+
+    @property
+    def storage_errors(self) -> dict[int, str]:
+        return self._heard.storage_errors
 
     @property
     def stragglers(self) -> tuple[Straggler, ...]:
@@ -116,10 +111,7 @@ class Leader:
 
     @property
     def idleness_of_all(self) -> Idleness | None:
-        """None where that of one worker isn't known."""
-        if self.idleness is None or len(self._idleness) < self._config.workers - 1:
-            return None
-        return of_gang((self.idleness, *self._idleness.values()))
+        return self._heard.idleness(self._standing.idleness, self._config.workers)
 
     @property
     def joined(self) -> int:
@@ -156,7 +148,9 @@ class Leader:
         say_at = state.clock() + 1.0
         try:
             while True:
-                self._raise_if_over(preflight)
+                state.raise_if_over(0)
+                if preflight is not None and preflight.done():
+                    preflight.result()
                 now = state.clock()
                 checked = (preflight is None or preflight.done()) and now >= self._not_before
                 if checked and self._barrier.may_be_full and not self._barrier.missing(now):
@@ -177,17 +171,6 @@ class Leader:
             self._decided.set()
             raise
 
-    def _raise_if_over(self, preflight: asyncio.Future[None] | None) -> None:
-        if self._state.stop is not None:
-            message = f"stopped ({self._state.stop.reason.value}) before the gang was complete"
-            raise Over(ExitFacts(Cause.PREEMPTED, exits.EXIT_PREEMPTED, message))
-        if self._state.foreign:
-            raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, self._state.foreign))
-        if self._state.ending:
-            raise Over(verdict.followed(self._state.first, 0))
-        if preflight is not None and preflight.done():
-            preflight.result()
-
     def _late(self, missing: list[int]) -> ExitFacts:
         gone = [index for index in missing if index in self._lost]
         if gone:
@@ -204,8 +187,8 @@ class Leader:
         """Raises Over where a node is not fit to train, by the figures of those who join for the first time."""
         present = self._barrier.present(self._state.clock())
         new = {index: member.figures for index, member in present.items() if member.figures is not None}
-        if self.figures is not None and not self._figures:
-            new[0] = self.figures
+        if self._standing.figures is not None and not self._figures:
+            new[0] = self._standing.figures
         self._figures |= new
         found = [one for one in judge(self._figures, factor=self._config.pace.factor) if one.index in new]
         for one in found:
@@ -215,7 +198,8 @@ class Leader:
             raise Over(verdict.unfit(self._unfit, 0))
 
     def _let_go(self) -> Release:
-        self._members = {**self._barrier.present(self._state.clock()), 0: replace(self._own, copy=self.copy)}
+        own = replace(self._own, copy=self._standing.copy)
+        self._members = {**self._barrier.present(self._state.clock()), 0: own}
         if self._config.copies_memory:
             self._partners = Partners.of(self._members, one_node=self._config.memory == Kept.PEER.value)
         for index in self._lost:
@@ -224,22 +208,20 @@ class Leader:
         seen = max(member.incarnation for member in self._members.values())
         self._incarnation = self._state.incarnation = max(self._incarnation, seen + 1, self._roll.incarnation())
         port = self._ports.free()
-        counts = self._restarts
-        counts.total = max(counts.total, *(member.restarts for member in self._members.values()))
-        counts.count = max(counts.count, *(member.failures for member in self._members.values()))
-        counts.memory = max(counts.memory, *(member.memory_failures for member in self._members.values()))
+        for member in self._members.values():
+            self._restarts.tally = self._restarts.tally.heard(member)
+        tally = self._restarts.tally
         self._release = Release(
             self._incarnation,
             self._config.address,
             port,
             leader_uid=self._own.pod_uid,
-            restarts=counts.total,
-            failures=counts.count,
-            memory_failures=counts.memory,
+            restarts=tally.restarts,
+            failures=tally.failures,
+            memory_failures=tally.memory_failures,
         )
-        self._copy_errors.clear()
+        self._heard.begin_anew()
         self._paces.begin_anew(self._state.clock())
-        self.idleness, self._idleness = None, {}
         self._silence = Silence(self._config.heartbeat, self._state.clock())
         self._decided.set()
         return self._release
@@ -307,13 +289,7 @@ class Leader:
         self._silence.heard(beat.index)
         self._search.heard(beat)
         self._paces.heard(beat.index, beat.paces)
-        self._idleness.pop(beat.index, None)
-        if beat.idleness is not None and beat.idleness.plausible:
-            self._idleness[beat.index] = beat.idleness
-        for error, known in ((beat.storage_error, self.storage_errors), (beat.copy_error, self._copy_errors)):
-            known.pop(beat.index, None)
-            if error:
-                known[beat.index] = error
+        self._heard.take(beat)
         return self._gang()
 
     async def report(self, ended: Ended) -> GangState:
@@ -465,7 +441,7 @@ class Leader:
             for index in lost:
                 self._roll.give_up(self._members.pop(index).pod_uid)
                 self._barrier.forget(index)
-                self.storage_errors.pop(index, None)
+                self._heard.forget(index)
             self._lost |= lost
             self._deadline = self._state.clock() + self._config.replace_seconds
             told = self._state.stop.told if self._state.stop is not None else None

@@ -13,6 +13,7 @@ from typing import Final
 
 from muster_protocol.exits import Cause
 from muster_protocol.messages import Ended
+from muster_runtime.launch.tally import Tally
 
 WINDOW_SECONDS: Final = 600.0
 MOST_IN_WINDOW: Final = 3
@@ -27,16 +28,13 @@ class Restarts:
     other. Each counts for itself.
 
     Attributes:
-        count: restarts after failures of the script, want of memory included; `memory`: for that alone; `total`: all.
         alike: failures in a row, up to the last one, that were one and the same.
     """
 
     limit: int
     memory_limit: int = 0
     network_limit: int = 0
-    count: int = 0
-    memory: int = 0
-    total: int = 0
+    tally: Tally = field(default_factory=Tally)
     alike: int = 1
     _recent: deque[float] = field(default_factory=deque)
     _last: tuple[str, int | None] | None = None
@@ -58,18 +56,16 @@ class Restarts:
         if len(self._recent) >= MOST_IN_WINDOW:
             raise Refusal(f"the gang was restarted in place {times(MOST_IN_WINDOW)} within {WINDOW_SECONDS:g} s")
         self._recent.append(now)
-        self.count += first.cause != Cause.NETWORK.value
-        self.memory += first.cause == Cause.OUT_OF_MEMORY.value
-        self.total += 1
+        self.tally = self.tally.after(first)
         return _PAUSES[len(self._recent) - 1]
 
     def _used(self, cause: str) -> tuple[int, int]:
         """How many of its limit the restarts after such failures have used, and that limit."""
         if cause == Cause.NETWORK.value:
-            return self.total - self.count, self.network_limit
+            return self.tally.network_failures, self.network_limit
         if cause == Cause.OUT_OF_MEMORY.value:
-            return self.memory, self.memory_limit
-        return self.count - self.memory, self.limit
+            return self.tally.memory_failures, self.memory_limit
+        return self.tally.failures - self.tally.memory_failures, self.limit
 
     def _compare(self, first: Ended) -> None:
         """Alike are failures with the same signature at the same step: what came in between has mended nothing."""

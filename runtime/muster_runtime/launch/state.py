@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from muster_protocol.exits import ExitFacts
+from muster_protocol import exits
+from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.messages import Ended, GangState, Restart, Stop, StopReason
+from muster_runtime.launch import verdict
 
 
 class Over(Exception):
@@ -31,7 +33,7 @@ class State:
         first: the failure that came first, once that is known.
         restart: the newest incarnation that the gang was asked to go on as, or None.
         incarnation: the newest that index 0 has named, by its release or by a restart; 0 before.
-        lost: why index 0 is given up, or "".
+        lost: why index 0 is given up, or what failed in this launcher itself, or "".
         foreign: why this pod does not belong to the gang any more, or "".
     """
 
@@ -133,6 +135,18 @@ class State:
     def exclude(self, why: str) -> None:
         self.foreign = self.foreign or why
         self.tell()
+
+    def raise_if_over(self, index: int) -> None:
+        """At the barrier, as `index`: raises Over when the gang won't start."""
+        if self.stop is not None:
+            message = f"stopped ({self.stop.reason.value}) before the gang was complete"
+            raise Over(ExitFacts(Cause.PREEMPTED, exits.EXIT_PREEMPTED, message))
+        if self.foreign:
+            raise Over(ExitFacts(Cause.RENDEZVOUS, exits.EXIT_INFRASTRUCTURE, self.foreign))
+        if self.lost:
+            raise Over(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, self.lost))
+        if self.ending:
+            raise Over(verdict.followed(self.first, index))
 
     def stop_left(self) -> Stop | None:
         """The stop with what is left of its grace, to pass on."""

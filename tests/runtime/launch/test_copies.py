@@ -16,7 +16,6 @@ import pytest
 
 from muster_protocol import env
 from muster_protocol import launcher_api as api
-from muster_protocol.launcher_status import Phase, Status
 from muster_protocol.messages import Copy, Heartbeat, Member, Membership, Release
 from muster_runtime.checkpoint import records
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
@@ -29,6 +28,7 @@ from muster_runtime.launch.leader import Leader
 from muster_runtime.launch.membership import Roll
 from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.ranks import Ranks
+from muster_runtime.launch.standing import Standing
 from muster_runtime.launch.state import State
 from muster_runtime.launch.tracking import Tracking
 
@@ -107,10 +107,10 @@ async def pods(count: int = 2, *, memory: str = "auto") -> AsyncIterator[list[Po
         state, roll = State(), Roll(1, count)
         copies = Copies(given, roll, state)
         hangs = Hangs(given, Ranks(state.tell), state)
-        gang = Leader(given, None, state, roll, hangs)  # type: ignore[arg-type]
-        status = Status(Phase.RUNNING, 1, 1, index)
+        gang = Leader(given, None, state, roll, Standing(), hangs)  # type: ignore[arg-type]
+        answers = None  # nobody asks for the status here
         parts = copies, hangs, Profiles(given), Tracking(given, settings)
-        handler = ApiHandler(given.member, TOKEN, state, roll, gang, lambda: status, lambda: (b"", ""), *parts)  # noqa: B023
+        handler = ApiHandler(given.member, TOKEN, state, roll, gang, answers, *parts)  # type: ignore[arg-type]
         servers.append(Server(handler, 100))
         await servers[-1].start(given.address, PORT)
         made.append(Pod(copies, given.member, state))
@@ -288,13 +288,14 @@ def test_a_copy_that_keeps_failing_is_told_until_one_arrives(monkeypatch: pytest
 def test_index_0_hears_of_copies_that_fail() -> None:
     given = config.read({env.LEADER_HOST: "127.0.0.1"}, ("true",))
     state, roll = State(), Roll(0, 2)
-    leader = Leader(given, None, state, roll, Hangs(given, Ranks(state.tell), state))  # type: ignore[arg-type]
+    standing = Standing()
+    leader = Leader(given, None, state, roll, standing, Hangs(given, Ranks(state.tell), state))  # type: ignore[arg-type]
     told = []
     for error in ("", "worker 1's memory is not copied", ""):
         leader.heartbeat(Heartbeat(1, "uid-1", copy_error=error))
         told.append(leader.failing_copy)
-    leader.copy_error = "worker 0's memory is not copied"
-    assert [*told, leader.failing_copy] == ["", "worker 1's memory is not copied", "", leader.copy_error]
+    standing.copy_error = "worker 0's memory is not copied"
+    assert [*told, leader.failing_copy] == ["", "worker 1's memory is not copied", "", standing.copy_error]
 
 
 def test_nothing_is_sent_that_this_incarnation_has_not_agreed_on() -> None:

@@ -21,6 +21,7 @@ from muster_runtime.launch.leader import Leader
 from muster_runtime.launch.membership import Roll
 from muster_runtime.launch.ranks import Ranks
 from muster_runtime.launch.spending import Spending
+from muster_runtime.launch.standing import Standing
 from muster_runtime.launch.state import State
 from muster_runtime.telemetry.goodput import NOTHING, PLAIN_AFTER, SECOND, End, Part, Told
 
@@ -170,8 +171,8 @@ def test_a_launcher_counts_while_its_ranks_train_and_begins_anew_with_each_start
 def test_index_0_knows_of_all_or_of_none() -> None:
     given = replace(config.read({env.LEADER_HOST: "127.0.0.1"}, ("true",)), workers=3)
     state, roll = State(), Roll(0, 3)
-    leader = Leader(given, None, state, roll, Hangs(given, Ranks(state.tell), state))  # type: ignore[arg-type]
-    leader.idleness = of([0, 0, 0])
+    standing = Standing(idleness=of([0, 0, 0]))
+    leader = Leader(given, None, state, roll, standing, Hangs(given, Ranks(state.tell), state))  # type: ignore[arg-type]
     leader.heartbeat(Heartbeat(1, "uid-1", idleness=of([0, 90, 0])))
     assert leader.idleness_of_all is None
     leader.heartbeat(Heartbeat(2, "uid-2", idleness=of([0, 0])))

@@ -20,6 +20,7 @@ from muster_protocol.messages import Ended, GangState, Stop, StopReason
 from muster_protocol.wire import decode, encode
 from muster_runtime.launch.config import read as configured
 from muster_runtime.launch.restarts import MOST_IN_WINDOW, WINDOW_SECONDS, Refusal, Restarts
+from muster_runtime.launch.tally import Tally
 
 pytestmark = pytest.mark.runtime
 
@@ -335,7 +336,7 @@ def test_the_window_moves_on() -> None:
     with pytest.raises(Refusal, match="within 600 s"):
         restarts.pause(crash(), WINDOW_SECONDS - 1)
     assert restarts.pause(crash(), WINDOW_SECONDS + 1) > 0
-    assert restarts.count == MOST_IN_WINDOW + 1
+    assert restarts.tally.failures == MOST_IN_WINDOW + 1
 
 
 @pytest.mark.parametrize(
@@ -373,7 +374,7 @@ def test_lost_connections_do_not_use_up_what_the_script_may_fail() -> None:
     lost = replace(crash("exited with code 1: lost", echo=True), cause=Cause.NETWORK.value)
     assert [restarts.pause(lost, now) for now in (0.0, 1.0)] == [0.0, 5.0]
     restarts.pause(crash(), 2.0)
-    assert restarts.count == 1
+    assert restarts.tally.failures == 1
     with pytest.raises(Refusal, match="restarted in place once before"):
         restarts.pause(crash(), 2 * WINDOW_SECONDS)
     restarts.pause(lost, 2 * WINDOW_SECONDS)
@@ -386,7 +387,7 @@ def test_crashes_and_wants_of_memory_are_limited_apart() -> None:
     short = replace(crash("exited with code 1: MemoryError", 7), cause=Cause.OUT_OF_MEMORY.value)
     restarts.pause(short, 0.0)
     restarts.pause(crash(), 1.0)
-    assert (restarts.total, restarts.count, restarts.memory) == (2, 2, 1)
+    assert restarts.tally == Tally(restarts=2, failures=2, memory_failures=1)
     for again in (replace(short, step=8), crash()):
         with pytest.raises(Refusal, match="restarted in place once before"):
             restarts.pause(again, 2 * WINDOW_SECONDS)
