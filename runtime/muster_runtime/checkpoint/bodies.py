@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from botocore.config import Config
@@ -45,14 +47,15 @@ class Content(io.RawIOBase):
 def send_unsigned(client: Any) -> None:
     """Bodies that are `Content` are left out of the request's signature, which would want a SHA-256 of every byte.
 
-    Their CRC-32 is a header, which is signed; what decides about a checkpoint (manifest, `LATEST`) is no `Content`.
+    Their CRC-32 is a header, which is signed, or they stay in; what decides about a checkpoint (manifest, `LATEST`) is
+    no `Content`.
     """
     config = client.meta.config
     settings: Any = {**(config.s3 or {}), "payload_signing_enabled": False}
     unsigned = config.merge(Config(s3=settings))
 
     def choose(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
-        if isinstance(params["body"], Content):
+        if isinstance(params["body"], Content) and "x-amz-checksum-crc32" in params["headers"]:
             context["client_config"] = unsigned
 
     client.meta.events.register("before-call.s3.PutObject", choose)
@@ -70,14 +73,13 @@ def pieces_into(memory: memoryview, body: Any) -> Iterator[memoryview]:
             while at < len(memory) and (length := receive(memory[at : at + _READ_BYTES])):
                 yield memory[at : at + length]
                 at += length
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         answer.close()
         raise ResponseStreamingError(error=error) from error
     if at < len(memory):
         answer.close()
         raise IncompleteReadError(actual_bytes=at, expected_bytes=len(memory))
-    answer._fp.close()  # which an empty body leaves open
-    answer.release_conn()  # for the next request
+    _leave(answer)
 
 
 @contextmanager
@@ -106,23 +108,57 @@ def _receiver(answer: Any) -> Iterator[Callable[[memoryview], int]]:
 
 @contextmanager
 def lent(body: Any) -> Iterator[tuple[bytes, socket.socket]]:
-    """Of a GetObject's body, what came with its head, and the connection on which the rest comes, for another process.
+    """Of a GetObject's body, what came with its head, and a connection on which the rest comes, for another process.
 
-    It must have been read to its end when the block ends; OSError there says that it wasn't. ResponseStreamingError
-    then, and when the connection is none that could be lent.
+    It must have been read to its end when the block ends; OSError there says that it wasn't: ResponseStreamingError
+    then.
     """
     answer = body._raw_stream
     connection = _plain_socket(answer._fp)
     try:
         if connection is None:
-            raise OSError("the answer is no plain stream of bytes")
-        ahead = answer._fp.fp.read(len(answer._fp.fp.peek()))
-        with _waiting_in_the_kernel(connection):
-            yield ahead, connection
+            with _passed_on(answer) as other:
+                yield b"", other
+        else:
+            ahead = answer._fp.fp.read(len(answer._fp.fp.peek()))
+            with _waiting_in_the_kernel(connection):
+                yield ahead, connection
     except OSError as error:
         answer.close()
         raise ResponseStreamingError(error=error) from error
-    answer._fp.close()
+    _leave(answer)
+
+
+@contextmanager
+def _passed_on(answer: Any) -> Iterator[socket.socket]:
+    """A connection on which the content comes as it is, of an answer in chunks: a proxy may send it so."""
+    connection = answer._fp.fp.raw._sock  # which http.client lets go of at the content's end
+    ours, theirs = socket.socketpair()
+
+    def pass_on() -> None:
+        # what breaks off here ends the connection too early, which whoever reads there tells
+        with ours, suppress(OSError, http.client.HTTPException):
+            piece = memoryview(bytearray(_PIECE))
+            while length := answer._fp.readinto(piece):
+                ours.sendall(piece[:length])
+
+    thread = threading.Thread(target=pass_on, daemon=True, name="muster-chunks")
+    thread.start()
+    try:
+        with theirs:
+            yield theirs
+    finally:
+        with suppress(OSError):  # the server has ended it already
+            connection.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def _leave(answer: Any) -> None:
+    """The content has come, of whatever length; the connection is for the next request."""
+    if answer._fp.chunked:
+        answer.close()  # what ends the last chunk may still be to come
+        return
+    answer._fp.close()  # which an empty body leaves open
     answer.release_conn()
 
 

@@ -77,13 +77,21 @@ class Handler(BaseHTTPRequestHandler):
         return answer, content
 
     def answer(self, status: int, headers: list[tuple[str, str]], content: bytes, length: int | None = None) -> None:
+        self._begin(status, headers, [("Content-Length", str(len(content) if length is None else length))])
+        self.wfile.write(content)
+
+    def begin(self, answer: http.client.HTTPResponse, own: list[tuple[str, str]]) -> None:
+        """The head of the server's answer, which `own` makes whole."""
+        self._begin(answer.status, answer.getheaders(), own)
+
+    def _begin(self, status: int, headers: list[tuple[str, str]], own: list[tuple[str, str]]) -> None:
         self.send_response_only(status)
         for name, value in headers:
             if name.lower() not in ("content-length", "transfer-encoding", "connection"):
                 self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content) if length is None else length))
+        for name, value in own:
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
 
     def hang_up(self) -> None:
         self.close_connection = True
@@ -94,6 +102,32 @@ def forward(handler: Handler) -> None:
     answer, content = handler.ask()
     length = int(answer.headers.get("Content-Length") or 0) if handler.command == "HEAD" else None
     handler.answer(answer.status, answer.getheaders(), content, length)
+
+
+def in_chunks(handler: Handler) -> None:
+    """Whole, as a proxy sends it on that doesn't wait for the end, and so can't tell the length before."""
+    answer, content = handler.ask()
+    handler.begin(answer, [("Transfer-Encoding", "chunked")])
+    for start in range(0, len(content), 1_000_000):
+        piece = content[start : start + 1_000_000]
+        handler.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+    handler.wfile.write(b"0\r\n\r\n")
+
+
+def until_closed(handler: Handler) -> None:
+    """Whole, as HTTP/1.0 has it: the connection's end is the content's."""
+    answer, content = handler.ask()
+    handler.begin(answer, [("Connection", "close")])
+    handler.wfile.write(content)
+    handler.close_connection = True
+
+
+def half_in_chunks(handler: Handler) -> None:
+    """The same, broken off."""
+    answer, content = handler.ask()
+    handler.begin(answer, [("Transfer-Encoding", "chunked")])
+    handler.wfile.write(b"%x\r\n%b" % (len(content), content[: len(content) // 2]))
+    handler.hang_up()
 
 
 def error(status: int, code: str) -> Act:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ from itertools import pairwise
 import pytest
 import torch
 from hack.s3server import S3Server
-from proxy import Act, Handler, Proxy, delay, drop, error, forward
+from proxy import Act, Handler, Proxy, delay, drop, error, forward, half_in_chunks, in_chunks, until_closed
 
 from muster_protocol.manifest import Manifest, ShardFile
 from muster_runtime.checkpoint import lent, reader
@@ -111,6 +112,23 @@ def break_off(handler: Handler) -> None:
     answer, content = handler.ask()
     handler.answer(answer.status, answer.getheaders(), content[: len(content) // 2], len(content))
     handler.hang_up()
+
+
+@pytest.mark.parametrize("bad", [in_chunks, until_closed, half_in_chunks])
+def test_an_answer_that_does_not_tell_its_length(store: S3Store, proxy: Proxy, bad: Act) -> None:
+    for wanted in (file(), ShardFile("shard", len(CONTENT), "0" * 8)):
+        for through_memory in (False, True):
+            _, parts = memory()
+            target = store.memory.reserve(len(CONTENT))
+            proxy.arm(1, bad, "/shard")
+            told = contextlib.nullcontext() if wanted == file() else pytest.raises(CorruptCheckpointError)
+            with told:
+                if through_memory:
+                    store.fetch(wanted, 0).result()
+                    assert bytes(raw_bytes(target)[: len(CONTENT)]) == CONTENT
+                else:
+                    receive(store, wanted, parts)
+                    assert b"".join(parts) == CONTENT
 
 
 @pytest.mark.parametrize("bad", [delay, drop, break_off, error(503, "SlowDown")])
