@@ -105,7 +105,7 @@ class Reader(StorageReader):
         dtype = entry.properties.dtype
         target = planner.resolve_tensor(item).detach()
         rows_whole = item.lengths[1:] == sizes[1:] and not any(item.storage_offsets[1:])
-        if rows_whole and target.is_contiguous() and target.dtype == dtype and target.device.type == "cpu":
+        if rows_whole and target.dtype == dtype and _is_its_bytes(target):
             row = place.length // sizes[0] if sizes and sizes[0] else place.length
             start = item.storage_offsets[0] * row if item.storage_offsets else 0
             return Wanted(_as_bytes(target), place.at + start, lambda: planner.commit_tensor(item, target))
@@ -243,6 +243,12 @@ class Reader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False  # made with a store, never from an id
+
+
+def _is_its_bytes(tensor: torch.Tensor) -> bool:
+    """Whether what is written to its memory, in order, is its content: no subclass's, and no mark that turns signs."""
+    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
+    return plain and not (tensor.is_conj() or tensor.is_neg())
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

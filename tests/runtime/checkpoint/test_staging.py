@@ -175,6 +175,24 @@ def test_what_is_more_than_its_bytes_is_copied_at_once(store: Store, gate: Gate)
     assert after[other].equal(torch.ones(SMALLEST))
 
 
+def test_what_is_more_than_its_bytes_is_restored_as_it_is(store: Store) -> None:
+    values, turned = torch.rand(5, dtype=torch.complex64), torch.rand(5)
+    table = {"conjugate": values.conj(), "negative": torch._neg_view(turned), "wrapped": Wrapped(turned)}
+    keeper = keeper_of(store)
+    keeper.begin(table, step=1, trees={}, run={"step": 1})
+    assert keeper.wait() is not None
+    memory = {"wrapped": torch.zeros(5), "negative": torch.zeros(5), "conjugate": torch.zeros(5, dtype=torch.complex64)}
+    after = {
+        "conjugate": memory["conjugate"].conj(),
+        "negative": torch._neg_view(memory["negative"]),
+        "wrapped": Wrapped(memory["wrapped"]),
+    }
+    assert keeper_of(store).restore(lambda *_: after) is not None
+    assert memory["conjugate"].equal(values)
+    assert memory["negative"].equal(turned)
+    assert memory["wrapped"].equal(turned)
+
+
 def test_a_change_of_a_dtensor_s_part_is_seen(store: Store, gate: Gate) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
