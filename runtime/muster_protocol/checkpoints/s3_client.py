@@ -59,7 +59,7 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
         retries={"mode": "standard", "total_max_attempts": attempts},
         max_pool_connections=connections,
         # The manifests' own checksums cover every byte; older servers refuse the newer headers, trailers above all.
-        # What buckets with Object Lock want is `_sum`'s.
+        # What buckets with Object Lock want is `_sum`'s, where the environment doesn't say the same.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3={"addressing_style": addressing},
@@ -80,8 +80,9 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
         raise _wrong(str(error)) from error
     if encryption:
         _encrypt(client, encryption, os.environ.get(env.S3_KMS_KEY, ""))
-    for operation in _BODIES:
-        client.meta.events.register(f"provide-client-params.s3.{operation}", _sum)
+    sums = str(session.get_config_variable("request_checksum_calculation")).lower() != "when_required"
+    for operation in _BODIES if sums else (*_BODIES, "CreateMultipartUpload"):
+        client.meta.events.register(f"provide-client-params.s3.{operation}", _sum if sums else _leave_sums_out)
     return client
 
 
@@ -100,6 +101,12 @@ def _sum(params: dict[str, Any], **_more: Any) -> None:
     """A body's CRC-32 as a header, without which a bucket with Object Lock takes nothing."""
     if isinstance(params["Body"], bytes):
         params["ChecksumCRC32"] = base64.b64encode(zlib.crc32(params["Body"]).to_bytes(4, "big")).decode()
+
+
+def _leave_sums_out(params: dict[str, Any], **_more: Any) -> None:
+    """For servers that refuse them: AWS_REQUEST_CHECKSUM_CALCULATION=when_required, or the profile, says so."""
+    for name in ("ChecksumCRC32", "ChecksumAlgorithm"):
+        params.pop(name, None)
 
 
 def _encrypt(client: Any, encryption: str, key: str) -> None:

@@ -245,7 +245,8 @@ class _Calls:
         return Trouble(
             Kind.MISCONFIGURED,
             f"{self._server} refuses plain writes as not implemented; each has the CRC-32 of its content in the "
-            f"header x-amz-checksum-crc32: use a server, or a version of it, that takes that header ({error})",
+            "header x-amz-checksum-crc32: leave that out by AWS_REQUEST_CHECKSUM_CALCULATION=when_required in "
+            f"the job's env, or use a server that takes it ({error})",
         )
 
     def _trouble(self, error: Exception, key: str) -> Trouble:

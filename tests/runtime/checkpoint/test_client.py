@@ -21,6 +21,7 @@ from muster_protocol.checkpoints.s3_client import make_client
 from muster_protocol.errors import MusterError
 from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import parse_uri
+from muster_runtime.checkpoint.s3_store import Outgoing
 from muster_runtime.checkpoint.s3_store import S3Store as RankStore
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.launch.preflight import Trouble, check
@@ -177,6 +178,42 @@ def test_every_write_has_the_sum_that_a_bucket_with_object_lock_wants(
         writer.write(memoryview(large))
         writer.close()
         assert tool.read("locked/large", 0, len(large)) == large
+    finally:
+        rank.close()
+        tool.close()
+        proxy.shutdown()
+
+
+class Unsummed(Proxy):
+    """A server that knows no sums in a request's head."""
+
+    def act_for(self, request: str) -> Act:
+        def take(handler: Handler) -> None:
+            summed = any("checksum" in name.lower() for name in handler.headers)
+            (error(501, "NotImplemented") if summed else forward)(handler)
+
+        return take
+
+
+def test_no_write_has_a_sum_where_the_environment_says_so(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = Unsummed(s3_server.endpoint)
+    set_environment(monkeypatch, s3_server, AWS_ENDPOINT_URL_S3=proxy.endpoint)
+    with pytest.raises(Trouble, match=r"leave that out by AWS_REQUEST_CHECKSUM_CALCULATION=when_required in the job's"):
+        check(URI)
+    monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    check(URI)
+    rank, tool = open_store(str(URI)), ToolStore(URI)
+    assert isinstance(rank, RankStore)
+    large = bytes(2 * PART_BYTES + 1)
+    try:
+        rank.memory.reserve(len(large))
+        (landed,) = rank.upload([Outgoing("unsummed/shard", 0, len(large), ((0, len(large)),))]).result()
+        rank.fetch(landed.file, 0).result()
+        rank.put_if("unsummed/once", b"hello", None)
+        writer = tool.writer("unsummed/large")
+        writer.write(memoryview(large))
+        writer.close()
+        assert tool.read("unsummed/large", 0, len(large)) == large
     finally:
         rank.close()
         tool.close()

@@ -173,7 +173,7 @@ class _WithoutConditions(_Unconditional):
 @pytest.mark.parametrize(
     ("server", "kind", "said"),
     [
-        (_WithoutSums, Kind.MISCONFIGURED, "x-amz-checksum-crc32: use a server"),
+        (_WithoutSums, Kind.MISCONFIGURED, "x-amz-checksum-crc32: leave that out"),
         (_WithoutConditions, Kind.NO_CONDITIONS, "does not keep conditional writes"),
     ],
 )
