@@ -22,6 +22,8 @@ class Kind(str, Enum):
     MISCONFIGURED = "Misconfigured"
     CERTIFICATE = "Certificate"
     ENCRYPTION = "Encryption"
+    NOT_IMPLEMENTED = "NotImplemented"
+    FULL = "Full"
     NETWORK = "Network"
     BUSY = "Busy"
     OTHER = "Other"
@@ -36,11 +38,12 @@ LASTING: Final = frozenset(
         Kind.MISCONFIGURED,
         Kind.CERTIFICATE,
         Kind.ENCRYPTION,
+        Kind.NOT_IMPLEMENTED,
     }
 )
 """Somebody has to mend these; trying again does not help."""
 
-PASSING: Final = frozenset({Kind.NETWORK, Kind.BUSY, Kind.OTHER})
+PASSING: Final = frozenset({Kind.NETWORK, Kind.BUSY, Kind.FULL, Kind.OTHER})
 """May be gone a little later, so they are tried again. What we don't know is held for passing: an outage has many
 faces, and failing a run for one of them can't be taken back."""
 
@@ -77,6 +80,11 @@ _KINDS: Final = {
     "CertificateVerifyFailed": Kind.CERTIFICATE,
     "KMS": Kind.ENCRYPTION,
     "EncryptionNotImplemented": Kind.ENCRYPTION,
+    "NotImplemented": Kind.NOT_IMPLEMENTED,
+    "QuotaExceeded": Kind.FULL,
+    "XMinioAdminBucketQuotaExceeded": Kind.FULL,
+    "XMinioStorageFull": Kind.FULL,
+    "507": Kind.FULL,
     "EndpointConnectionError": Kind.NETWORK,
     "ConnectTimeoutError": Kind.NETWORK,
     "ReadTimeoutError": Kind.NETWORK,
@@ -185,6 +193,10 @@ def sentence(
         return f"the certificate of the S3 server{at} isn't trusted; name its authority's in {hints.authority}{tail}"
     if kind is Kind.ENCRYPTION:
         return f"{where} can't be written encrypted{at}; check {hints.encryption} and the key's policy{tail}"
+    if kind is Kind.NOT_IMPLEMENTED:
+        return f"the S3 server{at} doesn't know a request that {where} needs; use a server that does{tail}"
+    if kind is Kind.FULL:
+        return f"there is no room left for {where}{at}; raise its quota, or delete what nobody needs there{tail}"
     if kind is Kind.MISCONFIGURED and detail.startswith("Invalid endpoint"):
         return (
             f"{endpoint!r} is no URL of an S3 server, so {where} can't be used; correct {hints.endpoint} to one like "

@@ -244,4 +244,5 @@ def _explained(path: Path) -> Iterator[None]:
         if error.errno == errno.EROFS:
             why = f"{path}: its file system may only be read; mount it to be written"
             raise storage_error(Kind.ACCESS_DENIED.value, why) from error
-        raise StorageError(Kind.OTHER.value, f"{path}: {error.strerror or error}") from error
+        kind = Kind.FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Kind.OTHER
+        raise StorageError(kind.value, f"{path}: {error.strerror or error}") from error

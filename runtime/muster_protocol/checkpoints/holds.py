@@ -19,6 +19,7 @@ from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError, StorageRefusedError
 from muster_protocol.manifest import HOLDS_PREFIX, TOMBSTONE, Hold
+from muster_protocol.storage_errors import Kind
 
 HOLD_SECONDS: Final = 900.0
 """A reader's hold lasts so long after its last renewal; three are missed before it ends."""
@@ -70,8 +71,8 @@ def key_of(hold_id: str) -> str:
 class held:  # noqa: N801 - used like a function: `with held(...)`
     """Holds one checkpoint ("": all of the run) while the block runs, by a thread that renews it.
 
-    CorruptCheckpointError when it is being deleted already, or gone. A store that may only be read is read without a
-    hold, after a warning.
+    CorruptCheckpointError when it is being deleted already, or gone. A store that may only be read, or is full, is read
+    without a hold, after a warning.
 
     No generator: one that was left behind would let go, by requests to the store, wherever the interpreter happens to
     collect it.
@@ -88,7 +89,9 @@ class held:  # noqa: N801 - used like a function: `with held(...)`
     def __enter__(self) -> None:
         try:
             self._renew()
-        except StorageRefusedError as error:
+        except StorageError as error:
+            if not isinstance(error, StorageRefusedError) and error.kind != Kind.FULL.value:
+                raise
             self._warn(f"reading without a hold, so a prune at the same time may delete what is read: {error}")
             return
         self._thread = threading.Thread(target=self._keep_renewing, name="muster-hold", daemon=True)

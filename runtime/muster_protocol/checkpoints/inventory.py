@@ -170,14 +170,18 @@ def take(store: Store, known: Mapping[str, Checkpoint] | None = None, *, unfinis
 
 
 def _unfinished(store: Store) -> tuple[tuple[Unfinished, ...], str]:
-    """What is unfinished, or why that isn't known: S3 has a permission of its own for it, and the rest needs none."""
+    """What is unfinished, or why that isn't known: S3 has a permission of its own for it, some servers don't list it,
+    and the rest needs none."""
     try:
         return tuple(store.unfinished()), ""
     except StorageRefusedError as error:
-        if error.kind != Kind.ACCESS_DENIED.value:
+        why = {
+            Kind.ACCESS_DENIED.value: "; S3 wants s3:ListBucketMultipartUploads for that",
+            Kind.NOT_IMPLEMENTED.value: "",
+        }.get(error.kind)
+        if why is None:
             raise
-        why = "uploads that nobody ended can't be listed, so they stay; S3 wants s3:ListBucketMultipartUploads for that"
-        return (), f"{why}: {error}"
+        return (), f"uploads that nobody ended can't be listed, so they stay{why}: {error}"
 
 
 def _newest_last(link: Link) -> tuple[int, int, int]:

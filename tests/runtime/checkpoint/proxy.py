@@ -46,11 +46,20 @@ class Proxy(ThreadingHTTPServer):
 
 
 class NoUploadsListed(Proxy):
-    """As for who may do everything but list multipart uploads."""
+    """As for who may do everything but list multipart uploads, or a server that doesn't know how to."""
+
+    refusal = 403, "AccessDenied"
 
     def act_for(self, request: str) -> Act:
         lists = request.startswith("GET") and "?uploads" in request
-        return error(403, "AccessDenied") if lists else forward
+        return error(*self.refusal) if lists else forward
+
+
+class Full(Proxy):
+    """A bucket whose quota is used up."""
+
+    def act_for(self, request: str) -> Act:
+        return error(403, "QuotaExceeded") if request.startswith("PUT") else forward
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -18,7 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 from made import MadeRun, MemoryStore, read_whole
-from proxy import NoUploadsListed
+from proxy import Full, NoUploadsListed
 from typer.testing import CliRunner
 
 from muster.cli.app import app
@@ -216,7 +216,32 @@ def test_prune_goes_on_without_the_right_to_list_uploads(
     assert "uploads that nobody ended can't be listed" in told
     assert "s3:ListBucketMultipartUploads" in muster("ls", uri, "--all")
     assert [each.step for each in take(store, unfinished=False).committed] == [5, 4, 3]
+    for step in range(6, 9):
+        run.save(step)
+    proxy.refusal = 501, "NotImplemented"
+    told = muster("prune", uri, "--last", "1", "--yes")
+    assert "uploads that nobody ended can't be listed, so they stay: the S3 server at http" in told
+    assert [each.step for each in take(store, unfinished=False).committed] == [8, 7, 6]
     store.close()
+    proxy.shutdown()
+
+
+def test_a_full_bucket_is_read_without_a_hold(
+    s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
+    store = open_store(parse_uri(uri), None)
+    run = MadeRun(store)
+    run.start()
+    for step in range(1, 5):
+        run.save(step)
+    store.close()
+    proxy = Full(s3_environment.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
+    told = muster("verify", uri)
+    assert "1 of 1 checkpoint is whole" in told
+    assert "reading without a hold" in told
+    assert "there is no room left for s3://models/" in muster("prune", uri, "--last", "1", "--yes", code=2)
     proxy.shutdown()
 
 
