@@ -5,17 +5,24 @@ from __future__ import annotations
 import base64
 import os
 import zlib
+from datetime import datetime, timedelta, timezone
 from typing import Any, Final
 
 import botocore.config
 import botocore.exceptions
 import botocore.session
+from botocore.credentials import RefreshableCredentials
 
 from muster_protocol import env
 
 S3_ERRORS: Final = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError)
 ENCRYPTIONS: Final = ("AES256", "aws:kms")
 ADDRESSINGS: Final = ("path", "virtual")
+_FILES: Final = ("shared-credentials-file", "config-file")
+"""Where botocore says that it has keys from, which it reads once."""
+_REREAD_SECONDS: Final = 60
+_TRUSTED_SECONDS: Final = 3600
+"""So long keys count when their file can't be read any more."""
 _WRITES: Final = ("PutObject", "CreateMultipartUpload")
 """The requests that say how an object is kept."""
 _BODIES: Final = ("PutObject", "UploadPart")
@@ -65,6 +72,7 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
         s3={"addressing_style": addressing},
     )
     session = botocore.session.get_session()
+    session.register_component("credential_provider", _Provider())
     if session.get_credentials() is None:
         raise botocore.exceptions.NoCredentialsError
     try:
@@ -84,6 +92,37 @@ def make_client(endpoint: str, connections: int, *, attempts: int = 5, connect: 
     for operation in _BODIES if sums else (*_BODIES, "CreateMultipartUpload"):
         client.meta.events.register(f"provide-client-params.s3.{operation}", _sum if sums else _leave_sums_out)
     return client
+
+
+class _Provider:
+    """The environment's own, with keys out of a file read anew again and again: what rotates them writes them there,
+    and a storage process lives as long as its rank."""
+
+    def load_credentials(self) -> Any:
+        found = botocore.session.get_session().get_credentials()
+        if found is None or found.method not in _FILES:
+            return found
+        return RefreshableCredentials.create_from_metadata(
+            _keys(),
+            _keys,
+            found.method,
+            advisory_timeout=_TRUSTED_SECONDS - _REREAD_SECONDS,
+            mandatory_timeout=0,
+        )
+
+
+def _keys() -> dict[str, Any]:
+    """As a session that has read nothing yet finds them. A file that is just being written is read the next time."""
+    found = botocore.session.get_session().get_credentials()
+    if found is None:
+        raise botocore.exceptions.NoCredentialsError
+    until = datetime.now(timezone.utc) + timedelta(seconds=_TRUSTED_SECONDS)
+    return {
+        "access_key": found.access_key,
+        "secret_key": found.secret_key,
+        "token": found.token,
+        "expiry_time": until.isoformat(),
+    }
 
 
 def _chosen(name: str, known: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ import trustme
 from hack.s3server import ACCESS_KEY, SECRET_KEY, S3Server, serving
 from proxy import Act, Handler, Proxy, error, forward
 
+from muster_protocol.checkpoints import s3_client
 from muster_protocol.checkpoints.s3 import PART_BYTES, forget_object
 from muster_protocol.checkpoints.s3 import S3Store as ToolStore
 from muster_protocol.checkpoints.s3_client import make_client
@@ -266,6 +267,22 @@ def test_the_region_is_the_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     assert make_client("", 1).meta.region_name == "us-east-1"
+
+
+def test_keys_that_are_rotated_in_their_file_are_taken_up(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_environment(monkeypatch, s3_server, AWS_SHARED_CREDENTIALS_FILE=str(tmp_path / "keys"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(s3_client, "_REREAD_SECONDS", 0)
+    right = f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    tool = ToolStore(URI)
+    for content, passes in ((right, True), (right.replace(ACCESS_KEY, "old"), False), (right, True), ("[def", True)):
+        (tmp_path / "keys").write_text(content)
+        with contextlib.nullcontext() if passes else pytest.raises(MusterError, match="is denied"):
+            tool.put("rotated", b"hello")
+    tool.close()
 
 
 class TokenService(ThreadingHTTPServer):
