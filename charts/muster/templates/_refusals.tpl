@@ -14,13 +14,13 @@ Values that could not work are refused in a sentence. What the schema says of th
 {{- include "muster.refuseQuantities" (list "resources.requests" $values.resources.requests) }}
 {{- include "muster.refuseQuantities" (list "resources.limits" $values.resources.limits) }}
 {{- range $capacity, $hours := $values.nodeHoursBetweenFailures }}
-{{- if not (has $capacity (list "on-demand" "spot")) }}
-{{- fail (printf "nodeHoursBetweenFailures: %q is no kind of capacity that fails: write on-demand or spot" $capacity) }}
+{{- if not (has $capacity (list "on-demand" "reserved" "spot")) }}
+{{- fail (printf "nodeHoursBetweenFailures: %q is no kind of capacity: write on-demand, reserved or spot" $capacity) }}
 {{- end }}
 {{- end }}
 {{- range $flavour, $labels := $values.provisioning.nodeSelectors }}
-{{- if not (regexMatch "^[^/]+/(on-demand|spot)$" $flavour) }}
-{{- fail (printf "provisioning.nodeSelectors: %q is no GPU type with its kind of capacity: write it like H100/on-demand or H100/spot" $flavour) }}
+{{- if not (regexMatch "^[^/]+/(on-demand|reserved|spot)$" $flavour) }}
+{{- fail (printf "provisioning.nodeSelectors: %q is no GPU type with its kind of capacity: write it like H100/on-demand, H100/reserved or H100/spot" $flavour) }}
 {{- end }}
 {{- end }}
 {{- if contains "://" $values.image.registry }}

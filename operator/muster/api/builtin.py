@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from muster.api.jobparts import TopologyMode
+from muster.api.jobparts import CapacityPreference, TopologyMode
 from muster.api.terms import AtWindowEnd
 from muster.api.trainingjob import BestMode, Load, Strategy
 from muster_protocol import env
@@ -24,6 +24,7 @@ RESTART_BACKOFF_LIMIT_SECONDS: Final = 300
 READY_TIMEOUT_SECONDS: Final = 1800
 GRACE_SECONDS: Final = 120
 STEP: Final = 1
+CAPACITY_PREFERENCE: Final = CapacityPreference.LISTED
 FALLBACK_SECONDS: Final = 600
 SHRINK_SECONDS: Final = 60
 PREEMPTIBLE: Final = True
@@ -40,6 +41,7 @@ BUILT_IN: Final[dict[str, str]] = {
     "spec.workers.processesPerWorker": "gpusPerWorker or 1",
     "spec.parallelism.strategy": STRATEGY.value,
     "spec.topology.mode": TOPOLOGY_MODE.value,
+    "spec.capacity.prefer": CAPACITY_PREFERENCE.value,
     "spec.capacity.fallbackAfter": format_duration(FALLBACK_SECONDS),
     "spec.preemptible": "true",
     "spec.disruptionBudget.window": format_duration(BUDGET_WINDOW_SECONDS),

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from muster.api.builtin import (
     AUTO,
     BUDGET_WINDOW_SECONDS,
+    CAPACITY_PREFERENCE,
     CHECKPOINT_INTERVAL_SECONDS,
     FALLBACK_SECONDS,
     GRACE_SECONDS,
@@ -32,7 +33,16 @@ from muster.api.builtin import (
 )
 from muster.api.common import Duration
 from muster.api.defaults import filled
-from muster.api.jobparts import Capacity, Hang, Health, JobDefaults, Restart, RestartCauses, TopologyMode
+from muster.api.jobparts import (
+    Capacity,
+    CapacityPreference,
+    Hang,
+    Health,
+    JobDefaults,
+    Restart,
+    RestartCauses,
+    TopologyMode,
+)
 from muster.api.names import GPU_RESOURCE
 from muster.api.numerics import Numerics, NumericsAction, Spike
 from muster.api.podparts import (
@@ -151,8 +161,9 @@ class EffectiveSpec:
         level: name of a topology level; "" for the narrowest that fits.
         slices: (workers, name of the level), widest first.
         balanced: name of the level whose domains get equal numbers, or "".
-        capacity: kinds in order of preference; empty for any, on-demand before spot.
-        fallback_after: until the second kind is taken.
+        capacity: kinds as they are listed; empty for the one that there is, on-demand before reserved before spot.
+        cheapest: of these the one with the lowest price is preferred, not the one that is listed first.
+        fallback_after: until the second kind is taken, and from then on until the third is.
         budget: preemptions allowed within `budget_window`; None for any number.
         priority_class: "" for none, which counts as 0.
         max_runtime, ttl: None for ever, never.
@@ -184,6 +195,7 @@ class EffectiveSpec:
     slices: tuple[tuple[int, str], ...]
     balanced: str
     capacity: tuple[str, ...]
+    cheapest: bool
     fallback_after: int
     preemptible: bool
     budget: int | None
@@ -273,6 +285,7 @@ def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -
         slices=tuple((item.workers, item.level) for item in (topology and topology.slices) or ()),
         balanced=(topology and topology.balanced) or "",
         capacity=_capacity(spec.capacity),
+        cheapest=((spec.capacity and spec.capacity.prefer) or CAPACITY_PREFERENCE) is CapacityPreference.CHEAPEST,
         fallback_after=_seconds(spec.capacity.fallback_after if spec.capacity else None, FALLBACK_SECONDS),
         preemptible=PREEMPTIBLE if spec.preemptible is None else spec.preemptible,
         budget=budget.preemptions if budget else None,

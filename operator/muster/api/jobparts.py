@@ -32,7 +32,17 @@ class CapacityKind(str, Enum):
     """How sure the nodes are. A node says it by its label `muster.dev/capacity`; without it, it is on-demand."""
 
     ON_DEMAND = "on-demand"
+    RESERVED = "reserved"
     SPOT = "spot"
+
+
+class CapacityPreference(str, Enum):
+    """Which of the kinds that a job names it wants most."""
+
+    LISTED = "listed"
+    """the one that is named first."""
+    CHEAPEST = "cheapest"
+    """the one whose GPU costs least by the operator's prices; kinds without a price come last."""
 
 
 class TopologyMode(str, Enum):
@@ -76,11 +86,14 @@ class Capacity(Model):
 
     RULES = CAPACITY_RULES
 
-    order: Annotated[tuple[CapacityKind, ...], Len(1, 2), SetList()]
-    """on-demand, spot, or both, the preferred first. A kind that is not named is never used."""
+    order: Annotated[tuple[CapacityKind, ...], Len(1, 3), SetList()]
+    """Of on-demand, reserved and spot, the preferred first. A kind that is not named is never used."""
+    prefer: CapacityPreference | None = None
+    """listed: the kinds in their order. cheapest: by the price of a GPU now, and by their order where that is the same
+    or not known. Left out: listed."""
     fallback_after: Duration | None = None
-    """How long the job waits for the first kind alone, counted from its submit; then it takes the next as well. Left
-    out: 10m."""
+    """How long the job waits for the preferred kind alone, counted from its submit; then it takes the next as well, and
+    after as long again the third. Left out: 10m."""
 
 
 class DisruptionBudget(Model):

@@ -311,9 +311,14 @@ TOPOLOGY_RULES: Final = (
 
 CAPACITY_RULES: Final = (
     Rule(
-        "!has(self.fallbackAfter) || self.order.size() == 2",
-        "fallbackAfter says when the second kind is taken: name two kinds in order, or leave fallbackAfter out",
+        "!has(self.fallbackAfter) || self.order.size() > 1",
+        "fallbackAfter says when the next kind is taken: name two kinds or more in order, or leave fallbackAfter out",
         field_path=".fallbackAfter",
+    ),
+    Rule(
+        "!has(self.prefer) || self.order.size() > 1",
+        "prefer chooses among kinds: name two kinds or more in order, or leave prefer out",
+        field_path=".prefer",
     ),
 )
 

@@ -279,7 +279,8 @@ class TrainingJobSpec(Model):
     topology: JobTopology | None = None
     """How close together the workers must be."""
     capacity: Capacity | None = None
-    """On what terms the nodes are rented. Left out: on-demand, or spot where no node with the GPU type is on-demand."""
+    """On what terms the nodes are rented. Left out: on-demand, or where no node with the GPU type is, reserved, or else
+    spot."""
     preemptible: bool | None = None
     """Whether the job may be asked to save, stop and queue again, for a job of higher priority or a queue that takes
     back what it has lent. One that may not be asked never borrows quota. Left out: true."""

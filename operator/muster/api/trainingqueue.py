@@ -174,7 +174,7 @@ class Quota(Model):
     gpu_type: Annotated[str, Len(0, 63), SchemaDefault("")] = ""
     """GPU type, as in a job's `workers.gpuType`. Empty: the quota of gangs without GPUs."""
     capacity: Annotated[CapacityKind, SchemaDefault(CapacityKind.ON_DEMAND.value)] = CapacityKind.ON_DEMAND
-    """on-demand or spot."""
+    """on-demand, reserved or spot."""
     resources: Annotated[tuple[ResourceQuota, ...], Len(1, MAX_RESOURCES), MapList(("name",))]
     """The resources, each with its limits."""
 
@@ -296,7 +296,7 @@ class FlavourUse(Model):
     gpu_type: Annotated[str, Len(0, 63), SchemaDefault("")] = ""
     """GPU type; empty for gangs without GPUs."""
     capacity: Annotated[CapacityKind, SchemaDefault(CapacityKind.ON_DEMAND.value)] = CapacityKind.ON_DEMAND
-    """on-demand or spot."""
+    """on-demand, reserved or spot."""
     resources: Annotated[tuple[ResourceUse, ...], Len(0, 64), MapList(("name",))] = ()
     """The resources."""
 

@@ -16,18 +16,22 @@ from muster.api.names import CAPACITY_LABEL, GPU_PRODUCT_LABEL
 PRODUCT_LABELS: Final = ("muster.dev/gpu-type", GPU_PRODUCT_LABEL, "amd.com/gpu.product-name")
 """The first that a node has tells its GPU type. Ours is for sites whose product labels say too little."""
 
-CAPACITY_LABELS: Final[tuple[tuple[str, frozenset[str]], ...]] = (
-    (CAPACITY_LABEL, frozenset({"spot"})),
-    ("karpenter.sh/capacity-type", frozenset({"spot"})),
-    ("eks.amazonaws.com/capacityType", frozenset({"SPOT"})),
-    ("cloud.google.com/gke-spot", frozenset({"true"})),
-    ("cloud.google.com/gke-preemptible", frozenset({"true"})),
-    ("kubernetes.azure.com/scalesetpriority", frozenset({"spot"})),
-)
-"""Label keys and the values that mean spot capacity."""
-
 ON_DEMAND: Final = "on-demand"
+RESERVED: Final = "reserved"
 SPOT: Final = "spot"
+BY_SURENESS: Final = (ON_DEMAND, RESERVED, SPOT)
+"""In which order a job that names no kind of capacity takes the first that there is."""
+
+_CAPACITY_LABELS: Final[tuple[tuple[str, Mapping[str, str]], ...]] = (
+    (CAPACITY_LABEL, {kind: kind for kind in BY_SURENESS}),
+    ("karpenter.sh/capacity-type", {"spot": SPOT, "reserved": RESERVED}),
+    ("eks.amazonaws.com/capacityType", {"SPOT": SPOT, "CAPACITY_BLOCK": RESERVED}),
+    ("cloud.google.com/gke-spot", {"true": SPOT}),
+    ("cloud.google.com/gke-preemptible", {"true": SPOT}),
+    ("kubernetes.azure.com/scalesetpriority", {"spot": SPOT}),
+)
+"""Label keys, and what their values mean. The first of them that says anything counts: ours is for sites whose clouds
+say too little."""
 
 _VENDORS: Final = frozenset({"NVIDIA", "TESLA", "QUADRO", "AMD", "INSTINCT", "GEFORCE", "GRAPHICS", "DEVICE"})
 _MODEL: Final = re.compile(r"^(RTX[0-9]+|[A-Z]{1,3}[0-9]{1,4}[A-Z]{0,2})$")
@@ -96,8 +100,12 @@ def same_type(asked: str, labels: Mapping[str, str]) -> bool:
 
 
 def capacity_of(labels: Mapping[str, str]) -> str:
-    """`spot` or `on-demand`."""
-    return SPOT if any(labels.get(key) in values for key, values in CAPACITY_LABELS) else ON_DEMAND
+    """`on-demand`, `reserved` or `spot`."""
+    for key, kinds in _CAPACITY_LABELS:
+        kind = kinds.get(labels.get(key, ""))
+        if kind is not None:
+            return kind
+    return ON_DEMAND
 
 
 def flavour_of(labels: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
 
 from muster.api.names import GPU_RESOURCE
 from muster.api.placement import Placement, spares_by_index
@@ -33,10 +34,18 @@ Flavours = Counter[tuple[str, str]]
 class Inputs:
     """Makes `JobInput`s; what is dear is made anew only when something about the job has changed."""
 
-    def __init__(self, cache: Cache, settings: PodSettings, claims: Claims) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        settings: PodSettings,
+        claims: Claims,
+        prices: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        """`prices`: money for an hour of one GPU, by flavour like `H100/on-demand`."""
         self._cache = cache
         self._settings = settings
         self._claims = claims
+        self._prices = prices
         self._looked: tuple[object, ...] = ()
         self._counts: Flavours = Counter()
         self._seen: list[tuple[object, object]] = []
@@ -51,7 +60,7 @@ class Inputs:
         if record.planned is not None and steady == record.steady:
             return record.planned[1]
         counts, quotas = self._counts_for(record), _quota_types(record.spec.queue, world)
-        choices = planning.choose_flavours(record.spec, counts, quotas)
+        choices = planning.choose_flavours(record.spec, counts, quotas, self._prices)
         renamed = record.placement is not None and planning.renamed(record.spec, drawn_on, self._counts)
         choices = planning.standing_choices(record.spec, choices, drawn_on, renamed=renamed)
         priority = world.priorities.get(record.spec.priority_class, 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from textwrap import shorten
+from types import MappingProxyType
 from typing import Any, Final
 
 from muster.api import names
@@ -20,7 +22,16 @@ from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import MAX_SIZES, QueuePosition, Size, TrainingJobStatus
 from muster.cluster.eligibility import NodeFilter
-from muster.cluster.gpus import ON_DEMAND, flavour_of, gpu_type_of, named_types, product_of, same_type, short_type
+from muster.cluster.gpus import (
+    BY_SURENESS,
+    ON_DEMAND,
+    flavour_of,
+    gpu_type_of,
+    named_types,
+    product_of,
+    same_type,
+    short_type,
+)
 from muster.cluster.hindrances import keeps_pods
 from muster.cluster.jobs import NO_ACCELERATOR, PLAIN_TERMS, AlternativeInput, JobInput, TermsInput
 from muster.cluster.snapshot import LevelInput
@@ -73,14 +84,14 @@ QuotaTypes = Sequence[Sequence[str]]
 
 
 def choose_flavour(spec: EffectiveSpec, counts: Counter[tuple[str, str]], quotas: QuotaTypes = ()) -> str:
-    """Whose quota a job that isn't placed would draw on: of the flavours that suit it, on-demand before spot, then the
-    one with the most nodes. "" for a job without GPUs, and where no node tells its GPU type."""
+    """Whose quota a job that isn't placed would draw on: of the flavours that suit it, on-demand before reserved before
+    spot, then the one with the most nodes. "" for a job without GPUs, and where no node tells its GPU type."""
     if not spec.gpus_per_worker:
         return NO_ACCELERATOR
     suited = suited_by(spec, counts)
     if not suited:
         return f"{_absent_type(spec.gpu_type, counts, quotas)}/{ON_DEMAND}" if spec.gpu_type else NO_ACCELERATOR
-    return min(suited, key=lambda flavour: (not flavour.endswith(ON_DEMAND), -suited[flavour], flavour))
+    return min(suited, key=lambda flavour: (BY_SURENESS.index(flavour.rpartition("/")[2]), -suited[flavour], flavour))
 
 
 def suited_by(spec: EffectiveSpec, counts: Counter[tuple[str, str]]) -> Counter[str]:
@@ -125,9 +136,15 @@ class Choice:
 
 
 def choose_flavours(
-    spec: EffectiveSpec, counts: Counter[tuple[str, str]], quotas: QuotaTypes = ()
+    spec: EffectiveSpec,
+    counts: Counter[tuple[str, str]],
+    quotas: QuotaTypes = (),
+    prices: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Choice, ...]:
-    """The kinds of node that a job takes, in its order: one that says nothing of capacity has a single choice."""
+    """The kinds of node that a job takes, in its order: one that says nothing of capacity has a single choice.
+
+    `prices`: money for an hour of one GPU, by flavour.
+    """
     if not spec.capacity:
         flavour = choose_flavour(spec, counts, quotas)
         capacity = flavour.partition("/")[2]
@@ -140,6 +157,8 @@ def choose_flavours(
         if flavour and not flavour.endswith(f"/{kind}"):
             flavour = f"{flavour.partition('/')[0]}/{kind}"
         choices.append(Choice(flavour, (kind,)))
+    if spec.cheapest:
+        choices.sort(key=lambda choice: prices.get(choice.flavour, math.inf))
     return tuple(choices)
 
 

@@ -120,7 +120,7 @@ class Plans:
         self._explaining, self._deciding = policy, replace(policy, explain=False)
         self._budgets = Budgets()
         self._spent: dict[str, Spent] = {}
-        self.inputs = Inputs(cache, worker.settings, claims)
+        self.inputs = Inputs(cache, worker.settings, claims, self._prices)
         self._decisions = Decisions(
             worker, records, claims, start, lambda queue: why_drained(queue, cache.queues, self._spent.get(queue))
         )

@@ -79,7 +79,7 @@ class NodeGroup(_Model):
     count: Annotated[int, Field(ge=1, le=100_000)]
     gpus: Annotated[int, Field(ge=1, le=1024)] = 8
     gpu_type: Annotated[str, Field(min_length=1, max_length=63, pattern="^[^/]+$")] = "H100"
-    capacity: Literal["on-demand", "spot"] = "on-demand"
+    capacity: Literal["on-demand", "reserved", "spot"] = "on-demand"
     nodes_per_rack: Annotated[int, Field(ge=1)] = 32
     racks_per_block: Annotated[int, Field(ge=1)] = 4
 

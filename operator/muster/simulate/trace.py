@@ -11,7 +11,7 @@ A CSV file with a header. Columns, in any order:
     limit       optional, seconds: its `maxRuntime`, known to every policy and enforced; empty: none
     preemptible optional, true or false; true
     gpu_type    optional; the first type of the cluster
-    capacity    optional, on-demand or spot; on-demand
+    capacity    optional, on-demand, reserved or spot; on-demand
     topology    optional, like `required:rack` or `preferred:block`; empty: unconstrained
 """
 
@@ -159,7 +159,7 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
             raise SimulationError(f"{path}, line {line}: there are more values than the {len(header)} columns")
         cell = _Cells(row, f"{path}, line {line}")
         queue = cell.name("queue")
-        kind = (cell.text("gpu_type"), cell.one_of("capacity", ("on-demand", "spot")), cell.topology())
+        kind = (cell.text("gpu_type"), cell.one_of("capacity", ("on-demand", "reserved", "spot")), cell.topology())
         numbers.append(
             (
                 cell.number("submit", least=0.0, most=_LATEST),

@@ -73,12 +73,18 @@ def follows(scene: Scene) -> str:
 
 
 def _next_kind(scene: Scene, spec: EffectiveSpec) -> str:
-    """When a job that waits for its first kind of nodes takes the second, too; "" where it has none or takes it."""
+    """When a job that waits for the kinds of nodes that it prefers takes the next, too; "" where it takes them all."""
     since = scene.job.status.submitted_at
-    if len(spec.capacity) < 2 or since is None:
+    if since is None:
         return ""
-    left = spec.fallback_after - (scene.now - since).total_seconds()
-    return f"in {format_duration(left)} it takes {spec.capacity[1]} nodes, too" if left > 0 else ""
+    waited = (scene.now - since).total_seconds()
+    for number, kind in enumerate(spec.capacity[1:], start=1):
+        left = number * spec.fallback_after - waited
+        if left > 0:
+            last = number == len(spec.capacity) - 1
+            what = f"the {'dearest' if last else 'next cheapest'} kind of" if spec.cheapest else kind
+            return f"in {format_duration(left)} it takes {what} nodes, too"
+    return ""
 
 
 def _trains(scene: Scene, spec: EffectiveSpec) -> str:

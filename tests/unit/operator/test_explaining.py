@@ -630,6 +630,31 @@ def test_a_job_that_waits_for_its_first_kind_of_nodes_is_told_when_it_takes_the_
         assert "on-demand" not in follows(Scene(other, (), (), NOW))
 
 
+@pytest.mark.parametrize(
+    ("since", "listed", "cheapest"),
+    [
+        (
+            "2026-01-02T03:00:05Z",
+            "in 6m it takes spot nodes, too",
+            "in 6m it takes the next cheapest kind of nodes, too",
+        ),
+        (
+            "2026-01-02T02:50:05Z",
+            "in 6m it takes on-demand nodes, too",
+            "in 6m it takes the dearest kind of nodes, too",
+        ),
+        ("2026-01-02T02:40:05Z", "it starts when it has quota and room", "it starts when it has quota and room"),
+    ],
+)
+def test_each_kind_of_nodes_has_its_own_wait(since: str, listed: str, cheapest: str) -> None:
+    order = {"order": ["reserved", "spot", "on-demand"], "fallbackAfter": "10m"}
+    waits = {"phase": "Queued", "queue": {"reason": "NoEligibleNodes", "message": "why"}, "submittedAt": since}
+    if since.endswith("02:40:05Z"):
+        waits["queue"] = {"reason": "InsufficientCapacity", "message": "why"}
+    for capacity, told in ((order, listed), ({**order, "prefer": "cheapest"}, cheapest)):
+        assert follows(Scene(job({"capacity": capacity}, **waits), (), (), NOW)).startswith(told)
+
+
 def test_a_reason_that_its_message_names_is_told_once() -> None:
     told = {"reason": "CreateContainerConfigError", "message": "pod a can't start: CreateContainerConfigError: no key"}
     assert "CreateContainerConfigError: pod a can't start: no key" in shown(job(phase="Starting", queue=told))

@@ -38,3 +38,5 @@ def test_what_the_others_allow() -> None:
         True,
     )
     assert (spec("spot").capacity, spec("spot").fallback_after) == (("spot", "on-demand"), 600)
+    assert (spec("cheapest").capacity, spec("cheapest").cheapest) == (("reserved", "spot", "on-demand"), True)
+    assert not spec("spot").cheapest

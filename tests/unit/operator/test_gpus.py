@@ -67,6 +67,12 @@ def test_people_may_write_short_or_whole_names_in_any_case() -> None:
         ({"karpenter.sh/capacity-type": "on-demand"}, "on-demand"),
         ({"eks.amazonaws.com/capacityType": "SPOT"}, "spot"),
         ({"cloud.google.com/gke-spot": "true"}, "spot"),
+        ({"muster.dev/capacity": "reserved"}, "reserved"),
+        ({"karpenter.sh/capacity-type": "reserved"}, "reserved"),
+        ({"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"}, "reserved"),
+        ({"muster.dev/capacity": "reserved", "karpenter.sh/capacity-type": "spot"}, "reserved"),
+        ({"muster.dev/capacity": "on-demand", "eks.amazonaws.com/capacityType": "SPOT"}, "on-demand"),
+        ({"muster.dev/capacity": "colo", "eks.amazonaws.com/capacityType": "SPOT"}, "spot"),
     ],
 )
 def test_capacity(labels: dict[str, str], capacity: str) -> None:

@@ -450,6 +450,46 @@ def test_capacity_in_order_brings_alternatives_with_their_moments() -> None:
     assert (other.flavour, other.node_filter.capacity, other.since) == ("H100/on-demand", ("on-demand",), 300.0)
 
 
+KINDS = ["on-demand", "reserved", "spot"]
+
+
+@pytest.mark.parametrize(
+    ("prices", "order"),
+    [
+        ({"H100/on-demand": 3.0, "H100/reserved": 2.0, "H100/spot": 1.0}, ["spot", "reserved", "on-demand"]),
+        ({"H100/on-demand": 3.0, "H100/reserved": 0.0, "H100/spot": 4.0}, ["reserved", "on-demand", "spot"]),
+        ({"H100/spot": 4.0, "H200/reserved": 1.0}, ["spot", "on-demand", "reserved"]),
+        ({"H100/on-demand": 2.0, "H100/spot": 2.0}, ["on-demand", "spot", "reserved"]),
+        ({}, KINDS),
+    ],
+)
+def test_who_prefers_the_cheapest_takes_kinds_by_their_prices(prices: dict[str, float], order: list[str]) -> None:
+    capacity = {"order": KINDS, "prefer": "cheapest"}
+    job = trainingjob(workers={"gpuType": "H100"}, capacity=capacity)
+    spec = effective_spec(job.spec)
+    choices = planning.choose_flavours(spec, planning.flavour_counts([node("a")]), (), prices)
+    assert [choice.flavour for choice in choices] == [f"H100/{kind}" for kind in order]
+    found = planning.pending_input(
+        job, spec, request={}, node_filter=NodeFilter(), choices=choices, priority=0, levels=RACKS
+    )
+    assert [
+        found.node_filter.capacity[0],
+        *(each.node_filter.capacity[0] for each in found.terms.alternatives),
+    ] == order
+    assert [each.since for each in found.terms.alternatives] == [600.0, 1200.0], "each kind has its own wait"
+    listed = effective_spec(trainingjob(workers={"gpuType": "H100"}, capacity={"order": KINDS}).spec)
+    chosen = planning.choose_flavours(listed, planning.flavour_counts([node("a")]), (), prices)
+    assert [choice.flavour for choice in chosen] == [f"H100/{kind}" for kind in KINDS]
+
+
+def test_who_names_no_kind_takes_the_first_that_there_is() -> None:
+    spec = effective_spec(trainingjob(workers={"gpuType": "H100"}).spec)
+    kinds = [node("a"), node("b", **{"muster.dev/capacity": "reserved"}), node("c", **SPOT), node("d", **SPOT)]
+    for first, kind in enumerate(KINDS):
+        choices = planning.choose_flavours(spec, planning.flavour_counts(kinds[first:]))
+        assert choices == (planning.Choice(f"H100/{kind}", (kind,)),)
+
+
 def test_a_job_that_has_nodes_takes_more_of_their_kind_only() -> None:
     one = effective_spec(trainingjob().spec)
     chosen = planning.choose_flavours(one, planning.flavour_counts(MIXED))
