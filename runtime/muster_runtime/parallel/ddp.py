@@ -34,6 +34,9 @@ class DataParallel(DistributedDataParallel):
     muster_compiled = False
     """Whether torch.compile has taken the calls over: were they counted, it would compile anew for each number."""
 
+    muster_frozen: tuple[tuple[str, nn.Parameter], ...] = ()
+    """What was frozen when DDP was made, by name: it doesn't average their gradients, should they be trained later."""
+
     muster_pace: ClassVar[Pace | None] = None
     """Told what of a step is this rank's own work. Before the model runs DDP may share out buffers, and from its end on
     the gradients are summed. One for the process: a model that holds it could not be copied."""
@@ -78,6 +81,7 @@ def data_parallel(model: nn.Module, device: torch.device, options: dict[str, Any
         return model
     device_ids = [device.index] if device.type == "cuda" else None
     parallel = DataParallel(model, **{"device_ids": device_ids, **options})
+    parallel.muster_frozen = tuple((name, p) for name, p in model.named_parameters() if not p.requires_grad)
     if not parallel.find_unused_parameters and not parallel.static_graph:
         _lay_out_buckets(parallel)
     return parallel

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from muster_runtime.checkpoint.spread import copy_into
@@ -57,6 +58,11 @@ def _refuse(model: nn.Module, where: str) -> None:
         raise UsageError(
             f"{where}: the model is already in DistributedDataParallel; remove that line and give session.wrap the "
             "model itself"
+        )
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise UsageError(
+            f"{where}: the model has parameters whose shapes its first batch decides (nn.LazyLinear and its like); "
+            "call it once on a batch above this line, on every rank"
         )
     before = wrapped_at(model)
     if before:

@@ -18,6 +18,8 @@ from muster_runtime.data.foreign import is_foreign
 from muster_runtime.data.loader import Loader
 from muster_runtime.errors import StateError, UsageError, caller
 from muster_runtime.parallel.ddp import DataParallel
+from muster_runtime.parallel.gang import Gang
+from muster_runtime.parallel.replicas import sums, unsynchronised
 from muster_runtime.parallel.wrap import unwrap, wrapped_at
 from muster_runtime.session.tracking import Stateful, Tracked
 
@@ -40,6 +42,11 @@ def refuse_untrackable(name: str, thing: Any, tracked: Sequence[Tracked], where:
         raise UsageError(
             f"{where}: {name!r} is in DistributedDataParallel twice: session.wrap made it data-parallel at "
             f"{wrapped_at(thing)}; remove the other line"
+        )
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(thing).__mro__):
+        raise UsageError(
+            f"{where}: {name!r} is a {type(thing).__name__}, of whose state each rank has a part that no checkpoint "
+            "takes: use the optimizer that is inside it, and strategy fsdp or hsdp, which share out its state as well"
         )
     if isinstance(thing, DataLoader) and not is_foreign(thing):
         raise UsageError(f"{where}: {name!r} is a plain DataLoader; write {name} = session.wrap({name}) above")
@@ -137,7 +144,10 @@ def refuse_no_way_back(driver: Loader | None, saves: bool, loop: str) -> None:
 def refuse_bypassed(optimizer: Optimizer, tracked: Sequence[Tracked], seen: dict[tuple[int, int], int]) -> None:
     """UsageError when gradients came about without DDP's forward: they would not be averaged over the ranks."""
     for t in tracked:
-        if not isinstance(t.thing, DataParallel) or t.thing.muster_compiled:
+        if not isinstance(t.thing, DataParallel):
+            continue
+        _refuse_unfrozen(t, t.thing)
+        if t.thing.muster_compiled:
             continue
         at, forwards = (id(optimizer), id(t.thing)), t.thing.muster_forwards
         before, seen[at] = seen.get(at, 0), forwards
@@ -150,3 +160,43 @@ def refuse_bypassed(optimizer: Optimizer, tracked: Sequence[Tracked], seen: dict
                 "step. Methods of the model bypass DDP, so every rank would train a model of its own: do in "
                 f"forward() what the method does, and call {t.name}(...)"
             )
+
+
+def _refuse_unfrozen(tracked: Tracked, model: DataParallel) -> None:
+    for name, parameter in model.muster_frozen:
+        if parameter.grad is not None:
+            raise UsageError(
+                f"{caller()}: {tracked.name}.{name} has a gradient, but it was frozen when session.wrap made "
+                f"{tracked.name!r} data-parallel at {wrapped_at(model)}, so it isn't averaged and every rank would "
+                "train its own. Freeze it below that line, and give session.wrap ddp={'find_unused_parameters': True}"
+            )
+
+
+def refuse_unrelated(tracked: Sequence[Tracked], gang: Gang) -> None:
+    """UsageError where the ranks train unrelated models, of which a checkpoint would hold a mix. Collective."""
+    if gang.world_size == 1:
+        return
+    trained = {
+        id(parameter)
+        for t in tracked
+        if isinstance(t.thing, Optimizer)
+        for group in t.thing.param_groups
+        for parameter in group["params"]
+    }
+    own = [
+        (t, name, parameter)
+        for t in tracked
+        if isinstance(t.thing, nn.Module)
+        for name, parameter in unsynchronised(t.thing, trained)
+    ]
+    by_rank = gang.gather(sums([parameter for _, _, parameter in own]))
+    for rank, found in enumerate(by_rank):
+        if len(found) != len(own):
+            continue
+        for (t, name, _), one, first in zip(own, found, by_rank[0], strict=True):
+            if one != first:
+                raise UsageError(
+                    f"{t.where}: {t.name!r} isn't wrapped, and its {name} on rank {rank} is not that of rank 0: each "
+                    f"of the {gang.world_size} ranks trains a model of its own, and a checkpoint holds one. Write "
+                    f"{t.name} = session.wrap({t.name}) above its optimizer"
+                )

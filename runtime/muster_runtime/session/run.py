@@ -83,6 +83,7 @@ class Run:
         self._samples = 0  # of the step that was done last, over the whole gang
         self._forwards: dict[tuple[int, int], int] = {}  # by optimizer and model, at the optimizer's last step
         self._signalled = False
+        self._steps_here = 0  # of this process
         self.closed = False
 
     def should_stop(self) -> bool:
@@ -215,6 +216,9 @@ class Run:
         due = self._is_due()  # also where the save waits, or its turn would pass unseen
         save, stop = votes and due, votes and self._stops_here()
         agreed = self._agree(save=save, stop=stop, ends=False, soon=not votes)
+        self._steps_here += 1
+        if self._steps_here & (self._steps_here - 1) == 0:  # 1, 2, 4, ...: the first may have made no update
+            checks.refuse_unrelated(self.tracked, self._gang)
         self.pulse.step_done(self.step)
         if agreed:
             self._save(updates_seen=self._steps_seen >= SEEN_STEPS)

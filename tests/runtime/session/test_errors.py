@@ -171,6 +171,38 @@ CASES = {
         FINE + "session.track(model=model, optimizer=optimizer)\nfor step in session.steps('3'):  # here\n    pass\n",
         r"UsageError: .*script.py:{here}: session.steps\('3'\): the total is a whole number; write int\(",
     ),
+    "a model that isn't wrapped": (
+        "loader = session.wrap(DataLoader(data, batch_size=4))\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)\n"
+        "session.track(model=net, optimizer=optimizer, loader=loader)  # here\n"
+        "for step, (x,) in session.steps(4, loader):\n"
+        "    net(x).mean().backward()\n"
+        "    if step % 2:\n        optimizer.step()\n        optimizer.zero_grad()\n",
+        r"UsageError: .*script.py:{here}: 'model' isn't wrapped, and its weight on rank 1 is not that of rank 0: each "
+        r"of the 2 ranks .* Write model = session.wrap\(model\) above its optimizer",
+    ),
+    "a parameter that was frozen when the model was wrapped": (
+        "net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))\nnet[0].requires_grad_(False)\n"
+        "model = session.wrap(net)  # wrap\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)\n"
+        "session.track(model=model, optimizer=optimizer)\n"
+        "for step in session.steps(4):\n"
+        "    net[0].requires_grad_(step > 1)\n"
+        "    model(torch.ones(2, 4) * session.rank).mean().backward()\n"
+        "    optimizer.step()  # here\n",
+        r"UsageError: .*script.py:{here}: model.0.weight has a gradient, but it was frozen when session.wrap made "
+        r"'model' data-parallel at .*script.py:{wrap}, .*Freeze it below that line",
+    ),
+    "an optimizer whose state is each rank's own": (
+        "from torch.distributed.optim import ZeroRedundancyOptimizer\nmodel = session.wrap(net)\n"
+        "optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)\n"
+        "session.track(model=model, optimizer=optimizer)  # here\n",
+        r"UsageError: .*script.py:{here}: 'optimizer' is a ZeroRedundancyOptimizer, .*strategy fsdp or hsdp",
+    ),
+    "a model whose shapes aren't known yet": (
+        "model = session.wrap(nn.LazyLinear(1))  # here\n",
+        r"UsageError: .*script.py:{here}: the model has parameters whose shapes its first batch decides",
+    ),
     "ranks that take different numbers of steps": (
         FINE + "session.track(model=model, optimizer=optimizer)\n"
         "for step in session.steps(3 + session.rank):  # loop\n    pass\n",
@@ -187,6 +219,21 @@ def test_a_mistake_is_told_with_its_line(name: str, tmp_path: Path) -> None:
             pattern = pattern.replace(f"{{{mark}}}", str(line_of(body, mark)))
     told = last_line(run(tmp_path, body))
     assert re.search(pattern, told), told
+
+
+def test_a_model_that_a_script_averages_by_itself_may_be_unwrapped(tmp_path: Path) -> None:
+    body, _ = CASES["a model that isn't wrapped"]
+    averaged = "        for p in net.parameters(): torch.distributed.all_reduce(p.grad)\n        optimizer.step()\n"
+    run(tmp_path, body.replace("        optimizer.step()\n", averaged)).check()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_what_is_frozen_below_the_wrap_may_be_trained_later(strategy: str, tmp_path: Path) -> None:
+    body, _ = CASES["a parameter that was frozen when the model was wrapped"]
+    below = body.replace("net[0].requires_grad_(False)\n", "", 1).replace(
+        "session.wrap(net)", "session.wrap(net, ddp={'find_unused_parameters': True})"
+    )
+    run(tmp_path, below, strategy=strategy).check()
 
 
 def test_an_early_optimizer_is_told_on_a_laptop_too(tmp_path: Path) -> None:
