@@ -39,7 +39,7 @@ from muster_runtime.session.tracking import Restoration, Tracked, capture
 
 _TRIES_AT_THE_END: Final = 4
 _PAUSE_SECONDS: Final = 2.0
-_LEFT_OUT: Final = ("numerics", "over")
+_LEFT_OUT: Final = ("numerics", "over", "asked")
 """Of a `RunState`, where there is nothing to say."""
 _MEMORY: Final = "the memory of its pods"
 _AGAIN_SECONDS: Final = 300.0
@@ -69,6 +69,8 @@ class RunState:
     over: int = 0
     numerics: dict[str, Any] | None = None
     """What the watch over losses and gradients remembers (`numerics.Watch.state`)."""
+    asked: dict[str, dict[str, str]] | None = None
+    """What the script made optimizers and schedulers with when the run began (`asked.asked`)."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from muster_runtime.parallel.gang import Gang
 from muster_runtime.pulse import Pulse, Section, Stage
 from muster_runtime.reporter import Reporter
 from muster_runtime.session import checks, pace
+from muster_runtime.session.asked import Asked, asked, changes
 from muster_runtime.session.boundary import Agreement, Square, Votes, agree
 from muster_runtime.session.gradients import Gradients
 from muster_runtime.session.guard import Guard, Unsound
@@ -84,6 +85,7 @@ class Run:
         self._forwards: dict[tuple[int, int], int] = {}  # by optimizer and model, at the optimizer's last step
         self._signalled = False
         self._steps_here = 0  # of this process
+        self._asked: Asked = {}
         self.closed = False
 
     def should_stop(self) -> bool:
@@ -108,6 +110,7 @@ class Run:
             self.began = True
             if self.saves.wanted:
                 checks.refuse_unstorable(self.tracked)
+            self._asked = asked(self.tracked)
             self.progress.count_flops([t.thing for t in self.tracked if isinstance(t.thing, nn.Module)])
             pace.follow(self.pulse, [one.thing for one in self.tracked], self._device)
             for one in self.tracked:
@@ -118,6 +121,9 @@ class Run:
             if restored is not None:
                 run = restored.run
                 self.step = self.resumed_from = run.step
+                if told := changes(run.asked or {}, self._asked, seed=(run.seed, self.seed)):
+                    self.progress.warn(told)
+                self._asked |= run.asked or {}  # it goes on with these
                 self.seed = run.seed
                 if self.saves.has_own:
                     self._over = run.over or int(restored.finished and run.ended_early)
@@ -405,4 +411,5 @@ class Run:
             ended_early=ended_early,
             over=self._over,
             numerics=self._guard.state() if self._guard is not None else None,
+            asked=self._asked,
         )

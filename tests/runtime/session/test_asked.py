@@ -1,0 +1,93 @@
+"""A resume takes an optimizer's and a scheduler's values from the checkpoint; what a script now asks for is told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from gangs import run_gang
+from torch import nn
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LambdaLR, LinearLR, MultiStepLR, SequentialLR
+
+from muster_runtime.session.asked import Asked, asked, changes
+from muster_runtime.session.tracking import Tracked
+
+SCRIPT = """
+import torch
+import muster_runtime as muster
+
+session = muster.start(seed=0)
+model = session.wrap(torch.nn.Linear(4, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=4)
+session.track(model=model, optimizer=optimizer, scheduler=scheduler)
+for step in session.steps(4):
+    loss = model(torch.randn(8, 4)).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step(); scheduler.step()
+    session.report(loss=loss)
+"""
+
+
+def run(folder: Path, script: str) -> str:
+    (folder / "script.py").write_text(script)
+    uri = {"MUSTER_CHECKPOINT_URI": f"file://{folder}/run", "MUSTER_CHECKPOINT_EVERY_STEPS": "2"}
+    return run_gang(folder / "script.py", folder, 1, uri, distributed=False).check().output
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("lr=0.01", "lr=0.001"), "optimizer's lr is 0.001 in the script and was 0.01"),
+        (
+            ("optim.Adam(", "optim.AdamW("),
+            "optimizer's kind is AdamW in the script and was Adam; .*decoupled_weight_decay",
+        ),
+        (("T_max=4", "T_max=8"), "scheduler's T_max is 8 in the script and was 4"),
+        (("seed=0", "seed=1"), "the seed is 1 now and was 0"),
+    ],
+    ids=["lr", "kind", "scheduler", "seed"],
+)
+def test_what_is_changed_between_two_runs_is_told_each_time(change: tuple[str, str], told: str, tmp_path: Path) -> None:
+    assert "in the script" not in run(tmp_path, SCRIPT)
+    longer = SCRIPT.replace("steps(4)", "steps(6)")
+    assert "WARNING" not in run(tmp_path, longer), "what a resume itself changes isn't the script's"
+    for total in (8, 10):  # its own checkpoints, too, are of values that the script doesn't ask for
+        output = run(tmp_path, SCRIPT.replace(*change).replace("steps(4)", f"steps({total})"))
+        assert re.search(f"WARNING: {told}", output), output
+
+
+def words(*things: object) -> Asked:
+    return asked([Tracked(f"thing{number}", thing, "script.py:1") for number, thing in enumerate(things)])
+
+
+def test_schedules_inside_others_count_and_values_that_differ_by_process_do_not() -> None:
+    def made(milestone: int, factor: float) -> Asked:
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=torch.tensor(0.5))
+        parts = [LinearLR(optimizer, 0.1, total_iters=3), ConstantLR(optimizer, factor), LambdaLR(optimizer, float)]
+        return words(optimizer, SequentialLR(optimizer, parts, [3, 6]), MultiStepLR(optimizer, [milestone]))
+
+    assert made(4, 0.5) == made(4, 0.5)
+    assert changes(made(4, 0.5), made(4, 0.5)) == ""
+    told = changes(made(4, 0.5), made(5, 0.25))
+    assert "thing1's 1.factor is 0.25 in the script and was 0.5" in told
+    assert "thing2's milestones is {5: 1} in the script and was {4: 1}" in told
+
+
+def test_what_training_changes_is_not_asked() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.5)
+    scheduler = CosineAnnealingLR(optimizer, 10)
+    before = words(scheduler)
+    optimizer.step()
+    scheduler.step()
+    assert words(scheduler) == before
+
+
+def test_many_changes_are_told_in_one_line_of_some_length() -> None:
+    parameters = [{"params": [parameter], "lr": 0.1 * n} for n, parameter in enumerate(nn.Linear(2, 2).parameters())]
+    then = {"optimizer": {f"option{n}": "1" for n in range(9)}}
+    now = {"optimizer": {f"option{n}": "2" * 500 for n in range(9)}}
+    assert "; and 4 more. The run goes on" in changes(then, now)
+    assert len(changes(then, now)) < 1000
+    assert words(torch.optim.SGD(parameters, lr=1.0))["thing0"]["lr"] == "0.0, 0.1"
