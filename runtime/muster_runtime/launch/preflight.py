@@ -5,10 +5,11 @@ that it can't save."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,11 +19,14 @@ from muster_protocol.manifest import LATEST_KEY
 from muster_protocol.storage_errors import IN_A_JOB, LASTING, Kind, kind_of, sentence
 from muster_protocol.uris import CheckpointUri, parse_uri_at_step
 from muster_runtime import vendored
+from muster_runtime.launch import conditions
 from muster_runtime.launch.state import Over
 
 RETRY_SECONDS: Final = 180.0
 """How long an S3 server that can't be reached, or is in trouble, is tried again."""
 _PAUSES: Final = (0.5, 1.0, 2.0, 5.0, 10.0)
+_MET: Final = frozenset({"ConditionalRequestConflict", "OperationAborted", "409"})
+"""Codes of a write that has met another one, and is to be tried again."""
 
 
 class Trouble(Exception):
@@ -104,20 +108,23 @@ def check_patiently(
 
 
 def check(uri: CheckpointUri, start_from: str = "") -> None:
-    """Writes, overwrites and deletes one scratch object below `uri`; looks whether any checkpoint lies at `start_from`,
-    which only counts while the run has none of its own. Raises Trouble."""
+    """Tries conditional writes on scratch objects below `uri`, and deletes these; looks whether any checkpoint lies at
+    `start_from`, which only counts while the run has none of its own. Raises Trouble."""
     calls = _Calls(uri)
     calls.look_at_bucket()
     key = _below(uri, f".muster-preflight-{secrets.token_hex(8)}")
-    tag = calls.put(key, IfNoneMatch="*")
     try:
+        written = conditions.probe(calls, key)
         if "//" in f"/{key}" and not calls.has(uri.bucket, key):
             raise calls.unlisted(uri)
-        if not calls.refuses(key, IfNoneMatch="*") or not calls.refuses(key, IfMatch='"0123456789abcdef"'):
-            raise calls.no_conditions()
-        calls.put(key, IfMatch=tag)
-    finally:
-        calls.delete(key)
+    except conditions.NotKept as error:
+        calls.clear(conditions.scratch(key))
+        raise calls.no_conditions(str(error)) from error
+    except Trouble:
+        calls.clear(conditions.scratch(key))
+        raise
+    for each in written:
+        calls.delete(each)
     if start_from.startswith("s3://") and not calls.has(uri.bucket, _below(uri, LATEST_KEY)):
         _look_at_start(calls, start_from)
 
@@ -145,14 +152,15 @@ class _Calls:
 
     def __init__(self, uri: CheckpointUri) -> None:
         vendored.use()
-        from muster_protocol.checkpoints import s3_client
+        from muster_protocol.checkpoints import s3, s3_client
 
+        self._fetch, self._forget = s3.fetch, s3.forget_object
         self._errors = s3_client.S3_ERRORS
         self._code = s3_client.code_of
         self._bucket = uri.bucket
         self._endpoint = s3_client.endpoint_in_environment()
         try:
-            self._s3: Any = s3_client.make_client(self._endpoint, 1, attempts=2, connect=5, read=15)
+            self._s3: Any = s3_client.make_client(self._endpoint, 2, attempts=2, connect=5, read=15)
         except self._errors as error:
             raise self._trouble(error, "") from error
 
@@ -191,46 +199,62 @@ class _Calls:
             raise self._trouble(error, key) from error
         return bool(found.get("Contents"))
 
-    def put(self, key: str, **condition: str) -> str:
+    def put(self, key: str, content: bytes, tag: str | None) -> str:
+        condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
         try:
-            answer = self._s3.put_object(Bucket=self._bucket, Key=key, Body=b"muster preflight\n", **condition)
+            answer = self._s3.put_object(Bucket=self._bucket, Key=key, Body=content, **condition)
         except self._errors as error:
-            if self._code(error) != "NotImplemented":
+            code = self._code(error)
+            if code in _MET:
+                raise conditions.Met from error
+            if kind_of(code) is Kind.PRECONDITION_FAILED or (tag is not None and kind_of(code) is Kind.NOT_FOUND):
+                raise conditions.Refused from error
+            if code != "NotImplemented":
                 raise self._trouble(error, key) from error
-            if not condition:
-                raise self._no_sums(error) from error
-            self.put(key)  # is it the condition, or any write?
-            self.delete(key)
-            raise self.no_conditions() from error
+            self._put_plainly(key, content)  # is it the condition, or any write?
+            name = "If-None-Match" if tag is None else "If-Match"
+            raise conditions.NotKept(f"it answers a write with {name} as not implemented") from error
+        if not answer.get("ETag"):
+            raise conditions.NotKept("it gives no tag (ETag) to what it has written")
         return str(answer["ETag"])
 
-    def refuses(self, key: str, **condition: str) -> bool:
-        """Is a write whose condition does not hold refused?"""
+    def _put_plainly(self, key: str, content: bytes) -> None:
         try:
-            self._s3.put_object(Bucket=self._bucket, Key=key, Body=b"muster preflight\n", **condition)
+            self._s3.put_object(Bucket=self._bucket, Key=key, Body=content)
         except self._errors as error:
-            if kind_of(self._code(error)) is Kind.PRECONDITION_FAILED:
-                return True
             if self._code(error) == "NotImplemented":
-                return False
+                raise self._no_sums(error) from error
             raise self._trouble(error, key) from error
-        return False
+
+    def get(self, key: str) -> conditions.Found | None:
+        try:
+            found = self._fetch(self._s3, {}, Bucket=self._bucket, Key=key)
+        except self._errors as error:
+            raise self._trouble(error, key) from error
+        return None if found is None else conditions.Found(*found)
 
     def delete(self, key: str) -> None:
         try:
-            self._s3.delete_object(Bucket=self._bucket, Key=key)
+            self._forget(self._s3, Bucket=self._bucket, Key=key)
         except self._errors as error:
             raise self._trouble(error, key) from error
+
+    def clear(self, keys: Iterable[str]) -> None:
+        """Deletes what there may be of them, as far as the store lets us: something else is to be told."""
+        with contextlib.suppress(Trouble):
+            for key in keys:
+                self.delete(key)
 
     @property
     def _server(self) -> str:
         return f"the S3 server at {self._endpoint or 'AWS'}"
 
-    def no_conditions(self) -> Trouble:
+    def no_conditions(self, what: str) -> Trouble:
+        """`what` it has done instead."""
         return Trouble(
             Kind.NO_CONDITIONS,
-            f"{self._server} does not keep conditional writes (If-None-Match, If-Match) in bucket "
-            f"{self._bucket!r}: two gangs could overwrite each other's checkpoints; use a server that keeps them",
+            f"{self._server} does not keep conditional writes (If-None-Match, If-Match) in bucket {self._bucket!r}: "
+            f"{what}. Two gangs could overwrite each other's checkpoints; use a server that keeps them",
         )
 
     def unlisted(self, uri: CheckpointUri) -> Trouble:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from email.message import Message
 from typing import Any
 
 import boto3
 import pytest
+from made_store import MadeStore, served
+from proxy import Proxy, drop, drop_answer, duplicate
 
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_CONFIG, Cause
@@ -111,83 +115,180 @@ def test_an_unreachable_server_is_tried_again_then_told(as_user: Any, monkeypatc
     assert told, "an error that is tried again is shown meanwhile"
 
 
-class _Unconditional(BaseHTTPRequestHandler):
+class _Unconditional(MadeStore):
     """An S3 server of the old kind: it takes every write, whatever its condition."""
 
-    def do_HEAD(self) -> None:
-        self._answer(200)
-
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self._answer(200)
-
-    def do_DELETE(self) -> None:
-        self._answer(204)
-
-    def _answer(self, status: int) -> None:
-        body = b"<Error><Code>NotImplemented</Code></Error>" if status == 501 else b""
-        self.send_response(status)
-        self.send_header("ETag", '"abc"')
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
+    def holds(self, key: str, headers: Message) -> bool:
+        return True
 
 
-@pytest.fixture
-def unconditional() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Unconditional)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+class _CreatesOnly(MadeStore):
+    """It keeps If-None-Match and passes If-Match over, as S3 itself once did."""
+
+    def holds(self, key: str, headers: Message) -> bool:
+        return headers.get("If-None-Match") != "*" or not self.tag_of(key)
 
 
-def test_a_server_that_ignores_conditions_is_refused(
-    as_user: Any, unconditional: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", unconditional)
-    with pytest.raises(Trouble) as caught:
-        check(parse_uri("s3://models/x"))
-    assert "does not keep conditional writes" in caught.value.sentence
+class _AnyKnownTag(MadeStore):
+    """Each tag that the object has ever had will do, as from a replica that lags behind. An invented one is refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[str] = set()
+
+    def holds(self, key: str, headers: Message) -> bool:
+        self.known.add(self.tag_of(key))
+        return super().holds(key, headers) or headers.get("If-Match") in self.known
 
 
-class _WithoutSums(_Unconditional):
+class _Unlocked(MadeStore):
+    """It looks, and then it writes, and two may look before one writes."""
+
+    at_once = "If-Match"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = threading.Barrier(2)
+
+    def put(self, key: str, content: bytes, headers: Message) -> int:
+        if not self.holds(key, headers):
+            return 412
+        if self.at_once in headers:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                self.both.wait(0.2)
+            if self.both.broken:
+                self.both.reset()
+        self.objects[key] = content
+        return 200
+
+
+class _UnlockedCreates(_Unlocked):
+    at_once = "If-None-Match"
+
+
+class _Quarrelsome(MadeStore):
+    """Each write meets another one, as it says."""
+
+    def put(self, key: str, content: bytes, headers: Message) -> int:
+        return 409
+
+
+class _Backwards(MadeStore):
+    """It refuses each write that has a right tag."""
+
+    def holds(self, key: str, headers: Message) -> bool:
+        return "If-Match" not in headers and super().holds(key, headers)
+
+
+class _Forgetful(MadeStore):
+    """It takes a write, says so, and drops it."""
+
+    def put(self, key: str, content: bytes, headers: Message) -> int:
+        self.writes += 1
+        before = dict(self.objects)
+        status = super().put(key, content, headers)
+        if self.writes == 3:
+            self.objects = before
+        return status
+
+
+class _WithoutSums(MadeStore):
     """An S3 server that takes no write with a sum of its own kind."""
 
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self._answer(501 if "x-amz-checksum-crc32" in self.headers else 200)
+    def put(self, key: str, content: bytes, headers: Message) -> int:
+        return 501 if "x-amz-checksum-crc32" in headers else super().put(key, content, headers)
 
 
-class _WithoutConditions(_Unconditional):
+class _WithoutConditions(MadeStore):
     """An S3 server that refuses conditions as not implemented."""
 
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self._answer(501 if "If-None-Match" in self.headers else 200)
+    def put(self, key: str, content: bytes, headers: Message) -> int:
+        return 501 if "If-None-Match" in headers else super().put(key, content, headers)
+
+
+class _WithoutIfMatch(MadeStore):
+    def put(self, key: str, content: bytes, headers: Message) -> int:
+        return 501 if "If-Match" in headers else super().put(key, content, headers)
 
 
 @pytest.mark.parametrize(
-    ("server", "kind", "said"),
+    ("kind", "said"),
     [
-        (_WithoutSums, Kind.MISCONFIGURED, "x-amz-checksum-crc32: leave that out"),
-        (_WithoutConditions, Kind.NO_CONDITIONS, "does not keep conditional writes"),
+        (_Unconditional, "it took a write that was to create an object (If-None-Match: *) over one that was there"),
+        (_CreatesOnly, "it took a write whose tag (If-Match) had been right once, after the object was overwritten"),
+        (_AnyKnownTag, "it took a write whose tag (If-Match) had been right once, after the object was overwritten"),
+        (_Unlocked, "it took both of two writes at once with the right If-Match"),
+        (_UnlockedCreates, "it took both of two writes at once with If-None-Match: *"),
+        (_Quarrelsome, "it refused a write whose condition held (with If-None-Match: *)"),
+        (_Backwards, "it refused a write whose condition held (with the right If-Match)"),
+        (_Forgetful, "an object that was read had not the content of the last write that it took"),
+        (_WithoutConditions, "it answers a write with If-None-Match as not implemented"),
+        (_WithoutIfMatch, "it answers a write with If-Match as not implemented"),
     ],
 )
-def test_what_a_server_has_not_implemented_is_told(
-    as_user: Any, monkeypatch: pytest.MonkeyPatch, server: Any, kind: Kind, said: str
+def test_a_server_that_does_not_keep_conditions_is_refused_and_told_what_it_did(
+    as_user: Any, monkeypatch: pytest.MonkeyPatch, kind: type[MadeStore], said: str
 ) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), server) as serving:
-        threading.Thread(target=serving.serve_forever, daemon=True).start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{serving.server_address[1]}")
-        with pytest.raises(Trouble) as caught:
-            check(parse_uri("s3://models/x"))
-        serving.shutdown()
-    assert caught.value.kind is kind
-    assert said in caught.value.sentence
+    server = kind()
+    with served(server, monkeypatch):
+        found = check_patiently(parse_uri("s3://models/x"), print)
+    assert found is not None
+    assert found.sentence.startswith(f"the S3 server at http://127.0.0.1:{server.server_address[1]} does not keep")
+    assert f"in bucket 'models': {said}" in found.sentence
+    assert found.sentence.endswith("Two gangs could overwrite each other's checkpoints; use a server that keeps them")
+    assert (found.kind, found.facts().cause) == (Kind.NO_CONDITIONS, Cause.STORAGE), "another try would not help"
+    assert server.objects == {}, "nothing stays"
+
+
+def test_a_server_that_takes_no_sums_is_told(as_user: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(_WithoutSums(), monkeypatch), pytest.raises(Trouble) as caught:
+        check(parse_uri("s3://models/x"))
+    assert caught.value.kind is Kind.MISCONFIGURED
+    assert "x-amz-checksum-crc32: leave that out" in caught.value.sentence
+
+
+class _Conflicts(MadeStore):
+    """It keeps conditions, and answers 409 to every second write, as AWS does to one that meets another."""
+
+    def put(self, key: str, content: bytes, headers: Message) -> int:
+        self.writes += 1
+        return 409 if self.writes % 2 else super().put(key, content, headers)
+
+
+class _Loses(MadeStore):
+    """It keeps conditions. Every second answer to a write that was taken is lost: the HTTP library asks again, and is
+    refused by its own write."""
+
+    def put(self, key: str, content: bytes, headers: Message) -> int:
+        status = super().put(key, content, headers)
+        if status == 200:
+            self.writes += 1
+        return 500 if status == 200 and self.writes % 2 else status
+
+
+@pytest.mark.parametrize("kind", [MadeStore, _Conflicts, _Loses])
+def test_a_server_that_keeps_conditions_passes_however_it_answers(
+    as_user: Any, monkeypatch: pytest.MonkeyPatch, kind: type[MadeStore]
+) -> None:
+    server = kind()
+    with served(server, monkeypatch):
+        assert check_patiently(parse_uri("s3://models/x"), print, retry_seconds=0) is None
+    assert server.objects == {}
+
+
+def test_no_single_mishap_makes_a_good_server_a_bad_one(as_user: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    between = Proxy(as_user.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", between.endpoint)
+    check(parse_uri("s3://models/x"))
+    mishaps = (drop_answer, duplicate, drop)
+    step = 1 if os.environ.get("MUSTER_THOROUGH") else 3
+    for number, at in enumerate(range(1, len(between.seen) + 1, step)):
+        between.arm(at, mishaps[number % len(mishaps)])
+        found = check_patiently(parse_uri("s3://models/x"), print, retry_seconds=0)
+        assert found is None, f"request {at}: {found.sentence}"
+    between.shutdown()
+    between.server_close()
+    assert not [key for key in objects(as_user) if "preflight" in key]
 
 
 @pytest.mark.parametrize("uri", ["s3://models//llama", "s3://models/team//llama"])

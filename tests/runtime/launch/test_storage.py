@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import pytest
+from made_store import MadeStore, served
 
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause
@@ -99,75 +99,43 @@ def test_every_kind_of_trouble_is_either_lasting_or_passing_or_an_answer() -> No
     assert not LASTING & PASSING
 
 
-class _Busy(BaseHTTPRequestHandler):
+class _Busy(MadeStore):
     """An S3 server that throttles its first `refusals` writes."""
 
     refusals = 10**6
 
-    def do_HEAD(self) -> None:
-        self._answer(200)
-
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if type(self).refusals > 0:
-            type(self).refusals -= 1
-            self._answer(429, b"<Error><Code>TooManyRequests</Code><Message>slower</Message></Error>")
-        elif self.server.written and self._refused():  # type: ignore[attr-defined]
-            self._answer(412)
-        else:
-            self.server.written = True  # type: ignore[attr-defined]
-            self._answer(200)
-
-    def _refused(self) -> bool:
-        return "If-None-Match" in self.headers or "0123456789abcdef" in self.headers.get("If-Match", "")
-
-    def do_DELETE(self) -> None:
-        self._answer(204)
-
-    def _answer(self, status: int, body: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("ETag", '"abc"')
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
+    def put(self, key: str, content: bytes, headers: Message) -> int:
+        if self.refusals > 0:
+            self.refusals -= 1
+            return 429
+        return super().put(key, content, headers)
 
 
 @pytest.fixture
-def busy(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Busy]]:
+def busy(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Busy]:
     """The environment points at a throttling server; its `refusals` may be set."""
-
-    class Handler(_Busy):
-        pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.written = False  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     for name, value in s3_server.environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_address[1]}")
-    yield Handler
-    server.shutdown()
-    server.server_close()
+    server = _Busy()
+    with served(server, monkeypatch):
+        yield server
 
 
-def test_a_throttling_server_is_tried_again_until_it_answers(busy: type[_Busy]) -> None:
+def test_a_throttling_server_is_tried_again_until_it_answers(busy: _Busy) -> None:
     busy.refusals = 4
     told: list[str] = []
     assert check_patiently(parse_uri("s3://models/x"), told.append, retry_seconds=30) is None
     assert "too busy" in told[0]
 
 
-def test_a_preflight_that_never_gets_through_is_the_infrastructures(busy: type[_Busy]) -> None:
+def test_a_preflight_that_never_gets_through_is_the_infrastructures(busy: _Busy) -> None:
     found = check_patiently(parse_uri("s3://models/x"), lambda _: None, retry_seconds=2)
     assert found is not None
     facts = found.facts()
     assert (facts.cause, facts.exit_code) == (Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE)
 
 
-def test_an_endpoint_that_is_no_url_is_final(busy: type[_Busy], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_is_no_url_is_final(busy: _Busy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "storage.example:9000")
     found = check_patiently(parse_uri("s3://models/x"), lambda _: None, retry_seconds=2)
     assert found is not None
