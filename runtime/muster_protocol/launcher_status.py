@@ -16,6 +16,10 @@ from muster_protocol.messages import Ended
 MOMENT_END: Final = 253_402_300_800.0
 """Seconds since the epoch; moments are before: no calendar here goes beyond the year 9999."""
 
+WARNINGS_KEPT: Final = 8
+"""Of what ranks warn of, a launcher and a job's status keep so many texts. Whoever reads a launcher's and keeps fewer
+would tell some of them again and again."""
+
 
 class Phase(str, Enum):
     """Where a launcher stands."""
@@ -198,7 +202,7 @@ class Status:
         resumed_from: the step that this incarnation restored, or None for a fresh start.
         storage_error: what the preflight or a save found wrong with the checkpoint's storage, or "".
         fixed_size: why the run can't go on with another number of ranks, or "" when it can.
-        warnings: one sentence each, for people.
+        warnings: what ranks have warned of, one text each, the oldest first: the newest WARNINGS_KEPT.
         restarts: how often the gang's processes were started again in these pods.
         failures: of those, how many followed a failure of the script; None: all.
         memory_failures: of `failures`, how many were for want of memory.

@@ -128,6 +128,12 @@ FAILED_AT: Final = _gauge(
     "muster_worker_checkpoint_last_failed_timestamp_seconds",
     "When the storage refused a save last, since the epoch; 0 before the first time. Only with `checkpoint.uri`.",
 )
+FELL_BACK_AT: Final = _gauge(
+    "muster_worker_checkpoint_last_fallback_timestamp_seconds",
+    "When a restore took an older checkpoint last, the newest being damaged, since the epoch; 0 before the first time. "
+    "Only with `checkpoint.uri`.",
+    who=INDEX_0,
+)
 TRACKING_UP: Final = _gauge(
     "muster_worker_tracking_up",
     "Whether the run's tracker takes what it is told: 1 or 0. Only with `tracking`.",

@@ -83,6 +83,14 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class FellBack:
+    """The rank restored `step`, an older checkpoint: the newest that was committed is not whole."""
+
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
 class Stopped:
     """The rank ends after `step` steps because it was asked to, whatever exit code its launcher will see."""
 
@@ -208,6 +216,7 @@ Message = (
     | CheckpointCommitted
     | Stored
     | Resumed
+    | FellBack
     | Stopped
     | NothingLeft
     | Warned

@@ -376,6 +376,9 @@ class EventReason(str, Enum):
     UNSOUND_NUMBERS = "UnsoundNumbers"
     """A step's loss or gradients were not finite, or spiked: its update was left out, or the run went back to its last
     checkpoint and on without the batch. The note has step and value."""
+    TRAINING_WARNING = "TrainingWarning"
+    """The training warns of something and goes on, as of a damaged checkpoint in whose place it took an older one; the
+    note has its words, which `status.warnings` keeps. Each is told once."""
     PROFILED = "Profiled"
     """Steps were recorded by PyTorch's profiler, as `muster profile` had asked; the note says where the traces lie."""
     PROFILE_FAILED = "ProfileFailed"

@@ -13,6 +13,7 @@ from muster.api.placement import AvoidedNode, NodeName, Placement, Promise, Stop
 from muster.api.schema import Int64, MapList
 from muster.api.terms import Usage
 from muster.api.tracking import TrackingStatus
+from muster_protocol.launcher_status import WARNINGS_KEPT
 
 Seconds = Annotated[int, Ge(0), Int64()]
 
@@ -50,6 +51,15 @@ class NumericsStatus(Model):
     """The newest of them: its step, its value, and what was done."""
     at: Timestamp | None = None
     """When it was seen."""
+
+
+class TrainingWarning(Model):
+    """What the training has warned of, in its words."""
+
+    at: Timestamp
+    """When the operator heard of it."""
+    message: ShortMessage
+    """What it says."""
 
 
 class ProfileStatus(Model):
@@ -311,6 +321,9 @@ class TrainingJobStatus(Model):
     """How often checkpoints are taken."""
     numerics: NumericsStatus | None = None
     """Steps whose numbers were not sound, where `numerics` has them watched."""
+    warnings: Annotated[tuple[TrainingWarning, ...], Len(0, WARNINGS_KEPT)] = ()
+    """What the training warned of last and went on, the oldest first: a damaged checkpoint in whose place an older one
+    was taken, saves that were given up or left out."""
     progress: Progress | None = None
     """How far the training is."""
     tracking: TrackingStatus | None = None

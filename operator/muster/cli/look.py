@@ -45,6 +45,7 @@ from muster.telling.wording import (
     unsound,
     used_limits,
     waiting,
+    warned,
     word_for,
 )
 from muster_protocol.durations import format_duration
@@ -175,6 +176,8 @@ def _facts(scene: Scene) -> Table:
         head.add_row("Spares", f"room for {counted(len(nodes), 'more worker')} is kept on {', '.join(nodes)}")
     if status.numerics is not None:
         head.add_row("Numerics", Text(unsound(status.numerics), "yellow"))
+    if status.warnings:
+        head.add_row("Warnings", Text(warned(status.warnings, scene), "yellow"))
     if status.sizes:
         head.add_row("Size", _size(scene))
     if status.preemptions:

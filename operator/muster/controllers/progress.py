@@ -257,7 +257,7 @@ class Progress:
 def _stand(answer: LauncherStatus) -> tuple[object, ...]:
     """What of an answer a job's turn may depend on."""
     health = answer.lost, bool(answer.storage_error), answer.numerics, answer.stragglers
-    return answer.phase, answer.incarnation, health, answer.profile
+    return answer.phase, answer.incarnation, health, answer.profile, answer.warnings
 
 
 def _membership(placement: Placement, pods: Mapping[int, PodView]) -> Membership:

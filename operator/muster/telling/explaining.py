@@ -10,7 +10,7 @@ from typing import Final
 from muster.api import goodput
 from muster.api.common import Condition, find_condition
 from muster.api.effective import effective_spec
-from muster.api.names import ConditionType, Phase
+from muster.api.names import ConditionType, EventReason, Phase
 from muster.api.trainingjob_status import PastFailure
 from muster.cluster.views import parse_time
 from muster.telling.outlook import advice, follows
@@ -53,6 +53,7 @@ def sections(scene: Scene) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
         ("Why", _why(scene)),
         (_failed(scene), _failure(scene)),
         ("Restarts", _restarts(scene)),
+        ("Warnings of the training (UTC)", _warnings(scene)),
         ("Unsound numbers", _numerics(scene)),
         ("Tracking", ((("", tracked(scene.job.status)),) if scene.job.status.tracking is not None else ())),
         ("Sizes (UTC)", _sizes(scene)),
@@ -159,6 +160,12 @@ def _numerics(scene: Scene) -> Iterator[tuple[str, ...]]:
         yield "the last", known.last
 
 
+def _warnings(scene: Scene) -> Iterator[tuple[str, ...]]:
+    """What the training has warned of last, in its words."""
+    for warning in scene.job.status.warnings:
+        yield f"{warning.at:%Y-%m-%d %H:%M:%S}", ago(warning.at, scene.now), warning.message
+
+
 def _sizes(scene: Scene) -> Iterator[tuple[str, ...]]:
     """Of an elastic gang: how many workers it had from when on, and why."""
     for size in scene.job.status.sizes:
@@ -254,6 +261,8 @@ def _said_otherwise(scene: Scene, condition: Condition) -> bool:
 
 def _told(scene: Scene) -> Iterator[_Line]:
     for event in scene.events:
+        if event.get("reason") == EventReason.TRAINING_WARNING.value:
+            continue  # these have a section of their own, which outlives their Events
         at, message = parse_time(event_time(event)), event.get("message", "")
         if at is not None and not any(_repeats(message, at, past) for past in scene.job.status.recent_failures):
             yield _Line(at, event.get("reason", ""), message)

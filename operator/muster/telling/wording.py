@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -11,7 +11,7 @@ from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, Phase
 from muster.api.restarts import Group, used
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus
+from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus, TrainingWarning
 from muster.cluster.views import PodView
 from muster.telling.scene import Scene
 from muster_protocol.durations import format_duration
@@ -19,6 +19,8 @@ from muster_protocol.durations import format_duration
 SILENT_SECONDS: Final = 300.0
 """The operator hears of a gang that trains, and writes down where its time goes, at least so often, also where it has
 ten thousand to ask and where none of them makes a step."""
+WARNINGS_SHOWN: Final = 3
+"""Of those that a job's status has, on the page of `muster status`."""
 FINAL: Final = (Phase.SUCCEEDED, Phase.FAILED)
 PROMISED: Final = "promised"
 BASES: Final = {
@@ -127,6 +129,15 @@ def unsound(numerics: NumericsStatus) -> str:
     told = [f"{counted(numerics.skipped, 'update')} skipped"] if numerics.skipped else []
     told += [counted(numerics.rollbacks, "rollback")] if numerics.rollbacks else []
     return f"{', '.join(told)}; the last: {numerics.last}"
+
+
+def warned(warnings: Sequence[TrainingWarning], scene: Scene) -> str:
+    """The newest of what the training has warned of; where the others are."""
+    told = [f"{ago(each.at, scene.now)}: {each.message}" for each in warnings[-WARNINGS_SHOWN:]]
+    if left := len(warnings) - len(told):
+        named = f"{scene.job.metadata.name} -n {scene.job.metadata.namespace}"
+        told.insert(0, f"{counted(left, 'earlier one')}:  muster explain {named}")
+    return "\n".join(told)
 
 
 def tracked(status: TrainingJobStatus) -> str:

@@ -85,7 +85,7 @@ class Answers:
             resumed_from=progress.resumed_from,
             storage_error=progress.storage_error or next(iter(self.gang.storage_errors.values()), ""),
             fixed_size=progress.fixed_size,
-            warnings=tuple(progress.warnings),
+            warnings=tuple(progress.warned),
             restarts=tally.restarts,
             failures=tally.failures,
             memory_failures=tally.memory_failures,

@@ -41,6 +41,7 @@ class Metrics:
         self._dropped = 0
         if config.checkpoint_uri and config.leads:
             self._gauge(declared.COMMITTED_AT, time.time())
+            self._gauge(declared.FELL_BACK_AT, 0)
         if config.checkpoint_uri:
             # There from the start: a counter that first appears as 1 has never increased, by Prometheus' reckoning.
             self._count(declared.STORAGE_FAILURES, 0)
@@ -54,6 +55,8 @@ class Metrics:
             self._committed(message)
         elif isinstance(message, report.Resumed):
             self._gauge(declared.RESUMED, message.step)
+        elif isinstance(message, report.FellBack) and self._leads:
+            self._gauge(declared.FELL_BACK_AT, time.time())
         elif isinstance(message, report.StorageFailed):
             self._count(declared.STORAGE_FAILURES, 1)
             self._gauge(declared.FAILED_AT, time.time())

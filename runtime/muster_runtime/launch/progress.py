@@ -10,9 +10,9 @@ from typing import Final
 
 from muster_protocol.launcher_status import Checkpoint, Kept, MemoryTier, Numerics, Saving
 from muster_runtime import report
+from muster_runtime.launch.warned import Warned
 
 _RATE_WINDOW_SECONDS: Final = 60.0
-_WARNINGS_KEPT: Final = 20
 _TEXT_KEPT: Final = 500
 
 
@@ -36,7 +36,7 @@ class Progress:
     memory_tier: MemoryTier | None = None
     saving: Saving | None = None
     numerics: Numerics | None = None
-    warnings: dict[str, None] = field(default_factory=dict)
+    warned: Warned = field(default_factory=Warned)
     _steps: deque[tuple[float, int]] = field(default_factory=deque)
 
     @property
@@ -60,7 +60,7 @@ class Progress:
         elif isinstance(message, report.NothingLeft):
             self.nothing_left = message.text
         elif isinstance(message, report.Warned):
-            self.warn(message.text)
+            self.warned.take(message.text)
         elif isinstance(message, report.FixedSize):
             self.fixed_size = message.text
         elif isinstance(message, report.StorageFailed):
@@ -72,17 +72,13 @@ class Progress:
         elif isinstance(message, report.Numerics):
             self._numerics(message)
         elif isinstance(message, report.Lost):
-            self.warn(f"rank {message.rank} had more to report than its launcher took: some of it is lost")
+            self.warned.take(f"rank {message.rank} had more to report than its launcher took: some of it is lost")
 
     def begin_anew(self) -> None:
         """The ranks were started again: what they report goes on from where they resume."""
         self.last = self.step = self.resumed_from = None
         self.fixed_size = self.nothing_left = ""
         self._steps.clear()
-
-    def warn(self, text: str) -> None:
-        if len(self.warnings) < _WARNINGS_KEPT:
-            self.warnings.setdefault(text)
 
     def steps_per_second(self) -> float | None:
         """Over the last minute, or between the last two reports where a step takes longer; None before two."""

@@ -78,7 +78,8 @@ class Restored:
     """`random` is this rank's saved random state, or None when it has to be derived anew.
 
     `job` is the name of the job that saved it, or "". `source` is where it came from when that isn't the store;
-    `losses`, by step, are in no record of the store yet.
+    `losses`, by step, are in no record of the store yet. `older`: what was committed last is not whole, and this is an
+    older checkpoint.
     """
 
     run: RunState
@@ -87,6 +88,7 @@ class Restored:
     job: str = ""
     source: str = ""
     losses: tuple[tuple[int, float], ...] = ()
+    older: bool = False
 
 
 class Persistence:
@@ -153,7 +155,7 @@ class Persistence:
             return None
         restored = attempt.finish(found, latest.finished)
         self._restored_step = restored.run.step
-        return restored
+        return dataclasses.replace(restored, older=found.key != self._keeper.latest.manifest)
 
     def go_back(self, objects: list[Tracked]) -> Restored | None:
         """Restores the newest checkpoint again, in this process; None when there is none. The save in flight is waited
@@ -164,7 +166,9 @@ class Persistence:
         if found is None:
             return None
         restored = attempt.finish(found, finished=False)
-        return dataclasses.replace(restored, source=_MEMORY, losses=_losses(kept)) if kept is not None else restored
+        if kept is not None:
+            return dataclasses.replace(restored, source=_MEMORY, losses=_losses(kept))
+        return dataclasses.replace(restored, older=found.key != self._keeper.latest.manifest)
 
     def start_from(self, objects: list[Tracked]) -> Restored | None:
         """Warm start from another run; None when only its models are wanted: those that it has, one at least."""

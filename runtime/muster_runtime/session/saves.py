@@ -123,6 +123,8 @@ class Saves:
 
     def _take_over(self, restored: Restored) -> None:
         run, self._random = restored.run, restored.random
+        if restored.older and self._gang.rank == 0:
+            self._reporter.send(reports.FellBack(0, run.step))
         self._progress.recall(restored.losses)
         if self._random is None:
             self._progress.log(

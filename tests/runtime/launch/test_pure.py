@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
+from muster_protocol.launcher_status import WARNINGS_KEPT
 from muster_protocol.messages import Ended, GangState, Member, Membership, Release, Restart, Stop, StopReason
 from muster_runtime import report
 from muster_runtime.control import ControlReader, ControlWriter
@@ -23,6 +24,7 @@ from muster_runtime.launch.progress import Progress
 from muster_runtime.launch.ranks import Rank, Ranks
 from muster_runtime.launch.state import State
 from muster_runtime.launch.stopping import DYING_SECONDS, Deadlines, Stopping
+from muster_runtime.launch.warned import Warned
 from muster_runtime.reporter import Reporter
 
 pytestmark = pytest.mark.unit
@@ -461,6 +463,7 @@ def test_junk_on_the_report_socket_is_ignored(junk: bytes) -> None:
         report.CheckpointCommitted(0, 5, "s3://b/x", 1.5, 10, 1e9),
         report.Stopped(0, 5),
         report.Resumed(0, 5, "s3://b/x"),
+        report.FellBack(0, 4),
         report.NothingLeft(0, 5, "n"),
         report.Warned(0, "w"),
         report.FixedSize(0, "f"),
@@ -506,7 +509,32 @@ def test_lost_reports_are_a_warning_once() -> None:
     progress = Progress()
     for reports in (1, 2):
         progress.take(report.Lost(3, reports, 0))
-    assert list(progress.warnings) == ["rank 3 had more to report than its launcher took: some of it is lost"]
+    assert list(progress.warned) == ["rank 3 had more to report than its launcher took: some of it is lost"]
+
+
+def test_the_newest_warnings_are_kept_each_once() -> None:
+    warned = Warned()
+    for text in ("first", "second", "first", "x" * 1000):
+        warned.take(text)
+    assert list(warned) == ["first", "second", "x" * 500]
+    for letter in "abcdefgh":
+        warned.take(letter)
+    assert list(warned) == list("abcdefgh")
+    assert len(list(warned)) == WARNINGS_KEPT
+
+
+def test_what_is_warned_of_again_and_again_pushes_out_nothing_else() -> None:
+    now = 0.0
+    warned = Warned(lambda: now)
+    warned.take("step 7 can't be restored")
+    for step in range(10, 60):
+        warned.take(f"the checkpoint of step {step} is left out ({step - 9} so far)")
+    late = [f"the checkpoint of step {step} is left out ({step - 9} so far)" for step in (10, 11, 12)]
+    assert list(warned) == ["step 7 can't be restored", *late]
+    warned.take("step 6 can't be restored")
+    now = 3601.0
+    warned.take("the checkpoint of step 99 is left out (90 so far)")
+    assert list(warned)[-2:] == ["step 6 can't be restored", "the checkpoint of step 99 is left out (90 so far)"]
 
 
 class Hurried(State):

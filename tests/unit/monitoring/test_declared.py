@@ -45,6 +45,7 @@ def at_work() -> LauncherMetrics:
         report.Progress(0, 4, 8, "2.5", 0.1, 1000.0, 4.0, 0.5, grad_norm="1.5"),
         report.CheckpointCommitted(0, 4, "s3://bucket/run", 1.5, 4096, 1e9),
         report.Resumed(0, 2, "s3://bucket/run"),
+        report.FellBack(0, 2),
         report.StorageFailed(0, "refused"),
         report.Saving(0, 1, 60.0),
         report.Numerics(0, 4, 1, 1, "nan"),

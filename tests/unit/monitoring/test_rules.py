@@ -76,6 +76,7 @@ def plans(bound: str) -> dict[str, str]:
 
 COMMITTED: Final = f"muster_worker_checkpoint_last_committed_timestamp_seconds{{{POD}}}"
 FAILED: Final = f"muster_worker_checkpoint_last_failed_timestamp_seconds{{{POD}}}"
+FELL_BACK: Final = f"muster_worker_checkpoint_last_fallback_timestamp_seconds{{{POD}}}"
 STRAGGLER: Final = f'muster_worker_straggler_factor{{{POD},rank="3"}}'
 ECC: Final = f'muster_worker_gpu_ecc_errors_total{{{GPU},kind="%s"}}'
 XID: Final = 'DCGM_FI_DEV_XID_ERRORS{Hostname="n",gpu="0",UUID="U"}'
@@ -104,6 +105,8 @@ CASES: Final = (
         {COMMITTED: "600x200", FAILED: "0x20 1200x10 1800x10 2400x160"},
         {COMMITTED: "600x24 1500x176", FAILED: "0x20 1200x180"},  # the next save went well
     ),
+    Case("MusterCheckpointDamaged", {FELL_BACK: "0x20 1200x180"}, {FELL_BACK: "0x200"}, at="50m"),
+    Case("MusterCheckpointDamaged", {FELL_BACK: "0x20 4000x180"}, {FELL_BACK: "1200x200"}, at="85m"),
     Case("MusterStraggler", {STRAGGLER: "1.8x200"}, {STRAGGLER: "1.8x20 _x140"}),
     Case("MusterNodeQuarantined", {QUARANTINED: "1x200"}, {QUARANTINED: "1x20 _x140"}),
     Case("MusterGPUXid", {XID: "0x38 79x20"}, {XID: "79x200"}),

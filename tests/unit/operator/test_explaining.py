@@ -234,6 +234,16 @@ def test_what_followed_unsound_numbers_is_told() -> None:
     assert "Unsound numbers" not in shown(job(phase="Running"))
 
 
+def test_what_the_training_warns_of_is_told_once_and_outlives_its_event() -> None:
+    said = "step 7 can't be restored: a shard is missing; trying an older checkpoint"
+    warned = job(phase="Running", warnings=[{"at": "2026-01-02T02:04:05Z", "message": said}])
+    for lines in (shown(warned), shown(warned, event("TrainingWarning", said, 4))):
+        start = lines.index("Warnings of the training (UTC)")
+        assert lines[start + 1] == f"2026-01-02 02:04:05 1h ago {said}"
+        assert sum(said in line for line in lines) == 1
+    assert not any("Warnings" in line for line in shown(job(phase="Running")))
+
+
 def test_a_long_history_shows_its_end() -> None:
     lines = shown(job(phase="Running", recentFailures=[failure(minute) for minute in range(59)]))
     assert f"… {59 - LINES_SHOWN} earlier" in lines

@@ -285,6 +285,16 @@ def test_unsound_numbers_are_told(counts: dict[str, int], told: str) -> None:
     assert f"Numerics {told}" in " ".join(text.replace("│", " ").split())
 
 
+def test_the_newest_warnings_of_the_training_are_shown() -> None:
+    warnings = [{"at": f"2026-01-02T0{hour}:04:05Z", "message": f"warning {hour}"} for hour in range(5)]
+    text = " ".join(shown(Scene(job(phase="Running", warnings=warnings[:3]), (), (), NOW)).replace("│", " ").split())
+    assert "warning 0" in text
+    text = " ".join(shown(Scene(job(phase="Running", warnings=warnings), (), (), NOW)).replace("│", " ").split())
+    assert "Warnings 2 earlier ones: muster explain" in text
+    assert "warning 1" not in text
+    assert "warning 4" in text
+
+
 def test_it_is_told_how_often_checkpoints_are_taken() -> None:
     running, answer = job(phase="Running"), Status(LauncherPhase.RUNNING, 1, 1, 0)
     shows = []

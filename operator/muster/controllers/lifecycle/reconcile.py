@@ -22,6 +22,7 @@ from muster.controllers.lifecycle.stragglers import name_stragglers
 from muster.controllers.lifecycle.suspend import suspend
 from muster.controllers.lifecycle.turn import Decision, Situation, Turn
 from muster.controllers.lifecycle.waiting import wait
+from muster.controllers.lifecycle.warned import pass_on_warnings
 from muster.controllers.lifecycle.withdraw import withdraw
 
 Policy = Callable[[Turn], bool]
@@ -48,6 +49,7 @@ POLICIES: Final[tuple[Policy, ...]] = (
     withdraw,
     limit_runtime,
     name_stragglers,
+    pass_on_warnings,
     watch_gpus,
     follow,
     make_pods,
