@@ -359,10 +359,11 @@ class EventReason(str, Enum):
     conditions; repetitions become a series."""
 
     QUEUED = "Queued"
-    """The job waits, or waits for something else than before; the note says for what. A Warning where its turn alone
-    does not help: something has to change."""
+    """The turn of a job alone does not help it, so something has to change: a Warning; or that is over, and it waits
+    for its turn. The note says for what. A job that waits for its turn alone has it in its status, and no Event."""
     ADMITTED = "Admitted"
-    """Nodes were chosen; the note says how many, and in which domain."""
+    """Nodes were chosen; the note says how many, and in which domain. A job that only waited for its first turn has it
+    in its status, and no Event."""
     WITHDRAWN = "Withdrawn"
     """The whole gang was taken back before it trained; not counted as the user's failure."""
     WORKER_FAILED = "WorkerFailed"

@@ -32,6 +32,9 @@ __all__ = ["Api", "ApiError", "ApiUnreachable", "LeadershipLost"]
 Observe = Callable[[str, int, float], None]
 """Told of every call: (verb, status code or 0 without an answer, seconds)."""
 
+Wrote = Callable[[str, str], None]
+"""Told of every write that is asked for: (verb, or `rehearse` of a dry run; resource, as in `trainingjobs/status`)."""
+
 log = logging.getLogger(__name__)
 
 PAGE: Final = 500
@@ -59,12 +62,14 @@ class Api:
         timeout: float = 15.0,
         agent: str = "",
         observe: Observe = lambda verb, code, seconds: None,
+        wrote: Wrote = lambda verb, resource: None,
     ) -> None:
         self.credentials = credentials
         self.guard = guard
         self.timeout = timeout
         self.agent = f"muster/{__version__}" + (f" ({agent})" if agent else "")
         self._observe = observe
+        self._wrote = wrote
         self._session: aiohttp.ClientSession | None = None
         self._reloading = asyncio.Lock()
 
@@ -237,7 +242,9 @@ class Api:
         fault: bool = True,
     ) -> Answer:
         self.guard()
-        kind = f"{verb}-{_resource(path, verb)}"
+        resource = _resource(path, verb)
+        kind = f"{verb}-{resource}"
+        self._wrote("rehearse" if "dryRun" in parameters else verb, resource)
         number = faults.before_write(kind, path) if fault else 0
         headers = {"Accept": _JSON, "Content-Type": content_type}
         answer = await self._call(method, path, parameters, json.dumps(body).encode(), headers, fenced=True)

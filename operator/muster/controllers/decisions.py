@@ -25,6 +25,7 @@ from muster.controllers.lifecycle import preemption
 from muster.controllers.lifecycle.turn import Decision, Note, write_stop
 from muster.controllers.queues import ceilings, priority_remark
 from muster.controllers.records import Record
+from muster.controllers.telling import hindered
 from muster.controllers.work import Worker, utc_now
 from muster.scheduling.plan import Admission, Eviction, MoveReason, Plan, Replacement
 from muster.scheduling.plan import Promise as Promised
@@ -105,8 +106,10 @@ class Decisions:
             defaults=record.defaults,
         )
         told = find_condition(status.conditions, ConditionType.ADMITTED.value)
+        # A job's ordinary life takes five writes: who waited for its first turn had its word, and has no Event as well.
+        ordinary = generation == 1 and record.job.status.queue is not None and not hindered(record.job.status)
+        note = None if ordinary else Note(EventReason.ADMITTED, told.message if told else "")
         record.assumed, record.waiting, record.plannable = placement, None, False
-        note = Note(EventReason.ADMITTED, told.message if told else "")
         self._start(record, self._worker.place(record, status, note))
 
     def _promise(

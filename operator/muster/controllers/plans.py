@@ -30,7 +30,7 @@ from muster.controllers.queues import queue_inputs, why_drained
 from muster.controllers.records import Record
 from muster.controllers.roster import FIRST, Roster, exhausted
 from muster.controllers.sentences import Sentences
-from muster.controllers.telling import Word, in_window, noticeable
+from muster.controllers.telling import Word, hindered, in_window, noticeable
 from muster.controllers.work import Worker, utc_now
 from muster.scheduling.fallback import next_fallback
 from muster.scheduling.plan import Plan, Waiting, WaitReason
@@ -41,7 +41,7 @@ from muster.scheduling.snapshot import Snapshot
 log = logging.getLogger(__name__)
 
 REFRESH: Final = 10.0
-"""Seconds between two status writes of one job that change only the wording of why it waits."""
+"""Seconds between two words of one job of why it waits: its reasons may change places in every round."""
 
 WORDS_PER_SECOND: Final = 25
 """Status writes of all waiting jobs together: first words, and others that a person would notice."""
@@ -362,7 +362,8 @@ class Plans:
             self._tell_waiting(record, in_window(word, record.spec, terms.start_seconds(record.job.status)))
 
     def _tell_waiting(self, record: Record, word: Word) -> None:
-        """Write why the job waits: a new reason at once, a change that a person would notice now and then."""
+        """Write why the job waits: its first word, and the first after an edit of it, at once; a change that a person
+        would notice now and then."""
         wall, now = utc_now(), asyncio.get_running_loop().time()
         old = record.job.status
         avoided = tuple(item.node for item in old.avoided if item.until > wall)
@@ -374,7 +375,7 @@ class Plans:
         if same and not noticeable(old.queue, word, wall.timestamp()):
             record.told = words
             return
-        if not fresh and now - record.told_at < REFRESH:
+        if old.queue is not None and now - record.told_at < REFRESH:
             self._later(record.told_at + REFRESH)
             return
         if self._budget < 1 or _new(record, now):
@@ -385,9 +386,10 @@ class Plans:
             record.told = words
             return
         record.told, record.told_at = words, now
-        # Where many come at once, their first words have no Events: the status says it, and each is one more write.
+        # Who waits for its turn has no Event: the status says it, and each is one more write. Nor have the first words
+        # of many that come at once.
         quiet = self._budget >= WORDS_PER_SECOND / 2
-        told = fresh and (old.queue is not None or quiet)
+        told = fresh and (hinders(word.reason) or hindered(old)) and (old.queue is not None or quiet)
         notes = (Note(EventReason.QUEUED, word.message, warning=hinders(word.reason)),) if told else ()
         self._budget -= 1 + len(notes)
         self._start(record, self._worker.carry_out(record, Decision(status=status, notes=notes)))

@@ -97,7 +97,7 @@ class Operator:
             on_lost=_end_at_once,
             times=LeaseTimes.of(settings.lease_seconds),
         )
-        api = await connect(settings, guard=leadership.check, observe=self._metrics.request)
+        api = await connect(settings, guard=leadership.check, observe=self._metrics.request, wrote=self._metrics.wrote)
         probes = Probes(self._metrics_text, self.ages, self._not_ready, settings.stale_seconds)
 
         def observed(method: str, code: int, seconds: float) -> None:

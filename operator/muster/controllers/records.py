@@ -109,7 +109,7 @@ class Record:
         steady: by what `planned` is known to hold still; None where time alone may change it.
         told: reason, message, position and avoided nodes as last told to the job.
         stand: what the last plan depended on in this job; a change makes a new plan necessary.
-        told_at: monotonic time of the last status write that only refreshed a waiting message or progress.
+        told_at: monotonic time of the last status write that said why the job waits.
         seen_at: monotonic time of the first turn of a job without a status.
         whole_at: monotonic time at which the last pod of the present placement was seen ready; None before.
         wake_at: monotonic time of the next turn, as the policies want it; each turn sets it anew.
@@ -248,6 +248,7 @@ class Record:
         if edited:
             self._filled = None
             self.fill(self.template)
+            self.told_at = float("-inf")  # who has edited it looks for what that changes
         return True
 
     def fill(self, template: JobDefaults | None) -> None:

@@ -12,7 +12,8 @@ from datetime import datetime, timezone
 from typing import Final
 
 from muster.api.effective import EffectiveSpec
-from muster.api.trainingjob_status import AlmostFits, QueuePosition
+from muster.api.trainingjob_status import AlmostFits, QueuePosition, TrainingJobStatus
+from muster.cluster.hindrances import hinders
 from muster.controllers import terms
 from muster.scheduling.plan import Waiting
 from muster.scheduling.snapshot import FOREVER
@@ -89,6 +90,11 @@ def in_window(word: Word, spec: EffectiveSpec, start_seconds: float) -> Word:
         return word
     expected = datetime.fromtimestamp(word.expected, timezone.utc)
     return replace(word, expected=max(expected, terms.may_start(spec, expected, start_seconds)).timestamp())
+
+
+def hindered(status: TrainingJobStatus) -> bool:
+    """Whether the job was told that its turn alone does not help it."""
+    return status.queue is not None and hinders(status.queue.reason or "")
 
 
 def noticeable(old: QueuePosition | None, new: Word, now: float) -> bool:

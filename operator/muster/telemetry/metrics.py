@@ -23,6 +23,10 @@ class Metrics:
         self.store.count(declared.REQUESTS, 1, method, str(code))
         self.store.observe(declared.REQUEST_SECONDS, seconds, method)
 
+    def wrote(self, verb: str, resource: str) -> None:
+        """The API server is asked to write."""
+        self.store.count(declared.WRITES, 1, verb, resource)
+
     def leads(self) -> None:
         self.store.set(declared.LEADS, 1)
 

@@ -55,6 +55,12 @@ LEADS: Final = _gauge("muster_operator_leader", "1 while this process leads.", w
 REQUESTS: Final = _counter(
     "muster_operator_api_requests_total", "Requests to the API server.", "method", "code", who=EVERY_REPLICA
 )
+WRITES: Final = _counter(
+    "muster_operator_api_writes_total",
+    "Writes that the API server was asked for, its Lease aside; `rehearse` are dry runs.",
+    "verb",
+    "resource",
+)
 REQUEST_SECONDS: Final = _histogram(
     "muster_operator_api_request_seconds",
     "Time until the API server's answer began.",

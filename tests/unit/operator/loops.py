@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,9 +21,39 @@ from muster.controllers.lifecycle.turn import Note
 from muster.controllers.loop import Loop
 from muster.controllers.progress import Progress
 from muster.controllers.reliability import NodeHours
+from muster.controllers.situations import PATIENCE, Patience
 from muster.controllers.work import Worker
 
 Object = dict[str, Any]
+
+
+class _Hasty(selectors.DefaultSelector):
+    """Does not wait for a moment that the loop waits for: it says how long it would have waited."""
+
+    skipped = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0 if timeout is not None else None)
+        if not ready and timeout:
+            self.skipped += timeout
+        return ready
+
+
+class Compressed(asyncio.SelectorEventLoop):
+    """A loop whose clock jumps to the next moment when nothing is left to do before it: an hour takes a second."""
+
+    def __init__(self) -> None:
+        self._hasty = _Hasty()
+        super().__init__(self._hasty)
+
+    def time(self) -> float:
+        return super().time() + self._hasty.skipped
+
+
+def compressed(test: Coroutine[Any, Any, None]) -> None:
+    """Run a test on the compressed clock, which the wall clock does not follow."""
+    with asyncio.Runner(loop_factory=Compressed) as runner:
+        runner.run(test)
 
 
 @dataclass
@@ -41,6 +72,8 @@ class Server:
         self.cut_off_at_placement = False
         self.silent: set[str] = set()
         self.written: list[tuple[str, Object]] = []
+        self.moments: list[tuple[str, float]] = []
+        """(name of the job, the loop's time) of each of `written`."""
         self.version = 10
         self.cache: Cache
 
@@ -72,6 +105,7 @@ class Server:
         raw = self.jobs[name] = {**self.jobs[name], "metadata": metadata, "status": body["status"]}
         self._count("PUT status")
         self.written.append((name, body["status"]))
+        self.moments.append((name, asyncio.get_running_loop().time()))
         if self.cut_off_at_placement and body["status"].get("placement"):
             self.cut_off_at_placement = False
             self.fail["GET"] = lambda: ApiUnreachable("refused")
@@ -120,8 +154,9 @@ class World:
         self.cache.on_job(("ns", raw["metadata"]["name"]), TrainingJob.from_raw(raw))
 
     def show(self, name: str, phase: str = "Pending") -> None:
-        """The watch shows a pod."""
-        view = PodView.from_raw({**self.server.pods[name], "status": {"phase": phase}})
+        """The watch shows a pod; one that runs is ready."""
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]} if phase == "Running" else {}
+        view = PodView.from_raw({**self.server.pods[name], "status": {"phase": phase, **ready}})
         self.pods.items[f"ns/{name}"] = view
         self.cache.on_pod(f"ns/{name}", view)
 
@@ -158,6 +193,7 @@ async def world(
     node: NodeView | None = None,
     prices: dict[str, float] | None = None,
     planned: Callable[[float], None] = lambda seconds: None,
+    patience: Patience = PATIENCE,
 ) -> AsyncIterator[World]:
     """`node`: in place of one of so many cores. `planned`: is told what each plan took."""
     pods, nodes, namespaces = Items(), Items(), Items()
@@ -189,6 +225,7 @@ async def world(
         Progress(cache, None),
         prices=prices,
         planned=planned,
+        patience=patience,
     )
     task = asyncio.create_task(loop.run())
     try:

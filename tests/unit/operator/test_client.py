@@ -302,6 +302,28 @@ async def test_who_may_not_write_writes_nothing_but_reads(tmp_path: Path) -> Non
         assert methods == ["GET"]
 
 
+async def test_writes_are_counted_by_what_they_write_and_dry_runs_apart(tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    seen: list[tuple[str, str]] = []
+    async with served(tmp_path, handler, wrote=lambda verb, resource: seen.append((verb, resource))) as api:
+        job, path = "/apis/muster.dev/v1alpha1/namespaces/n/trainingjobs/a", f"{NAMESPACES}/n"
+        await api.get(job)
+        await api.update_status(job, {})
+        await api.create(f"{path}/pods", {}, dry_run=True)
+        await api.create(f"{path}/pods", {})
+        await api.merge_patch(f"{path}/events/e", {})
+        await api.delete(f"{path}/pods/p")
+    assert seen == [
+        ("update", "trainingjobs/status"),
+        ("rehearse", "pods"),
+        ("create", "pods"),
+        ("patch", "events"),
+        ("delete", "pods"),
+    ]
+
+
 @pytest.mark.parametrize("asked", [2, 3], ids=["before the connection is used", "before the bytes leave"])
 @pytest.mark.parametrize("warm", [False, True], ids=["new connection", "kept connection"])
 async def test_the_right_to_write_is_looked_at_once_more_when_only_the_sending_is_left(

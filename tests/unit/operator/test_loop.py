@@ -375,16 +375,17 @@ async def test_a_gang_that_starts_again_is_not_told_that_it_waits_for_its_queues
 
 
 async def test_what_only_a_change_can_mend_is_a_warning() -> None:
-    """What waits for its turn is none."""
+    """What waits for its turn has it in its status alone."""
     async with world(cpu="2") as there:
         there.submit("lost", queue="qq")
         there.submit("holds")
         await there.until(lambda: there.placed("holds"))
         there.submit("turn")
         there.submit("giant", workers=5)
-        await there.until(lambda: {"lost", "turn", "giant"} <= {name for name, _ in there.notes})
+        await there.until(lambda: {"lost", "giant"} <= {name for name, _ in there.notes})
+        await there.until(lambda: there.status("turn").get("queue"))
         told = {name: note for name, note in there.notes if note.reason is EventReason.QUEUED}
-        assert {name: note.warning for name, note in told.items()} == {"lost": True, "turn": False, "giant": True}
+        assert {name: note.warning for name, note in told.items()} == {"lost": True, "giant": True}
         assert "there is no TrainingQueue 'qq'; did you mean 'q'? There are: q" in told["lost"].message
 
 

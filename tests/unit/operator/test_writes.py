@@ -1,0 +1,160 @@
+"""How often a job's own objects are written, by the real loop: on a clock that jumps from one moment to the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from muster.api.trainingqueue import TrainingQueue
+from muster.controllers import plans
+from muster.controllers.situations import Patience
+
+from .loops import World, compressed, world
+
+pytestmark = pytest.mark.unit
+
+MEETS = Patience(launcher=0.5)
+"""Of gangs without launchers: they have met at their barrier half a second after their pods are there."""
+AT_MOST = 5
+"""Writes of a job's status, its Service and its Events, from its submit to its end."""
+
+
+def writes(place: World, *names: str) -> Counter[str]:
+    """What was written for these jobs so far, and for all jobs of Services and Secrets; pods are counted apart."""
+    calls = place.server.calls
+    return Counter(
+        status=sum(name in names for name, _ in place.server.written),
+        events=sum(name in names for name, _ in place.notes),
+        service=calls["POST services"],
+        secret=calls["POST secrets"],
+        pods=calls["POST pods"] + calls["DELETE pods"],
+        rehearsals=calls["REHEARSE pods"],
+    )
+
+
+def counted(spent: Counter[str]) -> int:
+    return spent["status"] + spent["events"] + spent["service"]
+
+
+async def fill(place: World) -> None:
+    """A job runs on all that there is."""
+    place.submit("ahead")
+    await place.until(lambda: len(place.server.pods) == 2)
+    for pod in place.server.pods:
+        place.show(pod, "Running")
+    await place.until(lambda: place.status("ahead")["phase"] == "Running")
+
+
+async def run_to_its_end(place: World, name: str) -> None:
+    """Its pods start, it trains, and they end well."""
+    pods = [pod for pod in place.server.pods if pod.startswith(f"{name}-g")]
+    for pod in pods:
+        place.show(pod, "Running")
+    await place.until(lambda: place.status(name)["phase"] == "Running")
+    for pod in pods:
+        place.show(pod, "Succeeded")
+    await place.until(lambda: place.status(name)["phase"] == "Succeeded")
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_life_without_trouble_takes_five_writes_at_most(waits: bool) -> None:
+    """Submitted, told why it waits, placed, started, run and succeeded."""
+
+    async def test() -> None:
+        async with world(cpu="2", patience=MEETS) as place:
+            if waits:
+                await fill(place)
+                before = writes(place, "a")
+                place.submit("a")
+                await place.until(lambda: place.status("a").get("queue"))
+                assert place.status("a")["queue"]["reason"] == "InsufficientCapacity"
+                await asyncio.sleep(600)
+                await run_to_its_end(place, "ahead")
+                place.gone("ahead")
+            else:
+                before = writes(place, "a")
+                place.submit("a")
+            await place.until(lambda: len([pod for pod in place.server.pods if pod.startswith("a-g")]) == 2)
+            await run_to_its_end(place, "a")
+            await asyncio.sleep(600)
+            spent = writes(place, "a") - before
+            assert spent["service"] == 1
+            assert spent["status"] == 3 + waits, place.server.written
+            assert counted(spent) <= AT_MOST, spent
+            assert spent["pods"] == 2
+            assert spent["secret"] + spent["rehearsals"] <= 2
+
+    compressed(test())
+
+
+def held(place: World, policy: str) -> None:
+    raw = {"metadata": {"name": "q", "uid": "q"}, "spec": {"stopPolicy": policy}}
+    place.cache.on_queue("q", TrainingQueue.from_raw(raw))
+
+
+def gaps(place: World, name: str, since: float) -> list[float]:
+    """Seconds between its status writes after a moment."""
+    moments = [at for job, at in place.server.moments if job == name and at >= since]
+    return [later - at for at, later in pairwise(moments)]
+
+
+def test_a_reason_that_changes_in_every_round_is_written_every_ten_seconds_at_most() -> None:
+    """Its queue is held and opened again, twice a second, for two minutes."""
+
+    async def test() -> None:
+        async with world(cpu="2", patience=MEETS) as place:
+            await fill(place)
+            place.submit("a")
+            await place.until(lambda: place.status("a").get("queue"))
+            began, before = asyncio.get_running_loop().time(), writes(place, "a")
+            seen = set[str]()
+            for round_ in range(240):
+                held(place, "hold" if round_ % 2 else "none")
+                await asyncio.sleep(0.5)
+                (record,) = [each for each in place.loop.records.values() if each.identity.name == "a"]
+                assert record.waiting is not None
+                seen.add(record.waiting.reason.value)
+            assert seen == {"QueueClosed", "InsufficientCapacity"}, "the reasons did change"
+            spent = writes(place, "a") - before
+            assert 2 <= spent["status"] <= 120 / plans.REFRESH + 1
+            assert min(gaps(place, "a", began)) >= plans.REFRESH - 0.01, "two words within ten seconds"
+            held(place, "hold")
+            await place.until(lambda: place.status("a")["queue"]["reason"] == "QueueClosed", seconds=plans.REFRESH + 2)
+
+    compressed(test())
+
+
+def test_nothing_is_written_for_a_job_that_merely_waits() -> None:
+    """For half an hour, in which the planner looks again and again and other jobs come behind it."""
+
+    async def test() -> None:
+        made: list[float] = []
+        async with world(cpu="2", patience=MEETS, planned=made.append) as place:
+            await fill(place)
+            place.submit("a")
+            await place.until(lambda: place.status("a").get("queue"))
+            before, looks = writes(place, "a"), len(made)
+            for number in range(6):
+                place.submit(f"behind-{number}")
+                await asyncio.sleep(300)
+            assert len(made) - looks > 6
+            spent = writes(place, "a") - before
+            assert not counted(spent), spent
+
+    compressed(test())
+
+
+def test_an_edit_is_answered_at_once_however_lately_it_was_told_why_it_waits() -> None:
+    async def test() -> None:
+        async with world(cpu="2", patience=MEETS) as place:
+            place.submit("a", workers=3)
+            await place.until(lambda: place.status("a").get("queue"))
+            spec: dict[str, Any] = place.server.jobs["a"]["spec"]
+            place.edit("a", queue="nowhere", image=spec["image"])
+            await place.until(lambda: place.status("a")["queue"]["reason"] == "QueueNotFound", seconds=3)
+
+    compressed(test())
