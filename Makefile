@@ -71,7 +71,7 @@ bench-attainable: setup ## what waits could be on these traces: an oracle that k
 	@.venv/bin/python bench/attainable.py $(ARGS)
 
 .PHONY: bench-placement
-bench-placement: setup ## one gang of 1,024 GPUs on 12,500 nodes, and how a plan's time grows with the cluster, drawn (ARGS="--repeats 50")
+bench-placement: setup ## one gang of 1,024 GPUs on 12,500 nodes, a full cycle over 10,000 waiting jobs, and how both grow, drawn (ARGS="--repeats 50")
 	@.venv/bin/python bench/placement.py --chart docs/images/growth.svg $(ARGS)
 
 .PHONY: bench-telemetry
