@@ -1,6 +1,8 @@
 """Runs the scheduling side of the operator alone: no Lease, no kopf, no metrics. For tests that cut it short.
 
-python -m hack.scheduling KUBECONFIG
+python -m hack.scheduling KUBECONFIG [SECONDS]
+
+SECONDS: how late it sees what others do to pods and nodes.
 """
 
 from __future__ import annotations
@@ -110,14 +112,14 @@ async def connect(kubeconfig: str) -> Api:
     return Api(credentials)
 
 
-async def main(kubeconfig: str) -> None:
+async def main(kubeconfig: str, watch_delay: float = EVENT_DELAY) -> None:
     api = await connect(kubeconfig)
     try:
-        await schedule(api)
+        await schedule(api, watch_delay=watch_delay)
     finally:
         await api.close()
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(sys.argv[1], *map(float, sys.argv[2:])))

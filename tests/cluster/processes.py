@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from muster.cluster.faults import EXIT_CODE
+from muster.cluster.informer import EVENT_DELAY
 
 from .gangs import Corner
 
@@ -25,8 +26,8 @@ class Process:
         self._process = process
 
     @classmethod
-    async def start(cls, place: Corner, **environment: str) -> Process:
-        command = (sys.executable, "-m", "hack.scheduling", place.kubeconfig)
+    async def start(cls, place: Corner, *, watch_delay: float = EVENT_DELAY, **environment: str) -> Process:
+        command = (sys.executable, "-m", "hack.scheduling", place.kubeconfig, str(watch_delay))
         process = await asyncio.create_subprocess_exec(
             *command, cwd=ROOT, env={**os.environ, **environment}, stderr=asyncio.subprocess.DEVNULL
         )

@@ -30,8 +30,8 @@ GPUS = 4
 """Of each node."""
 WORKERS = 4
 """Of each gang: on two nodes, two GPUs a worker."""
-GRACE = 25
-"""Seconds that a slow victim takes to end: five times as long as watches come late."""
+GRACE, LATE = 60.0, 5.0
+"""Seconds that a slow victim takes to end, and that watches come late."""
 
 
 @pytest.fixture
@@ -51,12 +51,14 @@ class Witness:
 
     Attributes:
         overdrawn: node, GPUs asked for there and names of the pods, each time that it was more than there are.
+        unschedulable: names of pods of which kube-scheduler said so.
         looks: how often it has looked.
     """
 
     def __init__(self, place: Corner) -> None:
         self._place = place
         self.overdrawn: list[tuple[str, int, list[str]]] = []
+        self.unschedulable: set[str] = set()
         self.looks = 0
 
     @asynccontextmanager
@@ -78,6 +80,8 @@ class Witness:
             for pod in await self._place.pods():
                 if pod["status"].get("phase") in ("Succeeded", "Failed"):
                     continue
+                if any(item.get("reason") == "Unschedulable" for item in pod["status"].get("conditions") or ()):
+                    self.unschedulable.add(pod["metadata"]["name"])
                 node = pod["spec"].get("nodeName") or _pinned(pod)
                 asked[node] += int(pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"])
                 pods.setdefault(node, []).append(pod["metadata"]["name"])
@@ -123,18 +127,28 @@ async def assert_handed_over(place: Corner, low: str, high: str) -> None:
     assert "withdrawals" not in (await place.job(high))["status"]
 
 
-async def test_a_victim_with_a_long_grace_and_watches_five_seconds_late(place: Corner) -> None:
-    place.start(watch_delay=5.0)
-    await submit(place, "low", terminationGracePeriod=f"{GRACE}s")
+async def test_late_watches_a_victim_that_takes_its_whole_minute_and_an_operator_killed_meanwhile(
+    place: Corner,
+) -> None:
+    """All three at once. Killed while the victim's pods are being deleted; the next one sees as late."""
+    place.start(watch_delay=LATE)
+    await submit(place, "low", terminationGracePeriod=f"{GRACE:.0f}s")
     await place.until_phase("low", "Running")
+    await place.stop()
     place.nodes.ends = lambda pod: False  # it takes its whole grace
-    async with Witness(place).looking():
-        await submit(place, "high", high=True)
-        low = await until_stopping(place, "low")
-        asked = time.monotonic()
-        assert low["status"]["phase"] == "Preempting"
-        assert f"{place.namespace}/high" in low["status"]["stop"]["message"]
+    process = await Process.start(place, watch_delay=LATE)
+    async with Witness(place).looking() as witness:
+        try:
+            await submit(place, "high", high=True)
+            low = await until_stopping(place, "low")
+            assert low["status"]["phase"] == "Preempting"
+            assert f"{place.namespace}/high" in low["status"]["stop"]["message"]
+            await place.until("all pods of low are being deleted", lambda: _deleted(place, "low"))
+            asked = time.monotonic()
+        finally:
+            await process.kill()
         await submit(place, "third")  # asks for the same room while it is being cleared
+        place.start(watch_delay=LATE)
         await place.until_job("third", "waits", lambda job: job.get("status", {}).get("queue"))
         await place.until_waits("high", "Preempting")
         while time.monotonic() - asked < GRACE:
@@ -145,6 +159,11 @@ async def test_a_victim_with_a_long_grace_and_watches_five_seconds_late(place: C
         place.nodes.ends = lambda pod: True
         await assert_handed_over(place, "low", "high")
         assert not await place.pods("third")
+    assert not witness.unschedulable, "pods of a gang that wait for their node"
+
+
+async def _deleted(place: Corner, job: str) -> bool:
+    return all(pod["metadata"].get("deletionTimestamp") for pod in await place.pods(job))
 
 
 @pytest.mark.parametrize("moment", ["promise", "stop", "start"])
