@@ -15,7 +15,7 @@ from statistics import median
 from muster.scheduling.fairness import counted
 from muster.scheduling.plan import Basis, WaitReason
 from muster.scheduling.policy import DEFAULT
-from muster.scheduling.ranks import AGE_STEP, AGE_STEPS, SLACK_COUNTS
+from muster.scheduling.ranks import AGE_STEP, AGE_STEPS, SLACK_COUNTS, STEP_AT_MOST
 from muster.scheduling.snapshot import FOREVER, NONE, JobState, Preempts, Snapshot, TopologyMode
 
 from . import oracle
@@ -141,7 +141,7 @@ class Reference:
         if self._within(self.promised, job):
             return NONE
         firsts = [self._first_in_line(home) for home in self._homes_around(job)]
-        return min((first for first in firsts if first != NONE), key=self.order.rank, default=NONE)
+        return min((first for first in firsts if first != NONE), key=self.order.ranked, default=NONE)
 
     def _homes_around(self, job: int) -> list[tuple[int, int]]:
         """(queue, flavour) of the other queues of its tree that take back from any priority."""
@@ -153,7 +153,7 @@ class Reference:
     def _first_in_line(self, home: tuple[int, int]) -> int:
         """Of a queue's jobs of the flavour the first, if it is an owner. Who lacks quota is passed, unless old."""
         line = [job for job in self._pending() if self._home(job) == home and not self.obstacles[job]]
-        for job in sorted(line, key=self.order.rank):
+        for job in sorted(line, key=self.order.ranked):
             if job in self.served:
                 continue
             lacks_quota = self.turned_down.get(job, "" if self._allows(self.used, job) else "quota") == "quota"
@@ -264,7 +264,7 @@ class Reference:
             if oracle.way_up(self.world, queue)[-1] != tree:
                 continue
             mine = [job for job in self._pending() if self.jobs.queues[job] == queue and not self.obstacles[job]]
-            for job in sorted(mine, key=self.order.rank):
+            for job in sorted(mine, key=self.order.ranked):
                 if job not in self.served and self._within(use, job):
                     self._count(use, job, self._whole(job))
         return use
@@ -487,12 +487,28 @@ class Reference:
                 free[node][resource] -= amount * count
 
 
+def _by_length(world: Snapshot, job: int) -> bool:
+    """Whether the shortest come first in its queue."""
+    queue = int(world.jobs.queues[job])
+    return queue != NONE and bool(world.queues.shortest[queue])
+
+
 def _age(world: Snapshot, job: int) -> int:
-    return min(AGE_STEPS, int(max(0.0, world.now - float(world.jobs.submitted[job])) // AGE_STEP))
+    step, length = AGE_STEP, float(world.jobs.terms.length[job])
+    if _by_length(world, job) and length < FOREVER:
+        step = min(max(length / AGE_STEPS, AGE_STEP), STEP_AT_MOST)
+    return min(AGE_STEPS, int(max(0.0, world.now - float(world.jobs.submitted[job])) // step))
+
+
+def _work(world: Snapshot, job: int) -> float:
+    """GPU-seconds that it is expected to need; a worker without GPUs counts as one."""
+    gpus = int(world.jobs.requests[job, world.resources.index("nvidia.com/gpu")])
+    return float(world.jobs.terms.length[job]) * (max(1, gpus) * int(world.jobs.workers[job]))
 
 
 class _Order:
-    """Priority, age, fair share from the root down, slack, first submit, uid. Running jobs have their place, too."""
+    """Priority, age, fair share from the root down, slack, first submit, uid; in queues that say so, the least expected
+    work before the first submit. Running jobs have their place, too."""
 
     def __init__(self, world: Snapshot) -> None:
         self.world, self.jobs_ = world, world.jobs
@@ -526,6 +542,13 @@ class _Order:
         class_ = -(int(self.jobs_.priorities[job]) * (AGE_STEPS + 1) + _age(self.world, job))
         return class_, slack if hurries else FOREVER, float(self.jobs_.submitted[job]), self.jobs_.uids[job]
 
+    def ranked(self, job: int) -> tuple[float, float, float, tuple[int, float, float, str]]:
+        """Without shares, as within a queue."""
+        rank = self.rank(job)
+        if not _by_length(self.world, job):
+            return rank[0], 0.0, 0.0, rank
+        return rank[0], rank[1], _work(self.world, job), rank
+
     def _first(self, branches: list[int]) -> int:
         """The job whose turn it is below the branches. ~queue stands for the jobs of a queue that has others below."""
         firsts = []
@@ -543,7 +566,8 @@ class _Order:
         if children:
             return self._first([*children, ~branch])
         queue = branch if branch >= 0 else ~branch
-        return min((job for job in self.left if self.jobs_.queues[job] == queue), key=self.rank, default=NONE)
+        mine = (job for job in self.left if self.jobs_.queues[job] == queue)
+        return min(mine, key=self.ranked, default=NONE)
 
     def _share(self, branch: int) -> float:
         held = max(self.held.get(branch, {}).values(), default=0)

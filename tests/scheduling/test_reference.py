@@ -90,6 +90,7 @@ def _queues(draw: Draw) -> list[Queue]:
             parent=f"queue-{draw.integers(0, index)}" if index and draw.random() < 0.3 else None,
             weight=float(draw.choice([1.0, 1.0, 3.0])),
             used=float(draw.choice([0.0, 0.0, 0.2])),
+            shortest=bool(draw.random() < 0.5),
         )
         for index in range(draw.integers(1, 5))
     ]
@@ -145,12 +146,14 @@ def _with_terms(draw: Draw, world: Snapshot) -> Snapshot:
         bound=np.where(holding, NOW + maybe(0.5, 9_000), FOREVER),
         budget=np.zeros(count, dtype=np.int32),
     )
+    estimate = maybe(0.5, 3_000)
     terms = replace(
         jobs.terms,
         preemptible=draw.random(count) < 0.7,
         opens=np.where(draw.random(count) < 0.1, NOW + 500.0, 0.0),
         limit=maybe(0.4, 3_000),
-        estimate=maybe(0.5, 3_000),
+        estimate=estimate,
+        length=np.where(draw.random(count) < 0.1, 100.0 * estimate, estimate),
         deadlines=NOW + maybe(0.2, 90_000),
         reclaims=np.zeros(count, dtype=np.bool_),
     )
