@@ -335,6 +335,26 @@ def test_a_gang_on_a_node_where_it_could_not_start_again_neither_grows_nor_shrin
     assert (len(evicted), len(shrunk)) == ((0, 1) if suits else (1, 0))
 
 
+def unsaving(world: Snapshot, row: int) -> Snapshot:
+    """One job saves no checkpoints."""
+    saves = np.arange(len(world.jobs.uids)) != row
+    return with_jobs(world, terms=replace(world.jobs.terms, saves=saves))
+
+
+def test_a_job_that_saves_no_checkpoints_is_never_moved_though_it_is_the_cheapest() -> None:
+    found = rearranged(unsaving(fragmented(), 2))
+    assert found is not None
+    assert [move.row for move in found.moves] == [1], "the dearer one goes back to its checkpoint, no further"
+    both = with_jobs(fragmented(), terms=replace(fragmented().jobs.terms, saves=np.zeros(3, dtype=np.bool_)))
+    assert rearranged(both) is None
+    assert promoted(on_spot())
+    assert not promoted(unsaving(on_spot(), 0))
+    world = run_for(elastic(snapshot(rack(0, 3), [Job("job", gpus=4, holding=True, on=("rack-0-host-0",))]), 1, 4), 1e3)
+    tree = tree_of(world)
+    for there, grown in ((world, 1), (unsaving(world, 0), 0)):
+        assert len(grow(there, tree, open_room(there, tree), Ledger(there.queues, there.jobs))) == grown
+
+
 def closed(world: Snapshot, *, opens: float = 0.0, closes: float = FOREVER) -> Snapshot:
     """Who stops may start again from and until these moments."""
     ones = np.ones(len(world.jobs.uids))

@@ -76,6 +76,7 @@ class TermsInput:
     """
 
     preemptible: bool = True
+    saves: bool = True
     slices: tuple[tuple[int, str], ...] = ()
     balanced: str = ""
     spares: int = 0
@@ -255,7 +256,8 @@ def _terms(
         said = job.terms
         if said is PLAIN_TERMS:
             continue
-        terms.preemptible[index], terms.reclaims[index] = said.preemptible, said.reclaims
+        terms.preemptible[index], terms.saves[index] = said.preemptible, said.saves
+        terms.reclaims[index] = said.reclaims
         terms.opens[index], terms.closes[index], terms.limit[index] = said.opens, said.closes, said.limit
         terms.estimate[index], terms.deadlines[index] = said.estimate, said.deadline
         terms.length[index] = said.length

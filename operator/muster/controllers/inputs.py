@@ -75,7 +75,8 @@ class Inputs:
         else:
             times = terms.bounds(record.spec, record.job.status, now, start)
         length = terms.length(record.spec, record.job.status)
-        told = (record.promise, record.job.status.fixed_size, drawn_on)
+        saves = planning.saves(record.spec, record.job.status)
+        told = (record.promise, record.job.status.fixed_size, drawn_on, saves)
         key = (judgement, record.spec, choices, priority, levels, avoided, since, told, times, start, length)
         if record.planned is None or record.planned[0] != key:
             requests, node_filter = self._demands(record)

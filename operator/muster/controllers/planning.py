@@ -213,7 +213,9 @@ def pending_input(
         promised=promised,
         sizes=sizes,
         partial=spec.partial,
-        terms=_terms(spec, levels, choices, filters, since, times, length(spec, job.status)),
+        terms=_terms(
+            spec, levels, choices, filters, since, times, length(spec, job.status), saves=saves(spec, job.status)
+        ),
     )
 
 
@@ -233,6 +235,8 @@ def _terms(
     since: float,
     times: Bounds,
     expected: float,
+    *,
+    saves: bool,
 ) -> TermsInput:
     """What the job allows and demands. Levels that the cluster does not have are told by `admission`."""
     known = {level.name for level in levels}
@@ -242,6 +246,7 @@ def _terms(
     ]
     terms = TermsInput(
         preemptible=spec.preemptible,
+        saves=saves,
         slices=tuple(item for item in spec.slices if item[1] in known),
         balanced=spec.balanced if spec.balanced in known else "",
         spares=spec.spares,
@@ -254,6 +259,11 @@ def _terms(
         deadline=FOREVER if spec.deadline is None else spec.deadline.timestamp(),
     )
     return PLAIN_TERMS if terms == PLAIN_TERMS else terms
+
+
+def saves(spec: EffectiveSpec, status: TrainingJobStatus) -> bool:
+    """Whether the job writes checkpoints: it says where to, or is seen to have committed one."""
+    return spec.checkpoint is not None or status.checkpoint is not None
 
 
 def mode_and_level(spec: EffectiveSpec, levels: Sequence[LevelInput]) -> tuple[TopologyMode, str]:

@@ -1,10 +1,10 @@
 """Defragmentation: jobs move aside so that a gang starts which fragmentation alone keeps out.
 
 Nobody is preempted: all that move find new places at once, valid for them, beside the gang. They lose what a restart
-loses, so only preemptible jobs whose disruption budget allows it and whose priority is not higher are moved, the
-cheapest that free a valid shape, and only if the gang's gain is twice the loss: its accelerators times the seconds that
-it would else wait. Nor is a job moved before it has run for so long that stopping and starting is a small part of that
-(`claims.LOST_AT_MOST`): one that lies badly would else move again and again.
+loses, so only preemptible jobs are moved that save checkpoints, whose disruption budget allows it and whose priority is
+not higher, the cheapest that free a valid shape, and only if the gang's gain is twice the loss: its accelerators times
+the seconds that it would else wait. Nor is a job moved before it has run for so long that stopping and starting is a
+small part of that (`claims.LOST_AT_MOST`): one that lies badly would else move again and again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.scheduling.claims import LOST_AT_MOST, Right, effective_priorities, goes_on, in_time, movable
+from muster.scheduling.claims import LOST_AT_MOST, Right, effective_priorities, in_time, movable
 from muster.scheduling.demand import Coming, Demand, demand
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.moves import (
@@ -24,6 +24,7 @@ from muster.scheduling.moves import (
     Pace,
     accelerators_each,
     gang_of,
+    settled,
 )
 from muster.scheduling.placement import locate
 from muster.scheduling.plan import MoveReason
@@ -107,9 +108,9 @@ def _may_move(wants: Demand, coming: Coming, pace: Pace) -> Mask:
     """J, who may be moved, and would find room somewhere in what is open already, however that lies."""
     snapshot, job, runs = wants.snapshot, wants.job, wants.snapshot.jobs.runs
     priorities, ran = effective_priorities(snapshot), snapshot.now - runs.started
-    asked: Mask = movable(snapshot) & (runs.budget > 0) & (priorities <= priorities[job]) & ~runs.yields
-    asked &= (ran >= pace.settle) & (LOST_AT_MOST * ran >= runs.restart + runs.grace)
-    asked &= in_time(snapshot, job) & goes_on(snapshot)
+    asked: Mask = movable(snapshot) & settled(snapshot, pace) & (runs.budget > 0)
+    asked &= (priorities <= priorities[job]) & ~runs.yields & (LOST_AT_MOST * ran >= runs.restart + runs.grace)
+    asked &= in_time(snapshot, job)
     asked[list(coming.gone)] = False
     asked[job] = False
     open_, choices = OpenRoom(snapshot, wants.tree, wants.room.open + coming.room), Choices(snapshot)

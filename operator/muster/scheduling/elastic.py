@@ -3,8 +3,9 @@
 A gang grows by whole steps (`Sizes.step`) up to its most, and only
 
 * when all who wait were looked at: into room that is neither taken nor kept for anybody, and quota likewise;
-* if it isn't preemptible: within its queue's own quota, for it could not give back what is borrowed, and only when it
-  has committed a checkpoint where it stands, for perhaps it can't save;
+* if it saves checkpoints, for a gang grows by a stop and a start. One that isn't preemptible must have committed one
+  where it stands, for perhaps its script can't save, and only growth would ever stop it;
+* if it isn't preemptible: within its queue's own quota, for it could not give back what is borrowed;
 * where its topology allows it: inside its required domain, in whole slices. Gangs that lie balanced keep their size;
 * when it pays: the accelerator-seconds that it wins until it ends, or within an hour, are twice what its restart loses;
 * once its placement has stood for a while, so that jobs which come and go do not make it grow and shrink with them.

@@ -1,7 +1,8 @@
 """What growing, promotion and defragmentation share: one placement that stands, and the one it gets instead.
 
 A move is a stop and a start: the job saves, ends, and starts again on its new nodes. So each of them has to pay for the
-work that it loses, and none is made while a placement is still young: what moved a moment ago stays.
+work that it loses, and none is made while a placement is still young: what moved a moment ago stays. A job that saves
+no checkpoints is never moved: it would begin again at its first step.
 """
 
 from __future__ import annotations
@@ -119,8 +120,9 @@ class Choices:
 
 
 def settled(snapshot: Snapshot, pace: Pace) -> Mask:
-    """J, jobs whose placement has stood for long enough to be changed for their own good, and that go on then."""
-    old: Mask = placed(snapshot) & goes_on(snapshot) & (snapshot.now - snapshot.jobs.runs.started >= pace.settle)
+    """J, jobs whose placement has stood for long enough to move, and that go on then from where they have saved."""
+    stays_on: Mask = placed(snapshot) & goes_on(snapshot) & snapshot.jobs.terms.saves
+    old: Mask = stays_on & (snapshot.now - snapshot.jobs.runs.started >= pace.settle)
     return old
 
 

@@ -1,7 +1,8 @@
 """Promotion: a job that took its second choice of nodes moves back to a better one when that has room again.
 
 Asked after everybody who waits, and in the order of priority and submit. It must pay: what is left of the run, as far
-as anybody knows, is at least ten times what the move loses, so that a job about to end stays where it is.
+as anybody knows, is at least ten times what the move loses, so that a job about to end stays where it is. So does one
+that saves no checkpoints.
 """
 
 from __future__ import annotations

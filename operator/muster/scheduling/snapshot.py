@@ -226,6 +226,8 @@ class Terms:
 
     Attributes:
         preemptible: it may be asked to give its room back. What is not may not borrow either.
+        saves: it writes checkpoints, so that a stop loses no more than what came after the last. What does not loses
+            its whole run: it is stopped where somebody needs its room, but never moved.
         shapes: of Shape; PLAIN for most.
         alternatives: in order of preference, after `Jobs.filters` and `Jobs.flavours`; empty for most.
         opens: it may not start, or start again when it has stopped, before (off-peak windows).
@@ -239,6 +241,7 @@ class Terms:
     """
 
     preemptible: Mask
+    saves: Mask
     shapes: tuple[Shape, ...]
     alternatives: tuple[tuple[Alternative, ...], ...]
     opens: Seconds
@@ -255,6 +258,7 @@ class Terms:
         never = np.full(count, FOREVER)
         return cls(
             preemptible=np.ones(count, dtype=np.bool_),
+            saves=np.ones(count, dtype=np.bool_),
             shapes=(PLAIN,) * count,
             alternatives=((),) * count,
             opens=np.zeros(count),

@@ -160,6 +160,7 @@ class Planned:
         ran_before[:holding] = ran[:holding] > 1
         return Terms(
             preemptible=self._workload.trace.preemptible[rows],
+            saves=alike.yes[:count],
             shapes=(PLAIN,) * count,
             alternatives=((),) * count,
             opens=alike.zeros[:count],

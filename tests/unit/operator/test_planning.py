@@ -16,7 +16,7 @@ from muster.api.names import ConditionType
 from muster.api.placement import AvoidedNode, Placement
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import MAX_SIZES, FixedSize, TrainingJobStatus
+from muster.api.trainingjob_status import MAX_SIZES, CommittedCheckpoint, FixedSize, TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import NodeFilter, filter_of_pod
 from muster.cluster.pods import PodSettings
@@ -250,6 +250,28 @@ def test_what_a_waiting_job_brings_to_the_planner() -> None:
     )
     assert (found.workers, found.priority, found.queue) == (2, 7, "default")
     assert not found.holding
+
+
+def test_the_planner_is_told_who_saves_checkpoints() -> None:
+    """Who says where to, or has committed one: a script may know by itself where to save."""
+
+    def saves(job: TrainingJob) -> bool:
+        found = planning.pending_input(
+            job,
+            effective_spec(job.spec),
+            request={"nvidia.com/gpu": 8, "pods": 1},
+            node_filter=NodeFilter(),
+            choices=(planning.Choice("H100/on-demand", ("on-demand",)),),
+            priority=0,
+            levels=RACKS,
+        )
+        return bool(build(nodes=[], pods=[], jobs=[found], queues=[], levels=RACKS).jobs.terms.saves[0])
+
+    silent = trainingjob()
+    assert saves(trainingjob(checkpoint={"uri": "s3://bucket/run"}))
+    assert not saves(silent)
+    committed = silent.status.model_copy(update={"checkpoint": CommittedCheckpoint(step=3, committed_at=NOW)})
+    assert saves(silent.model_copy(update={"status": committed}))
 
 
 def test_a_placement_is_written_with_its_domain_and_told() -> None:
