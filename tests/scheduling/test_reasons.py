@@ -181,6 +181,8 @@ def test_job_whose_only_nodes_are_cordoned_is_told_so() -> None:
         ("pods", 1, "1 pod"),
         ("nvidia.com/gpu", 8, "8 nvidia.com/gpu"),
         ("hostport/UDP/53", 1, "host port UDP/53"),
+        ("apart/research/llama", 1, "a node of its own"),
+        ("apart/research/llama", 3, "3 nodes of their own"),
     ],
 )
 def test_amounts_are_written_as_people_do(resource: str, quantity: int, text: str) -> None:

@@ -155,7 +155,11 @@ class Executor:
             "apiVersion": "v1",
             "kind": "Pod",
             **template,
-            "metadata": {**template["metadata"], "name": f"{job.name}-rehearsal-{job.uid[:8]}"},
+            "metadata": {
+                **template["metadata"],
+                "name": f"{job.name}-rehearsal-{job.uid[:8]}",
+                "namespace": job.namespace,
+            },
         }
         return await self._api.create(pods_path(job.namespace), body, dry_run=True)
 

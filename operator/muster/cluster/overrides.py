@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from muster.api import names
+from muster.cluster import interpod
 from muster.cluster.strategic import MergeError, merge
 from muster.cluster.template_shape import misshapen
 
@@ -62,9 +63,13 @@ def apply(base: Object, override: Object) -> Object:
     if problem:
         raise TemplateRefused(problem)
     try:
-        return merge(base, override)
+        merged = merge(base, override)
     except MergeError as error:
         raise TemplateRefused(str(error)) from error
+    problem = next(interpod.problems(merged["metadata"], merged["spec"]), None)
+    if problem:
+        raise TemplateRefused(problem)
+    return merged
 
 
 def problems(override: Object) -> Iterator[str]:

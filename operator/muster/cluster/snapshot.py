@@ -26,6 +26,7 @@ from muster.cluster.queues import within_limits
 from muster.cluster.views import NodeView, PodView
 from muster.scheduling.snapshot import (
     NONE,
+    ONE_A_NODE,
     Index,
     Int,
     Levels,
@@ -157,7 +158,7 @@ def _allocatable(nodes: Sequence[NodeView], resources: Sequence[str], column: Ma
             if name in column:
                 allocatable[index, column[name]] = amount
     for name, index in column.items():
-        if name.startswith("hostport/"):
+        if name.startswith(ONE_A_NODE):
             allocatable[:, index] = 1
     return allocatable
 

@@ -26,13 +26,22 @@ _CONTAINER: Final[Shape] = {
 }
 _REQUIREMENT: Final[Shape] = {"key": "", "operator": "", "values": [""]}
 _NODES: Final[Shape] = {"nodeSelectorTerms": [{"matchExpressions": [_REQUIREMENT], "matchFields": [_REQUIREMENT]}]}
+_SELECTOR: Final[Shape] = {"matchLabels": {ANY: ""}, "matchExpressions": [_REQUIREMENT]}
+_PODS: Final[Shape] = {
+    "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "", "labelSelector": _SELECTOR}]
+}
 POD_SPEC: Final[Shape] = {
     "containers": [_CONTAINER],
     "initContainers": [_CONTAINER],
     "volumes": [{"name": ""}],
     "tolerations": [{"key": "", "operator": "", "value": "", "effect": ""}],
     "nodeSelector": {ANY: ""},
-    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _NODES}},
+    "affinity": {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _NODES},
+        "podAffinity": _PODS,
+        "podAntiAffinity": _PODS,
+    },
+    "topologySpreadConstraints": [{"whenUnsatisfiable": ""}],
     "resources": _RESOURCES,
     "overhead": {ANY: _QUANTITY},
 }

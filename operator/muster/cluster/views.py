@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from muster.api import names
+from muster.cluster.interpod import apart
 from muster.cluster.overrides import TRAINER
 from muster.cluster.quantities import amount
 from muster.cluster.requests import Requests, requests_of
@@ -52,7 +53,8 @@ class PodView:
         job: name of its TrainingJob by label, or "".
         queue: name of the TrainingQueue by label, or "".
         generation, index, attempt: by label; -1 without.
-        requests: (resource, amount in base units), sorted; `pods` = 1 and host ports (`hostport/TCP/8080`) included.
+        requests: (resource, amount in base units), sorted; `pods` = 1, host ports (`hostport/TCP/8080`) and the place
+            of a gang's only worker there (`apart/research/llama`) included.
         unschedulable: kube-scheduler's message while it finds no place, or "".
         ready: the Ready condition.
         waiting: containers that do not run yet and give a reason.
@@ -139,7 +141,7 @@ class PodView:
             generation=_number(labels.get(names.GENERATION_LABEL)),
             index=index,
             attempt=_number(labels.get(names.ATTEMPT_LABEL)),
-            requests=_shared(requests_of(spec, status)),
+            requests=_shared(_requests(metadata, spec, status)),
             priority=spec.get("priority") or 0,
             unschedulable=(scheduled.get("message") or "no node fits") if unplaced else "",
             unschedulable_since=parse_time(scheduled.get("lastTransitionTime")) if unplaced else None,
@@ -309,6 +311,11 @@ def _fixed(metadata: Object) -> bool:
     return any(
         owner.get("controller") and owner.get("kind") == "DaemonSet" for owner in metadata.get("ownerReferences") or ()
     )
+
+
+def _requests(metadata: Object, spec: Object, status: Object) -> Requests:
+    requests, only_one = requests_of(spec, status), apart(metadata, spec)
+    return tuple(sorted((*requests, (only_one, 1)))) if only_one else requests
 
 
 def _number(text: str | None) -> int:

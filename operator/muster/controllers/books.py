@@ -35,7 +35,7 @@ from muster.controllers.queues import Ground, Standing, fair_share, standings
 from muster.controllers.records import Record
 from muster.scheduling.fairness import dominant_shares
 from muster.scheduling.hierarchy import by_depth
-from muster.scheduling.snapshot import NONE, UNLIMITED, Int, JobState, Seconds, Snapshot
+from muster.scheduling.snapshot import NONE, ONE_A_NODE, UNLIMITED, Int, JobState, Seconds, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def _usage(tally: Tally, row: int) -> tuple[FlavourUse, ...]:
         uses = []
         for column, resource in enumerate(tally.snapshot.resources):
             used, nominal = int(tally.held[row, flavour, column]), int(tally.nominal[row, flavour, column])
-            if resource == "pods" or resource.startswith("hostport/") or not used:
+            if resource == "pods" or resource.startswith(ONE_A_NODE) or not used:
                 continue
             over = max(0, used - nominal) if nominal < UNLIMITED else 0
             borrowed = quantity(resource, over) if over else None

@@ -235,7 +235,8 @@ class Inputs:
             return record.judgement.requests, record.judgement.node_filter
         try:
             template = pod_objects.template(record.identity, record.spec, self._settings)
-            view = PodView.from_raw({"apiVersion": "v1", "kind": "Pod", **template})
+            metadata = {**template["metadata"], "namespace": record.identity.namespace}
+            view = PodView.from_raw({"apiVersion": "v1", "kind": "Pod", **template, "metadata": metadata})
         except ValueError:  # TemplateRefused, or a quantity that is none
             return (), NodeFilter()  # its pods, if there are any, tell
         return view.requests, filter_of_pod(template["spec"])

@@ -16,7 +16,7 @@ from typing import Final
 
 from muster.api.names import Reason
 from muster.api.trainingjob_status import TrainingJobStatus
-from muster.cluster import pods
+from muster.cluster import interpod, pods
 from muster.cluster.eligibility import filter_of_pod
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.executor import Executor, refusal
@@ -197,7 +197,9 @@ class Worker:
         return True
 
     def _kind(self, record: Record) -> tuple[str, str]:
-        return record.identity.namespace, record.template_key(self.settings)
+        key, template = record.template_key(self.settings), record.spec.pod_template
+        own = template is not None and interpod.names_a_job(template.to_raw().get("spec") or {})
+        return record.identity.namespace, f"{key}/{record.identity.name}" if own else key
 
     def forget(self, record: Record) -> None:
         """The rehearsal was proved wrong."""
@@ -235,11 +237,17 @@ class Worker:
                 obstacle = Obstacle(reason, refusals.sentence(error, namespace, record.spec, own))
                 record.judgement = Judgement(key, obstacle=obstacle, retry_at=retry_at, tries=tries)
                 return
+            added = next(interpod.problems(raw["metadata"], raw["spec"], "spec"), "")
+            if added:
+                retry_at = now + min(FIRST_RETRY * 2 ** min(before, 10), LAST_RETRY)
+                obstacle = Obstacle(Reason.POD_REFUSED, f"a webhook changes the job's pods: {added}")
+                record.judgement = Judgement(key, obstacle=obstacle, retry_at=retry_at, tries=tries)
+                return
             view = PodView.from_raw(raw)
             record.judgement = Judgement(key, requests=view.requests, node_filter=filter_of_pod(raw["spec"]))
             for one in [one for one, found in self.rehearsals.items() if now - found[0] > REHEARSED]:
                 del self.rehearsals[one]
-            self.rehearsals[record.identity.namespace, key] = (now, record.judgement)
+            self.rehearsals[self._kind(record)] = (now, record.judgement)
             record.errors = 0
 
 

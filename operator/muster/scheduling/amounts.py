@@ -24,6 +24,8 @@ def amount(resource: str, quantity: int) -> str:
     if resource.startswith("hostport/"):
         port = resource.removeprefix("hostport/")
         return f"host port {port}" if quantity == 1 else f"{quantity} × host port {port}"
+    if resource.startswith("apart/"):
+        return "a node of its own" if quantity == 1 else f"{quantity} nodes of their own"
     return f"{quantity} {resource}"
 
 

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from muster.scheduling.hierarchy import by_depth
-from muster.scheduling.snapshot import NONE, Mask, Seconds, Snapshot
+from muster.scheduling.snapshot import NONE, ONE_A_NODE, Mask, Seconds, Snapshot
 
 HALF_LIFE: Final = 7 * 86_400.0
 """Seconds after which past use counts half, where a queue does not say otherwise: a week."""
@@ -24,7 +24,7 @@ HALF_LIFE: Final = 7 * 86_400.0
 
 def counted(resources: tuple[str, ...]) -> Mask:
     """R, the resources that shares are made of: room for pods and host ports are not what tenants compete for."""
-    return np.array([name != "pods" and not name.startswith("hostport/") for name in resources], dtype=np.bool_)
+    return np.array([name != "pods" and not name.startswith(ONE_A_NODE) for name in resources], dtype=np.bool_)
 
 
 def parts(snapshot: Snapshot) -> Seconds:

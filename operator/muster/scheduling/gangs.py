@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from muster.scheduling.snapshot import PLAIN, Shape, TopologyMode
+from muster.scheduling.snapshot import ONE_A_NODE, PLAIN, Shape, TopologyMode
 
 
 @dataclass(frozen=True)
@@ -46,5 +46,6 @@ class Gang:
 
 
 def is_accelerator(resource: str) -> bool:
-    """Extended resources (`nvidia.com/gpu`, `rdma/hca`) have a domain before a slash; host ports are ours."""
-    return "/" in resource and not resource.startswith("hostport/")
+    """Extended resources (`nvidia.com/gpu`, `rdma/hca`) have a domain before a slash; host ports and the like are
+    ours."""
+    return "/" in resource and not resource.startswith(ONE_A_NODE)

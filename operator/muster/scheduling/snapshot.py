@@ -5,7 +5,8 @@ Axes, used in every shape below:
 
 Amounts are int64 in each resource's base unit: cpu in thousandths of a core, memory and ephemeral storage in bytes,
 everything else in pieces. `pods` (a node's room for pods) is a resource like any other, and so is each host port in use
-(`hostport/TCP/8080`, of which a node has one), so that the planner needs no rule of its own for them.
+(`hostport/TCP/8080`) and the place of a gang that wants at most one worker a node (`apart/research/llama`), of which
+each node has one, so that the planner needs no rule of its own for them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ UNLIMITED: Final = np.int64(2**62)
 
 NONE: Final = -1
 """No queue, no parent, no domain: in index arrays."""
+
+
+ONE_A_NODE: Final = ("hostport/", "apart/")
+"""How the names of those resources begin of which every node has one, and which nobody competes for by quota."""
 
 
 class TopologyMode(IntEnum):

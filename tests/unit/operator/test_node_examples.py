@@ -13,7 +13,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.cluster.eligibility import Matcher, filter_of_pod
 from muster.cluster.pods import Identity, PodSettings, template
 from muster.cluster.requests import requests_of
-from muster.cluster.views import NodeView
+from muster.cluster.views import NodeView, PodView
 
 pytestmark = pytest.mark.unit
 
@@ -22,10 +22,14 @@ POOL = {"pool": "research", "example.com/local-disk": "yes"}
 TAINT = {"key": "pool", "value": "research", "effect": "NoSchedule"}
 
 
-def pod(name: str) -> dict[str, Any]:
+def made(name: str) -> dict[str, Any]:
     job = TrainingJob.from_raw(yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
-    made = template(Identity("research", name, "u"), effective_spec(job.spec), PodSettings(runtime_image="runtime:1"))
-    spec: dict[str, Any] = made["spec"]
+    identity = Identity("research", job.metadata.name, "u")
+    return template(identity, effective_spec(job.spec), PodSettings(runtime_image="runtime:1"))
+
+
+def pod(name: str) -> dict[str, Any]:
+    spec: dict[str, Any] = made(name)["spec"]
     return spec
 
 
@@ -47,6 +51,12 @@ def test_resources_of_any_name_are_asked_for() -> None:
     assert dict(requests_of(pod("slices-of-gpus")))["nvidia.com/mig-1g.10gb"] == 1
     assert dict(requests_of(pod("cpus")))["cpu"] == 8000
     assert "nvidia.com/gpu" not in dict(requests_of(pod("cpus")))
+
+
+def test_a_worker_takes_the_only_place_of_its_gang_on_a_node() -> None:
+    apart = {"apart//one-a-node": 1}
+    assert dict(PodView.from_raw(made("apart")).requests).items() >= apart.items()
+    assert not any(name.startswith("apart/") for name, _ in PodView.from_raw(made("hardware")).requests)
 
 
 def test_every_example_is_in_the_list() -> None:

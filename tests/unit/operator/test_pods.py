@@ -415,17 +415,68 @@ def test_what_an_override_may_not_say(override: dict[str, Any], words: str) -> N
         template(podTemplate=override)
 
 
+ONE_A_NODE = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"muster.dev/job": "llama"}}}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def of_pods(kind: str, *terms: dict[str, Any], when: str = REQUIRED) -> dict[str, Any]:
+    return {"spec": {"affinity": {kind: {when: list(terms)}}}}
+
+
+@pytest.mark.parametrize("expressions", [False, True])
+def test_workers_that_keep_off_each_others_nodes_take_a_place_that_a_node_has_once(expressions: bool) -> None:
+    listed = {"matchExpressions": [{"key": "muster.dev/job", "operator": "In", "values": ["llama"]}]}
+    term = {**ONE_A_NODE, "labelSelector": listed} if expressions else ONE_A_NODE
+    view = PodView.from_raw(made(podTemplate=of_pods("podAntiAffinity", term)))
+    assert dict(view.requests)["apart/research/llama"] == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (of_pods("podAffinity", ONE_A_NODE), r"podAffinity\.required\w+ is not planned by: say with spec\.topology"),
+        (
+            of_pods("podAntiAffinity", ONE_A_NODE, {**ONE_A_NODE, "topologyKey": "topology.kubernetes.io/zone"}),
+            r"Execution\[1\] is not planned by: only .* labelSelector: {matchLabels: {muster.dev/job: llama}}",
+        ),
+        (
+            of_pods("podAntiAffinity", {**ONE_A_NODE, "labelSelector": {"matchLabels": {"muster.dev/job": "other"}}}),
+            r"Execution\[0\] is not planned by",
+        ),
+        (of_pods("podAntiAffinity", {**ONE_A_NODE, "namespaceSelector": {}}), r"Execution\[0\] is not planned by"),
+        (
+            {"spec": {"topologySpreadConstraints": [{"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]}},
+            r"topologySpreadConstraints\[0\] is not planned by: spread the workers with spec\.topology\.balanced",
+        ),
+        (of_pods("podAntiAffinity", {"topologyKey": 3}), "topologyKey is a number: write a text there"),
+    ],
+)
+def test_a_demand_on_other_pods_that_nobody_plans_by_is_refused(override: dict[str, Any], words: str) -> None:
+    with pytest.raises(TemplateRefused, match=words):
+        template(podTemplate=override)
+
+
+def test_what_is_only_preferred_of_other_pods_is_kept() -> None:
+    wish = {"weight": 1, "podAffinityTerm": ONE_A_NODE}
+    override = of_pods("podAffinity", wish, when="preferredDuringSchedulingIgnoredDuringExecution")
+    spread = {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
+    override["spec"]["topologySpreadConstraints"] = [spread]
+    spec = made(podTemplate=override)["spec"]
+    assert spec["affinity"]["podAffinity"] == override["spec"]["affinity"]["podAffinity"]
+    assert spec["topologySpreadConstraints"] == [spread]
+
+
 _JUNK = (
     st.none()
     | st.booleans()
     | st.integers(-9, 9)
     | st.sampled_from(["", "a", "trainer", "muster-runtime", "In", "1Gi"])
 )
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _FIELDS = (
     *("containers", "initContainers", "name", "env", "ports", "hostPort", "volumeMounts", "restartPolicy", "volumes"),
     *("resources", "requests", "limits", "cpu", "overhead", "hostNetwork", "tolerations", "effect", "$patch"),
     *("nodeSelector", "matchExpressions", "matchFields", "key", "operator", "value", "values", "affinity"),
+    *("podAntiAffinity", "topologySpreadConstraints", "topologyKey", "labelSelector", "matchLabels", REQUIRED),
 )
 
 
@@ -435,7 +486,7 @@ _FIELDS = (
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(_FIELDS), inner, max_size=3),
         max_leaves=8,
     ),
-    st.sampled_from([(), ("affinity", "nodeAffinity", _REQUIRED)]),
+    st.sampled_from([(), *(("affinity", kind, REQUIRED) for kind in ("nodeAffinity", "podAntiAffinity"))]),
     st.sampled_from(["containers", "initContainers", "nodeSelector", "nodeSelectorTerms", "overhead", "resources"]),
 )
 def test_whatever_an_override_is_it_becomes_a_pod_or_is_refused_in_a_sentence(

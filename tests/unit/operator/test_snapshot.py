@@ -193,6 +193,21 @@ def test_free_may_be_negative() -> None:
     assert free(shot, "a") == -1
 
 
+def test_a_gang_that_wants_one_worker_a_node_is_planned_so_beside_others_and_what_runs_of_it() -> None:
+    apart = {**REQUEST, "nvidia.com/gpu": 1, "apart/research/llama": 1}
+    there = [node("a"), node("b"), node("c")]
+    running = replace(pod("x", bound="a", gpus=1), requests=tuple(sorted(apart.items())))
+    fits = snapshot(there, [running], [job(request=apart, workers=2)])
+    assert free(fits, "a", "apart/research/llama") == 0
+    (admission,) = plan(fits).admissions
+    assert sorted(fits.nodes.names[index] for index in admission.nodes) == ["b", "c"]
+    (waiting,) = plan(snapshot(there, [running], [job(request=apart, workers=3)])).waiting
+    assert "needs 3 workers × (a node of its own + 1 nvidia.com/gpu)" in waiting.message
+    assert "a node of its own is missing" in waiting.message
+    (other,) = plan(snapshot(there, [running], [job(request=REQUEST, workers=3)])).admissions
+    assert len(other.nodes) == 3, "another gang shares the nodes"
+
+
 def test_a_host_port_is_a_resource_that_a_node_has_once() -> None:
     shot = snapshot([node("a")], jobs=[job(request={**REQUEST, "hostport/TCP/8080": 1})])
     assert free(shot, "a", "hostport/TCP/8080") == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from muster.api.trainingqueue import TrainingQueue
@@ -56,6 +58,44 @@ async def test_a_new_operator_reads_what_a_placed_job_got_from_its_status() -> N
         later.feed(raw)
         await later.until(lambda: "uid-of-first" in later.loop.records)
         assert later.loop.records["uid-of-first"].spec.grace == 7
+
+
+def apart(job: str) -> dict[str, Any]:
+    """A pod template that keeps the workers of `job` from each other's nodes."""
+    selector = {"matchLabels": {"muster.dev/job": job}}
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": selector}
+    return {"spec": {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}}}
+
+
+async def test_a_job_that_names_another_in_its_anti_affinity_is_refused_though_that_one_is_planned_so() -> None:
+    async with world(cpu="4") as around:
+        around.submit("first", workers=1, podTemplate=apart("first"))
+        await around.until(lambda: len(around.server.pods) == 1)
+        around.submit("second", workers=1, podTemplate=apart("first"))
+        around.submit("large", workers=2, podTemplate=apart("large"))
+        await around.until(lambda: around.status("second").get("queue") and around.status("large").get("queue"))
+        told = around.status("second")["queue"]
+        assert told["reason"] == "InvalidPodTemplate"
+        assert "{muster.dev/job: second}" in told["message"]
+        assert "a node of its own is missing" in around.status("large")["queue"]["message"]
+
+
+async def test_a_demand_on_other_pods_that_a_webhook_adds_is_told_before_anything_is_placed() -> None:
+    async with world(cpu="4") as around:
+        create = around.server.create
+        spread = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+
+        async def adding(path: str, body: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+            made = await create(path, body, dry_run=dry_run)
+            return {**made, "spec": {**made["spec"], "topologySpreadConstraints": [spread]}} if dry_run else made
+
+        around.server.create = adding  # type: ignore[method-assign]
+        around.submit("first")
+        await around.until(lambda: around.status("first").get("queue"))
+        told = around.status("first")["queue"]
+        assert told["reason"] == "PodRefused"
+        assert told["message"].startswith("a webhook changes the job's pods: spec.topologySpreadConstraints[0] is not")
+        assert not around.server.pods
 
 
 NONSENSE = {"spec": {"tolerations": [None]}}
