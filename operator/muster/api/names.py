@@ -146,8 +146,8 @@ class ConditionType(str, Enum):
     """True when the job was stopped and stays so, its last pod being gone: for `spec.suspend`, or because its GPUs were
     idle; then until its spec changes."""
     DEADLINE_REACHABLE = "DeadlineReachable"
-    """Whether `spec.deadline` can be met, at the earliest possible start. Unknown when nothing tells how long the job
-    takes. Only with a deadline."""
+    """Whether `spec.deadline` can be met, from the expected start where that is known well enough, else from the
+    earliest possible one. Unknown when nothing tells how long the job takes. Only with a deadline."""
     SUCCEEDED = "Succeeded"
     """True when the training ended well. Final."""
     FAILED = "Failed"
@@ -290,7 +290,7 @@ class Reason(str, Enum):
     IN_TIME = "InTime"
     """It can end before the deadline."""
     TOO_LATE = "TooLate"
-    """It cannot, or not with all of `maxRuntime`; the message says when it ends at the earliest."""
+    """It cannot, or not with all of `maxRuntime`; the message says when it ends, and whether that is for its wait."""
     DEADLINE_PASSED = "DeadlinePassed"
     """It has passed, and the job has not ended. It goes on."""
     LENGTH_UNKNOWN = "LengthUnknown"

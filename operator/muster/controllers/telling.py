@@ -112,4 +112,9 @@ def noticeable(old: QueuePosition | None, new: Word, now: float) -> bool:
     if old.expected_start is None:
         return False
     moved = abs(new.expected - old.expected_start.timestamp())
-    return moved > max(LEAST_MOVE, MOVED * (new.expected - now))
+    return moved > least_move(new.expected - now)
+
+
+def least_move(wait: float) -> float:
+    """Seconds by which the end of a wait has to move for a person to notice."""
+    return max(LEAST_MOVE, MOVED * wait)

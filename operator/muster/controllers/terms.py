@@ -20,6 +20,7 @@ from muster.api.effective import EffectiveSpec, EffectiveWindow
 from muster.api.terms import Usage
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.status import goes_on
+from muster.scheduling.plan import Basis
 from muster.sizing.money import gpu_cost, written
 from muster_protocol.durations import format_duration
 
@@ -41,6 +42,13 @@ MARGIN: Final = 30.0
 
 START_SECONDS: Final = 120.0
 """What a start is taken to cost while nobody has measured it: images, the barrier, and reading the checkpoint."""
+
+_BASES: Final = {
+    Basis.PROMISED.value: "when the room that is promised to it is cleared",
+    Basis.LIMITS.value: "when the running jobs must have ended",
+    Basis.PROGRESS.value: "by the running jobs' own progress",
+}
+"""What an expected start rests on that a deadline is judged by. How many are ahead is too rough for that."""
 
 _HOUR: Final = 3600
 
@@ -356,12 +364,16 @@ class Outlook:
         message: for people.
         passed: the deadline lies behind.
         changes: when the answer changes by time alone, if the job does not start before; None for never.
+        waits: seconds until the start that the planner expects, where the answer rests on that; else 0.
+        spare: seconds between the end and the deadline, below 0 when it is late; 0 where no end is known.
     """
 
     met: bool | None
     message: str
     changes: datetime | None = None
     passed: bool = False
+    waits: float = 0.0
+    spare: float = 0.0
 
 
 def _stopping_window(spec: EffectiveSpec) -> EffectiveWindow | None:
@@ -391,7 +403,8 @@ def _earliest_end(
 
 
 def outlook(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_seconds: float) -> Outlook | None:
-    """Whether `spec.deadline` can still be met, at the earliest possible start; None without a deadline."""
+    """Whether `spec.deadline` can still be met: from the start that is expected where that is known well enough, else
+    from the earliest possible one; None without a deadline."""
     deadline = spec.deadline
     if deadline is None:
         return None
@@ -402,32 +415,58 @@ def outlook(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start
     runs = status.running_since is not None
     free = runs or runs_to_its_end(spec, status)
     start = now if free else max(now, may_start(spec, now, start_seconds))
+    expected = _expected_start(status)
+    first, start = start, max(start, expected or start)
+    by = f"it is expected to start at {format_time(start)}, {_BASES[_basis(status)]}" if start > first else ""
     if left is None:
         if start >= deadline:
-            message = f"the deadline {told} cannot be met: the window opens at {format_time(start)}"
-            return Outlook(False, message, deadline)
+            why = by or f"the window opens at {format_time(start)}"
+            return Outlook(False, f"the deadline {told} cannot be met: {why}", deadline)
         message = "nothing tells how long the job takes: give maxRuntime, or report the number of steps"
         return Outlook(None, message, deadline)
     takes = timedelta(seconds=min(left.seconds + (0.0 if runs else start_seconds), 1e9))
-    earliest = _earliest_end(spec, start, left.seconds, start_seconds, runs=runs)
-    if earliest <= deadline:
+    end = _earliest_end(spec, start, left.seconds, start_seconds, runs=runs)
+    if end == NEVER:
+        message = f"the deadline {told} cannot be met: the windows are too short; give them a longer duration"
+        return Outlook(False, message, deadline)
+    waits = (start - now).total_seconds() if by else 0.0
+    spare = (deadline - end).total_seconds()
+    if end <= deadline:
         # A window that passes without the job may make it late sooner than the clock alone.
         window = _stopping_window(spec)
         passes = NEVER if window is None else opening(window, start).closes
-        changes = min(deadline - takes, passes)
-        return Outlook(True, f"it can end at {format_time(earliest)} at the earliest", changes)
-    if earliest == NEVER:
-        message = f"the deadline {told} cannot be met: the windows are too short; give them a longer duration"
-        return Outlook(False, message, deadline)
-    late, end = format_duration(round((earliest - deadline).total_seconds()) or 1), format_time(earliest)
-    if left.sure:
-        message = f"the deadline {told} cannot be met: earliest end {end} by its progress, {late} late"
-    else:
-        message = (
-            f"the deadline {told} cannot be met with all of maxRuntime: earliest end {end}, {late} late; "
-            "lower maxRuntime, or set the deadline later"
-        )
-    return Outlook(False, message, deadline)
+        message = f"{by}, and can end at {format_time(end)}" if by else _at_the_earliest(end)
+        return Outlook(True, message, min(deadline - takes, passes), waits=waits, spare=spare)
+    late = format_duration(round(-spare) or 1)
+    if by and _earliest_end(spec, first, left.seconds, start_seconds, runs=runs) <= deadline:
+        # Its own length lets it end in time; it is the wait that makes it late.
+        measure = "by its progress" if left.sure else "with all of maxRuntime"
+        message = f"the deadline {told} will be missed: {by}, and ends at {format_time(end)} {measure}, {late} late"
+        return Outlook(False, message, deadline, waits=waits, spare=spare)
+    return Outlook(False, _too_long(told, end, late, sure=left.sure), deadline, waits=waits, spare=spare)
+
+
+def _at_the_earliest(end: datetime) -> str:
+    return f"it can end at {format_time(end)} at the earliest"
+
+
+def _too_long(told: str, end: datetime, late: str, *, sure: bool) -> str:
+    if sure:
+        return f"the deadline {told} cannot be met: earliest end {format_time(end)} by its progress, {late} late"
+    return (
+        f"the deadline {told} cannot be met with all of maxRuntime: earliest end {format_time(end)}, {late} late; "
+        "lower maxRuntime, or set the deadline later"
+    )
+
+
+def _expected_start(status: TrainingJobStatus) -> datetime | None:
+    """When a job that waits is expected to start, where more than the length of the queue says so."""
+    known = status.queue is not None and status.placement is None and _basis(status) in _BASES
+    return status.queue.expected_start if known and status.queue is not None else None
+
+
+def _basis(status: TrainingJobStatus) -> str:
+    return status.queue.basis if status.queue is not None else ""
 
 
 def _number(text: str | None) -> float:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from muster.api.effective import EffectiveSpec, EffectiveWindow, effective_spec
 from muster.api.placement import Placement
 from muster.api.terms import Usage
-from muster.api.trainingjob_status import CommittedCheckpoint, Progress, TrainingJobStatus
+from muster.api.trainingjob_status import CommittedCheckpoint, Progress, QueuePosition, TrainingJobStatus
 from muster.controllers import terms
 from muster_protocol.durations import parse_duration
 
@@ -247,3 +247,56 @@ def test_a_deadline_of_which_nothing_is_known_is_neither_met_nor_missed() -> Non
     assert passed is not None
     assert passed.met is False
     assert terms.outlook(spec(), TrainingJobStatus(), now, 120.0) is None
+
+
+def waiting(expected: datetime, basis: str) -> TrainingJobStatus:
+    return TrainingJobStatus(queue=QueuePosition(position=2, expected_start=expected, basis=basis))
+
+
+@pytest.mark.parametrize(
+    ("basis", "words"),
+    [
+        ("promised", "when the room that is promised to it is cleared"),
+        ("limits", "when the running jobs must have ended"),
+        ("progress", "by the running jobs' own progress"),
+    ],
+)
+def test_a_deadline_is_judged_by_the_start_that_the_planner_expects_and_says_what_that_rests_on(
+    basis: str, words: str
+) -> None:
+    now, start = datetime(2026, 3, 2, 12, tzinfo=UTC), 120.0
+    job = spec(deadline="2026-03-02T20:00:00Z", maxRuntime="4h")
+    late = terms.outlook(job, waiting(now + 5 * HOUR, basis), now, start)
+    assert late is not None
+    assert (late.met, late.spare, late.waits) == (False, -3720.0, 5 * 3600.0)
+    assert late.message == (
+        "the deadline 2026-03-02T20:00:00Z will be missed: it is expected to start at 2026-03-02T17:00:00Z, "
+        f"{words}, and ends at 2026-03-02T21:02:00Z with all of maxRuntime, 1h2m late"
+    )
+    met = terms.outlook(job, waiting(now + 2 * HOUR, basis), now, start)
+    assert met is not None
+    assert met.met is True
+    assert (
+        met.message == f"it is expected to start at 2026-03-02T14:00:00Z, {words}, and can end at 2026-03-02T18:02:00Z"
+    )
+    long = terms.outlook(spec(deadline="2026-03-02T20:00:00Z", maxRuntime="9h"), waiting(now + HOUR, basis), now, start)
+    assert long is not None
+    assert "lower maxRuntime" in long.message, "it would be late started now, too"
+    unknown = terms.outlook(spec(deadline="2026-03-02T20:00:00Z"), waiting(now + 9 * HOUR, basis), now, start)
+    assert unknown is not None
+    assert unknown.met is False
+    assert "2026-03-02T21:00:00Z" in unknown.message
+
+
+@pytest.mark.parametrize("basis", ["queue", ""])
+def test_a_rough_expected_start_makes_no_deadline_late_and_nor_does_one_that_has_passed(basis: str) -> None:
+    now, job = datetime(2026, 3, 2, 12, tzinfo=UTC), spec(deadline="2026-03-02T20:00:00Z", maxRuntime="4h")
+    for status in (waiting(now + 7 * HOUR, basis), waiting(now - HOUR, "progress")):
+        found = terms.outlook(job, status, now, 120.0)
+        assert found is not None
+        assert (found.met, found.waits) == (True, 0.0)
+        assert found.message == "it can end at 2026-03-02T16:02:00Z at the earliest"
+    running = waiting(now + 7 * HOUR, "progress").model_copy(update={"running_since": now - HOUR})
+    ends = terms.outlook(job, placed(running, now - HOUR), now, 120.0)
+    assert ends is not None
+    assert ends.met is True, "it does not wait any more"

@@ -9,6 +9,7 @@ from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Stop
 from muster.controllers import terms
 from muster.controllers.lifecycle.turn import Turn
+from muster.controllers.telling import least_move
 from muster.scheduling.plan import WaitReason
 
 
@@ -83,8 +84,11 @@ def _deadline(turn: Turn) -> None:
         turn.wake_at(found.changes)
     late = Reason.DEADLINE_PASSED if found.passed else Reason.TOO_LATE
     reason = {True: Reason.IN_TIME, False: late, None: Reason.LENGTH_UNKNOWN}[found.met]
-    if known is not None and known.reason == reason.value and known.observed_generation == turn.generation:
-        return
+    if known is not None and known.observed_generation == turn.generation:
+        # An expected start moves with each job that ends; what was late is in time when it is so for sure.
+        wavers = known.reason == Reason.TOO_LATE.value and reason is Reason.IN_TIME
+        if known.reason == reason.value or (wavers and found.waits and found.spare < least_move(found.waits)):
+            return
     turn.draft.condition(ConditionType.DEADLINE_REACHABLE, found.met, reason.value, found.message)
     if found.met is False:
         turn.tell(EventReason.DEADLINE_AT_RISK, found.message, warning=True)

@@ -10,6 +10,7 @@ import pytest
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Phase
 from muster.api.placement import Promise, Stop, nodes_with_workers
+from muster.api.trainingjob_status import QueuePosition
 from muster.cluster.status import Draft
 from muster.controllers import terms
 from muster.controllers.lifecycle.reconcile import reconcile
@@ -191,6 +192,31 @@ def test_a_deadline_is_judged_at_once_and_again_when_it_slips_away() -> None:
     decision = case.settle()
     assert case.writes == writes
     assert decision.wake_at == datetime(2026, 3, 1, 16, tzinfo=timezone.utc)
+
+
+def test_a_deadline_follows_the_expected_start_and_does_not_waver_with_it() -> None:
+    case = Case(trainingjob(deadline="2026-03-01T20:00:00Z", maxRuntime="3h"))
+    case.settle()
+    assert case.is_true(ConditionType.DEADLINE_REACHABLE)
+
+    def judged(**wait: float) -> str:
+        start = case.now + timedelta(**wait)
+        told = QueuePosition(position=1, reason="x", expected_start=start, basis="progress")
+        status = case.job.status.model_copy(update={"queue": told})
+        case.job = case.job.model_copy(update={"status": status})
+        case.settle()
+        found = find_condition(case.job.status.conditions, ConditionType.DEADLINE_REACHABLE.value)
+        assert found is not None
+        return found.reason
+
+    latest = 5 * 60 - 2  # minutes from now until it has to start
+    assert judged(minutes=latest + 1) == "TooLate"
+    assert [note.reason for note in case.notes].count(EventReason.DEADLINE_AT_RISK) == 1
+    writes = case.writes
+    assert judged(minutes=latest - 1) == "TooLate", "a minute of hours to wait: it may slip away again"
+    assert case.writes == writes
+    assert judged(minutes=latest / 2) == "InTime"
+    assert judged(minutes=latest + 1) == "TooLate"
 
 
 @pytest.mark.parametrize("terms", [{}, {"maxRuntime": "9h"}])
