@@ -96,6 +96,20 @@ REFUSED: dict[str, tuple[Change, str]] = {
         ),
         "grows and shrinks by whole slices",
     ),
+    "half a replica of the model": (
+        lambda job: job["spec"].update(workers={"replicas": 6}, parallelism={"workersPerReplica": 4}),
+        "the gang does not divide into whole replicas of the model: give workers.replicas, min and max",
+    ),
+    "a least size of half a replica": (
+        lambda job: job["spec"].update(workers={"replicas": 8, "min": 6}, parallelism={"workersPerReplica": 4}),
+        "the gang does not divide into whole replicas of the model",
+    ),
+    "a step of half a replica": (
+        lambda job: job["spec"].update(
+            workers={"replicas": 8, "min": 4, "step": 2}, parallelism={"workersPerReplica": 4}
+        ),
+        "give workers.step a multiple of parallelism.workersPerReplica, or leave step out",
+    ),
     "slices that do not nest": (
         lambda job: job["spec"].update(
             workers={"replicas": 12},

@@ -152,7 +152,7 @@ class EffectiveSpec:
     Attributes:
         restart_limits: restarts within `restart_window` by group of causes; None for any number.
         min_replicas, max_replicas: bounds of the gang's size; both `replicas` for a job that is not elastic.
-        step: the gang has `min_replicas` workers and a multiple of this.
+        step: the gang has `min_replicas` workers and a multiple of this: by default one replica of the model.
         partial: it may start with fewer than `replicas`.
         shrink_after: that an elastic gang waits for a node in place of a lost one before it goes on with fewer workers.
         spares: workers' room that is kept for the gang beside its own.
@@ -270,7 +270,7 @@ def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -
         replicas=workers.replicas,
         min_replicas=workers.min or workers.replicas,
         max_replicas=workers.max or workers.replicas,
-        step=workers.step or STEP,
+        step=workers.step or (spec.parallelism and spec.parallelism.workers_per_replica) or STEP,
         partial=_partial(workers),
         shrink_after=_seconds(workers.shrink_after, SHRINK_SECONDS),
         spares=workers.spares or 0,

@@ -190,8 +190,24 @@ _WHOLE_SLICES: Final = (
     f"(!has(self.workers.min) || self.workers.min % {_SLICE} == 0) && "
     f"(!has(self.workers.max) || self.workers.max % {_SLICE} == 0))"
 )
-_STEP_OF_SLICES: Final = (
-    f"(!{_ELASTIC.format(it='self.workers')} || (has(self.workers.step) ? self.workers.step : 1) % {_SLICE} == 0)"
+_REPLICA: Final = "self.parallelism.workersPerReplica"
+_STEP: Final = (
+    f"(has(self.workers.step) ? self.workers.step : has(self.parallelism) && has({_REPLICA}) ? {_REPLICA} : 1)"
+)
+_STEP_OF_SLICES: Final = f"(!{_ELASTIC.format(it='self.workers')} || {_STEP} % {_SLICE} == 0)"
+_WHOLE_REPLICAS: Final = (
+    f"(self.workers.replicas % {_REPLICA} == 0 && "
+    f"(!has(self.workers.min) || self.workers.min % {_REPLICA} == 0) && "
+    f"(!has(self.workers.max) || self.workers.max % {_REPLICA} == 0))"
+)
+_STEP_OF_REPLICAS: Final = f"(!has(self.workers.step) || self.workers.step % {_REPLICA} == 0)"
+_GANG_OF_REPLICAS: Final = (
+    "the gang does not divide into whole replicas of the model: give workers.replicas, min and max that are multiples "
+    "of parallelism.workersPerReplica"
+)
+_GROWS_BY_REPLICAS: Final = (
+    "an elastic gang grows and shrinks by whole replicas of the model: give workers.step a multiple of "
+    "parallelism.workersPerReplica, or leave step out for one replica at a time"
 )
 _GANG_OF_SLICES: Final = (
     "the gang does not divide into whole slices: give replicas, min and max that are multiples of "
@@ -218,6 +234,12 @@ SPEC_RULES: Final = (
         f"{_GANG_OF_SLICES}, and to workers.step one too where the gang is elastic",
         field_path=".topology.slices",
         message_cel=f"{_WHOLE_SLICES} ? '{_GROWS_BY_SLICES}' : '{_GANG_OF_SLICES}'",
+    ),
+    Rule(
+        f"!has({_REPLICA}) || !has(self.parallelism) || ({_WHOLE_REPLICAS} && {_STEP_OF_REPLICAS})",
+        f"{_GANG_OF_REPLICAS}, and workers.step one too where it is given",
+        field_path=".parallelism.workersPerReplica",
+        message_cel=f"{_WHOLE_REPLICAS} ? '{_GROWS_BY_REPLICAS}' : '{_GANG_OF_REPLICAS}'",
     ),
 )
 

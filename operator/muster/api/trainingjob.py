@@ -121,8 +121,8 @@ class Workers(Model):
     max: Annotated[int, Ge(1), Le(MAX_WORKERS)] | None = None
     """Most workers, `replicas` when left out. See `min`."""
     step: Annotated[int, Ge(1), Le(MAX_WORKERS)] | None = None
-    """The gang has `min` workers and a multiple of this many: as many as make up a whole replica of the model. Left
-    out: 1."""
+    """The gang has `min` workers and a multiple of this many. Left out: `parallelism.workersPerReplica`, so that every
+    size is a number of whole replicas of the model."""
     partial: bool | None = None
     """When true, the gang may start with fewer workers than `replicas`, though not with fewer than `min`, and grows
     when there is room. Left out: true when `min` is below `replicas`."""
@@ -148,6 +148,10 @@ class Parallelism(Model):
 
     strategy: Strategy | None = None
     """Left out: ddp."""
+    workers_per_replica: Annotated[int, Ge(1), Le(MAX_WORKERS)] | None = None
+    """Workers that hold one replica of the model together, where the script divides it by tensor, pipeline, context or
+    expert parallelism: ranks of one replica by ranks of one worker. The gang has whole replicas only, at every size.
+    Left out: 1."""
 
 
 class Best(Model):

@@ -40,3 +40,23 @@ def test_what_the_others_allow() -> None:
     assert (spec("spot").capacity, spec("spot").fallback_after) == (("spot", "on-demand"), 600)
     assert (spec("cheapest").capacity, spec("cheapest").cheapest) == (("reserved", "spot", "on-demand"), True)
     assert not spec("spot").cheapest
+
+
+def test_every_size_of_a_gang_of_replicas_is_whole_and_one_replica_is_the_step() -> None:
+    replicas = spec("replicas")
+    assert replicas.step == 2
+    assert [workers for workers in range(1, 20) if replicas.may_have(workers)] == [4, 6, 8, 10, 12, 14, 16]
+    raw = yaml.safe_load((FOLDER / "replicas.yaml").read_text())
+    raw["spec"]["workers"]["step"] = 4
+    assert effective_spec(TrainingJob.from_raw(raw).spec).step == 4, "more than one at a time"
+
+
+def test_who_starts_whole_shrinks_later_and_who_shrinks_soon_says_when() -> None:
+    whole, soon = spec("whole"), spec("shrink-after")
+    assert (whole.partial, whole.elastic, whole.min_replicas, whole.shrink_after) == (False, True, 4, 60)
+    assert (soon.shrink_after, soon.min_replicas, soon.max_replicas, soon.partial) == (20, 6, 8, True)
+
+
+def test_every_example_is_in_the_list() -> None:
+    listed = (FOLDER / "README.md").read_text()
+    assert all(f"({path.name})" in listed for path in FOLDER.glob("*.yaml"))

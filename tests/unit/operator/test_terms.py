@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.api.effective import EffectiveSpec, EffectiveWindow, effective_spec
 from muster.api.placement import Placement
 from muster.api.terms import Usage
+from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import CommittedCheckpoint, Progress, QueuePosition, TrainingJobStatus
 from muster.controllers import terms
 from muster_protocol.durations import parse_duration
@@ -162,6 +165,15 @@ def test_a_gang_is_not_started_in_a_window_that_is_about_to_close() -> None:
     assert end is not None
     assert end.at == closes
     assert "2026-03-03T19:00:00Z" in end.message
+
+
+def test_the_example_of_evenings_starts_then_and_runs_to_its_end() -> None:
+    path = Path(__file__).resolve().parents[3] / "examples" / "time" / "job-evenings.yaml"
+    job = effective_spec(TrainingJob.from_raw(yaml.safe_load(path.read_text())).spec)
+    noon, evening = berlin(2026, 3, 2, 12), berlin(2026, 3, 2, 20)
+    assert terms.may_start(job, noon, 120.0) == evening
+    assert terms.may_start(job, evening + HOUR, 120.0) <= evening + HOUR
+    assert terms.window_end(job, evening + HOUR) is None
 
 
 def placed(status: TrainingJobStatus, at: datetime, workers: int = 2) -> TrainingJobStatus:
