@@ -92,13 +92,15 @@ def never_told(outcome: Outcome) -> str:
 
 def _too_wide(workload: Workload, job: int) -> str:
     """Why an empty cluster that has GPUs enough could not hold a job; "" if it could."""
-    cluster, flavour, each = workload.cluster, int(workload.flavour[job]), int(workload.each[job])
-    workers, room = int(workload.workers[job]), int((cluster.gpus[workload.filters[flavour]] // each).sum())
-    if workers <= room:
+    cluster, each, workers = workload.cluster, int(workload.each[job]), int(workload.workers[job])
+    others = workload.alternatives[job] if workload.alternatives is not None else ()
+    flavours = [int(workload.flavour[job]), *(other.flavour for other in others)]
+    rooms = [int((cluster.gpus[workload.filters[flavour]] // each).sum()) for flavour in flavours]
+    if workers <= max(rooms):
         return ""
     return (
-        f"; it needs {workers} workers of {each} GPUs, and the nodes of {cluster.flavours[flavour]} have room for "
-        f"{room} when they are empty"
+        f"; it needs {workers} workers of {each} GPUs, and the nodes of {cluster.flavours[flavours[0]]} have room for "
+        f"{rooms[0]} when they are empty"
     )
 
 

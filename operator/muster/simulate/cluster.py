@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic.alias_generators import to_camel
 
+from muster.api.builtin import FALLBACK_SECONDS
 from muster.api.trainingqueue import JobOrder
 from muster.scheduling.snapshot import Index, Int, Levels
 from muster.simulate.errors import SimulationError
@@ -140,6 +141,8 @@ class ClusterFile(_Model):
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     queues: tuple[QueueShare, ...] = ()
     order: JobOrder = JobOrder.SHORTEST_EXPECTED
+    fallback_after: AtLeastZero = float(FALLBACK_SECONDS)
+    """Seconds until a job that names several kinds of capacity takes the second, and from then until the third."""
     costs: Costs = Costs()
     faults: Faults = Faults()
 

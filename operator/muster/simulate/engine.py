@@ -3,7 +3,8 @@
 Ends, failures and returns happen at their own moments. Policies decide at multiples of `interval`, the same for all:
 whatever happened since the last one is coalesced into one decision, as the operator coalesces watch events. A moment at
 which nothing has changed is skipped, except that waiting jobs are looked at every `REFRESH` seconds, since shares and
-reservations change with time alone.
+reservations change with time alone; and so are jobs that run, where the trace has some that may grow or move to nodes
+that they prefer.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class _Kind(IntEnum):
     BACK = 2
     FAULT = 3
     LOST = 4
+    TAKES_OTHERS = 5
+    """A job that waits takes its next kind of nodes."""
 
 
 @dataclass
@@ -133,13 +136,13 @@ class _Simulation:
             self._schedule_fault(node, 0.0)
         now, planned_at, active_at, patience = 0.0, -math.inf, 0.0, _patience(self._workload)
         while self._world.done < len(self._submit):
-            moment = min(self._upcoming(), max(now, planned_at + REFRESH) if self._waits() else math.inf)
+            moment = min(self._upcoming(), max(now, planned_at + REFRESH) if self._asks() else math.inf)
             if moment == math.inf:
                 break
             now = max(now, math.ceil(moment / self._interval - 1e-9) * self._interval)
             more_to_come = self._next < len(self._submit)
             changed = self._advance(now)
-            if not self._waits() or not (changed or now >= planned_at + REFRESH):
+            if not self._asks() or not (changed or now >= planned_at + REFRESH):
                 self._sample(now)
                 continue
             planned_at = now
@@ -159,8 +162,10 @@ class _Simulation:
             seconds=time.thread_time() - begun,
         )
 
-    def _waits(self) -> bool:
-        return len(self._world.present) > len(self._world.placed)
+    def _asks(self) -> bool:
+        """Whether there is something to decide: somebody waits, or who runs may be better off."""
+        world = self._world
+        return len(world.present) > len(world.placed) or (self._workload.restless and bool(world.placed))
 
     def _upcoming(self) -> float:
         arrival = self._submit[self._next] if self._next < len(self._submit) else math.inf
@@ -174,9 +179,15 @@ class _Simulation:
                 changed |= self._happen(*heapq.heappop(self._heap))
             else:
                 self._world.submit(self._next, moment)
+                self._await_others(self._next)
                 self._next += 1
                 changed = True
         return changed
+
+    def _await_others(self, job: int) -> None:
+        if self._workload.alternatives is not None:
+            for other in self._workload.alternatives[job]:
+                heapq.heappush(self._heap, (other.since, _Kind.TAKES_OTHERS, job, 0, 0.0))
 
     def _happen(self, now: float, kind: int, which: int, epoch: int, detail: float) -> bool:
         world = self._world
@@ -184,6 +195,8 @@ class _Simulation:
             self._fault(which, now, notice=bool(epoch), back=detail)
         elif kind == _Kind.LOST:
             self._crash_on(which, now)
+        elif kind == _Kind.TAKES_OTHERS:
+            return int(world.state[which]) == State.PENDING
         elif kind == _Kind.BACK:
             world.usable[which] = True
             self._schedule_fault(which, now)

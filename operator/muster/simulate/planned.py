@@ -7,7 +7,7 @@ world as jobs come and go. So a snapshot costs a few dozen array operations, wha
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -83,7 +83,6 @@ class Planned:
         row = {share.name: index for index, share in enumerate(shares)}
         self._queue = np.array([row[queue] for queue in trace.queues], dtype=np.int32)[trace.queue]
         self._usage = Usage(cluster, self._queues.parents)
-        self._cell: Int = self._queue.astype(np.int64) * len(cluster.flavours) + workload.flavour
         self._whole = workload.requests * workload.workers[:, None]
         self._alike = _Alike.of(len(trace), cluster.file.costs)
         self._nodes = Nodes(
@@ -113,10 +112,15 @@ class Planned:
         states = np.full(count, JobState.PENDING, dtype=np.int32)
         states[:holding] = JobState.HOLDING
         states[holding:placed] = JobState.RESERVED
+        where = _where(world, rows, holding, reserved)
         held = np.zeros((count, len(RESOURCES)), dtype=np.int64)
-        held[:placed] = self._whole[rows[:placed]]
-        workers, flavours = work.workers[rows], work.flavour[rows]
+        held[:placed] = self._held(rows[:placed], where.first)
+        workers, flavours = world.workers[rows], work.flavour[rows]
+        if work.alternatives is not None:
+            flavours[:placed] = work.cluster.flavour[where.nodes[where.first[:placed]]]
         left = trace.limit[rows] - (trace.duration[rows] - world.left[rows])
+        if work.sizes is not None:
+            left /= workers / work.workers[rows]
         jobs = Jobs(
             uids=tuple(map(work.uids.__getitem__, rows.tolist())),
             states=states,
@@ -126,34 +130,42 @@ class Planned:
             submitted=trace.submit[rows],
             workers=workers,
             requests=work.requests[rows],
-            filters=flavours,
+            filters=work.flavour[rows],
             modes=work.mode[rows],
             levels=work.level[rows],
             held=held,
-            sizes=Sizes.fixed(workers),
+            sizes=Sizes.fixed(workers) if work.sizes is None else _sizes(work.sizes, rows),
             terms=self._terms(world, rows, left, holding),
-            runs=self._runs(world, rows, left, holding, reserved, now),
+            runs=self._runs(world, rows, left, holding, where, now),
         )
         return Snapshot(
             resources=RESOURCES,
             flavours=work.cluster.flavours,
             levels=work.cluster.levels,
             nodes=replace(self._nodes, free=world.free.copy(), usable=world.usable.copy()),
-            queues=replace(self._queues, shares_used=self._usage.until(now, self._used(rows[:holding]))),
+            queues=replace(self._queues, shares_used=self._usage.until(now, self._used(jobs, holding))),
             jobs=jobs,
             eligible=work.filters,
             now=now,
         )
 
-    def _used(self, rows: Int) -> Int:
+    def _held(self, rows: Int, first: Int) -> Int:
+        """What these jobs hold, or are promised, each R."""
+        if self._workload.sizes is None:
+            return self._whole[rows]
+        return self._workload.requests[rows] * np.diff(first[: len(rows) + 1])[:, None]
+
+    def _used(self, jobs: Jobs, holding: int) -> Int:
         """Q x V, GPUs in use."""
         shape = (len(self._queues.names), len(self._workload.cluster.flavours))
-        used = np.bincount(self._cell[rows], self._whole[rows, GPU], shape[0] * shape[1])
+        cells = jobs.queues[:holding].astype(np.int64) * shape[1] + jobs.flavours[:holding]
+        used = np.bincount(cells, jobs.held[:holding, GPU], shape[0] * shape[1])
         return used.astype(np.int64).reshape(shape)
 
     def _terms(self, world: World, rows: Int, left: Seconds, holding: int) -> Terms:
         """`left`: seconds of work that each may still do. The first `holding` rows have nodes."""
         count, alike, restart = len(rows), self._alike, world.costs.restart
+        others = self._workload.alternatives
         ran = world.epoch[rows]
         ran_before = ran > 0
         limit = left + np.where(ran_before, restart, 0.0)
@@ -162,7 +174,7 @@ class Planned:
             preemptible=self._workload.trace.preemptible[rows],
             saves=alike.yes[:count],
             shapes=(PLAIN,) * count,
-            alternatives=((),) * count,
+            alternatives=((),) * count if others is None else tuple(map(others.__getitem__, rows.tolist())),
             opens=alike.zeros[:count],
             limit=limit,
             estimate=limit,
@@ -172,12 +184,8 @@ class Planned:
             closes=alike.never[:count],
         )
 
-    def _runs(self, world: World, rows: Int, left: Seconds, holding: int, reserved: int, now: float) -> Runs:
-        count, placed, running, alike = len(rows), holding + reserved, rows[:holding], self._alike
-        first = np.zeros(count + 1, dtype=np.int64)
-        np.cumsum(self._workload.workers[rows[:placed]], out=first[1 : placed + 1])
-        first[placed + 1 :] = first[placed]
-        nodes = [*world.placed.values(), *(world.promised[job] for job in rows[holding:placed].tolist())]
+    def _runs(self, world: World, rows: Int, left: Seconds, holding: int, where: _Where, now: float) -> Runs:
+        count, running, alike = len(rows), rows[:holding], self._alike
         bound = alike.never[:count].copy()
         bound[:holding] = world.working[running] + left[:holding]
         started, saved = np.zeros(count), np.zeros(count)
@@ -187,8 +195,8 @@ class Planned:
         yields[:holding] = world.yields[running]
         moves = self._moves(world, rows, holding)
         return Runs(
-            first=first,
-            placed=np.concatenate(nodes) if nodes else _NOWHERE,
+            first=where.first,
+            placed=where.nodes,
             leaving=world.state[rows] == int(State.LEAVING),
             started=started,
             saved=saved,
@@ -215,6 +223,28 @@ class Planned:
         np.cumsum([len(one) for one in nodes], out=first[1 : holding + 1])
         first[holding + 1 :] = first[holding]
         return first, np.concatenate(nodes)
+
+
+class _Where(NamedTuple):
+    """As `Runs.first` and `Runs.placed`."""
+
+    first: Int
+    nodes: Index
+
+
+def _where(world: World, rows: Int, holding: int, reserved: int) -> _Where:
+    """Nodes of those that have some, then of those that are promised some."""
+    placed = holding + reserved
+    nodes = [*world.placed.values(), *(world.promised[job] for job in rows[holding:placed].tolist())]
+    first = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(list(map(len, nodes)), out=first[1 : placed + 1])
+    first[placed + 1 :] = first[placed]
+    return _Where(first, np.concatenate(nodes) if nodes else _NOWHERE)
+
+
+def _sizes(every: Sizes, rows: Int) -> Sizes:
+    """Those of the jobs that are present."""
+    return Sizes(every.least[rows], every.most[rows], every.step[rows], every.partial[rows])
 
 
 def _rows(world: World) -> tuple[Int, int, int]:

@@ -11,8 +11,10 @@ A CSV file with a header. Columns, in any order:
     limit       optional, seconds: its `maxRuntime`, known to every policy and enforced; empty: none
     preemptible optional, true or false; true
     gpu_type    optional; the first type of the cluster
-    capacity    optional, on-demand, reserved or spot; on-demand
+    capacity    optional, on-demand, reserved or spot; on-demand. Several in order of preference, like spot|on-demand
     topology    optional, like `required:rack` or `preferred:block`; empty: unconstrained
+    min, max    optional, GPUs: an elastic job, of which `gpus` is the size that it wishes; empty: `gpus`
+    step        optional, GPUs: an elastic job has `min` and a multiple of this; empty: those of one worker
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ from muster_protocol.spelling import nearest
 
 REQUIRED: Final = ("submit", "gpus", "duration", "queue")
 OPTIONAL: Final = ("priority", "user", "limit", "preemptible", "gpu_type", "capacity", "topology")
+ELASTIC: Final = ("min", "max", "step")
+"""Optional as well, and written only of traces in which jobs have them."""
+CAPACITIES: Final = ("on-demand", "reserved", "spot")
 MODES: Final = ("required", "preferred")
 _SHORTEST: Final = 0.001
 """Seconds. Where time counts from 1970, less would be lost in rounding, and a job would never end."""
@@ -47,7 +52,10 @@ class Trace:
     Attributes:
         submit, duration, limit: seconds; limit FOREVER without one. No duration is longer than its limit.
         gpus: of the whole job.
-        kinds: the different (gpu type, capacity, topology) that jobs ask for, "" for what they leave out.
+        kinds: the different (gpu type, capacity, topology) that jobs ask for, "" for what they leave out. The capacity
+            may be an order of several, with "|" between them.
+        sizes: J x 3, GPUs: fewest, most and step of elastic jobs; the step is 0 where the trace names none, and a job
+            that is not elastic has `gpus` twice. None: no job is elastic.
     """
 
     submit: Seconds
@@ -62,6 +70,7 @@ class Trace:
     queues: tuple[str, ...]
     users: tuple[str, ...]
     kinds: tuple[tuple[str, str, str], ...] = (("", "", ""),)
+    sizes: Index | None = None
 
     def __len__(self) -> int:
         return len(self.submit)
@@ -96,6 +105,7 @@ def in_order(trace: Trace) -> Trace:
         queue=trace.queue[order],
         user=trace.user[order],
         kind=trace.kind[order],
+        sizes=None if trace.sizes is None else trace.sizes[order],
     )
 
 
@@ -135,14 +145,14 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
         raise SimulationError(f"{path} has more than one column {doubled!r}; leave one of them")
     if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
         raise SimulationError(f"{path} must separate its columns by commas, not by semicolons or tabs")
-    known = REQUIRED + OPTIONAL
+    known = REQUIRED + OPTIONAL + ELASTIC
     missing = [name for name in REQUIRED if name not in header]
     unknown = [name for name in header if name not in known]
     if missing:
         meant = nearest(missing[0], unknown)
         raise SimulationError(
             f"{path} has no column {', '.join(missing)}{f' (is {meant!r} meant to be it?)' if meant else ''}; "
-            f"its first line must name {', '.join(REQUIRED)} and may name {', '.join(OPTIONAL)}"
+            f"its first line must name {', '.join(REQUIRED)} and may name {', '.join(OPTIONAL + ELASTIC)}"
         )
     if unknown:
         meant = nearest(unknown[0], known)
@@ -154,12 +164,13 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
     kinds: dict[tuple[str, str, str], int] = {}
     numbers: list[tuple[float, float, float, int, int]] = []
     others: list[tuple[bool, int, int, int]] = []
+    sizes: list[tuple[int, int, int]] = []
     for line, row in _rows_of(rows, path):
         if None in row:
             raise SimulationError(f"{path}, line {line}: there are more values than the {len(header)} columns")
         cell = _Cells(row, f"{path}, line {line}")
         queue = cell.name("queue")
-        kind = (cell.text("gpu_type"), cell.one_of("capacity", ("on-demand", "reserved", "spot")), cell.topology())
+        kind = (cell.text("gpu_type"), cell.capacities(), cell.topology())
         numbers.append(
             (
                 cell.number("submit", least=0.0, most=_LATEST),
@@ -172,6 +183,7 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
         preemptible = cell.one_of("preemptible", ("true", "false")) != "false"
         user = users(cell.text("user") or queue)
         others.append((preemptible, queues(queue), user, kinds.setdefault(kind, len(kinds))))
+        sizes.append(cell.sizes(numbers[-1][3]))
     if not numbers:
         raise SimulationError(f"{path} has no jobs; write one line for each below the header")
     submit, duration, limit, gpus, priority = zip(*numbers, strict=True)
@@ -190,6 +202,7 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
             queues=queues.all,
             users=users.all,
             kinds=tuple(kinds),
+            sizes=np.array(sizes, dtype=np.int32) if any(least < most for least, most, _ in sizes) else None,
         )
     )
 
@@ -244,6 +257,34 @@ class _Cells:
             self._fail(column, f"must be {' or '.join(allowed)}, not {value!r}")
         return value
 
+    def capacities(self) -> str:
+        """Kinds of capacity in order of preference, "|" between them; "" for none."""
+        value = self.text("capacity").lower()
+        kinds = [kind.strip() for kind in value.split("|")] if value else []
+        for kind in kinds:
+            if kind not in CAPACITIES:
+                told = f"must be {' or '.join(CAPACITIES)}, or several of them like spot|on-demand, not {value!r}"
+                self._fail("capacity", told)
+            if kinds.count(kind) > 1:
+                self._fail("capacity", f"names {kind} twice: {value!r}; name each kind once, the best first")
+        return "|".join(kinds)
+
+    def sizes(self, gpus: int) -> tuple[int, int, int]:
+        """Fewest and most GPUs, both `gpus` for a job that is not elastic, and the step; 0 for one worker's."""
+        least = self.whole("min", least=1, most=_MOST_GPUS, missing=gpus)
+        most = self.whole("max", least=1, most=_MOST_GPUS, missing=gpus)
+        step = self.whole("step", least=1, most=_MOST_GPUS, missing=0) if self.text("step") else 0
+        if least > gpus:
+            self._fail("min", f"must be at most the job's gpus, {gpus}, not {least}")
+        if most < gpus:
+            self._fail("max", f"must be at least the job's gpus, {gpus}, not {most}")
+        if step and least == most:
+            self._fail("step", "is of elastic jobs: give min below max too, or leave step empty")
+        for column, size in (("gpus", gpus), ("max", most)):
+            if step and (size - least) % step:
+                self._fail(column, f"must be min, {least}, and a multiple of step, {step}, not {size}")
+        return least, most, step
+
     def topology(self) -> str:
         value = self.text("topology")
         mode, colon, level = value.partition(":")
@@ -263,15 +304,16 @@ def write(trace: Trace, path: Path) -> None:
     """Write what `read` reads."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(REQUIRED + OPTIONAL)
+    writer.writerow(REQUIRED + OPTIONAL + (ELASTIC if trace.sizes is not None else ()))
     writer.writerows(_rows(trace))
     path.write_text(text.getvalue(), encoding="utf-8", newline="")  # at once: half of it would read as a whole one
 
 
 def _rows(trace: Trace) -> Iterable[tuple[object, ...]]:
     columns = (trace.submit, trace.gpus, trace.duration, trace.queue, trace.priority, trace.user, trace.limit)
-    rows = zip(*(column.tolist() for column in (*columns, trace.preemptible, trace.kind)), strict=True)
-    for submit, gpus, duration, queue, priority, user, limit, preemptible, kind in rows:
+    sizes = [()] * len(trace) if trace.sizes is None else [_sizes(*each) for each in trace.sizes.tolist()]
+    rows = zip(*(column.tolist() for column in (*columns, trace.preemptible, trace.kind)), sizes, strict=True)
+    for submit, gpus, duration, queue, priority, user, limit, preemptible, kind, elastic in rows:
         yield (
             f"{submit:.3f}",
             gpus,
@@ -282,4 +324,10 @@ def _rows(trace: Trace) -> Iterable[tuple[object, ...]]:
             "" if limit == FOREVER else f"{limit:.3f}",
             "true" if preemptible else "false",
             *trace.kinds[kind],
+            *elastic,
         )
+
+
+def _sizes(least: int, most: int, step: int) -> tuple[object, ...]:
+    """A job's values of the columns ELASTIC."""
+    return ("", "", "") if least == most else (least, most, step or "")

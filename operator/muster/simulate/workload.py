@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from muster.scheduling.snapshot import NONE, Index, Int, Mask, TopologyMode
+from muster.scheduling.snapshot import NONE, Alternative, Index, Int, Mask, Sizes, TopologyMode
 from muster.simulate.cluster import LEVELS, RESOURCES, Cluster
 from muster.simulate.errors import SimulationError
 from muster.simulate.trace import Trace
@@ -20,8 +21,10 @@ class Workload:
     """
     Attributes:
         uids: J.
-        flavour: J, of the cluster's.
-        workers: J, and each worker's GPUs in `each`; no worker is larger than the largest node of the flavour.
+        flavour: J, of the cluster's; of several kinds of capacity the first.
+        alternatives: J, the others in their order; None: no job names several.
+        workers: J, and each worker's GPUs in `each`; no worker is larger than the largest node of any of its flavours.
+        sizes: of elastic jobs, in workers; None: no job is elastic.
         requests: J x R, of one worker.
         mode, level: J, the planner's.
         rank: J, place in the order (priority, submission) that FIFO and EASY keep; lower first.
@@ -39,20 +42,38 @@ class Workload:
     level: Index
     rank: Int
     filters: Mask
+    alternatives: tuple[tuple[Alternative, ...], ...] | None = None
+    sizes: Sizes | None = None
+
+    def may_have(self, job: int, workers: int) -> bool:
+        """Whether a job may run with so many workers."""
+        sizes = self.sizes
+        if sizes is None:
+            return workers == int(self.workers[job])
+        least, most, step = int(sizes.least[job]), int(sizes.most[job]), int(sizes.step[job])
+        return least <= workers <= most and (workers - least) % step == 0
+
+    @property
+    def restless(self) -> bool:
+        """Whether jobs that run may be better off elsewhere or larger, also while nobody waits."""
+        return self.alternatives is not None or self.sizes is not None
 
 
 def assemble(cluster: Cluster, trace: Trace) -> Workload:
     """Put a trace on a cluster.
 
     Raises:
-        SimulationError: a job asks for a GPU type or level that the cluster lacks.
+        SimulationError: a job asks for a GPU type or level that the cluster lacks, or a size of an elastic job is not
+            whole workers.
     """
     flavours, modes, levels = zip(*(_kind(cluster, kind) for kind in trace.kinds), strict=True)
-    flavour = np.array(flavours, dtype=np.int32)[trace.kind]
+    flavour = np.array([first for first, *_ in flavours], dtype=np.int32)[trace.kind]
     filters = np.arange(len(cluster.flavours))[:, None] == cluster.flavour[None, :]
-    largest = np.array([int(cluster.gpus[mask].max(initial=1)) for mask in filters])[flavour]
+    nodes = [int(cluster.gpus[mask].max(initial=1)) for mask in filters]
+    largest = np.array([min(nodes[one] for one in each) for each in flavours])[trace.kind]
     workers = -(-trace.gpus // largest)
     each = -(-trace.gpus // workers)
+    sizes = None if trace.sizes is None else _elastic(trace, trace.sizes, largest, workers, each)
     requests = each[:, None].astype(np.int64) * cluster.per_gpu
     requests[:, RESOURCES.index("pods")] = 1
     count = len(trace)
@@ -70,19 +91,60 @@ def assemble(cluster: Cluster, trace: Trace) -> Workload:
         level=np.array(levels, dtype=np.int32)[trace.kind],
         rank=rank,
         filters=filters,
+        alternatives=_alternatives(cluster, trace, flavours),
+        sizes=sizes,
     )
 
 
-def _kind(cluster: Cluster, kind: tuple[str, str, str]) -> tuple[int, int, int]:
-    gpu_type, capacity, topology = kind
+def _elastic(trace: Trace, wanted: Index, largest: Int, workers: Int, each: Int) -> Sizes:
+    """The sizes of elastic jobs in workers. Fills in `workers` and `each`: one worker has the GPUs of the job's step,
+    or where the trace names none, as many as one of a job that is not elastic."""
+    steps = np.ones(len(trace), dtype=np.int32)
+    for job in np.flatnonzero(wanted[:, 0] < wanted[:, 1]).tolist():
+        least, most, step = wanted[job].tolist()
+        if step:
+            steps[job] = -(-step // int(largest[job]))
+            each[job] = -(-step // int(steps[job]))
+            workers[job] = int(trace.gpus[job]) // int(each[job])
+        one = int(each[job])
+        for column, size in (("step", step), ("gpus", int(trace.gpus[job])), ("min", least), ("max", most)):
+            if size % one:
+                raise SimulationError(
+                    f"the elastic job with submit {float(trace.submit[job]):.10g} and {int(trace.gpus[job])} GPUs has "
+                    f"workers of {one} GPUs on this cluster, and its {column}, {size}, is no multiple of that"
+                )
+    least_, most_ = (np.where(wanted[:, 0] < wanted[:, 1], wanted[:, at] // each, workers) for at in (0, 1))
+    return Sizes(least_.astype(np.int32), most_.astype(np.int32), steps, least_ < workers)
+
+
+def _alternatives(
+    cluster: Cluster, trace: Trace, flavours: Sequence[tuple[int, ...]]
+) -> tuple[tuple[Alternative, ...], ...] | None:
+    """Each job's second choice of nodes and those behind it. `flavours`: of each of the trace's kinds."""
+    if all(len(each) == 1 for each in flavours):
+        return None
+    after = cluster.file.fallback_after
+    return tuple(
+        tuple(Alternative(one, one, submit + after * at) for at, one in enumerate(flavours[kind][1:], start=1))
+        for submit, kind in zip(trace.submit.tolist(), trace.kind.tolist(), strict=True)
+    )
+
+
+def _kind(cluster: Cluster, kind: tuple[str, str, str]) -> tuple[tuple[int, ...], int, int]:
+    gpu_type, capacities, topology = kind
     first_type, _, first_capacity = cluster.flavours[1].partition("/")
-    flavour = f"{gpu_type or first_type}/{capacity or (first_capacity if not gpu_type else 'on-demand')}"
-    if flavour not in cluster.flavours[1:]:
-        there_are = ", ".join(cluster.flavours[1:])
-        raise SimulationError(f"the trace asks for {flavour}, which no node of the cluster has; there are {there_are}")
+    flavours = []
+    for capacity in capacities.split("|"):
+        flavour = f"{gpu_type or first_type}/{capacity or (first_capacity if not gpu_type else 'on-demand')}"
+        if flavour not in cluster.flavours[1:]:
+            there_are = ", ".join(cluster.flavours[1:])
+            raise SimulationError(
+                f"the trace asks for {flavour}, which no node of the cluster has; there are {there_are}"
+            )
+        flavours.append(cluster.flavours.index(flavour))
     mode, _, level = topology.partition(":")
     if not mode:
-        return cluster.flavours.index(flavour), int(TopologyMode.UNCONSTRAINED), NONE
+        return tuple(flavours), int(TopologyMode.UNCONSTRAINED), NONE
     if level not in LEVELS:
         raise SimulationError(f"the trace names the topology level {level!r}; there are {', '.join(LEVELS)}")
-    return cluster.flavours.index(flavour), int(_MODES[mode]), LEVELS.index(level)
+    return tuple(flavours), int(_MODES[mode]), LEVELS.index(level)

@@ -3,6 +3,8 @@
 A run starts when its placement does. A job that ran before spends `restart` seconds first; then it works. What it has
 worked is safe when it ends by itself, when it is asked to stop and its last checkpoint succeeds, and up to its last
 periodic checkpoint when its node fails. All other seconds on its GPUs are lost, and counted as such.
+
+An elastic job works in proportion to its workers: with half of those that it asks for it takes twice as long.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class World:
         free: N x R, allocatable less what runs there.
         usable: N.
         state: J, of State.
-        left: J, seconds of work that are still to be done and not yet safe.
+        left: J, seconds of work that are still to be done and not yet safe, with the workers that a job asks for.
+        workers: J, of the present run, or of the next one as far as it is known: those that the job asks for.
         started, working: J, of the present run: its placement, and when work began or begins.
         epoch: J, number of runs begun; events of older runs are void.
         first_start, ended: J; NaN until then.
@@ -70,6 +73,7 @@ class World:
         self.usable: Mask = np.ones(len(self.free), dtype=np.bool_)
         self.state: Index = np.full(count, State.FUTURE, dtype=np.int32)
         self.left = workload.trace.duration.copy()
+        self.workers: Index = workload.workers.copy()
         self.started = np.zeros(count)
         self.working = np.zeros(count)
         self.epoch: Index = np.zeros(count, dtype=np.int32)
@@ -104,7 +108,7 @@ class World:
         """
         if int(self.state[job]) not in (State.PENDING, State.RESERVED):
             raise SimulationError(f"the policy started {self.workload.uids[job]}, which is not waiting: this is a bug")
-        if len(nodes) != self.workload.workers[job]:
+        if not self.workload.may_have(job, len(nodes)):
             raise SimulationError(
                 f"the policy started {self.workload.uids[job]} with a part of its gang: this is a bug"
             )
@@ -113,6 +117,7 @@ class World:
             raise SimulationError(f"the policy placed {self.workload.uids[job]} where there is no room: this is a bug")
         self.promised.pop(job, None)
         self.placed[job] = nodes
+        self.workers[job] = len(nodes)
         self.yields[job] = yields
         for node in nodes.tolist():
             self.on_node[node].add(job)
@@ -123,11 +128,15 @@ class World:
         self.epoch[job] += 1
         if np.isnan(self.first_start[job]):
             self.first_start[job] = now
-        return float(self.working[job] + self.left[job])
+        return float(self.working[job] + self.left[job] / self.speed(job))
+
+    def speed(self, job: int) -> float:
+        """Of its present run: 1 with the workers that it asks for."""
+        return float(self.workers[job] / self.workload.workers[job])
 
     def finish(self, job: int, now: float) -> None:
         """All its work is done."""
-        self._stop(job, now, float(self.left[job]))
+        self._stop(job, now, float(self.left[job]) / self.speed(job))
         self.left[job] = 0.0
         self.state[job] = State.DONE
         self.ended[job] = now
@@ -202,7 +211,8 @@ class World:
             np.add.at(self.free, nodes, request)
 
     def _wait_again(self, job: int, now: float, kept: float) -> None:
-        self.left[job] -= kept
+        self.left[job] -= kept * self.speed(job)
+        self.workers[job] = self.workload.workers[job]
         self.state[job] = State.RESERVED if job in self.promised else State.PENDING
         self.beneficiary[job] = NONE
         self.waiting_since[job] = now

@@ -29,6 +29,10 @@ def trace(*jobs: dict[str, Any]) -> Trace:
     def column(name: str, missing: float) -> list[Any]:
         return [job.get(name, missing) for job in jobs]
 
+    kinds = [("", job.get("capacity", ""), "") for job in jobs]
+    sizes = [
+        [job.get("min", job.get("gpus", 1)), job.get("max", job.get("gpus", 1)), job.get("step", 0)] for job in jobs
+    ]
     return in_order(
         Trace(
             submit=np.array(column("submit", 0.0)),
@@ -39,9 +43,11 @@ def trace(*jobs: dict[str, Any]) -> Trace:
             preemptible=np.array(column("preemptible", 1), dtype=np.bool_),
             queue=np.zeros(count, dtype=np.int32),
             user=np.array(column("user", 0), dtype=np.int32),
-            kind=np.zeros(count, dtype=np.int32),
+            kind=np.array([list(dict.fromkeys(kinds)).index(kind) for kind in kinds], dtype=np.int32),
             queues=("research",),
             users=("ann", "bob"),
+            kinds=tuple(dict.fromkeys(kinds)),
+            sizes=np.array(sizes, dtype=np.int32) if any(least < most for least, most, _ in sizes) else None,
         )
     )
 

@@ -11,6 +11,7 @@ from muster.scheduling.plan import Eviction, MoveReason, Plan, Promise
 from muster.simulate.cluster import ClusterFile, build
 from muster.simulate.engine import REFRESH, Outcome, simulate
 from muster.simulate.errors import SimulationError
+from muster.simulate.measures import measure
 from muster.simulate.policies import NAMES, parts, policy_named
 from muster.simulate.synthetic import Recipe, make
 from muster.simulate.workload import assemble
@@ -125,6 +126,25 @@ def test_every_policy_does_all_the_work_despite_failures(name: str) -> None:
         assert kept(outcome, job) == pytest.approx(made.duration[job])
     assert (outcome.world.ended >= made.submit + made.duration - 1e-6).all()
     np.testing.assert_array_equal(outcome.world.free, work.cluster.allocatable)
+
+
+@pytest.mark.parametrize(
+    ("name", "completion", "wait", "useful", "evictions", "plans"),
+    [
+        ("fifo", 8162.219687968793, 67.69181094379174, 0.515570022563858, 0, 167),
+        ("easy", 8133.869687968793, 39.341810943791735, 0.5159818814480983, 0, 171),
+        ("muster", 8124.269687968793, 34.50687866418703, 0.5151228614895399, 3, 161),
+    ],
+)
+def test_rigid_jobs_come_out_as_they_did_before_there_were_elastic_ones(
+    name: str, completion: float, wait: float, useful: float, evictions: int, plans: int
+) -> None:
+    """The figures are of the simulator before it knew sizes, orders of capacity and replacements."""
+    worn = build(ClusterFile.model_validate({"nodes": [{"count": 16}], "faults": {"failures": 500}}))
+    work = assemble(worn, make(Recipe(jobs=400, gpus=128, load=1.1, seed=7)))
+    came = measure(simulate(work, policy_named(name, work), seed=7))
+    assert (came.mean_completion, came.mean_wait, came.useful) == pytest.approx((completion, wait, useful), rel=1e-12)
+    assert (came.evictions, came.plans) == (evictions, plans)
 
 
 @pytest.mark.parametrize("name", NAMES)

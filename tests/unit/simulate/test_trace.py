@@ -28,6 +28,28 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [read.queues[queue] for queue in read.queue] == [made.queues[queue] for queue in made.queue]
 
 
+def test_elastic_jobs_and_orders_of_capacity_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path, again = tmp_path / "trace.csv", tmp_path / "again.csv"
+    path.write_text(
+        "queue,submit,gpus,duration,min,max,step,capacity\n"
+        "a,0,8,5,4,16,4,spot | On-Demand\na,1,8,5,,,,\na,2,8,5,,24,,spot\n"
+    )
+    read = traces.read(path)
+    assert read.sizes is not None
+    assert read.sizes.tolist() == [[4, 16, 4], [8, 8, 0], [8, 24, 0]]
+    assert [read.kinds[kind][1] for kind in read.kind] == ["spot|on-demand", "", "spot"]
+    traces.write(read, again)
+    written = traces.read(again)
+    np.testing.assert_array_equal(written.sizes, read.sizes)
+    assert written.kinds == read.kinds
+
+
+def test_a_trace_without_elastic_jobs_is_written_without_their_columns(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    traces.write(make(Recipe(jobs=3, gpus=64)), path)
+    assert path.read_text().splitlines()[0] == ",".join(traces.REQUIRED + traces.OPTIONAL)
+
+
 def test_only_four_columns_are_needed_and_rows_need_no_order(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("queue,submit,gpus,duration\nvision,60,8,3600\nspeech,0,1,10\n")
@@ -56,6 +78,20 @@ def test_a_job_ends_at_its_limit(tmp_path: Path) -> None:
         ("submit,gpus,duration,queue,colour\n", "unknown columns colour; known: submit"),
         ("submit,gpus,duration,queue,topolgy\n", "unknown columns topolgy; did you mean 'topology'. Known: submit"),
         ("submit,gpus,duration,queue\n", "has no jobs"),
+        (
+            "submit,gpus,duration,queue,capacity\n0,1,5,a,free\n",
+            r"line 2: capacity must be .* like spot\|on-demand, not 'free'",
+        ),
+        ("submit,gpus,duration,queue,capacity\n0,1,5,a,spot|spot\n", "line 2: capacity names spot twice"),
+        ("submit,gpus,duration,queue,capacity\n0,1,5,a,spot|\n", "line 2: capacity must be"),
+        ("submit,gpus,duration,queue,min\n0,8,5,a,16\n", "line 2: min must be at most the job's gpus, 8, not 16"),
+        ("submit,gpus,duration,queue,max\n0,8,5,a,4\n", "line 2: max must be at least the job's gpus, 8, not 4"),
+        ("submit,gpus,duration,queue,step\n0,8,5,a,4\n", "line 2: step is of elastic jobs: give min below max"),
+        (
+            "submit,gpus,duration,queue,min,step\n0,8,5,a,2,4\n",
+            "line 2: gpus must be min, 2, and a multiple of step, 4",
+        ),
+        ("submit,gpus,duration,queue,max,step\n0,8,5,a,9,4\n", "line 2: max must be min, 8, and a multiple of step, 4"),
         ("submit,gpus,duration,queue\n0,1,x,a\n", "line 2: duration is no number: 'x'"),
         ("submit,gpus,duration,queue\n0,1,5,a\n-1,1,5,a\n", "line 3: submit must be between 0 and 10,000,000,000"),
         ("submit,gpus,duration,queue\n0,1,0,a\n", "line 2: duration must be between 0.001 and 10,000,000,000, not 0"),
