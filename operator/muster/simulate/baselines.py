@@ -24,6 +24,8 @@ from muster.simulate.world import State, World
 class Baseline:
     """FIFO, or EASY with `backfill`."""
 
+    replaces = False
+
     def __init__(self, name: str, workload: Workload, *, backfill: bool) -> None:
         self.name = name
         self._workload = workload

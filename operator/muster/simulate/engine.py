@@ -37,9 +37,14 @@ LONGEST: Final = 86_400.0
 
 
 class Policy(Protocol):
-    """What decides."""
+    """What decides.
+
+    Attributes:
+        replaces: a gang that loses a node keeps the others, and the policy finds nodes for the workers that were there.
+    """
 
     name: str
+    replaces: bool
 
     def decide(self, world: World, now: float) -> Plan:
         """Must change nothing in the world."""
@@ -129,23 +134,25 @@ class _Simulation:
         self._series = Series()
         self._away: list[tuple[int, float, float]] = []
         self._plans, self._planning = 0, 0.0
+        self._due = -math.inf
+        """When is to be decided, though nothing happens before."""
 
     def run(self) -> Outcome:
         begun = time.thread_time()
         for node in range(len(self._world.usable)):
             self._schedule_fault(node, 0.0)
-        now, planned_at, active_at, patience = 0.0, -math.inf, 0.0, _patience(self._workload)
+        now, active_at, patience = 0.0, 0.0, _patience(self._workload)
         while self._world.done < len(self._submit):
-            moment = min(self._upcoming(), max(now, planned_at + REFRESH) if self._asks() else math.inf)
+            moment = min(self._upcoming(), max(now, self._due) if self._asks() else math.inf)
             if moment == math.inf:
                 break
             now = max(now, math.ceil(moment / self._interval - 1e-9) * self._interval)
             more_to_come = self._next < len(self._submit)
             changed = self._advance(now)
-            if not self._asks() or not (changed or now >= planned_at + REFRESH):
+            if not self._asks() or not (changed or now >= self._due):
                 self._sample(now)
                 continue
-            planned_at = now
+            self._due = now + REFRESH
             if self._decide(now) or self._world.placed or more_to_come:
                 active_at = now
             self._sample(now)
@@ -223,14 +230,15 @@ class _Simulation:
             self._crash_on(node, now)
             return
         for job in sorted(crowd(world, [node])):
-            if int(world.state[job]) == State.RUNNING:
-                self._ask(job, NONE, now)
+            works_there = (world.placed[job][: int(world.workers[job])] == node).any()
+            if int(world.state[job]) == State.RUNNING and works_there:
+                self._ask(job, job if self._policy.replaces and world.keep_room(job) else NONE, now)
         lost = now + self._workload.cluster.file.faults.notice
         heapq.heappush(self._heap, (lost, _Kind.LOST, node, 0, 0.0))
 
     def _crash_on(self, node: int, now: float) -> None:
         for job in sorted(crowd(self._world, [node])):
-            self._world.crash(job, now)
+            self._world.crash(job, node, now, keeps=self._policy.replaces)
 
     def _ask(self, job: int, beneficiary: int, now: float) -> None:
         world = self._world
@@ -246,9 +254,12 @@ class _Simulation:
         self._plans += 1
         world, job = self._world, self._job
         for uid in plan.broken:
-            world.promised.pop(job[uid], None)
-            if int(world.state[job[uid]]) == State.RESERVED:
-                world.state[job[uid]] = State.PENDING
+            self._break(job[uid], now)
+        if self._policy.replaces:
+            for replaced in plan.replacements:
+                world.replace_workers(job[replaced.uid], replaced.indexes, replaced.nodes)
+            for fewer in plan.reduced:
+                world.promised[job[fewer.uid]] = fewer.nodes
         for promise in plan.promises:
             world.promised[job[promise.uid]] = promise.nodes
             if int(world.state[job[promise.uid]]) == State.PENDING:
@@ -262,6 +273,16 @@ class _Simulation:
             end = world.start(started, admission.nodes, now, yields=admission.yields)
             heapq.heappush(self._heap, (end, _Kind.END, started, int(world.epoch[started]), 0.0))
         return bool(plan.broken or plan.promises or plan.evictions or plan.admissions)
+
+    def _break(self, job: int, now: float) -> None:
+        """A promise is not kept: who it was made to waits again as a whole."""
+        world = self._world
+        world.promised.pop(job, None)
+        if int(world.state[job]) == State.RESERVED:
+            world.state[job] = State.PENDING
+            if int(world.beneficiary[job]) == job and self._policy.replaces:
+                self._due = now + self._interval  # it has just lost its room, and may find some elsewhere
+            world.beneficiary[job] = NONE
 
     def _sample(self, now: float) -> None:
         series, world = self._series, self._world

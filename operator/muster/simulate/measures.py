@@ -144,9 +144,9 @@ def _gpu_seconds(outcome: Outcome) -> tuple[float, float, float]:
     first, last = float(trace.submit[0]), float(trace.submit[-1])
     if first == last:
         last = float(stop.max(initial=first))
-    working, kept = np.array(runs.working), np.array(runs.kept)
+    working, kept, worked = np.array(runs.working), np.array(runs.kept), np.array(runs.worked)
     used = float((gpus * _within(start, stop, first, last)).sum())
-    useful = float((gpus * _within(working, working + kept, first, last)).sum())
+    useful = float((worked * _within(working, working + kept, first, last)).sum())
     # Jobs that still run when a simulation is given up have no run yet; none of the measures needs them.
     return used, useful, _there(outcome, first, last)
 
@@ -167,8 +167,9 @@ def _within(start: Seconds, stop: Seconds, first: float, last: float) -> Seconds
 
 def _totals(outcome: Outcome) -> tuple[float, float]:
     runs = outcome.world.runs
-    gpus = np.array(runs.gpus, dtype=np.float64)
-    return float((gpus * (np.array(runs.stop) - np.array(runs.start))).sum()), float((gpus * np.array(runs.kept)).sum())
+    gpus, worked = np.array(runs.gpus, dtype=np.float64), np.array(runs.worked, dtype=np.float64)
+    used = float((gpus * (np.array(runs.stop) - np.array(runs.start))).sum())
+    return used, float((worked * np.array(runs.kept)).sum())
 
 
 def _idle(outcome: Outcome) -> tuple[int, int]:

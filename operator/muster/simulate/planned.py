@@ -26,6 +26,7 @@ from muster.scheduling.snapshot import (
     Nodes,
     Runs,
     Seconds,
+    Shape,
     Sizes,
     Snapshot,
     Terms,
@@ -72,10 +73,19 @@ class Planned:
     Args:
         shares: the queues, every one that the trace names among them.
         policy: which of its parts are on. Explanations are made for `reasons` alone.
+        replaces: gangs that lose a node keep the others.
     """
 
-    def __init__(self, name: str, workload: Workload, shares: tuple[QueueShare, ...], policy: Policy = DEFAULT) -> None:
-        self.name = name
+    def __init__(
+        self,
+        name: str,
+        workload: Workload,
+        shares: tuple[QueueShare, ...],
+        policy: Policy = DEFAULT,
+        *,
+        replaces: bool = True,
+    ) -> None:
+        self.name, self.replaces = name, replaces
         self._policy = replace(policy, explain=False)
         self._workload = workload
         cluster, trace = workload.cluster, workload.trace
@@ -84,6 +94,7 @@ class Planned:
         self._queue = np.array([row[queue] for queue in trace.queues], dtype=np.int32)[trace.queue]
         self._usage = Usage(cluster, self._queues.parents)
         self._whole = workload.requests * workload.workers[:, None]
+        self._shapes = None if workload.spares is None else [Shape(spares=each) for each in workload.spares.tolist()]
         self._alike = _Alike.of(len(trace), cluster.file.costs)
         self._nodes = Nodes(
             names=cluster.names,
@@ -112,9 +123,9 @@ class Planned:
         states = np.full(count, JobState.PENDING, dtype=np.int32)
         states[:holding] = JobState.HOLDING
         states[holding:placed] = JobState.RESERVED
-        where = _where(world, rows, holding, reserved)
+        where = self._where(world, rows, holding, reserved)
         held = np.zeros((count, len(RESOURCES)), dtype=np.int64)
-        held[:placed] = self._held(rows[:placed], where.first)
+        held[:placed] = self._held(rows[:placed], where)
         workers, flavours = world.workers[rows], work.flavour[rows]
         if work.alternatives is not None:
             flavours[:placed] = work.cluster.flavour[where.nodes[where.first[:placed]]]
@@ -149,11 +160,27 @@ class Planned:
             now=now,
         )
 
-    def _held(self, rows: Int, first: Int) -> Int:
+    def _held(self, rows: Int, where: _Where) -> Int:
         """What these jobs hold, or are promised, each R."""
-        if self._workload.sizes is None:
+        if self._workload.sizes is None and self._workload.spares is None:
             return self._whole[rows]
-        return self._workload.requests[rows] * np.diff(first[: len(rows) + 1])[:, None]
+        there = np.concatenate([[0], np.cumsum(where.nodes != NONE)])[where.first[: len(rows) + 1]]
+        return self._workload.requests[rows] * np.diff(there)[:, None]
+
+    def _where(self, world: World, rows: Int, holding: int, reserved: int) -> _Where:
+        """Nodes of those that have some, spares that are lacking included, then of those that are promised some."""
+        placed, spares = holding + reserved, self._workload.spares
+        nodes = [*world.placed.values(), *(world.promised[job] for job in rows[holding:placed].tolist())]
+        if spares is not None:
+            lacking = np.maximum(
+                0, spares[rows[:holding]] + world.workers[rows[:holding]] - list(map(len, nodes[:holding]))
+            )
+            for at in np.flatnonzero(lacking).tolist():
+                nodes[at] = np.append(nodes[at], np.full(lacking[at], NONE, dtype=np.int32))
+        first = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum(list(map(len, nodes)), out=first[1 : placed + 1])
+        first[placed + 1 :] = first[placed]
+        return _Where(first, np.concatenate(nodes) if nodes else _NOWHERE)
 
     def _used(self, jobs: Jobs, holding: int) -> Int:
         """Q x V, GPUs in use."""
@@ -173,7 +200,7 @@ class Planned:
         return Terms(
             preemptible=self._workload.trace.preemptible[rows],
             saves=alike.yes[:count],
-            shapes=(PLAIN,) * count,
+            shapes=(PLAIN,) * count if self._shapes is None else tuple(map(self._shapes.__getitem__, rows.tolist())),
             alternatives=((),) * count if others is None else tuple(map(others.__getitem__, rows.tolist())),
             opens=alike.zeros[:count],
             limit=limit,
@@ -230,16 +257,6 @@ class _Where(NamedTuple):
 
     first: Int
     nodes: Index
-
-
-def _where(world: World, rows: Int, holding: int, reserved: int) -> _Where:
-    """Nodes of those that have some, then of those that are promised some."""
-    placed = holding + reserved
-    nodes = [*world.placed.values(), *(world.promised[job] for job in rows[holding:placed].tolist())]
-    first = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(list(map(len, nodes)), out=first[1 : placed + 1])
-    first[placed + 1 :] = first[placed]
-    return _Where(first, np.concatenate(nodes) if nodes else _NOWHERE)
 
 
 def _sizes(every: Sizes, rows: Int) -> Sizes:

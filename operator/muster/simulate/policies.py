@@ -21,13 +21,17 @@ NAMES: Final = {
 }
 
 WITHOUT: Final = "muster-no-"
-"""`muster-no-preemption` is Muster with that part off; the parts are the switches of `muster.scheduling.policy`."""
+"""`muster-no-preemption` is Muster with that part off; the parts are the switches of `muster.scheduling.policy`, and
+REPLACEMENT."""
+
+REPLACEMENT: Final = "replacement"
+"""Off: a gang that loses a node waits again as a whole, as under the other policies."""
 
 
 def parts() -> tuple[str, ...]:
     """The parts of Muster's planner that can be switched off."""
     switches = (field.name for field in fields(DEFAULT) if isinstance(getattr(DEFAULT, field.name), bool))
-    return tuple(name for name in switches if name != "explain")
+    return (*(name for name in switches if name != "explain"), REPLACEMENT)
 
 
 def policy_named(name: str, workload: Workload) -> Policy:
@@ -45,6 +49,7 @@ def policy_named(name: str, workload: Workload) -> Policy:
         unknown = [part for part in off if part not in parts()]
         if unknown:
             raise SimulationError(f"Muster has no part {unknown[0]!r} to leave out; {there_are(unknown[0], parts())}")
-        switches = replace(DEFAULT, **dict.fromkeys(off, False))
-        return Planned(name, workload, queue_shares(workload.cluster, workload.trace.queues), switches)
+        switches = replace(DEFAULT, **{part: False for part in off if part != REPLACEMENT})
+        shares = queue_shares(workload.cluster, workload.trace.queues)
+        return Planned(name, workload, shares, switches, replaces=REPLACEMENT not in off)
     raise SimulationError(f"there is no policy {name!r}; {there_are(name, NAMES)}, and {WITHOUT}PART")

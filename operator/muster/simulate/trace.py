@@ -15,6 +15,7 @@ A CSV file with a header. Columns, in any order:
     topology    optional, like `required:rack` or `preferred:block`; empty: unconstrained
     min, max    optional, GPUs: an elastic job, of which `gpus` is the size that it wishes; empty: `gpus`
     step        optional, GPUs: an elastic job has `min` and a multiple of this; empty: those of one worker
+    spares      optional, workers whose room is kept beside the gang's own, idle until a node breaks; 0
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from muster_protocol.spelling import nearest
 REQUIRED: Final = ("submit", "gpus", "duration", "queue")
 OPTIONAL: Final = ("priority", "user", "limit", "preemptible", "gpu_type", "capacity", "topology")
 ELASTIC: Final = ("min", "max", "step")
-"""Optional as well, and written only of traces in which jobs have them."""
+SPARES: Final = ("spares",)
+"""Optional as well; both are written only of traces in which jobs have them."""
 CAPACITIES: Final = ("on-demand", "reserved", "spot")
 MODES: Final = ("required", "preferred")
 _SHORTEST: Final = 0.001
@@ -43,6 +45,7 @@ _SHORTEST: Final = 0.001
 _LATEST: Final = 1e10
 """Seconds, three hundred years; what counts milliseconds from 1970 is above it."""
 _MOST_GPUS: Final = 1_000_000
+_MOST_SPARES: Final = 1_000
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Trace:
             may be an order of several, with "|" between them.
         sizes: J x 3, GPUs: fewest, most and step of elastic jobs; the step is 0 where the trace names none, and a job
             that is not elastic has `gpus` twice. None: no job is elastic.
+        spares: J, workers; elastic jobs have none. None: no job has any.
     """
 
     submit: Seconds
@@ -71,6 +75,7 @@ class Trace:
     users: tuple[str, ...]
     kinds: tuple[tuple[str, str, str], ...] = (("", "", ""),)
     sizes: Index | None = None
+    spares: Index | None = None
 
     def __len__(self) -> int:
         return len(self.submit)
@@ -106,6 +111,7 @@ def in_order(trace: Trace) -> Trace:
         user=trace.user[order],
         kind=trace.kind[order],
         sizes=None if trace.sizes is None else trace.sizes[order],
+        spares=None if trace.spares is None else trace.spares[order],
     )
 
 
@@ -145,14 +151,14 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
         raise SimulationError(f"{path} has more than one column {doubled!r}; leave one of them")
     if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
         raise SimulationError(f"{path} must separate its columns by commas, not by semicolons or tabs")
-    known = REQUIRED + OPTIONAL + ELASTIC
+    known = REQUIRED + OPTIONAL + ELASTIC + SPARES
     missing = [name for name in REQUIRED if name not in header]
     unknown = [name for name in header if name not in known]
     if missing:
         meant = nearest(missing[0], unknown)
         raise SimulationError(
             f"{path} has no column {', '.join(missing)}{f' (is {meant!r} meant to be it?)' if meant else ''}; "
-            f"its first line must name {', '.join(REQUIRED)} and may name {', '.join(OPTIONAL + ELASTIC)}"
+            f"its first line must name {', '.join(REQUIRED)} and may name {', '.join(OPTIONAL + ELASTIC + SPARES)}"
         )
     if unknown:
         meant = nearest(unknown[0], known)
@@ -165,6 +171,7 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
     numbers: list[tuple[float, float, float, int, int]] = []
     others: list[tuple[bool, int, int, int]] = []
     sizes: list[tuple[int, int, int]] = []
+    spares: list[int] = []
     for line, row in _rows_of(rows, path):
         if None in row:
             raise SimulationError(f"{path}, line {line}: there are more values than the {len(header)} columns")
@@ -184,6 +191,7 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
         user = users(cell.text("user") or queue)
         others.append((preemptible, queues(queue), user, kinds.setdefault(kind, len(kinds))))
         sizes.append(cell.sizes(numbers[-1][3]))
+        spares.append(cell.spares(sizes[-1]))
     if not numbers:
         raise SimulationError(f"{path} has no jobs; write one line for each below the header")
     submit, duration, limit, gpus, priority = zip(*numbers, strict=True)
@@ -203,6 +211,7 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
             users=users.all,
             kinds=tuple(kinds),
             sizes=np.array(sizes, dtype=np.int32) if any(least < most for least, most, _ in sizes) else None,
+            spares=np.array(spares, dtype=np.int32) if any(spares) else None,
         )
     )
 
@@ -285,6 +294,12 @@ class _Cells:
                 self._fail(column, f"must be min, {least}, and a multiple of step, {step}, not {size}")
         return least, most, step
 
+    def spares(self, sizes: tuple[int, int, int]) -> int:
+        spares = self.whole("spares", least=0, most=_MOST_SPARES, missing=0)
+        if spares and sizes[0] < sizes[1]:
+            self._fail("spares", "are of jobs of one size: an elastic one goes on with fewer workers; leave it empty")
+        return spares
+
     def topology(self) -> str:
         value = self.text("topology")
         mode, colon, level = value.partition(":")
@@ -304,16 +319,21 @@ def write(trace: Trace, path: Path) -> None:
     """Write what `read` reads."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(REQUIRED + OPTIONAL + (ELASTIC if trace.sizes is not None else ()))
+    writer.writerow(REQUIRED + OPTIONAL + _more(trace))
     writer.writerows(_rows(trace))
     path.write_text(text.getvalue(), encoding="utf-8", newline="")  # at once: half of it would read as a whole one
+
+
+def _more(trace: Trace) -> tuple[str, ...]:
+    return (*(ELASTIC if trace.sizes is not None else ()), *(SPARES if trace.spares is not None else ()))
 
 
 def _rows(trace: Trace) -> Iterable[tuple[object, ...]]:
     columns = (trace.submit, trace.gpus, trace.duration, trace.queue, trace.priority, trace.user, trace.limit)
     sizes = [()] * len(trace) if trace.sizes is None else [_sizes(*each) for each in trace.sizes.tolist()]
-    rows = zip(*(column.tolist() for column in (*columns, trace.preemptible, trace.kind)), sizes, strict=True)
-    for submit, gpus, duration, queue, priority, user, limit, preemptible, kind, elastic in rows:
+    spares = [()] * len(trace) if trace.spares is None else [(spare or "",) for spare in trace.spares.tolist()]
+    rows = zip(*(column.tolist() for column in (*columns, trace.preemptible, trace.kind)), sizes, spares, strict=True)
+    for submit, gpus, duration, queue, priority, user, limit, preemptible, kind, elastic, spare in rows:
         yield (
             f"{submit:.3f}",
             gpus,
@@ -325,6 +345,7 @@ def _rows(trace: Trace) -> Iterable[tuple[object, ...]]:
             "true" if preemptible else "false",
             *trace.kinds[kind],
             *elastic,
+            *spare,
         )
 
 

@@ -25,6 +25,7 @@ class Workload:
         alternatives: J, the others in their order; None: no job names several.
         workers: J, and each worker's GPUs in `each`; no worker is larger than the largest node of any of its flavours.
         sizes: of elastic jobs, in workers; None: no job is elastic.
+        spares: J, workers beside those; None: no job has any.
         requests: J x R, of one worker.
         mode, level: J, the planner's.
         rank: J, place in the order (priority, submission) that FIFO and EASY keep; lower first.
@@ -44,10 +45,18 @@ class Workload:
     filters: Mask
     alternatives: tuple[tuple[Alternative, ...], ...] | None = None
     sizes: Sizes | None = None
+    spares: Index | None = None
 
-    def may_have(self, job: int, workers: int) -> bool:
-        """Whether a job may run with so many workers."""
-        sizes = self.sizes
+    def working(self, job: int, placed: int) -> int:
+        """How many of those that are placed work; the others are spares."""
+        most = self.workers if self.sizes is None else self.sizes.most
+        return min(placed, int(most[job]))
+
+    def may_have(self, job: int, placed: int) -> bool:
+        """Whether a job may run with so many workers and spares."""
+        sizes, workers = self.sizes, self.working(job, placed)
+        if placed - workers > (0 if self.spares is None else int(self.spares[job])):
+            return False
         if sizes is None:
             return workers == int(self.workers[job])
         least, most, step = int(sizes.least[job]), int(sizes.most[job]), int(sizes.step[job])
@@ -56,7 +65,7 @@ class Workload:
     @property
     def restless(self) -> bool:
         """Whether jobs that run may be better off elsewhere or larger, also while nobody waits."""
-        return self.alternatives is not None or self.sizes is not None
+        return self.alternatives is not None or self.sizes is not None or self.spares is not None
 
 
 def assemble(cluster: Cluster, trace: Trace) -> Workload:
@@ -93,6 +102,7 @@ def assemble(cluster: Cluster, trace: Trace) -> Workload:
         filters=filters,
         alternatives=_alternatives(cluster, trace, flavours),
         sizes=sizes,
+        spares=trace.spares,
     )
 
 

@@ -44,6 +44,8 @@ class Runs:
     kept: list[float] = field(default_factory=list)
     """Useful seconds, from `working` on."""
     gpus: list[int] = field(default_factory=list)
+    """That it had, those of spares included, and how many of them worked."""
+    worked: list[int] = field(default_factory=list)
 
 
 class World:
@@ -59,7 +61,8 @@ class World:
         first_start, ended: J; NaN until then.
         queued: J, seconds spent without a placement, `waiting_since` the last time it began.
         evictions, crashes: J; `stops` are the evictions for another job.
-        beneficiary: J, the job for which it is leaving; NONE.
+        beneficiary: J, the job for which it is leaving; its own number where it starts again on nodes that are kept for
+            it; NONE.
         yields: J, it was let in before its turn.
         placed, promised: nodes by worker.
         present: jobs that are submitted and not done, in order of submission.
@@ -117,7 +120,8 @@ class World:
             raise SimulationError(f"the policy placed {self.workload.uids[job]} where there is no room: this is a bug")
         self.promised.pop(job, None)
         self.placed[job] = nodes
-        self.workers[job] = len(nodes)
+        self.workers[job] = self.workload.working(job, len(nodes))
+        self.beneficiary[job] = NONE
         self.yields[job] = yields
         for node in nodes.tolist():
             self.on_node[node].add(job)
@@ -158,12 +162,53 @@ class World:
         self._stop(job, now, kept)
         self._wait_again(job, now, kept)
 
-    def crash(self, job: int, now: float) -> None:
-        """A node under it failed."""
+    def crash(self, job: int, node: int, now: float, *, keeps: bool = False) -> None:
+        """A node under it failed. With `keeps` its room is kept for it, and it starts again when the policy has given
+        other nodes to the workers that were there. Where only spares were there, it goes on without them."""
+        nodes, working = self.placed[job], int(self.workers[job])
+        if not (nodes[:working] == node).any():
+            self.put_spares(job, nodes[nodes != node])
+            return
         kept = self._safe(max(0.0, now - float(self.working[job])))
         self.crashes[job] += 1
+        if keeps and int(self.state[job]) == State.RUNNING:
+            self.keep_room(job)
         self._stop(job, now, kept)
         self._wait_again(job, now, kept)
+
+    def keep_room(self, job: int) -> bool:
+        """Promise a running job the nodes that it is on, for it starts again; where none of its workers can stay it
+        waits as any other does. Returns whether it did."""
+        nodes = self.placed[job]
+        if not self.usable[nodes[: int(self.workers[job])]].any():
+            return False
+        self.promised[job], self.beneficiary[job] = nodes, job
+        return True
+
+    def replace_workers(self, job: int, indexes: Index, nodes: Index) -> None:
+        """Other nodes for some workers of a promise, or for spares of a job that runs. NONE: for none."""
+        before = self.promised.get(job, self.placed.get(job, nodes))
+        after = np.full(max(len(before), int(indexes.max()) + 1), NONE, dtype=np.int32)
+        after[: len(before)] = before
+        after[indexes] = nodes
+        after = after[after != NONE]
+        if job in self.promised:
+            self.promised[job] = after
+        else:
+            self.put_spares(job, after)
+
+    def put_spares(self, job: int, nodes: Index) -> None:
+        """A job that runs has its workers where they are, and its spares on what else is in `nodes`."""
+        before = self.placed[job]
+        self._give(job, before, 1)
+        self._give(job, nodes, -1)
+        if (self.free[nodes] < 0).any():
+            raise SimulationError(f"the policy put spares of {self.workload.uids[job]} where there is no room: a bug")
+        self.placed[job] = nodes
+        for node in before.tolist():
+            self.on_node[node].discard(job)
+        for node in nodes.tolist():
+            self.on_node[node].add(job)
 
     def safe_until(self, jobs: Int, now: float) -> np.ndarray:
         """When the last periodic checkpoint of each running job was committed; its start before the first."""
@@ -201,6 +246,7 @@ class World:
         self.runs.working.append(float(self.working[job]))
         self.runs.kept.append(kept)
         self.runs.gpus.append(len(nodes) * int(self.workload.each[job]))
+        self.runs.worked.append(int(self.workers[job]) * int(self.workload.each[job]))
 
     def _give(self, job: int, nodes: Index, sign: int) -> None:
         """Room of the job's workers comes back to these nodes, or with a sign of -1 is taken."""
@@ -214,7 +260,8 @@ class World:
         self.left[job] -= kept * self.speed(job)
         self.workers[job] = self.workload.workers[job]
         self.state[job] = State.RESERVED if job in self.promised else State.PENDING
-        self.beneficiary[job] = NONE
+        if job not in self.promised or int(self.beneficiary[job]) != job:
+            self.beneficiary[job] = NONE
         self.waiting_since[job] = now
 
 

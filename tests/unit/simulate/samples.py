@@ -47,6 +47,7 @@ def trace(*jobs: dict[str, Any]) -> Trace:
             queues=("research",),
             users=("ann", "bob"),
             kinds=tuple(dict.fromkeys(kinds)),
+            spares=np.array(column("spares", 0), dtype=np.int32) if any(column("spares", 0)) else None,
             sizes=np.array(sizes, dtype=np.int32) if any(least < most for least, most, _ in sizes) else None,
         )
     )
@@ -60,6 +61,7 @@ class Scripted:
     """Gives one plan after the other, then empty ones."""
 
     name = "scripted"
+    replaces = False
 
     def __init__(self, *plans: Plan) -> None:
         self._plans = list(plans)

@@ -133,7 +133,7 @@ def test_every_policy_does_all_the_work_despite_failures(name: str) -> None:
     [
         ("fifo", 8162.219687968793, 67.69181094379174, 0.515570022563858, 0, 167),
         ("easy", 8133.869687968793, 39.341810943791735, 0.5159818814480983, 0, 171),
-        ("muster", 8124.269687968793, 34.50687866418703, 0.5151228614895399, 3, 161),
+        ("muster-no-replacement", 8124.269687968793, 34.50687866418703, 0.5151228614895399, 3, 161),
     ],
 )
 def test_rigid_jobs_come_out_as_they_did_before_there_were_elastic_ones(

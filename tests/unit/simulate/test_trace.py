@@ -31,16 +31,19 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 def test_elastic_jobs_and_orders_of_capacity_are_read_as_they_were_written(tmp_path: Path) -> None:
     path, again = tmp_path / "trace.csv", tmp_path / "again.csv"
     path.write_text(
-        "queue,submit,gpus,duration,min,max,step,capacity\n"
-        "a,0,8,5,4,16,4,spot | On-Demand\na,1,8,5,,,,\na,2,8,5,,24,,spot\n"
+        "queue,submit,gpus,duration,min,max,step,capacity,spares\n"
+        "a,0,8,5,4,16,4,spot | On-Demand,\na,1,8,5,,,,,2\na,2,8,5,,24,,spot,0\n"
     )
     read = traces.read(path)
     assert read.sizes is not None
     assert read.sizes.tolist() == [[4, 16, 4], [8, 8, 0], [8, 24, 0]]
+    assert read.spares is not None
+    assert read.spares.tolist() == [0, 2, 0]
     assert [read.kinds[kind][1] for kind in read.kind] == ["spot|on-demand", "", "spot"]
     traces.write(read, again)
     written = traces.read(again)
     np.testing.assert_array_equal(written.sizes, read.sizes)
+    np.testing.assert_array_equal(written.spares, read.spares)
     assert written.kinds == read.kinds
 
 
@@ -86,6 +89,8 @@ def test_a_job_ends_at_its_limit(tmp_path: Path) -> None:
         ("submit,gpus,duration,queue,capacity\n0,1,5,a,spot|\n", "line 2: capacity must be"),
         ("submit,gpus,duration,queue,min\n0,8,5,a,16\n", "line 2: min must be at most the job's gpus, 8, not 16"),
         ("submit,gpus,duration,queue,max\n0,8,5,a,4\n", "line 2: max must be at least the job's gpus, 8, not 4"),
+        ("submit,gpus,duration,queue,spares\n0,8,5,a,-1\n", "line 2: spares must be between 0 and 1,000, not -1"),
+        ("submit,gpus,duration,queue,max,spares\n0,8,5,a,16,1\n", "line 2: spares are of jobs of one size"),
         ("submit,gpus,duration,queue,step\n0,8,5,a,4\n", "line 2: step is of elastic jobs: give min below max"),
         (
             "submit,gpus,duration,queue,min,step\n0,8,5,a,2,4\n",
