@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from muster.scheduling.plan import Waiting
+from muster.scheduling.plan import Change, ChangeKind, Waiting
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import Shape, Sizes, Snapshot, TopologyMode
 
@@ -26,21 +26,21 @@ def firm(world: Snapshot, *uids: str) -> Snapshot:
 
 
 def helps(world: Snapshot, uid: str) -> tuple[str, ...]:
-    return Outcome(world, plan(world)).waiting[uid].changes
+    return tuple(change.text for change in Outcome(world, plan(world)).waiting[uid].changes)
 
 
-def changed(world: Snapshot, waiting: Waiting, change: str) -> Snapshot:
+def changed(world: Snapshot, waiting: Waiting, change: Change) -> Snapshot:
     """The world in which a job does what it was told would help."""
     row, jobs = world.jobs.uids.index(waiting.uid), world.jobs
-    if "instead of" in change and "required" not in change:
+    if change.kind is ChangeKind.WORKERS:
         workers = jobs.workers.copy()
-        workers[row] = int(change.split()[0])
+        workers[row] = int(change.value)
         return replace(world, jobs=replace(jobs, workers=workers, sizes=Sizes.fixed(workers)))
     modes, levels = jobs.modes.copy(), jobs.levels.copy()
-    if "preferred" in change:
-        modes[row] = TopologyMode.PREFERRED
+    if change.kind is ChangeKind.MODE:
+        modes[row] = TopologyMode[change.value.upper()]
     else:
-        levels[row] = world.levels.names.index(change.removeprefix("there is room now if ").split()[0])
+        levels[row] = world.levels.names.index(change.value)
     return replace(world, jobs=replace(jobs, modes=modes, levels=levels))
 
 

@@ -382,7 +382,7 @@ def test_quota_for_a_spare_is_told() -> None:
 
 @pytest.mark.parametrize(("nodes", "help_"), [(2, "there is room now without its spare"), (1, "")])
 def test_who_finds_room_without_its_spares_is_told_so(nodes: int, help_: str) -> None:
-    changes = _with_a_spare(snapshot(rack(0, nodes), [Job("a", workers=2)])).changes
+    changes = tuple(each.text for each in _with_a_spare(snapshot(rack(0, nodes), [Job("a", workers=2)])).changes)
     assert changes == ((help_,) if help_ else ())
 
 

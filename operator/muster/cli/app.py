@@ -181,17 +181,20 @@ def status(
 def explain(
     job: Job,
     namespace: Namespace = None,
+    output: As = Output.TABLE,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
     """Why a job is where it is, what follows and what helps.
 
-    With the last failure and its traceback, where the time went, and the job's history.
+    With the last failure and its traceback, where the time went, and the job's history. JSON has, as waiting, what the
+    job lacks, who is ahead and what change would start it (docs/api.md).
 
     \b
       muster explain llama-8b -n research
+      muster explain llama-8b -o json | jq '.waiting.changes'
     """
-    raise typer.Exit(_run(explaining.explain(job, namespace, kubeconfig=kubeconfig, context=context)))
+    raise typer.Exit(_run(explaining.explain(job, namespace, output, kubeconfig=kubeconfig, context=context)))
 
 
 @app.command()

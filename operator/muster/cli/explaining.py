@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from muster.api.names import Phase
-from muster.cli.printing import STYLES, print_page
+from muster.cli.printing import STYLES, Output, print_json, print_page
 from muster.cli.scene import connected, look, queues_of
 from muster.telling.explaining import EVENTS_READ, sections
 from muster.telling.scene import Scene
 from muster_protocol.durations import format_duration
 
 
-async def explain(name: str, namespace: str | None, *, kubeconfig: str | None, context: str | None) -> int:
+async def explain(
+    name: str, namespace: str | None, output: Output, *, kubeconfig: str | None, context: str | None
+) -> int:
     """Explain one job; `namespace` None is the kubeconfig's. 0, or 1 when the job has failed.
 
     Raises NotThere, ApiError, ApiUnreachable, CredentialsError.
@@ -25,8 +28,23 @@ async def explain(name: str, namespace: str | None, *, kubeconfig: str | None, c
         scene = await look(api, name, namespace or api.credentials.namespace, events=EVENTS_READ)
         if scene.job.status.placement is not None:  # a budget of its queues may end its run
             scene = replace(scene, queues=await queues_of(api, scene.job))
-    print_page(Console(markup=False, highlight=False), page(scene))
+    if output is Output.JSON:
+        print_json(answer(scene))
+    else:
+        print_page(Console(markup=False, highlight=False), page(scene))
     return 1 if scene.job.status.phase is Phase.FAILED else 0
+
+
+def answer(scene: Scene) -> dict[str, Any]:
+    """The same for programs, with the names of `/v1/jobs/NAMESPACE/NAME`."""
+    job, waiting = scene.job, scene.job.status.queue
+    found: dict[str, Any] = {"job": {"namespace": job.metadata.namespace, "name": job.metadata.name}}
+    if job.status.phase is not None:
+        found["job"]["phase"] = job.status.phase.value
+    if waiting is not None:
+        found["waiting"] = waiting.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    found["explanation"] = [{"heading": heading, "rows": rows} for heading, rows in sections(scene)]
+    return found
 
 
 def page(scene: Scene) -> RenderableType:

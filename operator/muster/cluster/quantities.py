@@ -54,3 +54,10 @@ def whole(resource: str, exact: Fraction) -> int:
 def amount(resource: str, quantity: str | int | float) -> int:
     """The quantity in the resource's base unit, rounded up. Raises ValueError."""
     return whole(resource, parse(quantity))
+
+
+def format_amount(resource: str, amount: int) -> str:
+    """An amount in base units as Kubernetes writes it."""
+    if resource != "cpu":
+        return str(amount)
+    return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"

@@ -28,6 +28,7 @@ from muster.api.trainingqueue import (
 )
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.executor import Executor
+from muster.cluster.quantities import format_amount
 from muster.cluster.views import NodeView
 from muster.controllers.accounts import Held, Spent, account
 from muster.controllers.cache import Cache
@@ -219,8 +220,8 @@ def _usage(tally: Tally, row: int) -> tuple[FlavourUse, ...]:
             if resource == "pods" or resource.startswith(ONE_A_NODE) or not used:
                 continue
             over = max(0, used - nominal) if nominal < UNLIMITED else 0
-            borrowed = quantity(resource, over) if over else None
-            uses.append(ResourceUse(name=resource, used=quantity(resource, used), borrowed=borrowed))
+            borrowed = format_amount(resource, over) if over else None
+            uses.append(ResourceUse(name=resource, used=format_amount(resource, used), borrowed=borrowed))
         if uses:
             gpu_type, _, capacity = name.partition("/")
             kind = CapacityKind(capacity) if capacity else CapacityKind.ON_DEMAND
@@ -278,13 +279,6 @@ def topology_status(topology: Topology, nodes: Iterable[NodeView], now: datetime
         observed_generation=topology.metadata.generation,
         nodes=whole,
     )
-
-
-def quantity(resource: str, amount: int) -> str:
-    """An amount in base units as Kubernetes writes it."""
-    if resource != "cpu":
-        return str(amount)
-    return str(amount // 1000) if amount % 1000 == 0 else f"{amount}m"
 
 
 def _with(conditions: tuple[Condition, ...], new: Condition) -> tuple[Condition, ...]:

@@ -358,7 +358,8 @@ class Plans:
             if self._budget < 1:
                 self._later(self._explain_at)
                 break
-            word = Word.of(waiting, sentences.of(record, waiting), sentences.elsewhere(record, waiting))
+            more = sentences.elsewhere(record, waiting), sentences.ahead(waiting)
+            word = Word.of(waiting, sentences.of(record, waiting), *more)
             self._tell_waiting(record, in_window(word, record.spec, terms.start_seconds(record.job.status)))
 
     def _tell_waiting(self, record: Record, word: Word) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
+from typing import Final
 
+from muster.api.trainingjob_status import Ahead
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import Matcher, NodeFilter
 from muster.cluster.jobs import JobInput
@@ -16,8 +18,11 @@ from muster.controllers import planning
 from muster.controllers.accounts import Spent
 from muster.controllers.queues import Standing, ceilings, priority_remark, standings, why_closed
 from muster.controllers.records import Record
-from muster.scheduling.plan import Waiting, WaitReason
+from muster.scheduling.plan import Change, ChangeKind, Waiting, WaitReason
 from muster.scheduling.snapshot import Snapshot
+
+HOLDERS: Final = 4
+"""Jobs that hold what one lacks, of which it is told."""
 
 
 class Sentences:
@@ -42,7 +47,8 @@ class Sentences:
         self._names, self._queues, self._errors, self._spent = names, queues, errors, spent
         self._nodes, self._now, self._ceilings = nodes, now, ceilings(snapshot)
         self._misfits: dict[NodeFilter, str] = {}
-        self._elsewhere: dict[tuple[NodeFilter, str], str] = {}
+        self._elsewhere: dict[tuple[NodeFilter, str], Change | None] = {}
+        self._ahead: dict[tuple[tuple[str, ...], str, tuple[str, ...]], tuple[Ahead, ...]] = {}
 
     def of(self, record: Record, waiting: Waiting) -> str:
         """What the job is told."""
@@ -57,28 +63,42 @@ class Sentences:
             told += priority_remark(record.planned[1], self._ceilings)
         return told
 
-    def elsewhere(self, record: Record, waiting: Waiting) -> str:
-        """What a job is told of another kind of capacity that has room for it: with what keeps it from there, or ""
+    def elsewhere(self, record: Record, waiting: Waiting) -> Change | None:
+        """What a job is told of another kind of capacity that has room for it: with what keeps it from there, or None
         where that is its GPU."""
         if not waiting.elsewhere or record.planned is None:
-            return ""
+            return None
         anywhere = replace(record.planned[1].node_filter, capacity=())
         key = (anywhere, waiting.elsewhere)
         if key not in self._elsewhere:
             self._elsewhere[key] = self._on_flavour(*key)
         return self._elsewhere[key]
 
+    def ahead(self, waiting: Waiting) -> tuple[Ahead, ...]:
+        """The first of those for whom a job waits. One of several ways to be ahead is told."""
+        key = (waiting.holders, waiting.blocker, waiting.before)
+        if key not in self._ahead:
+            ways = [(uid, "kept") for uid in (waiting.blocker,) if uid]
+            ways += [(uid, "holds") for uid in waiting.holders[:HOLDERS]]
+            ways += [(uid, "before") for uid in waiting.before]
+            first = dict(reversed(ways))
+            self._ahead[key] = tuple(
+                Ahead(job=self._names[uid], why=first[uid]) for uid in dict(ways) if uid in self._names
+            )
+        return self._ahead[key]
+
     @cached_property
     def _of_flavour(self) -> Mapping[str, Sequence[NodeView]]:
         return planning.by_flavour(self._nodes)
 
-    def _on_flavour(self, node_filter: NodeFilter, flavour: str) -> str:
+    def _on_flavour(self, node_filter: NodeFilter, flavour: str) -> Change | None:
         matcher = Matcher(node_filter)
         nodes = self._of_flavour.get(flavour, ())
         if any(matcher.allows(node) and of_kind(node_filter, node) for node in nodes):  # mostly, the first ones do
-            return f"there is room now on {flavour}"
+            return Change(ChangeKind.CAPACITY, flavour.partition("/")[2], f"there is room now on {flavour}")
         why = matcher.why_none([node for node in nodes if of_kind(node_filter, node)])
-        return f"there is room now on {flavour}, but {why}" if why else ""
+        text = f"there is room now on {flavour}, but {why}"
+        return Change(ChangeKind.CAPACITY, flavour.partition("/")[2], text) if why else None
 
     def _misfit(self, job: JobInput) -> str:
         """What no node has of what the job demands, for each kind of node that it takes by now."""

@@ -7,15 +7,17 @@ fifth of what is left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Final
 
 from muster.api.effective import EffectiveSpec
-from muster.api.trainingjob_status import AlmostFits, QueuePosition, TrainingJobStatus
+from muster.api.trainingjob_status import Ahead, AlmostFits, Lacking, QueuePosition, TrainingJobStatus
+from muster.api.trainingjob_status import Change as ToldChange
 from muster.cluster.hindrances import hinders
+from muster.cluster.quantities import format_amount
 from muster.controllers import terms
-from muster.scheduling.plan import Waiting
+from muster.scheduling.plan import LACKS_NODES, Change, Waiting
 from muster.scheduling.snapshot import FOREVER
 
 NEAR: Final = 10
@@ -37,6 +39,7 @@ class Word:
     Attributes:
         message: with all names in it.
         position: 0 for a job that is not in the order.
+        lacking, ahead: they go with the message; a change in them alone is no news.
         expected: seconds since the epoch; FOREVER when unknown.
     """
 
@@ -46,12 +49,18 @@ class Word:
     expected: float = FOREVER
     basis: str = ""
     almost: tuple[AlmostFits, ...] = ()
-    changes: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    lacking: Lacking | None = field(default=None, compare=False)
+    ahead: tuple[Ahead, ...] = field(default=(), compare=False)
 
     @classmethod
-    def of(cls, waiting: Waiting, message: str, elsewhere: str = "") -> Word:
-        """`elsewhere`: what is told of other nodes that have room for it, or ""."""
-        changes = (*waiting.changes, elsewhere) if elsewhere else waiting.changes
+    def of(cls, waiting: Waiting, message: str, elsewhere: Change | None = None, ahead: tuple[Ahead, ...] = ()) -> Word:
+        """
+        Args:
+            elsewhere: what is told of other nodes that have room for it.
+            ahead: for whom it waits.
+        """
+        changes = (*waiting.changes, elsewhere) if elsewhere is not None else waiting.changes
         return cls(
             waiting.reason.value,
             message,
@@ -63,6 +72,8 @@ class Word:
                 for item in waiting.almost[:SHOWN]
             ),
             changes[:SHOWN],
+            _lacking(waiting),
+            ahead,
         )
 
     def told(self) -> QueuePosition:
@@ -76,8 +87,24 @@ class Word:
             expected_start=moment,
             basis=self.basis,
             almost=self.almost,
-            changes=self.changes,
+            changes=tuple(
+                ToldChange(kind=change.kind.value, value=change.value, text=change.text) for change in self.changes
+            ),
+            lacking=self.lacking,
+            ahead=self.ahead,
         )
+
+
+def _lacking(waiting: Waiting) -> Lacking | None:
+    if not waiting.resource and not waiting.level:
+        return None
+    return Lacking(
+        resource=waiting.resource,
+        amount=format_amount(waiting.resource, waiting.missing) if waiting.missing else None,
+        level=waiting.level,
+        domain=waiting.domain,
+        placeable=waiting.placeable if waiting.reason in LACKS_NODES else None,
+    )
 
 
 def in_window(word: Word, spec: EffectiveSpec, start_seconds: float) -> Word:

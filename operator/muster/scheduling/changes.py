@@ -12,7 +12,7 @@ import numpy as np
 
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.placement import fits, placeable
-from muster.scheduling.plan import Almost
+from muster.scheduling.plan import Almost, Change, ChangeKind
 from muster.scheduling.room import Room, count_slots
 from muster.scheduling.rounds import Round
 from muster.scheduling.snapshot import NONE, Int, TopologyMode
@@ -28,8 +28,10 @@ class Changes:
     def __init__(self, round_: Round) -> None:
         self._round = round_
 
-    def of(self, kind: int, choice: int, *, spare: bool) -> tuple[tuple[Almost, ...], tuple[str, ...], tuple[int, ...]]:
-        """(domains in which it almost fits, best first; changes in words, smallest first; other flavours with room).
+    def of(
+        self, kind: int, choice: int, *, spare: bool
+    ) -> tuple[tuple[Almost, ...], tuple[Change, ...], tuple[int, ...]]:
+        """(domains in which it almost fits, best first; changes, smallest first; other flavours with room).
 
         Args:
             spare: what is kept for others is not for it: no change is told that would only find such room.
@@ -47,7 +49,7 @@ class Changes:
         changes = [self._without_spares(gang, prefix) or self._fewer(gang, prefix, it.step), self._wider(gang, prefix)]
         taken = frozenset(each.flavour for each in it.choices)
         others = tuple(self._other_kinds(gang, it.choices[choice].flavour, taken, room))
-        return almost, tuple(change for change in changes if change), others
+        return almost, tuple(change for change in changes if change is not None), others
 
     def _almost(self, gang: Gang, prefix: Int) -> tuple[Almost, ...]:
         if gang.mode != TopologyMode.REQUIRED or gang.level == NONE:
@@ -61,17 +63,18 @@ class Changes:
             if 0 < rooms[domain] < gang.total
         )
 
-    def _without_spares(self, gang: Gang, prefix: Int) -> str:
+    def _without_spares(self, gang: Gang, prefix: Int) -> Change | None:
         bare = replace(gang, shape=replace(gang.shape, spares=0))
         if not gang.shape.spares or not fits(self._round.tree, prefix, bare):
-            return ""
-        return f"there is room now without its {'spare' if gang.shape.spares == 1 else 'spares'}"
+            return None
+        spares = "spare" if gang.shape.spares == 1 else "spares"
+        return Change(ChangeKind.SPARES, "0", f"there is room now without its {spares}")
 
-    def _fewer(self, gang: Gang, prefix: Int, step: int) -> str:
+    def _fewer(self, gang: Gang, prefix: Int, step: int) -> Change | None:
         """`step`: what sizes of an elastic gang differ by; its whole slices are such steps."""
         tree, required = self._round.tree, gang.mode == TopologyMode.REQUIRED
         if required and (gang.level == NONE or not len(tree.starts[gang.level])):
-            return ""
+            return None
         step = lcm(step, gang.shape.slices[0][0] if gang.shape.slices else 1)
         found = int(placeable(tree, prefix, gang, gang.level if required else NONE).max())
         lacking = max(gang.size - found, 1)
@@ -83,20 +86,24 @@ class Changes:
         # Where its spares need room beside it, it is searched for: mostly a gang fits where a larger one does.
         at = 0 if sizes and fit(sizes[0]) else bisect_left(sizes, True, key=fit)
         if at == len(sizes):
-            return ""
-        return f"{sizes[at]} {'worker' if sizes[at] == 1 else 'workers'} instead of {gang.size} would find room now"
+            return None
+        workers = "worker" if sizes[at] == 1 else "workers"
+        text = f"{sizes[at]} {workers} instead of {gang.size} would find room now"
+        return Change(ChangeKind.WORKERS, str(sizes[at]), text)
 
-    def _wider(self, gang: Gang, prefix: Int) -> str:
+    def _wider(self, gang: Gang, prefix: Int) -> Change | None:
         if gang.mode != TopologyMode.REQUIRED or gang.level == NONE:
-            return ""
+            return None
         tree = self._round.tree
         for level in range(gang.level - 1, -1, -1):
             if fits(tree, prefix, replace(gang, level=level)):
                 narrow, wide = tree.level_name(gang.level), tree.level_name(level)
-                return f"there is room now if {wide} were required instead of {narrow}"
+                text = f"there is room now if {wide} were required instead of {narrow}"
+                return Change(ChangeKind.LEVEL, wide, text)
         if fits(tree, prefix, replace(gang, mode=TopologyMode.UNCONSTRAINED, level=NONE)):
-            return f"there is room now if {tree.level_name(gang.level)} were preferred instead of required"
-        return ""
+            text = f"there is room now if {tree.level_name(gang.level)} were preferred instead of required"
+            return Change(ChangeKind.MODE, "preferred", text)
+        return None
 
     def _other_kinds(self, gang: Gang, flavour: int, taken: Collection[int], room: Room) -> Iterator[int]:
         """Nodes with the same GPU in another capacity kind: `H100/spot` beside `H100/on-demand`. Not those that the job

@@ -15,7 +15,7 @@ import numpy as np
 from muster.scheduling.changes import Changes
 from muster.scheduling.expected import BASES, Expected
 from muster.scheduling.heads import Heads
-from muster.scheduling.plan import Almost, Waiting, WaitReason, Wanted
+from muster.scheduling.plan import Almost, Change, Waiting, WaitReason, Wanted
 from muster.scheduling.promises import left_nodes, victims_of
 from muster.scheduling.ranks import positions
 from muster.scheduling.reasons import Reasons, Why
@@ -34,6 +34,8 @@ _REASONS: Final = {
 }
 """Of the fates that have one reason."""
 
+BEFORE: Final = 3
+"""Jobs ahead in the order of its queue that a job is told."""
 _ROOM: Final = Fate.ROOM
 _NO_ROOM: Final = frozenset((Fate.ROOM, Fate.TOO_LARGE, Fate.NODES_AWAY))
 _NEVER: Final = frozenset((Fate.NEVER, Fate.NO_NODES, Fate.TOO_LARGE))
@@ -68,6 +70,7 @@ class Told(Sequence[Waiting]):
         self.positions: Int = positions(words.queues[self.rows], could)
         self.starts: Seconds = expected.starts[self.rows]
         self.bases: Index = expected.bases[self.rows]
+        self._first: dict[int, tuple[str, ...]] | None = None
 
     def __len__(self) -> int:
         return len(self._verdicts)
@@ -104,7 +107,21 @@ class Told(Sequence[Waiting]):
             elsewhere=elsewhere,
             wanted=self._words.wanted(verdict),
             holders=why.holders,
+            before=self._before(verdict.job, int(self.positions[index])),
         )
+
+    def _before(self, job: int, position: int) -> tuple[str, ...]:
+        """The first of a job's queue, as far as they come before it."""
+        if position <= 1:
+            return ()
+        if self._first is None:
+            self._first = {}
+            for at in np.flatnonzero((self.positions >= 1) & (self.positions <= BEFORE)).tolist():
+                row = int(self.rows[at])
+                queue = int(self._words.queues[row])
+                self._first[queue] = (*self._first.get(queue, ()), self._words.uids[row])
+        first = self._first.get(int(self._words.queues[job]), ())
+        return first if position > BEFORE else first[: position - 1]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -130,7 +147,7 @@ class Words:
         self._kept: dict[tuple[int, int, int], bool] = {}
         self._room: dict[tuple[int, int], WaitReason] = {}
         self._wanted: dict[tuple[int, int, int, bool], tuple[Wanted, ...]] = {}
-        self._helps: dict[tuple[int, int, bool], tuple[tuple[Almost, ...], tuple[str, ...], tuple[int, ...]]] = {}
+        self._helps: dict[tuple[int, int, bool], tuple[tuple[Almost, ...], tuple[Change, ...], tuple[int, ...]]] = {}
 
     def reasons(self, verdicts: Sequence[Verdict], rows: Int) -> list[WaitReason]:
         """The same as `why` tells of each, without its sentence. `rows` are the verdicts'."""
@@ -168,7 +185,7 @@ class Words:
         victims = {*victims_of(self._round.snapshot, job), *self._going_from(nodes)}
         return self._reasons.promised(nodes, len(victims)), ""
 
-    def helps(self, verdict: Verdict, *, has_quota: bool) -> tuple[tuple[Almost, ...], tuple[str, ...], str]:
+    def helps(self, verdict: Verdict, *, has_quota: bool) -> tuple[tuple[Almost, ...], tuple[Change, ...], str]:
         """Domains in which the job almost fits, changes that would start it, and another flavour with room for it."""
         if verdict.fate not in _NO_ROOM:
             return (), (), ""

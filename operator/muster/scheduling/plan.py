@@ -153,6 +153,31 @@ class Almost:
     lacking: int
 
 
+class ChangeKind(str, Enum):
+    """What of a waiting job's spec would have to be another. The values are API."""
+
+    WORKERS = "workers"
+    """Fewer workers: the value is how many."""
+    SPARES = "spares"
+    """No spares: the value is 0."""
+    LEVEL = "level"
+    """A wider level of its topology: the value names it."""
+    MODE = "mode"
+    """Its level preferred, not required: the value is preferred."""
+    CAPACITY = "capacity"
+    """Another kind of capacity: the value names it."""
+    PREEMPTIBLE = "preemptible"
+    """To be preemptible, so that it may borrow quota: the value is true."""
+
+
+class Change(NamedTuple):
+    """What would let a job start now, as it would stand in its spec, and in words for its owner."""
+
+    kind: ChangeKind
+    value: str
+    text: str
+
+
 class Wanted(NamedTuple):
     """A gang that could start if there were nodes for it.
 
@@ -178,12 +203,13 @@ class Waiting(NamedTuple):
         expected: seconds since the epoch at which it is expected to start; FOREVER when unknown.
         basis: what `expected` rests on.
         almost: domains in which it almost fits, best first.
-        changes: what would let it start now, in words for its owner, the smallest change first.
+        changes: what would let it start now, the smallest change first.
         elsewhere: a flavour with another kind of capacity that has room for it now, and its queue quota, or "". Whether
             it may run there is not known: its labels and tolerations were judged for its own kinds of node only.
         wanted: what its queue would let it start as now, if there were nodes: of each kind of node that it takes by
             now, in its order, the gang that it wishes to be, and the smallest. Empty if it lacks more than nodes.
         holders: uids of the jobs that hold what it lacks, who holds most first, where the message ends with them.
+        before: uids of the first jobs of its queue's order, of those that come before it.
         rank: place among all that wait, from 0.
     """
 
@@ -200,10 +226,11 @@ class Waiting(NamedTuple):
     expected: float = FOREVER
     basis: Basis = Basis.UNKNOWN
     almost: tuple[Almost, ...] = ()
-    changes: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
     elsewhere: str = ""
     wanted: tuple[Wanted, ...] = ()
     holders: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
     rank: int = 0
 
 

@@ -45,10 +45,12 @@ async def detail(
     told = await api.list(f"{base}/events", fieldSelector=f"involvedObject.uid={uid}") if events else []
     views = tuple(sorted(map(PodView.from_raw, found), key=lambda pod: (pod.generation, pod.index)))
     newest = tuple(sorted(told, key=event_time)[-EVENTS_READ:])
+    job, explanation = _explained(raw, views, newest, queues or ())
     allowed = {"pods": pods, "events": events, "trainingqueues": queues is not None}
     return JobDetail(
         job=JobSummary.model_validate(summary(raw)),
-        explanation=_explained(raw, views, newest, queues or ()),
+        waiting=job.status.queue if job is not None else None,
+        explanation=explanation,
         workers=[
             Worker(index=pod.index, pod=pod.name, node=pod.node, state=pod_state(pod), ready=pod.ready) for pod in views
         ],
@@ -61,12 +63,14 @@ def _explained(
     pods: tuple[PodView, ...],
     events: tuple[dict[str, Any], ...],
     queues: Sequence[TrainingQueue],
-) -> list[Section]:
+) -> tuple[TrainingJob | None, list[Section]]:
+    """The job, None where it can't be read, and what is said of it."""
     try:
         job = TrainingJob.from_raw(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        return [Section(heading="Why", rows=[["", f"this operator can't read the job: {where}: {first['msg']}"]])]
+        told = f"this operator can't read the job: {where}: {first['msg']}"
+        return None, [Section(heading="Why", rows=[["", told]])]
     scene = Scene(job, pods, events, datetime.now(timezone.utc), queues=line_of(job.spec.queue, queues))
-    return [Section(heading=heading, rows=[list(row) for row in rows]) for heading, rows in sections(scene)]
+    return job, [Section(heading=heading, rows=[list(row) for row in rows]) for heading, rows in sections(scene)]

@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from muster.api.common import format_time
 from muster.api.names import Phase
+from muster.api.trainingjob_status import QueuePosition
 
 Moment = Annotated[datetime, PlainSerializer(format_time, return_type=str)]
 
@@ -125,6 +126,9 @@ class JobDetail(Answer):
     )
 
     job: JobSummary
+    waiting: QueuePosition | None = Field(
+        None, description="Why it waits, for programs: `status.queue` of the TrainingJob. Absent where it does not."
+    )
     explanation: list[Section]
     workers: list[Worker]
     withheld: list[str] = Field(

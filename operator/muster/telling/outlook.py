@@ -138,15 +138,15 @@ def advice(scene: Scene) -> Iterator[str]:
         yield f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"suspend": false}}}}'"""
     elif status.phase is Phase.QUEUED and place is not None and _stays_away(scene):
         yield f"to have it tried at once where it could not start:  {_anew(named)}"
-        yield from place.changes
+        yield from (change.text for change in place.changes)
     elif status.phase is Phase.QUEUED and place is not None and hinders(place.reason):
         yield from _mending(named, job.spec.queue, place.reason)
         if keeps_pods(place.reason) and status.not_before is not None and status.not_before > scene.now:
             yield f"once that is done, have it tried at once:  {_anew(named)}"
-        yield from place.changes
+        yield from (change.text for change in place.changes)
     elif status.phase is Phase.QUEUED:
         yield f"see who holds the queue's quota and who is ahead:  muster jobs --queue {job.spec.queue}"
-        yield from place.changes if place is not None else ()
+        yield from (change.text for change in place.changes) if place is not None else ()
     elif status.phase is not None and status.phase is not Phase.SUCCEEDED:
         if status.phase is Phase.STARTING and place is not None and keeps_pods(place.reason):
             # An edit of what its pods are made from would be refused.

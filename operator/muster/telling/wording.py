@@ -30,6 +30,8 @@ BASES: Final = {
     "queue": ", roughly: by the jobs ahead and how fast room comes back",
 }
 """How sure an expected start is."""
+AHEAD: Final = {"Held by": "holds", "Behind": "before"}
+"""Of those for which a job waits; whom what it lacks is kept for stands in the message."""
 DISRUPTED: Final = "disrupted"
 """`status.failure.cause` of pods that were drained, evicted or deleted."""
 CAUSES: Final = {
@@ -78,8 +80,11 @@ def waiting(scene: Scene, *, changes: bool = True) -> Iterator[tuple[str, str]]:
             "Almost",
             "; ".join(f"{one.domain} has room for {one.placeable}, {one.lacking} lacking" for one in place.almost),
         )
+    for title, why in AHEAD.items():
+        if named := [one.job for one in place.ahead if one.why == why and one.job not in place.message]:
+            yield title, ", ".join(named)
     if place.changes and changes:
-        yield "Would help", "\n".join(place.changes)
+        yield "Would help", "\n".join(change.text for change in place.changes)
 
 
 def survived(status: TrainingJobStatus) -> bool:

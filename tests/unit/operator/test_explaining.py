@@ -11,7 +11,7 @@ from rich.console import Console
 from muster.api.names import Phase
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
-from muster.cli.explaining import page
+from muster.cli.explaining import answer, page
 from muster.cli.scene import queues_of
 from muster.cluster.errors import ApiError
 from muster.telling.explaining import LINES_SHOWN
@@ -668,3 +668,29 @@ def test_each_kind_of_nodes_has_its_own_wait(since: str, listed: str, cheapest: 
 def test_a_reason_that_its_message_names_is_told_once() -> None:
     told = {"reason": "CreateContainerConfigError", "message": "pod a can't start: CreateContainerConfigError: no key"}
     assert "CreateContainerConfigError: pod a can't start: no key" in shown(job(phase="Starting", queue=told))
+
+
+def test_programs_are_told_what_a_job_lacks_who_is_ahead_and_what_would_start_it() -> None:
+    change = {"kind": "level", "value": "block", "text": "there is room now if block were required instead of rack"}
+    waiting = {
+        "position": 4,
+        "reason": "TopologyUnsatisfied",
+        "message": "needs 8 workers in one rack (kept for research/kept)",
+        "changes": [change],
+        "lacking": {"resource": "nvidia.com/gpu", "amount": "8", "level": "rack", "domain": "rack-3", "placeable": 7},
+        "ahead": [
+            {"job": "research/kept", "why": "kept"},
+            {"job": "research/held", "why": "holds"},
+            {"job": "research/first", "why": "before"},
+        ],
+    }
+    queued = job(phase="Queued", queue=waiting)
+    found = answer(Scene(queued, (), (), NOW))
+    assert found["job"] == {"namespace": "research", "name": "train", "phase": "Queued"}
+    assert found["waiting"] == waiting
+    why = found["explanation"][0]
+    assert why["heading"] == "Why"
+    assert ("", "held by: research/held") in why["rows"]
+    assert ("", "behind: research/first") in why["rows"]
+    assert "- there is room now if block were required instead of rack" in shown(queued)
+    assert "waiting" not in answer(Scene(job(phase="Running"), (), (), NOW))

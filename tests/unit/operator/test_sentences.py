@@ -17,6 +17,7 @@ from muster.controllers import planning
 from muster.controllers.records import Record
 from muster.controllers.sentences import Sentences
 from muster.controllers.telling import Word
+from muster.scheduling.plan import ChangeKind, Waiting, WaitReason
 from muster.scheduling.planner import plan
 
 from .test_planning import node, trainingjob
@@ -46,7 +47,9 @@ def changes(nodes: list[NodeView], pod: dict[str, Any]) -> tuple[str, ...]:
     record = Record.of(job)
     record.planned = ((), made)
     sentences = Sentences(shot, {}, nodes, {}, {}, {}, NOW)
-    return Word.of(waiting, sentences.of(record, waiting), sentences.elsewhere(record, waiting)).changes
+    word = Word.of(waiting, sentences.of(record, waiting), sentences.elsewhere(record, waiting))
+    assert [each.value for each in word.changes if each.kind is ChangeKind.CAPACITY] == ["spot"]
+    return tuple(each.text for each in word.changes)
 
 
 def cluster(*, taints: tuple[Taint, ...]) -> list[NodeView]:
@@ -65,3 +68,15 @@ def test_room_on_another_kind_of_capacity_is_told_with_what_keeps_the_job_from_i
     )
     tolerates = {"tolerations": [{"key": SPOT.key, "operator": "Exists"}]}
     assert changes(cluster(taints=(SPOT,)), tolerates) == (fewer, there)
+
+
+def test_for_whom_a_job_waits_is_told_once_each_and_by_name() -> None:
+    names = {uid: f"research/{uid}" for uid in "abcdefg"}
+    sentences = Sentences(build(nodes=[], pods=[], jobs=[], queues=[], levels=HOSTS), names, [], {}, {}, {}, NOW)
+    waiting = Waiting("me", WaitReason.QUOTA_EXCEEDED, "", 4, blocker="b", before=("a", "b", "gone"))
+    assert [(one.job, one.why) for one in sentences.ahead(waiting)] == [
+        ("research/b", "kept"),
+        ("research/a", "before"),
+    ]
+    held = waiting._replace(blocker="", before=(), holders=tuple("cdefg"))
+    assert [(one.job, one.why) for one in sentences.ahead(held)] == [(f"research/{uid}", "holds") for uid in "cdef"]

@@ -10,8 +10,9 @@ import pytest
 
 from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.trainingjob import TrainingJob
+from muster.api.trainingjob_status import Ahead, Lacking, QueuePosition
 from muster.controllers.telling import Word, in_window, noticeable
-from muster.scheduling.plan import Almost, Basis, Waiting, WaitReason
+from muster.scheduling.plan import Almost, Basis, Change, ChangeKind, Waiting, WaitReason
 from muster.scheduling.snapshot import FOREVER
 
 pytestmark = pytest.mark.unit
@@ -33,15 +34,24 @@ def test_the_planners_word_becomes_the_status() -> None:
         expected=NOW + 60.7,
         basis=Basis.LIMITS,
         almost=(Almost("rack-3", 7, 1),),
-        changes=("ask for 7 workers",),
+        changes=(Change(ChangeKind.WORKERS, "7", "ask for 7 workers"),),
+        resource="cpu",
+        missing=1500,
+        level="rack",
+        domain="rack-3",
+        placeable=7,
     )
-    told = Word.of(waiting, "one rack lacks 1").told()
-    assert (told.position, told.reason, told.basis, told.changes) == (
-        3,
-        "TopologyUnsatisfied",
-        "limits",
-        ("ask for 7 workers",),
-    )
+    told = Word.of(waiting, "one rack lacks 1", ahead=(Ahead(job="research/a", why="before"),)).told()
+    assert (told.position, told.reason, told.basis) == (3, "TopologyUnsatisfied", "limits")
+    assert told.to_raw()["changes"] == [{"kind": "workers", "value": "7", "text": "ask for 7 workers"}]
+    assert told.to_raw()["ahead"] == [{"job": "research/a", "why": "before"}]
+    assert told.to_raw()["lacking"] == {
+        "resource": "cpu",
+        "amount": "1500m",
+        "level": "rack",
+        "domain": "rack-3",
+        "placeable": 7,
+    }
     assert told.expected_start is not None
     assert told.expected_start.timestamp() == NOW + 60
     assert (told.almost[0].domain, told.almost[0].placeable, told.almost[0].lacking) == ("rack-3", 7, 1)
@@ -103,3 +113,21 @@ def test_an_expected_start_is_told_anew_when_it_moves_by_a_fifth_of_the_wait() -
     assert seen(WORD, expected=NOW + 3600 + 1000)
     assert seen(WORD, expected=FOREVER)
     assert not seen(replace(WORD, expected=NOW + 30), expected=NOW + 80)
+
+
+def test_who_lacks_quota_is_not_told_of_room() -> None:
+    waiting = Waiting("u", WaitReason.QUOTA_EXCEEDED, "", 1, resource="nvidia.com/gpu", missing=8)
+    told = Word.of(waiting, "").told()
+    assert told.lacking == Lacking(resource="nvidia.com/gpu", amount="8")
+    assert Word.of(waiting._replace(resource="", missing=0), "").told().lacking is None
+
+
+def test_who_is_ahead_is_no_news_by_itself() -> None:
+    near = replace(WORD, position=3)
+    assert not noticeable(near.told(), replace(near, ahead=(Ahead(job="research/a", why="holds"),)), NOW)
+    assert replace(near, ahead=(Ahead(job="research/a"),)) == near, "what is as it was told is not looked at again"
+
+
+def test_changes_that_an_operator_wrote_as_words_alone_are_read() -> None:
+    read = QueuePosition.model_validate({"changes": ["7 workers instead of 8 would find room now"]})
+    assert [(each.kind, each.text) for each in read.changes] == [("", "7 workers instead of 8 would find room now")]

@@ -44,7 +44,14 @@ def pod(name: str, where: str, gpus: int, phase: str = "Running") -> PodView:
 
 async def test_a_job_is_explained_as_muster_explain_does() -> None:
     cluster = everything()
-    waiting = {"position": 3, "reason": "QuotaExceeded", "message": "8 GPUs are missing"}
+    waiting = {
+        "position": 3,
+        "reason": "QuotaExceeded",
+        "message": "8 GPUs are missing",
+        "changes": [{"kind": "workers", "value": "1", "text": "1 worker instead of 2 would have quota and room now"}],
+        "lacking": {"resource": "nvidia.com/gpu", "amount": "8"},
+        "ahead": [{"job": "vision/b", "why": "holds"}],
+    }
     cluster.objects[PATH] = job("vision", "a", queue="research") | {"status": {"phase": "Queued", "queue": waiting}}
     cluster.objects["/api/v1/namespaces/vision/pods"] = {
         "items": [{"metadata": {"name": "a-g1-0-0", "labels": {"muster.dev/index": "0"}}, "spec": {"nodeName": "n1"}}]
@@ -55,6 +62,8 @@ async def test_a_job_is_explained_as_muster_explain_does() -> None:
     found = JobDetail.model_validate(answer.json())
     why = next(section for section in found.explanation if section.heading == "Why")
     assert ["", "QuotaExceeded: 8 GPUs are missing"] in why.rows
+    assert ["", "held by: vision/b"] in why.rows
+    assert answer.json()["waiting"] == waiting
     assert [worker.node for worker in found.workers] == ["n1"]
     assert found.withheld == []
 
