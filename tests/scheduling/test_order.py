@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from muster.scheduling.plan import WaitReason
@@ -28,6 +30,15 @@ def test_priority_goes_before_age_and_age_before_uid() -> None:
         Job("urgent", submitted=9, priority=1),
     )
     assert [admission.uid for admission in outcome.plan.admissions] == ["urgent", "old", "a", "b"]
+
+
+def test_however_long_a_job_has_waited_it_never_comes_before_one_of_a_higher_priority() -> None:
+    year = 365 * 86_400.0
+    jobs = (Job("old", submitted=1), Job("new", submitted=year - 1, priority=1), Job("young", submitted=year - 2))
+    shot = replace(snapshot(rack(0, 2), jobs, (Queue(),)), now=year)
+    made = plan(shot, Policy(backfill=False))
+    assert [admission.uid for admission in made.admissions] == ["new", "old"]
+    assert [waiting.uid for waiting in made.waiting] == ["young"]
 
 
 def test_position_counts_the_waiting_jobs_of_the_same_queue() -> None:

@@ -180,6 +180,14 @@ def test_gang_gets_the_narrowest_domain_that_holds_it_and_the_tightest_of_those(
             return
 
 
+@thorough
+@given(cases(), st.integers(0, len(LEVELS) - 1))
+def test_the_level_of_a_gang_that_only_prefers_moves_no_worker(case: Case, level: int) -> None:
+    prefers = replace(case.gang, mode=TopologyMode.PREFERRED, level=0)
+    located = replace(case, gang=prefers).located()
+    assert replace(case, gang=replace(prefers, level=level)).located() == located
+
+
 def test_spares_come_last_and_plain_gangs_have_none() -> None:
     case = Case(
         domains_of([(0, 0, 0)] * 3),

@@ -51,7 +51,7 @@ class TopologyMode(str, Enum):
     REQUIRED = "required"
     """all workers in one domain of `level`, or the job waits."""
     PREFERRED = "preferred"
-    """one domain of `level` when there is room, else as few as possible."""
+    """the narrowest domain that holds all of them, of whatever level; in it as few of the next narrower as possible."""
     UNCONSTRAINED = "unconstrained"
     """anywhere."""
 
@@ -73,7 +73,9 @@ class JobTopology(Model):
     mode: TopologyMode | None = None
     """Left out: preferred."""
     level: Label63 | None = None
-    """Name of a level in the Topology `default`, such as rack. Left out, with preferred: the narrowest that fits."""
+    """Name of a level in the Topology `default`, such as rack: all workers in one domain of it, with required. With
+    preferred it changes no placement, for the narrowest domain that fits is taken anyway; it is the level of which a
+    job that waits is told how much of it would fit into one domain."""
     slices: Annotated[tuple[Slice, ...], Len(1, 4)] | None = None
     """Groups of workers that must lie closer together than the whole gang: tensor groups in one NVLink domain, pipeline
     stages in one rack. Widest first; each size divides the one before it, and each level is narrower."""
@@ -171,7 +173,9 @@ class DefaultTopology(Model):
     mode: TopologyMode | None = None
     """Left out: preferred."""
     level: Label63 | None = None
-    """Name of a level in the Topology `default`, such as rack. Left out, with preferred: the narrowest that fits."""
+    """Name of a level in the Topology `default`, such as rack: all workers in one domain of it, with required. With
+    preferred it changes no placement, for the narrowest domain that fits is taken anyway; it is the level of which a
+    job that waits is told how much of it would fit into one domain."""
 
 
 class JobDefaults(Model):
