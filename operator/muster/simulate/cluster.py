@@ -23,10 +23,11 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from pydantic.alias_generators import to_camel
 
 from muster.api.builtin import FALLBACK_SECONDS
-from muster.api.trainingqueue import JobOrder
+from muster.api.trainingqueue import JobOrder, OwnVictims, Reclaim
+from muster.scheduling.fairness import HALF_LIFE
 from muster.scheduling.snapshot import Index, Int, Levels
 from muster.simulate.errors import SimulationError
-from muster_protocol.spelling import nearest
+from muster_protocol.spelling import nearest, there_are
 
 LEVELS: Final = ("block", "rack", "host")
 RESOURCES: Final = ("cpu", "memory", "nvidia.com/gpu", "pods")
@@ -89,8 +90,22 @@ class NodeGroup(_Model):
         return f"{self.gpu_type}/{self.capacity}"
 
 
+class Preemption(_Model):
+    """Whom a queue's jobs may ask for room, as a TrainingQueue's `preemption` says it."""
+
+    within_queue: OwnVictims = OwnVictims.LOWER_PRIORITY
+    reclaim: Reclaim = Reclaim.ANY
+    when_borrowing: OwnVictims = OwnVictims.NEVER
+
+
 class QueueShare(_Model):
-    """What a queue may use: GPUs by flavour, or one number for the first flavour. Without `order`, the file's."""
+    """What a queue may use: GPUs by flavour, or one number for the first flavour.
+
+    Attributes:
+        parent: the queue above it; one with a parent has no cohort.
+        max_priority: highest priority that counts, here and in the queues below; None: any.
+        order, half_life: None: the file's.
+    """
 
     name: Annotated[str, Field(min_length=1)]
     gpus: Annotated[
@@ -102,6 +117,10 @@ class QueueShare(_Model):
     lending_limit: Count | None = None
     weight: Positive = 1.0
     order: JobOrder | None = None
+    parent: str = ""
+    preemption: Preemption = Preemption()
+    max_priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    half_life: Positive | None = None
 
 
 class Costs(_Model):
@@ -141,6 +160,8 @@ class ClusterFile(_Model):
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     queues: tuple[QueueShare, ...] = ()
     order: JobOrder = JobOrder.SHORTEST_EXPECTED
+    half_life: Positive = HALF_LIFE
+    """Seconds after which past use of a queue counts half."""
     fallback_after: AtLeastZero = float(FALLBACK_SECONDS)
     """Seconds until a job that names several kinds of capacity takes the second, and from then until the third."""
     costs: Costs = Costs()
@@ -217,6 +238,8 @@ def _told(error: ValidationError) -> str:
 def _meant(place: tuple[int | str, ...]) -> str:
     """The field that was meant by one that there is not, in parentheses; "" where none is near."""
     model = _PARTS[str(place[0])] if len(place) > 1 else ClusterFile
+    if "preemption" in place[:-1]:
+        model = Preemption
     near = nearest(str(place[-1]), (field.alias or name for name, field in model.model_fields.items()))
     return f" (did you mean {near}?)" if near is not None else ""
 
@@ -271,8 +294,8 @@ def queue_shares(cluster: Cluster, wanted: Sequence[str]) -> tuple[QueueShare, .
     """The queues of the file, or equal shares for all that the trace names.
 
     Raises:
-        SimulationError: the trace names a queue that the file lacks, a queue names a flavour that no node has, or two
-            queues have one name.
+        SimulationError: the trace names a queue that the file lacks, a queue names a flavour that no node has, two
+            queues have one name, or their parents are no tree.
     """
     if not cluster.file.queues:
         return tuple(
@@ -283,6 +306,7 @@ def queue_shares(cluster: Cluster, wanted: Sequence[str]) -> tuple[QueueShare, .
     doubled = next((name for name in names if names.count(name) > 1), None)
     if doubled is not None:
         raise SimulationError(f"the cluster file has more than one queue {doubled}; leave one of them")
+    _check_parents(cluster.file.queues)
     known = set(names)
     missing = sorted(set(wanted) - known)
     if missing:
@@ -296,3 +320,22 @@ def queue_shares(cluster: Cluster, wanted: Sequence[str]) -> tuple[QueueShare, .
                 there_are = ", ".join(cluster.flavours[1:])
                 raise SimulationError(f"queue {queue.name} has GPUs of {flavour}, which no node has; name {there_are}")
     return cluster.file.queues
+
+
+def _check_parents(queues: Sequence[QueueShare]) -> None:
+    parents = {queue.name: queue.parent for queue in queues}
+    for queue in queues:
+        if queue.parent and queue.cohort:
+            raise SimulationError(
+                f"queue {queue.name} has a parent and a cohort; a queue has one place: keep one of them"
+            )
+        if queue.parent and queue.parent not in parents:
+            raise SimulationError(
+                f"queue {queue.name} has the parent {queue.parent}; {there_are(queue.parent, parents)}"
+            )
+        way = [queue.name]
+        while above := parents.get(way[-1], ""):
+            if above in way:
+                circle = " -> ".join([*way[way.index(above) :], above])
+                raise SimulationError(f"the queues' parents lead in a circle ({circle}); take one of them out")
+            way.append(above)

@@ -32,7 +32,7 @@ from muster.scheduling.snapshot import (
     Terms,
 )
 from muster.simulate.cluster import GPU, RESOURCES, Costs, QueueShare
-from muster.simulate.shares import Usage, planner_queues
+from muster.simulate.shares import Usage, half_lives, planner_queues
 from muster.simulate.workload import Workload
 from muster.simulate.world import State, World
 
@@ -92,7 +92,8 @@ class Planned:
         self._queues = planner_queues(cluster, shares)
         row = {share.name: index for index, share in enumerate(shares)}
         self._queue = np.array([row[queue] for queue in trace.queues], dtype=np.int32)[trace.queue]
-        self._usage = Usage(cluster, self._queues.parents)
+        self._usage = Usage(cluster, self._queues.parents, half_lives(cluster, shares, len(self._queues.names)))
+        self._priority = np.minimum(trace.priority, self._queues.priorities_max[self._queue]).astype(np.int32)
         self._whole = workload.requests * workload.workers[:, None]
         self._shapes = None if workload.spares is None else [Shape(spares=each) for each in workload.spares.tolist()]
         self._alike = _Alike.of(len(trace), cluster.file.costs)
@@ -137,7 +138,7 @@ class Planned:
             states=states,
             queues=self._queue[rows],
             flavours=flavours,
-            priorities=trace.priority[rows],
+            priorities=self._priority[rows],
             submitted=trace.submit[rows],
             workers=workers,
             requests=work.requests[rows],

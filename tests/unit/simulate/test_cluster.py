@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muster.scheduling.snapshot import NONE, UNLIMITED
+from muster.scheduling.snapshot import NONE, UNLIMITED, Preempts
 from muster.simulate import cluster as clusters
 from muster.simulate.cluster import GPU, ClusterFile, build, queue_shares
 from muster.simulate.errors import SimulationError
-from muster.simulate.shares import HALF_LIFE, Usage, planner_queues
+from muster.simulate.shares import Usage, half_lives, planner_queues
 from muster.simulate.workload import assemble
 
 from .samples import cluster, trace
@@ -66,11 +66,51 @@ def test_shares_that_are_not_whole_add_up_to_the_cluster() -> None:
 
 def test_use_counts_half_after_its_half_life() -> None:
     built = cluster(2)
-    usage = Usage(built, np.array([1, NONE], dtype=np.int32))
-    using, idle = np.array([[0, 8], [0, 0]]), np.zeros((2, 2), dtype=np.int64)
-    assert usage.until(0, using).tolist() == [0, 0]
-    assert usage.until(HALF_LIFE, idle).tolist() == [0.25, 0.25]
-    assert usage.until(2 * HALF_LIFE, idle).tolist() == [0.125, 0.125]
+    day, week = 86_400.0, 7 * 86_400.0
+    usage = Usage(built, np.array([1, 2, NONE], dtype=np.int32), [day, day, week])
+    using, idle = np.array([[0, 8], [0, 0], [0, 0]]), np.zeros((3, 2), dtype=np.int64)
+    assert usage.until(0, using).tolist() == [0, 0, 0]
+    above = 0.5 * (1 - 0.5 ** (1 / 7))
+    assert usage.until(day, idle).tolist() == pytest.approx([0.25, 0.25, above])
+    assert usage.until(2 * day, idle).tolist() == pytest.approx([0.125, 0.125, above * 0.5 ** (1 / 7)])
+
+
+def test_a_half_life_is_the_operators_unless_the_queue_or_the_file_says_another() -> None:
+    queues = [{"name": "a", "gpus": 8, "cohort": "all"}, {"name": "b", "gpus": 8, "halfLife": 60}]
+    for said, week in (({}, 7 * 86_400.0), ({"halfLife": 30}, 30.0)):
+        built = cluster(2, queues=queues, **said)
+        assert half_lives(built, queue_shares(built, ["a"]), 3) == (week, 60.0, week)
+
+
+TREE = [
+    {"name": "all", "gpus": 0, "maxPriority": 5},
+    {"name": "vision", "gpus": 8, "parent": "all", "preemption": {"reclaim": "lowerPriority", "withinQueue": "never"}},
+    {"name": "speech", "gpus": 8, "parent": "all", "maxPriority": 9, "preemption": {"whenBorrowing": "lowerPriority"}},
+]
+
+
+def test_a_tree_of_queues_becomes_the_planners() -> None:
+    built = cluster(2, queues=TREE)
+    queues = planner_queues(built, queue_shares(built, ["vision"]))
+    assert queues.parents.tolist() == [NONE, 0, 0]
+    assert queues.priorities_max.tolist() == [5, 5, 5]
+    assert queues.within.tolist() == [Preempts.LOWER_PRIORITY, Preempts.NEVER, Preempts.LOWER_PRIORITY]
+    assert queues.reclaim.tolist() == [Preempts.ANY, Preempts.LOWER_PRIORITY, Preempts.ANY]
+    assert queues.borrower.tolist() == [Preempts.NEVER, Preempts.NEVER, Preempts.LOWER_PRIORITY]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"parent": "al"}, r"queue late has the parent al; .*all"),
+        ({"parent": "late"}, r"in a circle \(late -> late\); take one of them out"),
+        ({"parent": "all", "cohort": "x"}, "queue late has a parent and a cohort; a queue has one place: keep one"),
+    ],
+)
+def test_parents_that_are_no_tree_are_refused(more: dict[str, str], told: str) -> None:
+    built = cluster(2, queues=[*TREE, {"name": "late", "gpus": 1, **more}])
+    with pytest.raises(SimulationError, match=told):
+        queue_shares(built, ["vision"])
 
 
 @pytest.mark.parametrize(
@@ -85,6 +125,15 @@ def test_use_counts_half_after_its_half_life() -> None:
         ("{nodes: [{count: 1}], costs: {restarts: 9}}", r"costs.restarts: there is no such .* mean restart\?"),
         ("nodes: [{count: 1, colour: red}]", "nodes.0.colour: there is no such field"),
         ("nodes: [{count: 1, capacity: free}]", "'on-demand', 'reserved' or 'spot'"),
+        ("{nodes: [{count: 1}], halfLife: 0}", "halfLife: it must be above 0, not 0;"),
+        (
+            "nodes: [{count: 1}]\nqueues: [{name: a, gpus: 1, preemption: {recliam: any}}]",
+            r"queues.0.preemption.recliam: there is no such field \(did you mean reclaim\?\)",
+        ),
+        (
+            "nodes: [{count: 1}]\nqueues: [{name: a, gpus: 1, preemption: {withinQueue: any}}]",
+            "queues.0.preemption.withinQueue: it must be 'never' or 'lowerPriority', not 'any';",
+        ),
         ("{nodes: [{count: 1}], fallbackAfter: -1}", "fallbackAfter: it must be at least 0, not -1;"),
         ("nodes: [", "is not YAML"),
         ("nodes: 3", "nodes: it must be a list, each entry on a line behind '- ', not 3;"),

@@ -140,7 +140,9 @@ def test_rigid_jobs_come_out_as_they_did_before_there_were_elastic_ones(
     name: str, completion: float, wait: float, useful: float, evictions: int, plans: int
 ) -> None:
     """The figures are of the simulator before it knew sizes, orders of capacity and replacements."""
-    worn = build(ClusterFile.model_validate({"nodes": [{"count": 16}], "faults": {"failures": 500}}))
+    worn = build(
+        ClusterFile.model_validate({"nodes": [{"count": 16}], "faults": {"failures": 500}, "halfLife": 86_400})
+    )
     work = assemble(worn, make(Recipe(jobs=400, gpus=128, load=1.1, seed=7)))
     came = measure(simulate(work, policy_named(name, work), seed=7))
     assert (came.mean_completion, came.mean_wait, came.useful) == pytest.approx((completion, wait, useful), rel=1e-12)
