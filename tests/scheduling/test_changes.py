@@ -14,7 +14,7 @@ from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import Shape, Sizes, Snapshot, TopologyMode
 
 from .cases import Job, Node, Outcome, Queue, rack, snapshot
-from .worlds import contended
+from .worlds import contended, trees
 
 pytestmark = pytest.mark.unit
 
@@ -26,7 +26,8 @@ def firm(world: Snapshot, *uids: str) -> Snapshot:
 
 
 def helps(world: Snapshot, uid: str) -> tuple[str, ...]:
-    return tuple(change.text for change in Outcome(world, plan(world)).waiting[uid].changes)
+    made = plan(world)
+    return tuple(change.text for change in made.helped(Outcome(world, made).waiting[uid]).changes)
 
 
 def changed(world: Snapshot, waiting: Waiting, change: Change) -> Snapshot:
@@ -36,6 +37,14 @@ def changed(world: Snapshot, waiting: Waiting, change: Change) -> Snapshot:
         workers = jobs.workers.copy()
         workers[row] = int(change.value)
         return replace(world, jobs=replace(jobs, workers=workers, sizes=Sizes.fixed(workers)))
+    if change.kind is ChangeKind.SPARES:
+        shapes = [*jobs.terms.shapes]
+        shapes[row] = replace(shapes[row], spares=int(change.value))
+        return replace(world, jobs=replace(jobs, terms=replace(jobs.terms, shapes=tuple(shapes))))
+    if change.kind is ChangeKind.PREEMPTIBLE:
+        preemptible = jobs.terms.preemptible.copy()
+        preemptible[row] = change.value == "true"
+        return replace(world, jobs=replace(jobs, terms=replace(jobs.terms, preemptible=preemptible)))
     modes, levels = jobs.modes.copy(), jobs.levels.copy()
     if change.kind is ChangeKind.MODE:
         modes[row] = TopologyMode[change.value.upper()]
@@ -45,14 +54,15 @@ def changed(world: Snapshot, waiting: Waiting, change: Change) -> Snapshot:
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(contended(), st.integers(0, 2**32 - 1))
+@given(st.one_of(contended(), trees()), st.integers(0, 2**32 - 1))
 def test_whoever_does_what_would_help_starts(world: Snapshot, seed: int) -> None:
     draw = np.random.default_rng(seed)
     world = firm(world, *(uid for uid in world.jobs.uids if draw.random() < 0.5))
-    for waiting in plan(world).waiting:
+    made = plan(world)
+    for waiting in map(made.helped, made.waiting):
         for change in waiting.changes:
             admitted = {admission.uid for admission in plan(changed(world, waiting, change)).admissions}
-            assert waiting.uid in admitted, f"{waiting.uid} was told: {change}"
+            assert waiting.uid in admitted, f"{waiting.uid} was told: {change}, waiting for {waiting.message}"
 
 
 def test_room_that_is_kept_for_a_job_ahead_is_no_help_to_one_that_would_not_give_it_back() -> None:
@@ -66,12 +76,77 @@ def test_room_that_is_kept_for_a_job_ahead_is_no_help_to_one_that_would_not_give
     assert helps(firm(snapshot(nodes, jobs), "behind"), "behind") == ()
 
 
-def test_fewer_workers_are_no_help_to_one_that_has_no_quota_either() -> None:
+def test_fewer_workers_help_one_that_has_no_quota_either_where_both_suffice() -> None:
     nodes = [Node("a"), Node("b")]
     alone = snapshot(nodes, [Job("large", workers=3)], [Queue(gpus=24)])
     assert helps(alone, "large") == ("2 workers instead of 3 would find room now",)
     short = snapshot(nodes, [Job("large", workers=3)], [Queue(gpus=8)])
-    assert helps(short, "large") == ()
+    assert helps(short, "large") == ("1 worker instead of 3 would have quota and room now",)
+    none = snapshot(nodes, [Job("large", workers=3)], [Queue(gpus=4)])
+    assert helps(none, "large") == ()
+
+
+@pytest.mark.parametrize(
+    ("quota", "nodes", "shape", "told"),
+    [
+        (24, 4, Shape(), ("3 workers instead of 4 would have quota and room now",)),
+        (31, 2, Shape(), ("2 workers instead of 4 would have quota and room now",)),  # room is what lacks then
+        (24, 4, Shape(slices=((2, 1),)), ("2 workers instead of 4 would have quota and room now",)),
+        (32, 5, Shape(spares=1), ("there is quota and room now without its spare",)),
+        (24, 5, Shape(spares=1), ("2 workers instead of 4 would have quota and room now",)),
+        (7, 4, Shape(), ()),
+    ],
+)
+@pytest.mark.parametrize("ever", [True, False], ids=["in use", "never enough"])
+def test_the_most_workers_that_the_quota_allows_are_told(
+    quota: int, nodes: int, shape: Shape, told: tuple[str, ...], ever: bool
+) -> None:
+    """Whether the rest of the quota is in use, or it could never be enough."""
+    used = [Job("holds", workers=8, gpus=5, holding=True)] if ever else []
+    world = snapshot(rack(0, nodes), [Job("a", workers=4), *used], [Queue(gpus=quota + 40 * ever)])
+    terms = replace(world.jobs.terms, shapes=(shape, *(Shape() for _ in used)))
+    assert helps(replace(world, jobs=replace(world.jobs, terms=terms)), "a") == told
+
+
+@pytest.mark.parametrize(("lent", "room", "told"), [(16, 2, True), (8, 2, False), (16, 1, False)])
+def test_who_may_not_borrow_is_told_that_it_could_where_that_would_start_it(lent: int, room: int, told: bool) -> None:
+    queues = [Queue("mine", gpus=0, cohort=0), Queue("lender", gpus=lent, cohort=0)]
+    world = firm(snapshot(rack(0, room), [Job("a", workers=2, queue="mine")], queues), "a")
+    text = "with preemptible: true it could borrow quota now, and there is room"
+    assert (text in helps(world, "a")) is told
+
+
+def test_who_may_not_borrow_is_not_told_to_where_an_owner_would_take_it_back() -> None:
+    queues = [Queue("mine", gpus=0, cohort=0), Queue("lender", gpus=8, cohort=0)]
+    jobs = [Job("a", queue="mine"), Job("owner", queue="lender", only_on=("full",))]
+    nodes = [Node("idle"), Node("full", used_gpus=8)]
+    assert not any("preemptible" in each for each in helps(firm(snapshot(nodes, jobs, queues), "a"), "a"))
+
+
+def almost(world: Snapshot) -> list[tuple[str, int, int]]:
+    (waiting,) = plan(world).waiting
+    return [(each.domain.rpartition("/")[2], each.placeable, each.lacking) for each in waiting.almost]
+
+
+@pytest.mark.parametrize("mode", ["preferred", "unconstrained"])
+@pytest.mark.parametrize(
+    ("shape", "nodes", "told"),
+    [
+        (
+            Shape(slices=((4, 1),)),
+            rack(0, 7) + rack(1, 3) + rack(2, 1),
+            [("rack-0", 7, 1), ("rack-1", 3, 1), ("rack-2", 1, 3)],
+        ),
+        (Shape(slices=((4, 1), (2, 2))), rack(0, 3, gpus=16) + rack(1, 3), [("rack-0", 6, 2)]),
+        (Shape(balanced=1), rack(0, 9) + rack(1, 5), [("rack-1", 5, 1)]),
+        (Shape(), rack(0, 9), []),
+    ],
+)
+def test_a_gang_in_slices_or_balanced_is_told_where_the_next_almost_fits(
+    mode: str, shape: Shape, nodes: list[Node], told: list[tuple[str, int, int]]
+) -> None:
+    job = Job("a", workers=12, preferred="block" if mode == "preferred" else None)
+    assert almost(shaped(snapshot(nodes, [job]), shape)) == told
 
 
 @pytest.mark.parametrize(

@@ -394,3 +394,41 @@ def test_who_lacks_what_others_have_borrowed_of_its_queue_and_keep_is_told_so() 
         "queue mine uses 0 nvidia.com/gpu of its quota of 8 nvidia.com/gpu and can use 0 nvidia.com/gpu more now, "
         "borrowing included; others have borrowed the rest of its own: `muster queues` shows who"
     )
+
+
+def test_who_lacks_quota_and_may_borrow_knows_who_holds_it_and_its_sentence_stays() -> None:
+    """They come and go: were they in the sentence, it would be written anew each time."""
+    jobs = [Job("large", gpus=12, holding=True), Job("small", gpus=4, holding=True), Job("a"), Job("b", submitted=1.0)]
+    shot = snapshot(rack(0, 4), jobs, [Queue(gpus=16)])
+    waiting = Outcome(shot, plan(shot)).waiting["a"]
+    assert (waiting.holders, waiting.names_holders) == (("large", "small"), False)
+    assert waiting.message.endswith("can use 0 nvidia.com/gpu more now, borrowing included")
+    assert (waiting.resource, waiting.missing) == ("nvidia.com/gpu", 8)
+    assert (waiting.before, Outcome(shot, plan(shot)).waiting["b"].before) == ((), ("a",))
+
+
+def test_who_lacks_quota_that_others_have_borrowed_knows_who_they_are() -> None:
+    queues = [Queue("mine", gpus=0, cohort=0), Queue("beside", gpus=8, cohort=0)]
+    shot = snapshot(rack(0, 4), [Job("borrower", queue="beside", holding=True), Job("a", queue="mine")], queues)
+    assert Outcome(shot, plan(shot)).waiting["a"].holders == ("borrower",)
+
+
+def test_the_first_of_a_queue_are_ahead_of_all_behind_them() -> None:
+    jobs = [Job(uid, submitted=float(at)) for at, uid in enumerate("abcde")]
+    other = Job("other", queue="else", submitted=9.0)
+    shot = snapshot([Node("full", used_gpus=8)], [*jobs, other], [Queue(), Queue("else")])
+    waiting = Outcome(shot, plan(shot)).waiting
+    assert [waiting[uid].before for uid in "abcde"] == [(), ("a",), ("a", "b"), ("a", "b", "c"), ("a", "b", "c")]
+    assert waiting["other"].before == ()
+
+
+@pytest.mark.parametrize("firm", [(), ("a",)])
+def test_who_lacks_quota_is_told_of_another_kind_of_capacity_that_has_quota_and_room(firm: tuple[str, ...]) -> None:
+    shot = _beside_spot(quota=8)
+    shot.queues.nominal[0, 1, RESOURCES.index("nvidia.com/gpu")] = 0
+    made = plan(_firm(shot, *firm))
+    waiting = made.helped(made.waiting[0])
+    assert (waiting.reason, waiting.elsewhere) == (WaitReason.EXCEEDS_QUOTA, "H100/spot")
+    there = replace(shot.jobs, flavours=np.array([2], dtype=np.int32), filters=np.array([0], dtype=np.int32))
+    moved = replace(shot, jobs=there, eligible=np.array([[False, True]]))
+    assert [each.uid for each in plan(_firm(moved, *firm)).admissions] == ["a"], "it does start there"

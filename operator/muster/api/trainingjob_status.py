@@ -149,7 +149,7 @@ class AlmostFits(Model):
     placeable: Count
     """Workers of the gang that fit there now."""
     lacking: Count
-    """Workers for which there is no room."""
+    """Workers for which there is no room: of the gang, of its next slice there, or of its equal share."""
 
 
 class Lacking(Model):

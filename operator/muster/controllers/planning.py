@@ -455,7 +455,7 @@ def avoiding(status: TrainingJobStatus, reason: WaitReason, now: datetime) -> st
 
 def blockers(waiting: Waiting, names_by_uid: Mapping[str, str]) -> str:
     """The planner's message with the names in it: of the job that is in the way, or of those that hold the quota."""
-    if waiting.holders:
+    if waiting.names_holders:
         known = [names_by_uid[uid] for uid in waiting.holders[:_HOLDERS_SHOWN] if uid in names_by_uid]
         more = len(waiting.holders) - len(known)
         return (

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from muster.api.names import DEFAULT_TOPOLOGY, ConditionType, EventReason
@@ -360,11 +361,16 @@ class Plans:
                 break
             more = sentences.elsewhere(record, waiting), sentences.ahead(waiting)
             word = Word.of(waiting, sentences.of(record, waiting), *more)
-            self._tell_waiting(record, in_window(word, record.spec, terms.start_seconds(record.job.status)))
+            word = in_window(word, record.spec, terms.start_seconds(record.job.status))
+            self._tell_waiting(record, word, partial(_helped, decided, sentences, record, waiting))
 
-    def _tell_waiting(self, record: Record, word: Word) -> None:
+    def _tell_waiting(self, record: Record, word: Word, helped: Callable[[Word], Word] | None = None) -> None:
         """Write why the job waits: its first word, and the first after an edit of it, at once; a change that a person
-        would notice now and then."""
+        would notice now and then.
+
+        Args:
+            helped: adds what would help, which is found for what is written only.
+        """
         wall, now = utc_now(), asyncio.get_running_loop().time()
         old = record.job.status
         avoided = tuple(item.node for item in old.avoided if item.until > wall)
@@ -382,7 +388,8 @@ class Plans:
         if self._budget < 1 or _new(record, now):
             self._later(max(self._explain_at, now + EXPLAIN_EVERY))
             return
-        status = planning.waiting_status(record.job, word, wall, defaults=record.defaults)
+        said = helped(word) if helped is not None else word
+        status = planning.waiting_status(record.job, said, wall, defaults=record.defaults)
         if status == old:
             record.told = words
             return
@@ -394,6 +401,11 @@ class Plans:
         notes = (Note(EventReason.QUEUED, word.message, warning=hinders(word.reason)),) if told else ()
         self._budget -= 1 + len(notes)
         self._start(record, self._worker.carry_out(record, Decision(status=status, notes=notes)))
+
+
+def _helped(decided: Plan, sentences: Sentences, record: Record, waiting: Waiting, word: Word) -> Word:
+    full = decided.helped(waiting)
+    return word if full is waiting else word.helped(full, sentences.elsewhere(record, full))
 
 
 def _new(record: Record, now: float) -> bool:

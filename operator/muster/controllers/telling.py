@@ -76,6 +76,11 @@ class Word:
             ahead,
         )
 
+    def helped(self, waiting: Waiting, elsewhere: Change | None) -> Word:
+        """With what would help: `waiting` is as `Plan.helped` gives it, `elsewhere` as for `of`."""
+        changes = (*waiting.changes, elsewhere) if elsewhere is not None else waiting.changes
+        return replace(self, changes=changes[:SHOWN])
+
     def told(self) -> QueuePosition:
         """As it stands in the status."""
         known = self.expected < _LAST

@@ -12,10 +12,12 @@ from typing import Final, overload
 
 import numpy as np
 
-from muster.scheduling.changes import Changes
 from muster.scheduling.expected import BASES, Expected
 from muster.scheduling.heads import Heads
-from muster.scheduling.plan import Almost, Change, Waiting, WaitReason, Wanted
+from muster.scheduling.helping import NO_ROOM, Helps
+from muster.scheduling.holders import Holders
+from muster.scheduling.owners import Owners
+from muster.scheduling.plan import Waiting, WaitReason, Wanted
 from muster.scheduling.promises import left_nodes, victims_of
 from muster.scheduling.ranks import positions
 from muster.scheduling.reasons import Reasons, Why
@@ -37,21 +39,22 @@ _REASONS: Final = {
 BEFORE: Final = 3
 """Jobs ahead in the order of its queue that a job is told."""
 _ROOM: Final = Fate.ROOM
-_NO_ROOM: Final = frozenset((Fate.ROOM, Fate.TOO_LARGE, Fate.NODES_AWAY))
 _NEVER: Final = frozenset((Fate.NEVER, Fate.NO_NODES, Fate.TOO_LARGE))
 """Of jobs that could not start if they were alone: they have no place in the order."""
-_OF_NODES: Final = frozenset((*_NO_ROOM, Fate.NO_NODES))
+_OF_NODES: Final = frozenset((*NO_ROOM, Fate.NO_NODES))
 """Of jobs that lack nodes, whatever their quota."""
 
 
-def explain(round_: Round, heads: Heads, verdicts: Sequence[Verdict], expected: Expected) -> Sequence[Waiting]:
+def explain(
+    round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verdict], expected: Expected
+) -> Told | tuple[()]:
     """Everyone who waits: those with a promise first, then by rank.
 
     Args:
         verdicts: of all that wait for quota, room or anything else, first in rank first.
     """
     everyone = [*(Verdict(job, Fate.PROMISED) for job in round_.kept.waiting), *verdicts]
-    return Told(everyone, Words(round_, heads), expected) if everyone else ()
+    return Told(everyone, Words(round_, heads, owners), expected) if everyone else ()
 
 
 class Told(Sequence[Waiting]):
@@ -87,7 +90,7 @@ class Told(Sequence[Waiting]):
         verdict = self._verdicts[index]
         why, blocker = self._words.why(verdict)
         has_quota = self._words.has_quota(verdict)
-        almost, changes, elsewhere = self._words.helps(verdict, has_quota=has_quota)
+        almost, changes, elsewhere = self._words.helps.of(verdict, has_quota=has_quota)
         return Waiting(
             uid=self._words.uids[verdict.job],
             reason=why.reason,
@@ -107,8 +110,17 @@ class Told(Sequence[Waiting]):
             elsewhere=elsewhere,
             wanted=self._words.wanted(verdict),
             holders=why.holders,
+            names_holders=why.names_holders,
             before=self._before(verdict.job, int(self.positions[index])),
         )
+
+    def helped(self, waiting: Waiting) -> Waiting:
+        """See `Plan`."""
+        verdict = self._verdicts[waiting.rank]
+        if self._words.has_quota(verdict):
+            return waiting
+        changes, elsewhere = self._words.helps.of_quota(verdict)
+        return waiting._replace(changes=changes, elsewhere=elsewhere)
 
     def _before(self, job: int, position: int) -> tuple[str, ...]:
         """The first of a job's queue, as far as they come before it."""
@@ -132,12 +144,13 @@ class Told(Sequence[Waiting]):
 class Words:
     """Says why jobs wait, as things stand when a plan is made. What is alike is said once."""
 
-    def __init__(self, round_: Round, heads: Heads) -> None:
+    def __init__(self, round_: Round, heads: Heads, owners: Owners) -> None:
         self._round, self._heads = round_, heads
+        self.helps = Helps(round_, heads, owners)
         self.uids = round_.snapshot.jobs.uids
         self.queues = round_.snapshot.jobs.queues
-        self._reasons = Reasons(round_.snapshot, round_.tree, round_.room, round_.kinds.workers)
-        self._changes = Changes(round_)
+        holders = Holders(round_.snapshot, round_.used.circles)
+        self._reasons = Reasons(round_.snapshot, round_.tree, round_.room, round_.kinds.workers, holders)
         self._charged_first: dict[tuple[int, int], int] = {}
         flavours = round_.snapshot.jobs.flavours
         for job, flavour in (*((job, int(flavours[job])) for job in round_.kept.waiting), *round_.reserved_quota):
@@ -147,7 +160,6 @@ class Words:
         self._kept: dict[tuple[int, int, int], bool] = {}
         self._room: dict[tuple[int, int], WaitReason] = {}
         self._wanted: dict[tuple[int, int, int, bool], tuple[Wanted, ...]] = {}
-        self._helps: dict[tuple[int, int, bool], tuple[tuple[Almost, ...], tuple[Change, ...], tuple[int, ...]]] = {}
 
     def reasons(self, verdicts: Sequence[Verdict], rows: Int) -> list[WaitReason]:
         """The same as `why` tells of each, without its sentence. `rows` are the verdicts'."""
@@ -184,31 +196,6 @@ class Words:
         nodes = self._round.snapshot.jobs.runs.nodes_of(job)  # of a promise that an earlier plan made
         victims = {*victims_of(self._round.snapshot, job), *self._going_from(nodes)}
         return self._reasons.promised(nodes, len(victims)), ""
-
-    def helps(self, verdict: Verdict, *, has_quota: bool) -> tuple[tuple[Almost, ...], tuple[Change, ...], str]:
-        """Domains in which the job almost fits, changes that would start it, and another flavour with room for it."""
-        if verdict.fate not in _NO_ROOM:
-            return (), (), ""
-        kind, spare = self._round.kinds.of[verdict.job], not self._open[verdict.job]
-        key = (kind, verdict.choice, spare)
-        if key not in self._helps:
-            self._helps[key] = self._changes.of(kind, verdict.choice, spare=spare)
-        almost, changes, others = self._helps[key]
-        if not has_quota:
-            return almost, (), ""
-        named = (self._round.snapshot.flavours[other] for other in others if self._has_quota_of(verdict, other))
-        return almost, changes, next(named, "")
-
-    def _has_quota_of(self, verdict: Verdict, flavour: int) -> bool:
-        """Whether the job's queue may use that much of another flavour now."""
-        round_, kind = self._round, self._round.kinds.of[verdict.job]
-        it = round_.kinds.kinds[kind]
-        need = round_.kinds.need(kind, verdict.choice, it.sizes[-1])
-        return round_.shortage_on(verdict.job, flavour, need) is None
-
-    @cached_property
-    def _open(self) -> Mask:
-        return self._heads.open_to()
 
     def wanted(self, verdict: Verdict) -> tuple[Wanted, ...]:
         """See `Waiting`."""
@@ -343,9 +330,9 @@ class Words:
         short = round_.used.shortage(queue, flavour, need)
         if short is not None:
             why = self._reasons.quota_exceeded(round_.used, queue, flavour, short)
-            if not it.preemptible:
-                why = self._reasons.held_by(why, queue, flavour, short, firm=False)
-            return why, ""
+            if it.preemptible:
+                return self._reasons.in_use_by(why, queue, flavour, short), ""
+            return self._reasons.held_by(why, queue, flavour, short, firm=False), ""
         kept = round_.shortage(job, verdict.choice, need)
         if kept is None or job in self._heads.jobs:
             return self._reasons.quota_is_owned(queue, flavour, need), ""

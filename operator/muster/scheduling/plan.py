@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -203,12 +203,14 @@ class Waiting(NamedTuple):
         expected: seconds since the epoch at which it is expected to start; FOREVER when unknown.
         basis: what `expected` rests on.
         almost: domains in which it almost fits, best first.
-        changes: what would let it start now, the smallest change first.
+        changes: what would let it start now, the smallest change first. What would help one that lacks quota is found
+            when it is asked for: see `Plan.helped`.
         elsewhere: a flavour with another kind of capacity that has room for it now, and its queue quota, or "". Whether
             it may run there is not known: its labels and tolerations were judged for its own kinds of node only.
         wanted: what its queue would let it start as now, if there were nodes: of each kind of node that it takes by
             now, in its order, the gang that it wishes to be, and the smallest. Empty if it lacks more than nodes.
-        holders: uids of the jobs that hold what it lacks, who holds most first, where the message ends with them.
+        holders: uids of the jobs that hold the quota that it lacks, who holds most first.
+        names_holders: the message is to end with them: they are those alone whom it waits for.
         before: uids of the first jobs of its queue's order, of those that come before it.
         rank: place among all that wait, from 0.
     """
@@ -230,8 +232,14 @@ class Waiting(NamedTuple):
     elsewhere: str = ""
     wanted: tuple[Wanted, ...] = ()
     holders: tuple[str, ...] = ()
+    names_holders: bool = False
     before: tuple[str, ...] = ()
     rank: int = 0
+
+
+def as_it_is(waiting: Waiting) -> Waiting:
+    """Of a plan that tells nobody anything."""
+    return waiting
 
 
 @dataclass(frozen=True)
@@ -242,6 +250,8 @@ class Plan:
         reduced: in place of promises that stand, of elastic jobs that start again: nodes of some workers are gone, and
             they have fewer workers now.
         broken: uids of RESERVED jobs whose promise cannot be kept (a node is gone): they are PENDING again.
+        helped: gives one of those who wait with its `changes` and `elsewhere`, also where it lacks quota. Ten thousand
+            may, each queue's have their own, and few of them are told anything new after a plan.
     """
 
     admissions: tuple[Admission, ...]
@@ -251,3 +261,4 @@ class Plan:
     replacements: tuple[Replacement, ...] = ()
     reduced: tuple[Promise, ...] = ()
     broken: tuple[str, ...] = ()
+    helped: Callable[[Waiting], Waiting] = field(default=as_it_is, compare=False, repr=False)

@@ -40,12 +40,12 @@ import numpy as np
 
 from muster.scheduling.bystanders import Bystanders
 from muster.scheduling.expected import Expected, Lacking, expected_starts, promised_starts
-from muster.scheduling.explain import explain
+from muster.scheduling.explain import Told, explain
 from muster.scheduling.fallback import fallback_starts
 from muster.scheduling.heads import Heads
 from muster.scheduling.improving import improve
 from muster.scheduling.order import Ordering
-from muster.scheduling.plan import Admission, Plan
+from muster.scheduling.plan import Admission, Plan, as_it_is
 from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.preempting import Preempting, cleared
 from muster.scheduling.ranks import by_length, pending_by_rank, works
@@ -105,15 +105,19 @@ def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None
         return None
     verdicts = improve(round_, heads, starting.owners, verdicts)
     going = {each.uid for each in round_.evictions}
+    told: Told | tuple[()] = ()
+    if policy.explain:
+        told = explain(round_, heads, starting.owners, verdicts, _expect(round_, heads, verdicts))
     return Plan(
         admissions=tuple(round_.admissions),
-        waiting=explain(round_, heads, verdicts, _expect(round_, heads, verdicts)) if policy.explain else (),
+        waiting=told,
         promises=tuple(round_.promises),
         evictions=tuple(round_.evictions),
         # Nobody is to make a pod for a gang that stops in the same plan.
         replacements=tuple([each for each in round_.replacements if each.uid not in going]),
         reduced=round_.reduced,
         broken=round_.kept.broken,
+        helped=told.helped if isinstance(told, Told) else as_it_is,
     )
 
 

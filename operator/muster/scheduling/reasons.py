@@ -14,6 +14,7 @@ import numpy as np
 
 from muster.scheduling.amounts import amount, amounts, is_or_are
 from muster.scheduling.gangs import Gang, Worker, is_accelerator
+from muster.scheduling.holders import Holders
 from muster.scheduling.placement import placeable
 from muster.scheduling.plan import WaitReason
 from muster.scheduling.quota import Ledger, Need, Shortage
@@ -36,6 +37,7 @@ class Why(NamedTuple):
     domain: str = ""
     placeable: int = 0
     holders: tuple[str, ...] = ()
+    names_holders: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,12 @@ class _State:
 class Reasons:
     """Explains, for the gangs and workers of one plan."""
 
-    def __init__(self, snapshot: Snapshot, tree: Tree, room: Room, workers: list[Worker]) -> None:
+    def __init__(self, snapshot: Snapshot, tree: Tree, room: Room, workers: list[Worker], holders: Holders) -> None:
         self._snapshot, self._tree, self._room, self._workers = snapshot, tree, room, workers
+        self._holders = holders
         self._names = snapshot.resources
         self._states: dict[tuple[int, int, int, int, int, int | None], str] = {}
         self._amounts: dict[tuple[str, int, int], str] = {}
-        self._known_holders: dict[tuple[int, int, int, bool], tuple[tuple[str, ...], int]] = {}
 
     def queue_closed(self, queue: int) -> Why:
         if queue == NONE:
@@ -171,6 +173,7 @@ class Reasons:
             f"queue {self._queue(queue)} has quota for {self._of_flavour(resource, short.needed, flavour)}, but it is "
             f"kept for a job ahead in the order, of queue {self._queue(ahead)} with priority {priority}",
             resource,
+            short.needed - short.available,
         )
 
     def exceeds_quota(
@@ -221,7 +224,7 @@ class Reasons:
         Args:
             firm: they are those alone that are not preemptible either; else all, whom it cannot ask for enough.
         """
-        uids, held = self._holders(queue, flavour, short.resource, firm=firm)
+        uids, held = self._holders.of_queue(queue, flavour, short.resource, firm=firm)
         if held + short.needed <= self._snapshot.queues.nominal[queue, flavour, short.resource]:
             return why  # it is others whom it waits for
         jobs, hold = _count(len(uids), "job"), "hold" if len(uids) > 1 else "holds"
@@ -232,19 +235,13 @@ class Reasons:
         else:
             asked = "and asking those of lower priority, if any, would not let it start"
         who = f"{jobs} of its queue {hold} it, {asked}"
-        return why._replace(message=f"{why.message}; {who}", holders=uids)
+        return why._replace(message=f"{why.message}; {who}", holders=uids, names_holders=True)
 
-    def _holders(self, queue: int, flavour: int, resource: int, *, firm: bool) -> tuple[tuple[str, ...], int]:
-        """(UIDs of the queue's jobs that hold the resource, who holds most first; how much they hold)."""
-        key = (queue, flavour, resource, firm)
-        if key not in self._known_holders:
-            jobs = self._snapshot.jobs
-            held = jobs.held[:, resource]
-            holds = ~jobs.pending & (jobs.queues == queue) & (jobs.flavours == flavour) & (held > 0)
-            rows = np.flatnonzero(holds & ~jobs.terms.preemptible if firm else holds)
-            rows = rows[np.argsort(-held[rows], kind="stable")]
-            self._known_holders[key] = tuple(jobs.uids[row] for row in rows.tolist()), int(held[rows].sum())
-        return self._known_holders[key]
+    def in_use_by(self, why: Why, queue: int, flavour: int, short: Shortage) -> Why:
+        """With who holds the quota that a preemptible job lacks: jobs of its queue or, where these hold none, of those
+        that it would share quota with. The sentence stays: they come and go, and it waits for none of them alone."""
+        uids, _ = self._holders.of_queue(queue, flavour, short.resource, firm=False)
+        return why._replace(holders=uids or self._holders.of_tree(queue, flavour, short.resource))
 
     def _state(self, ledger: Ledger, queue: int, flavour: int, short: Shortage, *, firm: int | None) -> str:
         """What a queue uses and may use of a resource: the same for all its jobs. Those below it count with it, but for

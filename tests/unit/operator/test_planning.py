@@ -579,10 +579,12 @@ def test_a_gang_whose_training_fixes_its_size_keeps_it_and_is_told_no_other(work
 def test_a_message_names_who_is_in_the_way_and_the_largest_holders() -> None:
     names = {uid: f"research/{uid}" for uid in "abcdef"}
     waiting = Waiting("z", WaitReason.QUOTA_EXCEEDED, "nobody may be asked", 1, holders=tuple("abcde"))
+    assert planning.blockers(waiting, names) == "nobody may be asked", "they come and go"
+    waiting = waiting._replace(names_holders=True)
     assert planning.blockers(waiting, names) == "nobody may be asked: research/a, research/b, research/c and 2 more"
     assert planning.blockers(waiting._replace(holders=("f",)), names) == "nobody may be asked: research/f"
     assert planning.blockers(waiting._replace(holders=("x",)), names) == "nobody may be asked", "an orphan has no name"
-    assert planning.blockers(waiting._replace(holders=(), blocker="b"), names) == (
+    assert planning.blockers(waiting._replace(holders=(), names_holders=False, blocker="b"), names) == (
         "nobody may be asked (kept for research/b)"
     )
 

@@ -1,0 +1,91 @@
+"""What would help a job that waits: for room, for quota, or for both. Once for all that are alike."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import Final
+
+from muster.scheduling.changes import Changes
+from muster.scheduling.gangs import Gang
+from muster.scheduling.heads import Heads
+from muster.scheduling.owners import Owners
+from muster.scheduling.plan import Almost, Change
+from muster.scheduling.quota import Need
+from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.snapshot import Mask
+
+NO_ROOM: Final = frozenset((Fate.ROOM, Fate.TOO_LARGE, Fate.NODES_AWAY))
+_MAY_LACK_QUOTA: Final = frozenset((Fate.QUOTA, Fate.NEVER, Fate.TOO_LARGE, Fate.NODES_AWAY))
+
+
+class Helps:
+    """Looks at what a plan leaves of room and quota."""
+
+    def __init__(self, round_: Round, heads: Heads, owners: Owners) -> None:
+        self._round, self._heads, self._owners = round_, heads, owners
+        self._changes = Changes(round_)
+        self._helps: dict[tuple[int, int, bool], tuple[tuple[Almost, ...], tuple[Change, ...], tuple[int, ...]]] = {}
+        self._known_quota_helps: dict[tuple[int, int, int, bool], tuple[tuple[Change, ...], str]] = {}
+
+    def of(self, verdict: Verdict, *, has_quota: bool) -> tuple[tuple[Almost, ...], tuple[Change, ...], str]:
+        """Domains in which the job almost fits, changes that would start it, and another flavour with room for it. One
+        that lacks quota has the domains alone: see `of_quota`."""
+        if verdict.fate not in NO_ROOM:
+            return (), (), ""
+        kind, spare = self._round.kinds.of[verdict.job], not self._open[verdict.job]
+        key = (kind, verdict.choice, spare)
+        if key not in self._helps:
+            self._helps[key] = self._changes.of(kind, verdict.choice, spare=spare)
+        almost, changes, others = self._helps[key]
+        if not has_quota:
+            return almost, (), ""
+        named = (self._round.snapshot.flavours[other] for other in others if self._has_quota_of(verdict, other))
+        return almost, changes, next(named, "")
+
+    def of_quota(self, verdict: Verdict) -> tuple[tuple[Change, ...], str]:
+        """Changes with which a job that lacks quota would have that and room, and another flavour with both."""
+        round_, job = self._round, verdict.job
+        if job in self._heads.jobs or verdict.fate not in _MAY_LACK_QUOTA:
+            return (), ""  # what is kept for it is charged already
+        spare = not self._open[job]
+        key = (round_.queue_of[job], round_.kinds.of[job], verdict.choice, spare)
+        if key not in self._known_quota_helps:
+            allows, borrows = partial(self._allows, job), partial(self._could_borrow, job, verdict.choice)
+            self._known_quota_helps[key] = self._changes.of_quota(
+                key[1], verdict.choice, allows, spare=spare, borrows=borrows
+            )
+        return self._known_quota_helps[key]
+
+    def _allows(self, job: int, flavour: int, gang: Gang) -> bool:
+        """Whether a job has quota for a gang now, after all who would take back what it borrows."""
+        round_, it = self._round, self._round.kind(job)
+        need = tuple((resource, amount * gang.total) for resource, amount in round_.kinds.workers[gang.worker].asks)
+        passing = it.preemptible and round_.policy.backfill
+        if round_.shortage_on(job, flavour, need, passing=passing) is not None:
+            return False
+        return not it.preemptible or self._owners_allow(job, flavour, need, passing=passing)
+
+    def _could_borrow(self, job: int, choice: int) -> bool:
+        """Whether a job that is not preemptible would have quota if it were."""
+        round_, kind = self._round, self._round.kinds.of[job]
+        it, queue = round_.kinds.kinds[kind], round_.queue_of[job]
+        flavour, need = it.choices[choice].flavour, round_.kinds.need(kind, choice, it.sizes[-1])
+        if any(ledger.shortage(queue, flavour, need) is not None for ledger in (round_.promised, round_.used)):
+            return False
+        return self._owners_allow(job, flavour, need, passing=False)
+
+    def _owners_allow(self, job: int, flavour: int, need: Need, *, passing: bool) -> bool:
+        if not self._round.policy.preemption:
+            return True
+        return self._owners.allow(self._round.queue_of[job], flavour, need, passing=passing)
+
+    def _has_quota_of(self, verdict: Verdict, flavour: int) -> bool:
+        """Whether the job's queue may use that much of another flavour now."""
+        round_, kind = self._round, self._round.kinds.of[verdict.job]
+        it = round_.kinds.kinds[kind]
+        need = round_.kinds.need(kind, verdict.choice, it.sizes[-1])
+        return round_.shortage_on(verdict.job, flavour, need) is None
+
+    @cached_property
+    def _open(self) -> Mask:
+        return self._heads.open_to()
