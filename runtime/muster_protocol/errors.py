@@ -25,6 +25,10 @@ class StaleEpochError(MusterError):
     """Another gang has claimed this run's checkpoints; this one may not commit any more."""
 
 
+class PathConflictError(StaleEpochError):
+    """That other gang is another job's. Another start of this one would only take the run back from it."""
+
+
 class StorageError(MusterError):
     """The checkpoint's store refuses, or can't be reached.
 

@@ -9,6 +9,7 @@ from typing import Final
 from muster_protocol.errors import (
     CorruptCheckpointError,
     MusterError,
+    PathConflictError,
     StaleEpochError,
     StartError,
     StateError,
@@ -21,6 +22,7 @@ __all__ = [
     "CorruptCheckpointError",
     "MusterError",
     "NumericsError",
+    "PathConflictError",
     "StaleEpochError",
     "StartError",
     "StateError",

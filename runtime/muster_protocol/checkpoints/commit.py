@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from muster_protocol import manifest
-from muster_protocol.checkpoints.chain import folder_of
+from muster_protocol.checkpoints.chain import folder_of, read_manifest
 from muster_protocol.checkpoints.store import Store
-from muster_protocol.errors import CorruptCheckpointError, StaleEpochError, StorageError
+from muster_protocol.errors import CorruptCheckpointError, PathConflictError, StaleEpochError, StorageError
 from muster_protocol.manifest import LATEST_KEY, Latest
 from muster_protocol.storage_errors import PASSING, Kind
 
@@ -52,8 +53,11 @@ def read_latest(store: Store) -> Claim | None:
         ) from error
 
 
-def claim_epoch(store: Store, owner: str) -> Claim:
+def claim_epoch(store: Store, owner: str, held: Claim | None = None) -> Claim:
     """Takes the next epoch, keeping the committed checkpoint. Gangs that claimed before can't commit any more.
+
+    `owner` may be another than that of `LATEST`: a job goes on from what one before it has left. But not where its gang
+    lives, and has `held` the run until that other took it.
 
     CorruptCheckpointError when `LATEST` can't be read, or is missing where it must have been.
     """
@@ -64,6 +68,8 @@ def claim_epoch(store: Store, owner: str) -> Claim:
                 f"{store.uri}/{LATEST_KEY} is missing, though checkpoints lie there; the run was not begun anew. Put "
                 "back a version of it, or start the job with another checkpoint.uri"
             )
+        if held is not None and found is not None and _taken(held, found):
+            raise _conflict(store, held, found, "so it does not go on")
         before = found.latest if found else Latest(epoch=0, owner="", nonce="")
         try:
             return _swap(store, found, dataclasses.replace(before, epoch=before.epoch + 1, owner=owner))
@@ -86,7 +92,8 @@ def commit(
     finished: bool,
     parent: tuple[str, str] = ("", ""),
 ) -> Claim:
-    """Makes a whole checkpoint the committed one. StaleEpochError when the epoch isn't ours any more.
+    """Makes a whole checkpoint the committed one. StaleEpochError when the epoch isn't ours any more, PathConflictError
+    when it is another job's.
 
     `parent` is the key and the digest of the manifest that it follows.
     """
@@ -107,11 +114,36 @@ def commit(
         if found is None or found.latest.epoch != held.latest.epoch:
             break
         held = found  # a write of ours that looked lost has arrived late; nobody else holds our epoch
+    if found is not None and _taken(held, found):
+        raise _conflict(store, held, found, f"so the checkpoint of step {step} was not committed")
     now = f"epoch {found.latest.epoch} of {found.latest.owner!r}" if found else "gone"
     raise StaleEpochError(
         f"{store.uri}/{LATEST_KEY} is now {now}, this gang holds epoch {held.latest.epoch}: another gang has taken "
         f"over, so the checkpoint of step {step} was not committed. Two jobs may not share a checkpoint.uri"
     )
+
+
+def _taken(held: Claim, found: Claim) -> bool:
+    """Whether another job has claimed the run after this gang did."""
+    return found.latest.epoch > held.latest.epoch and found.latest.owner not in ("", held.latest.owner)
+
+
+def _conflict(store: Store, held: Claim, found: Claim, lost: str) -> PathConflictError:
+    return PathConflictError(
+        f"{store.uri} is {_who(store, found.latest)} now: {LATEST_KEY} has its epoch {found.latest.epoch}, and this "
+        f"gang holds epoch {held.latest.epoch}. That job has taken over the run while this one trained, {lost}. Two "
+        "jobs may not share a checkpoint.uri, and to start this one again would only take the run back: end one of "
+        "them. This one can go on under a checkpoint.uri of its own; checkpoint.from begins it with what lies there"
+    )
+
+
+def _who(store: Store, latest: Latest) -> str:
+    """Whose the run is. Before its first commit only its UID is known."""
+    folder, job = folder_of(latest.manifest), ""
+    if folder is not None and folder[1] == latest.epoch:
+        with suppress(CorruptCheckpointError, StorageError):
+            job = read_manifest(store, latest.manifest, latest.sha256).manifest.job
+    return f"job {job}'s (owner {latest.owner!r})" if job else f"another job's (owner {latest.owner!r})"
 
 
 def _swap(store: Store, found: Claim | None, wanted: Latest) -> Claim:

@@ -135,7 +135,7 @@ class Keeper:
         return self.latest, newer
 
     def _next_epoch(self) -> Claim:
-        return claim_epoch(self._store, self._owner)
+        return claim_epoch(self._store, self._owner, self._tier.claim() if self._tier else None)
 
     def restore_kept(self, kept: Kept, prepare: Restore) -> Found:
         """Loads what the gang's memory holds. The next manifest's parent is the one that was committed last."""

@@ -42,6 +42,7 @@ _NAMED: Final = {
     "muster_protocol.errors.StorageRefusedError": Cause.STORAGE,
     "muster_protocol.errors.StorageError": Cause.INFRASTRUCTURE,
     "muster_protocol.errors.StaleEpochError": Cause.INFRASTRUCTURE,
+    "muster_protocol.errors.PathConflictError": Cause.CONFIG,
     "muster_protocol.errors.StartError": Cause.CONFIG,
     "muster_runtime.errors.NumericsError": Cause.NUMERICS,
 }
@@ -159,7 +160,7 @@ def stopped(stop: Stop, failed: Failure | None, *, killed: Sequence[int], commit
     if killed:
         some = ", ".join(str(rank) for rank in killed[:8])
         message += f"; rank {some} did not end within the grace of {stop.grace_seconds:g} s and was killed"
-    if failed is not None and failed.traceback:
+    if failed is not None and (failed.traceback or failed.cause is Cause.CONFIG):
         message += f"; while stopping, {failed.message}"
     return ExitFacts(
         cause,

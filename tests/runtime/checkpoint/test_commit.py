@@ -12,7 +12,7 @@ from muster_protocol import manifest
 from muster_protocol.checkpoints import commit as commits
 from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit, read_latest
 from muster_protocol.checkpoints.store import Body, Store
-from muster_runtime.errors import CorruptCheckpointError, StaleEpochError, StorageError
+from muster_runtime.errors import CorruptCheckpointError, PathConflictError, StaleEpochError, StorageError
 
 if TYPE_CHECKING:
     from conftest import Opener
@@ -58,7 +58,7 @@ def test_eight_gangs_claim_eight_epochs_and_the_last_alone_may_commit(opener: Op
         if claim.latest.epoch == WRITERS:
             save(store, claim, 10)
         else:
-            with pytest.raises(StaleEpochError, match="another gang has taken over"):
+            with pytest.raises(PathConflictError, match=r"another job's .* has taken over the run"):
                 save(store, claim, 10)
     final = read_latest(stores[0])
     assert final is not None
@@ -69,6 +69,23 @@ def test_a_claim_keeps_what_was_committed(store: Store) -> None:
     save(store, claim_epoch(store, "a"), 7, finished=True)
     latest = claim_epoch(store, "b").latest
     assert (latest.epoch, latest.owner, latest.step, latest.finished) == (2, "b", 7, True)
+
+
+def test_a_gang_of_the_same_job_that_was_replaced_is_in_no_conflict(store: Store) -> None:
+    old = claim_epoch(store, "a")
+    claim_epoch(store, "a", old)
+    with pytest.raises(StaleEpochError, match="another gang has taken over") as caught:
+        save(store, old, 10)
+    assert not isinstance(caught.value, PathConflictError), "its job goes on"
+
+
+def test_a_gang_that_lives_does_not_take_the_run_back_from_another_job(store: Store) -> None:
+    held = claim_epoch(store, "a")
+    assert claim_epoch(store, "b").latest.epoch == 2, "a job goes on from what one before it has left"
+    with pytest.raises(PathConflictError, match=r"epoch 2, and this gang holds epoch 1\..* so it does not go on"):
+        claim_epoch(store, "a", held)
+    assert claim_epoch(store, "b").latest.epoch == 3
+    assert claim_epoch(store, "a").latest.epoch == 4, "a new gang may: the other will find itself in conflict"
 
 
 def test_a_damaged_latest_is_no_fresh_start(store: Store) -> None:

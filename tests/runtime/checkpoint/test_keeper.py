@@ -27,7 +27,7 @@ from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tree import TensorTable
-from muster_runtime.errors import CorruptCheckpointError, StaleEpochError, StateError, StorageError
+from muster_runtime.errors import CorruptCheckpointError, PathConflictError, StaleEpochError, StateError, StorageError
 from muster_runtime.parallel.gang import Gang
 
 if TYPE_CHECKING:
@@ -65,14 +65,16 @@ class Run:
         keep_every: int | None = None,
         counted: Callable[[int], None] | None = None,
         best: Best | None = None,
+        owner: str = "job",
+        job: str = "job",
     ) -> None:
         self.store = store
         self.warnings: list[str] = []
         self.keeper = Keeper(
             store,
             Gang(),
-            owner="job",
-            job="job",
+            owner=owner,
+            job=job,
             retention=Retention(keep_last, keep_every, best=best),
             warn=self.warnings.append,
             counted=counted,
@@ -223,6 +225,21 @@ def test_a_gang_that_was_replaced_can_not_commit(store: Store) -> None:
         old.save(6)
     new.save(6)
     assert find_start(new.store, None).manifest.epoch == 2
+
+
+def test_a_gang_that_lost_its_run_to_another_job_says_to_which(store: Store) -> None:
+    old = Run(store)
+    old.save(5)
+    new = Run(store, owner="uid-2", job="research/second")
+    assert new.restore() == 5, "what a job before it has left is there for the next one"
+    with pytest.raises(PathConflictError, match=r"another job's \(owner 'uid-2'\) now"):
+        old.save(6)
+    new.save(6)
+    with pytest.raises(
+        PathConflictError, match=r"is job research/second's .* the checkpoint of step 7 was not committed"
+    ):
+        old.save(7)
+    new.save(8)
 
 
 def test_retention_keeps_what_a_resume_needs(store: Store) -> None:

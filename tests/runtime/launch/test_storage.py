@@ -37,6 +37,7 @@ def ended_by(error: str) -> exits.ExitFacts:
         ("StorageError: the S3 server can't be reached", Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE),
         ("StorageError: x (Connection reset by peer; gloo)", Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE),
         ("StaleEpochError: another gang has taken over", Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE),
+        ("PathConflictError: s3://b/run is job ns/b's now", Cause.CONFIG, exits.EXIT_CONFIG),
         ("StorageRefusedError: the bucket 'x' does not exist", Cause.STORAGE, exits.EXIT_CONFIG),
         ("StartError: checkpoint.from can't be taken: gloo", Cause.CONFIG, exits.EXIT_CONFIG),
         ("StateError: a state that can't be stored", Cause.USER, exits.EXIT_USER),

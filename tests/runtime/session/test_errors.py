@@ -283,7 +283,7 @@ def test_a_checkpoint_that_does_not_fit_is_told(change: tuple[str, str], pattern
     assert re.search("StateError: .*" + pattern, told), told
 
 
-def test_a_gang_that_was_replaced_ends_and_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
+def test_a_gang_whose_run_another_job_took_ends_and_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
     steal = TRAIN + (
         "    if step == 0 and session.is_leader:\n"
         "        from muster_protocol.checkpoints.commit import claim_epoch\n"
@@ -292,8 +292,9 @@ def test_a_gang_that_was_replaced_ends_and_leaves_the_checkpoint_alone(tmp_path:
     )
     result = run(tmp_path, steal)
     for rank in range(2):
-        assert "StaleEpochError" in last_line(result, rank)
-        assert "another gang has taken over" in last_line(result, rank)
+        assert "PathConflictError" in last_line(result, rank)
+        assert "is another job's (owner 'another') now" in last_line(result, rank)
+        assert "Two jobs may not share a checkpoint.uri" in last_line(result, rank)
 
 
 @pytest.mark.parametrize(
