@@ -198,6 +198,9 @@ class Reason(str, Enum):
     """No node of the cluster has GPUs of `workers.gpuType`. The job starts when one does."""
     PRIORITY_CLASS_NOT_FOUND = "PriorityClassNotFound"
     """`priorityClassName` names no PriorityClass."""
+    CHECKPOINT_PATH_CONFLICT = "CheckpointPathConflict"
+    """Another live job has the same `checkpoint.uri`; the message names it. The job starts when that one has ended, or
+    is deleted or suspended."""
     INVALID_SPEC = "InvalidSpec"
     """The stored object does not fit the model of this operator's version."""
     INVALID_POD_TEMPLATE = "InvalidPodTemplate"

@@ -24,6 +24,7 @@ _OF_THE_JOB_OR_CLUSTER: Final = (
     Reason.LEVELS_OUT_OF_ORDER,
     Reason.UNKNOWN_GPU_TYPE,
     Reason.PRIORITY_CLASS_NOT_FOUND,
+    Reason.CHECKPOINT_PATH_CONFLICT,
     Reason.INVALID_SPEC,
     Reason.INVALID_POD_TEMPLATE,
     Reason.INVALID_WINDOW,
@@ -40,7 +41,7 @@ _VALUES: Final = frozenset(reason.value for reason in (*_OF_THE_JOB_OR_CLUSTER, 
 
 
 def hinders(reason: str) -> bool:
-    """Whether a job that waits for this `reason` would also wait if it were the only one."""
+    """Whether a job that waits for this `reason` would also wait if it were the only one in its queue."""
     return reason in _VALUES or keeps_pods(reason)
 
 

@@ -141,7 +141,7 @@ class Inputs:
 
     def standing(self, record: Record, world: admission.World, now: datetime) -> JobInput | None:
         """A job's hold, from its placement's first writing until its last pod is gone; or what is promised to it."""
-        pods = self._living(record.uid)
+        pods = self.living(record.uid)
         holds = pods or record.made or (record.placement is not None and not record.leaves_for_good)
         if not holds and (record.promise is None or record.leaves_for_good or finished(record.job.status)):
             return None
@@ -205,7 +205,7 @@ class Inputs:
         for uid in self._cache.owners():
             if uid in records:
                 continue
-            pods = [pod for pod in self._living(uid) if pod.queue]
+            pods = [pod for pod in self.living(uid) if pod.queue]
             if not pods:
                 continue
             node = next((found for found in (self._cache.node(pod.node) for pod in pods) if found is not None), None)
@@ -222,7 +222,7 @@ class Inputs:
                 run=RunInput(leaving=True),
             )
 
-    def _living(self, uid: str) -> list[PodView]:
+    def living(self, uid: str) -> list[PodView]:
         """The job's pods that hold its quota. One that was deleted on a lost node does not: its kubelet can't say that
         it is gone, for days perhaps. It still counts against its node."""
         pods = [pod for pod in self._cache.pods_of(uid) if pod.phase not in TERMINAL]

@@ -28,6 +28,7 @@ from muster.controllers.claims import Claims
 from muster.controllers.lifecycle.reconcile import reconcile
 from muster.controllers.lifecycle.replacement import shrinks_at
 from muster.controllers.lifecycle.turn import TERMINAL, Decision
+from muster.controllers.places import Places
 from muster.controllers.plans import Plans
 from muster.controllers.progress import Progress
 from muster.controllers.quarantine import Fault, faults_of
@@ -97,12 +98,14 @@ class Loop:
         self.last_tick = time.monotonic()
         self.turn_errors = 0
         self._claims = Claims(cache.mark)
+        self._places = Places(self._freed)
         self._plans = Plans(
             cache,
             worker,
             self.records,
             self._roster,
             self._claims,
+            self._places,
             start=self.start,
             trouble=self._trouble,
             prices=self._prices,
@@ -233,7 +236,7 @@ class Loop:
         record.see(pods, monotonic)
         if self._chronicle is not None:
             self._chronicle.see(record, pods, now)
-        self._claims.update(record)
+        self._index(record)
         record.wake_at = None
         if record.retry_at is not None and record.retry_at <= monotonic:
             record.retry_at = None
@@ -248,6 +251,7 @@ class Loop:
             record.plannable = False
             if not record.made and not any(pod.phase not in TERMINAL for pod in pods):
                 del self.records[record.uid]
+                self._places.drop(record.uid)
                 if self._chronicle is not None:
                     self._chronicle.forget(record, now)
             self._must_plan = True
@@ -271,6 +275,17 @@ class Loop:
         elif finished(record.job.status) and not _holds(record, pods) and record.due_at is None:
             self.ended[record.uid] = Ended.of(record, now)
             del self.records[record.uid]  # until the watch shows something new of it
+            self._places.drop(record.uid)
+
+    def _index(self, record: Record) -> None:
+        """Take over what the record says of others' room, and of its checkpoints' place."""
+        self._claims.update(record)
+        self._places.update(record, living=bool(self._plans.inputs.living(record.uid)))
+
+    def _freed(self, uid: str) -> None:
+        """The job has got its checkpoints' place, perhaps from another that was there before: it may be planned."""
+        self._roster.touched.add(uid)
+        self._must_plan = True
 
     def _price(self, record: Record, placement: Placement) -> None:
         """Take over the price of the gang's nodes: by what was written down with them while they are gone, or their
@@ -326,7 +341,7 @@ class Loop:
                 record.leaving = False
                 if not record.unsure:
                     record.assumed, record.assumed_promise = None, None
-                self._claims.update(record)
+                self._index(record)
                 self._roster.touched.add(record.uid)
                 if record.errors == 0:
                     self._cache.mark(record.uid)

@@ -42,6 +42,7 @@ _MEANT: Final = frozenset(
         Reason.QUEUE_NOT_FOUND,
         Reason.NAMESPACE_NOT_ALLOWED,
         Reason.BUDGET_EXHAUSTED,
+        Reason.CHECKPOINT_PATH_CONFLICT,
         Reason.BACKOFF,
     )
 )

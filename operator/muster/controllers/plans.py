@@ -27,6 +27,7 @@ from muster.controllers.decisions import Decisions, Start
 from muster.controllers.garbage import no_looks
 from muster.controllers.inputs import Inputs
 from muster.controllers.lifecycle.turn import Decision, Note
+from muster.controllers.places import Places, conflict
 from muster.controllers.queues import queue_inputs, why_drained
 from muster.controllers.records import Record
 from muster.controllers.roster import FIRST, Roster, exhausted
@@ -94,6 +95,7 @@ class Plans:
         records: Mapping[str, Record],
         roster: Roster,
         claims: Claims,
+        places: Places,
         *,
         start: Start,
         trouble: Trouble,
@@ -111,6 +113,7 @@ class Plans:
         self._worker = worker
         self._records = records
         self._roster = roster
+        self._places = places
         self._start = start
         self._trouble = trouble
         self._masks = Masks()
@@ -275,7 +278,7 @@ class Plans:
         if record.task is not None:
             record.stand = ()  # so that its next turn asks for a new plan
             return False
-        found = admission.obstacle(record.identity.namespace, record.spec, world)
+        found = admission.obstacle(record.identity.namespace, record.spec, world) or self._conflict(record)
         if found is None:
             found = self._judged(record)
             if found is None and (record.judgement is None or record.judging is not None):
@@ -287,6 +290,11 @@ class Plans:
                 self._tell_waiting(record, Word(found.reason.value, found.message))
             return False
         return True
+
+    def _conflict(self, record: Record) -> admission.Obstacle | None:
+        """What another job's hold on the place of this one's checkpoints means for it."""
+        other = self._records.get(self._places.other(record.uid))
+        return None if other is None else conflict(record, other)
 
     def _judged(self, record: Record) -> admission.Obstacle | None:
         """The obstacle that the last rehearsal met. Starts a rehearsal when there is none that holds."""

@@ -216,6 +216,9 @@ def _mending(named: str, queue: str, reason: str) -> Iterator[str]:
     elif reason == WaitReason.NO_ELIGIBLE_NODES.value:
         what = "workers.gpuType, capacity, nodeSelector, tolerations, podTemplate"
         yield f"change what it demands of its nodes ({what}), or the nodes:  kubectl edit tj {named}"
+    elif reason == Reason.CHECKPOINT_PATH_CONFLICT.value:
+        yield "wait for the job that stands under Why, or end it"
+        yield f"or give this one a spec.checkpoint.uri of its own:  kubectl edit tj {named}"
     elif reason == Reason.POD_REFUSED.value:
         yield f"have the namespace admit its pods, as it stands under Why, or ask for less:  kubectl edit tj {named}"
     else:

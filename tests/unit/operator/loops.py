@@ -128,8 +128,10 @@ class World:
     notes: list[tuple[str, Note]] = field(default_factory=list)
     """Events that were told: (name of the job, Event)."""
 
-    def submit(self, name: str, *, workers: int = 2, each: Object | None = None, **spec: Any) -> None:
-        """A job of so many workers of one core each, and what else `each` of them has."""
+    def submit(
+        self, name: str, *, workers: int = 2, each: Object | None = None, at: str = "12:00:00", **spec: Any
+    ) -> None:
+        """A job of so many workers of one core each, and what else `each` of them has, submitted `at` that time."""
         raw = {
             "metadata": {
                 "name": name,
@@ -137,7 +139,7 @@ class World:
                 "uid": f"uid-of-{name}",
                 "generation": 1,
                 "resourceVersion": "1",
-                "creationTimestamp": "2026-03-01T12:00:00Z",
+                "creationTimestamp": f"2026-03-01T{at}Z",
             },
             "spec": {
                 "queue": "q",
@@ -173,7 +175,11 @@ class World:
     def edit(self, name: str, **spec: Any) -> None:
         raw = self.server.jobs[name]
         self.server.version += 1
-        metadata = {**raw["metadata"], "generation": 2, "resourceVersion": str(self.server.version)}
+        metadata = {
+            **raw["metadata"],
+            "generation": raw["metadata"]["generation"] + 1,
+            "resourceVersion": str(self.server.version),
+        }
         self.feed({**raw, "metadata": metadata, "spec": {**raw["spec"], **spec}})
 
     def placed(self, name: str) -> bool:
