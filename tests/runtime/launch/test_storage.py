@@ -12,6 +12,7 @@ from made_store import MadeStore, served
 
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause
+from muster_protocol.messages import Stop, StopReason
 from muster_protocol.storage_errors import LASTING, PASSING, Kind, kind_of
 from muster_protocol.uris import parse_uri
 from muster_runtime import report
@@ -48,6 +49,16 @@ def test_what_the_store_did_to_a_rank_is_not_the_users_failure(error: str, cause
     facts = ended_by(error)
     assert (facts.cause, facts.exit_code) == (cause, code)
     assert not facts.message.startswith("followed")
+
+
+def test_a_stop_whose_last_save_met_another_jobs_run_says_so() -> None:
+    line = _TRACEBACK.format(error="PathConflictError: s3://b/run is job ns/b's now").split("\n")
+    failed = verdict.failure(0, 1, line, killed_for_memory=False)
+    facts = verdict.stopped(Stop(StopReason.PREEMPT, 30.0), failed, killed=(), committed_step=4)
+    assert (facts.cause, facts.message.endswith("; while stopping, s3://b/run is job ns/b's now")) == (
+        Cause.PREEMPTED,
+        True,
+    )
 
 
 def test_a_rank_that_lost_its_store_ends_the_gang_as_infrastructure(make_gang: Callable[..., Any]) -> None:

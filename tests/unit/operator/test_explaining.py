@@ -584,6 +584,7 @@ def test_before_the_first_step_nobody_is_said_to_train() -> None:
         ("QueueNotFound", "see which queues there are: muster queues"),
         ("UnknownGpuType", "kubectl edit tj train -n research"),
         ("ExceedsQuota", "kubectl edit tj train -n research or kubectl edit tq"),
+        ("CheckpointPathConflict", "wait for the job that stands under Why, or end it"),
         ("NamespaceNotAllowed", "have the namespace labelled as it stands under Why, or see which queues there are"),
         ("ExceedsCluster", "ask for fewer or smaller workers"),
         ("NoEligibleNodes", "change what it demands of its nodes (workers.gpuType, capacity, nodeSelector"),
