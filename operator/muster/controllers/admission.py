@@ -62,6 +62,22 @@ def products(nodes: Sequence[NodeView]) -> list[Mapping[str, str]]:
     return [labels for key, labels in sorted(found.items(), key=lambda item: item[0]) if any(key)]
 
 
+OBSTACLES: Final = frozenset(
+    reason.value
+    for reason in (
+        Reason.QUEUE_NOT_FOUND,
+        Reason.NAMESPACE_NOT_ALLOWED,
+        Reason.BUDGET_EXHAUSTED,
+        Reason.PRIORITY_CLASS_NOT_FOUND,
+        Reason.UNKNOWN_GPU_TYPE,
+        Reason.TOPOLOGY_NOT_FOUND,
+        Reason.LEVEL_NOT_FOUND,
+        Reason.LEVELS_OUT_OF_ORDER,
+    )
+)
+"""The reasons of what `obstacle` finds."""
+
+
 def obstacle(namespace: str, spec: EffectiveSpec, world: World) -> Obstacle | None:
     """The first thing that keeps the job from being planned, or None."""
     return _queue(namespace, spec, world) or _priority(spec, world) or _gpu_type(spec, world) or _level(spec, world)

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from muster.api.common import find_condition
 from muster.api.effective import EffectiveSpec
 from muster.api.names import ConditionType, Reason
-from muster.cluster.status import finished, goes_on
-from muster.controllers.admission import Obstacle
+from muster.cluster.status import finished, goes_on, reason_of
+from muster.controllers.admission import OBSTACLES, Obstacle
 from muster.controllers.records import Record
 from muster_protocol import env
 from muster_protocol.uris import parse_uri
@@ -40,11 +40,13 @@ class Standing(NamedTuple):
 
     Attributes:
         waits: its gang neither is placed, nor has pods, nor starts again on nodes of its own.
+        hindered: it waits, and something has to be mended before it can start: others needn't wait for that.
         since: seconds since the epoch at which it was made, or resumed: a suspended job has given its place away.
         created: seconds since the epoch at which it was made.
     """
 
     waits: bool
+    hindered: bool
     since: float
     created: float
     uid: str
@@ -147,7 +149,8 @@ def standing_of(record: Record, *, living: bool) -> Standing | None:
     made = created.timestamp() if created is not None else 0.0
     suspended = find_condition(status.conditions, ConditionType.SUSPENDED)
     resumed = suspended.last_transition_time if suspended is not None and suspended.status == "False" else None
-    return Standing(not holds, resumed.timestamp() if resumed is not None else made, made, record.uid)
+    hindered = not holds and reason_of(status, ConditionType.ADMITTED) in OBSTACLES
+    return Standing(not holds, hindered, resumed.timestamp() if resumed is not None else made, made, record.uid)
 
 
 def conflict(record: Record, other: Record) -> Obstacle:

@@ -110,6 +110,16 @@ async def test_the_older_of_two_that_wait_has_the_place_whoever_could_start() ->
         await place.until(lambda: place.placed("younger"))
 
 
+async def test_nobody_waits_for_an_older_job_that_has_something_to_be_mended_first() -> None:
+    async with world(cpu="8") as place:
+        place.submit("older", queue="nowhere", checkpoint=RUN)
+        await place.until(lambda: told(place, "older")[0] == Reason.QUEUE_NOT_FOUND.value)
+        place.submit("younger", at="12:30:00", checkpoint=RUN)
+        await runs(place, "younger")
+        place.edit("older", queue="q")
+        assert "ns/younger saves to" in await in_conflict(place, "older")
+
+
 async def test_a_gang_that_is_placed_keeps_its_place_from_a_job_that_is_older() -> None:
     async with world(cpu="8") as place:
         place.submit("younger", at="12:30:00", checkpoint=RUN)
