@@ -130,7 +130,7 @@ class Plans:
         )
         self.books = Books(cache, worker.executor)
         self._budget = float(WORDS_PER_SECOND)
-        self._last_round = time.monotonic()
+        self._last_round = float("-inf")
         self._explain_at = float("-inf")
         self._looked: tuple[object, ...] = ()
         self._begun = False
@@ -139,7 +139,7 @@ class Plans:
 
     async def make(self) -> None:
         """Freeze a snapshot, plan it, and start what the plan admits."""
-        began = time.monotonic()
+        began = _clock()
         self.again_at = None
         rate = min(WORDS_PER_SECOND, WORDS_SHARE / self._worker.pace.seconds)
         self._budget = min(WORDS_PER_SECOND, self._budget + (began - self._last_round) * rate)
@@ -163,11 +163,11 @@ class Plans:
             self.books.keep(snapshot, self._records, self._queue_errors, self._spent, utc_now())
         if snapshot.jobs.uids:
             wait = min(REVIEW, next_fallback(snapshot) - now.timestamp())
-            self._later(time.monotonic() + max(wait, self.round_seconds))
-        self.round_seconds = time.monotonic() - began
+            self._later(_clock() + max(wait, self.round_seconds))
+        self.round_seconds = _clock() - began
         if explains:
             rest = min(max(EXPLAIN_EVERY, self.round_seconds / EXPLAIN_SHARE), EXPLAIN_AT_LAST)
-            self._explain_at = time.monotonic() + rest
+            self._explain_at = _clock() + rest
         else:
             self._later(self._explain_at)
 
@@ -194,7 +194,7 @@ class Plans:
     def due(self) -> bool:
         """Whether it is time for another plan without any change in the cluster: a queue's budget is used up, or a new
         month has opened it again, since the last plan; words were held back; or jobs are to be looked at again."""
-        if self.again_at is not None and time.monotonic() >= self.again_at:
+        if self.again_at is not None and _clock() >= self.again_at:
             return True
         return self._budgets.spent(self._cache.queues, utc_now()) != self._spent
 
@@ -203,7 +203,7 @@ class Plans:
         """Monotonic time from which on one is `due`, as far as is known; None if only a change brings one about."""
         moments = [] if self.again_at is None else [self.again_at]
         if self._budgets.change is not None:
-            moments.append(time.monotonic() + (self._budgets.change - utc_now()).total_seconds())
+            moments.append(_clock() + (self._budgets.change - utc_now()).total_seconds())
         return min(moments, default=None)
 
     def _later(self, moment: float) -> None:
@@ -298,7 +298,7 @@ class Plans:
 
     def _judged(self, record: Record) -> admission.Obstacle | None:
         """The obstacle that the last rehearsal met. Starts a rehearsal when there is none that holds."""
-        now = asyncio.get_running_loop().time()
+        now = _clock()
         judgement = record.judgement
         key = record.template_key(self._worker.settings)
         if judgement is not None and judgement.key == key:
@@ -379,7 +379,7 @@ class Plans:
         Args:
             helped: adds what would help, which is found for what is written only.
         """
-        wall, now = utc_now(), asyncio.get_running_loop().time()
+        wall, now = utc_now(), _clock()
         old = record.job.status
         avoided = tuple(item.node for item in old.avoided if item.until > wall)
         words = (word, avoided)
@@ -409,6 +409,11 @@ class Plans:
         notes = (Note(EventReason.QUEUED, word.message, warning=hinders(word.reason)),) if told else ()
         self._budget -= 1 + len(notes)
         self._start(record, self._worker.carry_out(record, Decision(status=status, notes=notes)))
+
+
+def _clock() -> float:
+    """The event loop's monotonic seconds, by which it is woken."""
+    return asyncio.get_running_loop().time()
 
 
 def _helped(decided: Plan, sentences: Sentences, record: Record, waiting: Waiting, word: Word) -> Word:
