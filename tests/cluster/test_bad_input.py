@@ -124,8 +124,12 @@ REFUSED: dict[str, tuple[Change, str]] = {
         ),
         "two slices share a level",
     ),
-    "fallback of one kind": (spec(capacity={"order": ["spot"], "fallbackAfter": "5m"}), "name two kinds in order"),
-    "unknown capacity": (spec(capacity={"order": ["cheap"]}), 'supported values: "on-demand", "spot"'),
+    "fallback of one kind": (
+        spec(capacity={"order": ["spot"], "fallbackAfter": "5m"}),
+        "name two kinds or more in order",
+    ),
+    "price of one kind": (spec(capacity={"order": ["spot"], "prefer": "cheapest"}), "prefer chooses among kinds"),
+    "unknown capacity": (spec(capacity={"order": ["cheap"]}), 'supported values: "on-demand", "reserved", "spot"'),
     "budget of a job that is not preemptible": (
         spec(preemptible=False, disruptionBudget={"preemptions": 1}),
         "a job that is not preemptible is never preempted",
@@ -252,7 +256,7 @@ def queue_with(**quota: Any) -> Object:
 
 QUEUES: dict[str, tuple[Object, str]] = {
     "no resources": (queue_with(resources=[]), "resources in body should have at least 1 items"),
-    "unknown capacity": (queue_with(capacity="cheap"), 'supported values: "on-demand", "spot"'),
+    "unknown capacity": (queue_with(capacity="cheap"), 'supported values: "on-demand", "reserved", "spot"'),
     "spot without GPUs": (queue_with(gpuType="", capacity="spot"), "gangs without GPUs have one quota for all nodes"),
     "negative quota": (queue_with(resources=[{"name": "cpu", "nominal": -1}]), "write a quantity such as"),
     "resource without its domain": (queue_with(resources=[{"name": "gpu", "nominal": 8}]), "such as nvidia.com/gpu"),

@@ -312,7 +312,7 @@ def test_it_should_set_names_that_hold_two_releases_apart(render: Render) -> Non
         ("resources.requests.cpu=abc", 'resources.requests.cpu is "abc": write a quantity'),
         ("topology.levels[0].name=Rack 1,topology.levels[0].label=rack", "write at most 63 small letters"),
         ("topology.levels[0].name=rack,topology.levels[0].label=a b", "write the key of a node label, like topology"),
-        ("nodeHoursBetweenFailures.ondemand=5", '"ondemand" is no kind of capacity that fails: write on-demand'),
+        ("nodeHoursBetweenFailures.ondemand=5", '"ondemand" is no kind of capacity: write on-demand, reserved or spot'),
         ("provisioning.nodeSelectors.H100.pool=a", 'nodeSelectors: "H100" is no GPU type with its kind of capacity'),
         ("provisioning.nodeSelectors.H100/ondemand.pool=a", '"H100/ondemand" is no GPU type with its kind of capacity'),
         ("image.registry=https://registry.example.com", "write a registry without the scheme, like registry.example"),
@@ -481,7 +481,7 @@ def test_install_upgrade_and_uninstall(control_plane: ControlPlane, tmp_path: Pa
         plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, *sqlite)
         strategy = plane.get("deployment", "muster", "-n", NAMESPACE)["spec"]["strategy"]
         assert strategy == {"type": "Recreate"}
-        plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE)
+        plane.helm("upgrade", "muster", str(CHART), "-n", NAMESPACE, "--reset-values")
         strategy = plane.get("deployment", "muster", "-n", NAMESPACE)["spec"]["strategy"]
         assert strategy["type"] == "RollingUpdate"
 
