@@ -82,7 +82,7 @@ class Pod:
         except OSError:
             return False
 
-    def end(self, seconds: float = 30.0) -> exits.ExitFacts:
+    def end(self, seconds: float = 90.0) -> exits.ExitFacts:
         """The exit facts, once the launcher has ended; its exit code is the one that they give."""
         try:
             code = self.process.wait(seconds)
