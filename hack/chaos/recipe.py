@@ -14,6 +14,8 @@ from hack.demo.kube import Json
 EVERY = 10
 """Steps between two checkpoints of a job that meets a fault."""
 WORKERS = 2
+ROOM = "2Gi"
+"""Memory that each of them requests, by which there is room for the memory tier."""
 GROWS_AFTER_S = 20
 """So long a gang keeps a size, by the chart's `moves.settleAfter`, before it grows; elsewhere it is ten minutes."""
 SCRIPT = Path(__file__).with_name("train.py")
@@ -80,7 +82,7 @@ def training(recipe: Recipe, place: Place) -> Json:
     spec: Json = {
         "command": ["python3", f"/journal/{SCRIPT.name}"],
         "args": [f"--steps={recipe.steps}", f"--pace={recipe.pace}", f"--ballast={recipe.ballast}"],
-        "workers": {"replicas": WORKERS, "gpusPerWorker": 1},
+        "workers": {"replicas": WORKERS, "gpusPerWorker": 1, "resources": {"requests": {"memory": ROOM}}},
         "parallelism": {"strategy": "ddp"},
         "checkpoint": {
             "uri": place.uri,

@@ -107,6 +107,10 @@ CHECKPOINT_MEMORY: Final = "MUSTER_CHECKPOINT_MEMORY"
 """Whether the newest checkpoint also stays in memory: `off`, `local`, `peer` (and a copy in another pod's), or `auto`
 (peer where the gang lies on two nodes or more, and memory suffices; local where it suffices for that)."""
 
+MEMORY_REQUEST: Final = "MUSTER_MEMORY_REQUEST"
+"""Bytes of memory that the container requests, 0 where it requests none: what `auto` goes by where it has no limit.
+Unset: not in a pod."""
+
 MEMORY_TIER: Final = "MUSTER_MEMORY_TIER"
 """Set by the launcher for its ranks: descriptors of memory that outlives them (the data, two records, the claim)."""
 

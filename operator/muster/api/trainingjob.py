@@ -241,8 +241,9 @@ class Checkpoint(Model):
     """local: the newest one also stays in the workers' own memory, so that a crash is mended without the store. That
     takes two copies of a worker's part of the state, within its memory request and limit. peer: each worker also keeps
     that of another, on another node where there is one, so that a lost worker is mended so, too; three copies. auto:
-    peer where there is room for it and the gang lies on several nodes, else local where there is room for that. off:
-    one copy, while it is written. Left out: auto."""
+    peer where there is room for it and the gang lies on several nodes, else local where there is room for that; room
+    goes by the memory limit, or by the request where there is no limit. off: one copy, while it is written. Left out:
+    auto."""
     secret_ref: NameRef | None = None
     """Secret in the job's namespace with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AWS_SESSION_TOKEN, AWS_REGION and
     AWS_ENDPOINT_URL_S3 may stand beside them. Left out: the pods get their credentials otherwise, for example from

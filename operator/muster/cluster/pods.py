@@ -403,6 +403,8 @@ def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> l
         (env.NODE_NAME, "spec.nodeName"),
     ):
         result.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
+    requested = {"containerName": TRAINER, "resource": "requests.memory"}  # also what a LimitRange has put there
+    result.append({"name": env.MEMORY_REQUEST, "valueFrom": {"resourceFieldRef": requested}})
     key = {"name": secret_name(job, settings.token_tag), "key": env.TOKEN}
     result.append({"name": env.TOKEN, "valueFrom": {"secretKeyRef": key}})
     own = {entry.name for entry in spec.env}

@@ -29,6 +29,8 @@ _MEMORY_FILES: Final = (
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
 )
 """Limit, use and what is in it, with cgroups of version 2 and of version 1."""
+_UNLIMITED: Final = 1 << 62
+"""From here on a limit of version 1 is none: it is the largest number, in whole pages."""
 
 Order = tuple[int, int, int]
 """Epoch, step and attempt: which of two parts is newer."""
@@ -132,8 +134,12 @@ def capacity(length: int) -> int:
     return -(-(length + _SLACK) // _ROUND) * _ROUND
 
 
-def free_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes that this container, and this machine, may still take."""
+def free_memory(requested: int | None = None, cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that this container, and this machine, may still take.
+
+    `requested` is what a container without a limit goes by, as the rest of the machine is for others to request; None
+    where nobody requests anything, as on a laptop.
+    """
     machine = next(int(line.split()[1]) << 10 for line in meminfo.read_text().splitlines() if "MemAvailable" in line)
     for files in _MEMORY_FILES:
         try:
@@ -143,5 +149,6 @@ def free_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -
         found = dict(line.split() for line in stat.splitlines())
         # The first is of version 1 alone, where the second leaves out what lies in cgroups below.
         cached = int(found.get("total_inactive_file", found.get("inactive_file", 0)))
-        return machine if limit == "max" else min(machine, int(limit) - int(used) + cached)
-    return machine
+        bound = requested if limit == "max" or int(limit) >= _UNLIMITED else int(limit)
+        return machine if bound is None else max(0, min(machine, bound - int(used) + cached))
+    return machine if requested is None else min(machine, requested)

@@ -65,16 +65,18 @@ class Tier:
         *,
         incarnation: int = 1,
         sharers: int | None,
+        requested: int | None = None,
         peer: int | str = "",
         warn: Callable[[str], None],
         settled: Callable[[MemoryTier], None] = lambda _: None,
     ) -> None:
         """`slots` (of records) and `claim` are descriptors. `sharers`: ranks that share the container's memory, which
-        must suffice for all; None: that is not asked. `peer`: bytes that this rank's share of another pod's copy takes
-        already; or why there is no such copy. `warn` hears of what isn't used, and why; `settled` what is kept."""
+        must suffice for all; None: that is not asked. `requested`: as `free_memory` has it. `peer`: bytes that this
+        rank's share of another pod's copy takes already; or why there is no such copy. `warn` hears of what isn't used,
+        and why; `settled` what is kept."""
         self.memory, self.incarnation, self.warn, self._settled = memory, incarnation, warn, settled
         self._records, self._claim, self._identity, self._sharers = slots, claim, identity, sharers
-        self._peer = peer
+        self._requested, self._peer = requested, peer
         self._regions: list[tuple[int, int]] = [(0, 0), (0, 0)]  # first byte and capacity
         self._kept: int | None = None
         self._open = 0
@@ -96,7 +98,7 @@ class Tier:
         for descriptor in (memory, first, second, claim):
             os.set_inheritable(descriptor, False)
         always = environment.get(env.CHECKPOINT_MEMORY) in (Kept.LOCAL.value, Kept.PEER.value)
-        peer = environment.get(env.MEMORY_PEER, "")
+        peer, requested = environment.get(env.MEMORY_PEER, ""), environment.get(env.MEMORY_REQUEST, "")
         return cls(
             SharedMemory(memory),
             (first, second),
@@ -104,6 +106,7 @@ class Tier:
             identity,
             incarnation=int(environment.get(env.INCARNATION) or 1),
             sharers=None if always else int(environment.get("LOCAL_WORLD_SIZE") or 1),
+            requested=int(requested) if requested else None,
             peer=int(peer) if peer.isdigit() else peer,
             warn=warn,
             settled=settled,
@@ -121,7 +124,7 @@ class Tier:
         theirs = self._peer if isinstance(self._peer, int) else None
         if self._sharers is None:
             return True, theirs is not None
-        free = free_memory() // self._sharers
+        free = free_memory(self._requested) // self._sharers
         growth = 2 * capacity(length) - os.fstat(self.memory.descriptor).st_size
         return growth <= free, theirs is not None and growth + max(0, length - theirs) <= free
 

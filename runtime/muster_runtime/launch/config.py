@@ -56,7 +56,7 @@ class Config:
     """Times are in seconds. `ready_timeout` and `max_runtime` are infinite when there is no limit.
 
     `replace_seconds`: how long a lost pod of the gang is waited for; 0 where nobody would replace it. `reached`: steps
-    that the run had done before this pod was made.
+    that the run had done before this pod was made. `memory_request`: bytes, None where nobody requests any.
     """
 
     command: tuple[str, ...]
@@ -84,6 +84,7 @@ class Config:
     memory_restarts: int = 0
     network_restarts: int = 0
     memory: str = "auto"
+    memory_request: int | None = None
     replace_seconds: float = 0.0
     node: str = ""
     hang: Limits = NEVER
@@ -179,6 +180,9 @@ def _pod(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
         memory_restarts=_other_restarts(environ, env.MEMORY_RESTARTS_IN_PLACE),
         network_restarts=_other_restarts(environ, env.NETWORK_RESTARTS_IN_PLACE),
         memory=environ.get(env.CHECKPOINT_MEMORY) or "auto",
+        memory_request=_whole(environ, env.MEMORY_REQUEST, minimum=0, maximum=2**63 - 1)
+        if environ.get(env.MEMORY_REQUEST)
+        else None,
         replace_seconds=0.0 if alone else _seconds(environ, env.REPLACE_SECONDS, 0.0),
         node=environ.get(env.NODE_NAME, ""),
         hang=_limits(environ),

@@ -170,7 +170,7 @@ class Copies:
                 self._held = replace(self._held, copy=copy)
                 return None
             growth = copy.size - self._taken()
-            if self._config.memory != Kept.PEER.value and growth > records.free_memory():
+            if self._config.memory != Kept.PEER.value and growth > records.free_memory(self._config.memory_request):
                 return Refused(507, f"it needs {growth / 1e9:.2f} GB more memory than it has")
             self._held, turn = None, self._turn
         return lambda connection: self._receive(connection, copy, turn)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from muster_protocol import env
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.commit import Claim
 from muster_protocol.launcher_status import Kept
@@ -146,7 +147,7 @@ def test_a_byte_that_changed_is_found(memory: Memory) -> None:
 def test_a_copy_that_has_come_is_not_asked_for_again(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are made anew now and then: the first save of a run has no optimizer's state, for one."""
     length, free = 8 << 20, 30 << 20
-    monkeypatch.setattr(tiers, "free_memory", lambda: free - memory.size)
+    monkeypatch.setattr(tiers, "free_memory", lambda _: free - memory.size)
     rank = memory.rank(sharers=1, peer=0)
 
     def settled() -> Kept:
@@ -175,16 +176,16 @@ def test_the_claim_is_handed_on(memory: Memory) -> None:
 def test_free_memory_is_the_containers_and_the_machines(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 100 kB\nMemAvailable:   2000000 kB\n")
-    assert free_memory(tmp_path, meminfo) == 2_000_000 << 10
+    assert free_memory(None, tmp_path, meminfo) == 2_000_000 << 10
     for name, text in {
         "memory.max": "max",
         "memory.current": "700",
         "memory.stat": "anon 5\ninactive_file 50\n",
     }.items():
         (tmp_path / name).write_text(text)
-    assert free_memory(tmp_path, meminfo) == 2_000_000 << 10
+    assert free_memory(None, tmp_path, meminfo) == 2_000_000 << 10
     (tmp_path / "memory.max").write_text("1000\n")
-    assert free_memory(tmp_path, meminfo) == 350
+    assert free_memory(None, tmp_path, meminfo) == 350
 
 
 def test_free_memory_is_the_containers_with_cgroups_of_version_1_too(tmp_path: Path) -> None:
@@ -194,6 +195,48 @@ def test_free_memory_is_the_containers_with_cgroups_of_version_1_too(tmp_path: P
     (folder / "memory.limit_in_bytes").write_text("1000\n")
     (folder / "memory.usage_in_bytes").write_text("700\n")
     (folder / "memory.stat").write_text("inactive_file 5\ntotal_inactive_file 50\n")
-    assert free_memory(tmp_path, meminfo) == 350
+    assert free_memory(None, tmp_path, meminfo) == 350
     (folder / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert free_memory(tmp_path, meminfo) == 2_000_000 << 10
+    assert free_memory(None, tmp_path, meminfo) == 2_000_000 << 10
+
+
+def test_without_a_limit_the_request_is_what_may_be_taken(tmp_path: Path) -> None:
+    """The rest of the machine is for other pods to request, whoever uses it now."""
+    meminfo, folder = tmp_path / "meminfo", tmp_path / "memory"
+    meminfo.write_text("MemTotal: 100 kB\nMemAvailable:   2000000 kB\n")
+    assert free_memory(900, tmp_path, meminfo) == 900
+    for name, text in {"memory.max": "max", "memory.current": "700", "memory.stat": "inactive_file 50"}.items():
+        (tmp_path / name).write_text(text)
+    assert free_memory(900, tmp_path, meminfo) == 250
+    assert free_memory(0, tmp_path, meminfo) == 0, "who requests nothing has nothing for a second copy"
+    assert free_memory(1 << 50, tmp_path, meminfo) == 2_000_000 << 10
+    (tmp_path / "memory.max").write_text("1000")
+    assert free_memory(900, tmp_path, meminfo) == 350, "a limit says how much may be taken at most"
+    for name in ("memory.max", "memory.current", "memory.stat"):
+        (tmp_path / name).unlink()
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (folder / "memory.usage_in_bytes").write_text("700\n")
+    (folder / "memory.stat").write_text("inactive_file 5\ntotal_inactive_file 50\n")
+    assert free_memory(900, tmp_path, meminfo) == 250
+
+
+def test_auto_keeps_what_the_request_has_room_for(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a rank is told by its environment, on a machine with plenty of memory and in a container without a limit."""
+    monkeypatch.setattr(tiers, "free_memory", lambda requested: 1 << 40 if requested is None else requested)
+
+    def kept(**more: str) -> Kept:
+        given = ",".join(str(os.dup(each)) for each in memory.descriptors)
+        told = {env.MEMORY_TIER: given, env.MEMORY_PEER: "0", "LOCAL_WORLD_SIZE": "2", **more}
+        rank = Tier.inherited(told, "me", lambda _: None, lambda _: None)
+        assert rank is not None
+        memory.tiers.append(rank)
+        local, peer = rank.room(10 << 20)
+        rank.settle(10 << 20, local=local, peer=peer)
+        return rank.kept
+
+    assert kept() is Kept.PEER, "nobody requests anything on a laptop"
+    assert [kept(MUSTER_MEMORY_REQUEST=str(each << 20)) for each in (0, 40, 50, 70)] == [
+        Kept.OFF, Kept.OFF, Kept.LOCAL, Kept.PEER
+    ]  # fmt: skip
+    assert kept(MUSTER_MEMORY_REQUEST="0", MUSTER_CHECKPOINT_MEMORY="peer") is Kept.PEER, "whoever asks for it gets it"

@@ -247,7 +247,7 @@ def test_what_is_refused(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
             elif why == "unknown":
                 path, copy = api.FETCH_PATH, first.offer(30)
             else:
-                monkeypatch.setattr(records, "free_memory", lambda: 0)
+                monkeypatch.setattr(records, "free_memory", lambda _: 0)
                 copy = Copy(0, "uid-0", 1, (1, 20, 0), 1 << 40)
             status, connection = await asyncio.to_thread(first.ask, second, path, copy)
             connection.close()
@@ -261,7 +261,7 @@ def test_what_is_refused(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_copy_that_keeps_failing_is_told_until_one_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "_AGAIN_SECONDS", 0.0)
     free = [0]
-    monkeypatch.setattr(records, "free_memory", lambda: free[0])
+    monkeypatch.setattr(records, "free_memory", lambda _: free[0])
 
     async def check() -> None:
         async with pods() as (first, second):

@@ -145,6 +145,9 @@ def test_the_environment_is_the_protocols() -> None:
     assert found["MUSTER_GRACE_SECONDS"] == "90"
     assert found["MUSTER_STRATEGY"] == "fsdp"
     assert found["MUSTER_POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert found["MUSTER_MEMORY_REQUEST"] == {
+        "resourceFieldRef": {"containerName": "trainer", "resource": "requests.memory"}
+    }
     assert found["MUSTER_TOKEN"] == {"secretKeyRef": {"name": "llama-muster-01234567", "key": "MUSTER_TOKEN"}}
     assert "MUSTER_MAX_RUNTIME" not in found
     assert "MUSTER_CHECKPOINT_URI" not in found
