@@ -171,17 +171,24 @@ class _Writer:
         chunks = []
         for first in range(0, rows, step) if rows * row else (0,):
             count = min(step, rows - first)
+            self._make_room(count * row)
             data = _read(source, what.file, what.at + first * row, count * row)
             sizes = [count, *what.shape[1:]] if what.shape else []
             offsets = [first] + [0] * (len(sizes) - 1) if what.shape else []
             chunks.append({"offsets": offsets, "sizes": sizes, **self._append(data)})
         return {"dtype": what.dtype, "shape": list(what.shape), "chunks": chunks}
 
-    def _append(self, data: bytearray) -> dict[str, Any]:
-        if self._pending and len(self._pending) + len(data) > OBJECT_BYTES:
+    def _make_room(self, length: int) -> None:
+        """Before the bytes are read: two objects are all that is in memory, one and its copy on the way out."""
+        if self._pending and len(self._pending) + length > OBJECT_BYTES:
             self.end_file()
+
+    def _append(self, data: bytearray) -> dict[str, Any]:
         place = {"file": len(self.files), "at": len(self._pending), "crc32": named(zlib.crc32(data))}
-        self._pending += data
+        if self._pending:
+            self._pending += data
+        else:
+            self._pending = data
         return place
 
     def end_file(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import safetensors.torch
@@ -12,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from muster.cli.app import app
+from muster.cli.checkpoint import open_store
 from muster_protocol.checkpoints import importing
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.file_store import FileStore
@@ -23,6 +26,9 @@ from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.parallel.gang import Gang
 
+if TYPE_CHECKING:
+    from conftest import S3Server
+
 MODEL = {
     "embed.weight": torch.arange(5000.0).view(1000, 5),
     "half": torch.arange(77, dtype=torch.bfloat16).view(7, 11),
@@ -31,6 +37,10 @@ MODEL = {
     "none": torch.empty(0, 4),
     "wide": torch.rand(2, 3000),
 }
+
+
+AT_MOST = 2 * (64 << 20) + (24 << 20)
+"""Bytes of memory that a model of any size may take: an import has two of its objects there, and buffers."""
 
 
 @pytest.fixture(autouse=True)
@@ -151,3 +161,43 @@ def test_what_is_no_model_is_told(folder: Path, tmp_path: Path) -> None:
     file.write_bytes(whole)
     muster("import", str(folder), uri)
     assert "has a checkpoint of step 0 already" in muster("import", str(folder), uri, code=2)
+
+
+PEAK = """
+import sys
+from muster.cli.app import app
+try:
+    app(sys.argv[1:])
+finally:
+    (peak,) = (int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    print(f"peak {peak << 10}")
+"""
+"""Prints the most resident bytes that `muster` has had."""
+
+
+def peak(*arguments: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, "checkpoint", *arguments], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return int(done.stdout.split()[-1])
+
+
+@pytest.mark.parametrize("where", ["file", "s3"])
+def test_the_memory_that_is_taken_does_not_depend_on_the_models_size(
+    where: str, s3_environment: S3Server, tmp_path: Path
+) -> None:
+    """One tensor is half of the model: not that is held whole, either."""
+    below = f"file://{tmp_path}" if where == "file" else f"s3://models/{tmp_path.name}"
+    taken: dict[str, list[int]] = {}
+    for name, rows in (("small", 16), ("large", 16_000)):
+        model = {"embed": torch.ones(rows, 2500), **{f"layer.{n}": torch.ones(rows, 250) for n in range(10)}}
+        (tmp_path / name).mkdir()
+        safetensors.torch.save_file(model, tmp_path / name / "model.safetensors")
+        run, out = f"{below}/{name}-run", f"{below}/{name}-out"
+        taken[name] = [peak("import", str(tmp_path / name), run), peak("export", run, out)]
+        (exported,) = open_store(parse_uri(out), None).objects("model")
+        assert exported.size > 20_000 * rows
+    print(taken)
+    more = [large - small for small, large in zip(taken["small"], taken["large"], strict=True)]
+    assert max(more) < AT_MOST, f"bytes more than for a small model, by import and export: {more}"
