@@ -58,6 +58,22 @@ check: setup ## the static checks alone: ruff, mypy, import-linter, generated fi
 test-unit: setup ## tests that need nothing but Python
 	@.venv/bin/python -m pytest -m unit $(PYTEST)
 
+# The tests that MUSTER_THOROUGH=1 makes more of. (Those of tests/cluster need a cluster.)
+THOROUGH := tests/scheduling/test_machine.py \
+  tests/unit/history/test_cuts.py::test_only_what_nobody_saw_is_estimated_and_all_else_is_exact \
+  tests/runtime/checkpoint/test_protocol.py::test_in_every_order \
+  tests/runtime/checkpoint/test_race.py::test_two_gangs_race_for_one_prefix \
+  tests/runtime/checkpoint/test_faults.py::test_the_writer_is_killed_at_every_request_of_a_prune \
+  tests/runtime/checkpoint/test_machine.py \
+  tests/runtime/launch/test_memory_tier.py::test_a_killed_rank_resumes_from_memory_while_s3_answers_503 \
+  tests/runtime/launch/test_memory_tier.py::test_a_torn_slot_is_refused_and_s3_taken \
+  tests/runtime/launch/test_memory_peer.py::test_what_a_pod_holds_of_the_state_while_it_is_saved \
+  tests/runtime/launch/test_replacement.py::test_only_the_lost_pods_are_new_and_every_bit_of_the_run_is_the_same
+
+.PHONY: test-thorough
+test-thorough: setup ## what `make test` tries a part of, whole: kills at each request, 1,000 races, more orders (PYTEST="-k race")
+	@MUSTER_THOROUGH=1 .venv/bin/python -m pytest --timeout=3600 --durations=30 $(THOROUGH) $(PYTEST)
+
 .PHONY: bench-preemption
 bench-preemption: setup ## choose victims among 1,000 candidates on 12,500 nodes: time on one core, gap to a lower bound
 	@.venv/bin/python bench/preemption.py $(ARGS)

@@ -64,6 +64,8 @@ class Full(Proxy):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    """Or an answer's content waits 40 ms for the acknowledgement of its head."""
     server: Proxy
     body: bytes
 

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 ANCESTORS = 2
 THOROUGH = bool(os.environ.get("MUSTER_THOROUGH"))
+STRIDE = 1 if THOROUGH else 3
+"""Of the requests of a prune at which the writer is killed: it takes a new one for each."""
+REQUESTS = 20
+"""That a prune has at least."""
 
 
 def state(step: int) -> TensorTable:
@@ -159,18 +163,15 @@ def test_a_bad_network_at_every_request(run: Run, bad: str) -> None:
         assert all(outcomes), "one bad answer is no reason to miss a save"
 
 
-def prune_at_every_request(run: Run, make: Callable[[], Act]) -> list[bool]:
-    """As `at_every_request`, with prunes of one checkpoint each. What stays is whole after each, bit by bit.
-
-    Every sixth request, or each with MUSTER_THOROUGH=1.
-    """
+def prune_at_every_request(run: Run, make: Callable[[], Act], first: int = 1, stride: int = 1) -> list[bool]:
+    """As `at_every_request`, with prunes of one checkpoint each. What stays is whole after each, bit by bit."""
     for _ in range(ANCESTORS + 1):
         assert run.save(0, forward)
     prune(run)
     outcomes: list[bool] = []
     while True:
         assert run.save(0, forward)
-        number = 1 + len(outcomes) * (1 if THOROUGH else 6)
+        number = first + len(outcomes) * stride
         run.proxy.arm(number, make())
         try:
             prune(run)
@@ -210,14 +211,17 @@ def prune(run: Run) -> None:
     carry_out(run.store, plan(take(run.store, unfinished=False), Retention(last=1), now), lambda: now)
 
 
-def test_the_writer_is_killed_at_every_request_of_a_prune(other: Run) -> None:
-    """Before each; after each is before the next."""
-    assert len(prune_at_every_request(other, lambda: kill(other, after=False))) >= 4
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_the_writer_is_killed_at_every_request_of_a_prune(other: Run, after: bool) -> None:
+    first = 1 + after * (STRIDE > 1)  # after each is before the next, which the other tries then
+    outcomes = prune_at_every_request(other, lambda: kill(other, after=after), first, STRIDE)
+    assert len(outcomes) >= REQUESTS // STRIDE
 
 
-@pytest.mark.parametrize("bad", BAD if THOROUGH else ("drop the answer", "503", "truncate"))
+@pytest.mark.parametrize("bad", BAD)
 def test_a_bad_network_at_every_request_of_a_prune(other: Run, bad: str) -> None:
     outcomes = prune_at_every_request(other, lambda: BAD[bad])
-    assert len(outcomes) >= 4
+    assert len(outcomes) >= REQUESTS
     if bad != "409":
         assert all(outcomes), "one bad answer is no reason to give up a prune"

@@ -1,13 +1,17 @@
-"""Save, crash, restart, prune and restore in any order, against a model of what must be there."""
+"""Save, crash, restart at another size, prune and restore in any order, against a model of what must be there.
+
+MUSTER_THOROUGH=1: more orders, and longer ones.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from made import Cut, WatchedStore, die, latest_key
-from threads import Ranks, state
+from threads import Ranks, own, whole
 
 from muster_protocol.checkpoints import file_store
 from muster_protocol.checkpoints.chain import Found, candidates, read_manifest
@@ -38,6 +42,7 @@ from muster_runtime.checkpoint import transfers
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.tree import TensorTable
 
+EXAMPLES, STEPS = (300, 60) if os.environ.get("MUSTER_THOROUGH") else (30, 30)
 DAYS_LATER = 10**6
 
 
@@ -54,6 +59,9 @@ class Run(RuleBasedStateMachine):
 
     A save is staged, then written, then committed, then known to be: everything else may happen between any two.
     """
+
+    resharded: ClassVar[set[tuple[int, int]]] = set()
+    """Sizes of gangs that saved, and of others that restored that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,6 +92,8 @@ class Run(RuleBasedStateMachine):
         self.ranks = Ranks(stores)
         found = self.ranks.restore()
         assert (found.key if found else "") == (self.chain[0] if self.chain else "")
+        if found is not None and found.manifest.world_size != self.ranks.size:
+            self.resharded.add((found.manifest.world_size, self.ranks.size))
 
     @property
     def gang(self) -> Ranks:
@@ -200,9 +210,9 @@ class Run(RuleBasedStateMachine):
     def check(self, checkpoint: Checkpoint) -> None:
         """Every bit of it, as the tools read it."""
         found = read_manifest(self.store, checkpoint.key, checkpoint.sha256)
-        expected: TensorTable = {}
+        expected: TensorTable = whole(checkpoint.step, checkpoint.epoch)
         for rank in range(found.manifest.world_size):
-            expected |= state(checkpoint.step, checkpoint.epoch, rank)
+            expected[f"own.{rank}"] = own(checkpoint.step, checkpoint.epoch, rank)
         tensors = tensors_of(found.manifest)
         assert tensors.keys() == expected.keys()
         for name, tensor in tensors.items():
@@ -226,10 +236,16 @@ def _small_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_store.os, "fsync", lambda _: None)
 
 
+@pytest.mark.timeout(1800)
 def test_any_order_of_saves_crashes_and_prunes() -> None:
+    Run.resharded.clear()
     run_state_machine_as_test(
         Run,
         settings=settings(
-            max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
         ),
     )
+    assert len(Run.resharded) >= 4, f"sizes at a save and at its restore: {sorted(Run.resharded)}"

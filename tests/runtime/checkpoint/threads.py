@@ -11,19 +11,22 @@ from typing import Any, TypeVar
 
 import torch
 from made import Held
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.retention import Retention
 from muster_protocol.checkpoints.store import Store
 from muster_runtime.checkpoint.keeper import Keeper, Restore, Saved
 from muster_runtime.checkpoint.reader import Reader
-from muster_runtime.checkpoint.tree import TensorTable
+from muster_runtime.checkpoint.tree import TensorTable, local_part
 from muster_runtime.parallel.gang import Gang
 
 T = TypeVar("T")
 U = TypeVar("U")
 PATIENCE = 30.0
 """Seconds that a rank waits for the others before the test fails."""
+SHAPES = {"model": (61, 33), "rows": (41, 60), "few": (2, 5)}
 
 
 class Board:
@@ -103,21 +106,26 @@ class Ranks:
         rank, tables = keeper._gang.rank, []
 
         def prepare(found: Found, reader: Reader) -> TensorTable:
-            expected = state(found.manifest.step, found.manifest.epoch, rank)
+            expected = state(found.manifest.step, found.manifest.epoch, rank, self.size)
             names = expected.keys() & reader.metadata.state_dict_metadata.keys()
-            tables.append({name: torch.zeros_like(expected[name]) for name in names})
+            tables.append({name: _blank(expected[name]) for name in names})
             return tables[-1]
 
         found = keeper.restore(prepare)
         if found is not None:
-            expected = state(found.manifest.step, found.manifest.epoch, rank)
-            assert "model" in tables[-1]
-            assert all(tensor.equal(expected[name]) for name, tensor in tables[-1].items())
+            expected = state(found.manifest.step, found.manifest.epoch, rank, self.size)
+            assert SHAPES.keys() <= tables[-1].keys()
+            assert all(local_part(each).equal(local_part(expected[name])) for name, each in tables[-1].items())
         return found
 
     def begin(self, step: int) -> None:
         """The state is staged; nothing of it is written before `write`."""
-        self.all(lambda keeper: keeper.begin(state(step, self.epoch, keeper._gang.rank), step=step, trees={}, run={}))
+
+        def stage(keeper: Keeper) -> None:
+            table = state(step, self.epoch, keeper._gang.rank, self.size)
+            keeper.begin(table, step=step, trees={}, run={})
+
+        self.all(stage)
 
     def write(self) -> None:
         for held in self.held:
@@ -148,7 +156,65 @@ def _load_alone(keeper: Keeper, _: Store, found: Found, prepare: Restore) -> Non
     keeper._load(Reader(keeper._transfers, found.manifest, Gang()), found, prepare)
 
 
-def state(step: int, epoch: int, rank: int) -> TensorTable:
-    """`model` is the same on all ranks, as with DDP; `own` is each rank's own, as its random state."""
+def _blank(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.blank() if isinstance(tensor, Rows) else torch.zeros_like(tensor)
+
+
+def state(step: int, epoch: int, rank: int, ranks: int) -> TensorTable:
+    """What one of so many ranks has: `model` is the same on all, as with DDP; `rows` and `few` are sharded, as with
+    FSDP, `few` over some of them only; `own` is each rank's own, as its random state."""
+    made = whole(step, epoch)
+    sharded = {name: Rows.of(made[name], rank, ranks) for name in ("rows", "few")}
+    return {"model": made["model"], **sharded, f"own.{rank}": own(step, epoch, rank)}
+
+
+def whole(step: int, epoch: int) -> TensorTable:
+    """What is the gang's, whatever its size."""
     made = torch.Generator().manual_seed(1000 * step + epoch)
-    return {"model": torch.rand(61, 33, generator=made), f"own.{rank}": torch.rand(rank + 3, generator=made)}
+    return {name: torch.rand(shape, generator=made) for name, shape in SHAPES.items()}
+
+
+def own(step: int, epoch: int, rank: int) -> torch.Tensor:
+    return torch.rand(rank + 3, generator=torch.Generator().manual_seed(1000 * step + epoch + (rank + 1) * 10**6))
+
+
+class Rows(torch.Tensor):
+    """The rows of a tensor that one rank has, as a DTensor's. Those need a process group, which threads have not."""
+
+    local: torch.Tensor
+    first: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, rank: int, ranks: int) -> Rows:
+        rows = -(-len(tensor) // ranks)
+        first = min(rank * rows, len(tensor))
+        return cls._with(tensor[first : first + rows], first, tensor.shape)
+
+    @classmethod
+    def _with(cls, local: torch.Tensor, first: int, shape: torch.Size) -> Rows:
+        made: Rows = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=local.dtype)  # type: ignore[attr-defined]
+        made.local, made.first = local, first
+        return made
+
+    def blank(self) -> Rows:
+        return self._with(torch.zeros_like(self.local), self.first, self.shape)
+
+    def to_local(self) -> torch.Tensor:
+        return self.local
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"{operation} of a whole of which this rank has some rows")
+
+    # What torch's planners ask DTensors for.
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size((self.first, *(0 for _ in self.shape[1:]))), self.local.shape)]
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
+        (chunk,) = self.__create_chunk_list__()
+        data = TensorWriteData(chunk, TensorProperties.create_from_tensor(self.local), self.shape)
+        return [WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data)]
+
+    def __get_tensor_shard__(self, _: MetadataIndex) -> torch.Tensor:
+        return self.local
