@@ -75,5 +75,8 @@ def _figures(case: str, medians: Mapping[str, Figures]) -> Iterator[tuple[str, f
     if case.startswith("fsdp1_") and not math.isnan(ours["slowdown"]):
         yield "slower", ours["slowdown"] - 1, 0.1, "steps with a save in the background"
     yield "save_memory", ours["save_peak_bytes"] / ours["state_bytes"], 1.2, "of the state, above training"
+    if "muster-memory" in medians:
+        tier = medians["muster-memory"]
+        yield "tier_memory", tier["save_peak_bytes"] / tier["state_bytes"], 2.2, "of the state, above training"
     yield "restore_memory", ours["restore_peak_bytes"] / ours["state_bytes"], 0.2, "of the state"
     yield "sent", ours["sent"], 1.01, "bytes to S3, of the state"

@@ -25,20 +25,21 @@ STEPS = 30
 
 # Step 10 is committed; before step 20 the ranks wait for "away", and the save of step 20 is only in memory when rank
 # VICTIM kills itself. In every incarnation but the first the ranks wait for "go" where they resume. Up to step PATIENT
-# a save is over before the next begins.
+# a save is over before the next begins. With LOOK the ranks wait for "seen" before any save.
 SCRIPT = """
 import torch, muster_runtime as muster
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 incarnation, here = int(os.environ["MUSTER_INCARNATION"]), Path(__file__).parent
-calm = "CALM" in os.environ
+calm, wide = "CALM" in os.environ, int(os.environ.get("WIDE", "64"))
 kill_at = dict(enumerate(map(int, os.environ.get("KILL_AT", "22").split(",")), start=1)).get(incarnation)
 def until(name):
     while not calm and not (here / name).exists(): time.sleep(0.01)
-session = muster.start(seed=3, checkpoint_every_steps=int(os.environ.get("EVERY", "10")))
+every = int(os.environ.get("EVERY", "10"))
+session = muster.start(seed=3, checkpoint_every_steps=every)
 data = TensorDataset(torch.randn(96, 32, generator=torch.Generator().manual_seed(1)), torch.arange(96.0)[:, None])
 loader = session.wrap(DataLoader(data, batch_size=4, shuffle=True))
-model = session.wrap(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 1)))
+model = session.wrap(nn.Sequential(nn.Linear(32, wide), nn.ReLU(), nn.Dropout(0.2), nn.Linear(wide, 1)))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 session.track(model=model, optimizer=optimizer, loader=loader)
 losses = (here / f"losses-{RANK}").open("a")
@@ -52,8 +53,9 @@ for step, (x, y) in session.steps(30, loader):
     session.report(loss=loss)
     losses.write(f"{step} {loss.item().hex()}\\n"); losses.flush()
     if calm: continue
-    if step < int(os.environ.get("PATIENT", "19")):
+    if step < int(os.environ.get("PATIENT", "19")) and step % every:  # what is copied late counts a step later
         while keeper().word().busy: time.sleep(0.01)
+    if step == 3 and "LOOK" in os.environ: mark("at-3"); until("seen")
     if step == 18: mark("at-18"); until("away")
     if kill_at in (step, step + 1):  # before a boundary, where the gang can agree on it
         flight = keeper().saver.flight
@@ -163,9 +165,31 @@ def memory_in_use(folder: Path) -> set[int]:
     return found
 
 
-def calm(make_gang: MakeGang, server: S3Server, proxy: Outage, name: str, workers: int, ranks: int) -> Run:
+def memory_of(pod: Any) -> int:
+    """Bytes that all processes of a pod hold by themselves, and of shared memory, whether or not it is mapped."""
+    own, shared = 0, {}
+    said = {f"MUSTER_POD_UID={pod.uid}".encode(), f"MUSTER_POD_IP={pod.address}".encode()}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if not said <= set((process / "environ").read_bytes().split(b"\0")):
+                continue
+            own += sum(
+                int(line.split()[1]) << 10
+                for line in (process / "smaps_rollup").read_text().splitlines()
+                if line.startswith("Pss_Anon:")
+            )
+            for path in (process / "fd").iterdir():
+                if _opens_tier(path):
+                    found = path.stat()
+                    shared[found.st_ino] = found.st_blocks * 512
+        except OSError:
+            continue  # it has ended meanwhile
+    return own + sum(shared.values())
+
+
+def calm(make_gang: MakeGang, server: S3Server, proxy: Outage, name: str, workers: int, ranks: int, **more: str) -> Run:
     """The same run without any trouble."""
     run = Run(make_gang, server, proxy, f"{name}-calm", workers, ranks)
-    run.start(CALM="1")
+    run.start(CALM="1", **more)
     run.ends_well()
     return run

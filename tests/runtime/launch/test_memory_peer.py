@@ -15,7 +15,9 @@ from muster_protocol.messages import Member, Membership
 from muster_protocol.wire import encode
 
 sys.path.insert(0, str(Path(__file__).parent))
-from memory_runs import SCRIPT, STEPS, MakeGang, Outage, Run, calm, memory_in_use
+from memory_runs import SCRIPT, STEPS, MakeGang, Outage, Run, calm, memory_in_use, memory_of
+
+THOROUGH = bool(os.environ.get("MUSTER_THOROUGH"))
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(900)]
 
@@ -99,6 +101,34 @@ def test_three_lost_pods_resume_from_memory_while_s3_answers_503_and_leak_nothin
     assert run.losses() == undisturbed.losses()
     assert run.curve() == undisturbed.curve()
     assert not memory_in_use(run.gang.folder)
+
+
+WIDE = 250_000
+STATE = (34 * WIDE + 1) * 12
+"""Bytes of parameters and Adam's state."""
+ALLOWANCE = 8 << 20
+"""Bytes that a pod may take for a save of any size: buffers of connections, slots that are rounded up."""
+KEPT = [("off", 1.2), ("local", 2.2), ("peer", 3.2)]
+
+
+@pytest.mark.parametrize(("kept", "times"), KEPT if THOROUGH else KEPT[2:])
+def test_what_a_pod_holds_of_the_state_while_it_is_saved(
+    make_gang: MakeGang, s3_server: S3Server, proxy: Outage, kept: str, times: float
+) -> None:
+    """Above the training itself, when a second save is under way, and the pod has another one's copy of it."""
+    run = PeerRun(make_gang, s3_server, proxy, f"held-{kept}", 2, 1)
+    # What the training itself lets go of goes back to the kernel at once, and so isn't taken for the save's.
+    run.start(WIDE=str(WIDE), LOOK="1", MUSTER_CHECKPOINT_MEMORY=kept, MALLOC_MMAP_THRESHOLD_=str(1 << 20))
+    run.reach("at-3")
+    before = [memory_of(pod) for pod in run.pods]
+    run.touch("seen")
+    run.to_the_crash()
+    if kept == "peer":
+        run.copied(20)
+    share = STATE / len(run.pods)
+    held = [memory_of(pod) - was for pod, was in zip(run.pods, before, strict=True)]
+    print(f"{kept}: {[each / share for each in held]} x {share / 1e6:.0f} MB")
+    assert all(share * (times - 0.3) <= each <= share * times + ALLOWANCE for each in held), held
 
 
 def test_a_torn_copy_is_refused_and_s3_taken(make_gang: MakeGang, s3_server: S3Server, proxy: Outage) -> None:

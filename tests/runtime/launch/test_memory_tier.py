@@ -16,16 +16,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 from memory_runs import STEPS, MakeGang, Outage, Run, calm, memory_in_use
 
 THOROUGH = bool(os.environ.get("MUSTER_THOROUGH"))
+STRATEGIES = [("ddp", 1), ("fsdp", 1), ("hsdp", 2)]
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(900)]
 
 
+@pytest.mark.parametrize(("strategy", "ranks"), STRATEGIES if THOROUGH else STRATEGIES[:2])
 def test_a_killed_rank_resumes_from_memory_while_s3_answers_503(
-    make_gang: MakeGang, s3_server: S3Server, proxy: Outage
+    make_gang: MakeGang, s3_server: S3Server, proxy: Outage, strategy: str, ranks: int
 ) -> None:
-    undisturbed = calm(make_gang, s3_server, proxy, "away", 2, 1)
-    run = Run(make_gang, s3_server, proxy, "away", 2, 1)
-    run.start(VICTIM="1", EVERY="5", KILL_AT="27")
+    """On two pods of so many ranks each: HSDP shards within a pod, and its pods are replicas."""
+    undisturbed = calm(make_gang, s3_server, proxy, f"away-{strategy}", 2, ranks, MUSTER_STRATEGY=strategy)
+    run = Run(make_gang, s3_server, proxy, f"away-{strategy}", 2, ranks)
+    run.start(VICTIM="1", EVERY="5", KILL_AT="27", MUSTER_STRATEGY=strategy)
     run.to_the_crash()
     assert run.committed()["step"] == 15
     told = "the gang has left out the save of step 25, since that of step 20 doesn't end"
