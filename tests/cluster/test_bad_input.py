@@ -129,6 +129,22 @@ REFUSED: dict[str, tuple[Change, str]] = {
         "name two kinds or more in order",
     ),
     "price of one kind": (spec(capacity={"order": ["spot"], "prefer": "cheapest"}), "prefer chooses among kinds"),
+    "two kinds beyond a base": (
+        spec(capacity={"order": ["spot", "reserved"], "base": "on-demand"}, workers={"replicas": 4, "min": 2}),
+        "name one kind in order, another than the base",
+    ),
+    "a base of its own kind": (
+        spec(capacity={"order": ["spot"], "base": "spot"}, workers={"replicas": 4, "min": 2}),
+        "name one kind in order, another than the base",
+    ),
+    "a base of one size": (
+        spec(capacity={"order": ["spot"], "base": "on-demand"}),
+        "a gang of one size runs on one kind of capacity: give workers.min below workers.max too",
+    ),
+    "a base in whole": (
+        spec(capacity={"order": ["spot"], "base": "on-demand"}, workers={"replicas": 4, "min": 2, "partial": False}),
+        "leave partial out, or base",
+    ),
     "unknown capacity": (spec(capacity={"order": ["cheap"]}), 'supported values: "on-demand", "reserved", "spot"'),
     "budget of a job that is not preemptible": (
         spec(preemptible=False, disruptionBudget={"preemptions": 1}),

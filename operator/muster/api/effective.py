@@ -161,7 +161,9 @@ class EffectiveSpec:
         level: name of a topology level; "" for the narrowest that fits.
         slices: (workers, name of the level), widest first.
         balanced: name of the level whose domains get equal numbers, or "".
-        capacity: kinds as they are listed; empty for the one that there is, on-demand before reserved before spot.
+        capacity: kinds as they are listed; empty for the one that there is, on-demand before reserved before spot. Of
+            a gang with a safe base it is the base's.
+        beyond: kind of the workers beyond `min_replicas` of an elastic gang with a safe base; "" for all others.
         cheapest: of these the one with the lowest price is preferred, not the one that is listed first.
         fallback_after: until the second kind is taken, and from then on until the third is.
         budget: preemptions allowed within `budget_window`; None for any number.
@@ -195,6 +197,7 @@ class EffectiveSpec:
     slices: tuple[tuple[int, str], ...]
     balanced: str
     capacity: tuple[str, ...]
+    beyond: str
     cheapest: bool
     fallback_after: int
     preemptible: bool
@@ -229,6 +232,11 @@ class EffectiveSpec:
     tolerations: tuple[Toleration, ...]
     image_pull_secrets: tuple[str, ...]
     service_account: str
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """All kinds of capacity that its workers may be on; empty for whichever there is."""
+        return (*self.capacity, self.beyond) if self.beyond else self.capacity
 
     @property
     def elastic(self) -> bool:
@@ -285,6 +293,7 @@ def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -
         slices=tuple((item.workers, item.level) for item in (topology and topology.slices) or ()),
         balanced=(topology and topology.balanced) or "",
         capacity=_capacity(spec.capacity),
+        beyond=_beyond(spec.capacity) if _is_elastic(workers) else "",
         cheapest=((spec.capacity and spec.capacity.prefer) or CAPACITY_PREFERENCE) is CapacityPreference.CHEAPEST,
         fallback_after=_seconds(spec.capacity.fallback_after if spec.capacity else None, FALLBACK_SECONDS),
         preemptible=PREEMPTIBLE if spec.preemptible is None else spec.preemptible,
@@ -326,8 +335,19 @@ def _partial(workers: Workers) -> bool:
     return workers.min is not None and workers.min < workers.replicas and workers.partial is not False
 
 
+def _is_elastic(workers: Workers) -> bool:
+    return (workers.min or workers.replicas) < (workers.max or workers.replicas)
+
+
 def _capacity(capacity: Capacity | None) -> tuple[str, ...]:
-    return () if capacity is None else tuple(kind.value for kind in capacity.order)
+    """A gang that asks for a safe base starts on that, whether or not it can have workers beyond."""
+    if capacity is None:
+        return ()
+    return tuple(kind.value for kind in ((capacity.base,) if capacity.base else capacity.order))
+
+
+def _beyond(capacity: Capacity | None) -> str:
+    return capacity.order[0].value if capacity is not None and capacity.base else ""
 
 
 def _window(window: Window | None) -> EffectiveWindow | None:

@@ -90,6 +90,10 @@ class Capacity(Model):
 
     order: Annotated[tuple[CapacityKind, ...], Len(1, 3), SetList()]
     """Of on-demand, reserved and spot, the preferred first. A kind that is not named is never used."""
+    base: CapacityKind | None = None
+    """Of an elastic gang: the kind of the first `workers.min` workers, whatever becomes of the others. Those beyond run
+    on the one kind of `order`, as far as that has room, and the gang goes on without them when it is taken back. Left
+    out: all workers run on one kind."""
     prefer: CapacityPreference | None = None
     """listed: the kinds in their order. cheapest: by the price of a GPU now, and by their order where that is the same
     or not known. Left out: listed."""

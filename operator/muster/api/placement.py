@@ -139,6 +139,9 @@ class Placement(Model):
     spec: SpecHash = ""
     """Hash of the fields of the spec that keep their value while the placement stands. When they change nevertheless,
     the gang is stopped and starts again with the new ones."""
+    base: Count | None = None
+    """Of a gang with a safe base (`capacity.base`): how many workers, the first, are on that kind of capacity. Those
+    behind them are on the other."""
     restarts: Count | None = None
     """How often the gang's processes were started again in its pods after a failure of the script. `status.failures`
     has them when it ends."""
@@ -261,6 +264,8 @@ class Promise(Model):
     something else. Empty without GPUs."""
     spec: SpecHash = ""
     """Hash of the fields of the spec that the promise was made for; when they change, it ends."""
+    base: Count | None = None
+    """As of a placement: how many workers, the first, are on the kind of capacity of `capacity.base`."""
     promised_at: Timestamp | None = None
     """When it was made."""
 

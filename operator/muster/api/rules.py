@@ -241,6 +241,16 @@ SPEC_RULES: Final = (
         field_path=".parallelism.workersPerReplica",
         message_cel=f"{_WHOLE_REPLICAS} ? '{_GROWS_BY_REPLICAS}' : '{_GANG_OF_REPLICAS}'",
     ),
+    Rule(
+        f"!has(self.capacity.base) || !has(self.capacity) || {_ELASTIC.format(it='self.workers')}",
+        "a gang of one size runs on one kind of capacity: give workers.min below workers.max too, or leave base out",
+        field_path=".capacity.base",
+    ),
+    Rule(
+        "!has(self.capacity.base) || !has(self.capacity) || !has(self.workers.partial) || self.workers.partial",
+        "a gang with a base starts as soon as that has room, with what there is beyond it: leave partial out, or base",
+        field_path=".workers.partial",
+    ),
 )
 
 WORKERS_RULES: Final = (
@@ -341,6 +351,12 @@ CAPACITY_RULES: Final = (
         "!has(self.prefer) || self.order.size() > 1",
         "prefer chooses among kinds: name two kinds or more in order, or leave prefer out",
         field_path=".prefer",
+    ),
+    Rule(
+        "!has(self.base) || (self.order.size() == 1 && self.order[0] != self.base)",
+        "base is where the first workers.min workers run, and order where all beyond them do: name one kind in order, "
+        "another than the base",
+        field_path=".base",
     ),
 )
 

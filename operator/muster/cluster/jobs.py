@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from muster.scheduling.snapshot import (
     FOREVER,
     NONE,
     Alternative,
+    Beyond,
     Index,
     Int,
     Jobs,
@@ -35,6 +36,9 @@ LARGEST: Final = 2**47
 sum stays below `UNLIMITED`. Anyone may write `cpu: "1e16"` into a pod; it must not stop the planning of everybody
 else's."""
 
+
+BEYOND: Final = "+beyond"
+"""Behind a job's uid: that of its workers beyond its base, which are a row of their own."""
 
 NO_FABRIC: Final = "00000000-0000-0000-0000-000000000000"
 """NVML's cluster of GPUs that reach no other node's by NVLink: HGX H100s have it, and tools write it into the label of
@@ -91,6 +95,18 @@ class TermsInput:
 
 
 @dataclass(frozen=True)
+class BeyondInput:
+    """Workers beyond the safe base of an elastic gang, on another kind of nodes; see `Beyond` of the planner's
+    snapshot."""
+
+    node_filter: NodeFilter
+    flavour: str
+    wish: int
+    most: int
+    step: int = 1
+
+
+@dataclass(frozen=True)
 class RunInput:
     """What is known of a placement that stands; see `Runs` of the planner's snapshot. Moments: seconds since the epoch.
 
@@ -138,6 +154,8 @@ class JobInput:
             `holding` too.
         sizes: fewest and most workers, and the step between them; None for a gang that is not elastic.
         partial: it may start with fewer than `workers`.
+        beyond: of a gang with a safe base, which `workers` is the size of where it waits; it is not elastic by itself.
+        base, promised_base: how many of the nodes `placed` and `promised` are the base's.
     """
 
     uid: str
@@ -162,6 +180,9 @@ class JobInput:
     partial: bool = False
     terms: TermsInput = PLAIN_TERMS
     run: RunInput = NO_RUN
+    beyond: BeyondInput | None = None
+    base: int = 0
+    promised_base: int = 0
 
 
 def vector(amounts: tuple[tuple[str, int], ...], column: Mapping[str, int]) -> Int:
@@ -174,13 +195,73 @@ def vector(amounts: tuple[tuple[str, int], ...], column: Mapping[str, int]) -> I
 
 
 def filters_of(jobs: Sequence[JobInput]) -> tuple[list[NodeFilter], list[int]]:
-    """Distinct filters, and the number of each job's own. Those of alternatives come after all of them."""
+    """Distinct filters, and the number of each job's own. Those of alternatives, and of workers beyond a base, come
+    after all of them."""
     number: dict[NodeFilter, int] = {}
     index = [number.setdefault(job.node_filter, len(number)) for job in jobs]
     for job in jobs:
-        for other in job.terms.alternatives:
+        for other in _others(job):
             number.setdefault(other.node_filter, len(number))
     return list(number), index
+
+
+def _others(job: JobInput) -> Iterator[AlternativeInput | BeyondInput]:
+    """Kinds of node that a job takes beside its first."""
+    yield from job.terms.alternatives
+    if job.beyond is not None:
+        yield job.beyond
+
+
+def parted(jobs: Iterable[JobInput]) -> list[JobInput]:
+    """The same jobs, with those of two kinds of nodes as two: the base, which is the job, and behind it what it has, or
+    is promised, beyond that."""
+    found: list[JobInput] = []
+    for job in jobs:
+        found.append(job)
+        if job.beyond is not None and (job.placed or job.promised):
+            found[-1] = _base_of(job)
+            if len(job.placed) > job.base or len(job.promised) > job.promised_base:
+                found.append(_beyond_of(job, job.beyond))
+    return found
+
+
+def _base_of(job: JobInput) -> JobInput:
+    return replace(
+        job,
+        workers=job.base if job.placed else job.promised_base,
+        placed=job.placed[: job.base],
+        promised=job.promised[: job.promised_base],
+        attempts=tuple(item for item in job.attempts if item[0] < job.base),
+        lost=tuple(index for index in job.lost if index < job.base),
+    )
+
+
+def _beyond_of(job: JobInput, more: BeyondInput) -> JobInput:
+    base, promised = job.base, job.promised[job.promised_base :]
+    beneficiary = job.run.beneficiary
+    if beneficiary == job.uid:  # it goes on, but without those for whom nothing is promised
+        beneficiary = job.uid + BEYOND if promised else ""
+    # Where one domain must hold the gang, the base tells which: see `cluster.snapshot`.
+    required = job.mode is TopologyMode.REQUIRED
+    return replace(
+        job,
+        uid=job.uid + BEYOND,
+        workers=len(job.placed[base:]) or len(promised),
+        node_filter=more.node_filter,
+        flavour=more.flavour,
+        mode=TopologyMode.UNCONSTRAINED if required else job.mode,
+        level="" if required else job.level,
+        placed=job.placed[base:],
+        promised=promised,
+        attempts=tuple((index - base, attempt) for index, attempt in job.attempts if index >= base),
+        lost=tuple(index - base for index in job.lost if index >= base),
+        sizes=(0, more.most, more.step),
+        terms=replace(job.terms, alternatives=()),
+        run=replace(job.run, beneficiary=beneficiary),
+        beyond=None,
+        base=0,
+        promised_base=0,
+    )
 
 
 def index_of(names: Iterable[str | None], among: Sequence[str]) -> Index:
@@ -207,7 +288,7 @@ def arrays(
     workers = np.array([job.workers for job in jobs], dtype=np.int32)
     filter_row = {job.node_filter: filters[index] for index, job in enumerate(jobs)}
     for job in jobs:
-        for other in job.terms.alternatives:
+        for other in _others(job):
             filter_row.setdefault(other.node_filter, len(filter_row))
     return Jobs(
         uids=tuple(job.uid for job in jobs),
@@ -225,7 +306,27 @@ def arrays(
         sizes=_sizes(jobs, workers),
         terms=_terms(jobs, level_row, filter_row, flavours),
         runs=_runs(jobs, row),
+        beyond=_beyond(jobs, filter_row, flavours),
     )
+
+
+def _beyond(
+    jobs: Sequence[JobInput], filter_row: Mapping[NodeFilter, int], flavours: Sequence[str]
+) -> dict[int, Beyond]:
+    rows = {job.uid: index for index, job in enumerate(jobs) if job.uid.endswith(BEYOND)}
+    number = {name: index for index, name in enumerate(flavours)}
+    return {
+        index: Beyond(
+            filter=filter_row[more.node_filter],
+            flavour=number[more.flavour],
+            wish=more.wish,
+            most=more.most,
+            step=more.step,
+            row=rows.get(job.uid + BEYOND, NONE),
+        )
+        for index, job in enumerate(jobs)
+        if (more := job.beyond) is not None
+    }
 
 
 def _state(job: JobInput) -> JobState:

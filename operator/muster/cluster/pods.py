@@ -409,7 +409,7 @@ def _environment(job: Identity, spec: EffectiveSpec, settings: PodSettings) -> l
     result.append({"name": env.TOKEN, "valueFrom": {"secretKeyRef": key}})
     own = {entry.name for entry in spec.env}
     if spec.checkpoint is not None:
-        storage = pod_storage.environment(spec.checkpoint, spec.capacity, dict(settings.node_hours))
+        storage = pod_storage.environment(spec.checkpoint, spec.kinds, dict(settings.node_hours))
         result += [entry for entry in storage if entry["name"] not in own]
     if spec.tracking is not None:
         result += [entry for entry in pod_tracking.environment(spec.tracking) if entry["name"] not in own]

@@ -8,17 +8,18 @@ start again there. So a placement holds its room from the moment it is written, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from muster.cluster.eligibility import Matcher, NodeFilter
 from muster.cluster.gpus import capacity_of, flavour_of, gpu_type_of, same_type
+from muster.cluster.jobs import BEYOND, filters_of, index_of, parted, vector
 from muster.cluster.jobs import NO_ACCELERATOR as NO_ACCELERATOR
 from muster.cluster.jobs import JobInput as JobInput
 from muster.cluster.jobs import LevelInput as LevelInput
 from muster.cluster.jobs import arrays as job_arrays
-from muster.cluster.jobs import filters_of, index_of, vector
 from muster.cluster.queues import QueueInput as QueueInput
 from muster.cluster.queues import QuotaInput as QuotaInput
 from muster.cluster.queues import arrays as queue_arrays
@@ -29,10 +30,12 @@ from muster.scheduling.snapshot import (
     ONE_A_NODE,
     Index,
     Int,
+    Jobs,
     Levels,
     Mask,
     Nodes,
     Snapshot,
+    TopologyMode,
 )
 
 FAILED: Final = "Failed"
@@ -94,7 +97,7 @@ def build(
     """The cluster at this moment, `now` in seconds since the epoch. The order of every axis is by name or uid, so equal
     inputs give equal snapshots. `prices`: money for an hour of one GPU by flavour; what is not named costs nothing."""
     nodes = sorted(nodes, key=lambda node: node.name)
-    jobs = sorted(jobs, key=lambda job: job.uid)
+    jobs = parted(sorted(jobs, key=lambda job: job.uid))
     queues = _with_deleted(sorted(queues, key=lambda queue: queue.name), jobs)
     resources = _resources(jobs, queues)
     flavours = _flavours(nodes, jobs, queues)
@@ -107,6 +110,9 @@ def build(
     shares = queue_arrays(queues, flavours, resources)
     masks = masks or Masks()
     masks.renew(nodes, filters)
+    allowed = np.array([masks.mask(one, nodes) for one in filters], dtype=np.bool_).reshape(len(filters), len(nodes))
+    planned = within_limits(job_arrays(jobs, queues, flavours, resources, levels, filter_index, held, row), shares)
+    planned, allowed = _beside_their_bases(planned, allowed, domains)
     return Snapshot(
         resources=resources,
         flavours=flavours,
@@ -121,13 +127,26 @@ def build(
             fixed=fixed,
         ),
         queues=shares,
-        jobs=within_limits(job_arrays(jobs, queues, flavours, resources, levels, filter_index, held, row), shares),
-        eligible=np.array([masks.mask(one, nodes) for one in filters], dtype=np.bool_).reshape(
-            len(filters), len(nodes)
-        ),
+        jobs=planned,
+        eligible=allowed,
         now=now,
         prices=np.array([prices.get(name, 0.0) for name in flavours]) if prices else None,
     )
+
+
+def _beside_their_bases(jobs: Jobs, allowed: Mask, domains: Index) -> tuple[Jobs, Mask]:
+    """Where one domain must hold a gang, its workers beyond the base may run in that of the base alone: that is a
+    filter of its own."""
+    filters, more = jobs.filters.copy(), list[Mask]()
+    for row, base in jobs.bases.items():
+        if jobs.modes[base] != TopologyMode.REQUIRED or jobs.levels[base] == NONE:
+            continue
+        nodes = jobs.runs.nodes_of(base)
+        there = domains[nodes[nodes != NONE], jobs.levels[base]]
+        inside = domains[:, jobs.levels[base]] == (there[0] if len(there) else NONE)
+        filters[row] = len(allowed) + len(more)
+        more.append(allowed[jobs.filters[row]] & inside & (domains[:, jobs.levels[base]] != NONE))
+    return (replace(jobs, filters=filters), np.vstack([allowed, *more])) if more else (jobs, allowed)
 
 
 def _with_deleted(queues: list[QueueInput], jobs: Sequence[JobInput]) -> list[QueueInput]:
@@ -146,6 +165,7 @@ def _resources(jobs: Sequence[JobInput], queues: Sequence[QueueInput]) -> tuple[
 def _flavours(nodes: Sequence[NodeView], jobs: Sequence[JobInput], queues: Sequence[QueueInput]) -> tuple[str, ...]:
     names = {flavour_of(node.labels) for node in nodes} | {job.flavour for job in jobs}
     names |= {other.flavour for job in jobs for other in job.terms.alternatives}
+    names |= {job.beyond.flavour for job in jobs if job.beyond is not None}
     for queue in queues:
         names |= {line.flavour for line in queue.quotas}
     return (NO_ACCELERATOR, *sorted(names - {NO_ACCELERATOR}))
@@ -172,17 +192,20 @@ def _used(
     fixed = np.zeros_like(used)
     held = np.zeros((len(jobs), len(column)), dtype=np.int64)
     job_row = {job.uid: index for index, job in enumerate(jobs)}
+    bases = {index: job.base for index, job in enumerate(jobs) if job.base}
     vectors: dict[tuple[tuple[str, int], ...], Int] = {}
-    attempts = {job.uid: dict(job.attempts) for job in jobs if job.attempts}
-    made: dict[str, set[int]] = {}
+    attempts = {index: dict(job.attempts) for index, job in enumerate(jobs) if job.attempts}
+    made: dict[int, set[int]] = {}
     seen: set[str] = set()
     for pod in pods:
-        job = job_row.get(pod.owner_uid) if pod.owner_uid else None
+        job, worker = job_row.get(pod.owner_uid) if pod.owner_uid else None, pod.index
+        if job in bases and worker >= bases[job] and (beyond := job_row.get(pod.owner_uid + BEYOND)) is not None:
+            job, worker = beyond, worker - bases[job]
         present = job is not None and pod.generation == jobs[job].generation
         # One that another has replaced holds its room until it is gone, but its index holds its share of quota once.
-        replaced = present and pod.attempt < attempts.get(pod.owner_uid, {}).get(pod.index, 0)
-        if present and not replaced and pod.phase != FAILED:
-            made.setdefault(pod.owner_uid, set()).add(pod.index)
+        replaced = job is not None and present and pod.attempt < attempts.get(job, {}).get(worker, 0)
+        if job is not None and present and not replaced and pod.phase != FAILED:
+            made.setdefault(job, set()).add(worker)
         if pod.phase in TERMINAL or pod.uid in seen:
             continue
         seen.add(pod.uid)
@@ -197,7 +220,7 @@ def _used(
             held[job] += amounts
     for index, job_input in enumerate(jobs):
         if job_input.placed and job_input.reserving:
-            _reserve(index, job_input, made.get(job_input.uid, set()), row, column, used, held)
+            _reserve(index, job_input, made.get(index, set()), row, column, used, held)
         elif job_input.promised and not job_input.holding:
             held[index] = vector(tuple(job_input.request.items()), column) * len(job_input.promised)
     return used, held, fixed

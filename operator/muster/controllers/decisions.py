@@ -84,18 +84,17 @@ class Decisions:
             record.stand = ()  # its room is promised, but it can't start yet: plan anew after its next turn
             return
         generation = (record.job.status.placements or 0) + 1
-        promise = record.job.status.promise
         placement = planning.placement_of(
             snapshot,
             admission.nodes,
             generation,
             now,
-            # Of a promise that has become smaller in this plan no spares are left over.
-            spares=max(0, len(admission.nodes) - promise.workers) if promise else record.spec.spares,
+            spares=_spares(record, admission),
             queue=record.spec.queue,
             flavour=_flavour(snapshot, admission.flavour),
             gpus_per_worker=record.spec.gpus_per_worker,
             spec=record.placement_hash,
+            base=admission.base or None,
             yields=admission.yields,
         )
         status = planning.admitted(
@@ -275,8 +274,18 @@ def _written(
         queue=record.spec.queue,
         flavour=_flavour(snapshot, promised.flavour),
         spec=record.promise_hash,
+        base=promised.base or None,
         promised_at=now,
     )
+
+
+def _spares(record: Record, admission: Admission) -> int:
+    """Of the nodes of a gang, how many are its spares'. Of a promise that has become smaller in this plan none are
+    left over; one with a safe base has none, and may get workers beside those that were promised to it."""
+    promise = record.job.status.promise
+    if admission.base or promise is None:
+        return record.spec.spares
+    return max(0, len(admission.nodes) - promise.workers)
 
 
 def _split(record: Record, nodes: list[str]) -> dict[str, tuple[NodeWorkers, ...]]:

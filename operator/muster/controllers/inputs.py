@@ -9,11 +9,11 @@ from datetime import datetime
 from types import MappingProxyType
 
 from muster.api.names import GPU_RESOURCE
-from muster.api.placement import Placement, spares_by_index
+from muster.api.placement import Placement, Promise, parse_indexes, spares_by_index
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster import pods as pod_objects
 from muster.cluster.eligibility import Matcher, NodeFilter, filter_of_pod
-from muster.cluster.gpus import flavour_of
+from muster.cluster.gpus import capacity_of, flavour_of
 from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
 from muster.cluster.pods import PodSettings
 from muster.cluster.status import finished, goes_on
@@ -63,6 +63,7 @@ class Inputs:
         choices = planning.choose_flavours(record.spec, counts, quotas, self._prices)
         renamed = record.placement is not None and planning.renamed(record.spec, drawn_on, self._counts)
         choices = planning.standing_choices(record.spec, choices, drawn_on, renamed=renamed)
+        beyond = self._beyond(record, counts, quotas)
         priority = world.priorities.get(record.spec.priority_class, 0)
         avoided = tuple(item.node for item in record.job.status.avoided if item.until > now)
         since = planning.submitted(record.job)
@@ -77,7 +78,7 @@ class Inputs:
         length = terms.length(record.spec, record.job.status)
         saves = planning.saves(record.spec, record.job.status)
         told = (record.promise, record.job.status.fixed_size, drawn_on, saves)
-        key = (judgement, record.spec, choices, priority, levels, avoided, since, told, times, start, length)
+        key = (judgement, record.spec, choices, beyond, priority, levels, avoided, since, told, times, start, length)
         if record.planned is None or record.planned[0] != key:
             requests, node_filter = self._demands(record)
             made = planning.pending_input(
@@ -86,6 +87,7 @@ class Inputs:
                 request=dict(requests),
                 node_filter=node_filter,
                 choices=choices,
+                beyond=beyond,
                 priority=priority,
                 levels=levels,
                 times=times,
@@ -158,6 +160,7 @@ class Inputs:
         beneficiary = claim.beneficiary if claim else status.stop.beneficiary if status.stop else ""
         onward = preemption.nodes_of(claim.victim) if claim else ()  # its own promise is written with its stop
         promised = (made.promised or onward) if not over else ()
+        base = planning.base_of(placement)
         shrinks = shrinks_at(status, record.spec)
         return replace(
             made,
@@ -172,6 +175,8 @@ class Inputs:
             shrinks=shrinks.timestamp() if shrinks is not None else FOREVER,
             holding=True,
             reserving=bool(record.made) or (status.stop is None and not over),
+            base=base,
+            promised_base=made.promised_base if made.promised else min(base, len(promised)),
             run=replace(
                 run_of(record, now),
                 leaving=leaving,
@@ -187,9 +192,27 @@ class Inputs:
         had, each = record.placement or record.promise, record.spec.gpus_per_worker
         if not (record.placement.gpus(each) if record.placement is not None else each):
             return NO_ACCELERATOR
-        nodes = (item.node for item in had.nodes) if had else (pod.node for pod in pods)
+        nodes = _nodes_of_base(had) if had else [pod.node for pod in pods]
+        return self._flavour_there(nodes) or (had.flavour if had else NO_ACCELERATOR)
+
+    def _flavour_there(self, nodes: Iterable[str]) -> str:
+        """The flavour of the first of these that tells its GPU type; "" where none does."""
         found = (flavour_of(node.labels) for node in map(self._cache.node, nodes) if node is not None)
-        return next(filter(None, found), had.flavour if had else NO_ACCELERATOR)
+        return next(filter(None, found), NO_ACCELERATOR)
+
+    def _beyond(self, record: Record, counts: Flavours, quotas: planning.QuotaTypes) -> planning.Choice | None:
+        """The nodes that a gang with a safe base takes for its other workers. While it has some, they are of the kind
+        that those nodes are of, whatever its spec says by now."""
+        had, spec = record.placement or record.promise, record.spec
+        there = _nodes_beyond(had) if had else []
+        node = next((node for node in map(self._cache.node, there) if node is not None), None)
+        if node is not None:
+            flavour = self._flavour_there(there) if spec.gpus_per_worker else NO_ACCELERATOR
+            return planning.Choice(flavour, (capacity_of(node.labels),))
+        if spec.beyond:
+            return planning.choose_of_kind(spec, spec.beyond, counts, quotas)
+        # Its nodes are gone, and so is the wish: they are counted where the base is.
+        return planning.Choice(had.flavour, ()) if had is not None and there else None
 
     def suits(self, record: Record, name: str, now: datetime) -> bool:
         """Whether a pod of the job could be bound to that node now, if there is room."""
@@ -240,6 +263,18 @@ class Inputs:
         except ValueError:  # TemplateRefused, or a quantity that is none
             return (), NodeFilter()  # its pods, if there are any, tell
         return view.requests, filter_of_pod(template["spec"])
+
+
+def _nodes_of_base(had: Placement | Promise) -> list[str]:
+    """In the order of their first worker."""
+    base = planning.base_of(had)
+    return [item.node for item in had.nodes if parse_indexes(item.indexes)[0] < base]
+
+
+def _nodes_beyond(had: Placement | Promise) -> list[str]:
+    if had.base is None:
+        return []
+    return [item.node for item in had.nodes if parse_indexes(item.indexes)[-1] >= had.base]
 
 
 def _quota_types(queue: str, world: admission.World) -> list[list[str]]:

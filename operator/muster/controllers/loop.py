@@ -20,6 +20,7 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.gpus import flavour_of
 from muster.cluster.status import finished
 from muster.cluster.views import PodView
+from muster.controllers import planning
 from muster.controllers.alarms import Alarms
 from muster.controllers.books import Tally
 from muster.controllers.cache import Cache
@@ -123,7 +124,7 @@ class Loop:
         """What the jobs that exist have seen of their nodes."""
         now = utc_now()
         for record in self.records.values():
-            yield stay_of(record.job, record.spec.capacity, now)
+            yield stay_of(record.job, record.spec.kinds, now)
         for ended in self.ended.values():
             yield ended.stay
 
@@ -289,14 +290,27 @@ class Loop:
 
     def _price(self, record: Record, placement: Placement) -> None:
         """Take over the price of the gang's nodes: by what was written down with them while they are gone, or their
-        labels are."""
-        node = self._cache.node(placement.nodes[0].node) if placement.nodes else None
-        flavour = (flavour_of(node.labels) if node is not None else "") or placement.flavour
-        if flavour or node is not None:
-            record.price = self._prices.get(flavour, 0.0)
+        labels are. Of a gang on two kinds of nodes it is the mean of its workers'."""
+        first = self._price_there(placement.nodes[0].node if placement.nodes else "", placement.flavour)
+        base, workers = planning.base_of(placement), placement.workers
+        if base == workers or first is None:
+            record.price = record.price if first is None else first
+            return
+        last = self._price_there(placement.nodes[-1].node if placement.nodes else "", "")
+        beyond = first if last is None else last
+        record.price = (base * first + (workers - base) * beyond) / workers
+
+    def _price_there(self, name: str, written: str) -> float | None:
+        """Money for an hour of one GPU of a node; None where its flavour isn't known. `written`: its flavour, as long
+        as it doesn't say another."""
+        node = self._cache.node(name) if name else None
+        flavour = (flavour_of(node.labels) if node is not None else "") or written
+        if not flavour and node is None:
+            return None
         if flavour and flavour not in self._prices and flavour not in self._unpriced:
             self._unpriced.add(flavour)
             log.warning("no price is known for %s: it costs nothing; give the chart's `prices` one", flavour)
+        return self._prices.get(flavour, 0.0)
 
     def _withhold_first_word(self, record: Record, decision: Decision, monotonic: float) -> Decision:
         """A new job's first status is the planner's word, which comes in a moment: that spares a write in each job's

@@ -33,7 +33,7 @@ from muster.cluster.gpus import (
     short_type,
 )
 from muster.cluster.hindrances import keeps_pods
-from muster.cluster.jobs import NO_ACCELERATOR, PLAIN_TERMS, AlternativeInput, JobInput, TermsInput
+from muster.cluster.jobs import NO_ACCELERATOR, PLAIN_TERMS, AlternativeInput, BeyondInput, JobInput, TermsInput
 from muster.cluster.snapshot import LevelInput
 from muster.cluster.status import MOVES, Draft, reason_of
 from muster.cluster.views import NodeView
@@ -149,17 +149,20 @@ def choose_flavours(
         flavour = choose_flavour(spec, counts, quotas)
         capacity = flavour.partition("/")[2]
         return (Choice(flavour, (capacity,) if capacity else ()),)
-    choices = []
-    for kind in spec.capacity:
-        of_kind = Counter({key: count for key, count in counts.items() if key[0].endswith(f"/{kind}")})
-        # Where no node of the kind is there now, it is the GPU that the job would get of another kind.
-        flavour = choose_flavour(spec, of_kind if suited_by(spec, of_kind) else counts, quotas)
-        if flavour and not flavour.endswith(f"/{kind}"):
-            flavour = f"{flavour.partition('/')[0]}/{kind}"
-        choices.append(Choice(flavour, (kind,)))
+    choices = [choose_of_kind(spec, kind, counts, quotas) for kind in spec.capacity]
     if spec.cheapest:
         choices.sort(key=lambda choice: prices.get(choice.flavour, math.inf))
     return tuple(choices)
+
+
+def choose_of_kind(spec: EffectiveSpec, kind: str, counts: Counter[tuple[str, str]], quotas: QuotaTypes = ()) -> Choice:
+    """The nodes that a job takes of one kind of capacity."""
+    of_kind = Counter({key: count for key, count in counts.items() if key[0].endswith(f"/{kind}")})
+    # Where no node of the kind is there now, it is the GPU that the job would get of another kind.
+    flavour = choose_flavour(spec, of_kind if suited_by(spec, of_kind) else counts, quotas)
+    if flavour and not flavour.endswith(f"/{kind}"):
+        flavour = f"{flavour.partition('/')[0]}/{kind}"
+    return Choice(flavour, (kind,))
 
 
 def standing_choices(
@@ -187,8 +190,14 @@ def pending_input(
     times: Bounds = NO_BOUNDS,
     avoided: Iterable[str] = (),
     promised: tuple[str, ...] = (),
+    beyond: Choice | None = None,
 ) -> JobInput:
-    """A job that waits, with what a dry run made of its pod."""
+    """A job that waits, with what a dry run made of its pod.
+
+    Args:
+        choices: of a gang with a safe base those of that.
+        beyond: where its other workers run.
+    """
     mode, level = mode_and_level(spec, levels)
     avoid, since = frozenset(avoided), submitted(job)
     filters = [_filter(node_filter, spec, choice, avoid) for choice in choices]
@@ -196,7 +205,10 @@ def pending_input(
     fixed = job.status.fixed_size
     if elastic and fixed is not None and spec.min_replicas <= fixed.workers <= spec.max_replicas:
         elastic, workers = False, fixed.workers
-    sizes = (spec.min_replicas, spec.max_replicas, spec.step) if elastic else None
+    sizes, more = (spec.min_replicas, spec.max_replicas, spec.step) if elastic else None, None
+    if elastic and beyond is not None:
+        more = _beyond(job, spec, _filter(node_filter, spec, beyond, avoid), beyond.flavour)
+        sizes, workers = None, spec.min_replicas
     if fixed is not None and job.status.placement is None:
         sizes = workers, workers, workers  # nor is it to be told that it would start with fewer: it would fail
     return JobInput(
@@ -213,10 +225,24 @@ def pending_input(
         promised=promised,
         sizes=sizes,
         partial=spec.partial,
+        beyond=more,
+        promised_base=base_of(job.status.promise),
         terms=_terms(
             spec, levels, choices, filters, since, times, length(spec, job.status), saves=saves(spec, job.status)
         ),
     )
+
+
+def base_of(had: Placement | Promise | None) -> int:
+    """How many workers of a placement or promise are its base: all, where it says nothing else."""
+    return 0 if had is None else had.workers if had.base is None else min(had.base, had.workers)
+
+
+def _beyond(job: TrainingJob, spec: EffectiveSpec, node_filter: NodeFilter, flavour: str) -> BeyondInput:
+    """What a gang may have beyond its base: that of its placement or promise, else of its spec."""
+    base = base_of(job.status.placement or job.status.promise) or spec.min_replicas
+    most = (spec.max_replicas - base) // spec.step * spec.step
+    return BeyondInput(node_filter, flavour, max(0, spec.replicas - spec.min_replicas), max(0, most), spec.step)
 
 
 def _filter(bare: NodeFilter, spec: EffectiveSpec, choice: Choice, avoided: frozenset[str]) -> NodeFilter:
@@ -410,7 +436,16 @@ def where(placement: Placement) -> str:
     kept = ", ".join(spares_by_index(placement.spares).values())
     spares = f"; room for {counted(placement.held - placement.workers, 'spare')} is kept on {kept}" if kept else ""
     workers, nodes = counted(placement.workers, "worker"), counted(len(placement.nodes), "node")
-    return f"{workers} on {nodes}{within}: {nodes_in_short(placement)}{spares}"
+    return f"{workers} on {nodes}{within}: {nodes_in_short(placement)}{spares}{_base(placement)}"
+
+
+def _base(placement: Placement) -> str:
+    if placement.base is None:
+        return ""
+    kind = placement.flavour.partition("/")[2]
+    more = placement.workers - placement.base
+    beyond = f"{counted(more, 'worker')} beyond it can be taken back" if more else "there is none beyond it"
+    return f"; the first {placement.base} are its base{f' on {kind} nodes' if kind else ''}, {beyond}"
 
 
 def nodes_in_short(placement: Placement) -> str:

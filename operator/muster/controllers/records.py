@@ -333,5 +333,5 @@ class Ended:
     @classmethod
     def of(cls, record: Record, now: datetime) -> Ended:
         job, version = record.job, int(record.job.metadata.resource_version or 0)
-        stay = stay_of(job, record.spec.capacity, now)
+        stay = stay_of(job, record.spec.kinds, now)
         return cls(version, sys.intern(job.spec.queue), job.status.phase, stay, faults_of(job))

@@ -101,4 +101,5 @@ def class_of(job: JobInput) -> Class:
         tuple(job.request.items()),
         job.terms,
         job.promised,
+        job.beyond,
     )

@@ -11,12 +11,15 @@ A gang grows by whole steps (`Sizes.step`) up to its most, and only
 * once its placement has stood for a while, so that jobs which come and go do not make it grow and shrink with them.
 
 Jobs grow in the order of priority, then of their submit. Each takes all that it can use.
+
+A gang with a safe base (`muster.scheduling.beyond`) grows beyond that in the same way, on the other kind of nodes and
+by their quota. One that starts gets as many of these as it wishes at once, for that costs nobody anything.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,14 +63,46 @@ def grow(
     """
     pace = pace or Pace()
     moves, open_, choices = [], OpenRoom(snapshot, tree, room), Choices(snapshot)
+    jobs = snapshot.jobs
     for wish in _wishes(snapshot, pace):
-        slots, there = open_.slots(wish.row, choices.current(wish.row))
-        steps = min(wish.steps, (there + wish.begun) // wish.step)
-        if steps >= wish.least and _may_grow(snapshot, wish.row):
-            move = _grow(snapshot, tree, open_, ledger, slots, replace(wish, steps=steps), own)
-            if move is not None:
-                moves.append(move)
+        row, more = wish.row, jobs.beyond.get(wish.row)
+        flavour = int(jobs.flavours[row]) if more is None else more.flavour
+        nodes = jobs.runs.nodes_of(row)
+        if not _may_grow(snapshot, row, nodes):
+            continue
+        filter_ = choices.current(row) if more is None else more.filter
+        places = _find(snapshot, tree, open_, ledger, wish, nodes, filter_, flavour, own)
+        if places is not None:
+            joined = _join(snapshot, tree, row, nodes, places) if more is None else _behind(tree, nodes, places)
+            taken = open_.take(row, places)
+            moves.append(Move(row, joined, int(jobs.flavours[row]), MoveReason.GROWN, wish.lost, *taken))
     return tuple(moves)
+
+
+def start_with_more(
+    snapshot: Snapshot,
+    tree: Tree,
+    room: Int,
+    ledger: Ledger,
+    starting: Iterable[tuple[int, Index]],
+    own: Set[tuple[int, int]] = frozenset(),
+) -> dict[int, Index]:
+    """Nodes of the workers that gangs get beyond their base when they start, by row; as `grow`.
+
+    Args:
+        starting: rows of gangs with a safe base, and the nodes of that.
+    """
+    found, open_ = dict[int, Index](), OpenRoom(snapshot, tree, room)
+    for row, nodes in starting:
+        more = snapshot.jobs.beyond[row]
+        wish = _Wish(row, more.step, 0, min(more.wish, more.most) // more.step, 1, 0.0)
+        if not wish.steps or not _may_grow(snapshot, row, nodes):
+            continue
+        places = _find(snapshot, tree, open_, ledger, wish, nodes, more.filter, more.flavour, own)
+        if places is not None:
+            open_.take(row, places)
+            found[row] = tree.order[np.sort(places)].astype(np.int32)
+    return found
 
 
 @dataclass(frozen=True)
@@ -96,12 +131,10 @@ class _Wish:
 def _wishes(snapshot: Snapshot, pace: Pace) -> list[_Wish]:
     """Gangs that may be larger and for which it may pay, first in rank first."""
     jobs = snapshot.jobs
-    spares = np.array([shape.spares for shape in jobs.terms.shapes], dtype=np.int64)
-    step = np.maximum(1, jobs.sizes.step).astype(np.int64)
-    size, fewest = np.diff(jobs.runs.first) - spares, jobs.sizes.least
+    size, fewest, most, step = _sizes(snapshot)
     begun = np.where(size < fewest, size - fewest + step, (size - fewest) % step)
-    steps = (jobs.sizes.most - size + begun) // step
-    larger = (jobs.sizes.least < jobs.sizes.most) & (steps > 0) & settled(snapshot, pace)
+    steps = (most - size + begun) // step
+    larger = (fewest < most) & (steps > 0) & settled(snapshot, pace)
     larger &= jobs.terms.preemptible | (jobs.runs.saved > jobs.runs.started)
     larger[larger] &= snapshot.queues.open[jobs.queues[larger]] & ~snapshot.queues.drain[jobs.queues[larger]]
     rows = by_rank(snapshot, np.flatnonzero(larger).astype(np.int64))
@@ -113,34 +146,61 @@ def _wishes(snapshot: Snapshot, pace: Pace) -> list[_Wish]:
     return [_Wish(*each) for each in zip(*(column[pays].tolist() for column in columns), strict=True)]
 
 
-def _may_grow(snapshot: Snapshot, row: int) -> bool:
+def _sizes(snapshot: Snapshot) -> tuple[Int, Int, Int, Int]:
+    """J each: workers that may become more, fewest and most of them, and their step. Of a base these are the workers
+    beyond it as long as there are none: those that there are have a row of their own."""
     jobs = snapshot.jobs
-    shape, step = jobs.terms.shapes[row], max(1, int(jobs.sizes.step[row]))
+    spares = np.array([shape.spares for shape in jobs.terms.shapes], dtype=np.int64)
+    size = np.diff(jobs.runs.first) - spares
+    fewest, most = jobs.sizes.least.astype(np.int64), jobs.sizes.most.astype(np.int64)
+    step = np.maximum(1, jobs.sizes.step).astype(np.int64)
+    for row, more in jobs.beyond.items():
+        if more.row == NONE:
+            size[row], fewest[row], most[row], step[row] = 0, 0, more.most, more.step
+    return size, fewest, most, step
+
+
+def _may_grow(snapshot: Snapshot, row: int, nodes: Index) -> bool:
+    """Whether a gang on these nodes may have more workers, of the right number."""
+    jobs = snapshot.jobs
+    more = jobs.beyond.get(row)
+    shape, step = jobs.terms.shapes[row], max(1, int(jobs.sizes.step[row]) if more is None else more.step)
     whole = not shape.slices or step % shape.slices[0][0] == 0
-    return shape.balanced == NONE and whole and bool(stands(snapshot, row, jobs.runs.nodes_of(row)).all())
+    if shape.balanced != NONE or not whole or not stands(snapshot, row, nodes).all():
+        return False
+    base = jobs.bases.get(row)
+    return base is None or bool(stands(snapshot, base, jobs.runs.nodes_of(base)).all())
 
 
-def _grow(
+def _find(
     snapshot: Snapshot,
     tree: Tree,
     room: OpenRoom,
     ledger: Ledger,
-    slots: Int,
     wish: _Wish,
+    nodes: Index,
+    filter_: int,
+    flavour: int,
     own: Set[tuple[int, int]],
-) -> Move | None:
+) -> Int | None:
+    """Places of as many more workers as there is room and quota for, which is charged; None for fewer than pay.
+
+    Args:
+        nodes: that the gang has.
+        filter_, flavour: of the nodes that the others may have.
+    """
     jobs, row = snapshot.jobs, wish.row
-    nodes, shape = jobs.runs.nodes_of(row), jobs.terms.shapes[row]
-    queue, flavour = int(jobs.queues[row]), int(jobs.flavours[row])
+    slots, there = room.slots(row, filter_)
+    queue = int(jobs.queues[row])
     borrowing = bool(jobs.terms.preemptible[row]) and (queue, flavour) not in own
 
     def has_quota(some: int) -> bool:
         return ledger.shortage(queue, flavour, need_of(snapshot, row, wish.workers(some)), borrowing=borrowing) is None
 
-    steps = _largest(wish.steps, has_quota)
+    steps = _largest(min(wish.steps, (there + wish.begun) // wish.step), has_quota)
     if steps < wish.least:
         return None
-    for gang, pool in _sites(snapshot, tree, row, slots):
+    for gang, pool in _sites(snapshot, tree, row, nodes, slots):
         prefix = prefix_sums(pool)
         count = _largest(steps, lambda some: fits(tree, prefix, replace(gang, size=wish.workers(some))))  # noqa: B023
         if count < wish.least:
@@ -149,9 +209,7 @@ def _grow(
         places = locate(tree, pool, prefix, gang, whole=np.zeros(len(pool), np.bool_), spared=None)
         assert places is not None, "a growth that fits was not placed"
         ledger.charge(queue, flavour, need_of(snapshot, row, gang.size))
-        slice_ = shape.slices[0][0] if shape.slices else 1
-        joined = _join(tree, nodes, places, len(nodes) - shape.spares, slice_)
-        return Move(row, joined, flavour, MoveReason.GROWN, wish.lost, *room.take(row, places))
+        return places
     return None
 
 
@@ -160,7 +218,7 @@ def _largest(most: int, allowed: Callable[[int], bool]) -> int:
     return most - bisect_left(range(most), True, key=lambda index: allowed(most - index))
 
 
-def _sites(snapshot: Snapshot, tree: Tree, row: int, slots: Int) -> list[tuple[Gang, Int]]:
+def _sites(snapshot: Snapshot, tree: Tree, row: int, own: Index, slots: Int) -> list[tuple[Gang, Int]]:
     """Where new workers may go, the closest first: a gang to place, and slots outside the site left out."""
     gang = gang_of(snapshot, row, 1)
     gang = replace(gang, shape=replace(PLAIN, slices=gang.shape.slices))
@@ -170,7 +228,6 @@ def _sites(snapshot: Snapshot, tree: Tree, row: int, slots: Int) -> list[tuple[G
     if gang.mode == TopologyMode.REQUIRED and gang.level == NONE:
         return []
     domains = snapshot.nodes.domains
-    own = snapshot.jobs.runs.nodes_of(row)
     widest = gang.level if gang.mode == TopologyMode.REQUIRED else 0
     sites = []
     for level in range(tree.depth - 1, widest - 1, -1):
@@ -182,8 +239,15 @@ def _sites(snapshot: Snapshot, tree: Tree, row: int, slots: Int) -> list[tuple[G
     return sites
 
 
-def _join(tree: Tree, nodes: Index, places: Int, size: int, slice_: int) -> Index:
+def _behind(tree: Tree, nodes: Index, places: Int) -> Index:
+    """The base, whose workers keep their ranks, and behind it those beyond it, in whole slices in tree order."""
+    return np.concatenate([nodes, tree.order[np.sort(places)]]).astype(np.int32)
+
+
+def _join(snapshot: Snapshot, tree: Tree, row: int, nodes: Index, places: Int) -> Index:
     """Old and new workers in tree order, in whole slices; spares behind."""
+    shape = snapshot.jobs.terms.shapes[row]
+    size, slice_ = len(nodes) - shape.spares, shape.slices[0][0] if shape.slices else 1
     slices = np.concatenate([tree.place_of[nodes[:size]], places]).reshape(-1, slice_)
     every = slices[np.argsort(slices[:, 0], kind="stable")].ravel()
     return np.concatenate([tree.order[every], nodes[size:]]).astype(np.int32)

@@ -53,7 +53,9 @@ def explain(
     Args:
         verdicts: of all that wait for quota, room or anything else, first in rank first.
     """
-    everyone = [*(Verdict(job, Fate.PROMISED) for job in round_.kept.waiting), *verdicts]
+    bases = round_.snapshot.jobs.bases  # who has workers beyond one is told of them with it
+    promised = (Verdict(job, Fate.PROMISED) for job in round_.kept.waiting if job not in bases)
+    everyone = [*promised, *verdicts]
     return Told(everyone, Words(round_, heads, owners), expected) if everyone else ()
 
 

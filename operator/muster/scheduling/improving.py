@@ -9,6 +9,8 @@ Each move is a stop and a start, so each has to pay (`muster.scheduling.moves.Pa
 * **spares** that broke or are lacking are found again (`muster.scheduling.mending`), without a stop;
 * **growth**: elastic jobs grow. Not in a tree of queues in which anybody waits for quota.
 
+Gangs that start on a safe base get workers beyond it before all of these, but for the first, where they could grow.
+
 Promotion and growth take only room that is kept for nobody, and none in a plan that moves others aside.
 """
 
@@ -20,15 +22,15 @@ from dataclasses import replace
 import numpy as np
 
 from muster.scheduling.aside import make_way
-from muster.scheduling.elastic import grow
+from muster.scheduling.elastic import grow, start_with_more
 from muster.scheduling.heads import Heads
 from muster.scheduling.mending import mend_spares
-from muster.scheduling.moves import Move, Pace
+from muster.scheduling.moves import Move, Pace, by_rank
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, Promise
 from muster.scheduling.promotion import PROMOTION, promote
 from muster.scheduling.rounds import Fate, Round, Verdict
-from muster.scheduling.snapshot import NONE, PLAIN, Snapshot
+from muster.scheduling.snapshot import NONE, PLAIN, Index, Snapshot
 
 
 def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -37,9 +39,15 @@ def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verd
         moved_for = _defragment(round_, heads, owners, verdicts)
         if moved_for != NONE:
             return [each._replace(fate=Fate.CLEARED) if each.job == moved_for else each for each in verdicts]
-    if not _anybody_may_change(round_):
+    starting = _starting_on_bases(round_)
+    if not starting and not _anybody_may_change(round_):
         return list(verdicts)
     open_ = np.minimum(round_.room.open, round_.spare.open).copy()
+    if starting:
+        calm = _without_contested_quota(round_, heads, round_.after_evictions(), verdicts)
+        others = [each for each in starting if each[0] in calm.jobs.beyond]
+        found = start_with_more(calm, round_.tree, open_, round_.promised, others, heads.queues)
+        round_.beyond |= {round_.snapshot.jobs.uids[row]: nodes for row, nodes in found.items()}
     round_.replacements += mend_spares(round_.after_evictions(), round_.tree, open_, round_.promised)
     settle = round_.policy.settle
     if round_.policy.promotion and any(round_.snapshot.jobs.terms.alternatives):
@@ -61,8 +69,19 @@ def _anybody_may_change(round_: Round) -> bool:
 
 
 def _anybody_may_grow(snapshot: Snapshot) -> bool:
-    sizes = snapshot.jobs.sizes
-    return bool(((sizes.least < sizes.most) & snapshot.jobs.holding).any())
+    sizes, holding = snapshot.jobs.sizes, snapshot.jobs.holding
+    return bool(((sizes.least < sizes.most) & holding).any()) or any(holding[row] for row in snapshot.jobs.beyond)
+
+
+def _starting_on_bases(round_: Round) -> list[tuple[int, Index]]:
+    """Rows and nodes of gangs that start in this plan, and have nothing yet beyond their base."""
+    beyond = round_.snapshot.jobs.beyond
+    if not beyond or not round_.policy.elastic:
+        return []
+    starting = {each.uid: each.nodes for each in round_.admissions}
+    uids = round_.snapshot.jobs.uids
+    rows = [row for row, more in beyond.items() if more.row == NONE and uids[row] in starting]
+    return [(row, starting[uids[row]]) for row in by_rank(round_.snapshot, np.array(rows, dtype=np.int64)).tolist()]
 
 
 def _defragment(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verdict]) -> int:
@@ -101,4 +120,5 @@ def _without_contested_quota(round_: Round, heads: Heads, snapshot: Snapshot, ve
     by_queue = [circle(queue) in circles for queue in range(len(snapshot.queues.names))]
     contested = np.array([*by_queue, False], dtype=np.bool_)[jobs.queues]  # the last is of no queue
     most = np.where(contested, np.minimum(jobs.sizes.most, jobs.sizes.least), jobs.sizes.most).astype(np.int32)
-    return replace(snapshot, jobs=replace(jobs, sizes=replace(jobs.sizes, most=most)))
+    beyond = {row: more for row, more in jobs.beyond.items() if not contested[row]}
+    return replace(snapshot, jobs=replace(jobs, sizes=replace(jobs.sizes, most=most), beyond=beyond))

@@ -107,9 +107,11 @@ def reduce_gangs(snapshot: Snapshot, tree: Tree, free: Int) -> dict[int, Index]:
     found: dict[int, Index] = {}
     for row in by_rank(snapshot, np.array(due, dtype=np.int64)).tolist():
         nodes = runs.nodes_of(row)
-        standing = stands(snapshot, row, nodes)
+        standing, base = stands(snapshot, row, nodes), snapshot.jobs.bases.get(row)
         if standing[runs.lost[row]].all():
             continue
+        if base is not None and not stands(snapshot, base, runs.nodes_of(base)).all():
+            continue  # the gang can't go on without its base
         # New pods are made for all, so those that live on a broken node are left behind too.
         fewer = _reduced(snapshot, tree, free, row, nodes, ~standing)
         if fewer is not None:
@@ -227,7 +229,8 @@ def _reduced(
 ) -> Index | None:
     sizes = smaller_sizes(snapshot, row, len(nodes))
     if not sizes or lost.all():
-        return None
+        # Of the workers beyond a base, none need be left; others that are all lost have nowhere to go on from.
+        return np.empty(0, dtype=np.int32) if sizes and sizes[-1] == 0 else None
     slots = _slots(snapshot, tree, by_resource(free, tree.order), row, nodes, closed)
     placed = np.where(lost, NONE, _places(tree, nodes))
     places = reduce_gang(tree, slots, gang_of(snapshot, row, len(nodes)), placed, sizes)

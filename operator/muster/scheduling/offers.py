@@ -24,7 +24,7 @@ from muster.scheduling.claims import Right, goes_on
 from muster.scheduling.gangs import is_accelerator
 from muster.scheduling.promises import stands
 from muster.scheduling.quota import Need
-from muster.scheduling.snapshot import NONE, Index, Int, Mask, Seconds, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Jobs, Mask, Seconds, Snapshot
 
 ELSEWHERE: Final = -2
 """Of an offer: it stands wherever its job has made none for the domain."""
@@ -88,10 +88,25 @@ def lost_seconds(snapshot: Snapshot, rows: Int) -> Seconds:
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
     accelerators = [index for index, name in enumerate(snapshot.resources) if is_accelerator(name)]
     each = jobs.requests[rows][:, accelerators].max(axis=1, initial=0)
-    count = np.maximum(1, each * (runs.first[rows + 1] - runs.first[rows]))
+    count = np.maximum(1, each * _workers(jobs, rows))
     since = np.maximum(0.0, snapshot.now - np.maximum(runs.saved[rows], runs.started[rows]))
     lost: Seconds = (since + runs.restart[rows]) * count
     return lost
+
+
+def _workers(jobs: Jobs, rows: Int) -> Int:
+    """Workers of the gangs that stop when these do: who leaves beyond a base stops the base, too."""
+    first = jobs.runs.first
+    workers: Int = first[rows + 1] - first[rows]
+    if jobs.bases:
+        other = {**jobs.bases, **{base: row for row, base in jobs.bases.items()}}
+        beside = np.array([other.get(row, NONE) for row in rows.tolist()], dtype=np.int64)
+        workers += np.where(beside == NONE, 0, first[beside + 1] - first[beside])
+    return workers
+
+
+def _base_of(jobs: Jobs, row: int) -> tuple[int, ...]:
+    return (jobs.bases[row],) if row in jobs.bases else ()
 
 
 def burdens(snapshot: Snapshot, rows: Int) -> Seconds:
@@ -208,7 +223,7 @@ def replicas_to_spare(snapshot: Snapshot, row: int) -> int:
     shape = jobs.terms.shapes[row]
     if shape.balanced != NONE or (shape.slices and step % shape.slices[0][0]):
         return 0
-    if not stands(snapshot, row, jobs.runs.nodes_of(row)).all():
+    if not all(stands(snapshot, each, jobs.runs.nodes_of(each)).all() for each in (row, *_base_of(jobs, row))):
         return 0  # what stays starts again, and no job starts on such a node
     more = len(jobs.runs.nodes_of(row)) - shape.spares - least
     return 0 if more % step else max(0, more // step)  # no whole steps lead from a size that it may not have to one
@@ -226,7 +241,8 @@ def _elastic(
     for domain in domains:
         going = without(snapshot, row, replicas, there == domain, first)
         drafts.append(Draft(row, shrink, cost, domain, nodes[going], nodes[~going]))
-        drafts.append(Draft(row, evict, cost, domain, nodes[~going], rest=True))
+        if not going.all():  # workers beyond a base may all go
+            drafts.append(Draft(row, evict, cost, domain, nodes[~going], rest=True))
     return drafts
 
 

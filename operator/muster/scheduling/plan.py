@@ -93,12 +93,14 @@ class Admission:
     Attributes:
         flavour: whose quota it draws on: the job's own, or that of one of its alternatives.
         yields: it is let in before its turn, and has to give way when the one ahead could start.
+        base: of a gang with a safe base: how many workers, the first, are that. The flavour is theirs.
     """
 
     uid: str
     nodes: Index
     flavour: int = NONE
     yields: bool = False
+    base: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,11 +125,15 @@ class Promise:
 
     Made durable before any victim is told. A job that is itself evicted to be moved or resized has one too, which is
     written with its stop.
+
+    Attributes:
+        base: as of an `Admission`.
     """
 
     uid: str
     nodes: Index
     flavour: int = NONE
+    base: int = 0
 
 
 @dataclass(frozen=True)

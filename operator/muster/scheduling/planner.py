@@ -38,6 +38,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from muster.scheduling.beyond import join
 from muster.scheduling.bystanders import Bystanders
 from muster.scheduling.expected import Expected, Lacking, expected_starts, promised_starts
 from muster.scheduling.explain import Told, explain
@@ -108,7 +109,7 @@ def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None
     told: Told | tuple[()] = ()
     if policy.explain:
         told = explain(round_, heads, starting.owners, verdicts, _expect(round_, heads, verdicts))
-    return Plan(
+    made = Plan(
         admissions=tuple(round_.admissions),
         waiting=told,
         promises=tuple(round_.promises),
@@ -119,6 +120,7 @@ def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None
         broken=round_.kept.broken,
         helped=told.helped if isinstance(told, Told) else as_it_is,
     )
+    return join(round_.snapshot, made, round_.beyond)
 
 
 def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybody: bool) -> list[Verdict] | None:

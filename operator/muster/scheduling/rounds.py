@@ -93,6 +93,7 @@ class Round:
         journal: all changes of `promised` in their order: queue, flavour, need, and 1 for what is charged, -1 for what
             is given back, 0 for what is held back.
         state: grows whenever room or quota change.
+        beyond: by uid of those that start on a safe base: nodes of the workers that they get beyond it.
     """
 
     def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
@@ -116,6 +117,7 @@ class Round:
         self.evictions: list[Eviction] = []
         self.replacements: list[Replacement] = [*replaced, *mended]
         self.reduced = reduced
+        self.beyond: dict[str, Index] = {}
         self.reserved_quota: list[tuple[int, int]] = []
         self._firm_held_back: set[tuple[int, int]] = set()
         leaving = np.unique(jobs.queues[jobs.runs.leaving & (jobs.queues != NONE)]).tolist()

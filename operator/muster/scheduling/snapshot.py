@@ -226,6 +226,27 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class Beyond:
+    """What an elastic gang with a safe base may have beyond it: workers on other nodes, which it can do without.
+
+    While there are any, they are a row of their own, as a gang of no fewest size: see `muster.scheduling.beyond`.
+
+    Attributes:
+        filter, flavour: their nodes, and whose quota they draw on there.
+        wish: with how many the gang starts, where there is room for them.
+        most, step: how many there may be: a multiple of `step`.
+        row: theirs, or that of those who are promised; NONE while there are none.
+    """
+
+    filter: int
+    flavour: int
+    wish: int
+    most: int
+    step: int
+    row: int = NONE
+
+
+@dataclass(frozen=True)
 class Terms:
     """What a job allows and demands; J each. Moments are seconds since the epoch, FOREVER for none.
 
@@ -368,6 +389,7 @@ class Jobs:
         levels: J, index of the level that `modes` speaks of; NONE with UNCONSTRAINED.
         held: J x R, quota that a HOLDING job holds in all; zeros for a PENDING one. A RESERVED one holds quota for its
             whole gang from the moment of the promise.
+        beyond: by row of those gangs that may have workers beyond a safe base: their row is the base alone.
     """
 
     uids: tuple[str, ...]
@@ -385,6 +407,12 @@ class Jobs:
     sizes: Sizes
     terms: Terms
     runs: Runs
+    beyond: Mapping[int, Beyond] = field(default_factory=dict)
+
+    @cached_property
+    def bases(self) -> Mapping[int, int]:
+        """The row of the base, by that of the workers beyond it."""
+        return {each.row: row for row, each in self.beyond.items() if each.row != NONE}
 
     @cached_property
     def pending(self) -> Mask:

@@ -40,6 +40,9 @@ def test_what_the_others_allow() -> None:
     assert (spec("spot").capacity, spec("spot").fallback_after) == (("spot", "on-demand"), 600)
     assert (spec("cheapest").capacity, spec("cheapest").cheapest) == (("reserved", "spot", "on-demand"), True)
     assert not spec("spot").cheapest
+    base = spec("base")
+    assert (base.capacity, base.beyond, base.kinds) == (("on-demand",), "spot", ("on-demand", "spot"))
+    assert (base.min_replicas, base.replicas, base.max_replicas, base.step) == (4, 8, 16, 2)
 
 
 def test_every_size_of_a_gang_of_replicas_is_whole_and_one_replica_is_the_step() -> None:

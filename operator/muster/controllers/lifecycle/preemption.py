@@ -86,6 +86,7 @@ def onward(turn: Turn, nodes: tuple[NodeWorkers, ...], spares: tuple[NodeWorkers
         queue=turn.s.spec.queue,
         flavour=had.flavour,
         spec=turn.s.promise_hash,
+        base=had.base,
         promised_at=turn.s.now,
     )
 
