@@ -212,58 +212,6 @@ def _others(job: JobInput) -> Iterator[AlternativeInput | BeyondInput]:
         yield job.beyond
 
 
-def parted(jobs: Iterable[JobInput]) -> list[JobInput]:
-    """The same jobs, with those of two kinds of nodes as two: the base, which is the job, and behind it what it has, or
-    is promised, beyond that."""
-    found: list[JobInput] = []
-    for job in jobs:
-        found.append(job)
-        if job.beyond is not None and (job.placed or job.promised):
-            found[-1] = _base_of(job)
-            if len(job.placed) > job.base or len(job.promised) > job.promised_base:
-                found.append(_beyond_of(job, job.beyond))
-    return found
-
-
-def _base_of(job: JobInput) -> JobInput:
-    return replace(
-        job,
-        workers=job.base if job.placed else job.promised_base,
-        placed=job.placed[: job.base],
-        promised=job.promised[: job.promised_base],
-        attempts=tuple(item for item in job.attempts if item[0] < job.base),
-        lost=tuple(index for index in job.lost if index < job.base),
-    )
-
-
-def _beyond_of(job: JobInput, more: BeyondInput) -> JobInput:
-    base, promised = job.base, job.promised[job.promised_base :]
-    beneficiary = job.run.beneficiary
-    if beneficiary == job.uid:  # it goes on, but without those for whom nothing is promised
-        beneficiary = job.uid + BEYOND if promised else ""
-    # Where one domain must hold the gang, the base tells which: see `cluster.snapshot`.
-    required = job.mode is TopologyMode.REQUIRED
-    return replace(
-        job,
-        uid=job.uid + BEYOND,
-        workers=len(job.placed[base:]) or len(promised),
-        node_filter=more.node_filter,
-        flavour=more.flavour,
-        mode=TopologyMode.UNCONSTRAINED if required else job.mode,
-        level="" if required else job.level,
-        placed=job.placed[base:],
-        promised=promised,
-        attempts=tuple((index - base, attempt) for index, attempt in job.attempts if index >= base),
-        lost=tuple(index - base for index in job.lost if index >= base),
-        sizes=(0, more.most, more.step),
-        terms=replace(job.terms, alternatives=()),
-        run=replace(job.run, beneficiary=beneficiary),
-        beyond=None,
-        base=0,
-        promised_base=0,
-    )
-
-
 def index_of(names: Iterable[str | None], among: Sequence[str]) -> Index:
     """Places of `names` in `among`; NONE for None."""
     number = {name: index for index, name in enumerate(among)}

@@ -8,14 +8,14 @@ start again there. So a placement holds its room from the moment it is written, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from muster.cluster.bases import beside_their_bases, parted
 from muster.cluster.eligibility import Matcher, NodeFilter
 from muster.cluster.gpus import capacity_of, flavour_of, gpu_type_of, same_type
-from muster.cluster.jobs import BEYOND, filters_of, index_of, parted, vector
+from muster.cluster.jobs import BEYOND, filters_of, index_of, vector
 from muster.cluster.jobs import NO_ACCELERATOR as NO_ACCELERATOR
 from muster.cluster.jobs import JobInput as JobInput
 from muster.cluster.jobs import LevelInput as LevelInput
@@ -30,12 +30,10 @@ from muster.scheduling.snapshot import (
     ONE_A_NODE,
     Index,
     Int,
-    Jobs,
     Levels,
     Mask,
     Nodes,
     Snapshot,
-    TopologyMode,
 )
 
 FAILED: Final = "Failed"
@@ -112,7 +110,7 @@ def build(
     masks.renew(nodes, filters)
     allowed = np.array([masks.mask(one, nodes) for one in filters], dtype=np.bool_).reshape(len(filters), len(nodes))
     planned = within_limits(job_arrays(jobs, queues, flavours, resources, levels, filter_index, held, row), shares)
-    planned, allowed = _beside_their_bases(planned, allowed, domains)
+    planned, allowed = beside_their_bases(planned, allowed, domains)
     return Snapshot(
         resources=resources,
         flavours=flavours,
@@ -132,21 +130,6 @@ def build(
         now=now,
         prices=np.array([prices.get(name, 0.0) for name in flavours]) if prices else None,
     )
-
-
-def _beside_their_bases(jobs: Jobs, allowed: Mask, domains: Index) -> tuple[Jobs, Mask]:
-    """Where one domain must hold a gang, its workers beyond the base may run in that of the base alone: that is a
-    filter of its own."""
-    filters, more = jobs.filters.copy(), list[Mask]()
-    for row, base in jobs.bases.items():
-        if jobs.modes[base] != TopologyMode.REQUIRED or jobs.levels[base] == NONE:
-            continue
-        nodes = jobs.runs.nodes_of(base)
-        there = domains[nodes[nodes != NONE], jobs.levels[base]]
-        inside = domains[:, jobs.levels[base]] == (there[0] if len(there) else NONE)
-        filters[row] = len(allowed) + len(more)
-        more.append(allowed[jobs.filters[row]] & inside & (domains[:, jobs.levels[base]] != NONE))
-    return (replace(jobs, filters=filters), np.vstack([allowed, *more])) if more else (jobs, allowed)
 
 
 def _with_deleted(queues: list[QueueInput], jobs: Sequence[JobInput]) -> list[QueueInput]:

@@ -18,7 +18,7 @@ from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
 from muster.cluster.pods import PodSettings
 from muster.cluster.status import finished, goes_on
 from muster.cluster.views import NodeView, PodView
-from muster.controllers import admission, planning, terms
+from muster.controllers import admission, flavours, planning, terms
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.lifecycle import preemption
@@ -60,9 +60,9 @@ class Inputs:
         if record.planned is not None and steady == record.steady:
             return record.planned[1]
         counts, quotas = self._counts_for(record), _quota_types(record.spec.queue, world)
-        choices = planning.choose_flavours(record.spec, counts, quotas, self._prices)
-        renamed = record.placement is not None and planning.renamed(record.spec, drawn_on, self._counts)
-        choices = planning.standing_choices(record.spec, choices, drawn_on, renamed=renamed)
+        choices = flavours.choose_flavours(record.spec, counts, quotas, self._prices)
+        renamed = record.placement is not None and flavours.renamed(record.spec, drawn_on, self._counts)
+        choices = flavours.standing_choices(record.spec, choices, drawn_on, renamed=renamed)
         beyond = self._beyond(record, counts, quotas)
         priority = world.priorities.get(record.spec.priority_class, 0)
         avoided = tuple(item.node for item in record.job.status.avoided if item.until > now)
@@ -107,9 +107,9 @@ class Inputs:
         found = self._allowed
         demands: list[tuple[object, object]] = [(node.labels, node.taints) for node in nodes]
         if demands != self._seen:
-            self._seen, self._of_flavour = demands, planning.by_flavour(nodes)
+            self._seen, self._of_flavour = demands, flavours.by_flavour(nodes)
             found = {node_filter: self._flavours_for(node_filter) for node_filter in self._allowed}
-            self._counts = planning.flavour_counts(nodes)
+            self._counts = flavours.flavour_counts(nodes)
         queues = {name: (queue.metadata.uid, queue.metadata.generation) for name, queue in world.queues.items()}
         looked = (dict(world.priorities), tuple(world.levels), self._counts, queues)
         if looked != self._looked or found != self._allowed:
@@ -128,7 +128,7 @@ class Inputs:
             self._allowed[node_filter] = self._flavours_for(node_filter)
         allowed = self._allowed[node_filter]
         left = Counter({key: count for key, count in counts.items() if key[0] in allowed})
-        return left if planning.suited_by(record.spec, left) else counts
+        return left if flavours.suited_by(record.spec, left) else counts
 
     def _flavours_for(self, node_filter: NodeFilter) -> frozenset[str]:
         matcher = Matcher(node_filter)
@@ -200,7 +200,7 @@ class Inputs:
         found = (flavour_of(node.labels) for node in map(self._cache.node, nodes) if node is not None)
         return next(filter(None, found), NO_ACCELERATOR)
 
-    def _beyond(self, record: Record, counts: Flavours, quotas: planning.QuotaTypes) -> planning.Choice | None:
+    def _beyond(self, record: Record, counts: Flavours, quotas: flavours.QuotaTypes) -> flavours.Choice | None:
         """The nodes that a gang with a safe base takes for its other workers. While it has some, they are of the kind
         that those nodes are of, whatever its spec says by now."""
         had, spec = record.placement or record.promise, record.spec
@@ -208,11 +208,11 @@ class Inputs:
         node = next((node for node in map(self._cache.node, there) if node is not None), None)
         if node is not None:
             flavour = self._flavour_there(there) if spec.gpus_per_worker else NO_ACCELERATOR
-            return planning.Choice(flavour, (capacity_of(node.labels),))
+            return flavours.Choice(flavour, (capacity_of(node.labels),))
         if spec.beyond:
-            return planning.choose_of_kind(spec, spec.beyond, counts, quotas)
+            return flavours.choose_of_kind(spec, spec.beyond, counts, quotas)
         # Its nodes are gone, and so is the wish: they are counted where the base is.
-        return planning.Choice(had.flavour, ()) if had is not None and there else None
+        return flavours.Choice(had.flavour, ()) if had is not None and there else None
 
     def suits(self, record: Record, name: str, now: datetime) -> bool:
         """Whether a pod of the job could be bound to that node now, if there is room."""

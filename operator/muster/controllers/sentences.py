@@ -14,7 +14,7 @@ from muster.cluster.eligibility import Matcher, NodeFilter
 from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import of_kind
 from muster.cluster.views import NodeView
-from muster.controllers import planning
+from muster.controllers import flavours, planning
 from muster.controllers.accounts import Spent
 from muster.controllers.queues import Standing, ceilings, priority_remark, standings, why_closed
 from muster.controllers.records import Record
@@ -89,7 +89,7 @@ class Sentences:
 
     @cached_property
     def _of_flavour(self) -> Mapping[str, Sequence[NodeView]]:
-        return planning.by_flavour(self._nodes)
+        return flavours.by_flavour(self._nodes)
 
     def _on_flavour(self, node_filter: NodeFilter, flavour: str) -> Change | None:
         matcher = Matcher(node_filter)

@@ -23,7 +23,7 @@ from muster.cluster.pods import PodSettings
 from muster.cluster.snapshot import LevelInput, build, eligible
 from muster.cluster.status import Draft
 from muster.cluster.views import NamespaceView, NodeView, Taint
-from muster.controllers import planning
+from muster.controllers import flavours, planning
 from muster.controllers.admission import World, obstacle, products
 from muster.controllers.books import topology_status
 from muster.controllers.cache import Cache
@@ -78,8 +78,8 @@ def node(name: str, product: str = "NVIDIA-H100-80GB-HBM3", **labels: str) -> No
 
 
 def flavour(nodes: list[NodeView], **workers: Any) -> str:
-    counts = planning.flavour_counts(nodes)
-    return planning.choose_flavour(effective_spec(trainingjob(workers=workers).spec), counts)
+    counts = flavours.flavour_counts(nodes)
+    return flavours.choose_flavour(effective_spec(trainingjob(workers=workers).spec), counts)
 
 
 SPOT = {"muster.dev/capacity": "spot"}
@@ -107,7 +107,7 @@ def of_own_type(name: str, own: str, product: str = "NVIDIA-H100-80GB-HBM3", **l
 
 def drawn_on(quotas: list[list[str]], gpu_type: str) -> str:
     spec = effective_spec(trainingjob(workers={"gpuType": gpu_type}).spec)
-    return planning.choose_flavour(spec, planning.flavour_counts([node("a")]), quotas)
+    return flavours.choose_flavour(spec, flavours.flavour_counts([node("a")]), quotas)
 
 
 def test_a_type_that_no_node_has_now_draws_on_its_own_quota() -> None:
@@ -196,7 +196,7 @@ def test_a_product_whose_nodes_are_all_spot_draws_on_spot_whoever_made_it() -> N
 
 def test_a_type_of_a_sites_own_stays_what_it_is_on_a_kind_of_capacity_without_nodes() -> None:
     spec = effective_spec(trainingjob(workers={"gpuType": "H100-fast"}, capacity={"order": ["spot", "on-demand"]}).spec)
-    choices = planning.choose_flavours(spec, planning.flavour_counts([of_own_type("a", "H100-fast")]))
+    choices = flavours.choose_flavours(spec, flavours.flavour_counts([of_own_type("a", "H100-fast")]))
     assert [choice.flavour for choice in choices] == ["H100-fast/spot", "H100-fast/on-demand"]
 
 
@@ -209,7 +209,7 @@ def test_a_gang_that_names_a_product_of_two_types_runs_on_that_whose_quota_it_dr
         spec,
         request={"nvidia.com/gpu": 8},
         node_filter=NodeFilter(),
-        choices=planning.choose_flavours(spec, planning.flavour_counts(nodes)),
+        choices=flavours.choose_flavours(spec, flavours.flavour_counts(nodes)),
         priority=0,
         levels=RACKS,
     )
@@ -240,7 +240,7 @@ def test_what_a_waiting_job_brings_to_the_planner() -> None:
         effective_spec(job.spec),
         request={"nvidia.com/gpu": 8, "pods": 1},
         node_filter=NodeFilter(selector=(("a", "1"),)),
-        choices=(planning.Choice("H100/on-demand", ("on-demand",)),),
+        choices=(flavours.Choice("H100/on-demand", ("on-demand",)),),
         priority=7,
         levels=RACKS,
         avoided=["n1"],
@@ -261,7 +261,7 @@ def test_the_planner_is_told_who_saves_checkpoints() -> None:
             effective_spec(job.spec),
             request={"nvidia.com/gpu": 8, "pods": 1},
             node_filter=NodeFilter(),
-            choices=(planning.Choice("H100/on-demand", ("on-demand",)),),
+            choices=(flavours.Choice("H100/on-demand", ("on-demand",)),),
             priority=0,
             levels=RACKS,
         )
@@ -422,7 +422,7 @@ def test_a_topology_names_nodes_without_labels() -> None:
 
 
 def test_counts_are_of_flavour_and_product() -> None:
-    assert planning.flavour_counts(MIXED) == Counter(
+    assert flavours.flavour_counts(MIXED) == Counter(
         {
             ("H100/on-demand", "NVIDIA-H100-80GB-HBM3"): 1,
             ("H200/on-demand", "NVIDIA-H200"): 2,
@@ -462,7 +462,7 @@ def test_capacity_in_order_brings_alternatives_with_their_moments() -> None:
     capacity = {"order": ["spot", "on-demand"], "fallbackAfter": "5m"}
     job = trainingjob(workers={"gpuType": "H100"}, capacity=capacity)
     spec = effective_spec(job.spec)
-    choices = planning.choose_flavours(spec, planning.flavour_counts(MIXED))
+    choices = flavours.choose_flavours(spec, flavours.flavour_counts(MIXED))
     assert [choice.flavour for choice in choices] == ["H100/spot", "H100/on-demand"]
     found = planning.pending_input(
         job, spec, request={}, node_filter=NodeFilter(), choices=choices, priority=0, levels=RACKS
@@ -489,7 +489,7 @@ def test_who_prefers_the_cheapest_takes_kinds_by_their_prices(prices: dict[str, 
     capacity = {"order": KINDS, "prefer": "cheapest"}
     job = trainingjob(workers={"gpuType": "H100"}, capacity=capacity)
     spec = effective_spec(job.spec)
-    choices = planning.choose_flavours(spec, planning.flavour_counts([node("a")]), (), prices)
+    choices = flavours.choose_flavours(spec, flavours.flavour_counts([node("a")]), (), prices)
     assert [choice.flavour for choice in choices] == [f"H100/{kind}" for kind in order]
     found = planning.pending_input(
         job, spec, request={}, node_filter=NodeFilter(), choices=choices, priority=0, levels=RACKS
@@ -500,7 +500,7 @@ def test_who_prefers_the_cheapest_takes_kinds_by_their_prices(prices: dict[str, 
     ] == order
     assert [each.since for each in found.terms.alternatives] == [600.0, 1200.0], "each kind has its own wait"
     listed = effective_spec(trainingjob(workers={"gpuType": "H100"}, capacity={"order": KINDS}).spec)
-    chosen = planning.choose_flavours(listed, planning.flavour_counts([node("a")]), (), prices)
+    chosen = flavours.choose_flavours(listed, flavours.flavour_counts([node("a")]), (), prices)
     assert [choice.flavour for choice in chosen] == [f"H100/{kind}" for kind in KINDS]
 
 
@@ -508,26 +508,26 @@ def test_who_names_no_kind_takes_the_first_that_there_is() -> None:
     spec = effective_spec(trainingjob(workers={"gpuType": "H100"}).spec)
     kinds = [node("a"), node("b", **{"muster.dev/capacity": "reserved"}), node("c", **SPOT), node("d", **SPOT)]
     for first, kind in enumerate(KINDS):
-        choices = planning.choose_flavours(spec, planning.flavour_counts(kinds[first:]))
-        assert choices == (planning.Choice(f"H100/{kind}", (kind,)),)
+        choices = flavours.choose_flavours(spec, flavours.flavour_counts(kinds[first:]))
+        assert choices == (flavours.Choice(f"H100/{kind}", (kind,)),)
 
 
 def test_a_job_that_has_nodes_takes_more_of_their_kind_only() -> None:
     one = effective_spec(trainingjob().spec)
-    chosen = planning.choose_flavours(one, planning.flavour_counts(MIXED))
-    assert planning.standing_choices(one, chosen, "A100/spot") == (planning.Choice("A100/spot", ("spot",)),)
-    assert planning.standing_choices(one, chosen, "") == chosen
+    chosen = flavours.choose_flavours(one, flavours.flavour_counts(MIXED))
+    assert flavours.standing_choices(one, chosen, "A100/spot") == (flavours.Choice("A100/spot", ("spot",)),)
+    assert flavours.standing_choices(one, chosen, "") == chosen
     both = effective_spec(trainingjob(capacity={"order": ["on-demand", "spot"]}).spec)
-    chosen = planning.choose_flavours(both, planning.flavour_counts(MIXED))
-    stands = planning.standing_choices(both, chosen, "H100/on-demand")
-    assert stands == (planning.Choice("H100/on-demand", ("on-demand",)), planning.Choice("A100/spot", ("spot",)))
+    chosen = flavours.choose_flavours(both, flavours.flavour_counts(MIXED))
+    stands = flavours.standing_choices(both, chosen, "H100/on-demand")
+    assert stands == (flavours.Choice("H100/on-demand", ("on-demand",)), flavours.Choice("A100/spot", ("spot",)))
 
 
 def test_a_kind_that_no_node_is_of_now_has_the_gpus_of_the_others() -> None:
     capacity = {"order": ["spot", "on-demand"]}
     spec = effective_spec(trainingjob(capacity=capacity).spec)
     nodes = [node("a"), node("cpu", "", **SPOT)]
-    choices = planning.choose_flavours(spec, planning.flavour_counts(nodes))
+    choices = flavours.choose_flavours(spec, flavours.flavour_counts(nodes))
     assert [choice.flavour for choice in choices] == ["H100/spot", "H100/on-demand"]
     found = planning.pending_input(
         trainingjob(capacity=capacity),
@@ -544,7 +544,7 @@ def test_a_kind_that_no_node_is_of_now_has_the_gpus_of_the_others() -> None:
 def test_an_elastic_gang_brings_its_sizes_and_may_start_small() -> None:
     job = trainingjob(workers={"replicas": 6, "min": 2, "max": 10, "step": 2}, preemptible=False)
     spec = effective_spec(job.spec)
-    choices = planning.choose_flavours(spec, planning.flavour_counts(MIXED))
+    choices = flavours.choose_flavours(spec, flavours.flavour_counts(MIXED))
     found = planning.pending_input(
         job, spec, request={}, node_filter=NodeFilter(), choices=choices, priority=0, levels=RACKS
     )
@@ -563,7 +563,7 @@ def test_a_gang_whose_training_fixes_its_size_keeps_it_and_is_told_no_other(work
     assert status.fixed_size == FixedSize(workers=4, message="'loader' is a StatefulDataLoader")
     fixed = job.model_copy(update={"status": status.model_copy(update={"placement": None})})
     spec = effective_spec(job.spec)
-    choices = planning.choose_flavours(spec, planning.flavour_counts(MIXED))
+    choices = flavours.choose_flavours(spec, flavours.flavour_counts(MIXED))
     found = planning.pending_input(
         fixed, spec, request={}, node_filter=NodeFilter(), choices=choices, priority=0, levels=RACKS
     )

@@ -13,7 +13,7 @@ from muster.cluster.eligibility import filter_of_pod
 from muster.cluster.queues import QueueInput
 from muster.cluster.snapshot import LevelInput, build
 from muster.cluster.views import NodeView, Taint
-from muster.controllers import planning
+from muster.controllers import flavours, planning
 from muster.controllers.records import Record
 from muster.controllers.sentences import Sentences
 from muster.controllers.telling import Word
@@ -38,7 +38,7 @@ def changes(nodes: list[NodeView], pod: dict[str, Any]) -> tuple[str, ...]:
         spec,
         request={"nvidia.com/gpu": 8, "pods": 1},
         node_filter=filter_of_pod(pod),
-        choices=planning.choose_flavours(spec, planning.flavour_counts(nodes)),
+        choices=flavours.choose_flavours(spec, flavours.flavour_counts(nodes)),
         priority=0,
         levels=HOSTS,
     )
