@@ -18,6 +18,7 @@ from muster.simulate.policies import policy_named
 from muster.simulate.synthetic import Recipe, make
 from muster.simulate.tables import as_json, side_by_side
 from muster.simulate.workload import Workload, assemble
+from muster.simulate.world import State
 
 
 def make_trace(path: Path, cluster: Path | None, jobs: int, load: float, seed: int) -> None:
@@ -73,13 +74,22 @@ def _say_never(outcome: Outcome) -> None:
 
 
 def never_told(outcome: Outcome) -> str:
-    """Which jobs never ended, and why: those that ask for more GPUs than there are, apart from the rest."""
+    """Which jobs never ended, and why: those that failed on a line of their own."""
+    world = outcome.world
+    failed = [one for one in outcome.never if world.state[one[0]] == State.FAILED]
+    waited = [one for one in outcome.never if world.state[one[0]] != State.FAILED]
+    lines = [_told(outcome, which, word) for which, word in ((failed, "failed"), (waited, "never ended")) if which]
+    return "\n".join(lines)
+
+
+def _told(outcome: Outcome, never: Sequence[tuple[int, str]], word: str) -> str:
+    """The first of these with its reason: those that ask for more GPUs than there are, apart from the rest."""
     workload = outcome.world.workload
     there = int(workload.cluster.gpus.sum())
-    large = [job for job, _ in outcome.never if workload.trace.gpus[job] > there]
-    job, reason = outcome.never[0]
-    count = len(outcome.never)
-    told = f"{outcome.policy}: {count} job{'s' * (count != 1)} never ended, the first {_described(workload, job)}"
+    large = [job for job, _ in never if workload.trace.gpus[job] > there]
+    job, reason = never[0]
+    count = len(never)
+    told = f"{outcome.policy}: {count} job{'s' * (count != 1)} {word}, the first {_described(workload, job)}"
     if reason:
         return f"{told}: {reason}"
     if not large:

@@ -23,7 +23,7 @@ from muster.scheduling.snapshot import NONE
 from muster.simulate.errors import SimulationError
 from muster.simulate.faults import Faults
 from muster.simulate.workload import Workload
-from muster.simulate.world import State, World, crowd, idle_gpus
+from muster.simulate.world import HOPELESS, State, World, crowd, idle_gpus
 
 REFRESH: Final = 900.0
 PATIENCE: Final = 86_400.0
@@ -88,7 +88,8 @@ class Outcome:
     Attributes:
         policy: its name.
         away: (GPUs, from, to) of each time a node was not usable.
-        never: jobs that never ended, with the reason that the policy gave last ("" if it gives none).
+        never: jobs that never ended, with why they failed, or else the reason that the policy gave last ("" if it gives
+            none).
         plans: decisions made; `planning` the processor seconds that they took, of `seconds` in all.
     """
 
@@ -103,7 +104,7 @@ class Outcome:
 
 
 def simulate(workload: Workload, policy: Policy, *, seed: int = 1, interval: float = 60.0) -> Outcome:
-    """Run until every job is done, or nothing that waits can ever start.
+    """Run until every job is done or has failed, or nothing that waits can ever start.
 
     Raises:
         SimulationError: the interval is not between zero and `LONGEST`, or the policy broke a rule.
@@ -303,4 +304,17 @@ class _Simulation:
         """Jobs that were submitted, or would have been, and never ended."""
         undone = np.flatnonzero(self._world.state != State.DONE).tolist()
         reasons = self._policy.reasons(self._world, now) if undone else {}
-        return tuple((job, reasons.get(job, "")) for job in undone)
+        failed = {job: in_vain(self._world, job) for job in undone if self._world.state[job] == State.FAILED}
+        return tuple((job, failed.get(job) or reasons.get(job, "")) for job in undone)
+
+
+def in_vain(world: World, job: int) -> str:
+    """Why a job has failed, and what would help it."""
+    runs = world.runs
+    mine = np.flatnonzero(np.array(runs.job) == job)[-HOPELESS:]
+    lasted = float((np.array(runs.stop) - np.array(runs.start))[mine].mean())
+    return (
+        f"{HOPELESS} runs in a row, of {lasted:,.0f} seconds in the mean, were ended before any of their work was "
+        f"saved; with costs.checkpoint at {world.costs.checkpoint:g} and costs.restart at {world.costs.restart:g} it "
+        "gets no further: save more often, give it fewer nodes, or lower the faults"
+    )

@@ -2,7 +2,8 @@
 
 A run starts when its placement does. A job that ran before spends `restart` seconds first; then it works. What it has
 worked is safe when it ends by itself, when it is asked to stop and its last checkpoint succeeds, and up to its last
-periodic checkpoint when its node fails. All other seconds on its GPUs are lost, and counted as such.
+periodic checkpoint when its node fails. All other seconds on its GPUs are lost, and counted as such. A job that loses
+all of `HOPELESS` runs in a row so has failed.
 
 An elastic job works in proportion to its workers: with half of those that it asks for it takes twice as long.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 
@@ -30,6 +32,14 @@ class State(IntEnum):
     RESERVED = 4
     """Its nodes are promised."""
     DONE = 5
+    FAILED = 6
+    """Given up: it never gets past its next stop."""
+
+
+HOPELESS: Final = 100
+"""Runs in a row that faults end without a second of work kept, after which a job has failed. The operator starts such a
+job again as often as `restart.causes.platform` says, by default for ever; a simulation would then have no end.
+Where one run in ten gets anything done, a hundred in vain follow each other once in forty thousand times."""
 
 
 @dataclass
@@ -61,6 +71,7 @@ class World:
         first_start, ended: J; NaN until then.
         queued: J, seconds spent without a placement, `waiting_since` the last time it began.
         evictions, crashes: J; `stops` are the evictions for another job.
+        fruitless: J, runs that a fault has ended, one after the other, without a second of work kept.
         beneficiary: J, the job for which it is leaving; its own number where it starts again on nodes that are kept for
             it; NONE.
         yields: J, it was let in before its turn.
@@ -87,6 +98,7 @@ class World:
         self.evictions: Index = np.zeros(count, dtype=np.int32)
         self.stops: Index = np.zeros(count, dtype=np.int32)
         self.crashes: Index = np.zeros(count, dtype=np.int32)
+        self.fruitless: Index = np.zeros(count, dtype=np.int32)
         self.beneficiary: Index = np.full(count, NONE, dtype=np.int32)
         self.yields: Mask = np.zeros(count, dtype=np.bool_)
         self.placed: dict[int, Index] = {}
@@ -142,11 +154,8 @@ class World:
         """All its work is done."""
         self._stop(job, now, float(self.left[job]) / self.speed(job))
         self.left[job] = 0.0
-        self.state[job] = State.DONE
         self.ended[job] = now
-        self.promised.pop(job, None)
-        del self.present[job]
-        self.done += 1
+        self._over(job, State.DONE)
 
     def ask_to_leave(self, job: int, beneficiary: int) -> None:
         self.state[job] = State.LEAVING
@@ -159,8 +168,11 @@ class World:
         """The grace is over: its checkpoint is saved (or was not), its nodes are free."""
         worked = max(0.0, asked - float(self.working[job]))
         kept = worked if self._saves(job) else self._safe(worked)
+        for_another = int(self.beneficiary[job]) not in (NONE, job)
         self._stop(job, now, kept)
         self._wait_again(job, now, kept)
+        if not for_another:
+            self._despair(job, kept)
 
     def crash(self, job: int, node: int, now: float, *, keeps: bool = False) -> None:
         """A node under it failed. With `keeps` its room is kept for it, and it starts again when the policy has given
@@ -175,6 +187,7 @@ class World:
             self.keep_room(job)
         self._stop(job, now, kept)
         self._wait_again(job, now, kept)
+        self._despair(job, kept)
 
     def keep_room(self, job: int) -> bool:
         """Promise a running job the nodes that it is on, for it starts again; where none of its workers can stay it
@@ -263,6 +276,18 @@ class World:
         if job not in self.promised or int(self.beneficiary[job]) != job:
             self.beneficiary[job] = NONE
         self.waiting_since[job] = now
+
+    def _despair(self, job: int, kept: float) -> None:
+        """A fault has ended a run: the job fails when that was in vain too often."""
+        self.fruitless[job] = 0 if kept > 0 else self.fruitless[job] + 1
+        if self.fruitless[job] >= HOPELESS:
+            self._over(job, State.FAILED)
+
+    def _over(self, job: int, state: State) -> None:
+        self.state[job] = state
+        self.promised.pop(job, None)
+        del self.present[job]
+        self.done += 1
 
 
 def idle_gpus(world: World) -> Int:

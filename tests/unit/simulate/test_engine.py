@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from muster.cli.simulate import never_told
 from muster.scheduling.plan import Eviction, MoveReason, Plan, Promise
 from muster.simulate.cluster import ClusterFile, build
 from muster.simulate.engine import REFRESH, Outcome, simulate
@@ -14,9 +15,10 @@ from muster.simulate.errors import SimulationError
 from muster.simulate.measures import measure
 from muster.simulate.policies import NAMES, parts, policy_named
 from muster.simulate.synthetic import Recipe, make
-from muster.simulate.workload import assemble
+from muster.simulate.workload import Workload, assemble
+from muster.simulate.world import HOPELESS, State, World
 
-from .samples import Scripted, admit, cluster, workload
+from .samples import Scripted, admit, cluster, trace, workload
 
 pytestmark = pytest.mark.unit
 
@@ -147,6 +149,58 @@ def test_rigid_jobs_come_out_as_they_did_before_there_were_elastic_ones(
     came = measure(simulate(work, policy_named(name, work), seed=7))
     assert (came.mean_completion, came.mean_wait, came.useful) == pytest.approx((completion, wait, useful), rel=1e-12)
     assert (came.evictions, came.plans) == (evictions, plans)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_job_that_never_gets_past_its_next_failure_fails_and_holds_nobody_up(name: str) -> None:
+    """Sixteen nodes fail each hour: all stand for an hour, which a checkpoint takes, once in nine million times."""
+    worn = {"nodes": [{"count": 16}], "faults": {"failures": 24_000, "repair": 60}, "costs": {"checkpoint": 3600}}
+    work = assemble(
+        build(ClusterFile.model_validate(worn)),
+        trace({"gpus": 128, "duration": 40_000, "priority": 1}, {"submit": 60, "gpus": 8, "duration": 500}),
+    )
+    outcome = simulate(work, policy_named(name, work))
+    assert outcome.world.state.tolist() == [State.FAILED, State.DONE]
+    assert outcome.world.fruitless[0] == HOPELESS
+    assert outcome.plans < 5_000
+    np.testing.assert_array_equal(outcome.world.free, work.cluster.allocatable)
+    ((job, reason),) = outcome.never
+    assert (job, measure(outcome).never) == (0, 1)
+    assert "100 runs in a row, of " in reason
+    assert "save more often, give it fewer nodes, or lower the faults" in reason
+    told = f"{name}: 1 job failed, the first with submit 0, 128 GPUs and queue research: 100 runs in a row"
+    assert never_told(outcome).startswith(told)
+
+
+def test_work_that_was_saved_begins_the_count_of_runs_in_vain_anew() -> None:
+    worn = {"nodes": [{"count": 1}], "faults": {"failures": 500_000, "repair": 60}, "costs": {"checkpoint": 100}}
+    work = assemble(build(ClusterFile.model_validate(worn)), trace({"gpus": 8, "duration": 6_000}))
+    outcome = simulate(work, policy_named("easy", work), interval=10)
+    assert outcome.never == ()
+    assert outcome.world.crashes[0] > HOPELESS
+
+
+class _Pesters(Scripted):
+    """Stops the first job for the second, and starts it again, so many times."""
+
+    def __init__(self, work: Workload, times: int) -> None:
+        super().__init__()
+        self._work, self._times = work, times
+
+    def decide(self, world: World, now: float) -> Plan:
+        one, two = self._work.uids
+        if world.state[0] == State.RUNNING and self._times:
+            self._times -= 1
+            return Plan((), (), evictions=(Eviction(one, MoveReason.PREEMPTED, two),))
+        waits = [job for job in (0, 1) if world.state[job] == State.PENDING and (job == 0 or not self._times)]
+        return Plan(tuple(admit(self._work, job, job) for job in waits), ())
+
+
+def test_who_is_stopped_for_another_in_vain_does_not_fail_for_it() -> None:
+    work = workload({"duration": 5_000}, {}, costs={**COSTS, "restart": REFRESH + 100})
+    outcome = simulate(work, _Pesters(work, HOPELESS + 9), interval=10)
+    assert outcome.world.stops[0] == HOPELESS + 9
+    assert outcome.world.state.tolist() == [State.DONE, State.DONE]
 
 
 @pytest.mark.parametrize("name", NAMES)
