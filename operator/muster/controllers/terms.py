@@ -6,36 +6,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
 from typing import Final
-from zoneinfo import ZoneInfo
-
-from cronsim import CronSim, CronSimError
 
 from muster.api.common import format_time
 from muster.api.effective import EffectiveSpec, EffectiveWindow
 from muster.api.terms import Usage
 from muster.api.trainingjob_status import TrainingJobStatus
+from muster.api.windows import NEVER, Opening, latest_start, opening, window_error
 from muster.cluster.status import goes_on
 from muster.scheduling.plan import Basis
 from muster.sizing.money import gpu_cost, written
 from muster_protocol.durations import format_duration
 
-NEVER: Final = datetime.max.replace(tzinfo=timezone.utc)
-"""A moment that never comes: a window that is always open closes then."""
-
-LONGEST_CHAIN: Final = 500
-"""Times that a window is made longer by others that overlap it. One that goes on after that is taken to be always open:
-ten hours every hour are, and so are three minutes every minute."""
-
 MOST_WINDOWS: Final = 100
 """Windows through which the end of a job is followed that is stopped at the end of each."""
-
-STARTS: Final = 2.0
-"""A gang is not started in a window that closes before it could have started so many times."""
 
 MARGIN: Final = 30.0
 """Seconds beyond its grace that a launcher gets to end a run at `maxRuntime` by itself."""
@@ -53,92 +40,6 @@ _BASES: Final = {
 _HOUR: Final = 3600
 
 
-@dataclass(frozen=True)
-class Opening:
-    """The window that is open, or that opens next: `opens <= now < closes`, or `now < opens`."""
-
-    opens: datetime
-    closes: datetime
-
-
-@lru_cache(maxsize=4096)
-def window_error(window: EffectiveWindow) -> str:
-    """What is wrong with a window that its schema let through, and how to mend it; "" if nothing is."""
-    try:
-        zone = ZoneInfo(window.time_zone)
-    except (KeyError, ValueError, OSError):  # no such file, a folder, or a name that leads elsewhere
-        return (
-            f"window.timeZone: there is no time zone {window.time_zone!r}; use a name such as Europe/Berlin or Etc/UTC"
-        )
-    try:
-        first = next(CronSim(window.start, datetime(2024, 1, 1, tzinfo=zone)), None)
-    except CronSimError as error:
-        return (
-            f"window.start: {window.start!r} is no cron expression: {error}; write minute, hour, day of month, month "
-            "and weekday, like '0 20 * * MON-FRI'"
-        )
-    if first is None:
-        return f"window.start: {window.start!r} never comes; name a day that the calendar has"
-    return ""
-
-
-def opening(window: EffectiveWindow, now: datetime) -> Opening:
-    """The window that is open at `now`, or the next one. Durations are elapsed time, also across a clock change.
-
-    Raises ValueError with `window_error`'s words for a window that is wrong.
-    """
-    # Cron has whole minutes, so what is found for a minute holds until a window ends within it.
-    minute = now.replace(second=0, microsecond=0)
-    found = _opening(window, minute)
-    return found if now < found.closes else _opening(window, now)
-
-
-@lru_cache(maxsize=4096)
-def _opening(window: EffectiveWindow, now: datetime) -> Opening:
-    wrong = window_error(window)
-    if wrong:
-        raise ValueError(wrong)
-    zone, length = ZoneInfo(window.time_zone), timedelta(seconds=window.duration)
-    last = _last_start(window, zone, now)
-    if last is None or last + length <= now:
-        return _joined(window, zone, _next_start(window, zone, now), length)
-    return _joined(window, zone, last, length)
-
-
-def _joined(window: EffectiveWindow, zone: ZoneInfo, opens: datetime, length: timedelta) -> Opening:
-    """One opening with those that begin before it closes."""
-    closes = opens + length
-    for _ in range(LONGEST_CHAIN):
-        if closes > NEVER - 2 * length:
-            break  # the calendar would end before the chain
-        # The last moment until then at which another one opens; the first one itself when there is none.
-        last = _last_start(window, zone, closes)
-        if last is None or last + length <= closes:
-            return Opening(opens, closes)
-        closes = last + length
-    return Opening(opens, NEVER)
-
-
-def _last_start(window: EffectiveWindow, zone: ZoneInfo, moment: datetime) -> datetime | None:
-    """The last moment of `window.start` that has come by `moment`; None before the first."""
-    local = (moment + timedelta(seconds=1)).astimezone(zone)  # in UTC: a sum on a wall clock knows no second time
-    if local.fold:
-        # A time of day that the clock shows twice comes the first time, and cron looks at what the clock shows.
-        local += (local.replace(fold=0).utcoffset() or timedelta()) - (local.utcoffset() or timedelta())
-    starts = map(_utc, CronSim(window.start, local, reverse=True))
-    return next((start for start in starts if start <= moment), None)
-
-
-def _next_start(window: EffectiveWindow, zone: ZoneInfo, moment: datetime) -> datetime:
-    """The first moment of `window.start` after `moment`."""
-    starts = map(_utc, CronSim(window.start, moment.astimezone(zone)))
-    return next(start for start in starts if start > moment)
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment.astimezone(timezone.utc)
-
-
 def start_seconds(status: TrainingJobStatus) -> float:
     """What a start costs, from placement to training, as measured at the last one."""
     return START_SECONDS if status.start_seconds is None else float(status.start_seconds)
@@ -154,7 +55,7 @@ def may_start(spec: EffectiveSpec, now: datetime, start_seconds: float) -> datet
     if window is None:
         return now
     found = opening(window, now)
-    if found.opens <= now and _late(window, found, start_seconds) <= now:
+    if found.opens <= now and latest_start(window, found, start_seconds) <= now:
         return opening(window, found.closes).opens
     return found.opens
 
@@ -169,14 +70,7 @@ def may_start_until(spec: EffectiveSpec, now: datetime, start_seconds: float) ->
     if spec.window is None:
         return None
     found = opening(spec.window, now)
-    return _late(spec.window, found, start_seconds) if found.closes != NEVER else None
-
-
-def _late(window: EffectiveWindow, found: Opening, start_seconds: float) -> datetime:
-    """From when on there is too little time left to start in an opening."""
-    if not window.stops:
-        return found.closes
-    return found.closes - timedelta(seconds=min(STARTS * start_seconds, window.duration / 2))
+    return latest_start(spec.window, found, start_seconds) if found.closes != NEVER else None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from muster.api.effective import EffectiveSpec
+from muster.api.windows import window_error
 from muster.controllers import terms
 from muster.telemetry.cost.periods import month_of, next_month
 from muster.telling.budgets import BudgetUse, budget_uses
@@ -48,7 +49,7 @@ def _max_runtime(scene: Scene, spec: EffectiveSpec) -> Iterator[Ending]:
 
 def _window(scene: Scene, spec: EffectiveSpec) -> Iterator[Ending]:
     placement = scene.job.status.placement
-    if spec.window is None or placement is None or placement.placed_at is None or terms.window_error(spec.window):
+    if spec.window is None or placement is None or placement.placed_at is None or window_error(spec.window):
         return
     end = terms.window_end(spec, placement.placed_at)
     if end is not None:

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster.api import windows
 from muster.api.effective import EffectiveSpec, EffectiveWindow, effective_spec
 from muster.api.placement import Placement
 from muster.api.terms import Usage
@@ -41,20 +42,20 @@ def spec(**said: Any) -> EffectiveSpec:
 def test_a_window_is_open_from_its_moment_on_for_its_duration() -> None:
     evening, morning = berlin(2026, 3, 2, 20), berlin(2026, 3, 3, 6)  # a Monday
     for moment in (evening, evening + HOUR, morning - timedelta(seconds=1)):
-        assert terms.opening(NIGHTS, moment) == terms.Opening(evening, morning)
-    assert terms.opening(NIGHTS, evening - timedelta(seconds=1)) == terms.Opening(evening, morning)
-    assert terms.opening(NIGHTS, morning).opens == berlin(2026, 3, 3, 20)
+        assert windows.opening(NIGHTS, moment) == windows.Opening(evening, morning)
+    assert windows.opening(NIGHTS, evening - timedelta(seconds=1)) == windows.Opening(evening, morning)
+    assert windows.opening(NIGHTS, morning).opens == berlin(2026, 3, 3, 20)
     # Friday night ends on Saturday; then nothing until Monday.
-    assert terms.opening(NIGHTS, berlin(2026, 3, 7, 6)).opens == berlin(2026, 3, 9, 20)
+    assert windows.opening(NIGHTS, berlin(2026, 3, 7, 6)).opens == berlin(2026, 3, 9, 20)
 
 
 def test_a_window_keeps_its_length_when_clocks_change() -> None:
     every_night = EffectiveWindow("0 22 * * *", 8 * 3600, "Europe/Berlin", stops=True)
     opens = berlin(2026, 3, 28, 22)  # clocks go forward at 2 in the morning
-    found = terms.opening(every_night, opens + HOUR)
+    found = windows.opening(every_night, opens + HOUR)
     assert (found.opens, found.closes - found.opens) == (opens, 8 * HOUR)
     assert found.closes == berlin(2026, 3, 29, 7)
-    assert terms.opening(every_night, berlin(2026, 3, 29, 12)).opens == berlin(2026, 3, 29, 22)
+    assert windows.opening(every_night, berlin(2026, 3, 29, 12)).opens == berlin(2026, 3, 29, 22)
 
 
 @pytest.mark.parametrize(
@@ -67,17 +68,17 @@ def test_a_window_keeps_its_length_when_clocks_change() -> None:
 def test_an_hour_that_the_clock_shows_twice_opens_no_window_of_the_past(start: str, opens: datetime) -> None:
     window = EffectiveWindow(start, 600, "Europe/Berlin", stops=True)
     again = datetime(2026, 10, 25, 1, 5, tzinfo=UTC)  # five past two, for the second time
-    assert terms.opening(window, again) == terms.Opening(opens, opens + timedelta(minutes=10))
+    assert windows.opening(window, again) == windows.Opening(opens, opens + timedelta(minutes=10))
 
 
 def test_windows_that_overlap_are_one() -> None:
     both = EffectiveWindow("0 20,22 * * *", 3 * 3600, "Etc/UTC", stops=True)
     day = datetime(2026, 3, 2, tzinfo=UTC)
-    assert terms.opening(both, day + 21 * HOUR) == terms.Opening(day + 20 * HOUR, day + 25 * HOUR)
+    assert windows.opening(both, day + 21 * HOUR) == windows.Opening(day + 20 * HOUR, day + 25 * HOUR)
     always = EffectiveWindow("0 * * * *", 3600, "Etc/UTC", stops=True)
-    assert terms.opening(always, day + timedelta(minutes=90)).closes == terms.NEVER
+    assert windows.opening(always, day + timedelta(minutes=90)).closes == windows.NEVER
     longest = EffectiveWindow("0 20 * * *", parse_duration("999999d999999h"), "Asia/Tokyo", stops=True)
-    assert terms.opening(longest, day).closes == terms.NEVER
+    assert windows.opening(longest, day).closes == windows.NEVER
     job = spec(window={"start": "0 * * * *", "duration": "1h"})
     assert terms.window_end(job, day) is None
     assert terms.may_start(job, day, 120.0) <= day
@@ -128,13 +129,13 @@ def test_a_gang_that_has_to_stop_may_start_again_only_while_its_window_is_open()
 )
 def test_the_opening_that_is_found_holds_now_or_comes_next(start: str, length: int, zone: str, naive: datetime) -> None:
     window, now = EffectiveWindow(start, length, zone, stops=True), naive.replace(tzinfo=UTC)
-    found = terms.opening(window, now)
+    found = windows.opening(window, now)
     assert found.closes > now
     assert found.closes - found.opens >= timedelta(seconds=length)
     # It is the same one at any moment of it, and none is open just before it.
-    assert terms.opening(window, max(now, found.opens)) == found or found.opens <= now
+    assert windows.opening(window, max(now, found.opens)) == found or found.opens <= now
     if found.opens > now:
-        assert terms.opening(window, found.opens - timedelta(seconds=1)).opens == found.opens
+        assert windows.opening(window, found.opens - timedelta(seconds=1)).opens == found.opens
 
 
 @pytest.mark.parametrize(
@@ -148,9 +149,9 @@ def test_the_opening_that_is_found_holds_now_or_comes_next(start: str, length: i
 )
 def test_a_window_that_is_wrong_says_how_to_mend_it(start: str, zone: str, word: str) -> None:
     window = EffectiveWindow(start, 3600, zone, stops=True)
-    assert word in terms.window_error(window)
+    assert word in windows.window_error(window)
     with pytest.raises(ValueError, match=word):
-        terms.opening(window, datetime(2026, 3, 2, tzinfo=UTC))
+        windows.opening(window, datetime(2026, 3, 2, tzinfo=UTC))
 
 
 def test_a_gang_is_not_started_in_a_window_that_is_about_to_close() -> None:

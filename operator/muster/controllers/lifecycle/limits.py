@@ -7,6 +7,7 @@ from datetime import datetime
 from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Stop
+from muster.api.windows import window_error
 from muster.controllers import terms
 from muster.controllers.lifecycle.turn import Turn
 from muster.controllers.telling import least_move
@@ -15,7 +16,7 @@ from muster.scheduling.plan import WaitReason
 
 def keep_terms(turn: Turn) -> bool:
     """End a placement whose window has closed or whose budget is spent; hold a job back that may not start at all."""
-    wrong = terms.window_error(turn.s.spec.window) if turn.s.spec.window else ""
+    wrong = window_error(turn.s.spec.window) if turn.s.spec.window else ""
     if not wrong:
         _deadline(turn)
     if turn.status.placement is None:
