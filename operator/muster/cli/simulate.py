@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import typer
 from rich.console import Console
 
@@ -12,11 +13,11 @@ from muster.cli.printing import Output, print_table
 from muster.simulate import cluster as clusters
 from muster.simulate import trace as traces
 from muster.simulate.engine import Outcome, simulate
-from muster.simulate.measures import measure
+from muster.simulate.measures import measure, missed, told_at_once
 from muster.simulate.plots import draw
 from muster.simulate.policies import policy_named
 from muster.simulate.synthetic import Recipe, make
-from muster.simulate.tables import as_json, side_by_side
+from muster.simulate.tables import as_json, duration, side_by_side
 from muster.simulate.workload import Workload, assemble
 from muster.simulate.world import State
 
@@ -62,19 +63,32 @@ def run(
         typer.echo(str(workload.trace))
         print_table(Console(markup=False, highlight=False), side_by_side(rows))
         for outcome in outcomes:
-            _say_never(outcome)
+            for told in (never_told(outcome), missed_told(outcome)):
+                if told:
+                    typer.echo(told, err=True)
     if plots is not None:
         for path in draw(outcomes, plots):
             typer.echo(str(path), err=True)
 
 
-def _say_never(outcome: Outcome) -> None:
-    if outcome.never:
-        typer.echo(never_told(outcome), err=True)
+def missed_told(outcome: Outcome) -> str:
+    """How many deadlines were missed, and the job that was latest; "" for none."""
+    late, trace = missed(outcome), outcome.world.workload.trace
+    if not late.size or trace.deadline is None:
+        return ""
+    behind = outcome.world.ended[late] - trace.deadline[late]
+    at = int(np.argmax(np.where(np.isnan(behind), np.inf, behind)))
+    told = int(told_at_once(outcome.world.workload)[late].sum())
+    by = "which never ended" if np.isnan(behind[at]) else f"by {duration(float(behind[at]))}"
+    limits = f"; of {told} of them limit and window left no time from the start" if told else ""
+    return (
+        f"{outcome.policy}: {len(late)} deadline{'s' * (len(late) != 1)} missed, the most that of the job "
+        f"{_described(outcome.world.workload, int(late[at]))}, {by}{limits}"
+    )
 
 
 def never_told(outcome: Outcome) -> str:
-    """Which jobs never ended, and why: those that failed on a line of their own."""
+    """Which jobs never ended, and why: those that failed on a line of their own. "" for none."""
     world = outcome.world
     failed = [one for one in outcome.never if world.state[one[0]] == State.FAILED]
     waited = [one for one in outcome.never if world.state[one[0]] != State.FAILED]

@@ -2,7 +2,7 @@
 
 Both keep one order, priority and then first submission, for each flavour of nodes apart (a partition in Slurm's terms),
 and place best fit: the nodes with the least free that is enough. Both ignore quotas and topology, which favours them:
-a job that they start has fewer conditions to meet.
+a job that they start has fewer conditions to meet. A job whose window is closed has no place in the order.
 
 EASY (D. Lifka, "The ANL/IBM SP Scheduling System", JSSPP '95; A. Mu'alem and D. Feitelson, IEEE TPDS 12(6), 2001): the
 first job that cannot start gets a reservation at the earliest moment at which enough nodes are free, from the limits of
@@ -36,7 +36,7 @@ class Baseline:
 
     def decide(self, world: World, now: float) -> Plan:
         """Which waiting jobs start now, and where."""
-        waiting = world.jobs_in(State.PENDING)
+        waiting = self._open(world, world.jobs_in(State.PENDING), now)
         waiting = waiting[np.argsort(self._workload.rank[waiting])]
         started: list[Admission] = []
         for flavour in range(1, len(self._workload.cluster.flavours)):
@@ -66,7 +66,7 @@ class Baseline:
         """Jobs behind the first of the queue that may start."""
         head, behind = int(queue[0]), queue[1:]
         start, spare = self._reserve(world, head, nodes, free)
-        short = now + self._limits(world, behind) <= start
+        short = now + self._limits(world, behind, now) <= start
         kinds = self._kind[behind]
         started: list[Admission] = []
         at = 0
@@ -117,17 +117,37 @@ class Baseline:
         counts = np.array([len(one) for one in placed])
         where = place[np.concatenate(placed)]
         done = self._workload.trace.duration[running] - world.left[running]
-        ends = np.repeat(world.working[running] + self._workload.trace.limit[running] - done, counts)
+        bound = np.minimum(
+            world.working[running] + self._workload.trace.limit[running] - done,
+            world.closes[running] + world.costs.grace,
+        )
+        ends = np.repeat(bound, counts)
         gpus = np.repeat(self._workload.each[running], counts).astype(np.int64)
         here = where >= 0
         return ends[here], where[here], gpus[here]
 
-    def _limits(self, world: World, jobs: Int) -> Seconds:
-        """Seconds that a run may take at most."""
+    def _open(self, world: World, jobs: Int, now: float) -> Int:
+        """Those whose window lets them start."""
+        if self._workload.window is None:
+            return jobs
+        windows = map(self._workload.window_of, jobs.tolist())
+        may = [
+            window is None or window.may_start(now, world.start_takes(job)) <= now
+            for job, window in zip(jobs.tolist(), windows, strict=True)
+        ]
+        return jobs[may]
+
+    def _limits(self, world: World, jobs: Int, now: float) -> Seconds:
+        """Seconds that a run which starts now may take at most."""
         done = self._workload.trace.duration[jobs] - world.left[jobs]
         limits: Seconds = (
             self._workload.trace.limit[jobs] - done + np.where(world.epoch[jobs] > 0, world.costs.restart, 0)
         )
+        if self._workload.window is not None:
+            for at, job in enumerate(jobs.tolist()):
+                window = self._workload.window_of(job)
+                if window is not None and window.stops:
+                    limits[at] = min(limits[at], window.opening(now).closes - now + world.costs.grace)
         return limits
 
     def _fitting(self, free: Int) -> Mask:

@@ -6,6 +6,8 @@
     - {name: vision, gpus: {H100/on-demand: 512}, cohort: research}
     costs: {checkpoint: 1800, grace: 60, restart: 180}
     faults: {failures: 6.5, repair: 14400}
+    windows:
+      nights: {start: "0 20 * * MON-FRI", duration: 36000, timeZone: Europe/Berlin}
 
 Without `queues` every queue of the trace gets the same share of every flavour, in one cohort without limits.
 """
@@ -14,16 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
 from muster.api.builtin import FALLBACK_SECONDS
+from muster.api.effective import EffectiveWindow
+from muster.api.terms import UTC, AtWindowEnd
 from muster.api.trainingqueue import JobOrder, OwnVictims, Reclaim
+from muster.api.windows import window_error
 from muster.scheduling.fairness import HALF_LIFE
 from muster.scheduling.snapshot import Index, Int, Levels
 from muster.simulate.errors import SimulationError
@@ -35,6 +41,7 @@ GPU: Final = RESOURCES.index("nvidia.com/gpu")
 GIB: Final = 2**30
 PODS: Final = 110
 
+_MOMENT: Final = "it must be a moment like 2026-01-05T00:00:00Z"
 _WHOLE: Final = "it must be a whole number"
 _FIELDS: Final = "it must be fields with values, like {{count: 64, gpus: 8}}"
 _UNKNOWN: Final = "extra_forbidden"
@@ -61,6 +68,12 @@ _PROBLEMS: Final = {
     "less_than": "it must be below {lt:,}",
     "enum": "it must be {expected}",
     "literal_error": "it must be {expected}",
+    "dict_type": "it must be names with fields behind them, like {{nights: {{start: 0 20 * * *, duration: 36000}}}}",
+    "datetime_type": _MOMENT,
+    "datetime_parsing": _MOMENT,
+    "datetime_from_date_parsing": _MOMENT,
+    "datetime_object_invalid": _MOMENT,
+    "value_error": "{error}",
 }
 """Words for people, by pydantic's type of error, with what its context has."""
 _NUMBER, _BY_FLAVOUR = "a number", "by flavour"
@@ -156,6 +169,33 @@ class Faults(_Model):
     absence: Positive = 2 * 3600.0
 
 
+class WindowTimes(_Model):
+    """When jobs of the trace that name it may run, as a TrainingJob's `window` says it; `duration` in seconds."""
+
+    start: Annotated[str, Field(min_length=1, max_length=256)]
+    duration: Annotated[int, Field(gt=0, le=366 * 86_400)]
+    time_zone: str = UTC
+    at_end: AtWindowEnd = AtWindowEnd.STOP
+
+    @property
+    def rule(self) -> EffectiveWindow:
+        """In the operator's terms."""
+        return EffectiveWindow(self.start, self.duration, self.time_zone, self.at_end is AtWindowEnd.STOP)
+
+    @model_validator(mode="after")
+    def _comes(self) -> WindowTimes:
+        wrong = window_error(self.rule)
+        if wrong:
+            raise ValueError(wrong.replace("window.", "", 1))
+        return self
+
+
+def _aware(moment: datetime) -> datetime:
+    if not 1970 <= moment.year <= 2100:
+        raise ValueError(f"it must be between 1970 and 2100, not in {moment.year}")
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+
+
 class ClusterFile(_Model):
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     queues: tuple[QueueShare, ...] = ()
@@ -166,9 +206,18 @@ class ClusterFile(_Model):
     """Seconds until a job that names several kinds of capacity takes the second, and from then until the third."""
     costs: Costs = Costs()
     faults: Faults = Faults()
+    windows: dict[Annotated[str, Field(min_length=1)], WindowTimes] = {}
+    begins: Annotated[datetime, AfterValidator(_aware)] = datetime(2024, 1, 1, tzinfo=timezone.utc)
+    """The moment from which the trace counts its seconds: a Monday, as in synthetic traces."""
 
 
-_PARTS: Final[dict[str, type[_Model]]] = {"nodes": NodeGroup, "queues": QueueShare, "costs": Costs, "faults": Faults}
+_PARTS: Final[dict[str, type[_Model]]] = {
+    "nodes": NodeGroup,
+    "queues": QueueShare,
+    "costs": Costs,
+    "faults": Faults,
+    "windows": WindowTimes,
+}
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,10 @@ class _Kind(IntEnum):
     LOST = 4
     TAKES_OTHERS = 5
     """A job that waits takes its next kind of nodes."""
+    OPENS = 6
+    """A window."""
+    CLOSES = 7
+    """The window of a job that runs, and has to stop."""
 
 
 @dataclass
@@ -142,6 +146,8 @@ class _Simulation:
         begun = time.thread_time()
         for node in range(len(self._world.usable)):
             self._schedule_fault(node, 0.0)
+        for which in range(len(self._workload.windows)):
+            self._schedule_opening(which, self._submit[0])
         now, active_at, patience = 0.0, 0.0, _patience(self._workload)
         while self._world.done < len(self._submit):
             moment = min(self._upcoming(), max(now, self._due) if self._asks() else math.inf)
@@ -157,7 +163,7 @@ class _Simulation:
             if self._decide(now) or self._world.placed or more_to_come:
                 active_at = now
             self._sample(now)
-            if now - active_at > patience:
+            if now - active_at > patience and self._windows_passed(active_at, now, patience):
                 break
         return Outcome(
             policy=self._policy.name,
@@ -169,6 +175,12 @@ class _Simulation:
             planning=self._planning,
             seconds=time.thread_time() - begun,
         )
+
+    def _windows_passed(self, since: float, now: float, patience: float) -> bool:
+        """Whether who waits for a window has had one, and did not start."""
+        waiting = self._world.jobs_in(State.PENDING, State.RESERVED).tolist()
+        windows = {window for job in waiting if (window := self._workload.window_of(job)) is not None}
+        return all(window.passed(since, now, patience) for window in windows)
 
     def _asks(self) -> bool:
         """Whether there is something to decide: somebody waits, or who runs may be better off."""
@@ -205,6 +217,9 @@ class _Simulation:
             self._crash_on(which, now)
         elif kind == _Kind.TAKES_OTHERS:
             return int(world.state[which]) == State.PENDING
+        elif kind == _Kind.OPENS:
+            self._schedule_opening(which, now)
+            return self._awaits(which)
         elif kind == _Kind.BACK:
             world.usable[which] = True
             self._schedule_fault(which, now)
@@ -212,9 +227,26 @@ class _Simulation:
             return False  # of a run that ended otherwise
         elif kind == _Kind.END:
             world.finish(which, now)
+        elif kind == _Kind.CLOSES:
+            if int(world.state[which]) == State.RUNNING:
+                world.window_stops[which] += 1
+                self._ask(which, NONE, now)
         else:
             world.leave(which, detail, now)
         return True
+
+    def _schedule_opening(self, which: int, now: float) -> None:
+        """The next moment at which a window opens."""
+        window = self._workload.windows[which]
+        found = window.opening(now)
+        opens = found.opens if found.opens > now or found.closes == math.inf else window.opening(found.closes).opens
+        if opens > now:
+            heapq.heappush(self._heap, (opens, _Kind.OPENS, which, 0, 0.0))
+
+    def _awaits(self, which: int) -> bool:
+        """Whether a job waits for this window."""
+        windows = self._workload.window
+        return windows is not None and bool((windows[self._world.jobs_in(State.PENDING)] == which).any())
 
     def _schedule_fault(self, node: int, now: float) -> None:
         fault = self._faults.next(node, now)
@@ -272,7 +304,10 @@ class _Simulation:
         for admission in plan.admissions:
             started = job[admission.uid]
             end = world.start(started, admission.nodes, now, yields=admission.yields)
-            heapq.heappush(self._heap, (end, _Kind.END, started, int(world.epoch[started]), 0.0))
+            epoch = int(world.epoch[started])
+            heapq.heappush(self._heap, (end, _Kind.END, started, epoch, 0.0))
+            if world.closes[started] < end:
+                heapq.heappush(self._heap, (float(world.closes[started]), _Kind.CLOSES, started, epoch, 0.0))
         return bool(plan.broken or plan.promises or plan.evictions or plan.admissions)
 
     def _break(self, job: int, now: float) -> None:

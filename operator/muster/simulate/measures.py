@@ -11,17 +11,23 @@
   work, 1/n when one of n has all the waiting. even speeds: the same over each user's mean speed, which is work /
   completion and so what a user gets; the index was made for such quantities, where more is better (R. Jain, D. Chiu,
   W. Hawe, "A Quantitative Measure of Fairness", DEC TR-301, 1984).
+* deadlines: met when the job ended in time; told at once where its limit and its window leave no time for it from its
+  submission on, whoever else is there: then the operator's condition says so at its first look.
+* wait in windows: of jobs with a window, that part of the wait in which theirs was open.
 * fragmentation: of the GPUs that were idle while jobs waited, the share on nodes that were partly in use.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
-from muster.scheduling.snapshot import Seconds
+from muster.scheduling.snapshot import FOREVER, NONE, Int, Mask, Seconds
 from muster.simulate.engine import Outcome
+from muster.simulate.workload import Workload
+from muster.simulate.world import State
 
 BOUND = 60.0
 
@@ -56,10 +62,21 @@ class Figures:
     planning_seconds: float
     seconds: float
     """Processor time of this machine, for the whole simulation."""
+    failed: int | None = None
+    """Of those that never ended, the ones that never got past their next fault; None for nobody."""
+    deadlines: int | None = None
+    """Jobs with one; None for nobody, and so for the two below."""
+    deadlines_met: int | None = None
+    deadlines_told: int | None = None
+    """Of those that were not met: which could not be from the start."""
+    mean_wait_in_windows: float | None = None
+    """Of jobs with a window that ended; None for nobody."""
+    window_stops: int | None = None
+    """How often a window closed on a job that ran; None where no job has one."""
 
     def as_dict(self) -> dict[str, float | int | str]:
-        """For JSON."""
-        return asdict(self)
+        """For JSON: what is None is left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -105,7 +122,52 @@ def measure(outcome: Outcome) -> Figures:
         plans=outcome.plans,
         planning_seconds=outcome.planning,
         seconds=outcome.seconds,
+        failed=int((world.state == State.FAILED).sum()) or None,
+        **_deadlines(outcome),
+        **_windows(outcome),
     )
+
+
+def missed(outcome: Outcome) -> Int:
+    """Jobs that did not end by their deadline, or never."""
+    deadline = outcome.world.workload.trace.deadline
+    if deadline is None:
+        return np.empty(0, dtype=np.int64)
+    late: Int = np.flatnonzero((deadline < FOREVER) & ~(outcome.world.ended <= deadline))
+    return late
+
+
+def told_at_once(workload: Workload) -> Mask:
+    """J, whether a job's limit and window leave no time for its deadline, whoever else is there."""
+    trace = workload.trace
+    hopeless = np.zeros(len(trace), dtype=np.bool_)
+    if trace.deadline is None:
+        return hopeless
+    for job in np.flatnonzero(trace.deadline < FOREVER).tolist():
+        submit, limit, window = float(trace.submit[job]), float(trace.limit[job]), workload.window_of(job)
+        takes = limit if limit < FOREVER else 0.0  # without one, nothing but its window tells
+        restart = workload.cluster.file.costs.restart
+        end = submit + takes if window is None else window.earliest_end(submit, takes, restart)
+        hopeless[job] = end > trace.deadline[job]
+    return hopeless
+
+
+def _deadlines(outcome: Outcome) -> dict[str, int]:
+    deadline = outcome.world.workload.trace.deadline
+    if deadline is None:
+        return {}
+    count, late = int((deadline < FOREVER).sum()), missed(outcome)
+    told = int(told_at_once(outcome.world.workload)[late].sum())
+    return {"deadlines": count, "deadlines_met": count - len(late), "deadlines_told": told}
+
+
+def _windows(outcome: Outcome) -> dict[str, Any]:
+    world = outcome.world
+    if world.workload.window is None:
+        return {}
+    ended = np.isfinite(world.ended) & (world.workload.window != NONE)
+    waits = _mean((world.queued - world.shut)[ended]) if ended.any() else None
+    return {"mean_wait_in_windows": waits, "window_stops": int(world.window_stops.sum())}
 
 
 def slowdown(outcome: Outcome) -> Seconds:

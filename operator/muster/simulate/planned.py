@@ -26,13 +26,13 @@ from muster.scheduling.snapshot import (
     Nodes,
     Runs,
     Seconds,
-    Shape,
     Sizes,
     Snapshot,
     Terms,
 )
 from muster.simulate.cluster import GPU, RESOURCES, Costs, QueueShare
 from muster.simulate.shares import Usage, half_lives, planner_queues
+from muster.simulate.windows import Bounds
 from muster.simulate.workload import Workload
 from muster.simulate.world import State, World
 
@@ -95,7 +95,6 @@ class Planned:
         self._usage = Usage(cluster, self._queues.parents, half_lives(cluster, shares, len(self._queues.names)))
         self._priority = np.minimum(trace.priority, self._queues.priorities_max[self._queue]).astype(np.int32)
         self._whole = workload.requests * workload.workers[:, None]
-        self._shapes = None if workload.spares is None else [Shape(spares=each) for each in workload.spares.tolist()]
         self._alike = _Alike.of(len(trace), cluster.file.costs)
         self._nodes = Nodes(
             names=cluster.names,
@@ -147,7 +146,7 @@ class Planned:
             levels=work.level[rows],
             held=held,
             sizes=Sizes.fixed(workers) if work.sizes is None else _sizes(work.sizes, rows),
-            terms=self._terms(world, rows, left, holding),
+            terms=self._terms(world, rows, left, holding, now),
             runs=self._runs(world, rows, left, holding, where, now),
         )
         return Snapshot(
@@ -163,14 +162,14 @@ class Planned:
 
     def _held(self, rows: Int, where: _Where) -> Int:
         """What these jobs hold, or are promised, each R."""
-        if self._workload.sizes is None and self._workload.spares is None:
+        if self._workload.sizes is None and self._workload.trace.spares is None:
             return self._whole[rows]
         there = np.concatenate([[0], np.cumsum(where.nodes != NONE)])[where.first[: len(rows) + 1]]
         return self._workload.requests[rows] * np.diff(there)[:, None]
 
     def _where(self, world: World, rows: Int, holding: int, reserved: int) -> _Where:
         """Nodes of those that have some, spares that are lacking included, then of those that are promised some."""
-        placed, spares = holding + reserved, self._workload.spares
+        placed, spares = holding + reserved, self._workload.trace.spares
         nodes = [*world.placed.values(), *(world.promised[job] for job in rows[holding:placed].tolist())]
         if spares is not None:
             lacking = np.maximum(
@@ -190,10 +189,11 @@ class Planned:
         used = np.bincount(cells, jobs.held[:holding, GPU], shape[0] * shape[1])
         return used.astype(np.int64).reshape(shape)
 
-    def _terms(self, world: World, rows: Int, left: Seconds, holding: int) -> Terms:
+    def _terms(self, world: World, rows: Int, left: Seconds, holding: int, now: float) -> Terms:
         """`left`: seconds of work that each may still do. The first `holding` rows have nodes."""
         count, alike, restart = len(rows), self._alike, world.costs.restart
-        others = self._workload.alternatives
+        others, shapes, deadline = self._workload.alternatives, self._workload.shapes, self._workload.trace.deadline
+        opens, closes, longest = self._open(world, rows, holding, now)
         ran = world.epoch[rows]
         ran_before = ran > 0
         limit = left + np.where(ran_before, restart, 0.0)
@@ -201,21 +201,42 @@ class Planned:
         return Terms(
             preemptible=self._workload.trace.preemptible[rows],
             saves=alike.yes[:count],
-            shapes=(PLAIN,) * count if self._shapes is None else tuple(map(self._shapes.__getitem__, rows.tolist())),
+            shapes=(PLAIN,) * count if shapes is None else tuple(map(shapes.__getitem__, rows.tolist())),
             alternatives=((),) * count if others is None else tuple(map(others.__getitem__, rows.tolist())),
-            opens=alike.zeros[:count],
-            limit=limit,
+            opens=opens,
+            limit=np.minimum(limit, longest),
             estimate=limit,
             length=left + np.where(ran_before, restart, 0.0),
-            deadlines=alike.never[:count],
+            deadlines=alike.never[:count] if deadline is None else deadline[rows],
             reclaims=alike.yes[:count],
-            closes=alike.never[:count],
+            closes=closes,
         )
+
+    def _open(self, world: World, rows: Int, holding: int, now: float) -> tuple[Seconds, Seconds, Seconds]:
+        """As `Terms.opens` and `Terms.closes`, and what a run takes at most by its window, in seconds."""
+        work, count = self._workload, len(rows)
+        never = self._alike.never[:count]
+        if work.window is None:
+            return self._alike.zeros[:count], never, never
+        opens, closes, longest = np.zeros(count), never.copy(), never.copy()
+        known: dict[tuple[int, float], Bounds] = {}
+        for at in np.flatnonzero(work.window[rows] != NONE).tolist():
+            job = int(rows[at])
+            which = int(work.window[job])
+            if not work.windows[which].stops and (at < holding or world.goes_on(job)):
+                continue  # who may finish goes on at any time
+            takes = world.costs.restart if at < holding else world.start_takes(job)
+            if (which, takes) not in known:
+                known[which, takes] = work.windows[which].bounds(now, takes)
+            opens[at], closes[at], longest[at] = known[which, takes]
+        longest[:holding] = FOREVER  # of those that run, `Runs.bound` says when they have to stop
+        return opens, closes, longest
 
     def _runs(self, world: World, rows: Int, left: Seconds, holding: int, where: _Where, now: float) -> Runs:
         count, running, alike = len(rows), rows[:holding], self._alike
         bound = alike.never[:count].copy()
         bound[:holding] = world.working[running] + left[:holding]
+        np.minimum(bound[:holding], world.closes[running] + world.costs.grace, out=bound[:holding])
         started, saved = np.zeros(count), np.zeros(count)
         started[:holding] = world.started[running]
         saved[:holding] = world.safe_until(running, now)

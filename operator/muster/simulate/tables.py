@@ -31,6 +31,10 @@ def _mean(row: Figures, seconds: float) -> str:
     return duration(seconds) + (f" of {ended} of {row.jobs} jobs" if row.never else "")
 
 
+def _if_any(count: int | None) -> str:
+    return "" if count is None else str(count)
+
+
 COLUMNS: Final[tuple[tuple[str, Callable[[Figures], str]], ...]] = (
     ("policy", lambda row: row.policy),
     ("mean completion", lambda row: _mean(row, row.mean_completion)),
@@ -48,10 +52,23 @@ COLUMNS: Final[tuple[tuple[str, Callable[[Figures], str]], ...]] = (
     ("evictions", lambda row: str(row.evictions)),
     ("most stops", lambda row: str(row.most_stops)),
     ("never", lambda row: str(row.never)),
+    ("of these failed", lambda row: _if_any(row.failed)),
+    ("deadlines met", lambda row: "" if row.deadlines is None else f"{row.deadlines_met} of {row.deadlines}"),
+    ("missed, told at once", lambda row: _if_any(row.deadlines_told)),
+    (
+        "wait in windows",
+        lambda row: "" if row.mean_wait_in_windows is None else duration(row.mean_wait_in_windows),
+    ),
+    ("stopped by windows", lambda row: _if_any(row.window_stops)),
     ("plans", lambda row: f"{row.plans:,}"),
     ("a plan", lambda row: f"{1000 * row.planning_seconds / max(1, row.plans):.1f}ms"),
     ("took", lambda row: duration(row.seconds)),
 )
+
+
+def _there(rows: Sequence[Figures]) -> tuple[tuple[str, Callable[[Figures], str]], ...]:
+    """The columns that say something of any of these."""
+    return tuple((name, show) for name, show in COLUMNS if any(show(row) for row in rows))
 
 
 def side_by_side(rows: Sequence[Figures]) -> Table:
@@ -60,7 +77,7 @@ def side_by_side(rows: Sequence[Figures]) -> Table:
     table.add_column("", no_wrap=True)
     for row in rows:
         table.add_column(row.policy, justify="right", no_wrap=True)
-    for name, show in COLUMNS[1:]:
+    for name, show in _there(rows)[1:]:
         table.add_row(name, *(show(row) for row in rows))
     return table
 
@@ -68,10 +85,11 @@ def side_by_side(rows: Sequence[Figures]) -> Table:
 def line_by_line(rows: Sequence[Figures], title: str) -> Table:
     """One line for each."""
     table = Table(title=title, title_justify="left")
-    for index, (name, _) in enumerate(COLUMNS):
+    columns = _there(rows)
+    for index, (name, _) in enumerate(columns):
         table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(show(row) for _, show in COLUMNS))
+        table.add_row(*(show(row) for _, show in columns))
     return table
 
 

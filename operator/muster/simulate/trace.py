@@ -16,20 +16,25 @@ A CSV file with a header. Columns, in any order:
     min, max    optional, GPUs: an elastic job, of which `gpus` is the size that it wishes; empty: `gpus`
     step        optional, GPUs: an elastic job has `min` and a multiple of this; empty: those of one worker
     spares      optional, workers whose room is kept beside the gang's own, idle until a node breaks; 0
+    deadline    optional, by when it should be done: a moment, counted as `submit` is; empty: none
+    window      optional, the name of one of the cluster file's windows, in which alone it may run; empty: at any time
+    slices      optional, GPUs that share a domain, like rack:32|host:8, the widest first; empty: none
+    balanced    optional, the level among whose domains it lies in equal numbers; empty: none
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from muster.scheduling.snapshot import FOREVER, Index, Mask, Seconds
+from muster.scheduling.snapshot import FOREVER, NONE, Index, Mask, Seconds
+from muster.simulate.cells import LATEST, MOST_GPUS, SHORTEST, Cells, Form
 from muster.simulate.errors import SimulationError
 from muster_protocol.spelling import nearest
 
@@ -37,15 +42,10 @@ REQUIRED: Final = ("submit", "gpus", "duration", "queue")
 OPTIONAL: Final = ("priority", "user", "limit", "preemptible", "gpu_type", "capacity", "topology")
 ELASTIC: Final = ("min", "max", "step")
 SPARES: Final = ("spares",)
-"""Optional as well; both are written only of traces in which jobs have them."""
-CAPACITIES: Final = ("on-demand", "reserved", "spot")
-MODES: Final = ("required", "preferred")
-_SHORTEST: Final = 0.001
-"""Seconds. Where time counts from 1970, less would be lost in rounding, and a job would never end."""
-_LATEST: Final = 1e10
-"""Seconds, three hundred years; what counts milliseconds from 1970 is above it."""
-_MOST_GPUS: Final = 1_000_000
-_MOST_SPARES: Final = 1_000
+TIMES: Final = ("deadline", "window")
+SHAPES: Final = ("slices", "balanced")
+"""Optional as well; each of these groups is written only of traces in which jobs have some of it."""
+EVERY: Final = REQUIRED + OPTIONAL + ELASTIC + SPARES + TIMES + SHAPES
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,10 @@ class Trace:
         sizes: J x 3, GPUs: fewest, most and step of elastic jobs; the step is 0 where the trace names none, and a job
             that is not elastic has `gpus` twice. None: no job is elastic.
         spares: J, workers; elastic jobs have none. None: no job has any.
+        deadline: J, seconds, FOREVER without one. None: no job has any.
+        window: J, index into `windows`; NONE for a job that may run at any time. None: all may.
+        form: J, index into `forms`, how the gang must lie beyond its topology. None: no job has slices or is balanced.
+        line: J, the job's line in `path`, for what is found wrong later. None: it was not read.
     """
 
     submit: Seconds
@@ -76,6 +80,13 @@ class Trace:
     kinds: tuple[tuple[str, str, str], ...] = (("", "", ""),)
     sizes: Index | None = None
     spares: Index | None = None
+    deadline: Seconds | None = None
+    window: Index | None = None
+    windows: tuple[str, ...] = ()
+    form: Index | None = None
+    forms: tuple[Form, ...] = ()
+    line: Index | None = None
+    path: str = ""
 
     def __len__(self) -> int:
         return len(self.submit)
@@ -89,6 +100,13 @@ class Trace:
             f"{len(self):,} job{'s' * (len(self) != 1)} of {users} user{'s' * (users != 1)} in {queues} "
             f"queue{'s' * (queues != 1)}, submitted over {span}; {self.work / 3600:,.0f} GPU-hours of work"
         )
+
+    def told(self, job: int) -> str:
+        """Which job, for people: by its line where it has one."""
+        if self.line is not None:
+            return f"{self.path}, line {self.line[job]}"
+        gpus = int(self.gpus[job])
+        return f"the job with submit {float(self.submit[job]):.10g} and {gpus:,} GPU{'s' * (gpus != 1)}"
 
     @property
     def work(self) -> float:
@@ -112,6 +130,10 @@ def in_order(trace: Trace) -> Trace:
         kind=trace.kind[order],
         sizes=None if trace.sizes is None else trace.sizes[order],
         spares=None if trace.spares is None else trace.spares[order],
+        deadline=None if trace.deadline is None else trace.deadline[order],
+        window=None if trace.window is None else trace.window[order],
+        form=None if trace.form is None else trace.form[order],
+        line=None if trace.line is None else trace.line[order],
     )
 
 
@@ -142,7 +164,8 @@ def _rows_of(rows: csv.DictReader[str], path: Path) -> Iterator[tuple[int, dict[
         ) from error
 
 
-def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
+def _header(rows: csv.DictReader[str], path: Path) -> tuple[str, ...]:
+    """The names of the columns."""
     header = tuple(rows.fieldnames or ())
     if not header:
         raise SimulationError(f"{path} is empty; its first line must name {', '.join(REQUIRED)}")
@@ -151,39 +174,47 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
         raise SimulationError(f"{path} has more than one column {doubled!r}; leave one of them")
     if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
         raise SimulationError(f"{path} must separate its columns by commas, not by semicolons or tabs")
-    known = REQUIRED + OPTIONAL + ELASTIC + SPARES
     missing = [name for name in REQUIRED if name not in header]
-    unknown = [name for name in header if name not in known]
+    unknown = [name for name in header if name not in EVERY]
     if missing:
         meant = nearest(missing[0], unknown)
         raise SimulationError(
             f"{path} has no column {', '.join(missing)}{f' (is {meant!r} meant to be it?)' if meant else ''}; "
-            f"its first line must name {', '.join(REQUIRED)} and may name {', '.join(OPTIONAL + ELASTIC + SPARES)}"
+            f"its first line must name {', '.join(REQUIRED)} and may name {', '.join(EVERY[len(REQUIRED) :])}"
         )
     if unknown:
-        meant = nearest(unknown[0], known)
+        meant = nearest(unknown[0], EVERY)
         raise SimulationError(
             f"{path} has unknown columns {', '.join(unknown)}; {f'did you mean {meant!r}? K' if meant else 'k'}nown: "
-            f"{', '.join(known)}"
+            f"{', '.join(EVERY)}"
         )
+    return header
+
+
+def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
+    header = _header(rows, path)
     queues, users = _Names(), _Names()
     kinds: dict[tuple[str, str, str], int] = {}
     numbers: list[tuple[float, float, float, int, int]] = []
     others: list[tuple[bool, int, int, int]] = []
     sizes: list[tuple[int, int, int]] = []
     spares: list[int] = []
+    windows, forms = _Names(), dict[Form, int]()
+    times: list[tuple[float, int]] = []
+    form: list[int] = []
+    lines: list[int] = []
     for line, row in _rows_of(rows, path):
         if None in row:
             raise SimulationError(f"{path}, line {line}: there are more values than the {len(header)} columns")
-        cell = _Cells(row, f"{path}, line {line}")
+        cell = Cells(row, f"{path}, line {line}")
         queue = cell.name("queue")
         kind = (cell.text("gpu_type"), cell.capacities(), cell.topology())
         numbers.append(
             (
-                cell.number("submit", least=0.0, most=_LATEST),
-                cell.number("duration", least=_SHORTEST, most=_LATEST),
-                cell.number("limit", least=_SHORTEST, most=_LATEST, missing=FOREVER),
-                cell.whole("gpus", least=1, most=_MOST_GPUS),
+                cell.number("submit", least=0.0, most=LATEST),
+                cell.number("duration", least=SHORTEST, most=LATEST),
+                cell.number("limit", least=SHORTEST, most=LATEST, missing=FOREVER),
+                cell.whole("gpus", least=1, most=MOST_GPUS),
                 cell.whole("priority", least=-(2**31), most=2**31 - 1, missing=0),
             )
         )
@@ -192,10 +223,15 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
         others.append((preemptible, queues(queue), user, kinds.setdefault(kind, len(kinds))))
         sizes.append(cell.sizes(numbers[-1][3]))
         spares.append(cell.spares(sizes[-1]))
+        window = cell.text("window")
+        times.append((cell.deadline(numbers[-1][0]), windows(window) if window else NONE))
+        form.append(forms.setdefault(cell.form(sizes[-1], numbers[-1][3]), len(forms)))
+        lines.append(line)
     if not numbers:
         raise SimulationError(f"{path} has no jobs; write one line for each below the header")
     submit, duration, limit, gpus, priority = zip(*numbers, strict=True)
     preemptible_, queue_, user_, kind_ = zip(*others, strict=True)
+    deadline, window_ = zip(*times, strict=True)
     return in_order(
         Trace(
             submit=np.array(submit),
@@ -212,6 +248,13 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
             kinds=tuple(kinds),
             sizes=np.array(sizes, dtype=np.int32) if any(least < most for least, most, _ in sizes) else None,
             spares=np.array(spares, dtype=np.int32) if any(spares) else None,
+            deadline=np.array(deadline) if min(deadline) < FOREVER else None,
+            window=np.array(window_, dtype=np.int32) if windows.all else None,
+            windows=windows.all,
+            form=np.array(form, dtype=np.int32) if any(each != Form() for each in forms) else None,
+            forms=tuple(forms),
+            line=np.array(lines, dtype=np.int32),
+            path=str(path),
         )
     )
 
@@ -230,91 +273,6 @@ class _Names:
         return tuple(self._index)
 
 
-class _Cells:
-    """One line, with errors that say where."""
-
-    def __init__(self, row: dict[str, str], where: str) -> None:
-        self._row, self._where = row, where
-
-    def text(self, column: str) -> str:
-        return (self._row.get(column) or "").strip()
-
-    def name(self, column: str) -> str:
-        return self.text(column) or self._fail(column, "is empty")
-
-    def number(self, column: str, *, least: float, most: float, missing: float | None = None) -> float:
-        text = self.text(column)
-        if not text and missing is not None:
-            return missing
-        try:
-            value = float(text)
-        except ValueError:
-            self._fail(column, f"is no number: {text!r}")
-        if not least <= value <= most:  # nor nan
-            self._fail(column, f"must be between {_plain(least)} and {_plain(most)}, not {text}")
-        return value
-
-    def whole(self, column: str, *, least: int, most: int, missing: int | None = None) -> int:
-        value = self.number(column, least=least, most=most, missing=None if missing is None else float(missing))
-        if value != int(value):
-            self._fail(column, f"must be a whole number, not {self.text(column)}")
-        return int(value)
-
-    def one_of(self, column: str, allowed: Sequence[str]) -> str:
-        value = self.text(column).lower()
-        if value and value not in allowed:
-            self._fail(column, f"must be {' or '.join(allowed)}, not {value!r}")
-        return value
-
-    def capacities(self) -> str:
-        """Kinds of capacity in order of preference, "|" between them; "" for none."""
-        value = self.text("capacity").lower()
-        kinds = [kind.strip() for kind in value.split("|")] if value else []
-        for kind in kinds:
-            if kind not in CAPACITIES:
-                told = f"must be {' or '.join(CAPACITIES)}, or several of them like spot|on-demand, not {value!r}"
-                self._fail("capacity", told)
-            if kinds.count(kind) > 1:
-                self._fail("capacity", f"names {kind} twice: {value!r}; name each kind once, the best first")
-        return "|".join(kinds)
-
-    def sizes(self, gpus: int) -> tuple[int, int, int]:
-        """Fewest and most GPUs, both `gpus` for a job that is not elastic, and the step; 0 for one worker's."""
-        least = self.whole("min", least=1, most=_MOST_GPUS, missing=gpus)
-        most = self.whole("max", least=1, most=_MOST_GPUS, missing=gpus)
-        step = self.whole("step", least=1, most=_MOST_GPUS, missing=0) if self.text("step") else 0
-        if least > gpus:
-            self._fail("min", f"must be at most the job's gpus, {gpus}, not {least}")
-        if most < gpus:
-            self._fail("max", f"must be at least the job's gpus, {gpus}, not {most}")
-        if step and least == most:
-            self._fail("step", "is of elastic jobs: give min below max too, or leave step empty")
-        for column, size in (("gpus", gpus), ("max", most)):
-            if step and (size - least) % step:
-                self._fail(column, f"must be min, {least}, and a multiple of step, {step}, not {size}")
-        return least, most, step
-
-    def spares(self, sizes: tuple[int, int, int]) -> int:
-        spares = self.whole("spares", least=0, most=_MOST_SPARES, missing=0)
-        if spares and sizes[0] < sizes[1]:
-            self._fail("spares", "are of jobs of one size: an elastic one goes on with fewer workers; leave it empty")
-        return spares
-
-    def topology(self) -> str:
-        value = self.text("topology")
-        mode, colon, level = value.partition(":")
-        if value and (mode not in MODES or not colon or not level):
-            self._fail("topology", f"must be like required:rack or preferred:block, not {value!r}")
-        return value
-
-    def _fail(self, column: str, problem: str) -> str:
-        raise SimulationError(f"{self._where}: {column} {problem}")
-
-
-def _plain(bound: float) -> str:
-    return f"{bound:,.0f}" if bound == int(bound) else f"{bound:g}"
-
-
 def write(trace: Trace, path: Path) -> None:
     """Write what `read` reads."""
     text = io.StringIO(newline="")
@@ -325,15 +283,24 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def _more(trace: Trace) -> tuple[str, ...]:
-    return (*(ELASTIC if trace.sizes is not None else ()), *(SPARES if trace.spares is not None else ()))
+    there = (
+        (ELASTIC, trace.sizes is not None),
+        (SPARES, trace.spares is not None),
+        (TIMES, trace.deadline is not None or trace.window is not None),
+        (SHAPES, trace.form is not None),
+    )
+    return tuple(column for columns, some in there if some for column in columns)
 
 
 def _rows(trace: Trace) -> Iterable[tuple[object, ...]]:
     columns = (trace.submit, trace.gpus, trace.duration, trace.queue, trace.priority, trace.user, trace.limit)
     sizes = [()] * len(trace) if trace.sizes is None else [_sizes(*each) for each in trace.sizes.tolist()]
     spares = [()] * len(trace) if trace.spares is None else [(spare or "",) for spare in trace.spares.tolist()]
-    rows = zip(*(column.tolist() for column in (*columns, trace.preemptible, trace.kind)), sizes, spares, strict=True)
-    for submit, gpus, duration, queue, priority, user, limit, preemptible, kind, elastic, spare in rows:
+    late = zip(_times(trace), _forms(trace), strict=True)
+    rows = zip(
+        *(column.tolist() for column in (*columns, trace.preemptible, trace.kind)), sizes, spares, late, strict=True
+    )
+    for submit, gpus, duration, queue, priority, user, limit, preemptible, kind, elastic, spare, (times, form) in rows:
         yield (
             f"{submit:.3f}",
             gpus,
@@ -346,7 +313,29 @@ def _rows(trace: Trace) -> Iterable[tuple[object, ...]]:
             *trace.kinds[kind],
             *elastic,
             *spare,
+            *times,
+            *form,
         )
+
+
+def _times(trace: Trace) -> Iterable[tuple[object, ...]]:
+    """The jobs' values of the columns TIMES."""
+    if trace.deadline is None and trace.window is None:
+        return [()] * len(trace)
+    deadlines = [FOREVER] * len(trace) if trace.deadline is None else trace.deadline.tolist()
+    windows = [NONE] * len(trace) if trace.window is None else trace.window.tolist()
+    return [
+        ("" if deadline == FOREVER else f"{deadline:.3f}", "" if window == NONE else trace.windows[window])
+        for deadline, window in zip(deadlines, windows, strict=True)
+    ]
+
+
+def _forms(trace: Trace) -> Iterable[tuple[object, ...]]:
+    """The jobs' values of the columns SHAPES."""
+    if trace.form is None:
+        return [()] * len(trace)
+    forms = [("|".join(f"{level}:{gpus}" for level, gpus in form.slices), form.balanced) for form in trace.forms]
+    return [forms[form] for form in trace.form.tolist()]
 
 
 def _sizes(least: int, most: int, step: int) -> tuple[object, ...]:

@@ -8,10 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from muster.scheduling.snapshot import NONE, Alternative, Index, Int, Mask, Sizes, TopologyMode
+from muster.scheduling.snapshot import NONE, Alternative, Index, Int, Mask, Shape, Sizes, TopologyMode
+from muster.simulate.cells import Form
 from muster.simulate.cluster import LEVELS, RESOURCES, Cluster
 from muster.simulate.errors import SimulationError
 from muster.simulate.trace import Trace
+from muster.simulate.windows import Window
+from muster_protocol.spelling import there_are
 
 _MODES: Final = {"required": TopologyMode.REQUIRED, "preferred": TopologyMode.PREFERRED}
 
@@ -25,7 +28,8 @@ class Workload:
         alternatives: J, the others in their order; None: no job names several.
         workers: J, and each worker's GPUs in `each`; no worker is larger than the largest node of any of its flavours.
         sizes: of elastic jobs, in workers; None: no job is elastic.
-        spares: J, workers beside those; None: no job has any.
+        shapes: J, how each gang must lie, its spares among it; None: no job says anything of it.
+        windows: in which jobs may run; `window`: J, which of them, NONE for a job that may at any time. None: all may.
         requests: J x R, of one worker.
         mode, level: J, the planner's.
         rank: J, place in the order (priority, submission) that FIFO and EASY keep; lower first.
@@ -45,7 +49,15 @@ class Workload:
     filters: Mask
     alternatives: tuple[tuple[Alternative, ...], ...] | None = None
     sizes: Sizes | None = None
-    spares: Index | None = None
+    shapes: tuple[Shape, ...] | None = None
+    windows: tuple[Window, ...] = ()
+    window: Index | None = None
+
+    def window_of(self, job: int) -> Window | None:
+        """That in which alone the job may run."""
+        if self.window is None or self.window[job] == NONE:
+            return None
+        return self.windows[int(self.window[job])]
 
     def working(self, job: int, placed: int) -> int:
         """How many of those that are placed work; the others are spares."""
@@ -55,7 +67,7 @@ class Workload:
     def may_have(self, job: int, placed: int) -> bool:
         """Whether a job may run with so many workers and spares."""
         sizes, workers = self.sizes, self.working(job, placed)
-        if placed - workers > (0 if self.spares is None else int(self.spares[job])):
+        if placed - workers > (0 if self.trace.spares is None else int(self.trace.spares[job])):
             return False
         if sizes is None:
             return workers == int(self.workers[job])
@@ -65,15 +77,15 @@ class Workload:
     @property
     def restless(self) -> bool:
         """Whether jobs that run may be better off elsewhere or larger, also while nobody waits."""
-        return self.alternatives is not None or self.sizes is not None or self.spares is not None
+        return self.alternatives is not None or self.sizes is not None or self.trace.spares is not None
 
 
 def assemble(cluster: Cluster, trace: Trace) -> Workload:
     """Put a trace on a cluster.
 
     Raises:
-        SimulationError: a job asks for a GPU type or level that the cluster lacks, or a size of an elastic job is not
-            whole workers.
+        SimulationError: a job asks for a GPU type, level or window that the cluster lacks, or a size of an elastic job
+            or a slice is not whole workers.
     """
     flavours, modes, levels = zip(*(_kind(cluster, kind) for kind in trace.kinds), strict=True)
     flavour = np.array([first for first, *_ in flavours], dtype=np.int32)[trace.kind]
@@ -102,7 +114,9 @@ def assemble(cluster: Cluster, trace: Trace) -> Workload:
         filters=filters,
         alternatives=_alternatives(cluster, trace, flavours),
         sizes=sizes,
-        spares=trace.spares,
+        shapes=_shapes(trace, each),
+        windows=_windows(cluster, trace),
+        window=trace.window,
     )
 
 
@@ -125,6 +139,42 @@ def _elastic(trace: Trace, wanted: Index, largest: Int, workers: Int, each: Int)
                 )
     least_, most_ = (np.where(wanted[:, 0] < wanted[:, 1], wanted[:, at] // each, workers) for at in (0, 1))
     return Sizes(least_.astype(np.int32), most_.astype(np.int32), steps, least_ < workers)
+
+
+def _shapes(trace: Trace, each: Int) -> tuple[Shape, ...] | None:
+    """What each job says of how it lies, in workers of so many GPUs each. What says the same shares one object."""
+    if trace.spares is None and trace.form is None:
+        return None
+    spares = [0] * len(trace) if trace.spares is None else trace.spares.tolist()
+    forms = [Form()] * len(trace) if trace.form is None else [trace.forms[form] for form in trace.form.tolist()]
+    shapes: dict[tuple[Form, int, int], Shape] = {}
+    for job, key in enumerate(zip(forms, each.tolist(), spares, strict=True)):
+        if key not in shapes:
+            shapes[key] = _shape(trace, job, *key)
+    return tuple(shapes[key] for key in zip(forms, each.tolist(), spares, strict=True))
+
+
+def _shape(trace: Trace, job: int, form: Form, each: int, spares: int) -> Shape:
+    for level, gpus in form.slices:
+        if gpus % each:
+            raise SimulationError(
+                f"{trace.told(job)}: slices must be whole workers, which have {each} GPUs on this cluster: give "
+                f"{level} a multiple of {each}, not {gpus}"
+            )
+    slices = tuple((gpus // each, LEVELS.index(level)) for level, gpus in form.slices)
+    return Shape(slices, LEVELS.index(form.balanced) if form.balanced else NONE, spares)
+
+
+def _windows(cluster: Cluster, trace: Trace) -> tuple[Window, ...]:
+    """Those that the trace names."""
+    known = cluster.file.windows
+    for number, name in enumerate(trace.windows):
+        if name not in known:
+            assert trace.window is not None, "a trace that names a window has jobs in it"
+            job = int(np.flatnonzero(trace.window == number)[0])
+            mend = there_are(name, known) if known else "the cluster file has no `windows`; add it there"
+            raise SimulationError(f"{trace.told(job)}: window names {name!r}, which the cluster file lacks; {mend}")
+    return tuple(Window(known[name].rule, cluster.file.begins) for name in trace.windows)
 
 
 def _alternatives(

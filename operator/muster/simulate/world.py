@@ -69,8 +69,10 @@ class World:
         started, working: J, of the present run: its placement, and when work began or begins.
         epoch: J, number of runs begun; events of older runs are void.
         first_start, ended: J; NaN until then.
-        queued: J, seconds spent without a placement, `waiting_since` the last time it began.
-        evictions, crashes: J; `stops` are the evictions for another job.
+        closes: J, when the window of the present run closes, and stops it; infinite where none does.
+        queued: J, seconds spent without a placement, `waiting_since` the last time it began; `shut`: those of them in
+            which its window was not open.
+        evictions, crashes: J; `stops` are the evictions for another job, `window_stops` those by a window.
         fruitless: J, runs that a fault has ended, one after the other, without a second of work kept.
         beneficiary: J, the job for which it is leaving; its own number where it starts again on nodes that are kept for
             it; NONE.
@@ -93,10 +95,13 @@ class World:
         self.epoch: Index = np.zeros(count, dtype=np.int32)
         self.first_start = np.full(count, np.nan)
         self.ended = np.full(count, np.nan)
+        self.closes = np.full(count, np.inf)
         self.queued = np.zeros(count)
+        self.shut = np.zeros(count)
         self.waiting_since = np.zeros(count)
         self.evictions: Index = np.zeros(count, dtype=np.int32)
         self.stops: Index = np.zeros(count, dtype=np.int32)
+        self.window_stops: Index = np.zeros(count, dtype=np.int32)
         self.crashes: Index = np.zeros(count, dtype=np.int32)
         self.fruitless: Index = np.zeros(count, dtype=np.int32)
         self.beneficiary: Index = np.full(count, NONE, dtype=np.int32)
@@ -130,6 +135,7 @@ class World:
         self._give(job, nodes, -1)
         if (self.free[nodes] < 0).any() or not self.usable[nodes].all():
             raise SimulationError(f"the policy placed {self.workload.uids[job]} where there is no room: this is a bug")
+        self._enter_window(job, now)
         self.promised.pop(job, None)
         self.placed[job] = nodes
         self.workers[job] = self.workload.working(job, len(nodes))
@@ -140,11 +146,28 @@ class World:
         self.state[job] = State.RUNNING
         self.queued[job] += now - self.waiting_since[job]
         self.started[job] = now
-        self.working[job] = now + (self.costs.restart if self.epoch[job] else 0.0)
+        self.working[job] = now + self.start_takes(job)
         self.epoch[job] += 1
         if np.isnan(self.first_start[job]):
             self.first_start[job] = now
         return float(self.working[job] + self.left[job] / self.speed(job))
+
+    def goes_on(self, job: int) -> bool:
+        """Whether a job that waits has run, and starts again on nodes that are kept for it."""
+        return int(self.state[job]) == State.RESERVED and int(self.beneficiary[job]) == job
+
+    def start_takes(self, job: int) -> float:
+        """Seconds from a new placement until it works."""
+        return self.costs.restart if self.epoch[job] else 0.0
+
+    def _enter_window(self, job: int, now: float) -> None:
+        window = self.workload.window_of(job)
+        if window is None:
+            return
+        if window.may_start(now, self.start_takes(job)) > now and (window.stops or not self.goes_on(job)):
+            raise SimulationError(f"the policy started {self.workload.uids[job]} outside of its window: this is a bug")
+        self.shut[job] += window.shut(float(self.waiting_since[job]), now)
+        self.closes[job] = window.opening(now).closes if window.stops else np.inf
 
     def speed(self, job: int) -> float:
         """Of its present run: 1 with the workers that it asks for."""

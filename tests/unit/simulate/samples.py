@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from muster.scheduling.plan import Admission, Plan
-from muster.scheduling.snapshot import FOREVER
+from muster.scheduling.snapshot import FOREVER, NONE
+from muster.simulate.cells import Form
 from muster.simulate.cluster import Cluster, ClusterFile, build
 from muster.simulate.trace import Trace, in_order
 from muster.simulate.workload import Workload, assemble
@@ -29,7 +30,9 @@ def trace(*jobs: dict[str, Any]) -> Trace:
     def column(name: str, missing: float) -> list[Any]:
         return [job.get(name, missing) for job in jobs]
 
-    kinds = [("", job.get("capacity", ""), "") for job in jobs]
+    kinds = [("", job.get("capacity", ""), job.get("topology", "")) for job in jobs]
+    windows = tuple(dict.fromkeys(job["window"] for job in jobs if "window" in job))
+    forms = [Form(tuple(job.get("slices", ())), job.get("balanced", "")) for job in jobs]
     sizes = [
         [job.get("min", job.get("gpus", 1)), job.get("max", job.get("gpus", 1)), job.get("step", 0)] for job in jobs
     ]
@@ -49,6 +52,15 @@ def trace(*jobs: dict[str, Any]) -> Trace:
             kinds=tuple(dict.fromkeys(kinds)),
             spares=np.array(column("spares", 0), dtype=np.int32) if any(column("spares", 0)) else None,
             sizes=np.array(sizes, dtype=np.int32) if any(least < most for least, most, _ in sizes) else None,
+            deadline=np.array(column("deadline", FOREVER)) if any("deadline" in job for job in jobs) else None,
+            window=np.array([windows.index(job["window"]) if "window" in job else NONE for job in jobs], dtype=np.int32)
+            if windows
+            else None,
+            windows=windows,
+            form=np.array([list(dict.fromkeys(forms)).index(form) for form in forms], dtype=np.int32)
+            if any(form != Form() for form in forms)
+            else None,
+            forms=tuple(dict.fromkeys(forms)),
         )
     )
 

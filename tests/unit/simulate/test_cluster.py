@@ -135,6 +135,33 @@ def test_parents_that_are_no_tree_are_refused(more: dict[str, str], told: str) -
             "queues.0.preemption.withinQueue: it must be 'never' or 'lowerPriority', not 'any';",
         ),
         ("{nodes: [{count: 1}], fallbackAfter: -1}", "fallbackAfter: it must be at least 0, not -1;"),
+        ("{nodes: [{count: 1}], windows: {late: 3}}", "windows.late: it must be fields with values"),
+        (
+            "{nodes: [{count: 1}], windows: {late: {start: at ten, duration: 60}}}",
+            "windows.late: start: 'at ten' is no cron expression: .*; write minute, hour, day of month, month",
+        ),
+        (
+            "{nodes: [{count: 1}], windows: {late: {start: 0 0 31 2 *, duration: 60}}}",
+            "windows.late: start: '0 0 31 2 .' is no cron expression: Bad day-of-month",
+        ),
+        (
+            "{nodes: [{count: 1}], windows: {late: {start: 0 20 * * *, duration: 60, timeZone: Berlin}}}",
+            "windows.late: timeZone: there is no time zone 'Berlin'; use a name such as Europe/Berlin",
+        ),
+        (
+            "{nodes: [{count: 1}], windows: {late: {start: 0 20 * * *, duration: 10h}}}",
+            "windows.late.duration: it must be a whole number, not '10h';",
+        ),
+        (
+            "{nodes: [{count: 1}], windows: {late: {start: 0 20 * * *, duration: 60, atEnd: kill}}}",
+            "windows.late.atEnd: it must be 'stop' or 'finish', not 'kill';",
+        ),
+        (
+            "{nodes: [{count: 1}], windows: {late: {start: 0 20 * * *, duration: 60, atend: stop}}}",
+            r"windows.late.atend: there is no such field \(did you mean atEnd\?\)",
+        ),
+        ("{nodes: [{count: 1}], begins: now}", "begins: it must be a moment like 2026-01-05T00:00:00Z, not 'now';"),
+        ("{nodes: [{count: 1}], begins: 1066-10-14}", "begins: it must be between 1970 and 2100, not in 1066"),
         ("nodes: [", "is not YAML"),
         ("nodes: 3", "nodes: it must be a list, each entry on a line behind '- ', not 3;"),
         ("nodes: [8]", r"nodes.0: it must be fields with values, like {count: 64, gpus: 8}, not 8;"),

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from muster.scheduling.snapshot import NONE
 from muster.simulate import trace as traces
+from muster.simulate.cells import Form
 from muster.simulate.errors import SimulationError
 from muster.simulate.synthetic import DAY, LOADS, LONGEST, MENU, SEEDS, SHORTEST, SIZES, Recipe, intensity, make
 
@@ -45,6 +47,27 @@ def test_elastic_jobs_and_orders_of_capacity_are_read_as_they_were_written(tmp_p
     np.testing.assert_array_equal(written.sizes, read.sizes)
     np.testing.assert_array_equal(written.spares, read.spares)
     assert written.kinds == read.kinds
+
+
+def test_deadlines_windows_slices_and_balance_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path, again = tmp_path / "trace.csv", tmp_path / "again.csv"
+    path.write_text(
+        "queue,submit,gpus,duration,deadline,window,slices,balanced\n"
+        "a,0,32,5,100.5,nights,rack:16 | host:8,\na,1,8,5,,,,Rack\na,2,8,5,,weekends,,\n"
+    )
+    read = traces.read(path)
+    traces.write(read, again)
+    for one in (read, traces.read(again)):
+        assert one.deadline is not None
+        assert one.deadline.tolist() == [100.5, np.inf, np.inf]
+        assert one.window is not None
+        assert [one.windows[window] if window != NONE else "" for window in one.window] == ["nights", "", "weekends"]
+        assert one.form is not None
+        assert [one.forms[form] for form in one.form] == [
+            Form((("rack", 16), ("host", 8))),
+            Form(balanced="rack"),
+            Form(),
+        ]
 
 
 def test_a_trace_without_elastic_jobs_is_written_without_their_columns(tmp_path: Path) -> None:
@@ -91,6 +114,38 @@ def test_a_job_ends_at_its_limit(tmp_path: Path) -> None:
         ("submit,gpus,duration,queue,max\n0,8,5,a,4\n", "line 2: max must be at least the job's gpus, 8, not 4"),
         ("submit,gpus,duration,queue,spares\n0,8,5,a,-1\n", "line 2: spares must be between 0 and 1,000, not -1"),
         ("submit,gpus,duration,queue,max,spares\n0,8,5,a,16,1\n", "line 2: spares are of jobs of one size"),
+        (
+            "submit,gpus,duration,queue,deadline\n9000,8,5,a,3600\n",
+            "line 2: deadline must be after submit, 9000, not 3600: it is a moment",
+        ),
+        ("submit,gpus,duration,queue,deadline\n0,8,5,a,soon\n", "line 2: deadline is no number: 'soon'"),
+        ("submit,gpus,duration,queue,balanced\n0,8,5,a,zone\n", "line 2: balanced must be block or rack or host, not"),
+        (
+            "submit,gpus,duration,queue,slices\n0,8,5,a,8\n",
+            r"line 2: slices must be .* like rack:32\|host:8, .*not '8'",
+        ),
+        ("submit,gpus,duration,queue,slices\n0,8,5,a,rak:8\n", "line 2: slices must be levels .*, not 'rak:8'"),
+        ("submit,gpus,duration,queue,slices\n0,8,5,a,rack:0\n", "line 2: slices must be levels .*, not 'rack:0'"),
+        (
+            "submit,gpus,duration,queue,slices\n0,8,5,a,host:8|rack:4\n",
+            "from wide to narrow: rack is not narrower than ho",
+        ),
+        (
+            "submit,gpus,duration,queue,slices\n0,8,5,a,rack:8|host:3\n",
+            "give host fewer GPUs, a number that divides 8,",
+        ),
+        (
+            "submit,gpus,duration,queue,slices\n0,8,5,a,rack:3\n",
+            r"line 2: gpus must be whole slices of 3 GPUs .rack:3., ",
+        ),
+        (
+            "submit,gpus,duration,queue,slices,topology\n0,8,5,a,rack:8,required:rack\n",
+            "line 2: slices must go from wide to narrow: rack is not narrower than rack",
+        ),
+        (
+            "submit,gpus,duration,queue,slices,max,step\n0,8,5,a,rack:8,16,4\n",
+            "line 2: step must be a multiple of the slices' 8 GPUs .rack:8.: give one that is",
+        ),
         ("submit,gpus,duration,queue,step\n0,8,5,a,4\n", "line 2: step is of elastic jobs: give min below max"),
         (
             "submit,gpus,duration,queue,min,step\n0,8,5,a,2,4\n",
