@@ -130,7 +130,7 @@ class Facts:
 
     Attributes:
         tags: names and texts.
-        gpus: that are held now.
+        gpus: that are held now, slices as parts of one.
         gpu_seconds: of all placements, up to `at`.
         cost: of those, in `currency`, as decimal text; "" where the GPUs have no price.
         hourly: what the GPUs that are held cost in an hour.
@@ -138,7 +138,7 @@ class Facts:
     """
 
     tags: dict[str, str] = field(default_factory=dict)
-    gpus: int = 0
+    gpus: float = 0
     gpu_seconds: int = 0
     cost: str = ""
     hourly: float = 0.0

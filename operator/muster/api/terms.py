@@ -86,7 +86,8 @@ class JobBudget(Model):
     )
 
     gpu_hours: Hours | None = None
-    """GPUs times hours that they are held, from placement until the last pod is gone."""
+    """GPUs times hours that they are held, from placement until the last pod is gone. A slice of a GPU counts as its
+    part of it."""
     cost: Money | None = None
     """Money at the prices of the GPUs that it holds. Nodes whose GPUs have no price cost nothing."""
 
@@ -108,7 +109,8 @@ class MonthlyBudget(Model):
     )
 
     gpu_type: Annotated[str, Len(0, 63), SchemaDefault("")] = ""
-    """GPU type that the budget counts, as in a job's `workers.gpuType`. Empty: all GPUs."""
+    """GPU type that the budget counts, slices of such GPUs included, as in a job's `workers.gpuType`. Empty: all
+    GPUs."""
     gpu_hours: Hours | None = None
     """GPUs times hours that they are held, by the queue's jobs and those of the queues below it."""
     cost: Money | None = None
@@ -121,7 +123,7 @@ class Usage(Model):
     """What the job has used in placements that have ended."""
 
     gpu_seconds: Annotated[int, Ge(0), Int64()] = 0
-    """GPUs times seconds that they were held."""
+    """GPUs times seconds that they were held, slices as parts of one."""
     cost: Cost | None = None
     """What that cost, as far as the GPUs have a price: in the currency of the platform's prices, at public list prices
     in US dollars."""
@@ -131,14 +133,15 @@ class MonthUse(Model):
     """What the queue's jobs have used of one GPU type in the month."""
 
     gpu_type: Annotated[str, Len(0, 63)]
-    """GPU type."""
+    """GPU type; that of slices of GPUs names their profile, like `A100-MIG-3g.20gb`."""
     gpu_seconds: Annotated[int, Ge(0), Int64()] = 0
-    """GPUs times seconds that they were held, up to `until`."""
+    """GPUs, or slices of the type, times seconds that they were held, up to `until`. Budgets count a slice as its part
+    of the GPU's compute."""
     cost: Cost | None = None
     """What that cost, as far as they have a price: in the currency of the platform's prices, at public list prices in
     US dollars."""
     gpus: Count = 0
-    """GPUs that are held since `until`."""
+    """GPUs, or slices of the type, that are held since `until`."""
     hourly: Cost | None = None
     """What these cost in an hour."""
 

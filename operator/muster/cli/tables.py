@@ -209,7 +209,7 @@ def budgets(queue: TrainingQueue, now: datetime) -> str:
         budget, parts = use.budget, []
         if budget.gpu_hours is not None:
             kind = f" {budget.gpu_type}" if budget.gpu_type else ""
-            parts.append(f"{use.gpu_seconds / 3600:,.1f} of {budget.gpu_hours:,} GPU hours{kind}")
+            parts.append(f"{float(use.gpu_seconds) / 3600:,.1f} of {budget.gpu_hours:,} GPU hours{kind}")
         if budget.cost is not None:
             kind = f" {budget.gpu_type}" if budget.gpu_type and budget.gpu_hours is None else ""
             parts.append(f"{use.cost:,.2f} of {budget.cost:,} in money{kind}")

@@ -35,6 +35,7 @@ from muster.scheduling.snapshot import (
     Nodes,
     Snapshot,
 )
+from muster.sizing.slices import device_price
 
 FAILED: Final = "Failed"
 TERMINAL: Final = frozenset({"Succeeded", FAILED})
@@ -128,7 +129,7 @@ def build(
         jobs=planned,
         eligible=allowed,
         now=now,
-        prices=np.array([prices.get(name, 0.0) for name in flavours]) if prices else None,
+        prices=np.array([device_price(prices, name) or 0.0 for name in flavours]) if prices else None,
     )
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +31,7 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.executor import Executor
 from muster.cluster.quantities import format_amount
 from muster.cluster.views import NodeView
+from muster.controllers import sliced
 from muster.controllers.accounts import Held, Spent, account
 from muster.controllers.cache import Cache
 from muster.controllers.queues import Ground, Standing, fair_share, standings
@@ -37,6 +39,7 @@ from muster.controllers.records import Record
 from muster.scheduling.fairness import dominant_shares
 from muster.scheduling.hierarchy import by_depth
 from muster.scheduling.snapshot import NONE, ONE_A_NODE, UNLIMITED, Int, JobState, Seconds, Snapshot
+from muster.sizing.slices import device_price
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +64,10 @@ class Books:
         tally: of the last round that was kept; None before the first.
     """
 
-    def __init__(self, cache: Cache, executor: Executor) -> None:
+    def __init__(self, cache: Cache, executor: Executor, prices: Mapping[str, float] = MappingProxyType({})) -> None:
+        """`prices`: money for an hour of one GPU, by flavour."""
         self._cache = cache
+        self._prices = prices
         self._executor = executor
         self._wanted: dict[Name, Status] = {}
         self._written: dict[Name, float] = {}
@@ -89,7 +94,7 @@ class Books:
             seen = (queues[name], standing, tally.mark(name))
             if self._seen.get(name) != seen:
                 self._seen[name] = seen
-                self._wanted["trainingqueues", name] = queue_status(queues[name], tally, standing, now)
+                self._wanted["trainingqueues", name] = queue_status(queues[name], tally, standing, now, self._prices)
         topology = self._cache.topologies.get(DEFAULT_TOPOLOGY)
         if topology is not None:
             self._wanted["topologies", DEFAULT_TOPOLOGY] = topology_status(topology, self._cache.nodes(), now)
@@ -140,6 +145,7 @@ class Tally:
         held: Q x V x R.
         nominal: Q x V x R, sums of what the quotas name; UNLIMITED where none names it.
         running, waiting: Q.
+        slices: of GPUs, by row.
         shares: Q, the part of the cluster.
     """
 
@@ -150,6 +156,7 @@ class Tally:
     running: Int
     waiting: Int
     shares: Seconds
+    slices: Mapping[int, Mapping[sliced.Kind, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, snapshot: Snapshot, waiting: Mapping[str, int]) -> Tally:
@@ -169,7 +176,8 @@ class Tally:
             np.logical_or.at(named, above, named[depth])
         rows = {name: row for row, name in enumerate(queues.names)}
         nominal = np.where(named, nominal, UNLIMITED)
-        return cls(snapshot, rows, held, nominal, running, waits, dominant_shares(snapshot))
+        slices = sliced.by_queue(snapshot, mine)
+        return cls(snapshot, rows, held, nominal, running, waits, dominant_shares(snapshot), slices)
 
     def mark(self, name: str) -> tuple[object, ...]:
         """Changes when something that is told of the queue does."""
@@ -177,11 +185,18 @@ class Tally:
         if row == NONE:
             return ()
         spare = np.maximum(0, self.held[row] - self.nominal[row]).tobytes()
-        return int(self.running[row]), int(self.waiting[row]), self.held[row].tobytes(), spare, float(self.shares[row])
+        counts = int(self.running[row]), int(self.waiting[row]), tuple(sorted(self.slices.get(row, {}).items()))
+        return *counts, self.held[row].tobytes(), spare, float(self.shares[row])
 
 
-def queue_status(queue: TrainingQueue, tally: Tally, standing: Standing, now: datetime) -> TrainingQueueStatus:
-    """What the queue's jobs and those below it hold, and what is to be said of it."""
+def queue_status(
+    queue: TrainingQueue,
+    tally: Tally,
+    standing: Standing,
+    now: datetime,
+    prices: Mapping[str, float] = MappingProxyType({}),
+) -> TrainingQueueStatus:
+    """What the queue's jobs and those below it hold, and what is to be said of it. `prices`: of one GPU by flavour."""
     row = tally.rows.get(queue.metadata.name, NONE)
     usage = _usage(tally, row) if row != NONE else ()
     generation = queue.metadata.generation
@@ -194,21 +209,27 @@ def queue_status(queue: TrainingQueue, tally: Tally, standing: Standing, now: da
         used_gpus=gpus,
         usage=usage[:MAX_FLAVOURS],
         fair_share=fair_share(queue, float(tally.shares[row]) if row != NONE else 0.0, now),
-        month=account(queue, _held(tally, row), now) if row != NONE else None,
+        month=account(queue, _held(tally, row, prices), now) if row != NONE else None,
     )
 
 
-def _held(tally: Tally, row: int) -> dict[str, Held]:
-    """GPUs that are held, by their type."""
+def _held(tally: Tally, row: int, prices: Mapping[str, float]) -> dict[str, Held]:
+    """GPUs and slices of GPUs that are held, by their type."""
     snapshot, held = tally.snapshot, dict[str, Held]()
     columns = [column for column, resource in enumerate(snapshot.resources) if resource in GPUS]
     for flavour, name in enumerate(snapshot.flavours):
         gpus, kind = int(tally.held[row, flavour, columns].sum()), name.partition("/")[0]
         if gpus:
             price = Decimal(0) if snapshot.prices is None else Decimal(str(snapshot.prices[flavour]))
-            before = held.get(kind, Held(0, Decimal(0)))
-            held[kind] = Held(before.gpus + gpus, before.hourly + gpus * price)
+            _take(held, kind, gpus, price)
+    for (kind, capacity), count in tally.slices.get(row, {}).items():
+        _take(held, kind, count, Decimal(str(device_price(prices, f"{kind}/{capacity}") or 0)))
     return held
+
+
+def _take(held: dict[str, Held], kind: str, count: int, price: Decimal) -> None:
+    before = held.get(kind, Held(0, Decimal(0)))
+    held[kind] = Held(before.gpus + count, before.hourly + count * price)
 
 
 def _usage(tally: Tally, row: int) -> tuple[FlavourUse, ...]:

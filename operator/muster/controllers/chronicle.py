@@ -7,7 +7,8 @@ a whole picture can be given at any time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -20,6 +21,7 @@ from muster.controllers.records import Record
 from muster.controllers.sightings import End, Flavour, PodOf, Seen, Sight, gone, look
 from muster.controllers.stored import Left, left_by
 from muster.controllers.work import utc_now
+from muster.sizing.slices import sliced
 from muster.telemetry.cost.intervals import PoolInterval
 from muster.telemetry.history.rows import Row
 
@@ -40,7 +42,7 @@ class Chronicle:
         self._seen: dict[str, Seen] = {}
         self._finished: dict[str, dict[PodOf, End]] = {}
         self._left: dict[str, Left] = {}
-        self._flavours: dict[str, tuple[NodeView, Flavour, int]] = {}
+        self._flavours: dict[str, tuple[NodeView, Flavour, Mapping[Flavour, int]]] = {}
         self._pools: dict[Flavour, PoolInterval] = {}
         self._nodes_changed = True
         self._all_seen = False
@@ -147,20 +149,25 @@ class Chronicle:
         node = self._cache.node(name)
         return ("", "") if node is None else self._look_at(node)[0]
 
-    def _look_at(self, node: NodeView) -> tuple[Flavour, int]:
-        """The node's flavour, and its GPUs."""
+    def _look_at(self, node: NodeView) -> tuple[Flavour, Mapping[Flavour, int]]:
+        """The node's flavour, and its GPUs and slices of GPUs, each by their own."""
         known = self._flavours.get(node.name)
         if known is None or known[0] is not node:
-            gpus = sum(number for resource, number in node.allocatable if resource in GPUS)
-            known = self._flavours[node.name] = node, (gpu_type_of(node.labels), capacity_of(node.labels)), gpus
+            flavour = gpu_type_of(node.labels), capacity_of(node.labels)
+            has = Counter[Flavour]()
+            for resource, number in node.allocatable:
+                kind = sliced(resource, flavour[0])
+                if number and (kind or resource in GPUS):
+                    has[kind or flavour[0], flavour[1]] += number
+            known = self._flavours[node.name] = node, flavour, has
         return known[1], known[2]
 
     def _changed_pools(self, now: datetime) -> list[Row]:
         """Of GPUs that nodes have, whether they are ready or not."""
         nodes, totals = self._cache.nodes(), dict[Flavour, int]()
         for node in nodes:
-            flavour, gpus = self._look_at(node)
-            totals[flavour] = totals.get(flavour, 0) + gpus
+            for flavour, gpus in self._look_at(node)[1].items():
+                totals[flavour] = totals.get(flavour, 0) + gpus
         names = {node.name for node in nodes}
         self._flavours = {name: known for name, known in self._flavours.items() if name in names}
         rows: list[Row] = []

@@ -22,6 +22,7 @@ from muster.cluster.gpus import (
 )
 from muster.cluster.jobs import NO_ACCELERATOR
 from muster.cluster.views import NodeView
+from muster.sizing.slices import device_price
 
 
 def flavour_counts(nodes: Iterable[NodeView]) -> Counter[tuple[str, str]]:
@@ -109,8 +110,13 @@ def choose_flavours(
         return (Choice(flavour, (capacity,) if capacity else ()),)
     choices = [choose_of_kind(spec, kind, counts, quotas) for kind in spec.capacity]
     if spec.cheapest:
-        choices.sort(key=lambda choice: prices.get(choice.flavour, math.inf))
+        choices.sort(key=lambda choice: _price(prices, choice.flavour))
     return tuple(choices)
+
+
+def _price(prices: Mapping[str, float], flavour: str) -> float:
+    price = device_price(prices, flavour)
+    return math.inf if price is None else price
 
 
 def choose_of_kind(spec: EffectiveSpec, kind: str, counts: Counter[tuple[str, str]], quotas: QuotaTypes = ()) -> Choice:

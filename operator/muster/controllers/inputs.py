@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from fractions import Fraction
 from types import MappingProxyType
 
 from muster.api.names import GPU_RESOURCE
@@ -18,7 +19,7 @@ from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
 from muster.cluster.pods import PodSettings
 from muster.cluster.status import finished, goes_on
 from muster.cluster.views import NodeView, PodView
-from muster.controllers import admission, flavours, planning, terms
+from muster.controllers import admission, devices, flavours, planning, terms
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.lifecycle import preemption
@@ -321,9 +322,9 @@ def run_of(record: Record, now: datetime) -> RunInput:
     )
 
 
-def _gpus(record: Record) -> int:
-    """GPUs of the placement."""
-    return record.placement.gpus(record.spec.gpus_per_worker) if record.placement else 0
+def _gpus(record: Record) -> int | Fraction:
+    """GPUs of the placement, slices as parts of one."""
+    return devices.held(record.placement, record.spec, record.gpu_type) if record.placement else 0
 
 
 def _places(placement: Placement, spares: int) -> tuple[str, ...]:

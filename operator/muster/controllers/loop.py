@@ -20,7 +20,7 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.gpus import flavour_of
 from muster.cluster.status import finished
 from muster.cluster.views import PodView
-from muster.controllers import planning
+from muster.controllers import devices, planning
 from muster.controllers.alarms import Alarms
 from muster.controllers.books import Tally
 from muster.controllers.cache import Cache
@@ -39,6 +39,7 @@ from muster.controllers.roster import Roster
 from muster.controllers.situations import PATIENCE, Patience, Situations
 from muster.controllers.work import Incomplete, Worker, utc_now
 from muster.scheduling.policy import DEFAULT, Policy
+from muster.sizing.slices import gpu_price
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +259,7 @@ class Loop:
             self._must_plan = True
             return
         placement = record.job.status.placement
-        if self._prices and placement is not None:
+        if placement is not None:
             self._price(record, placement)
         decision = reconcile(self._situations.of(record, pods, now, monotonic))
         record.plannable = decision.plannable
@@ -289,28 +290,32 @@ class Loop:
         self._must_plan = True
 
     def _price(self, record: Record, placement: Placement) -> None:
-        """Take over the price of the gang's nodes: by what was written down with them while they are gone, or their
-        labels are. Of a gang on two kinds of nodes it is the mean of its workers'."""
-        first = self._price_there(placement.nodes[0].node if placement.nodes else "", placement.flavour)
-        base, workers = planning.base_of(placement), placement.workers
-        if base == workers or first is None:
-            record.price = record.price if first is None else first
+        """Take over the GPU type and the price of the gang's nodes: by what was written down with them while they are
+        gone, or their labels are. Of a gang on two kinds of nodes the price is the mean of its workers'."""
+        first = self._price_there(record, placement.nodes[0].node if placement.nodes else "", placement.flavour)
+        if first is None:
             return
-        last = self._price_there(placement.nodes[-1].node if placement.nodes else "", "")
-        beyond = first if last is None else last
-        record.price = (base * first + (workers - base) * beyond) / workers
+        record.gpu_type, record.price = first
+        base, workers = planning.base_of(placement), placement.workers
+        if base < workers:
+            last = self._price_there(record, placement.nodes[-1].node if placement.nodes else "", "")
+            beyond = record.price if last is None else last[1]
+            record.price = (base * record.price + (workers - base) * beyond) / workers
 
-    def _price_there(self, name: str, written: str) -> float | None:
-        """Money for an hour of one GPU of a node; None where its flavour isn't known. `written`: its flavour, as long
-        as it doesn't say another."""
+    def _price_there(self, record: Record, name: str, written: str) -> tuple[str, float] | None:
+        """The GPU type of a node, and money for an hour of a whole GPU of what a worker holds there; None where its
+        flavour isn't known. `written`: its flavour, as long as it doesn't say another."""
         node = self._cache.node(name) if name else None
         flavour = (flavour_of(node.labels) if node is not None else "") or written
         if not flavour and node is None:
             return None
-        if flavour and flavour not in self._prices and flavour not in self._unpriced:
+        gpu_type, _, capacity = flavour.partition("/")
+        kind = devices.of_worker(record.spec.gpus_per_worker, record.spec.requests, gpu_type).gpu_type
+        price = gpu_price(self._prices, f"{kind}/{capacity}") if kind else None
+        if self._prices and kind and price is None and flavour not in self._unpriced:
             self._unpriced.add(flavour)
             log.warning("no price is known for %s: it costs nothing; give the chart's `prices` one", flavour)
-        return self._prices.get(flavour, 0.0)
+        return gpu_type, price or 0.0
 
     def _withhold_first_word(self, record: Record, decision: Decision, monotonic: float) -> Decision:
         """A new job's first status is the planner's word, which comes in a moment: that spares a write in each job's

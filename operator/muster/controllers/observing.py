@@ -17,7 +17,7 @@ from muster.api.names import Phase, QueueConditionType, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.gpus import flavour_of
-from muster.controllers import standing
+from muster.controllers import devices, standing
 from muster.controllers.cache import Cache
 from muster.controllers.loop import Loop
 from muster.controllers.records import Record
@@ -166,7 +166,7 @@ def _jobs(records: Iterable[Record], cache: Cache) -> Shown:
         job = (record.identity.namespace, record.identity.name)
         node = cache.node(placement.nodes[0].node) if placement.nodes else None
         flavour = standing.flavour(flavour_of(node.labels) if node is not None else "")
-        held = placement.gpus(spec.gpus_per_worker)
+        held = float(devices.held(placement, spec, record.gpu_type))
         info[(*job, spec.queue, *flavour, spec.priority_class)] = 1
         gpus[job] = held
         phases[(*job, (status.phase or Phase.STARTING).value)] = 1

@@ -128,7 +128,7 @@ class Plans:
         self._decisions = Decisions(
             worker, records, claims, start, lambda queue: why_drained(queue, cache.queues, self._spent.get(queue))
         )
-        self.books = Books(cache, worker.executor)
+        self.books = Books(cache, worker.executor, self._prices)
         self._budget = float(WORDS_PER_SECOND)
         self._last_round = float("-inf")
         self._explain_at = float("-inf")

@@ -121,7 +121,8 @@ class Record:
         defaults: what of it the job has got in `spec`.
         heard: what an Event says of a pod of the gang that is being created for long.
         capacity: what became of the request for more nodes; None where none is made.
-        price: money for an hour of one GPU of the placement; 0 while that is not known.
+        gpu_type: of the nodes of the placement; "" while that is not known.
+        price: money for an hour of a whole one of these; 0 while that is not known.
         launcher: the last answer of the launcher of index 0, given in the placement `launcher_generation` at
             `launcher_at` (monotonic), when all launchers had the membership of incarnation `launcher_told` (0: none).
         membership: the last one that was pushed, and the UIDs of the pods that have it (`members_told`).
@@ -161,6 +162,7 @@ class Record:
     defaults: JobDefaults | None = None
     heard: Heard | None = None
     capacity: Capacity | None = None
+    gpu_type: str = ""
     price: float = 0.0
     ring: Callable[[str, float], None] = lambda uid, moment: None
     launcher: LauncherStatus | None = None

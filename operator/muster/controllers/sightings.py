@@ -18,6 +18,7 @@ from muster.api.placement import Placement, spares_by_index
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Goodput, PastFailure, TrainingJobStatus
 from muster.cluster.views import PodView
+from muster.controllers.devices import of_worker
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.stored import Left, stored
 from muster.telemetry.cost.intervals import Interval
@@ -295,11 +296,12 @@ def _held(
 ) -> Interval:
     if before is not None and (before.node == node or before.ends is not None):
         return before
-    gpu_type, capacity = sight.flavour(node)
-    if not sight.spec.gpus_per_worker:
-        gpu_type = ""
+    of_node, capacity = sight.flavour(node)
+    found = of_worker(sight.spec.gpus_per_worker, sight.spec.requests, of_node)
     if before is not None:  # its pod could not be made there: the room has moved
-        return replace(before, node=node, gpu_type=gpu_type or before.gpu_type, capacity=capacity or before.capacity)
+        return replace(
+            before, node=node, gpu_type=found.gpu_type or before.gpu_type, capacity=capacity or before.capacity
+        )
     index, number = worker
     return Interval(
         job=sight.job.metadata.uid,
@@ -307,9 +309,9 @@ def _held(
         index=index,
         replacement=number,
         node=node,
-        gpu_type=gpu_type,
+        gpu_type=found.gpu_type,
         capacity=capacity,
-        gpus=sight.spec.gpus_per_worker,
+        gpus=found.count,
         begins=min(begins, sight.now),
     )
 

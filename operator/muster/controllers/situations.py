@@ -86,6 +86,7 @@ class Situations:
             promise_hash=record.promise_hash if placement or promise else "",
             heard=record.heard,
             capacity=record.capacity,
+            gpu_type=record.gpu_type,
             price=record.price if placement else 0.0,
             idle=idle_limit(record.spec.queue, self.cache.queues) if placement else None,
         )

@@ -17,6 +17,7 @@ from muster.api.terms import Usage
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.api.windows import NEVER, Opening, latest_start, opening, window_error
 from muster.cluster.status import goes_on
+from muster.controllers import devices
 from muster.scheduling.plan import Basis
 from muster.sizing.money import gpu_cost, written
 from muster_protocol.durations import format_duration
@@ -100,12 +101,12 @@ def window_end(spec: EffectiveSpec, placed_at: datetime) -> End | None:
     return End(closes, f"the job's window has closed; it goes on when the next one opens, at {format_time(then)}")
 
 
-def used(status: TrainingJobStatus, gpus: int, price: float, until: datetime) -> Usage:
+def used(status: TrainingJobStatus, gpus: int | Fraction, price: float, until: datetime) -> Usage:
     """All that the job has used, the present placement up to `until` included.
 
     Args:
-        gpus: GPUs of the present placement.
-        price: of one of them, an hour; 0 where it has none.
+        gpus: of the present placement, slices as parts of one.
+        price: of a whole one, an hour; 0 where it has none.
     """
     before = status.usage or Usage()
     placed_at = status.placement.placed_at if status.placement else None
@@ -130,7 +131,7 @@ def budget_spent(spec: EffectiveSpec, usage: Usage) -> str:
     return ""
 
 
-def budget_end(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int, price: float) -> datetime | None:
+def budget_end(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int | Fraction, price: float) -> datetime | None:
     """When the present placement will have used up the job's budget; None for never."""
     placed_at = status.placement.placed_at if status.placement else None
     if placed_at is None or not gpus:
@@ -138,9 +139,9 @@ def budget_end(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int, price:
     before = status.usage or Usage()
     left = []
     if spec.budget_gpu_hours is not None:
-        left.append((spec.budget_gpu_hours * _HOUR - before.gpu_seconds) / gpus)
+        left.append(float((spec.budget_gpu_hours * _HOUR - before.gpu_seconds) / gpus))
     if spec.budget_cost is not None and price > 0:
-        left.append(float(spec.budget_cost - Decimal(before.cost or 0)) / price * _HOUR / gpus)
+        left.append(float(spec.budget_cost - Decimal(before.cost or 0)) / price * _HOUR / float(gpus))
     return placed_at + timedelta(seconds=min(max(0.0, min(left)), 1e9)) if left else None
 
 
@@ -213,15 +214,20 @@ def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_
         limits.append(spec.ready_timeout + spec.max_runtime - (status.runtime_seconds or 0) + spec.grace + MARGIN)
     if window is not None and window.stops:
         limits.append(_longest(opening(window, max(opens, now))))
-    if spec.budget_gpu_hours is not None and spec.gpus_per_worker:
+    if spec.budget_gpu_hours is not None and (each := _gpus_each(spec)):
         seconds = spec.budget_gpu_hours * _HOUR - (status.usage.gpu_seconds if status.usage else 0)
-        limits.append(max(0, seconds) / (spec.min_replicas * spec.gpus_per_worker))
+        limits.append(float(max(0, seconds) / (spec.min_replicas * each)))
     return Bounds(
         opens=opens.timestamp() if opens > now else 0.0,
         closes=math.inf if closes is None else closes.timestamp(),
         limit=min(limits),
         estimate=math.inf if left is None else start_seconds + left.seconds,
     )
+
+
+def _gpus_each(spec: EffectiveSpec) -> Fraction:
+    """What one worker holds, as far as the spec tells."""
+    return devices.of_worker(spec.gpus_per_worker, spec.requests, spec.gpu_type).gpus
 
 
 def bounds_of_restart(spec: EffectiveSpec, now: datetime, start_seconds: float) -> Bounds:
@@ -239,7 +245,7 @@ def _longest(found: Opening) -> float:
     return math.inf if found.closes == NEVER else (found.closes - found.opens).total_seconds()
 
 
-def bound(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int, price: float) -> float:
+def bound(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int | Fraction, price: float) -> float:
     """When its window or its budget has ended the present placement at the latest, in seconds since the epoch."""
     placed_at = status.placement.placed_at if status.placement else None
     if placed_at is None:

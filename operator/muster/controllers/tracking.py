@@ -9,7 +9,7 @@ from muster.api.names import PROJECT_LABEL, USER_LABEL, ConditionType, Reason
 from muster.api.tracking import TrackingStatus
 from muster.cluster.status import Draft
 from muster.cluster.views import PodView
-from muster.controllers import terms
+from muster.controllers import devices, terms
 from muster.controllers.records import Record
 from muster_protocol.launcher_status import Facts
 from muster_protocol.launcher_status import Tracking as Told
@@ -24,7 +24,8 @@ def facts(record: Record, leader: PodView, currency: str, now: datetime) -> Fact
     """What only the operator knows of a placed job."""
     job, spec, placement = record.job, record.spec, record.job.status.placement
     gpus = placement.gpus(spec.gpus_per_worker) if placement is not None else 0
-    used = terms.used(job.status, gpus, record.price, now)
+    held = devices.held(placement, spec, record.gpu_type) if placement is not None else 0
+    used = terms.used(job.status, held, record.price, now)
     labels = {**job.metadata.annotations, **job.metadata.labels}
     tags = {
         "mlflow.user": labels.get(USER_LABEL, ""),
@@ -41,10 +42,10 @@ def facts(record: Record, leader: PodView, currency: str, now: datetime) -> Fact
     }
     return Facts(
         tags={name: value for name, value in tags.items() if value},
-        gpus=gpus,
+        gpus=held if isinstance(held, int) else float(held),
         gpu_seconds=used.gpu_seconds,
         cost=str(used.cost or ""),
-        hourly=gpus * record.price,
+        hourly=float(held) * record.price,
         currency=currency if used.cost else "",
         at=now.timestamp(),
     )

@@ -53,7 +53,7 @@ def _budget(use: BudgetUse) -> BudgetShare:
     return BudgetShare(
         gpu_type=budget.gpu_type,
         gpu_hours=budget.gpu_hours,
-        gpu_hours_used=round(use.gpu_seconds / 3600, 1) if budget.gpu_hours is not None else None,
+        gpu_hours_used=round(float(use.gpu_seconds) / 3600, 1) if budget.gpu_hours is not None else None,
         cost=float(budget.cost) if budget.cost is not None else None,
         cost_used=round(float(use.cost), 2) if budget.cost is not None else None,
         at_limit=(AtBudgetEnd.DRAIN if use.drains else AtBudgetEnd.HOLD).value,

@@ -103,7 +103,7 @@ JOBS: Final = _gauge("muster_jobs", "Jobs that exist, the ended ones included.",
 JOB_INFO: Final = _gauge(
     "muster_job_info", "1 for each job that holds GPUs or nodes.", *JOB, "queue", *FLAVOUR, "priority_class"
 )
-JOB_GPUS: Final = _gauge("muster_job_gpus", "GPUs that the job holds, spares included.", *JOB)
+JOB_GPUS: Final = _gauge("muster_job_gpus", "GPUs that the job holds, spares included, slices as parts of one.", *JOB)
 JOB_PHASE: Final = _gauge("muster_job_phase", "1, with the job's phase as a label.", *JOB, "phase")
 JOB_COST: Final = _gauge(
     "muster_job_cost_per_hour", "Money for an hour of the GPUs that the job holds; 0 where they have no price.", *JOB

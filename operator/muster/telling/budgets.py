@@ -15,6 +15,7 @@ from muster.api.terms import AtBudgetEnd, Month, MonthlyBudget, MonthUse
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.gpus import named_type
 from muster.sizing.money import gpu_cost, written
+from muster.sizing.slices import share, whole
 from muster.telemetry.cost.periods import month_of
 
 _HOUR = 3600
@@ -26,7 +27,7 @@ class BudgetUse:
 
     Attributes:
         uses: those that it counts.
-        gpu_seconds, cost: used so far.
+        gpu_seconds, cost: used so far, slices as parts of a GPU.
         gpus, hourly: held now, and what they cost in an hour.
     """
 
@@ -34,16 +35,16 @@ class BudgetUse:
     uses: tuple[MonthUse, ...]
 
     @property
-    def gpu_seconds(self) -> int:
-        return sum(use.gpu_seconds for use in self.uses)
+    def gpu_seconds(self) -> Fraction:
+        return sum((use.gpu_seconds * share(use.gpu_type) for use in self.uses), Fraction(0))
 
     @property
     def cost(self) -> Decimal:
         return sum((Decimal(use.cost or 0) for use in self.uses), Decimal(0))
 
     @property
-    def gpus(self) -> int:
-        return sum(use.gpus for use in self.uses)
+    def gpus(self) -> Fraction:
+        return sum((use.gpus * share(use.gpu_type) for use in self.uses), Fraction(0))
 
     @property
     def hourly(self) -> Decimal:
@@ -56,7 +57,7 @@ class BudgetUse:
     def parts(self) -> Iterator[tuple[str, float]]:
         """(`gpu_hours` or `cost`, part that is used) of each limit."""
         if self.budget.gpu_hours is not None:
-            yield "gpu_hours", self.gpu_seconds / (self.budget.gpu_hours * _HOUR)
+            yield "gpu_hours", float(self.gpu_seconds / (self.budget.gpu_hours * _HOUR))
         if self.budget.cost is not None:
             yield "cost", float(self.cost / self.budget.cost)
 
@@ -64,7 +65,7 @@ class BudgetUse:
         """(limit in words, seconds until it is used up) of each limit on which something draws now."""
         budget = self.budget
         if budget.gpu_hours is not None and self.gpus:
-            left = (budget.gpu_hours * _HOUR - self.gpu_seconds) / self.gpus
+            left = float((budget.gpu_hours * _HOUR - self.gpu_seconds) / self.gpus)
             yield f"{budget.gpu_hours} GPU hours{on_type(budget)}", left
         if budget.cost is not None and self.hourly:
             yield f"{budget.cost} in money{on_type(budget)}", float((budget.cost - self.cost) / self.hourly) * _HOUR
@@ -79,14 +80,13 @@ def budget_uses(queue: TrainingQueue, now: datetime) -> list[BudgetUse]:
     """Of each of the queue's own budgets, in the month of `now`."""
     budgets = queue.spec.budgets or ()
     uses = brought_forward(queue.status.month, now) if budgets else ()
-    types = [use.gpu_type for use in uses]
-    return [
-        BudgetUse(
-            budget,
-            tuple(use for use in uses if not budget.gpu_type or named_type(budget.gpu_type, types) == use.gpu_type),
-        )
-        for budget in budgets
-    ]
+    types = [name for use in uses for name in (use.gpu_type, whole(use.gpu_type))]
+    return [BudgetUse(budget, tuple(use for use in uses if _counts(budget, use, types))) for budget in budgets]
+
+
+def _counts(budget: MonthlyBudget, use: MonthUse, types: list[str]) -> bool:
+    """A budget on a GPU type counts the slices of such GPUs, too."""
+    return not budget.gpu_type or named_type(budget.gpu_type, types) in (use.gpu_type, whole(use.gpu_type))
 
 
 def brought_forward(month: Month | None, now: datetime) -> tuple[MonthUse, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from muster.api.effective import EffectiveSpec
 from muster.api.windows import window_error
-from muster.controllers import terms
+from muster.controllers import devices, terms
 from muster.telemetry.cost.periods import month_of, next_month
 from muster.telling.budgets import BudgetUse, budget_uses
 from muster.telling.scene import Scene
@@ -60,7 +60,8 @@ def _window(scene: Scene, spec: EffectiveSpec) -> Iterator[Ending]:
 
 def _budget(scene: Scene, spec: EffectiveSpec) -> Iterator[Ending]:
     status = scene.job.status
-    gpus = status.placement.gpus(spec.gpus_per_worker) if status.placement is not None else 0
+    placement = status.placement
+    gpus = devices.held(placement, spec, placement.flavour.partition("/")[0]) if placement is not None else 0
     at = terms.budget_end(spec, status, gpus, price=0.0)
     if at is not None:
         budget = f"its budget of {spec.budget_gpu_hours} GPU hours is used up"

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families as families
 
 from muster.api.common import format_time
 from muster.api.names import EventReason
@@ -18,6 +19,8 @@ from muster.cluster.views import NodeView
 from muster.controllers import loop as loops
 from muster.controllers import plans, records, work
 from muster.controllers.asking import lacks_nodes
+from muster.controllers.observing import Observing
+from muster.telemetry.metrics import Metrics
 
 from .loops import Object, world
 
@@ -207,6 +210,24 @@ async def test_a_gang_costs_what_it_does_while_its_node_is_gone_or_has_lost_its_
         record.price = 0.0  # as for an operator that has just started
         place.cache.mark(record.uid)
         await place.until(lambda: record.price == 2.5, seconds=10)
+
+
+async def test_a_gang_on_slices_costs_its_part_of_the_gpus_that_they_are_of() -> None:
+    labels = {"nvidia.com/gpu.product": "NVIDIA-A30"}
+    status = {"allocatable": {"cpu": "8", "memory": "8Gi", "pods": "9", "nvidia.com/mig-1g.6gb": "8"}}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    node = NodeView.from_raw({"metadata": {"name": "n", "labels": labels}, "status": {**status, **ready}})
+    async with world(node=node, prices={"A30/on-demand": 0.8}) as place:
+        slices = {"resources": {"limits": {"nvidia.com/mig-1g.6gb": "2"}}}
+        place.submit("a", workers=3, each=slices)
+        await place.until(lambda: place.server.pods)
+        (record,) = place.loop.records.values()
+        await place.until(lambda: record.price == 0.8)
+        assert record.gpu_type == "A30"
+        metrics = Metrics()
+        Observing(metrics, {"A30/on-demand": 0.8}).look(place.loop, place.cache)
+        shown = {sample.name: sample.value for family in families(metrics.text().decode()) for sample in family.samples}
+        assert (shown["muster_job_gpus"], shown["muster_job_cost_per_hour"]) == pytest.approx((1.5, 1.2))
 
 
 async def test_a_gang_that_stops_holds_the_quota_of_its_gpus_whatever_its_job_asks_for_next() -> None:

@@ -13,11 +13,12 @@ from muster.api.names import Phase as JobPhase
 from muster.api.placement import Stop
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import CommittedCheckpoint
+from muster.cluster.views import NodeView
 from muster.controllers.chronicle import Chronicle
 from muster.controllers.records import Record
 from muster.controllers.sightings import End, PodOf, Seen, Sight, gone, look
 from muster.controllers.stored import Left, left_by, stored
-from muster.telemetry.cost.intervals import Interval
+from muster.telemetry.cost.intervals import Interval, PoolInterval
 from muster.telemetry.history.rows import Attempt, Checkpoint, Failure, Job, Preemption, Row, Storage
 from muster.telemetry.history.upserts import Key, key_of
 from muster_protocol import exits
@@ -144,6 +145,12 @@ def test_nothing_new_is_nothing_put() -> None:
 def test_the_flavour_is_the_nodes_own() -> None:
     story = running("s1", "b")
     assert [one.capacity for one in sorted(story.of(Interval), key=lambda one: one.index)] == ["spot", "on-demand"]
+
+
+def test_slices_of_gpus_are_held_by_their_own_type() -> None:
+    resources = {"limits": {"nvidia.com/mig-1g.10gb": "2"}}
+    story = running(workers={"replicas": 2, "gpusPerWorker": 0, "resources": resources})
+    assert {(one.gpu_type, one.gpus) for one in story.of(Interval)} == {("H100-MIG-1g.10gb", 2)}
 
 
 def test_pods_that_vanish_end_when_they_were_last_seen() -> None:
@@ -458,14 +465,43 @@ class NoNodes:
         return None
 
 
+@dataclass
+class OneNode:
+    """A cache that knows of one."""
+
+    only: NodeView
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        return (self.only,)
+
+
 class Put:
     """A writer that keeps what it gets."""
+
+    wants_picture = False
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
     def put(self, rows: Any) -> None:
         self.rows += rows
+
+    def seen(self, moment: datetime) -> None:
+        """Nothing is made of it."""
+
+
+def test_the_slices_that_nodes_have_are_pools_of_their_own() -> None:
+    labels = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}
+    room = {"nvidia.com/gpu": "4", "nvidia.com/mig-3g.20gb": "6", "nvidia.com/mig-1g.5gb": "0", "cpu": "8"}
+    node = NodeView.from_raw({"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": room}})
+    cache, writer = OneNode(node), Put()
+    chronicle = Chronicle(cache, writer)  # type: ignore[arg-type]
+    chronicle.all_seen()
+    chronicle.write(START)
+    assert {(row.gpu_type, row.gpus) for row in writer.rows if isinstance(row, PoolInterval)} == {
+        ("A100", 4),
+        ("A100-MIG-3g.20gb", 6),
+    }
 
 
 def test_what_a_pod_left_is_remembered_when_it_is_gone() -> None:

@@ -8,7 +8,7 @@ from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Stop
 from muster.api.windows import window_error
-from muster.controllers import terms
+from muster.controllers import devices, terms
 from muster.controllers.lifecycle.turn import Turn
 from muster.controllers.telling import least_move
 from muster.scheduling.plan import WaitReason
@@ -50,7 +50,7 @@ def _hold_back(turn: Turn, wrong: str) -> bool:
 def _stop(turn: Turn) -> bool:
     spec, status, placement = turn.s.spec, turn.status, turn.status.placement
     assert placement is not None
-    gpus = placement.gpus(spec.gpus_per_worker)
+    gpus = devices.held(placement, spec, turn.s.gpu_type)
     ends: list[tuple[datetime, str, str]] = []
     if placement.placed_at is not None:
         window = terms.window_end(spec, placement.placed_at)

@@ -16,7 +16,7 @@ from muster.api.trainingjob_status import Goodput, QueuePosition, TrainingJobSta
 from muster.cluster.pods import pod_name
 from muster.cluster.status import Draft, is_true
 from muster.cluster.views import PodView
-from muster.controllers import terms
+from muster.controllers import devices, terms
 from muster.controllers.asking import Capacity
 from muster.controllers.idle_limits import IdleLimit
 from muster.controllers.lifecycle.hindrance import Heard
@@ -123,7 +123,8 @@ class Situation:
             `muster.api.frozen`.
         heard: what an Event says of a pod of the gang that is being created for long, or None.
         capacity: what became of the request for more nodes, or None.
-        price: money for an hour of one GPU of the present placement; 0 where it has no price.
+        gpu_type: of the present placement's nodes; "" where that is not known.
+        price: money for an hour of a whole one of these; 0 where it has no price.
         idle: what the queue, or one above it, says of idle GPUs; None where none does, and without a placement.
     """
 
@@ -153,6 +154,7 @@ class Situation:
     promise_hash: str = ""
     heard: Heard | None = None
     capacity: Capacity | None = None
+    gpu_type: str = ""
     price: float = 0.0
     idle: IdleLimit | None = None
 
@@ -282,7 +284,7 @@ class Turn:
         """Book what a placement has used, once, when it is over."""
         before = self.s.job.status
         if before.placement is not None and self.status.placement is None:
-            gpus = before.placement.gpus(self.s.spec.gpus_per_worker)
+            gpus = devices.held(before.placement, self.s.spec, self.s.gpu_type)
             if gpus:
                 self.draft.set(usage=terms.used(before, gpus, self.s.price, self.s.now))
         self._count_time(before)

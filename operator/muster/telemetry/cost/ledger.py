@@ -13,10 +13,12 @@ from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from itertools import chain
 from typing import Any, Final
 
 from muster.sizing.money import gpu_cost, storage_cost
-from muster.sizing.prices import STORAGE, Catalogue
+from muster.sizing.prices import STORAGE, Catalogue, Key
+from muster.sizing.slices import share, whole
 from muster.telemetry.cost.intervals import AttemptParts, Interval, PoolInterval, Stored, current, latest
 from muster.telemetry.cost.periods import microseconds, month_of, months, pieces
 from muster.telemetry.cost.pools import Holding, idle
@@ -68,7 +70,7 @@ class Line:
 
 @dataclass
 class _Sum:
-    """`quantity`: GPU-microseconds, or byte-microseconds."""
+    """`quantity`: microseconds of GPUs, or of slices of the line's type, or byte-microseconds."""
 
     quantity: int = 0
     begins: datetime | None = None
@@ -163,7 +165,8 @@ def ledger(
             book.gpus(Kind.GPU, row, row.job, row.attempt)
     for store in current(stored):
         book.bytes(store)
-    unused, beyond = idle(rows, current(pools), begins, ends)
+    unused, over = idle(rows, current(pools), begins, ends)
+    beyond = {flavour: number * share(flavour.rpartition("/")[0]) for flavour, number in over.items()}
     for holding in unused:
         book.gpus(Kind.IDLE, holding, "", 0)
     shares = {row.key: _shares(row) for row in latest(parts)}
@@ -178,6 +181,19 @@ def _shares(row: AttemptParts) -> dict[str, Fraction]:
 _WHOLE: Final = {UNTOLD: Fraction(1)}
 
 
+def gpu_rate(prices: Catalogue, key: Key, moment: datetime) -> Decimal | None:
+    """What a GPU costs in an hour. A slice that has a price of its own costs that, so a whole GPU of such slices costs
+    as many times more; all others cost their part of the whole GPU's price."""
+    gpu_type, capacity = key
+    rate = prices.rate(key, moment)
+    if whole(gpu_type) == gpu_type:
+        return rate
+    if rate is None:
+        return prices.rate((whole(gpu_type), capacity), moment)
+    part = share(gpu_type)
+    return rate * part.denominator / part.numerator
+
+
 class _Book:
     """Sums by attempt first, and as whole numbers: gangs have many workers, and fractions are slow."""
 
@@ -190,9 +206,10 @@ class _Book:
     def gpus(self, kind: Kind, row: Interval | Holding, job: str, attempt: int) -> None:
         begins, ends = self._clipped(row.begins, row.ends)
         own, listed = (row.gpu_type.lower(), row.capacity), (row.gpu_type.lower(), ON_DEMAND)
-        cuts = [*months(begins, ends), *self._prices.changes(own), *self._prices.changes(listed)]
+        changes = (self._prices.changes(key) for one in (own, listed) for key in (one, (whole(one[0]), one[1])))
+        cuts = [*months(begins, ends), *chain.from_iterable(changes)]
         for start, end in pieces(begins, ends, cuts):
-            rate, on_demand = (self._prices.rate(key, start) for key in (own, listed))
+            rate, on_demand = (gpu_rate(self._prices, key, start) for key in (own, listed))
             line = self._line(kind, job, month_of(start), row.gpu_type, row.capacity, UNTOLD, rate, on_demand)
             self._add(line, attempt, row.gpus * microseconds(start, end), start, end, row.estimated)
 
@@ -207,10 +224,12 @@ class _Book:
         """`shares`: the parts of an attempt's time, by job and attempt."""
         found = defaultdict[Line, list[tuple[Fraction, _Sum]]](list)
         for (line, attempt), one in self._sums.items():
-            whole = Fraction(one.quantity, 10**6)
+            quantity = Fraction(one.quantity, 10**6)
+            if line.kind is not Kind.STORAGE:
+                quantity *= share(line.gpu_type)
             parts = shares.get((line.job, attempt), _WHOLE) if line.kind is Kind.GPU else _WHOLE
-            for part, share in parts.items():
-                found[replace(line, part=part)].append((whole * share, one))
+            for part, part_of in parts.items():
+                found[replace(line, part=part)].append((quantity * part_of, one))
         return tuple(_charge(line, found[line]) for line in sorted(found, key=repr))
 
     def _line(self, *values: Any) -> Line:
