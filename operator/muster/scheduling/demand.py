@@ -142,7 +142,7 @@ class Demand:
         # Asked for every elastic job that a search looks at, most of which have few workers: plain numbers are faster.
         request = self.snapshot.jobs.requests[row][self.asked].tolist()
         asks = [(had, amount) for had, (_, amount) in zip(request, self.asks, strict=True)]
-        if all(had >= amount for had, amount in asks):
+        if all(had == amount for had, amount in asks):
             return None
         there: dict[int, list[int]] = {}
         nodes = self.snapshot.jobs.runs.nodes_of(row).tolist()

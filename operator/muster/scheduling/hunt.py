@@ -25,15 +25,20 @@ class Cleared:
 
     Attributes:
         decisive: cost of the offers of the last tier that was needed.
-        lost: cost of all.
+        lower: cost of what is taken of the tiers below that, the later ones first.
         bound: no choice in any domain has a lower `decisive`.
     """
 
     domain: int
     taken: tuple[int, ...]
     decisive: float
-    lost: float
+    lower: tuple[float, ...]
     bound: float
+
+    @property
+    def costs(self) -> tuple[float, ...]:
+        """By tier, from the last one down."""
+        return (self.decisive, *self.lower)
 
 
 class Hunt:
@@ -72,16 +77,22 @@ class Hunt:
         best: Cleared | None = None
         bound = float("inf")
         for domain in np.argsort(bounds, kind="stable").tolist():
-            if (best is not None and bounds[domain] >= best.decisive) or not np.isfinite(bounds[domain]):
+            # Of domains that are cleared at the same price the one is better in which less is asked for before that.
+            done = best is not None and bounds[domain] >= best.decisive
+            if done and best is not None and few and any(best.lower):
+                done = bounds[domain] > best.decisive
+            if done or not np.isfinite(bounds[domain]):
                 bound = min(bound, float(bounds[domain]))
                 break
             cleared, least = self._clear(domain, top, float(bounds[domain]), effort)
             bound = min(bound, least)
-            if cleared is not None and (best is None or (cleared.decisive, cleared.lost) < (best.decisive, best.lost)):
+            if cleared is not None and (
+                best is None or (cleared.decisive, *cleared.lower) < (best.decisive, *best.lower)
+            ):
                 best = cleared
         if best is None:
             return None
-        return Cleared(best.domain, best.taken, best.decisive, best.lost, min(bound, best.decisive))
+        return Cleared(best.domain, best.taken, best.decisive, best.lower, min(bound, best.decisive))
 
     def _clear(self, domain: int, top: int, bound: float, effort: Effort) -> tuple[Cleared | None, float]:
         """The cheapest offers in one domain, and a lower bound on their cost.
@@ -124,7 +135,7 @@ class Hunt:
                 bound = decisive if proven else min(bound, decisive)
         taken = tuple(ground.taken)
         ground.clear()
-        return Cleared(ground.domain, taken, decisive, self._lost(taken), bound), bound
+        return Cleared(ground.domain, taken, decisive, self._lower(taken, top), bound), bound
 
     def _open_offers(self, ground: Ground, offers: list[int], tier: int) -> list[int]:
         """Those of a tier that are still a choice, given what is taken of other tiers."""
@@ -247,9 +258,14 @@ class Hunt:
         weights: Seconds = np.where(self._helps[offers], self._offers.held[offers, resource], 0).astype(np.float64)
         return weights
 
-    def _lost(self, taken: tuple[int, ...]) -> float:
-        offers = self._offers
-        return sum({int(offers.rows[offer]): float(offers.costs[offer]) for offer in taken}.values())
+    def _lower(self, taken: tuple[int, ...], top: int) -> tuple[float, ...]:
+        """Cost of each tier below the top, downwards. Of an elastic job that is evicted both offers are taken."""
+        offers, sums = self._offers, [0.0] * (top + 1)
+        tiers = {int(offers.rows[each]): int(offers.tiers[each]) for each in sorted(taken, key=offers.tiers.item)}
+        for offer in taken:
+            if offers.tiers[offer] == tiers[int(offers.rows[offer])]:
+                sums[int(offers.tiers[offer])] += float(offers.costs[offer])
+        return tuple(sums[:top][::-1])
 
     def _with(self, entries: Mask) -> Int:
         """Asked resources x places, when these entries have come back."""

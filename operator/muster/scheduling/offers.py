@@ -13,7 +13,7 @@ numbers would not stay equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -131,7 +131,13 @@ Favoured = Callable[[int, int], Seconds | None]
 
 
 def gather(
-    snapshot: Snapshot, rights: Index, domain_of: Int, favoured: Favoured, *, elastic: bool = True
+    snapshot: Snapshot,
+    rights: Index,
+    domain_of: Int,
+    favoured: Favoured,
+    *,
+    elastic: bool = True,
+    leaving: Mapping[int, Mask] | None = None,
 ) -> list[Draft]:
     """Offers of all jobs with a right over them, cheapest first, then those that started last.
 
@@ -140,6 +146,7 @@ def gather(
         domain_of: N, by node: the domain in which room may be wanted, or NONE.
         favoured: which workers of an elastic job are to go first.
         elastic: whether elastic jobs may shrink.
+        leaving: the workers that leave those of them that are not to choose by themselves.
     """
     rows = np.flatnonzero(rights != int(Right.NONE)).astype(np.int64)
     costs = lost_seconds(snapshot, rows) * burdens(snapshot, rows)
@@ -156,7 +163,9 @@ def gather(
     for row, tier, cost, may_shrink, first, last in zip(*(column.tolist() for column in columns), strict=True):
         nodes = placed[first:last]
         replicas = replicas_to_spare(snapshot, row) if may_shrink and tier != yields else 0
-        if replicas:
+        if replicas and leaving is not None:
+            drafts.extend(_both(row, cost, NONE, nodes, leaving[row]))
+        elif replicas:
             drafts.extend(_elastic(snapshot, row, cost, nodes, replicas, domain_of, favoured))
         else:
             drafts.append(Draft(row, tier, cost, NONE, nodes))
@@ -233,16 +242,22 @@ def _elastic(
     snapshot: Snapshot, row: int, cost: float, nodes: Index, replicas: int, domain_of: Int, favoured: Favoured
 ) -> list[Draft]:
     """Two offers for each domain in which the job has workers, and two for all others; two in all if it lies in one."""
-    shrink, evict = int(Tier.SHRINK), int(Tier.EVICT)
     there = domain_of[nodes]
     there[nodes == NONE] = NONE
     domains = [NONE] if (there == there[0]).all() else [ELSEWHERE, *np.unique(there[there != NONE]).tolist()]
-    drafts, first = [], favoured(row, replicas * max(1, int(snapshot.jobs.sizes.step[row])))
+    drafts: list[Draft] = []
+    first = favoured(row, replicas * max(1, int(snapshot.jobs.sizes.step[row])))
     for domain in domains:
         going = without(snapshot, row, replicas, there == domain, first)
-        drafts.append(Draft(row, shrink, cost, domain, nodes[going], nodes[~going]))
-        if not going.all():  # workers beyond a base may all go
-            drafts.append(Draft(row, evict, cost, domain, nodes[~going], rest=True))
+        drafts.extend(_both(row, cost, domain, nodes, going))
+    return drafts
+
+
+def _both(row: int, cost: float, domain: int, nodes: Index, going: Mask) -> list[Draft]:
+    """An elastic job without these workers, and the rest of it."""
+    drafts = [Draft(row, int(Tier.SHRINK), cost, domain, nodes[going], nodes[~going])]
+    if not going.all():  # workers beyond a base may all go
+        drafts.append(Draft(row, int(Tier.EVICT), cost, domain, nodes[~going], rest=True))
     return drafts
 
 

@@ -5,7 +5,8 @@ that was stopped for others n times before counts n times more (`offers.burdens`
 depend on cost: placements that were let in before their turn yield first, then elastic gangs shrink, and only then is
 anybody evicted. So the cost of evictions is the least that is possible when all others yield and shrink as far as they
 can; then the cost of shrinking is the least for those evictions; then that of yielding.
-An elastic gang that shrinks gives back no more replicas than it must.
+An elastic gang that shrinks gives back no more replicas than it must; which of them go is told by
+`muster.scheduling.offers`, and where that is not the cheapest, by `muster.scheduling.replicas`.
 
 Room that comes back without anybody's help, from placements that are ending already, counts as there: nobody is evicted
 for what waiting brings.
@@ -31,6 +32,7 @@ from muster.scheduling.offers import Offers, Tier, build, burdens, gather, needs
 from muster.scheduling.placement import locate
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.quota import Ledger
+from muster.scheduling.replicas import Leaving, choices_of_replicas
 from muster.scheduling.room import Room
 from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot
 from muster.scheduling.topology import Tree, prefix_sums
@@ -151,6 +153,8 @@ def clear_room(wants: Demand, rights: Index, coming: Coming, *, elastic: bool) -
         if found is None and shrinks and (rights >= int(Right.RECLAIM)).any():
             # Gangs that shrink may leave their queue with so little borrowed that nobody of it may be evicted any more.
             found = _search(wants, rights, elastic=False)
+        if shrinks and (found is None or found.rows):
+            found = _with_other_replicas(wants, rights, asked, found)
     for queue, flavour, need in coming.quota:
         wants.ledger.charge(queue, flavour, need)
     return found
@@ -185,14 +189,40 @@ def _would_give_quota(wants: Demand, rows: Int) -> bool:
     return left.shortage(wants.queue, wants.flavour, wants.need, borrowing=wants.borrowing) is None
 
 
-def _search(wants: Demand, rights: Index, *, elastic: bool) -> Victims | None:
-    drafts = gather(wants.snapshot, rights, wants.wanted_in, wants.favoured, elastic=elastic)
+def _with_other_replicas(wants: Demand, rights: Index, asked: Int, found: Victims | None) -> Victims | None:
+    """What is found when other replicas leave, if that costs less: see `muster.scheduling.replicas`."""
+    least = (float("inf"),) if found is None else _weight(wants.snapshot, found)
+    for leaving in choices_of_replicas(wants, rights, asked):
+        other = _search(wants, rights, elastic=True, leaving=leaving)
+        if other is None:
+            continue
+        weight = _weight(wants.snapshot, other)
+        if weight < least and not np.allclose(weight, least):
+            found, least = other, weight
+    return found
+
+
+def _weight(snapshot: Snapshot, found: Victims) -> tuple[float, ...]:
+    """What it costs as it counts: of those evicted, of those that shrink, of those that yield; then how many leave."""
+    yields = MoveReason.YIELDED
+    kinds = (
+        [each for each in found.evicted if each.reason is not yields],
+        found.shrunk,
+        [each for each in found.evicted if each.reason is yields],
+    )
+    rows = [(np.array([each.row for each in kind], dtype=np.int64), [each.lost for each in kind]) for kind in kinds]
+    leave = sum(len(snapshot.jobs.runs.nodes_of(each.row)) - len(each.nodes) for each in found.shrunk)
+    return *(float((burdens(snapshot, there) * lost).sum()) for there, lost in rows), float(leave)
+
+
+def _search(wants: Demand, rights: Index, *, elastic: bool, leaving: Leaving | None = None) -> Victims | None:
+    drafts = gather(wants.snapshot, rights, wants.wanted_in, wants.favoured, elastic=elastic, leaving=leaving)
     offers = build(wants.snapshot, drafts, rights, wants.place_of, wants.asked)
     cleared = Hunt(wants, offers).search()
-    return None if cleared is None else _assemble(wants, offers, cleared)
+    return None if cleared is None else _assemble(wants, offers, cleared, leaving or {})
 
 
-def _assemble(wants: Demand, offers: Offers, cleared: Cleared) -> Victims:
+def _assemble(wants: Demand, offers: Offers, cleared: Cleared, leaving: Leaving) -> Victims:
     """Who goes, who shrinks by how much, and where the gang starts."""
     ground = Ground(wants, offers, cleared.domain, quota=True)
     ground.set(cleared.taken)
@@ -209,10 +239,10 @@ def _assemble(wants: Demand, offers: Offers, cleared: Cleared) -> Victims:
     for offer in cleared.taken:
         row = int(offers.rows[offer])
         if row not in evicted:
-            leaving = _trim(wants, offers, ground, offer)
+            goes = _trim(wants, offers, ground, offer, leaving.get(row))
             nodes = runs.nodes_of(row)
-            going[row] = nodes[leaving]
-            shrunk.append(Shrunk(row, nodes[~leaving], lost(offer)))
+            going[row] = nodes[goes]
+            shrunk.append(Shrunk(row, nodes[~goes], lost(offer)))
     places = _locate(wants, ground)
     ground.clear()
     shrunk.sort(key=lambda each: each.row)
@@ -234,11 +264,11 @@ def _assemble(wants: Demand, offers: Offers, cleared: Cleared) -> Victims:
     )
 
 
-def _trim(wants: Demand, offers: Offers, ground: Ground, offer: int) -> Mask:
+def _trim(wants: Demand, offers: Offers, ground: Ground, offer: int, leaving: Mask | None) -> Mask:
     """Which workers a shrinking job gives back: no more replicas than must be, the rest of its offer stays."""
     snapshot, row = wants.snapshot, int(offers.rows[offer])
     nodes = snapshot.jobs.runs.nodes_of(row)
-    there = (nodes != NONE) & (wants.wanted_in[nodes] == ground.domain)
+    there = (nodes != NONE) & (wants.wanted_in[nodes] == ground.domain) if leaving is None else leaving
     step = max(1, int(snapshot.jobs.sizes.step[row]))
     kept = offers.kept[offer]
     assert kept is not None, "only offers to shrink are trimmed"
