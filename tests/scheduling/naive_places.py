@@ -47,8 +47,9 @@ def in_tree_order(world: Snapshot) -> list[int]:
     return sorted(range(len(world.nodes.names)), key=lambda node: [_label(world, node, each) for each in levels])
 
 
-def fits(world: Snapshot, job: int, counts: Counts) -> bool:
-    return any(sum(counts[node] for node in each) >= world.jobs.workers[job] for each in reach(world, job))
+def fits(world: Snapshot, job: int, counts: Counts, need: int) -> bool:
+    """Whether so many of its workers, spares among them, fit where they may lie together."""
+    return any(sum(counts[node] for node in each) >= need for each in reach(world, job))
 
 
 def reach(world: Snapshot, job: int) -> list[list[int]]:
@@ -59,9 +60,9 @@ def reach(world: Snapshot, job: int) -> list[list[int]]:
     return [list(range(len(world.nodes.names)))]
 
 
-def place(world: Snapshot, job: int, counts: Counts, empty: Counts) -> Counts:
-    """How many workers each node gets; the gang must fit. `empty`: slots when nothing runs."""
-    everywhere, need = in_tree_order(world), int(world.jobs.workers[job])
+def place(world: Snapshot, job: int, counts: Counts, empty: Counts, need: int) -> Counts:
+    """How many of `need` workers and spares each node gets; these must fit. `empty`: slots when nothing runs."""
+    everywhere = in_tree_order(world)
     pools = [counts]
     if not any(is_accelerator(world.resources[resource]) for resource in asks(world, job)):
         pools.insert(0, [0 if _has_idle_accelerators(world, node) else count for node, count in enumerate(counts)])

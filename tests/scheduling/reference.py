@@ -2,8 +2,8 @@
 
 It shares the data types with the planner, and constants of its policy, and nothing else: no classes of jobs, no caches,
 no arrays, no heaps. It covers one plan in which nobody may be asked to give room back and nobody moves or grows: the
-order, quota, owners before borrowers, what is held back for old jobs, rooms and places, heads, backfill, reasons,
-positions and expected starts. Victims, elastic jobs and moves have brute force of their own.
+order, quota, owners before borrowers, what is held back for old jobs, sizes to start with, spares, rooms and places,
+heads, backfill, reasons, positions and expected starts. Victims and moves have brute force of their own.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Reference:
     def __init__(self, world: Snapshot) -> None:
         self.world, self.jobs, self.now = world, world.jobs, world.now
         self.rows = range(len(world.jobs.uids))
+        self.size = [self._sizes(job)[-1] if self._waits(job) else len(self._nodes(job)) for job in self.rows]
         self.free: Free = world.nodes.free.tolist()
         self.kept: Free = [[0] * len(world.resources) for _ in self.free]
         self.kept_for: list[tuple[tuple[int, ...], int, int]] = []
@@ -78,7 +79,7 @@ class Reference:
         self.early: set[int] = set()
         self.turned_down: dict[int, str] = {}
         self.heads: list[_Head] = []
-        self.order = _Order(world)
+        self.order = _Order(world, self.size)
         self.obstacles = {job: self._obstacle(job) for job in self._pending()}
         self.runs: dict[int, Counts] = {job: self._placed(job) for job in self.rows if self._holds(job)}
         self.started: list[tuple[str, Counts, bool]] = []
@@ -108,9 +109,8 @@ class Reference:
         while (owner := self._owner_before(job)) != NONE:
             self._serve_early(owner)
         yields = False
-        if not self._has_quota(job):
-            in_passing = bool(self.jobs.terms.preemptible[job]) and self._home(job) in self.held_back
-            if not in_passing or not self._has_quota(job, passing=True):
+        if not self._with_sizes(job, lambda: self._has_quota(job)):
+            if not self._has_quota_in_passing(job):
                 self._hold_back_if_old(job)
                 return "quota"
             yields = True
@@ -134,11 +134,10 @@ class Reference:
     def _owner_before(self, job: int) -> int:
         """The first of those who would take back what the job borrows, or makes others of its queue borrow; NONE if
         nobody does, or it lacks quota."""
-        held_back = bool(self.jobs.terms.preemptible[job]) and self._home(job) in self.held_back
-        in_passing = held_back and self._has_quota(job, passing=True)
-        if not (self._has_quota(job) or in_passing):
-            return NONE
-        if self._within(self.promised, job):
+        has_quota = self._with_sizes(job, lambda: self._has_quota(job)) or self._has_quota_in_passing(job)
+        within = self._within(self.promised, job)
+        self.size[job] = self._sizes(job)[-1]
+        if within or not has_quota:
             return NONE
         firsts = [self._first_in_line(home) for home in self._homes_around(job)]
         return min((first for first in firsts if first != NONE), key=self.order.ranked, default=NONE)
@@ -165,9 +164,8 @@ class Reference:
 
     def _serve_early(self, owner: int) -> None:
         """As at its own place in the order, but that it keeps nothing from others if it cannot start."""
-        in_passing = bool(self.jobs.terms.preemptible[owner]) and self._home(owner) in self.held_back
-        yields = not self._has_quota(owner)
-        if yields and not (in_passing and self._has_quota(owner, passing=True)):
+        yields = not self._with_sizes(owner, lambda: self._has_quota(owner))
+        if yields and not self._has_quota_in_passing(owner):
             self.turned_down[owner] = "quota"
             return
         found = self._where_to_start(owner)
@@ -185,8 +183,8 @@ class Reference:
             return "closed"
         if not any(suits(self.world, job, node) for node in range(len(self.free))):
             return "no nodes"
-        now = fits(self.world, job, slots(self.world, job, self.empty))
-        if not now and not fits(self.world, job, slots(self.world, job, self.empty, away=True)):
+        now = self._fits(job, slots(self.world, job, self.empty))
+        if not now and not self._fits(job, slots(self.world, job, self.empty, away=True)):
             return "too large"
         if not self._could_ever(job, borrowing=bool(self.jobs.terms.preemptible[job])):
             return "never"
@@ -205,7 +203,7 @@ class Reference:
     def _needs(self, job: int) -> list[tuple[int, int]]:
         """(resource, amount) of the whole gang that some quota limits."""
         queue, flavour = self._home(job)
-        whole = [(resource, amount * int(self.jobs.workers[job])) for resource, amount in asks(self.world, job).items()]
+        whole = [(resource, amount * self.size[job]) for resource, amount in asks(self.world, job).items()]
         return [(resource, need) for resource, need in whole if oracle.limited(self.world, queue, flavour, resource)]
 
     def _home(self, job: int) -> tuple[int, int]:
@@ -233,6 +231,11 @@ class Reference:
         if not self.jobs.terms.preemptible[job]:
             return not (self._needs(job) and self._home(job) in self.firm_held_back) and self._firm_allows(job)
         return self._within(self.promised, job) or self._allows(self._with_claims_of_owners(job), job)
+
+    def _has_quota_in_passing(self, job: int) -> bool:
+        """The same with what is held back for an old one of its queue, as it gives that back on demand."""
+        in_passing = bool(self.jobs.terms.preemptible[job]) and self._home(job) in self.held_back
+        return in_passing and self._with_sizes(job, lambda: self._has_quota(job, passing=True))
 
     def _within(self, use: Use, job: int) -> bool:
         """Whether it stays within its queue's own nominal."""
@@ -291,18 +294,25 @@ class Reference:
         ]
 
     def _where_to_start(self, job: int) -> tuple[Counts, bool] | None:
-        """(workers by node, whether it has to yield) if it may start now."""
+        """(workers by node, whether it has to yield) if it may start now, with at most as many as it has now."""
         free, empty = slots(self.world, job, self.free), slots(self.world, job, self.empty)
-        if not fits(self.world, job, free):
+        if not self._with_sizes(job, lambda: self._fits(job, free), self.size[job]):
             return None
-        spare = slots(self.world, job, self._spare())
-        if fits(self.world, job, spare):
-            return place(self.world, job, spare, empty), False
+        spare, largest = slots(self.world, job, self._spare()), self.size[job]
+        if self._fits(job, spare):
+            return place(self.world, job, spare, empty, largest), False
+        before_its_turn = self._before_its_turn(job, free, empty)
+        if before_its_turn is None and self._with_sizes(job, lambda: self._fits(job, spare), largest):
+            return place(self.world, job, spare, empty, self.size[job]), False
+        return before_its_turn
+
+    def _before_its_turn(self, job: int, free: Counts, empty: Counts) -> tuple[Counts, bool] | None:
+        """The same on room that is kept for others."""
         preemptible = bool(self.jobs.terms.preemptible[job])
         if preemptible and not self._worthwhile(job):
             return None
         until = FOREVER if preemptible else self._until(job)
-        places = place(self.world, job, free, empty)
+        places = place(self.world, job, free, empty, self.size[job])
         harmless = not any(
             self._delays(head, job, places) for head in self.heads if until > head.start or head.start == FOREVER
         )
@@ -319,7 +329,7 @@ class Reference:
     def _delays(self, head: _Head, job: int, places: Counts) -> bool:
         """Whether the head could ever lack what the job takes: more than is sure to be in excess in some domain."""
         empty, free = slots(self.world, head.job, self.empty), slots(self.world, head.job, self.free)
-        able = [site for site in reach(self.world, head.job) if sum(empty[n] for n in site) >= self._size(head.job)]
+        able = [site for site in reach(self.world, head.job) if sum(empty[n] for n in site) >= self.size[head.job]]
         mine = asks(self.world, job)
         for site, smallest in zip(able, head.smallest, strict=True):
             lost = 0
@@ -330,7 +340,7 @@ class Reference:
                     if self.free[node][resource] - takes < empty[node] * amount:
                         lacks = max(lacks, -(-takes // amount))
                 lost += min(lacks, empty[node])
-            if lost and lost > sum(free[node] for node in site) + smallest - self._size(head.job):
+            if lost and lost > sum(free[node] for node in site) + smallest - self.size[head.job]:
                 return True
         return False
 
@@ -357,11 +367,11 @@ class Reference:
         empty = slots(self.world, job, self.empty)
         basis = Basis.UNKNOWN
         if start < FOREVER:
-            self._take(self.ahead, job, place(self.world, job, counts, empty))
+            self._take(self.ahead, job, place(self.world, job, counts, empty, self.size[job]))
             basis = Basis.LIMITS if start >= latest else Basis.PROGRESS
         if not self.jobs.terms.preemptible[job]:
             start = max([start, *(head.start for head in self.heads if self.both_could_use(job, head.job))])
-        able = [site for site in reach(self.world, job) if sum(empty[node] for node in site) >= self._size(job)]
+        able = [site for site in reach(self.world, job) if sum(empty[node] for node in site) >= self.size[job]]
         self.heads.append(_Head(job, start, basis, [self._smallest_end(job, site) for site in able]))
         worker = (*self.jobs.requests[job].tolist(), int(self.jobs.filters[job]))
         for node in {node for site in able for node in site}:
@@ -379,7 +389,7 @@ class Reference:
                 if end(other) <= moment:
                     self._take(back, other, [-count for count in places])
             counts = slots(self.world, job, back)
-            if fits(self.world, job, counts):
+            if self._fits(job, counts):
                 return max(moment, self.now), counts
         return FOREVER, []
 
@@ -401,7 +411,7 @@ class Reference:
         kept = []
         for each in (job, other):
             empty = slots(self.world, each, self.empty)
-            able = [site for site in reach(self.world, each) if sum(empty[node] for node in site) >= self._size(each)]
+            able = [site for site in reach(self.world, each) if sum(empty[node] for node in site) >= self.size[each]]
             kept.append({node for site in able for node in site if empty[node]})
         return bool(kept[0] & kept[1]) and bool(asks(self.world, job).keys() & asks(self.world, other).keys())
 
@@ -437,9 +447,9 @@ class Reference:
         if verdict == "quota":
             return self._reason_of_quota(job)
         counts = slots(self.world, job, self.free)
-        if fits(self.world, job, counts):
+        if self._fits(job, counts):
             return WaitReason.BEHIND_OTHERS
-        scattered = self.jobs.modes[job] == TopologyMode.REQUIRED and sum(counts) >= self._size(job)
+        scattered = self.jobs.modes[job] == TopologyMode.REQUIRED and sum(counts) >= self.size[job]
         return WaitReason.TOPOLOGY_UNSATISFIED if scattered else WaitReason.INSUFFICIENT_CAPACITY
 
     def _reason_of_quota(self, job: int) -> WaitReason:
@@ -456,20 +466,42 @@ class Reference:
     # Small things
 
     def _pending(self) -> list[int]:
-        return [job for job in self.rows if self.jobs.states[job] == JobState.PENDING]
+        return [job for job in self.rows if self._waits(job)]
 
     def _holds(self, job: int) -> bool:
         return bool(self.jobs.states[job] == JobState.HOLDING)
 
-    def _size(self, job: int) -> int:
-        return int(self.jobs.workers[job])
+    def _waits(self, job: int) -> bool:
+        return bool(self.jobs.states[job] == JobState.PENDING)
+
+    def _fits(self, job: int, counts: Counts) -> bool:
+        return fits(self.world, job, counts, self.size[job])
+
+    def _sizes(self, job: int) -> list[int]:
+        """What it may start with, its spares counted: its wish, or else the largest of the steps from its least on."""
+        jobs, spares = self.jobs, self.jobs.terms.shapes[job].spares
+        wish, least, step = int(jobs.workers[job]), int(jobs.sizes.least[job]), int(jobs.sizes.step[job])
+        less = list(range(least, wish, step)) if jobs.sizes.partial[job] else []
+        return [size + spares for size in (wish, *reversed(less))]
+
+    def _with_sizes(self, job: int, allowed: Callable[[], bool], most: int = 2**31) -> bool:
+        """Give it the largest of its sizes with which something is so; the least, if it is with none."""
+        for size in self._sizes(job):
+            self.size[job] = size
+            if size <= most and allowed():
+                return True
+        return False
+
+    def _nodes(self, job: int) -> list[int]:
+        nodes: list[int] = self.jobs.runs.nodes_of(job).tolist()
+        return nodes
 
     def _placed(self, job: int) -> Counts:
-        nodes = self.jobs.runs.nodes_of(job).tolist()
+        nodes = self._nodes(job)
         return [nodes.count(node) for node in range(len(self.free))]
 
     def _whole(self, job: int) -> list[int]:
-        return [amount * self._size(job) for amount in self.jobs.requests[job].tolist()]
+        return [amount * self.size[job] for amount in self.jobs.requests[job].tolist()]
 
     def _count(self, use: Use, job: int, amounts: list[int]) -> None:
         for resource, amount in enumerate(amounts):
@@ -510,8 +542,8 @@ class _Order:
     """Priority, age, fair share from the root down, slack, first submit, uid; in queues that say so, the least expected
     work before the first submit. Running jobs have their place, too."""
 
-    def __init__(self, world: Snapshot) -> None:
-        self.world, self.jobs_ = world, world.jobs
+    def __init__(self, world: Snapshot, size: list[int]) -> None:
+        self.world, self.jobs_, self.size = world, world.jobs, size
         self.left = list(range(len(world.jobs.uids)))
         self.held: dict[int, dict[tuple[int, int], int]] = {}
 
@@ -587,7 +619,7 @@ class _Order:
                 flavour = int(self.jobs_.flavours[job])
                 total = self._total(flavour, resource)
                 if counts and total:
-                    amount = int(self.jobs_.requests[job, resource]) * int(self.jobs_.workers[job])
+                    amount = int(self.jobs_.requests[job, resource]) * self.size[job]
                     part = round(amount * ((1.0 / total) * _WHOLE))
                     held[flavour, resource] = held.get((flavour, resource), 0) + part
 
@@ -676,7 +708,7 @@ class _Starts:
         return gpu if flavour and asked else self.world.resources.index("cpu")
 
     def _need(self, job: int) -> int:
-        return int(self.jobs.workers[job]) * int(self.jobs.requests[job, self.units[self.jobs.flavours[job]]])
+        return self.made.size[job] * int(self.jobs.requests[job, self.units[self.jobs.flavours[job]]])
 
     def _length(self, job: int) -> float:
         known = min(float(self.jobs.terms.estimate[job]), float(self.jobs.terms.limit[job]))

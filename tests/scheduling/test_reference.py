@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import FOREVER, NONE, JobState, Snapshot
+from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, Jobs, JobState, Shape, Sizes, Snapshot
 
 from . import oracle
 from .cases import GPU, LEVELS, Job, Node, Queue, snapshot
@@ -26,6 +26,20 @@ def test_plans_are_those_of_a_naive_planner(first: int) -> None:
     for seed in range(first, first + BATCH):
         world = crowded(np.random.default_rng(seed))
         assert decided(world) == Reference(world).plan(), f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(3, id="a gang that starts with fewer gives back no more"),
+        pytest.param(104, id="a gang gives back its spares too"),
+        pytest.param(935, id="spares of one ahead do not make who cannot delay it yield"),
+        pytest.param(1_208, id="what is reserved for one that cannot be stopped counts once"),
+    ],
+)
+def test_what_they_once_differed_in(seed: int) -> None:
+    world = crowded(np.random.default_rng(seed))
+    assert decided(world) == Reference(world).plan()
 
 
 def decided(world: Snapshot) -> Decided:
@@ -157,10 +171,22 @@ def _with_terms(draw: Draw, world: Snapshot) -> Snapshot:
         deadlines=NOW + maybe(0.2, 90_000),
         reclaims=np.zeros(count, dtype=np.bool_),
     )
+    jobs = _with_sizes(draw, replace(jobs, terms=terms))
     submitted = NOW - draw.choice([0.0, 10.0, 30_000.0, 100_000.0], count) - draw.integers(0, 3, count)
     return replace(
         world,
         now=NOW,
         nodes=replace(world.nodes, free=free),
-        jobs=replace(jobs, submitted=submitted, runs=runs, terms=terms),
+        jobs=replace(jobs, submitted=submitted, runs=runs),
     )
+
+
+def _with_sizes(draw: Draw, jobs: Jobs) -> Jobs:
+    """Of those who wait some may start with fewer workers, and some want room for spares, which have one size."""
+    count, pending = len(jobs.uids), jobs.states == JobState.PENDING
+    spares = np.where(pending & (draw.random(count) < 0.15), draw.integers(1, 3, count), 0)
+    smaller = pending & (draw.random(count) < 0.4) & (spares == 0)
+    least = np.where(smaller, draw.integers(1, jobs.workers + 1), jobs.workers).astype(np.int32)
+    step, partial = draw.choice([1, 1, 2], count).astype(np.int32), draw.random(count) < 0.9
+    shapes = tuple(Shape(spares=each) if each else PLAIN for each in spares.tolist())
+    return replace(jobs, sizes=Sizes(least, jobs.workers, step, partial), terms=replace(jobs.terms, shapes=shapes))

@@ -116,7 +116,7 @@ def _search(round_: Round, owners: Owners, it: _Asking, room: Room) -> Rearrange
     need = round_.kinds.need(round_.kinds.of[it.job], it.choice, it.gang.size)
     if it.head is not None:
         # Its quota is reserved already, and must not stand in its own way.
-        round_.give_back_quota(queue, it.flavour, need)
+        round_.charge_reserved(it.job, it.choice, need, -1)
         ledger, wait = round_.promised, it.head.reservation.start - snapshot.now
     elif round_.shortage(it.job, it.choice, need) is None:
         ledger, wait = owners.ledger_for(queue, it.flavour, need), FOREVER
@@ -136,6 +136,8 @@ def _search(round_: Round, owners: Owners, it: _Asking, room: Room) -> Rearrange
         pace=Pace(settle=round_.policy.settle),
         kept=None if it.head is not None or round_.spare is round_.room else round_.kept_nodes(),
     )
-    if it.head is not None or found is not None:
+    if it.head is not None:
+        round_.charge_reserved(it.job, it.choice, need, 1)
+    elif found is not None:
         round_.reserve_quota(it.job, it.choice, need)
     return found

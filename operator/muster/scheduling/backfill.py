@@ -23,7 +23,7 @@ anybody behind it is looked at, and who borrows behind it in its own queue yield
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -124,7 +124,7 @@ def delays(
     lacking = np.flatnonzero(lost)
     if not len(lacking):
         return False
-    if guard.gang.shape != PLAIN:
+    if replace(guard.gang.shape, spares=0) != PLAIN:
         # Slices need more than a sum of slots: what is in excess cannot be told from it.
         return True
     # What lacks slots is in reach, so it lies in one of the domains.

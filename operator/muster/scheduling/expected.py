@@ -218,8 +218,10 @@ def _holding(snapshot: Snapshot, timeline: Timeline) -> Int:
     jobs, held = snapshot.jobs, snapshot.jobs.held
     fresh = np.flatnonzero(jobs.pending & np.isfinite(timeline.likely))
     if fresh.size:
-        held = held.copy()
-        held[fresh] = jobs.requests[fresh] * jobs.workers[fresh, None]
+        held, holds = held.copy(), timeline.holds
+        placed = np.zeros(len(held), dtype=np.int64)  # fewer than it wishes for, or its spares besides
+        np.add.at(placed, holds.jobs, holds.workers)
+        held[fresh] = jobs.requests[fresh] * placed[fresh, None]
     return held
 
 

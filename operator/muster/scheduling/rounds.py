@@ -287,11 +287,15 @@ class Round:
 
     def reserve_quota(self, job: int, choice: int, need: Need) -> None:
         """Quota is kept for the job, but not used yet."""
-        flavour = self.kind(job).choices[choice].flavour
-        self._promise(self.queue_of[job], flavour, need, 1)
-        self._count_firm(job, flavour, need)
-        self.reserved_quota.append((job, flavour))
+        self.charge_reserved(job, choice, need, 1)
+        self.reserved_quota.append((job, self.kind(job).choices[choice].flavour))
         self.served.add(job)
+
+    def charge_reserved(self, job: int, choice: int, need: Need, sign: int) -> None:
+        """What is reserved counts for its queue (1), or stands in nobody's way for a while (-1)."""
+        flavour = self.kind(job).choices[choice].flavour
+        self._promise(self.queue_of[job], flavour, need, sign)
+        self._count_firm(job, flavour, [(resource, sign * amount) for resource, amount in need])
 
     def _count_firm(self, job: int, flavour: int, need: Need) -> None:
         if not self.kind(job).preemptible:
