@@ -40,6 +40,7 @@ class Run:
         on: nodes by rank while it runs, spares behind; "" for a spare that it lacks.
         promised: nodes that it starts on, in the same way.
         flavour, next: of its nodes, and of the promised ones.
+        started, saved: when it was placed, and when it last committed a checkpoint; the same before the first.
         lost: indexes of workers that are made anew while the others wait.
         shrinks: when it goes on without them, if it may.
     """
@@ -60,6 +61,7 @@ class Run:
     yields: bool = False
     stops: int = 0
     started: float = 0.0
+    saved: float = 0.0
     lost: set[int] = field(default_factory=set)
     shrinks: float = FOREVER
 
@@ -161,7 +163,7 @@ class Cluster:
         standing = replace(
             jobs.runs,
             started=np.array([run.started for run in runs]),
-            saved=np.array([run.started for run in runs]),
+            saved=np.array([run.saved for run in runs]),
             restart=np.full(len(runs), 10.0),
             grace=np.full(len(runs), 30.0),
             stops=np.array([run.stops for run in runs], dtype=np.int32),
@@ -200,7 +202,10 @@ class Cluster:
         for promise in plan.reduced:
             self.runs[promise.uid].promised = named(promise.nodes)
         for uid in plan.broken:
-            self.runs[uid].promised, self.runs[uid].beneficiary = [], ""
+            run = self.runs[uid]
+            run.promised, run.beneficiary = [], ""
+            if not run.on:
+                run.flavour = run.next = run.plain
         for promise in plan.promises:
             run = self.runs[promise.uid]
             run.promised, run.next = named(promise.nodes), promise.flavour if promise.flavour >= 0 else run.flavour
@@ -215,9 +220,15 @@ class Cluster:
             run.on, run.promised, run.beneficiary = named(admission.nodes), [], ""
             if run.shape.spares:
                 run.on += [""] * (run.job.workers + run.shape.spares - len(run.on))
-            run.yields, run.started = admission.yields, self.now
+            run.yields, run.started, run.saved = admission.yields, self.now, self.now
 
     # -- what happens ------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """All who run commit a checkpoint."""
+        for run in self.runs.values():
+            if run.on and not run.leaving:
+                run.saved = self.now
 
     def gone(self, uid: str) -> None:
         """The last pod of a gang that stops is gone."""
