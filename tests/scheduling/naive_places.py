@@ -78,6 +78,11 @@ def place(world: Snapshot, job: int, counts: Counts, empty: Counts, need: int) -
     raise AssertionError("the gang does not fit")
 
 
+def anywhere(world: Snapshot, counts: Counts, need: int) -> Counts:
+    """Where so many more workers of a job go that runs and may lie anywhere."""
+    return _anywhere(in_tree_order(world), [counts], [False] * len(counts), need)
+
+
 def _label(world: Snapshot, node: int, level: int) -> int:
     """A node that lacks a wider level's label is in no narrower domain either."""
     labels = world.nodes.domains[node, : level + 1].tolist()

@@ -1,9 +1,9 @@
 """A whole planner, slow and plain: one job after the other, by the words of docs/scheduling.md and docs/queues.md.
 
 It shares the data types with the planner, and constants of its policy, and nothing else: no classes of jobs, no caches,
-no arrays, no heaps. It covers one plan in which nobody may be asked to give room back and nobody moves or grows: the
-order, quota, owners before borrowers, what is held back for old jobs, sizes to start with, spares, rooms and places,
-heads, backfill, reasons, positions and expected starts. Victims and moves have brute force of their own.
+no arrays, no heaps. It covers one plan in which nobody may be asked to give room back and nobody moves: the order,
+quota, owners before borrowers, what is held back for old jobs, sizes to start with, spares, rooms and places, heads,
+backfill, reasons, positions, expected starts, and growth. Victims and moves have brute force of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from muster.scheduling.ranks import AGE_STEP, AGE_STEPS, SLACK_COUNTS, STEP_AT_M
 from muster.scheduling.snapshot import FOREVER, NONE, JobState, Preempts, Snapshot, TopologyMode
 
 from . import oracle
-from .naive_places import Counts, Free, asks, fits, place, reach, slots, suits
+from .naive_places import Counts, Free, anywhere, asks, fits, place, reach, slots, suits
 
 _WHOLE = 2.0**40
 Use = dict[tuple[int, int, int], int]
@@ -41,10 +41,12 @@ class Decided:
     Attributes:
         started: in order: (uid, workers by node, whether it yields).
         waiting: by uid, first in rank first.
+        grown: in order: (uid, workers by node then) of running jobs that get more.
     """
 
     started: list[tuple[str, Counts, bool]]
     waiting: dict[str, Told]
+    grown: list[tuple[str, Counts]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Reference:
             seen[queue] = seen.get(queue, 0) + counts
             place_ = seen[queue] if counts else 0
             waiting[self.jobs.uids[job]] = Told(self._reason(job, verdict), place_, *starts[job])
-        return Decided(self.started, waiting)
+        return Decided(self.started, waiting, _Growth(self, waits).all())
 
     def _decide(self, job: int, charge: Callable[[], None]) -> str:
         """Start the job, or say why it waits."""
@@ -774,3 +776,81 @@ class _Starts:
             left = max(0, self.made._own(job, unit) - self.made.firm.get((queue, flavour, unit), 0))
         firm = self.jobs.terms.preemptible
         return _Pool(left, self._back(lambda other: self.made._home(other) == (queue, flavour) and not firm[other]))
+
+
+class _Growth:
+    """Elastic jobs that run take what is kept for nobody, after everybody who waits: docs/victims.md, moves."""
+
+    def __init__(self, made: Reference, waits: list[tuple[int, str]]) -> None:
+        self.made, self.world, self.jobs = made, made.world, made.jobs
+        self.open = made._spare()
+        heads = [head.job for head in made.heads]
+        self.borrows_for_heads = {made._home(job) for job in heads}
+        self.contested = {
+            made._tree(job)
+            for job, verdict in waits
+            if verdict == "quota" or (verdict == "room" and job not in heads and made._would_be_lent(job))
+        }
+
+    def all(self) -> list[tuple[str, Counts]]:
+        grown = []
+        running = [job for job in self.made.rows if self.made._holds(job)]
+        for job in sorted(running, key=self._rank):
+            more = self._more(job) if self._may_grow(job) else 0
+            if more:
+                counts = slots(self.world, job, self.open)
+                new = anywhere(self.world, counts, more)
+                self.made._take(self.open, job, new)
+                self._charge(self.made.promised, job, more)
+                before = self.made._placed(job)
+                grown.append((self.jobs.uids[job], [a + b for a, b in zip(before, new, strict=True)]))
+        return grown
+
+    def _rank(self, job: int) -> tuple[int, float, str]:
+        return -int(self.jobs.priorities[job]), float(self.jobs.submitted[job]), self.jobs.uids[job]
+
+    def _may_grow(self, job: int) -> bool:
+        runs, queue = self.jobs.runs, int(self.jobs.queues[job])
+        well = all(self.world.nodes.usable[n] and suits(self.world, job, n) for n in self.made._nodes(job))
+        settled = self.made.now - float(runs.started[job]) >= DEFAULT.settle
+        safe = bool(self.jobs.terms.preemptible[job] or runs.saved[job] > runs.started[job])
+        calm = self.made._tree(job) not in self.contested
+        may_start = bool(self.world.queues.open[queue] and self.jobs.terms.opens[job] <= self.made.now)
+        return well and settled and safe and calm and may_start
+
+    def _more(self, job: int) -> int:
+        """The most workers for which there is room and quota, in whole steps; 0 where so few do not pay."""
+        step, size = int(self.jobs.sizes.step[job]), self.made.size[job]
+        room = sum(slots(self.world, job, self.open))
+        able = [
+            more
+            for more in range(step, int(self.jobs.sizes.most[job]) - size + 1, step)
+            if more <= room and self._has_quota(job, more)
+        ]
+        return max((more for more in able if self._pays(job, more)), default=0)
+
+    def _has_quota(self, job: int, more: int) -> bool:
+        promised, home = self.made.promised, self.made._home(job)
+        needs = [(resource, amount * more) for resource, amount in asks(self.world, job).items()]
+        if not all(oracle.may_add(self.world, promised, *home, resource, need) for resource, need in needs):
+            return False
+        if self.jobs.terms.preemptible[job] and home not in self.borrows_for_heads:
+            return True
+        limited = [ask for ask in needs if oracle.limited(self.world, *home, ask[0])]
+        return all(
+            promised.get((*home, resource), 0) + need <= self.made._own(job, resource) for resource, need in limited
+        )
+
+    def _pays(self, job: int, more: int) -> bool:
+        """What is won until its end, or in an hour, is twice what its restart loses."""
+        runs, now = self.jobs.runs, self.made.now
+        gpus = max(1, asks(self.world, job).get(self.world.resources.index("nvidia.com/gpu"), 0))
+        end = min(float(runs.ends[job]), float(runs.bound[job]))
+        left = 3_600.0 if end == FOREVER else min(3_600.0, max(0.0, end - now))
+        lost = now - max(float(runs.saved[job]), float(runs.started[job])) + float(runs.restart[job])
+        return more * gpus * left >= 2 * lost * gpus * self.made.size[job]
+
+    def _charge(self, use: Use, job: int, more: int) -> None:
+        for resource, amount in asks(self.world, job).items():
+            key = (*self.made._home(job), resource)
+            use[key] = use.get(key, 0) + amount * more

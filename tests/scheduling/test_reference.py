@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from muster.scheduling.plan import MoveReason
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, Jobs, JobState, Shape, Sizes, Snapshot
+from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, Index, Jobs, JobState, Shape, Sizes, Snapshot
 
 from . import oracle
 from .cases import GPU, LEVELS, Job, Node, Queue, snapshot
+from .naive_places import Counts
 from .reference import Decided, Reference, Told
 
 pytestmark = pytest.mark.unit
@@ -34,6 +36,7 @@ def test_plans_are_those_of_a_naive_planner(first: int) -> None:
         pytest.param(3, id="a gang that starts with fewer gives back no more"),
         pytest.param(104, id="a gang gives back its spares too"),
         pytest.param(935, id="spares of one ahead do not make who cannot delay it yield"),
+        pytest.param(470, id="of gangs without GPUs each worker counts, won and lost"),
         pytest.param(1_208, id="what is reserved for one that cannot be stopped counts once"),
     ],
 )
@@ -45,11 +48,16 @@ def test_what_they_once_differed_in(seed: int) -> None:
 def decided(world: Snapshot) -> Decided:
     """The planner's answer, in the reference's terms."""
     made = plan(world)
-    assert (made.promises, made.evictions, made.replacements, made.broken) == ((), (), (), ())
-    nodes = range(len(world.nodes.names))
-    started = [(each.uid, [each.nodes.tolist().count(node) for node in nodes], each.yields) for each in made.admissions]
+    assert (made.replacements, made.broken) == ((), ())
+    asked = [(each.uid, each.reason, each.beneficiary) for each in made.evictions]
+    assert asked == [(each.uid, MoveReason.GROWN, each.uid) for each in made.promises]
+
+    def counts(nodes: Index) -> Counts:
+        return [nodes.tolist().count(node) for node in range(len(world.nodes.names))]
+
+    started = [(each.uid, counts(each.nodes), each.yields) for each in made.admissions]
     waiting = {each.uid: Told(each.reason, each.position, each.expected, each.basis) for each in made.waiting}
-    return Decided(started, waiting)
+    return Decided(started, waiting, [(each.uid, counts(each.nodes)) for each in made.promises])
 
 
 def crowded(draw: Draw) -> Snapshot:
@@ -177,7 +185,7 @@ def _with_terms(draw: Draw, world: Snapshot) -> Snapshot:
         world,
         now=NOW,
         nodes=replace(world.nodes, free=free),
-        jobs=replace(jobs, submitted=submitted, runs=runs),
+        jobs=_with_room_to_grow(draw, replace(jobs, submitted=submitted, runs=runs)),
     )
 
 
@@ -190,3 +198,13 @@ def _with_sizes(draw: Draw, jobs: Jobs) -> Jobs:
     step, partial = draw.choice([1, 1, 2], count).astype(np.int32), draw.random(count) < 0.9
     shapes = tuple(Shape(spares=each) if each else PLAIN for each in spares.tolist())
     return replace(jobs, sizes=Sizes(least, jobs.workers, step, partial), terms=replace(jobs.terms, shapes=shapes))
+
+
+def _with_room_to_grow(draw: Draw, jobs: Jobs) -> Jobs:
+    """Of those who run some may have more workers than they have."""
+    count, sizes = len(jobs.uids), jobs.sizes
+    larger = (jobs.states == JobState.HOLDING) & (draw.random(count) < 0.5)
+    most = np.where(larger, jobs.workers + draw.integers(1, 6, count), sizes.most).astype(np.int32)
+    least = np.where(larger & (draw.random(count) < 0.5), np.maximum(1, sizes.least - sizes.step), sizes.least)
+    step = np.where(larger & ((jobs.workers - least) % sizes.step > 0), 1, sizes.step).astype(np.int32)
+    return replace(jobs, sizes=Sizes(least.astype(np.int32), most, step, sizes.partial))

@@ -33,6 +33,7 @@ from muster.scheduling.moves import (
     accelerators_each,
     by_rank,
     gang_of,
+    has_accelerators,
     need_of,
     remaining,
     settled,
@@ -140,7 +141,9 @@ def _wishes(snapshot: Snapshot, pace: Pace) -> list[_Wish]:
     rows = by_rank(snapshot, np.flatnonzero(larger).astype(np.int64))
     lost = lost_seconds(snapshot, rows)
     worth = remaining(snapshot, rows, pace) * accelerators_each(snapshot, rows)
-    least = np.maximum(1, np.ceil((pace.gain * lost / np.maximum(worth, 1e-9) + begun[rows]) / step[rows]))
+    # What is won counts for each worker, also where none has accelerators, and so does what is lost.
+    counts = np.where(has_accelerators(snapshot, rows), lost, lost * np.diff(jobs.runs.first)[rows])
+    least = np.maximum(1, np.ceil((pace.gain * counts / np.maximum(worth, 1e-9) + begun[rows]) / step[rows]))
     pays = np.flatnonzero(least <= steps[rows])
     columns = (rows, step[rows], begun[rows], steps[rows], least.astype(np.int64), lost)
     return [_Wish(*each) for each in zip(*(column[pays].tolist() for column in columns), strict=True)]

@@ -136,8 +136,18 @@ def remaining(snapshot: Snapshot, rows: Int, pace: Pace) -> Seconds:
 
 def accelerators_each(snapshot: Snapshot, rows: Int) -> Int:
     """Accelerators of one worker of each; 1 where it has none, so that work without them counts too."""
+    each: Int = np.maximum(1, _accelerators(snapshot, rows))
+    return each
+
+
+def has_accelerators(snapshot: Snapshot, rows: Int) -> Mask:
+    has: Mask = _accelerators(snapshot, rows) > 0
+    return has
+
+
+def _accelerators(snapshot: Snapshot, rows: Int) -> Int:
     columns = [index for index, name in enumerate(snapshot.resources) if is_accelerator(name)]
-    each: Int = np.maximum(1, snapshot.jobs.requests[rows][:, columns].max(axis=1, initial=0))
+    each: Int = snapshot.jobs.requests[rows][:, columns].max(axis=1, initial=0)
     return each
 
 
