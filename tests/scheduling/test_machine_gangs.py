@@ -54,8 +54,8 @@ SHAPES = (
 )
 """(Workers, what they ask for)."""
 KINDS = ("start", "replacement", *(reason.value for reason in MoveReason if reason is not MoveReason.DRAINED))
-OFTEN = 5
-"""So many decisions of each kind at least: seventy sequences have some ten of the rarest."""
+OFTEN = 4
+"""So many decisions of each kind at least: seventy sequences have about five of the rarest."""
 COUNTED = Counter[str]()
 SEQUENCES, STEPS = (6_000, 60) if os.environ.get("MUSTER_THOROUGH") else (70, 30)
 TRIES = 6
