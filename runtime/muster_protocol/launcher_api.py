@@ -27,6 +27,7 @@ may be another pod's by now.
     GET  /v1/profile         -> Profiling; how far this pod is with it
     PUT  /v1/facts           Facts -> 204; what the operator knows of the job, for the run's tracker. Of index 0 alone;
                              404 where nothing is tracked
+    PUT  /v1/reliability     Reliability -> 204; how often nodes fail, as the operator knows it by now. Of index 0 alone
     POST /v1/copy            Copy -> 204 when it is here already, else 101: its bytes follow on the same connection
     POST /v1/copy/fetch      Copy -> 101, and its bytes follow; 404 when it isn't here
 """
@@ -46,6 +47,7 @@ RESTART_PATH: Final = "/v1/restart"
 STACKS_PATH: Final = "/v1/stacks"
 PROFILE_PATH: Final = "/v1/profile"
 FACTS_PATH: Final = "/v1/facts"
+RELIABILITY_PATH: Final = "/v1/reliability"
 COPY_PATH: Final = "/v1/copy"
 FETCH_PATH: Final = "/v1/copy/fetch"
 METRICS_PATH: Final = "/metrics"

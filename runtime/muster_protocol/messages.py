@@ -146,6 +146,17 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Reliability:
+    """How often nodes of the job's kind of capacity fail, as its cluster shows.
+
+    Attributes:
+        node_hours: that one of them runs between two failures.
+    """
+
+    node_hours: float
+
+
+@dataclass(frozen=True)
 class Ended:
     """One worker's ranks have ended.
 

@@ -6,6 +6,7 @@ A file of 64 bytes in `MUSTER_RUN_DIR` that the launcher writes and every rank m
     bytes 8..16   little-endian double: when the grace ends, on this machine's monotonic clock, in seconds
     bytes 16..40  the last profile that was asked for: its number, steps, flags (1 all ranks, 2 memory, too) and when,
                   in seconds since the epoch
+    bytes 40..48  little-endian double: hours between two failures of one node, as the operator has told; 0 before
 
 The deadline is written before the flag, so a rank that sees the flag also sees the deadline.
 """
@@ -27,6 +28,8 @@ _DEADLINE: Final = struct.Struct("<d")
 _PROFILE: Final = struct.Struct("<QIId")
 _PROFILE_AT: Final = 16
 _EVERYBODY, _MEMORY = 1, 2
+_HOURS: Final = struct.Struct("<d")
+_HOURS_AT: Final = 40
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ class ControlWriter:
         word = _PROFILE.pack(wish.number, wish.steps, flags, wish.at)
         self._word[_PROFILE_AT : _PROFILE_AT + len(word)] = word
 
+    def tell_node_hours(self, hours: float) -> None:
+        self._word[_HOURS_AT : _HOURS_AT + _HOURS.size] = _HOURS.pack(hours)
+
     def _deadline(self) -> float:
         (value,) = _DEADLINE.unpack(self._word[8:16])
         return float(value)
@@ -89,6 +95,13 @@ class ControlReader:
             return None
         number, steps, flags, at = _PROFILE.unpack_from(self._word, _PROFILE_AT)
         return Wish(number, steps, bool(flags & _EVERYBODY), bool(flags & _MEMORY), at)
+
+    def node_hours(self) -> float | None:
+        """Hours between two failures of one node, as they were told last; None before."""
+        if self._word is None:
+            return None
+        (hours,) = _HOURS.unpack(self._word[_HOURS_AT : _HOURS_AT + _HOURS.size])
+        return float(hours) or None
 
     def deadline(self) -> float | None:
         """When the grace ends, on the monotonic clock; None while nobody asked to stop."""

@@ -17,7 +17,7 @@ import aiohttp
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster_protocol import launcher_api
 from muster_protocol.launcher_status import Facts, Status, implausible
-from muster_protocol.messages import Membership, Stop
+from muster_protocol.messages import Membership, Reliability, Stop
 from muster_protocol.tokens import job_token
 from muster_protocol.wire import decode, encode
 
@@ -185,6 +185,10 @@ class Launchers:
     async def facts(self, launcher: Launcher, facts: Facts) -> None:
         """Tell index 0 what its run's tracker should know. Raises LauncherError."""
         await self._request(launcher, "PUT", launcher_api.FACTS_PATH, encode(facts))
+
+    async def reliability(self, launcher: Launcher, told: Reliability) -> None:
+        """Tell index 0 how often nodes of its kind of capacity fail. Raises LauncherError."""
+        await self._request(launcher, "PUT", launcher_api.RELIABILITY_PATH, encode(told))
 
     async def _request(self, launcher: Launcher, method: str, path: str, body: bytes | None) -> bytes:
         code, answer = await self._transport(launcher, method, path, body, job_token(self._key, launcher.job_uid))

@@ -147,7 +147,7 @@ class Scheduling:
             node_hours=self.reliability.hours,
             wrote=observing.wrote,
         )
-        self._progress = Progress(self.cache, launchers, currency)
+        self._progress = Progress(self.cache, launchers, currency, node_hours=self.reliability.hours)
         self._listening = Listening(api, self.cache)
         self._provisioning = Provisioning(api, self.cache, asking, settings) if asking else None
         self.cache.grows = asking is not None

@@ -29,12 +29,13 @@ from muster.controllers.cache import Cache
 from muster.controllers.lifecycle.turn import TERMINAL
 from muster.controllers.questions import Stand, due, longer
 from muster.controllers.records import Record
+from muster.controllers.reliability import NodeHours, hours_for, moved
 from muster_protocol.env import DEFAULT_PORT
 from muster_protocol.goodput import Spent
 from muster_protocol.launcher_status import Kept, MemoryTier, Phase
 from muster_protocol.launcher_status import Saving as LauncherSaving
 from muster_protocol.launcher_status import Status as LauncherStatus
-from muster_protocol.messages import Member, Membership
+from muster_protocol.messages import Member, Membership, Reliability
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ COUNTED_EVERY: Final = 60.0
 
 MOVED: Final = 0.2
 """Share of it by which the interval that `auto` has chosen must change to be told anew."""
+
+TELL_AGAIN: Final = 60.0
+"""Seconds until a launcher is told again how often nodes fail; one that is older than the operator never knows."""
 
 _MOST: Final = 2**31 - 1
 _KEPT: Final = {Kept.OFF: Reason.NOT_KEPT, Kept.LOCAL: Reason.KEPT_LOCALLY, Kept.PEER: Reason.KEPT_BY_PEERS}
@@ -66,13 +70,16 @@ class Progress:
         launchers: Launchers | None,
         currency: str = "",
         *,
+        node_hours: Callable[[], NodeHours] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`currency`: of all prices, as a code of ISO 4217; "" where nobody told."""
+        """`currency`: of all prices, as a code of ISO 4217; "" where nobody told. `node_hours`: hours between two
+        failures of one worker, as this cluster shows; None: gangs aren't told of them."""
         self._cache = cache
         self._clock = clock
         self._currency = currency
         self._launchers = launchers
+        self._node_hours = node_hours
         self._asked: dict[str, float] = {}
         self._busy: dict[str, asyncio.Task[None]] = {}
 
@@ -157,6 +164,7 @@ class Progress:
         try:
             await self._ask(record, generation, living[0], told, write)
             await self._tell_tracker(record, living[0])
+            await self._tell_node_hours(record, living[0])
         except NotAsked:
             raise
         except LauncherError as error:
@@ -230,6 +238,21 @@ class Progress:
         record.tracker_knows, record.tracker_told_at = known, now
         with contextlib.suppress(LauncherError):  # an older launcher has no such page; a word that is lost comes again
             await self._launchers.facts(_launcher(leader, record), facts)
+
+    async def _tell_node_hours(self, record: Record, leader: PodView) -> None:
+        """Tell index 0 how often nodes fail, when its pod is new and when that has moved: `interval: auto` goes by it.
+        What the pod was made with may be months old."""
+        assert self._launchers is not None
+        hours = hours_for(record.spec, self._node_hours()) if self._node_hours is not None and _runs(record) else None
+        pod, told = record.node_hours_told
+        if hours is None or (pod == leader.uid and not moved(told, hours)):
+            return
+        if self._clock() - record.node_hours_told_at < TELL_AGAIN:
+            return
+        record.node_hours_told_at = self._clock()
+        with contextlib.suppress(LauncherError):  # an older launcher has no such page; a word that is lost comes again
+            await self._launchers.reliability(_launcher(leader, record), Reliability(hours))
+            record.node_hours_told = (leader.uid, hours)
 
     async def _vouched(self, record: Record, generation: int, living: Mapping[int, PodView]) -> bool:
         """The leader does not answer the operator: ask some others whether they miss it, too. Where they train and do

@@ -102,6 +102,7 @@ class Record:
         gone: UIDs of pods that the watch has shown to go since the last turn: some in the time of one task.
         facts: what ended launchers of the present placement have told.
         tracker_knows: index 0's pod UID and image, as its run's tracker was told, at `tracker_told_at` (monotonic).
+        node_hours_told: index 0's pod UID, and how often nodes fail as it knows, told at `node_hours_told_at`.
         task: the work under way; the job has no turn until it is over.
         plannable: the last turn left the job to the planner.
         waiting: the last word of a plan that explains.
@@ -184,6 +185,8 @@ class Record:
     facts: Facts = NO_FACTS
     tracker_knows: tuple[str, str] = ("", "")
     tracker_told_at: float = float("-inf")
+    node_hours_told: tuple[str, float] = ("", 0.0)
+    node_hours_told_at: float = float("-inf")
     _filled: tuple[JobDefaults | None] | None = None
 
     def __post_init__(self) -> None:

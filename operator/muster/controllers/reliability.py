@@ -13,14 +13,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from muster.api.builtin import AUTO
+from muster.api.effective import EffectiveSpec
 from muster.api.trainingjob import TrainingJob
-from muster.cluster.pod_storage import worst_kind
+from muster.cluster.pod_storage import worst_hours, worst_kind
+from muster_protocol import env
 
 NodeHours = tuple[tuple[str, float], ...]
 """Hours between two failures of one worker, by kind of capacity."""
 
 LOOK_AGAIN: Final = 60.0
 """Seconds for which the last look at all jobs holds."""
+MOVED: Final = 0.1
+"""Share of it by which the figure must change to be told anew; the interval changes by half of that."""
 _HOUR: Final = 3600.0
 
 
@@ -56,6 +61,20 @@ def observed(supposed: Mapping[str, float], stays: Iterable[Stay]) -> dict[str, 
         hours[kind] += stay.seconds / _HOUR
         failures[kind] += stay.breakdowns
     return {kind: hours[kind] / failures[kind] for kind in supposed}
+
+
+def hours_for(spec: EffectiveSpec, known: NodeHours) -> float | None:
+    """What a job's checkpoints go by; None where they don't: another interval, or a figure in the job's own `env`."""
+    if spec.checkpoint is None or spec.checkpoint.interval != AUTO:
+        return None
+    if any(entry.name == env.CHECKPOINT_NODE_HOURS for entry in spec.env):
+        return None
+    return worst_hours(spec.kinds, dict(known))
+
+
+def moved(told: float, hours: float) -> bool:
+    """Whether who was told the one is to be told the other."""
+    return abs(hours - told) > MOVED * told
 
 
 class Reliability:

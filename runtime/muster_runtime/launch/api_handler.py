@@ -8,7 +8,18 @@ from typing import Final, Protocol
 
 from muster_protocol import launcher_api as api
 from muster_protocol.launcher_status import Facts, Profile
-from muster_protocol.messages import Copy, Ended, GangState, Heartbeat, Member, Membership, Release, Restart, Stop
+from muster_protocol.messages import (
+    Copy,
+    Ended,
+    GangState,
+    Heartbeat,
+    Member,
+    Membership,
+    Release,
+    Reliability,
+    Restart,
+    Stop,
+)
 from muster_protocol.tokens import same_token
 from muster_protocol.wire import decode, encode
 from muster_runtime.launch.answers import Answers
@@ -16,6 +27,7 @@ from muster_runtime.launch.copies import Copies, Stream
 from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_server import Request, Response
 from muster_runtime.launch.membership import Refused, Roll
+from muster_runtime.launch.node_hours import NodeHours
 from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.state import State
 from muster_runtime.launch.tracking import Tracking
@@ -53,6 +65,7 @@ class ApiHandler:
         hangs: Hangs,
         profiles: Profiles,
         tracking: Tracking,
+        node_hours: NodeHours,
     ) -> None:
         self._own = own
         self._token = token
@@ -64,6 +77,7 @@ class ApiHandler:
         self._hangs = hangs
         self._profiles = profiles
         self._tracking = tracking
+        self._node_hours = node_hours
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", api.STATUS_PATH): self._get_status,
             ("GET", api.MEMBERSHIP_PATH): self._get_membership,
@@ -77,6 +91,7 @@ class ApiHandler:
             ("POST", api.PROFILE_PATH): self._ask_profile,
             ("GET", api.PROFILE_PATH): self._get_profile,
             ("PUT", api.FACTS_PATH): self._facts,
+            ("PUT", api.RELIABILITY_PATH): self._reliability,
             ("POST", api.COPY_PATH): self._copy,
             ("POST", api.FETCH_PATH): self._fetch,
         }
@@ -167,6 +182,10 @@ class ApiHandler:
 
     async def _facts(self, request: Request) -> Response:
         refused = self._tracking.know(decode(Facts, request.body))
+        return Response(204) if refused is None else _text(refused.status, refused.text)
+
+    async def _reliability(self, request: Request) -> Response:
+        refused = self._node_hours.know(decode(Reliability, request.body))
         return Response(204) if refused is None else _text(refused.status, refused.text)
 
     async def _copy(self, request: Request) -> Response:

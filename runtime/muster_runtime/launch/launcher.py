@@ -28,6 +28,7 @@ from muster_runtime.launch.http_server import Server
 from muster_runtime.launch.leader import Leader
 from muster_runtime.launch.membership import Roll
 from muster_runtime.launch.metrics import Metrics
+from muster_runtime.launch.node_hours import NodeHours
 from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.progress import Progress
 from muster_runtime.launch.ranks import CommandError, NoRoomError, Rank, Ranks, adopt_orphans, allow_open_files
@@ -77,6 +78,7 @@ class Launcher:
         self._spending = Spending(config.reached, self._busy)
         self._profiles = Profiles(config)
         self._tracking = Tracking(config, environ)
+        self._node_hours = NodeHours(config)
         self._answers = Answers(
             config,
             self._standing,
@@ -100,7 +102,7 @@ class Launcher:
         config = self._config
         parts = (self._state, self._roll, self._gang, self._answers)
         kept = (self._copies, self._hangs, self._profiles, self._tracking)
-        handler = ApiHandler(config.member, config.token, *parts, *kept)
+        handler = ApiHandler(config.member, config.token, *parts, *kept, self._node_hours)
         connections = 2 * self._config.workers + 256
         allow_open_files(connections)
         server = Server(handler, connections)
@@ -244,6 +246,7 @@ class Launcher:
         self._stopping.control = folder.control
         self._hangs.begin(folder.path, folder.pulse)
         self._profiles.begin(folder.path, folder.control)
+        self._node_hours.begin(folder.control)
         self._oom_kills, self._standing.started_at = termination.oom_kills(), self._state.clock()
         environments = [
             (
@@ -475,6 +478,7 @@ class Launcher:
     def _leave_folder(self) -> None:
         self._hangs.end()
         self._profiles.end()
+        self._node_hours.end()
         if self._folder is not None:
             self._folder.close()
             self._folder = None

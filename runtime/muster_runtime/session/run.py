@@ -53,7 +53,7 @@ class Run:
         self._control = ControlReader()
         points = Points(settings.rank) if settings.tracked and settings.rank == 0 else None
         self.progress = Progress(settings.rank, settings.world_size, device, reporter, points)
-        self.saves = Saves(settings, gang, device, self.progress, reporter)
+        self.saves = Saves(settings, gang, device, self.progress, reporter, self._control)
         self.seed = settings.seed
         self.step = 0
         """Steps done since the run began."""

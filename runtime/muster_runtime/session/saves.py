@@ -12,6 +12,7 @@ from muster_protocol.losses import LossRecord
 from muster_runtime import report as reports
 from muster_runtime.checkpoint.keeper import Saved
 from muster_runtime.checkpoint.saver import Word
+from muster_runtime.control import ControlReader
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.reporter import Reporter
 from muster_runtime.session import rng
@@ -26,15 +27,21 @@ class Saves:
     """Everything here is collective unless it says otherwise. Without a uri nothing is saved."""
 
     def __init__(
-        self, settings: Settings, gang: Gang, device: torch.device, progress: Progress, reporter: Reporter
+        self,
+        settings: Settings,
+        gang: Gang,
+        device: torch.device,
+        progress: Progress,
+        reporter: Reporter,
+        control: ControlReader,
     ) -> None:
         self._settings, self._gang, self._device = settings, gang, device
-        self._progress, self._reporter = progress, reporter
+        self._progress, self._reporter, self._control = progress, reporter, control
         self._schedule = Schedule(settings.every_steps, None, time.monotonic())
         if gang.leads:  # one clock decides
             self._schedule.interval_seconds = settings.interval_seconds
-            if settings.between_failures is not None:
-                self._schedule.auto = AutoInterval(settings.between_failures)
+            if settings.node_hours is not None:
+                self._schedule.auto = AutoInterval(control.node_hours() or settings.node_hours, settings.workers)
         self._opened = self._open() if settings.checkpoint else None
         self.persistence: Persistence | None = None
         """None before the loop begins, and for a run without a uri."""
@@ -170,7 +177,22 @@ class Saves:
 
     def is_due(self, step: int) -> bool:
         """Whether this rank votes to save. Local, as is the next."""
+        if (auto := self._schedule.auto) is not None:
+            self._heed_failures(auto)
         return self._schedule.is_due(step, time.monotonic()) and self.persistence is not None
+
+    def _heed_failures(self, auto: AutoInterval) -> None:
+        """The operator learns while the gang trains how often nodes fail."""
+        hours, before = self._control.node_hours() or auto.node_hours, auto.seconds
+        if hours == auto.node_hours:
+            return
+        known, auto.node_hours = auto.node_hours, hours
+        if (now := f"{auto.seconds:,.0f}") != f"{before:,.0f}":
+            self._progress.log(
+                f"checkpoints are due every {now} s now, not every {before:,.0f} s (interval auto): nodes of this "
+                f"cluster run {hours:,.4g} hours between two failures, not {known:,.4g}"
+            )
+        self._tell()
 
     def word(self) -> Word:
         """For the vote at a boundary."""

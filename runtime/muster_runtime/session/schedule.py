@@ -22,7 +22,9 @@ class AutoInterval:
     shorter than a save takes to be durable, not longer than `LONGEST_SECONDS`.
     """
 
-    between_failures: float
+    node_hours: float
+    """That one node runs between two failures; the failure of any worker's node ends the gang."""
+    workers: int = 1
     stall: float | None = None
     durable: float = 0.0
 
@@ -33,6 +35,11 @@ class AutoInterval:
         else:
             self.stall += _NEWEST * (stall - self.stall)
             self.durable += _NEWEST * (durable - self.durable)
+
+    @property
+    def between_failures(self) -> float:
+        """Seconds between two failures of the whole gang."""
+        return self.node_hours * 3600 / self.workers
 
     @property
     def seconds(self) -> float:

@@ -34,8 +34,9 @@ class Settings:
     checkpoint: str = ""
     every_steps: int | None = None
     interval_seconds: float | None = None
-    between_failures: float | None = None
-    """Seconds between failures of the whole gang; None: the interval isn't `auto`."""
+    node_hours: float | None = None
+    """Hours that one node runs between two failures, as the pod was told; None: the interval isn't `auto`."""
+    workers: int = 1
     retention: Retention = field(default_factory=Retention)
     blocking_saves: bool = False
     start_from: str = ""
@@ -96,7 +97,8 @@ def read_settings(
         checkpoint=uri,
         every_steps=_integer(environment, env.CHECKPOINT_EVERY_STEPS, every_steps or 0) or None,
         interval_seconds=interval,
-        between_failures=_between_failures(environment) if environment.get(env.CHECKPOINT_INTERVAL) == AUTO else None,
+        node_hours=_node_hours(environment) if environment.get(env.CHECKPOINT_INTERVAL) == AUTO else None,
+        workers=max(1, _integer(environment, env.WORKERS, 1)),
         retention=_retention(environment),
         blocking_saves=environment.get(env.CHECKPOINT_BLOCKING, "") not in ("", "0"),
         start_from=environment.get(env.CHECKPOINT_FROM, ""),
@@ -144,10 +146,17 @@ def _interval(environment: Mapping[str, str]) -> float | None:
         raise ValueError(f"{env.CHECKPOINT_INTERVAL} is {text!r}; it is a number of seconds, or {AUTO}") from None
 
 
-def _between_failures(environment: Mapping[str, str]) -> float:
-    """The failure of any one worker's node ends the gang."""
-    hours = float(environment.get(env.CHECKPOINT_NODE_HOURS) or env.NODE_HOURS["on-demand"])
-    return hours * 3600 / max(1, _integer(environment, env.WORKERS, 1))
+def _node_hours(environment: Mapping[str, str]) -> float:
+    text = environment.get(env.CHECKPOINT_NODE_HOURS)
+    if not text:
+        return env.NODE_HOURS["on-demand"]
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours < math.inf:
+        raise UsageError(f"{env.CHECKPOINT_NODE_HOURS} is {text!r}; it is a number of hours above 0, or unset")
+    return hours
 
 
 def _retention(environment: Mapping[str, str]) -> Retention:

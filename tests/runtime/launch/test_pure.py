@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,12 +15,23 @@ from hypothesis import strategies as st
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.launcher_status import WARNINGS_KEPT
-from muster_protocol.messages import Ended, GangState, Member, Membership, Release, Restart, Stop, StopReason
+from muster_protocol.messages import (
+    Ended,
+    GangState,
+    Member,
+    Membership,
+    Release,
+    Reliability,
+    Restart,
+    Stop,
+    StopReason,
+)
 from muster_runtime import report
 from muster_runtime.control import ControlReader, ControlWriter
 from muster_runtime.launch import config, environment, termination, tracebacks, verdict
 from muster_runtime.launch.command import parse
 from muster_runtime.launch.membership import Barrier, Roll
+from muster_runtime.launch.node_hours import NodeHours
 from muster_runtime.launch.progress import Progress
 from muster_runtime.launch.ranks import Rank, Ranks
 from muster_runtime.launch.state import State
@@ -383,6 +395,29 @@ def test_a_stop_reaches_a_mapped_control_word_and_only_comes_nearer(tmp_path: Pa
     writer.ask_stop(50.0)
     assert reader.deadline() == 50.0
     assert not ControlReader(None).stop_requested()
+
+
+def test_how_often_nodes_fail_reaches_the_control_word_of_ranks_that_run_and_of_those_that_are_started_later(
+    tmp_path: Path,
+) -> None:
+    leads, (first, second) = SimpleNamespace(leads=True), (tmp_path / "1", tmp_path / "2")
+    known = NodeHours(leads)  # type: ignore[arg-type]  # it has all that is asked
+    first.mkdir(), second.mkdir()
+    known.begin(ControlWriter(first))
+    reader = ControlReader(str(first))
+    assert reader.node_hours() is None
+    assert known.know(Reliability(12.5)) is None
+    assert reader.node_hours() == 12.5
+    known.end()
+    assert known.know(Reliability(3)) is None
+    known.begin(ControlWriter(second))
+    assert ControlReader(str(second)).node_hours() == 3.0
+    for nonsense in (0, -1.0, float("nan"), float("inf"), True, "often"):
+        refused = known.know(Reliability(nonsense))  # type: ignore[arg-type]
+        assert refused is not None
+        assert refused.status == 400
+    assert ControlReader(str(second)).node_hours() == 3.0
+    assert NodeHours(SimpleNamespace(leads=False)).know(Reliability(1.0)).status == 421  # type: ignore[arg-type,union-attr]
 
 
 def of(incarnation: int, told: int | None = 1) -> Stop:

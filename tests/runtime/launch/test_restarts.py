@@ -16,7 +16,7 @@ import pytest
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_PREEMPTED, EXIT_USER, Cause
 from muster_protocol.launcher_status import Phase
-from muster_protocol.messages import Ended, GangState, Stop, StopReason
+from muster_protocol.messages import Ended, GangState, Reliability, Stop, StopReason
 from muster_protocol.wire import decode, encode
 from muster_runtime.launch.config import read as configured
 from muster_runtime.launch.restarts import MOST_IN_WINDOW, WINDOW_SECONDS, Refusal, Restarts
@@ -67,6 +67,55 @@ def test_a_killed_rank_starts_the_gang_again_in_the_same_pods(make_gang: MakeGan
     for pod in pods:
         facts = pod.end()
         assert (facts.cause, facts.incarnation, facts.restarts) == (Cause.SUCCEEDED, 2, 1)
+
+
+SAVES = """
+import torch
+import muster_runtime as muster
+mark(f"running-{os.environ['MUSTER_INCARNATION']}")
+session = muster.start()
+model = session.wrap(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session.track(model=model, optimizer=optimizer)
+for step in session.steps(10**6):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.01)
+"""
+
+
+def test_a_gang_that_trains_saves_by_the_newest_word_on_how_often_nodes_fail(
+    make_gang: MakeGang, tmp_path: Path
+) -> None:
+    auto = {"MUSTER_CHECKPOINT_INTERVAL": "auto", "MUSTER_CHECKPOINT_NODE_HOURS": "1e9"}
+    every = {"MUSTER_CHECKPOINT_EVERY_STEPS": "100"}  # for something to be measured before the first minute is over
+    gang = make_gang(
+        2, MUSTER_CHECKPOINT_URI=f"file://{tmp_path}/run", GLOO_SOCKET_IFNAME="lo", **auto, **every, **ALLOWED
+    )
+    leader, other = gang.all(gang.script(SAVES))
+
+    def interval() -> float:
+        saving = leader.status().saving if leader.listens() else None
+        return saving.interval_seconds if saving is not None and saving.interval_seconds is not None else 0.0
+
+    gang.eventually(lambda: interval() == 3600.0, "a save is measured, and nodes hardly ever fail", 200)
+    told = encode(Reliability(0.001))
+    assert other.ask("PUT", api.RELIABILITY_PATH, told)[0] == 421
+    assert leader.ask("PUT", api.RELIABILITY_PATH, encode(Reliability(0)))[0] == 400
+    assert leader.ask("PUT", api.RELIABILITY_PATH, told, token=None)[0] == 401
+    assert interval() == 3600.0
+    assert leader.ask("PUT", api.RELIABILITY_PATH, told)[0] == 204
+    gang.eventually(lambda: 0 < interval() < 60, "it is taken up at the next step")
+    assert "s now, not every 3,600 s (interval auto): nodes of this cluster run 0.001 hours between" in leader.log()
+    gang.eventually(lambda: leader.status().checkpoint.step % 100, "the gang saves more often than by steps")
+    os.kill(pid_of(gang, 1, 0), signal.SIGKILL)
+    runs(gang, 2, 2)
+    gang.eventually(lambda: interval() == 60.0, "nothing is measured yet", 100)
+    gang.eventually(lambda: 0 < interval() < 60, "the ranks that were started again know it, too", 100)
+    for pod in (leader, other):
+        pod.signal(signal.SIGTERM)
+    assert leader.end().cause is Cause.PREEMPTED
 
 
 def test_what_a_rank_has_started_in_a_session_of_its_own_does_not_live_beside_the_next(make_gang: MakeGang) -> None:

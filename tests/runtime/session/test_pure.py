@@ -54,7 +54,7 @@ def test_a_save_that_came_to_nothing_is_made_up_for_once() -> None:
 
 
 def test_the_automatic_interval_is_youngs() -> None:
-    auto = AutoInterval(between_failures=24 * 3600.0)
+    auto = AutoInterval(node_hours=96.0, workers=4)
     schedule = Schedule(None, None, 0.0, auto=auto)
     assert not schedule.is_due(1, FIRST_SECONDS - 1)
     assert schedule.is_due(1, FIRST_SECONDS)
@@ -66,12 +66,14 @@ def test_the_automatic_interval_is_youngs() -> None:
 
 
 def test_the_automatic_interval_follows_what_saves_cost_now() -> None:
-    auto = AutoInterval(24 * 3600.0)
+    auto = AutoInterval(24.0)
     auto.measured(8.0, 30.0)  # the first one plans, and zeroes fresh memory
     first = auto.seconds
     for _ in range(20):
         auto.measured(0.5, 3.0)
     assert auto.seconds == pytest.approx(first / 4, rel=1e-3)
+    auto.node_hours = 96.0
+    assert auto.seconds == pytest.approx(first / 2, rel=1e-3), "and what is known of nodes now"
 
 
 @given(st.floats(0, 1e4), st.floats(0, 3000), st.floats(1, 1e10))
@@ -86,8 +88,11 @@ def test_the_automatic_interval_has_bounds(stall: float, durable: float, between
 def test_any_node_of_the_gang_may_fail() -> None:
     job = {"MUSTER_CHECKPOINT_INTERVAL": "auto", "MUSTER_CHECKPOINT_NODE_HOURS": "100", "MUSTER_WORKERS": "50"}
     found = read_settings(job)
-    assert (found.between_failures, found.interval_seconds) == (2 * 3600.0, None)
-    assert read_settings({"MUSTER_CHECKPOINT_INTERVAL": "90"}).between_failures is None
+    assert (found.node_hours, found.workers, found.interval_seconds) == (100.0, 50, None)
+    assert AutoInterval(found.node_hours, found.workers).between_failures == 2 * 3600.0
+    assert read_settings({"MUSTER_CHECKPOINT_INTERVAL": "90"}).node_hours is None
+    with pytest.raises(UsageError, match="MUSTER_CHECKPOINT_NODE_HOURS is 'often'"):
+        read_settings({**job, "MUSTER_CHECKPOINT_NODE_HOURS": "often"})
 
 
 def test_rates_leave_saves_out() -> None:

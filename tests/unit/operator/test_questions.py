@@ -35,9 +35,10 @@ from muster.controllers.questions import (
 )
 from muster.controllers.records import Record
 from muster.controllers.situations import PATIENCE, Situations
-from muster_protocol.launcher_api import MEMBERSHIP_PATH
+from muster_protocol.launcher_api import MEMBERSHIP_PATH, RELIABILITY_PATH
 from muster_protocol.launcher_status import Phase, Status
-from muster_protocol.wire import encode
+from muster_protocol.messages import Reliability
+from muster_protocol.wire import decode, encode
 
 from .lifecycle.cases import START, Case, trainingjob
 from .loops import Items
@@ -126,19 +127,23 @@ class Fleet:
         said: what the launchers say beside the usual.
         ended: gangs of which a worker was given up, by UID, and when.
         told: pods that were told who belongs to their gang, as often as they were.
+        node_hours: that nodes run between two failures, as the operator knows it.
+        rates: what pods were told of that, as often as they were; `too_old` launchers know no such call.
     """
 
-    def __init__(self, gangs: int, *, failing: Callable[[str], Exception] = LauncherError) -> None:
+    def __init__(self, gangs: int, *, failing: Callable[[str], Exception] = LauncherError, **spec: Any) -> None:
         self.clock, self.dead, self.cut, self.ended = Clock(), set[str](), set[str](), dict[str, float]()
         self._failing = failing
         self.told: list[str] = []
+        self.node_hours, self.too_old = 1000.0, False
+        self.rates: list[tuple[str, float]] = []
         self.said: dict[str, Any] = {}
         self._pods, self._nodes = Items(), Items()
         self.cache = Cache(pods=self._pods, nodes=self._nodes, namespaces=Items(), priority_classes=Items())
         self._node_of: dict[str, str] = {}
         self.records: dict[str, Record] = {}
         self.lead()
-        model = Case(trainingjob(workers=2))
+        model = Case(trainingjob(workers=2, **spec))
         model.start()
         self._show("free", reachable=True)
         for number in range(gangs):
@@ -146,7 +151,12 @@ class Fleet:
 
     def lead(self) -> None:
         """Another operator takes over, which has asked nobody yet."""
-        self.progress = Progress(self.cache, Launchers(self._answer, b"k" * 16), clock=lambda: self.clock.now)
+        self.progress = Progress(
+            self.cache,
+            Launchers(self._answer, b"k" * 16),
+            node_hours=lambda: (("on-demand", self.node_hours), ("spot", 1.0)),
+            clock=lambda: self.clock.now,
+        )
         claims = Claims(self.cache.mark)
         inputs = Inputs(self.cache, PodSettings("runtime"), claims)
         self._situations = Situations(self.cache, self.progress, claims, inputs, PATIENCE)
@@ -203,6 +213,10 @@ class Fleet:
         node = self._node_of[launcher.pod]
         if path == MEMBERSHIP_PATH:
             self.told.append(launcher.pod)
+        if path == RELIABILITY_PATH:
+            self.rates.append((launcher.pod, decode(Reliability, body or b"").node_hours))
+            if self.too_old:
+                return 404, b"no such page"
         if node in self.dead or node in self.cut:
             await self.clock.sleep(TIMEOUT)
             raise self._failing(launcher.pod)
@@ -300,6 +314,51 @@ async def test_a_pod_whose_image_is_still_pulled_is_not_told_of_its_gang_before_
     fleet.pod_is("gang-00000-g1-1-0", "Running")
     await fleet.go_on(30)
     assert fleet.told == ["gang-00000-g1-0-0", "gang-00000-g1-1-0"]
+
+
+AUTO = {"uri": "s3://models/llama", "interval": "auto"}
+
+
+async def test_a_gang_that_runs_is_told_how_often_nodes_fail_when_that_has_moved() -> None:
+    fleet = Fleet(1, checkpoint=AUTO)
+    await fleet.go_on(120)
+    leader = "gang-00000-g1-0-0"
+    assert fleet.rates == [(leader, 1000.0)]
+    fleet.node_hours = 1099.0
+    await fleet.go_on(120)
+    assert len(fleet.rates) == 1, "the interval would hardly change"
+    fleet.node_hours = 123.4567
+    await fleet.go_on(120)
+    assert fleet.rates == [(leader, 1000.0), (leader, 123.5)]
+    fleet.lead()
+    await fleet.go_on(120)
+    assert fleet.rates[2:] == [(leader, 123.5)], "another operator doesn't know what was told"
+    assert not any(record.task for record in fleet.records.values()), "no status is written for it"
+
+
+async def test_a_launcher_that_knows_no_such_call_is_told_again_after_a_minute_and_all_else_goes_on() -> None:
+    fleet = Fleet(1, checkpoint=AUTO)
+    fleet.too_old = True
+    await fleet.go_on(130)
+    assert 2 <= len(fleet.rates) <= 3
+    assert not fleet.ended
+    fleet.too_old = False
+    await fleet.go_on(130)
+    assert len(fleet.rates) <= 4
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"checkpoint": {"uri": "s3://models/llama", "interval": "10m"}},
+        {"checkpoint": AUTO, "env": [{"name": "MUSTER_CHECKPOINT_NODE_HOURS", "value": "7"}]},
+    ],
+)
+async def test_a_gang_whose_interval_is_given_or_that_knows_its_nodes_itself_is_not_told(spec: dict[str, Any]) -> None:
+    fleet = Fleet(1, **spec)
+    await fleet.go_on(60)
+    assert fleet.rates == []
 
 
 async def test_a_status_that_cannot_be_true_is_not_heeded_and_the_log_says_so_once(
