@@ -1,6 +1,6 @@
 """A model in Hugging Face's layout made a checkpoint, as a run of its own that has it committed: `export`'s inverse.
 
-Streamed: one object of the new checkpoint, or one row of a tensor where that is larger, is held at a time.
+Streamed: one object of the new checkpoint is held at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.commit import commit
 from muster_protocol.checkpoints.copy import claim_empty
+from muster_protocol.checkpoints.cuts import cut
 from muster_protocol.checkpoints.export import DTYPES, INDEX, WHOLE
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import ITEM_BYTES
@@ -156,7 +157,7 @@ def import_model(source: Store, target: Store, name: str = "model") -> int:
 
 
 class _Writer:
-    """Puts chunks of whole rows one after the other into objects of at most `OBJECT_BYTES`."""
+    """Puts chunks, whose bytes lie next to each other in their tensors, into objects of at most `OBJECT_BYTES`."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store, self._prefix = store, prefix
@@ -165,17 +166,14 @@ class _Writer:
 
     def tensor(self, source: Store, what: Source) -> dict[str, Any]:
         """The tensor's entry in the manifest."""
-        rows = what.shape[0] if what.shape else 1
-        row = math.prod(what.shape[1:]) * ITEM_BYTES[what.dtype]
-        step = max(1, OBJECT_BYTES // max(1, row))
+        item, at = ITEM_BYTES[what.dtype], what.at
         chunks = []
-        for first in range(0, rows, step) if rows * row else (0,):
-            count = min(step, rows - first)
-            self._make_room(count * row)
-            data = _read(source, what.file, what.at + first * row, count * row)
-            sizes = [count, *what.shape[1:]] if what.shape else []
-            offsets = [first] + [0] * (len(sizes) - 1) if what.shape else []
-            chunks.append({"offsets": offsets, "sizes": sizes, **self._append(data)})
+        for offsets, sizes in cut(what.shape, OBJECT_BYTES // item):
+            length = math.prod(sizes) * item
+            self._make_room(length)
+            data = _read(source, what.file, at, length)
+            chunks.append({"offsets": list(offsets), "sizes": list(sizes), **self._append(data)})
+            at += length
         return {"dtype": what.dtype, "shape": list(what.shape), "chunks": chunks}
 
     def _make_room(self, length: int) -> None:

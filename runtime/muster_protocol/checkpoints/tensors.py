@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muster_protocol.checkpoints.checks import Check, check_of, checksum_of
+from muster_protocol.checkpoints.cuts import lies_together
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError
 from muster_protocol.manifest import Manifest, ShardFile
@@ -111,12 +112,12 @@ def _counts(raw: Any) -> tuple[int, ...]:
 def content(store: Store, tensor: Tensor) -> Iterator[memoryview]:
     """All bytes of a tensor in C order, in pieces; every chunk is checked. CorruptCheckpointError when one differs.
 
-    Holds one piece, or as many rows as one has where chunks are cut along several dimensions (one row at least).
+    Holds one piece, or as many rows as one has where ranks hold parts of rows (one row at least).
     """
     if not tensor.bytes:
         return
     rows = tensor.shape[0] if tensor.shape else 1
-    if all(chunk.sizes[1:] == tensor.shape[1:] for chunk in tensor.chunks):
+    if all(lies_together(chunk.sizes, tensor.shape) for chunk in tensor.chunks):
         for chunk in tensor.chunks:
             yield from checked(store, chunk)
         return

@@ -1,7 +1,7 @@
 """Who writes what, and where it lies: torch's planner, asked once for each structure of the state.
 
 The planner splits replicas (of DDP and HSDP) over the ranks that hold them, so that no byte is written twice. What is
-large is cut along its first dimension before, so that ranks' parts are even and no object is large; each piece is a
+large is cut before, by rows or within them, so that ranks' parts are even and no object is large; each piece is a
 chunk of its own, whole in one file. A plan holds as long as names, shapes, types and shardings stay the same; it
 belongs to one `Planner`, never to the class.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
+from muster_protocol.checkpoints.cuts import cut
 from muster_runtime.checkpoint.layout import Place, tensors_to_json
 from muster_runtime.checkpoint.sums import Span
 from muster_runtime.checkpoint.transfers import piece_bytes
@@ -56,7 +58,7 @@ class Planner:
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
         self._structure: Hashable = None
-        self._rows: dict[MetadataIndex, int] = {}  # of each item of the share, its first in this rank's part
+        self._starts: dict[MetadataIndex, tuple[int, ...]] = {}  # of each item of the share, in this rank's part
         self._parts: TensorTable = {}
         self.share = Share((), ())
         self.tensors: dict[str, Any] = {}
@@ -75,7 +77,7 @@ class Planner:
         planner.set_up_planner(dict(table), None, self._gang.leads)
         local = planner.create_local_plan()
         cuts = [cut for item in local.items for cut in cut_up(item, piece)]
-        self._rows = {cut.index: row for cut, row in cuts}
+        self._starts = {cut.index: start for cut, start in cuts}
         local = dataclasses.replace(local, items=[cut for cut, _ in cuts])
         share, self.tensors = self._gang.share_out(local, lambda plans: _share_out(planner, plans, piece))
         self.share = _laid_out(share, piece)
@@ -84,8 +86,10 @@ class Planner:
 
     def resolve(self, item: WriteItem) -> torch.Tensor:
         """What an item of the share names, in the table of the last `plan`."""
-        part, sizes = self._parts[item.index.fqn], _chunk(item).sizes
-        return part.narrow(0, self._rows[item.index], sizes[0]) if sizes else part
+        part = self._parts[item.index.fqn]
+        for dimension, (start, size) in enumerate(zip(self._starts[item.index], _chunk(item).sizes, strict=True)):
+            part = part.narrow(dimension, start, size)
+        return part
 
     def forget(self) -> None:
         """Lets go of the tensors of the last `plan`: a state may be made anew, and the old one is memory."""
@@ -113,20 +117,17 @@ def _kind(name: str, tensor: torch.Tensor, part: torch.Tensor) -> Hashable:
     return name, tensor.shape, tensor.dtype, tuple(getattr(tensor, "placements", ())), part.shape
 
 
-def cut_up(item: WriteItem, piece: int) -> Iterator[tuple[WriteItem, int]]:
-    """The item in chunks of at most `piece` bytes, or one row where that is more; each with its first row in it."""
+def cut_up(item: WriteItem, piece: int) -> Iterator[tuple[WriteItem, tuple[int, ...]]]:
+    """The item in chunks of at most `piece` bytes, each with where it begins in it."""
     data, chunk = item.tensor_data, _chunk(item)
     assert data is not None
-    rows = chunk.sizes[0] if chunk.sizes else 1
-    step = max(1, piece * rows // max(1, _length(item)))
-    if step >= rows:
-        yield item, 0
-        return
-    for row in range(0, rows, step):
-        offsets = torch.Size((chunk.offsets[0] + row, *chunk.offsets[1:]))
-        sizes = torch.Size((min(step, rows - row), *chunk.sizes[1:]))
-        part = TensorWriteData(ChunkStorageMetadata(offsets, sizes), data.properties, data.size)
-        yield WriteItem(MetadataIndex(item.index.fqn, offsets), WriteItemType.SHARD, tensor_data=part), row
+    for start, sizes in cut(tuple(chunk.sizes), max(1, piece // data.properties.dtype.itemsize)):
+        if sizes == tuple(chunk.sizes):
+            yield item, start
+            return
+        offsets = torch.Size(map(operator.add, chunk.offsets, start))
+        part = TensorWriteData(ChunkStorageMetadata(offsets, torch.Size(sizes)), data.properties, data.size)
+        yield WriteItem(MetadataIndex(item.index.fqn, offsets), WriteItemType.SHARD, tensor_data=part), start
 
 
 def _laid_out(plan: SavePlan, piece: int) -> Share:

@@ -70,7 +70,7 @@ def test_what_was_imported_is_restored_and_exported_bit_for_bit(folder: Path, tm
     muster("verify", uri)
     store = FileStore(parse_uri(uri))
     found = find_start(store, None)
-    assert max(file.size for file in found.manifest.files) <= max(4096, 3000 * 4)
+    assert max(file.size for file in found.manifest.files) <= 4096
     tables: list[TensorTable] = []
 
     def prepare(_: Found, reader: Reader) -> TensorTable:

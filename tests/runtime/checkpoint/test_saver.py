@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.cuts import cut, lies_together
 from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.retention import Retention
 from muster_protocol.checkpoints.store import Store
@@ -91,11 +93,13 @@ def test_what_training_does_after_the_copy_is_not_in_the_checkpoint(store: Store
 def test_a_large_tensor_is_cut_into_chunks_each_whole_in_one_file(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfers, "SMALLEST_PIECE", 1 << 12)
+    for bound in ("SMALLEST_PIECE", "LARGEST_PIECE"):
+        monkeypatch.setattr(transfers, bound, 1 << 12)
     table = {
         "small": torch.rand(7),
         "large": torch.rand(129, 65),
         "wide": torch.rand(2, 3000),  # a row is larger than a piece
+        "deep": torch.rand(2, 1, 3, 5000)[:, :, 1:],
         "none": torch.rand(0, 3),
         "number": torch.tensor(3.0),
         "last": torch.rand(3, 5).t(),
@@ -106,9 +110,10 @@ def test_a_large_tensor_is_cut_into_chunks_each_whole_in_one_file(
     found = find_start(store, 1)
     sizes = {name: [chunk.length for chunk in tensor.chunks] for name, tensor in tensors_of(found.manifest).items()}
     assert sizes["large"] == [15 * 65 * 4] * 8 + [9 * 65 * 4]
-    assert sizes["wide"] == [12000, 12000]
+    assert sizes["wide"] == [4096, 4096, 3808] * 2
+    assert sizes["deep"] == [*[4096] * 4, 3616] * 4
     assert all(len(sizes[name]) == 1 for name in ("small", "none", "number", "last"))
-    assert max(file.size for file in found.manifest.files) < 12100
+    assert max(file.size for file in found.manifest.files) == 1 << 12
     assert list(damage(store, found)) == []
     after = restored(store, table)
     assert all(after[name].equal(tensor) for name, tensor in table.items())
@@ -151,10 +156,32 @@ def test_a_shard_is_cut_by_rows_where_it_lies() -> None:
     where = ChunkStorageMetadata(torch.Size((8, 4)), torch.Size((5, 2)))
     data = TensorWriteData(where, TensorProperties(dtype=torch.float32), torch.Size((16, 8)))
     item = WriteItem(MetadataIndex("w", where.offsets), WriteItemType.SHARD, tensor_data=data)
-    cuts = [(cut.index.offset, cut.tensor_data.chunk.sizes, row) for cut, row in cut_up(item, 16) if cut.tensor_data]
-    assert cuts == [((8, 4), (2, 2), 0), ((10, 4), (2, 2), 2), ((12, 4), (1, 2), 4)]
-    assert list(cut_up(item, 40)) == [(item, 0)]
-    assert len(list(cut_up(item, 1))) == 5
+    cuts = [(cut.index.offset, cut.tensor_data.chunk.sizes, at) for cut, at in cut_up(item, 16) if cut.tensor_data]
+    assert cuts == [((8, 4), (2, 2), (0, 0)), ((10, 4), (2, 2), (2, 0)), ((12, 4), (1, 2), (4, 0))]
+    assert list(cut_up(item, 40)) == [(item, (0, 0))]
+    within = [(cut.index.offset, cut.tensor_data.chunk.sizes, at) for cut, at in cut_up(item, 4) if cut.tensor_data]
+    assert within == [((8 + at // 2, 4 + at % 2), (1, 1), (at // 2, at % 2)) for at in range(10)]
+    assert len(list(cut_up(item, 1))) == 10, "an item is the least"
+
+
+@given(st.lists(st.integers(0, 6), max_size=4), st.integers(1, 40))
+def test_cuts_are_the_whole_box_in_order_and_none_is_too_large(sizes: list[int], most: int) -> None:
+    whole = torch.arange(math.prod(sizes)).view(sizes)
+    parts = []
+    for offsets, lengths in cut(tuple(sizes), most):
+        part = whole[tuple(slice(at, at + length) for at, length in zip(offsets, lengths, strict=True))]
+        assert part.numel() <= most
+        assert lies_together(lengths, tuple(sizes))
+        parts.append(part.reshape(-1))
+    assert torch.cat(parts).equal(whole.view(-1))
+
+
+def test_a_box_lies_together_only_where_nothing_of_another_is_between() -> None:
+    assert lies_together((), ())
+    assert lies_together((2, 3), (4, 3))
+    assert lies_together((1, 2), (4, 3))
+    assert not lies_together((2, 2), (4, 3))
+    assert not lies_together((1, 2, 3, 1), (1, 4, 3, 2))
 
 
 def test_a_plan_is_made_once_for_each_structure(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
