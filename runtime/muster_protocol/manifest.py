@@ -29,6 +29,8 @@ FORMAT_VERSION: Final = 1
 TOMBSTONE: Final = "TOMBSTONE-"
 HOLDS_PREFIX: Final = "holds/"
 KEPT_PREFIX: Final = "kept/"
+BLOCK_BYTES: Final = 2 << 20
+"""Of a shard file: what a restore reads of it at least, and checks by a sum of its own."""
 _END_OF_TIME: Final = 253402300800.0
 """Seconds since the epoch: the year 10000, which no calendar of Python's has."""
 _WHOLE_TOO: Final[dict[Any, Any]] = {float: float | int, float | None: float | int | None}
@@ -69,11 +71,16 @@ class Latest:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One object of a checkpoint: key below the uri, size in bytes, CRC-32 (zlib's) as eight hex digits."""
+    """One object of a checkpoint: key below the uri, size in bytes, CRC-32 (zlib's) as eight hex digits.
+
+    `blocks`: the CRC-32 of each `BLOCK_BYTES` of it (the last may be shorter) one after the other, or "": not known, so
+    that it is read as a whole.
+    """
 
     key: str
     size: int
     crc32: str
+    blocks: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,9 +179,15 @@ def _troubles(record: Manifest) -> Iterator[str]:
     for file in record.files:
         if file.size < 0 or not _is_key(file.key):
             yield f"a file of {file.size} bytes is named {file.key!r}"
+        if file.blocks and not _fits(file):
+            yield f"the sums of the blocks of {file.key} don't fit its {file.size} bytes"
     for key in (record.parent, record.milestone):
         if key and not _is_key(key):
             yield f"it follows {key!r}"
+
+
+def _fits(file: ShardFile) -> bool:
+    return len(file.blocks) == 8 * -(-file.size // BLOCK_BYTES) and set(file.blocks) <= set("0123456789abcdef")
 
 
 def _is_key(text: str) -> bool:

@@ -78,7 +78,7 @@ def _copy_file(source: Store, file: ShardFile, target: StreamingStore, key: str,
         written = writer.close()
     if written.crc32 != file.crc32:
         raise CorruptCheckpointError(f"{source.uri}/{file.key} is not what was saved (CRC-32 differs)")
-    return written
+    return dataclasses.replace(written, blocks=file.blocks)
 
 
 def _pass_on(source: Store, key: str, at: int, end: int, writer: ShardWriter) -> None:

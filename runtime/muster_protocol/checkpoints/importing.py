@@ -23,7 +23,7 @@ from muster_protocol.checkpoints.export import DTYPES, INDEX, WHOLE
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import ITEM_BYTES
 from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError
-from muster_protocol.manifest import MANIFEST_NAME, Manifest, ShardFile, step_prefix
+from muster_protocol.manifest import BLOCK_BYTES, MANIFEST_NAME, Manifest, ShardFile, step_prefix
 
 OWNER: Final = "muster checkpoint import"
 OBJECT_BYTES: Final = 64 << 20
@@ -193,4 +193,6 @@ class _Writer:
         key = f"{self._prefix}rank-00000.{len(self.files):04d}.bin"
         content, self._pending = bytes(self._pending), bytearray()
         self._store.put(key, content)
-        self.files.append(ShardFile(key, len(content), named(zlib.crc32(content))))
+        view = memoryview(content)
+        blocks = (named(zlib.crc32(view[at : at + BLOCK_BYTES])) for at in range(0, len(content), BLOCK_BYTES))
+        self.files.append(ShardFile(key, len(content), named(zlib.crc32(content)), "".join(blocks)))

@@ -1,8 +1,9 @@
-"""Reads a checkpoint back into tensors of any sharding. Every file that is used is checked against its CRC-32.
+"""Reads a checkpoint back into tensors of any sharding. All that is read is checked against its CRC-32.
 
-Files come in whole, a few at once. A rank that reads alone receives them straight into the tensors' own memory, where
-the connections to the store allow that. Otherwise they come into a window of the shared memory, and go on from there:
-what several ranks of one node need, one of them fetches; the others read it in that one's window.
+Of each file only those blocks come in that the node needs, a few extents at once: the whole file in one, where nothing
+was resharded. A rank that reads alone receives them straight into the tensors' own memory, where the connections to the
+store allow that. Otherwise they come into a window of the shared memory, and go on from there: what several ranks of
+one node need, one of them fetches; the others read it in that one's window.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future as Task
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 import torch
@@ -25,8 +27,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from muster_protocol.checkpoints.cuts import lies_together
 from muster_protocol.manifest import Manifest
 from muster_protocol.storage_errors import PASSING, Kind
+from muster_runtime.checkpoint.extents import Extent, Run, extents
 from muster_runtime.checkpoint.layout import Place, metadata_from_json, raw_bytes
 from muster_runtime.checkpoint.node import gang_of, node, read_into, windows
 from muster_runtime.checkpoint.spread import copy_into
@@ -35,21 +39,25 @@ from muster_runtime.errors import CorruptCheckpointError, StorageError
 from muster_runtime.parallel.gang import Gang
 
 WINDOW: Final = 4
-"""Files on their way at once; their memory is all that a restore takes beside the tensors themselves."""
+"""Extents on their way at once; their memory is all that a restore takes beside the tensors themselves."""
 _SCRATCH: Final = 4 << 20
 """Bytes of memory for what nobody wants of a file that is received."""
 _TRIES: Final = 4
 _PAUSE_SECONDS: Final = 1.0
-"""Before a file is asked for again; doubled each time."""
+"""Before an extent is asked for again; doubled each time."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Bytes of one file: `target` (uint8) takes them from the file's byte `at`; then `finish` is called."""
+    """Bytes of a file or an extent: `target` (uint8) takes them from its byte `at`; then `finish` is called."""
 
     target: torch.Tensor
     at: int
     finish: Callable[[], None]
+
+    @property
+    def run(self) -> Run:
+        return self.at, self.at + self.target.numel()
 
     def take(self, file: torch.Tensor) -> None:
         self.target.copy_(self.source(file))
@@ -62,6 +70,10 @@ class Wanted:
 
     def source(self, file: torch.Tensor) -> torch.Tensor:
         return file[self.at : self.at + self.target.numel()]
+
+
+Piece = tuple[Extent, list[Wanted]]
+"""What is fetched at once, and what this rank wants of it: `at` counts from the extent's first byte."""
 
 
 class Reader(StorageReader):
@@ -93,7 +105,8 @@ class Reader(StorageReader):
             place = self._places[item.storage_index]
             if place.length:
                 by_file[place.file].append(self._wanted(item, planner, place))
-        self._fetch_with_neighbours(dict(sorted(by_file.items())))
+        by_file = dict(sorted(by_file.items()))  # the only one: what has landed is let go of
+        self._fetch_with_neighbours(by_file)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -104,55 +117,59 @@ class Reader(StorageReader):
         sizes = next(chunk.sizes for chunk in entry.chunks if chunk.offsets == item.storage_index.offset)
         dtype = entry.properties.dtype
         target = planner.resolve_tensor(item).detach()
-        rows_whole = item.lengths[1:] == sizes[1:] and not any(item.storage_offsets[1:])
-        if rows_whole and target.dtype == dtype and _is_its_bytes(target):
-            row = place.length // sizes[0] if sizes and sizes[0] else place.length
-            start = item.storage_offsets[0] * row if item.storage_offsets else 0
-            return Wanted(_as_bytes(target), place.at + start, lambda: planner.commit_tensor(item, target))
-        whole = torch.empty(sizes, dtype=dtype)
+        together = lies_together(tuple(item.lengths), tuple(sizes))
+        at = place.at + (_index(item.storage_offsets, sizes) * dtype.itemsize if together else 0)
+        if together and target.dtype == dtype and _is_its_bytes(target):
+            return Wanted(_as_bytes(target), at, lambda: planner.commit_tensor(item, target))
+        read = torch.empty(item.lengths if together else sizes, dtype=dtype)
 
         def copy() -> None:
-            copy_into(target, narrow_tensor_by_index(whole, item.storage_offsets, item.lengths))
+            part = read if together else narrow_tensor_by_index(read, item.storage_offsets, item.lengths)
+            copy_into(target, part)
             planner.commit_tensor(item, target)
 
-        return Wanted(_as_bytes(whole), place.at, copy)
+        return Wanted(_as_bytes(read), at, copy)
 
     def _fetch_with_neighbours(self, by_file: dict[int, list[Wanted]]) -> None:
         """Collective. Alone where no other rank of this node needs one of the files."""
         here = node()
         everyone = enumerate(self._gang.gather((here, set(by_file))))
         ranks = [(rank, files) for rank, (there, files) in everyone if there == here]
-        needed = set().union(*(files for _, files in ranks))
-        if len(needed) == sum(len(files) for _, files in ranks):
-            return self._fetch(by_file)
+        own = self._extents({index: [each.run for each in wanted] for index, wanted in by_file.items()})
+        if len(set().union(*(files for _, files in ranks))) == sum(len(files) for _, files in ranks):
+            return self._fetch(_pieces(own, by_file))
         with gang_of([rank for rank, _ in ranks]) as neighbours:
-            slot = max(self._manifest.files[index].size for index in needed)
+            runs: dict[int, list[Run]] = defaultdict(list)
+            for index, run in chain.from_iterable(neighbours.gather([(i, e.run) for i, e in own])):
+                runs[index].append(run)
+            needed = self._extents(dict(sorted(runs.items())))
+            if _bytes(run for found in runs.values() for run in found) == _bytes(e.run for _, e in needed):
+                return self._fetch(_pieces(own, by_file))  # other parts of the same files
+            slot = max(extent.size for _, extent in needed)
             self._transfers.memory.reserve(WINDOW * slot)
             with windows(self._transfers.memory, neighbours) as seen:
                 if seen is None:
-                    return self._fetch(by_file)
-                return self._share(sorted(needed), by_file, neighbours, seen, slot)
+                    return self._fetch(_pieces(own, by_file))
+                return self._share(_pieces(needed, by_file), neighbours, seen, slot)
 
-    def _share(
-        self,
-        needed: list[int],
-        by_file: dict[int, list[Wanted]],
-        neighbours: Gang,
-        seen: list[int],
-        slot: int,
-    ) -> None:
+    def _extents(self, runs: dict[int, list[Run]]) -> list[tuple[int, Extent]]:
+        """What is fetched for `runs` of each file, with the file's number."""
+        files = self._manifest.files
+        return [(index, extent) for index, wished in runs.items() for extent in extents(files[index], wished)]
+
+    def _share(self, pieces: list[Piece], neighbours: Gang, seen: list[int], slot: int) -> None:
         """In batches, which use one half of the windows and the other in turn: while one is read, the next comes in."""
-        files, width = self._manifest.files, neighbours.world_size
+        width = neighbours.world_size
         deep = WINDOW // 2
-        batches = [needed[at : at + deep * width] for at in range(0, len(needed), deep * width)]
+        batches = [pieces[at : at + deep * width] for at in range(0, len(pieces), deep * width)]
 
         def place(number: int, position: int) -> int:
             return (number % 2 * deep + position // width) * slot
 
-        def begin(number: int) -> list[tuple[int, int, Task[None]]]:
+        def begin(number: int) -> list[tuple[Extent, int, Task[None]]]:
             positions = range(neighbours.rank, len(batches[number]), width)
-            own = [(batches[number][position], place(number, position)) for position in positions]
-            return [(index, at, self._transfers.fetch(files[index], at)) for index, at in own]
+            own = [(batches[number][position][0], place(number, position)) for position in positions]
+            return [(extent, at, self._transfers.fetch(extent, at)) for extent, at in own]
 
         under_way = begin(0)
         for number, batch in enumerate(batches):
@@ -161,29 +178,30 @@ class Reader(StorageReader):
             if failures:
                 raise failures[0]
             under_way = begin(number + 1) if number + 1 < len(batches) else []
-            for position, index in enumerate(batch):
+            for position, (_, wanted) in enumerate(batch):
                 at = place(number, position)
-                for wanted in by_file.pop(index, ()):
-                    wanted.take_from(seen[position % width], at)
+                for each in wanted:
+                    each.take_from(seen[position % width], at)
+                wanted.clear()
         neighbours.gather(None)  # nobody reads in this rank's memory any more
 
-    def _settle_all(self, under_way: list[tuple[int, int, Task[None]]]) -> Exception | None:
+    def _settle_all(self, under_way: list[tuple[Extent, int, Task[None]]]) -> Exception | None:
         failure: Exception | None = None
-        for index, at, task in under_way:
+        for extent, at, task in under_way:
             try:
-                self._settle(task, partial(self._transfers.fetch, self._manifest.files[index], at))
+                self._settle(task, partial(self._transfers.fetch, extent, at))
             except (StorageError, CorruptCheckpointError) as error:
                 failure = failure or error
         return failure
 
-    def _fetch(self, by_file: dict[int, list[Wanted]]) -> None:
-        receive = self._transfers.receiver() if by_file else None
+    def _fetch(self, pieces: list[Piece]) -> None:
+        receive = self._transfers.receiver() if pieces else None
         if receive is None:
-            self._fetch_through_window(by_file)
+            self._fetch_through_window(pieces)
         else:
-            self._receive(by_file, receive)
+            self._receive(pieces, receive)
 
-    def _receive(self, by_file: dict[int, list[Wanted]], receive: Receive) -> None:
+    def _receive(self, pieces: list[Piece], receive: Receive) -> None:
         under_way: deque[tuple[Callable[[], Task[None]], Task[None], list[Wanted]]] = deque()
         pool = ThreadPoolExecutor(WINDOW, thread_name_prefix="muster-restore")
 
@@ -194,35 +212,35 @@ class Reader(StorageReader):
                 each.finish()
 
         try:
-            for index in list(by_file):
+            for extent, wished in pieces:
                 if len(under_way) == 2 * WINDOW:
                     land()
-                file = self._manifest.files[index]
-                wanted = _apart(by_file.pop(index), file.size)
-                begin = partial(pool.submit, receive, file, _parts(wanted, file.size))
+                wanted = _apart(wished, extent.size)
+                wished.clear()
+                begin = partial(pool.submit, receive, extent, _parts(wanted, extent.size))
                 under_way.append((begin, begin(), wanted))
             while under_way:
                 land()
         finally:  # whoever tries another checkpoint needs the tensors for himself
             pool.shutdown(cancel_futures=True)
 
-    def _fetch_through_window(self, by_file: dict[int, list[Wanted]]) -> None:
-        files = self._manifest.files
-        slot = max((files[index].size for index in by_file), default=0)
+    def _fetch_through_window(self, pieces: list[Piece]) -> None:
+        slot = max((extent.size for extent, _ in pieces), default=0)
         memory = self._transfers.memory.reserve(WINDOW * slot)
-        under_way: list[tuple[int, int, Task[None]]] = []  # file, where it comes to lie
+        under_way: list[tuple[Piece, int, Task[None]]] = []  # with where it comes to lie
 
         def land() -> int:
-            index, at, task = under_way.pop(0)
-            self._settle(task, partial(self._transfers.fetch, files[index], at))
-            for wanted in by_file.pop(index):
-                wanted.take(memory[at : at + files[index].size])
+            (extent, wanted), at, task = under_way.pop(0)
+            self._settle(task, partial(self._transfers.fetch, extent, at))
+            for each in wanted:
+                each.take(memory[at : at + extent.size])
+            wanted.clear()
             return at
 
         free = [number * slot for number in range(WINDOW)]
-        for index in list(by_file):
+        for piece in pieces:
             at = free.pop() if free else land()
-            under_way.append((index, at, self._transfers.fetch(files[index], at)))
+            under_way.append((piece, at, self._transfers.fetch(piece[0], at)))
         while under_way:
             land()
 
@@ -243,6 +261,33 @@ class Reader(StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False  # made with a store, never from an id
+
+
+def _pieces(found: list[tuple[int, Extent]], by_file: dict[int, list[Wanted]]) -> list[Piece]:
+    """Each extent with what this rank wants of it. Empties `by_file`."""
+    pieces: list[Piece] = []
+    for index, parts in groupby(found, key=itemgetter(0)):
+        left = deque(sorted(by_file.pop(index, ()), key=lambda each: each.at))
+        for _, extent in parts:
+            start, end = extent.run
+            wanted: list[Wanted] = []
+            while left and left[0].at < end:
+                each = left.popleft()
+                wanted.append(replace(each, at=each.at - start))
+            pieces.append((extent, wanted))
+    return pieces
+
+
+def _bytes(runs: Iterable[Run]) -> int:
+    return sum(end - start for start, end in runs)
+
+
+def _index(offsets: Sequence[int], sizes: Sequence[int]) -> int:
+    """Of an item in a box of `sizes`, in C order."""
+    found = 0
+    for offset, size in zip(offsets, sizes, strict=True):
+        found = found * size + offset
+    return found
 
 
 def _is_its_bytes(tensor: torch.Tensor) -> bool:

@@ -12,11 +12,13 @@ Requests (header fields beside `id` and `op`):
     forget  uploads: [[key, upload]] -> ok
     delete  keys                     -> ok
     upload  files: [[key, start, length, chunks: [[at, length], ...]], ...]
-                                     -> sums: [[crc32, crc32 of each chunk], ...]; from the shared memory
+                                     -> sums: [[crc32, crc32 of each chunk, those of the blocks], ...]; from the
+                                        shared memory
     sum     files, as for upload     -> sums, as upload tells them; nothing is written
-    fetch   key size crc32 at        -> wrong: "" or what is wrong with the object; it is in the shared memory at `at`
+    fetch   key offset size crc32 at -> wrong: "" or what is wrong with these bytes; they are in the shared memory at
+                                        `at`. Without an offset they are the whole object
     lends                            -> lends: whether connections to the store are plain, so that they can be lent
-    lend    key size crc32           -> wrong, as for fetch; the rank reads the content by itself, see `lent`. A lane's
+    lend    key offset size crc32    -> wrong, as for fetch; the rank reads the content by itself, see `lent`. A lane's
                                         descriptor comes with the request
 
 An answer has `error: {kind, message}` when the request failed.
@@ -48,7 +50,7 @@ from muster_runtime.checkpoint.bodies import Content, lent, pieces_into, send_un
 from muster_runtime.checkpoint.crc import crc32
 from muster_runtime.checkpoint.frames import receive_frame, receive_frame_and_descriptor, send_frame
 from muster_runtime.checkpoint.niceness import only_when_idle
-from muster_runtime.checkpoint.sums import Span, sums
+from muster_runtime.checkpoint.sums import Span, Sums, sums
 
 THREADS: Final = 6
 _TRANSFERS: Final = 4
@@ -71,7 +73,7 @@ class Server:
         self._client: Any = None
         self._making = threading.Lock()
         self._mapped, self._mapping = memoryview(b""), threading.Lock()
-        self._summed: tuple[str, dict[str, tuple[int, list[int]]]] = "", {}  # a save's prefix, and its sums by key
+        self._summed: tuple[str, dict[str, Sums]] = "", {}  # a save's prefix, and its sums by key
         self._summing = threading.Lock()
 
     @property
@@ -168,17 +170,17 @@ class Server:
     def _upload(self, header: dict[str, Any], _payload: bytearray) -> Answer:
         memory = self._shared()
 
-        def put(file: Piece) -> tuple[str, list[str]]:
+        def put(file: Piece) -> tuple[str, list[str], str]:
             key, start, length, _ = file
             content = memory[start : start + length]
-            whole, of_chunks = self._sums_of(file, memory)
+            found = self._sums_of(file, memory)
             # The server checks the sum of what arrives, where it knows the header.
             self.client.put_object(
                 **self.place(key),
                 Body=Content(content),
-                ChecksumCRC32=base64.b64encode(whole.to_bytes(4, "big")).decode(),
+                ChecksumCRC32=base64.b64encode(found.whole.to_bytes(4, "big")).decode(),
             )
-            return named(whole), [named(each) for each in of_chunks]
+            return _told(found)
 
         return {"sums": list(self._uploads.map(put, header["files"]))}, b""
 
@@ -186,9 +188,9 @@ class Server:
         """From the last to the first, since `upload` goes the other way: each piece is summed by who comes first."""
         memory = self._shared()
         found = list(self._sums.map(lambda file: self._sums_of(file, memory), reversed(header["files"])))
-        return {"sums": [(named(whole), [named(each) for each in of_chunks]) for whole, of_chunks in found[::-1]]}, b""
+        return {"sums": [_told(each) for each in found[::-1]]}, b""
 
-    def _sums_of(self, file: Piece, memory: memoryview) -> tuple[int, list[int]]:
+    def _sums_of(self, file: Piece, memory: memoryview) -> Sums:
         key, start, length, chunks = file
         save = key.rpartition("/")[0]
         with self._summing:
@@ -245,7 +247,8 @@ class Server:
 
     def _wrong_with(self, header: dict[str, Any], summed: Callable[[Any], str]) -> str:
         """`summed` receives a body, and tells its CRC-32."""
-        size = header["size"]
+        size, offset = header["size"], header["offset"]
+        asked = {} if offset is None else {"Range": f"bytes={offset}-{offset + size - 1}"}
 
         def read(found: dict[str, Any]) -> str:
             length = found.get("ContentLength", size)  # a proxy that sends it on in chunks doesn't tell
@@ -253,8 +256,14 @@ class Server:
                 return f"is {length} bytes, not {size}"
             return "" if summed(found["Body"]) == header["crc32"] else "is not what was saved (CRC-32 differs)"
 
-        wrong = received(self.client, read, **self.place(header["key"]))
-        return "does not exist" if wrong is None else wrong
+        wrong = received(self.client, read, **asked, **self.place(header["key"]))
+        if wrong is not None:
+            return wrong
+        return "does not exist" if offset is None else f"does not exist, or ends before its byte {offset}"
+
+
+def _told(found: Sums) -> tuple[str, list[str], str]:
+    return named(found.whole), [named(each) for each in found.chunks], "".join(map(named, found.blocks))
 
 
 class _Changed(Exception):

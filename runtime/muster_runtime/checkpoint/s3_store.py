@@ -22,6 +22,7 @@ from muster_protocol.manifest import ShardFile
 from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import CheckpointUri
 from muster_runtime import vendored
+from muster_runtime.checkpoint.extents import Extent
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 from muster_runtime.checkpoint.lent import receive
 from muster_runtime.checkpoint.memory import SharedMemory
@@ -262,37 +263,39 @@ class S3Store:
     def _landed(self, operation: str, files: list[Outgoing]) -> Future[list[Landed]]:
         def landed(answer: Answer) -> list[Landed]:
             answers = zip(files, answer[0]["sums"], strict=True)
-            return [Landed.of(file, ShardFile(file.key, file.length, crc32), sums) for file, (crc32, sums) in answers]
+            return [
+                Landed.of(file, ShardFile(file.key, file.length, crc32, blocks), sums)
+                for file, (crc32, sums, blocks) in answers
+            ]
 
         return self._later({"op": operation, "files": [dataclasses.astuple(file) for file in files]}, landed)
 
-    def fetch(self, file: ShardFile, at: int) -> Future[None]:
-        """Reads a whole object to `memory`[at:]. CorruptCheckpointError when it isn't what was written."""
-        header = {"op": "fetch", "key": file.key, "size": file.size, "crc32": file.crc32, "at": at}
-        return self._later(header, lambda answer: self._check(file, answer))
+    def fetch(self, extent: Extent, at: int) -> Future[None]:
+        """Reads bytes of an object to `memory`[at:]. CorruptCheckpointError when they aren't what was written."""
+        return self._later({"op": "fetch", **_asked(extent), "at": at}, lambda answer: self._check(extent, answer))
 
-    def receiver(self) -> Callable[[ShardFile, Sequence[memoryview]], None] | None:
-        """What reads a whole object into memory of this process: its parts, one after the other.
+    def receiver(self) -> Callable[[Extent, Sequence[memoryview]], None] | None:
+        """What reads bytes of an object into memory of this process: its parts, one after the other.
 
-        It returns when nothing writes there any more. StorageError; CorruptCheckpointError when it isn't what was
+        It returns when nothing writes there any more. StorageError; CorruptCheckpointError when they aren't what was
         written. None where connections to the store are not plain: then the content goes through `memory`.
         """
         header, _ = self._ask({"op": "lends"})
         return self._receive if header["lends"] else None
 
-    def _receive(self, file: ShardFile, parts: Sequence[memoryview]) -> None:
+    def _receive(self, extent: Extent, parts: Sequence[memoryview]) -> None:
         ours, theirs = socket.socketpair()
-        header = {"op": "lend", "key": file.key, "size": file.size, "crc32": file.crc32}
+        header = {"op": "lend", **_asked(extent)}
         with ours:
             with theirs:
                 answer = self._link().request(next(self._ids), header, descriptor=theirs.fileno())
             with contextlib.suppress(OSError):  # the process has ended, which the answer tells
                 receive(ours, parts)
-        self._check(file, answer.result())
+        self._check(extent, answer.result())
 
-    def _check(self, file: ShardFile, answer: Answer) -> None:
+    def _check(self, extent: Extent, answer: Answer) -> None:
         if answer[0]["wrong"]:
-            raise CorruptCheckpointError(f"{self.uri}/{file.key} {answer[0]['wrong']}")
+            raise CorruptCheckpointError(f"{self.uri}/{extent.key} {answer[0]['wrong']}")
 
     def _later(self, header: dict[str, Any], convert: Callable[[Answer], T]) -> Future[T]:
         result: Future[T] = Future()
@@ -312,6 +315,10 @@ class S3Store:
     def close(self) -> None:
         self._newest.close()
         self.memory.close()
+
+
+def _asked(extent: Extent) -> dict[str, Any]:
+    return {"key": extent.key, "offset": extent.start, "size": extent.size, "crc32": extent.crc32}
 
 
 def _environment() -> dict[str, str]:

@@ -16,6 +16,7 @@ from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import ShardFile
 from muster_runtime.checkpoint.crc import crc32
+from muster_runtime.checkpoint.extents import Extent
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.s3_store import Landed, Outgoing, S3Store
@@ -29,7 +30,7 @@ LARGEST_PIECE: Final = 64 << 20
 """Four of them are in the storage process's hands at once; they bound its memory."""
 
 T = TypeVar("T")
-Receive = Callable[[ShardFile, Sequence[memoryview]], None]
+Receive = Callable[[Extent, Sequence[memoryview]], None]
 
 
 class Transfers(Protocol):
@@ -43,13 +44,14 @@ class Transfers(Protocol):
     def sum(self, files: list[Outgoing]) -> Future[list[Landed]]:
         """What `upload` will tell, without the writing and long before it."""
 
-    def fetch(self, file: ShardFile, at: int) -> Future[None]:
-        """Reads a whole object to memory[at:]. StorageError, CorruptCheckpointError when it isn't what was written."""
+    def fetch(self, extent: Extent, at: int) -> Future[None]:
+        """Reads bytes of an object to memory[at:]. StorageError, CorruptCheckpointError when they aren't what was
+        written."""
 
     def receiver(self) -> Receive | None:
-        """What reads a whole object into memory of this process: its parts, one after the other.
+        """What reads bytes of an object into memory of this process: its parts, one after the other.
 
-        It returns when nothing writes there any more. StorageError; CorruptCheckpointError when it isn't what was
+        It returns when nothing writes there any more. StorageError; CorruptCheckpointError when they aren't what was
         written. None where only `fetch` can be had.
         """
 
@@ -104,18 +106,19 @@ class FileTransfers:
         return self._summed(file, memory)
 
     def _summed(self, file: Outgoing, memory: memoryview) -> Landed:
-        whole, of_chunks = sums(memory[file.start : file.start + file.length], list(file.chunks))
-        return Landed.of(file, ShardFile(file.key, file.length, named(whole)), map(named, of_chunks))
+        found = sums(memory[file.start : file.start + file.length], list(file.chunks))
+        written = ShardFile(file.key, file.length, named(found.whole), "".join(map(named, found.blocks)))
+        return Landed.of(file, written, map(named, found.chunks))
 
-    def fetch(self, file: ShardFile, at: int) -> Future[None]:
-        target = raw_bytes(self.memory.reserve(at + file.size))[at:]
-        return in_background(lambda: self._read(file, target))
+    def fetch(self, extent: Extent, at: int) -> Future[None]:
+        target = raw_bytes(self.memory.reserve(at + extent.size))[at:]
+        return in_background(lambda: self._read(extent, target))
 
-    def _read(self, file: ShardFile, target: memoryview) -> None:
-        content = self._store.read(file.key, 0, file.size)
-        if named(crc32(content)) != file.crc32:
-            raise damaged(self._store, file)
-        target[: file.size] = content
+    def _read(self, extent: Extent, target: memoryview) -> None:
+        content = self._store.read(extent.key, extent.start or 0, extent.size)
+        if named(crc32(content)) != extent.crc32:
+            raise damaged(self._store, extent)
+        target[: extent.size] = content
 
     def receiver(self) -> Receive | None:
         return None
@@ -136,8 +139,8 @@ class S3Transfers:
     def sum(self, files: list[Outgoing]) -> Future[list[Landed]]:
         return self._store.sum(files)
 
-    def fetch(self, file: ShardFile, at: int) -> Future[None]:
-        return self._store.fetch(file, at)
+    def fetch(self, extent: Extent, at: int) -> Future[None]:
+        return self._store.fetch(extent, at)
 
     def receiver(self) -> Receive | None:
         return self._store.receiver()
@@ -146,5 +149,5 @@ class S3Transfers:
         """The memory is the store's."""
 
 
-def damaged(store: Store, file: ShardFile) -> CorruptCheckpointError:
-    return CorruptCheckpointError(f"{store.uri}/{file.key} is not what was saved (CRC-32 differs)")
+def damaged(store: Store, extent: Extent) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{store.uri}/{extent.key} is not what was saved (CRC-32 differs)")

@@ -22,6 +22,7 @@ from muster_protocol.checkpoints.s3_client import make_client
 from muster_protocol.errors import MusterError
 from muster_protocol.storage_errors import Kind
 from muster_protocol.uris import parse_uri
+from muster_runtime.checkpoint.extents import whole
 from muster_runtime.checkpoint.s3_store import Outgoing
 from muster_runtime.checkpoint.s3_store import S3Store as RankStore
 from muster_runtime.checkpoint.store import open_store
@@ -209,7 +210,7 @@ def test_no_write_has_a_sum_where_the_environment_says_so(s3_server: S3Server, m
     try:
         rank.memory.reserve(len(large))
         (landed,) = rank.upload([Outgoing("unsummed/shard", 0, len(large), ((0, len(large)),))]).result()
-        rank.fetch(landed.file, 0).result()
+        rank.fetch(whole(landed.file), 0).result()
         rank.put_if("unsummed/once", b"hello", None)
         writer = tool.writer("unsummed/large")
         writer.write(memoryview(large))

@@ -18,8 +18,9 @@ import torch
 from hack.s3server import S3Server
 from proxy import Act, Handler, Proxy, delay, drop, error, forward, half_in_chunks, in_chunks, until_closed
 
-from muster_protocol.manifest import Manifest, ShardFile
+from muster_protocol.manifest import Manifest
 from muster_runtime.checkpoint import lent, reader
+from muster_runtime.checkpoint.extents import Extent
 from muster_runtime.checkpoint.frames import receive_frame, send_frame
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.reader import Reader, Wanted
@@ -33,8 +34,8 @@ CUTS = (0, 1, 1, 4097, 5_000_000, len(CONTENT))
 """Where the parts of the memory for it begin, and end; one of them has no bytes."""
 
 
-def file(content: bytes = CONTENT) -> ShardFile:
-    return ShardFile("shard", len(content), f"{zlib.crc32(content):08x}")
+def file(content: bytes = CONTENT, start: int | None = None) -> Extent:
+    return Extent("shard", len(content), f"{zlib.crc32(content):08x}", start)
 
 
 def memory() -> tuple[bytearray, list[memoryview]]:
@@ -66,7 +67,7 @@ def store(proxy: Proxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3
         made.close()
 
 
-def receive(store: S3Store, wanted: ShardFile, parts: Sequence[memoryview]) -> None:
+def receive(store: S3Store, wanted: Extent, parts: Sequence[memoryview]) -> None:
     work = store.receiver()
     assert work is not None
     work(wanted, parts)
@@ -78,6 +79,16 @@ def test_an_object_fills_its_parts_and_nothing_else(store: S3Store) -> None:
         receive(store, file(), parts)
         assert b"".join(parts) == CONTENT
         assert sum(whole) == sum(CONTENT)
+
+
+def test_a_part_of_an_object_is_read_as_the_whole_is(store: S3Store) -> None:
+    part = file(CONTENT[70:500_000], 70)
+    target = bytearray(part.size)
+    receive(store, part, [memoryview(target)[:9], memoryview(target)[9:]])
+    assert target == CONTENT[70:500_000]
+    shared = store.memory.reserve(part.size + 5)
+    store.fetch(part, 5).result()
+    assert bytes(raw_bytes(shared)[5 : part.size + 5]) == target
 
 
 def test_a_script_may_have_set_a_time_out_for_all_sockets() -> None:
@@ -101,7 +112,10 @@ def test_what_is_wrong_with_an_object_is_told(store: S3Store) -> None:
     for wanted, told in (
         (file(CONTENT[:-1] + b"?"), "is not what was saved"),
         (file(CONTENT[:-1]), "is 9000001 bytes, not 9000000"),
-        (ShardFile("other", 1, "0" * 8), "does not exist"),
+        (Extent("other", 1, "0" * 8), "does not exist"),
+        (file(CONTENT[5:9] + b"?", 5), "is not what was saved"),
+        (file(CONTENT[-9:] + b"?", len(CONTENT) - 9), "is 9 bytes, not 10"),
+        (Extent("shard", 1, "0" * 8, len(CONTENT)), f"does not exist, or ends before its byte {len(CONTENT)}"),
     ):
         with pytest.raises(CorruptCheckpointError, match=told):
             receive(store, wanted, [memoryview(bytearray(wanted.size))])
@@ -116,7 +130,7 @@ def break_off(handler: Handler) -> None:
 
 @pytest.mark.parametrize("bad", [in_chunks, until_closed, half_in_chunks])
 def test_an_answer_that_does_not_tell_its_length(store: S3Store, proxy: Proxy, bad: Act) -> None:
-    for wanted in (file(), ShardFile("shard", len(CONTENT), "0" * 8)):
+    for wanted in (file(), Extent("shard", len(CONTENT), "0" * 8)):
         for through_memory in (False, True):
             _, parts = memory()
             target = store.memory.reserve(len(CONTENT))
@@ -162,7 +176,7 @@ class Lending:
     def receiver(self) -> object:
         return self._receive
 
-    def _receive(self, wanted: ShardFile, parts: Sequence[memoryview]) -> None:
+    def _receive(self, wanted: Extent, parts: Sequence[memoryview]) -> None:
         if wanted.key == "damaged":
             self.damaged.set()
             raise CorruptCheckpointError("it is damaged")
@@ -173,12 +187,12 @@ class Lending:
 
 def test_nothing_comes_any_more_when_a_restore_has_failed() -> None:
     """What is tried next has the tensors for itself."""
-    files = tuple(ShardFile(key, 1, "0" * 8) for key in ("slow", "damaged", "damaged"))
+    files = tuple(Extent(key, 1, "0" * 8) for key in ("slow", "damaged", "damaged"))
     transfers = Lending()
-    made = Reader(transfers, Manifest(1, 1, 0, "", files, {"tensors": {}}, 1, 0.0), Gang())  # type: ignore[arg-type]
+    made = Reader(transfers, Manifest(1, 1, 0, "", (), {"tensors": {}}, 1, 0.0), Gang())  # type: ignore[arg-type]
     target = torch.zeros(1, dtype=torch.uint8)
     with pytest.raises(CorruptCheckpointError, match="it is damaged"):
-        made._receive({number: [Wanted(target, 0, lambda: None)] for number in range(3)}, transfers._receive)
+        made._receive([(each, [Wanted(target, 0, lambda: None)]) for each in files], transfers._receive)
     assert transfers.written
 
 

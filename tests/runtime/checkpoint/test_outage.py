@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from muster_protocol.losses import LossRecord
-from muster_protocol.manifest import Manifest, ShardFile
+from muster_protocol.manifest import Manifest
 from muster_runtime.checkpoint import reader
+from muster_runtime.checkpoint.extents import Extent
 from muster_runtime.checkpoint.keeper import Saved
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.errors import StorageError, StorageRefusedError, storage_error
@@ -23,7 +24,7 @@ from muster_runtime.session.persistence import Persistence, RunState
 from muster_runtime.session.settings import read_settings
 
 CONTENT = b"some tensor's bytes"
-FILE = ShardFile("shard", len(CONTENT), f"{zlib.crc32(CONTENT):08x}")
+FILE = Extent("shard", len(CONTENT), f"{zlib.crc32(CONTENT):08x}")
 
 
 class Breaking:
@@ -32,7 +33,7 @@ class Breaking:
     def __init__(self, kind: str, times: int) -> None:
         self.kind, self.times, self.fetches = kind, times, 0
 
-    def fetch(self, file: ShardFile, at: int) -> Future[None]:
+    def fetch(self, file: Extent, at: int) -> Future[None]:
         self.fetches += 1
         future: Future[None] = Future()
         if self.fetches <= self.times:
@@ -48,7 +49,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settle(transfers: Any) -> None:
-    made = Reader(transfers, Manifest(1, 1, 0, "", (FILE,), {"tensors": {}}, 1, 0.0), Gang())
+    made = Reader(transfers, Manifest(1, 1, 0, "", (), {"tensors": {}}, 1, 0.0), Gang())
     made._settle(transfers.fetch(FILE, 0), lambda: transfers.fetch(FILE, 0))
 
 

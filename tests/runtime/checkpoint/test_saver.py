@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,15 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.cuts import cut, lies_together
 from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.retention import Retention
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import tensors_of
 from muster_protocol.checkpoints.verify import damage
+from muster_protocol.manifest import ShardFile
+from muster_runtime.checkpoint import extents as of_extents
 from muster_runtime.checkpoint import transfers
 from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.plan import Planner, cut_up
@@ -132,9 +136,37 @@ def test_a_state_without_a_byte(store: Store) -> None:
 def test_the_sum_of_a_file_follows_from_those_of_its_chunks(content: bytes, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(content)), max_size=6)))
     chunks = [(low, high - low) for low, high in zip(cuts[::2], cuts[1::2], strict=False)]
-    whole, of_chunks = sums(memoryview(content), chunks)
-    assert whole == zlib.crc32(content)
-    assert of_chunks == [zlib.crc32(content[at : at + length]) for at, length in chunks]
+    block = data.draw(st.integers(1, 400))
+    found = sums(memoryview(content), chunks, block)
+    assert found.whole == zlib.crc32(content)
+    assert found.chunks == [zlib.crc32(content[at : at + length]) for at, length in chunks]
+    assert found.blocks == [zlib.crc32(content[at : at + block]) for at in range(0, len(content), block)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)).map(sorted).map(tuple), max_size=6), st.integers(1, 100)
+)
+def test_what_is_fetched_of_a_file_is_all_that_is_wanted_and_can_be_checked(
+    wanted: list[tuple[int, int]], size: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of_extents, "BLOCK_BYTES", 10)
+        content = bytes(range(100, 100 + size))
+        wanted = [(low, min(high, size)) for low, high in wanted if low < min(high, size)]
+        file = ShardFile(
+            "x", size, named(zlib.crc32(content)), "".join(map(named, sums(memoryview(content), [], 10).blocks))
+        )
+        found = of_extents.extents(file, wanted)
+        bytes_of = [number for each in found for number in range(*each.run)]
+        assert bytes_of == sorted(set(bytes_of)), "none twice, and in order"
+        assert set(bytes_of) == {
+            number for low, high in wanted for number in range(low // 10 * 10, min(size, -(-high // 10) * 10))
+        }
+        for each in found:
+            low, high = each.run
+            assert each.crc32 == named(zlib.crc32(content[low:high]))
+            assert (each.start is None) == (each.size == size)
+        assert of_extents.extents(replace(file, blocks=""), wanted) == [of_extents.whole(file)]
 
 
 def test_the_sum_of_a_large_file_follows_from_those_of_its_chunks() -> None:

@@ -27,7 +27,7 @@ from muster_runtime.checkpoint import s3_process, s3_store
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.s3_store import Outgoing, S3Store
 from muster_runtime.checkpoint.store import open_store
-from muster_runtime.checkpoint.sums import sums
+from muster_runtime.checkpoint.sums import Sums, sums
 from muster_runtime.errors import StorageError
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def test_an_s3_process_remembers_the_sums_of_one_save(monkeypatch: pytest.Monkey
     """Where nothing is kept in memory, nobody asks for them again."""
     summed = []
 
-    def counted(memory: memoryview, chunks: list[tuple[int, int]]) -> tuple[int, list[int]]:
+    def counted(memory: memoryview, chunks: list[tuple[int, int]]) -> Sums:
         summed.append(len(memory))
         return sums(memory, chunks)
 
