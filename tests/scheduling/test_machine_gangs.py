@@ -36,7 +36,7 @@ from .cases import LEVELS, Job, Node, Queue
 from .gangs_operating import ON_DEMAND, Cluster, Run
 from .test_bystanders import decisions
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.timeout(900)]
 
 POLICY = Policy()
 SILENT = replace(POLICY, explain=False)
