@@ -32,14 +32,14 @@ def _base_of(job: JobInput) -> JobInput:
         promised=job.promised[: job.promised_base],
         attempts=tuple(item for item in job.attempts if item[0] < job.base),
         lost=tuple(index for index in job.lost if index < job.base),
+        sizes=None,
     )
 
 
 def _beyond_of(job: JobInput, more: BeyondInput) -> JobInput:
     base, promised = job.base, job.promised[job.promised_base :]
-    beneficiary = job.run.beneficiary
-    if beneficiary == job.uid:  # it goes on, but without those for whom nothing is promised
-        beneficiary = job.uid + BEYOND if promised else ""
+    goes_on = job.run.beneficiary == job.uid  # though perhaps without any of these
+    beneficiary = job.uid + BEYOND if goes_on else job.run.beneficiary
     # Where one domain must hold the gang, the base tells which: see `beside_their_bases`.
     required = job.mode is TopologyMode.REQUIRED
     return replace(
@@ -54,7 +54,7 @@ def _beyond_of(job: JobInput, more: BeyondInput) -> JobInput:
         promised=promised,
         attempts=tuple((index - base, attempt) for index, attempt in job.attempts if index >= base),
         lost=tuple(index - base for index in job.lost if index >= base),
-        sizes=(0, more.most, more.step),
+        sizes=(more.least, more.most, more.step) if more.most else None,
         terms=replace(job.terms, alternatives=()),
         run=replace(job.run, beneficiary=beneficiary),
         beyond=None,

@@ -97,13 +97,19 @@ class TermsInput:
 @dataclass(frozen=True)
 class BeyondInput:
     """Workers beyond the safe base of an elastic gang, on another kind of nodes; see `Beyond` of the planner's
-    snapshot."""
+    snapshot.
+
+    Attributes:
+        least: fewest of those that there are: above 0 where `workers.min` was raised since the gang started.
+        most: 0 where there stay as many as there are, for the gang can't change its size any more.
+    """
 
     node_filter: NodeFilter
     flavour: str
-    wish: int
-    most: int
+    wish: int = 0
+    most: int = 0
     step: int = 1
+    least: int = 0
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,8 @@ class Tally:
         np.add.at(held, (jobs.queues[mine], jobs.flavours[mine]), jobs.held[mine])
         named = queues.nominal < UNLIMITED
         nominal = np.where(named, np.minimum(queues.nominal, UNLIMITED // (2 * len(queues.names) + 1)), 0)
-        running = np.bincount(jobs.queues[mine], minlength=len(queues.names))
+        whole = mine[~np.isin(mine, list(jobs.bases))]  # workers beyond a base are no job of their own
+        running = np.bincount(jobs.queues[whole], minlength=len(queues.names))
         waits = np.array([waiting.get(name, 0) for name in queues.names], dtype=np.int64)
         for depth in reversed(by_depth(queues.parents)[1:]):
             above = queues.parents[depth]

@@ -3,8 +3,9 @@
 An elastic gang may ask for a base: its fewest workers run on a kind of nodes that stays, and those beyond on one that
 may be taken back. A gang draws on the quota of one flavour everywhere else in this package, so such a gang is two rows:
 the base, a gang of one size that waits, starts and ends like any other; and behind it, while there are any, the workers
-beyond it, an elastic gang that may shrink to nothing (`Beyond`). Each row has its own nodes, quota and promises, and no
-rule about any of them knows that there is another. `muster.scheduling.elastic` adds workers beyond a base.
+beyond it, an elastic gang that may shrink to nothing (`Beyond`), unless the spec was edited since it started, or the
+gang has turned out to be of one size. Each row has its own nodes, quota and promises, and no rule about any of them
+knows that there is another. `muster.scheduling.elastic` adds workers beyond a base.
 
 What the rows share is known here alone: a gang stops and starts as a whole.
 
@@ -16,6 +17,7 @@ What the rows share is known here alone: a gang stops and starts as a whole.
 | ends | anything | ends |
 | ends and goes on elsewhere | anything | goes on with its base; others may join it later |
 | stays | end, shrink, grow or move | stops, and goes on with its base and what is left or new beyond it |
+| anything but ends | end, or wait, and it can't do without | as they do |
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class _Both:
         self._bases = {uids[row]: row for row in jobs.beyond}
         self._beyond = {uids[row]: base for row, base in jobs.bases.items()}
         self._uid_beyond = {uids[base]: uids[row] for row, base in jobs.bases.items()}
+        self._needed = {uids[row] for row in jobs.bases if jobs.sizes.least[row]}
 
     def admissions(self, decided: Iterable[Admission], found: Mapping[str, Index]) -> list[Admission]:
         """Those of gangs, in their order: no gang starts with workers beyond its base alone."""
@@ -78,7 +81,10 @@ class _Both:
         joined = []
         for each in decided:
             if each.uid in self._bases:
-                more = beyond.get(self._uid_beyond.get(each.uid, ""), found.get(each.uid))
+                uid = self._uid_beyond.get(each.uid, "")
+                if uid in self._needed and uid not in beyond:
+                    continue
+                more = beyond.get(uid, found.get(each.uid))
                 nodes = each.nodes if more is None else np.concatenate([each.nodes, more])
                 joined.append(replace(each, nodes=nodes, base=len(each.nodes)))
             elif each.uid not in self._beyond:
@@ -99,11 +105,12 @@ class _Both:
             reason = MoveReason.SHRUNK if end.reason in _SHRINKS else end.reason
             beneficiary = own if end.beneficiary == uid else end.beneficiary
             nodes = self._snapshot.jobs.runs.nodes_of(base)
-            if stands(self._snapshot, base, nodes).all():
+            may = uid in onward or uid not in self._needed
+            if may and stands(self._snapshot, base, nodes).all():
                 gone.append(Eviction(own, reason, beneficiary, end.lost))
                 more = onward[uid].nodes if uid in onward else np.empty(0, dtype=np.int32)
                 kept.append(self._going_on(base, nodes, more))
-            else:  # no gang starts on these: it queues again
+            else:  # it starts neither on these nor with these alone: it queues again
                 gone.append(Eviction(own, end.reason, "" if beneficiary == own else beneficiary, end.lost))
         return gone, kept
 
@@ -125,7 +132,9 @@ class _Both:
         self, reduced: Iterable[Promise], broken: Iterable[str], starting: set[str]
     ) -> tuple[list[Promise], list[str]]:
         """Promises of fewer workers, and those that cannot be kept: of workers beyond a base alone it is the former."""
-        broken, joined = list(broken), list[Promise]()
+        joined, broken = list[Promise](), list(broken)
+        whole = {self._snapshot.jobs.uids[self._beyond[uid]] for uid in broken if uid in self._needed}
+        broken += sorted(whole - {*broken})
         left = {uid: np.empty(0, dtype=np.int32) for uid in broken if uid in self._beyond}
         for each in reduced:
             if each.uid in self._beyond:

@@ -28,6 +28,7 @@ from muster.scheduling.moves import (
 )
 from muster.scheduling.placement import locate
 from muster.scheduling.plan import MoveReason
+from muster.scheduling.promises import stands
 from muster.scheduling.quota import Ledger
 from muster.scheduling.room import Room
 from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot, TopologyMode
@@ -116,6 +117,10 @@ def _may_move(wants: Demand, coming: Coming, pace: Pace) -> Mask:
     open_, choices = OpenRoom(snapshot, wants.tree, wants.room.open + coming.room), Choices(snapshot)
     workers, same, elsewhere = np.diff(runs.first), _same(wants), _elsewhere(wants)
     for row in np.flatnonzero(asked).tolist():
+        base = snapshot.jobs.bases.get(row)
+        if base is not None and not stands(snapshot, base, runs.nodes_of(base)).all():
+            asked[row] = False  # its gang would start again there, and it can't
+            continue
         filter_ = choices.current(row)
         swaps = same[row] and not elsewhere[filter_]
         asked[row] = not swaps and open_.slots(row, filter_)[1] >= workers[row]

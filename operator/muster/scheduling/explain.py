@@ -344,7 +344,7 @@ class Words:
             return self._reasons.quota_exceeded(round_.promised, queue, flavour, kept), ""
         jobs = round_.snapshot.jobs
         why = self._reasons.quota_is_kept(queue, flavour, kept, int(jobs.queues[ahead]), int(jobs.priorities[ahead]))
-        return why, jobs.uids[ahead]
+        return why, jobs.gangs[ahead]
 
     def _with_spares(self, kind: int, why: Why) -> Why:
         """The sentence of a job that lacks quota, with the spares that it needs more for than for its workers."""
@@ -368,4 +368,4 @@ class Words:
         ahead = self._heads.in_the_way(gang)
         jobs = round_.snapshot.jobs
         why = self._reasons.room_is_kept(gang, int(jobs.queues[ahead]), int(jobs.priorities[ahead]))
-        return why, jobs.uids[ahead]
+        return why, jobs.gangs[ahead]

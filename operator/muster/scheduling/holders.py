@@ -69,4 +69,4 @@ class Holders:
         return found
 
     def _uids(self, rows: Int) -> tuple[str, ...]:
-        return tuple(self._jobs.uids[row] for row in rows.tolist())
+        return tuple(dict.fromkeys(self._jobs.gangs[row] for row in rows.tolist()))

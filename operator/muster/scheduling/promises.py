@@ -142,12 +142,13 @@ def reserved_by_rank(snapshot: Snapshot) -> list[int]:
 
 
 def moving(snapshot: Snapshot) -> list[int]:
-    """Rows of the jobs that are being moved or resized and still run."""
+    """Rows of the jobs that are being moved or resized and still run. Workers beyond a base may all go."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
     if runs.promised_first is None:
         return []
     own = runs.beneficiary == np.arange(len(jobs.uids))
     there = np.diff(runs.promised_first) > 0
+    there[list(jobs.bases)] = True
     return [int(row) for row in np.flatnonzero(own & runs.leaving & there & jobs.holding)]
 
 

@@ -229,7 +229,8 @@ class Sizes:
 class Beyond:
     """What an elastic gang with a safe base may have beyond it: workers on other nodes, which it can do without.
 
-    While there are any, they are a row of their own, as a gang of no fewest size: see `muster.scheduling.beyond`.
+    While there are any, they are a row of their own, as a gang that may shrink to nothing: see
+    `muster.scheduling.beyond`.
 
     Attributes:
         filter, flavour: their nodes, and whose quota they draw on there.
@@ -413,6 +414,14 @@ class Jobs:
     def bases(self) -> Mapping[int, int]:
         """The row of the base, by that of the workers beyond it."""
         return {each.row: row for row, each in self.beyond.items() if each.row != NONE}
+
+    @cached_property
+    def gangs(self) -> tuple[str, ...]:
+        """J, the uid of the gang that each is, or is a part of."""
+        uids = list(self.uids)
+        for row, base in self.bases.items():
+            uids[row] = self.uids[base]
+        return tuple(uids)
 
     @cached_property
     def pending(self) -> Mask:

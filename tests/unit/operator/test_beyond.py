@@ -16,6 +16,7 @@ from muster.cluster.eligibility import NodeFilter
 from muster.cluster.jobs import BEYOND, BeyondInput, JobInput, RunInput
 from muster.cluster.snapshot import LevelInput, QueueInput, QuotaInput, build
 from muster.cluster.views import NodeView, PodView
+from muster.controllers.books import Tally
 from muster.scheduling.offers import lost_seconds
 from muster.scheduling.plan import MoveReason, Plan
 from muster.scheduling.planner import plan
@@ -286,6 +287,75 @@ def test_pods_hold_the_quota_of_their_part() -> None:
     shot = world(fleet(2, 2), [job], pods=[pod(0, "r-d0"), pod(2, "r-s0")])
     gpus = shot.resources.index(GPUS)
     assert shot.jobs.held[:, gpus].tolist() == [8, 8]
+
+
+def test_a_gang_with_workers_beyond_its_base_is_one_job_of_its_queue() -> None:
+    shot = world(fleet(3, 3), [running(based(), "r-d0", "r-d1", "r-s0"), running(plain("other", 1), "r-s1")])
+    assert Tally.of(shot, {}).running.tolist() == [2]
+
+
+def test_who_lacks_quota_of_spot_is_told_of_the_gang_that_holds_it_beyond_its_base() -> None:
+    job = running(based(), "r-d0", "r-d1", "r-s0", "r-s1")
+    (waiting,) = plan(world(fleet(2, 4), [job, plain("late", 1, submitted=NOW + 1)], spot=16)).waiting
+    assert waiting.holders == ("job",)
+
+
+def test_who_waits_behind_the_promise_of_a_gang_is_told_its_name() -> None:
+    """Of the spot nodes' quota, which the workers beyond the base hold."""
+    there = [
+        plain(on, 1, kind, holding=True, placed=(on,), run=RunInput(leaving=True, beneficiary="job"), request={GPUS: 1})
+        for on, kind in (("r-d1", "on-demand"), ("r-s1", "spot"))
+    ]
+    late = plain("late", 2, submitted=NOW + 1)
+    decided = plan(world(fleet(2, 4), [*there, stopped(based(), "r-d0", "r-d1", "r-s1"), late], spot=17))
+    assert {each.uid: each.blocker for each in decided.waiting} == {"job": "", "late": "job"}
+
+
+def needed(job: JobInput, least: int, most: int) -> JobInput:
+    """Its spec was edited since, so that it may not do without so many of those beyond its base."""
+    assert job.beyond is not None
+    return replace(job, beyond=replace(job.beyond, least=least, most=most))
+
+
+def test_a_gang_whose_fewest_workers_were_raised_gives_back_what_is_beyond_those() -> None:
+    job = needed(running(based(), "r-d0", "r-d1", "r-s0", "r-s1"), 1, 4)
+    shot = world(fleet(2, 2), [job, plain("urgent", 1, priority=10)])
+    decided = plan(shot)
+    assert {each.uid: names(shot, each.nodes) for each in decided.promises}["job"] == ["r-d0", "r-d1", "r-s0"]
+    decided = plan(world(fleet(2, 2), [job, plain("urgent", 2, priority=10)]))
+    (eviction,) = decided.evictions
+    assert (eviction.uid, eviction.reason) == ("job", MoveReason.PREEMPTED)
+    assert [each.uid for each in decided.promises] == ["urgent"], "its base alone is too few"
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_a_gang_that_needs_all_its_workers_starts_again_with_none_fewer(most: int) -> None:
+    job = needed(stopped(based(), "r-d0", "r-d1", "r-s0", "r-s1"), most, most)
+    (admission,) = plan(world(fleet(2, 2), [job])).admissions
+    assert len(admission.nodes) == 4
+    decided = plan(world(fleet(2, 1), [job]))
+    assert (decided.admissions, decided.reduced, decided.broken) == ((), (), ("job",))
+
+
+def test_a_gang_on_a_broken_base_is_not_moved_aside_for_others() -> None:
+    """It could not go on there: its own replacement comes first."""
+    there = [*fleet(2, 2, "a"), *fleet(0, 2, "b"), *fleet(0, 1, "c")]
+    there = [replace(each, unschedulable=each.name == "a-d1") for each in there]
+    job = running(based(), "a-d0", "a-d1", "a-s0")
+    asks = plain("asks", 2, mode=TopologyMode.REQUIRED, level="rack", submitted=NOW + 1)
+    other = running(plain("other", 1, submitted=NOW - 1), "b-s0", saved=3_000.0)
+    decided = plan(world(there, [job, other, asks]))
+    assert "job" not in {each.uid for each in decided.evictions}
+
+
+def test_who_waits_for_what_a_gang_gives_back_starts_when_that_is_gone() -> None:
+    """Also where all that it has beyond its base goes."""
+    job = running(based(), "r-d0", "r-d1", "r-s0", "r-s1")
+    run = replace(job.run, leaving=True, beneficiary="job")
+    job = replace(job, promised=("r-d0", "r-d1"), promised_base=2, run=run)
+    urgent = plain("urgent", 2, promised=("r-s0", "r-s1"), promised_base=2)
+    (waiting,) = plan(world(fleet(2, 2), [job, urgent])).waiting
+    assert (waiting.uid, waiting.expected) == ("urgent", NOW + 30.0)
 
 
 @dataclass
