@@ -64,7 +64,7 @@ class Inputs:
         choices = flavours.choose_flavours(record.spec, counts, quotas, self._prices)
         renamed = record.placement is not None and flavours.renamed(record.spec, drawn_on, self._counts)
         choices = flavours.standing_choices(record.spec, choices, drawn_on, renamed=renamed)
-        beyond = self._beyond(record, counts, quotas)
+        beyond = self._beyond(record, drawn_on or choices[0].flavour, renamed=renamed)
         priority = world.priorities.get(record.spec.priority_class, 0)
         avoided = tuple(item.node for item in record.job.status.avoided if item.until > now)
         since = planning.submitted(record.job)
@@ -78,7 +78,8 @@ class Inputs:
             times = terms.bounds(record.spec, record.job.status, now, start)
         length = terms.length(record.spec, record.job.status)
         saves = planning.saves(record.spec, record.job.status)
-        told = (record.promise, record.job.status.fixed_size, drawn_on, saves)
+        had = record.placement or record.promise
+        told = (record.promise, planning.base_of(had), record.job.status.fixed_size, drawn_on, saves)
         key = (judgement, record.spec, choices, beyond, priority, levels, avoided, since, told, times, start, length)
         if record.planned is None or record.planned[0] != key:
             requests, node_filter = self._demands(record)
@@ -89,11 +90,13 @@ class Inputs:
                 node_filter=node_filter,
                 choices=choices,
                 beyond=beyond,
+                had=had,
                 priority=priority,
                 levels=levels,
                 times=times,
                 avoided=avoided,
                 promised=preemption.nodes_of(record.promise) if record.promise else (),
+                promised_base=planning.base_of(record.promise),
             )
             own = record.uid if goes_on(record.job.status) else ""
             run = RunInput(restart=start, grace=float(record.spec.grace), beneficiary=own)
@@ -201,19 +204,20 @@ class Inputs:
         found = (flavour_of(node.labels) for node in map(self._cache.node, nodes) if node is not None)
         return next(filter(None, found), NO_ACCELERATOR)
 
-    def _beyond(self, record: Record, counts: Flavours, quotas: flavours.QuotaTypes) -> flavours.Choice | None:
-        """The nodes that a gang with a safe base takes for its other workers. While it has some, they are of the kind
-        that those nodes are of, whatever its spec says by now."""
-        had, spec = record.placement or record.promise, record.spec
+    def _beyond(self, record: Record, base: str, *, renamed: bool) -> flavours.Choice | None:
+        """The nodes that a gang with a safe base takes for its other workers: with the same GPU as the base's, whose
+        flavour is `base`. While it has some, they are of the kind that those nodes are of, whatever its spec says by
+        now."""
+        had = record.placement or record.promise
         there = _nodes_beyond(had) if had else []
         node = next((node for node in map(self._cache.node, there) if node is not None), None)
-        if node is not None:
-            flavour = self._flavour_there(there) if spec.gpus_per_worker else NO_ACCELERATOR
-            return flavours.Choice(flavour, (capacity_of(node.labels),))
-        if spec.beyond:
-            return flavours.choose_of_kind(spec, spec.beyond, counts, quotas)
-        # Its nodes are gone, and so is the wish: they are counted where the base is.
-        return flavours.Choice(had.flavour, ()) if had is not None and there else None
+        kind = capacity_of(node.labels) if node is not None else record.spec.beyond
+        if not kind:  # its nodes are gone, and so is the wish: they are counted where the base is
+            return flavours.Choice(base, ()) if there else None
+        if not base:
+            return flavours.Choice(NO_ACCELERATOR, (kind,))
+        flavour = self._flavour_there(there) or f"{base.partition('/')[0]}/{kind}"
+        return flavours.Choice(flavour, (kind,), renamed)
 
     def suits(self, record: Record, name: str, now: datetime) -> bool:
         """Whether a pod of the job could be bound to that node now, if there is room."""
@@ -268,8 +272,8 @@ class Inputs:
 
 def _nodes_of_base(had: Placement | Promise) -> list[str]:
     """In the order of their first worker."""
-    base = planning.base_of(had)
-    return [item.node for item in had.nodes if parse_indexes(item.indexes)[0] < base]
+    base = had.base  # of most gangs it is all of them, and indexes are dear to read
+    return [item.node for item in had.nodes if base is None or parse_indexes(item.indexes)[0] < base]
 
 
 def _nodes_beyond(had: Placement | Promise) -> list[str]:

@@ -65,13 +65,17 @@ def pending_input(
     times: Bounds = NO_BOUNDS,
     avoided: Iterable[str] = (),
     promised: tuple[str, ...] = (),
+    promised_base: int = 0,
     beyond: Choice | None = None,
+    had: Placement | Promise | None = None,
 ) -> JobInput:
     """A job that waits, with what a dry run made of its pod.
 
     Args:
         choices: of a gang with a safe base those of that.
+        promised_base: how many of the `promised` are on that.
         beyond: where its other workers run.
+        had: the job's placement, or the promise to it.
     """
     mode, level = mode_and_level(spec, levels)
     avoid, since = frozenset(avoided), submitted(job)
@@ -81,8 +85,10 @@ def pending_input(
     if elastic and fixed is not None and spec.min_replicas <= fixed.workers <= spec.max_replicas:
         elastic, workers = False, fixed.workers
     sizes, more = (spec.min_replicas, spec.max_replicas, spec.step) if elastic else None, None
-    if elastic and beyond is not None:
-        more = _beyond(job, spec, _filter(node_filter, spec, beyond, avoid), beyond.flavour)
+    if beyond is not None and (elastic or (had is not None and base_of(had) < had.workers)):
+        there = BeyondInput(_filter(node_filter, spec, beyond, avoid), beyond.flavour)
+        more = _sized(there, spec, base_of(had) or spec.min_replicas) if elastic else there
+    if elastic and more is not None:
         sizes, workers = None, spec.min_replicas
     if fixed is not None and job.status.placement is None:
         sizes = workers, workers, workers  # nor is it to be told that it would start with fewer: it would fail
@@ -101,7 +107,7 @@ def pending_input(
         sizes=sizes,
         partial=spec.partial,
         beyond=more,
-        promised_base=base_of(job.status.promise),
+        promised_base=promised_base,
         terms=_terms(
             spec, levels, choices, filters, since, times, length(spec, job.status), saves=saves(spec, job.status)
         ),
@@ -113,11 +119,11 @@ def base_of(had: Placement | Promise | None) -> int:
     return 0 if had is None else had.workers if had.base is None else min(had.base, had.workers)
 
 
-def _beyond(job: TrainingJob, spec: EffectiveSpec, node_filter: NodeFilter, flavour: str) -> BeyondInput:
-    """What a gang may have beyond its base: that of its placement or promise, else of its spec."""
-    base = base_of(job.status.placement or job.status.promise) or spec.min_replicas
-    most = (spec.max_replicas - base) // spec.step * spec.step
-    return BeyondInput(node_filter, flavour, max(0, spec.replicas - spec.min_replicas), max(0, most), spec.step)
+def _sized(beyond: BeyondInput, spec: EffectiveSpec, base: int) -> BeyondInput:
+    """With how many there may be beyond a base of so many workers: its spec may have been edited since it started."""
+    least = max(0, spec.min_replicas - base)
+    most = least + max(0, spec.max_replicas - base - least) // spec.step * spec.step
+    return replace(beyond, wish=spec.replicas - spec.min_replicas, least=least, most=most, step=spec.step)
 
 
 def _filter(bare: NodeFilter, spec: EffectiveSpec, choice: Choice, avoided: frozenset[str]) -> NodeFilter:
