@@ -326,7 +326,8 @@ def _base(placement: Placement) -> str:
     kind = placement.flavour.partition("/")[2]
     more = placement.workers - placement.base
     beyond = f"{counted(more, 'worker')} beyond it can be taken back" if more else "there is none beyond it"
-    return f"; the first {placement.base} are its base{f' on {kind} nodes' if kind else ''}, {beyond}"
+    first = "the first is" if placement.base == 1 else f"the first {placement.base} are"
+    return f"; {first} its base{f' on {kind} nodes' if kind else ''}, {beyond}"
 
 
 def nodes_in_short(placement: Placement) -> str:

@@ -97,7 +97,7 @@ def start_with_more(
     for row, nodes in starting:
         more = snapshot.jobs.beyond[row]
         wish = _Wish(row, more.step, 0, min(more.wish, more.most) // more.step, 1, 0.0)
-        if not wish.steps or not _may_grow(snapshot, row, nodes):
+        if not wish.steps or not _is_open(snapshot, row) or not _may_grow(snapshot, row, nodes):
             continue
         places = _find(snapshot, tree, open_, ledger, wish, nodes, more.filter, more.flavour, own)
         if places is not None:
@@ -147,6 +147,12 @@ def _wishes(snapshot: Snapshot, pace: Pace) -> list[_Wish]:
     pays = np.flatnonzero(least <= steps[rows])
     columns = (rows, step[rows], begun[rows], steps[rows], least.astype(np.int64), lost)
     return [_Wish(*each) for each in zip(*(column[pays].tolist() for column in columns), strict=True)]
+
+
+def _is_open(snapshot: Snapshot, row: int) -> bool:
+    """Whether its queue lets a gang have more: one that starts again goes on in a closed one, with what it had."""
+    queues, queue = snapshot.queues, int(snapshot.jobs.queues[row])
+    return bool(queues.open[queue] and not queues.drain[queue])
 
 
 def _sizes(snapshot: Snapshot) -> tuple[Int, Int, Int, Int]:

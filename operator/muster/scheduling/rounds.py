@@ -325,9 +325,11 @@ class Round:
         """The snapshot in which those whom this plan asks to end are leaving already: nobody asks them twice."""
         if not self.evictions:
             return self.snapshot
-        going = {each.uid for each in self.evictions}
-        jobs = self.snapshot.jobs
-        leaving = jobs.runs.leaving | np.array([uid in going for uid in jobs.uids], dtype=np.bool_)
+        going, jobs = {each.uid for each in self.evictions}, self.snapshot.jobs
+        ends = np.array([uid in going for uid in jobs.uids], dtype=np.bool_)
+        for row, base in jobs.bases.items():
+            ends[row] = ends[base] = ends[row] or ends[base]
+        leaving = jobs.runs.leaving | ends
         return replace(self.snapshot, jobs=replace(jobs, runs=replace(jobs.runs, leaving=leaving)))
 
     def longest_grace(self) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from muster.api.common import find_condition
 from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.names import ConditionType, Phase, Reason
+from muster.api.placement import parse_indexes
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.hindrances import hinders, keeps_pods
@@ -92,7 +93,9 @@ def _trains(scene: Scene, spec: EffectiveSpec) -> str:
     replacing = status.placement.replacing if status.placement is not None else None
     if replacing is not None:
         again = f"the whole gang starts again, {_origin(status)}"
-        if spec.elastic and status.fixed_size is None:
+        base = status.placement.base if status.placement is not None else None
+        whole = base is not None and parse_indexes(replacing.indexes)[0] < base  # no gang goes on without its base
+        if spec.elastic and status.fixed_size is None and not whole:
             again = f"where there is no node for {format_duration(spec.shrink_after)}, with fewer workers"
             return f"worker {replacing.indexes} gets a new pod, and all go on together; {again}"
         return f"worker {replacing.indexes} gets a new pod, and all go on together; where that takes too long, {again}"

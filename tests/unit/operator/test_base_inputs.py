@@ -15,6 +15,7 @@ from muster.cluster.jobs import JobInput
 from muster.cluster.pods import PodSettings
 from muster.cluster.snapshot import QueueInput, QuotaInput, build, eligible
 from muster.cluster.views import NodeView
+from muster.controllers import planning
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
 from muster.controllers.inputs import Inputs
@@ -129,3 +130,13 @@ def test_a_promise_that_is_being_written_is_parted_as_the_written_one() -> None:
     for record, on in ((waits, ((), ())), (runs, (ON[:2], ON[2:]))):
         found = [(nodes, kept) for _, nodes, kept in parts(input_of(record, fleet()))]
         assert found == [(on[0], ON[:2]), (on[1], ON[2:3])]
+
+
+def test_where_a_gang_runs_says_what_of_it_is_the_base() -> None:
+    def told(base: int, workers: int) -> str:
+        found = Placement.of(1, ON[:workers], flavour="H100/on-demand", base=base)
+        return planning.where(found).partition("; ")[2]
+
+    assert told(2, 4) == "the first 2 are its base on on-demand nodes, 2 workers beyond it can be taken back"
+    assert told(1, 2) == "the first is its base on on-demand nodes, 1 worker beyond it can be taken back"
+    assert told(2, 2) == "the first 2 are its base on on-demand nodes, there is none beyond it"

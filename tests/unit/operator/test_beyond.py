@@ -348,6 +348,23 @@ def test_a_gang_on_a_broken_base_is_not_moved_aside_for_others() -> None:
     assert "job" not in {each.uid for each in decided.evictions}
 
 
+def test_a_gang_that_starts_again_in_a_closed_queue_gets_no_more_there() -> None:
+    shot = world(fleet(2, 2), [stopped(based(), "r-d0", "r-d1")])
+    assert len(start(shot)) == 4
+    closed = np.zeros_like(shot.queues.open)
+    assert start(replace(shot, queues=replace(shot.queues, open=closed))) == ["r-d0", "r-d1"]
+
+
+def test_a_gang_that_ends_takes_no_room_to_grow() -> None:
+    job = running(based(), "r-d0", "r-d1", "r-s0", since=36_000.0)
+    other = running(plain("other", 1, sizes=(1, 2, 1)), "r-s1", since=36_000.0)
+    shot = world(fleet(2, 3), [job, other], sure=8)
+    decided = plan(shot)
+    ends = {each.uid: each.reason for each in decided.evictions}
+    assert ends == {"job": MoveReason.QUOTA_LOWERED, "other": MoveReason.GROWN}
+    assert {each.uid: names(shot, each.nodes) for each in decided.promises} == {"other": ["r-s1", "r-s2"]}
+
+
 def test_who_waits_for_what_a_gang_gives_back_starts_when_that_is_gone() -> None:
     """Also where all that it has beyond its base goes."""
     job = running(based(), "r-d0", "r-d1", "r-s0", "r-s1")

@@ -388,6 +388,21 @@ def test_who_trains_is_told_what_its_maximum_runtime_leaves(limit: str, eta: str
     assert follows(Scene(runs, (), (), NOW)) == told
 
 
+@pytest.mark.parametrize(
+    ("lost", "told"), [("1", "where that takes too long, the whole gang"), ("2", "with fewer workers")]
+)
+def test_a_gang_does_without_lost_workers_beyond_its_base_alone(lost: str, told: str) -> None:
+    elastic = {"workers": {"replicas": 3, "min": 2}, "capacity": {"order": ["spot"], "base": "on-demand"}}
+    placement = {
+        "generation": 1,
+        "workers": 3,
+        "base": 2,
+        "nodes": [{"node": "a", "indexes": "0-1"}, {"node": "s", "indexes": "2"}],
+        "replacing": {"indexes": lost, "since": "2026-01-02T03:03:53Z"},
+    }
+    assert told in follows(Scene(job(elastic, phase="Running", placement=placement), (), (), NOW))
+
+
 def trains(spec: dict[str, Any], eta: str = "2026-01-02T13:04:05Z", *queues: TrainingQueue) -> str:
     """What follows for a gang of 16 GPUs that was placed an hour ago."""
     runs = job(
