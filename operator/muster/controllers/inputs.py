@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from fractions import Fraction
@@ -196,7 +196,7 @@ class Inputs:
         had, each = record.placement or record.promise, record.spec.gpus_per_worker
         if not (record.placement.gpus(each) if record.placement is not None else each):
             return NO_ACCELERATOR
-        nodes = _nodes_of_base(had) if had else [pod.node for pod in pods]
+        nodes = _nodes_of_base(had) if had else (pod.node for pod in pods)
         return self._flavour_there(nodes) or (had.flavour if had else NO_ACCELERATOR)
 
     def _flavour_there(self, nodes: Iterable[str]) -> str:
@@ -270,10 +270,10 @@ class Inputs:
         return view.requests, filter_of_pod(template["spec"])
 
 
-def _nodes_of_base(had: Placement | Promise) -> list[str]:
+def _nodes_of_base(had: Placement | Promise) -> Iterator[str]:
     """In the order of their first worker."""
     base = had.base  # of most gangs it is all of them, and indexes are dear to read
-    return [item.node for item in had.nodes if base is None or parse_indexes(item.indexes)[0] < base]
+    return (item.node for item in had.nodes if base is None or parse_indexes(item.indexes)[0] < base)
 
 
 def _nodes_beyond(had: Placement | Promise) -> list[str]:

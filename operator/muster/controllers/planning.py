@@ -86,8 +86,8 @@ def pending_input(
         elastic, workers = False, fixed.workers
     sizes, more = (spec.min_replicas, spec.max_replicas, spec.step) if elastic else None, None
     if beyond is not None and (elastic or (had is not None and base_of(had) < had.workers)):
-        there = BeyondInput(_filter(node_filter, spec, beyond, avoid), beyond.flavour)
-        more = _sized(there, spec, base_of(had) or spec.min_replicas) if elastic else there
+        more = BeyondInput(_filter(node_filter, spec, beyond, avoid), beyond.flavour)
+        more = _sized(more, spec, had) if elastic else more
     if elastic and more is not None:
         sizes, workers = None, spec.min_replicas
     if fixed is not None and job.status.placement is None:
@@ -119,10 +119,13 @@ def base_of(had: Placement | Promise | None) -> int:
     return 0 if had is None else had.workers if had.base is None else min(had.base, had.workers)
 
 
-def _sized(beyond: BeyondInput, spec: EffectiveSpec, base: int) -> BeyondInput:
-    """With how many there may be beyond a base of so many workers: its spec may have been edited since it started."""
+def _sized(beyond: BeyondInput, spec: EffectiveSpec, had: Placement | Promise | None) -> BeyondInput:
+    """With how many there may be beyond the base of a gang: its spec may have been edited since it started."""
+    base = base_of(had) or spec.min_replicas
     least = max(0, spec.min_replicas - base)
     most = least + max(0, spec.max_replicas - base - least) // spec.step * spec.step
+    if had is not None and beyond.node_filter.capacity != (spec.beyond,):
+        most = min(most, had.workers - base)  # on nodes of a kind that it does not ask for any more
     return replace(beyond, wish=spec.replicas - spec.min_replicas, least=least, most=most, step=spec.step)
 
 

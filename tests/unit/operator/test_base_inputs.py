@@ -119,6 +119,12 @@ def test_a_gang_whose_limits_are_edited_while_it_runs_keeps_within_them() -> Non
     assert sizes(min=1, max=3, replicas=2) == (0, 1, 1)
 
 
+@pytest.mark.parametrize("capacity", [{"order": ["on-demand"]}, {"order": ["reserved"], "base": "on-demand"}])
+def test_a_gang_gets_no_more_nodes_of_a_kind_that_it_asks_for_no_more(capacity: dict[str, Any]) -> None:
+    beyond = parted([job_of(fleet(), placed(), capacity=capacity)])[1]
+    assert (beyond.flavour, beyond.sizes) == ("H100/spot", (0, 2, 1))
+
+
 def test_a_promise_that_is_being_written_is_parted_as_the_written_one() -> None:
     promise = Promise(workers=3, nodes=Placement.of(1, ON[:3]).nodes, flavour="H100/on-demand", base=2, promised_at=NOW)
     job = trainingjob(workers=SIZES, capacity=BASED)
