@@ -116,11 +116,11 @@ def _may_move(wants: Demand, coming: Coming, pace: Pace) -> Mask:
     asked[job] = False
     open_, choices = OpenRoom(snapshot, wants.tree, wants.room.open + coming.room), Choices(snapshot)
     workers, same, elsewhere = np.diff(runs.first), _same(wants), _elsewhere(wants)
+    for row, base in snapshot.jobs.bases.items():
+        # Its gang would start again on the base's nodes, and may be unable to; and a base that moves goes on alone.
+        asked[row] &= stands(snapshot, base, runs.nodes_of(base)).all()
+        asked[base] &= not snapshot.jobs.sizes.least[row]
     for row in np.flatnonzero(asked).tolist():
-        base = snapshot.jobs.bases.get(row)
-        if base is not None and not stands(snapshot, base, runs.nodes_of(base)).all():
-            asked[row] = False  # its gang would start again there, and it can't
-            continue
         filter_ = choices.current(row)
         swaps = same[row] and not elsewhere[filter_]
         asked[row] = not swaps and open_.slots(row, filter_)[1] >= workers[row]

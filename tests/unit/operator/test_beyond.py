@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from muster.cluster.eligibility import NodeFilter
-from muster.cluster.jobs import BEYOND, BeyondInput, JobInput, RunInput
+from muster.cluster.jobs import BEYOND, BeyondInput, JobInput, RunInput, TermsInput
 from muster.cluster.snapshot import LevelInput, QueueInput, QuotaInput, build
 from muster.cluster.views import NodeView, PodView
 from muster.controllers.books import Tally
@@ -346,6 +346,17 @@ def test_a_gang_on_a_broken_base_is_not_moved_aside_for_others() -> None:
     other = running(plain("other", 1, submitted=NOW - 1), "b-s0", saved=3_000.0)
     decided = plan(world(there, [job, other, asks]))
     assert "job" not in {each.uid for each in decided.evictions}
+
+
+def test_a_base_moves_alone_unless_its_gang_needs_the_others() -> None:
+    there = [*fleet(3, 0, "a"), *fleet(3, 1, "b")]
+    asks = plain("asks", 3, "on-demand", mode=TopologyMode.REQUIRED, level="rack", submitted=NOW + 1)
+    job = running(based(base=1, wish=2, most=3), "a-d0", "b-s0", since=36_000.0)
+    other = running(plain("other", 1, "on-demand", terms=TermsInput(preemptible=False)), "b-d0")
+    shot = world(there, [job, other, asks])
+    (eviction,) = plan(shot).evictions
+    assert (eviction.uid, eviction.reason, eviction.beneficiary) == ("job", MoveReason.DEFRAGMENTED, "asks")
+    assert not plan(world(there, [needed(job, 1, 1), other, asks])).evictions
 
 
 def test_a_gang_that_starts_again_in_a_closed_queue_gets_no_more_there() -> None:
