@@ -19,7 +19,7 @@ by their quota. One that starts gets as many of these as it wishes at once, for 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,6 +54,7 @@ def grow(
     ledger: Ledger,
     pace: Pace | None = None,
     own: Set[tuple[int, int]] = frozenset(),
+    used: Ledger | None = None,
 ) -> tuple[Move, ...]:
     """Which elastic gangs grow now, and where. To be asked after everybody who waits.
 
@@ -61,6 +62,8 @@ def grow(
         room: R x N in tree order, what nobody holds or is to get. What growth takes is subtracted.
         ledger: with all promises; what growth takes is charged.
         own: (queue, flavour) in which nobody grows by what is borrowed.
+        used: with what those still hold who leave. A gang with a base would start again without what it can't have yet,
+            so that it grows only by what is there; that is charged.
     """
     pace = pace or Pace()
     moves, open_, choices = [], OpenRoom(snapshot, tree, room), Choices(snapshot)
@@ -72,7 +75,9 @@ def grow(
         if not _may_grow(snapshot, row, nodes):
             continue
         filter_ = choices.current(row) if more is None else more.filter
-        places = _find(snapshot, tree, open_, ledger, wish, nodes, filter_, flavour, own)
+        based = more is not None or row in jobs.bases
+        ledgers = (ledger,) if used is None or not based else (ledger, used)
+        places = _find(snapshot, tree, open_, ledgers, wish, nodes, filter_, flavour, own)
         if places is not None:
             joined = _join(snapshot, tree, row, nodes, places) if more is None else _behind(tree, nodes, places)
             taken = open_.take(row, places)
@@ -84,13 +89,14 @@ def start_with_more(
     snapshot: Snapshot,
     tree: Tree,
     room: Int,
-    ledger: Ledger,
+    ledgers: Sequence[Ledger],
     starting: Iterable[tuple[int, Index]],
     own: Set[tuple[int, int]] = frozenset(),
 ) -> dict[int, Index]:
     """Nodes of the workers that gangs get beyond their base when they start, by row; as `grow`.
 
     Args:
+        ledgers: with all promises, and with what is used.
         starting: rows of gangs with a safe base, and the nodes of that.
     """
     found, open_ = dict[int, Index](), OpenRoom(snapshot, tree, room)
@@ -99,7 +105,7 @@ def start_with_more(
         wish = _Wish(row, more.step, 0, min(more.wish, more.most) // more.step, 1, 0.0)
         if not wish.steps or not _is_open(snapshot, row) or not _may_grow(snapshot, row, nodes):
             continue
-        places = _find(snapshot, tree, open_, ledger, wish, nodes, more.filter, more.flavour, own)
+        places = _find(snapshot, tree, open_, ledgers, wish, nodes, more.filter, more.flavour, own)
         if places is not None:
             open_.take(row, places)
             found[row] = tree.order[np.sort(places)].astype(np.int32)
@@ -185,7 +191,7 @@ def _find(
     snapshot: Snapshot,
     tree: Tree,
     room: OpenRoom,
-    ledger: Ledger,
+    ledgers: Sequence[Ledger],
     wish: _Wish,
     nodes: Index,
     filter_: int,
@@ -195,6 +201,7 @@ def _find(
     """Places of as many more workers as there is room and quota for, which is charged; None for fewer than pay.
 
     Args:
+        ledgers: all of them have the quota.
         nodes: that the gang has.
         filter_, flavour: of the nodes that the others may have.
     """
@@ -204,7 +211,8 @@ def _find(
     borrowing = bool(jobs.terms.preemptible[row]) and (queue, flavour) not in own
 
     def has_quota(some: int) -> bool:
-        return ledger.shortage(queue, flavour, need_of(snapshot, row, wish.workers(some)), borrowing=borrowing) is None
+        need = need_of(snapshot, row, wish.workers(some))
+        return all(ledger.shortage(queue, flavour, need, borrowing=borrowing) is None for ledger in ledgers)
 
     steps = _largest(min(wish.steps, (there + wish.begun) // wish.step), has_quota)
     if steps < wish.least:
@@ -217,7 +225,8 @@ def _find(
         gang = replace(gang, size=wish.workers(count))
         places = locate(tree, pool, prefix, gang, whole=np.zeros(len(pool), np.bool_), spared=None)
         assert places is not None, "a growth that fits was not placed"
-        ledger.charge(queue, flavour, need_of(snapshot, row, gang.size))
+        for ledger in ledgers:
+            ledger.charge(queue, flavour, need_of(snapshot, row, gang.size))
         return places
     return None
 

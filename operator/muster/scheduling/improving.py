@@ -46,7 +46,8 @@ def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verd
     if starting:
         calm = _without_contested_quota(round_, heads, round_.after_evictions(), verdicts)
         others = [each for each in starting if each[0] in calm.jobs.beyond]
-        found = start_with_more(calm, round_.tree, open_, round_.promised, others, heads.queues)
+        ledgers = (round_.promised, round_.used)  # they start at once, beside those who are still leaving
+        found = start_with_more(calm, round_.tree, open_, ledgers, others, heads.queues)
         round_.beyond |= {round_.snapshot.jobs.uids[row]: nodes for row, nodes in found.items()}
     round_.replacements += mend_spares(round_.after_evictions(), round_.tree, open_, round_.promised)
     settle = round_.policy.settle
@@ -55,7 +56,8 @@ def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verd
         _carry_out(round_, promote(round_.after_evictions(), round_.tree, open_, round_.promised, pace))
     if round_.policy.elastic and _anybody_may_grow(round_.snapshot):
         calm = _without_contested_quota(round_, heads, round_.after_evictions(), verdicts)
-        _carry_out(round_, grow(calm, round_.tree, open_, round_.promised, Pace(settle=settle), heads.queues))
+        pace, used = Pace(settle=settle), round_.used.copy() if calm.jobs.beyond else None
+        _carry_out(round_, grow(calm, round_.tree, open_, round_.promised, pace, heads.queues, used))
     return list(verdicts)
 
 

@@ -348,6 +348,17 @@ def test_a_gang_on_a_broken_base_is_not_moved_aside_for_others() -> None:
     assert "job" not in {each.uid for each in decided.evictions}
 
 
+def test_workers_beyond_a_base_take_no_quota_that_those_who_leave_still_hold() -> None:
+    leaver = plain("leaver", 2, holding=True, placed=("r-s2", "r-s3"), generation=1, run=RunInput(leaving=True))
+    there = fleet(2, 4)
+    assert start(world(there, [based(), leaver], spot=24)) == ["r-d0", "r-d1", "r-s0"]
+    job = running(based(most=4), "r-d0", "r-d1", since=36_000.0)
+    assert not plan(world(there, [job, leaver], spot=16)).evictions, "it would start again without them"
+    shot = world(there, [job, leaver], spot=32)
+    (promise,) = plan(shot).promises
+    assert names(shot, promise.nodes) == ["r-d0", "r-d1", "r-s0", "r-s1"]
+
+
 def test_a_base_moves_alone_unless_its_gang_needs_the_others() -> None:
     there = [*fleet(3, 0, "a"), *fleet(3, 1, "b")]
     asks = plain("asks", 3, "on-demand", mode=TopologyMode.REQUIRED, level="rack", submitted=NOW + 1)
