@@ -328,7 +328,7 @@ class Round:
         going, jobs = {each.uid for each in self.evictions}, self.snapshot.jobs
         ends = np.array([uid in going for uid in jobs.uids], dtype=np.bool_)
         for row, base in jobs.bases.items():
-            ends[row] = ends[base] = ends[row] or ends[base]
+            ends[row] |= ends[base]  # not the other way round: the base of a gang that goes on keeps its room
         leaving = jobs.runs.leaving | ends
         return replace(self.snapshot, jobs=replace(jobs, runs=replace(jobs.runs, leaving=leaving)))
 

@@ -211,6 +211,15 @@ def test_a_spot_node_that_is_taken_back_costs_nothing_but_its_worker() -> None:
     assert (eviction.reason, names(shot, promise.nodes)) == (MoveReason.WORKERS_LOST, ["r-d0", "r-d1", "r-s0"])
 
 
+def test_a_base_keeps_its_room_while_its_gang_goes_on_with_fewer() -> None:
+    job = replace(running(based(priority=2), "r-d0", "r-d1", "r-s0", "r-s1"), lost=(3,), shrinks=NOW)
+    there = [each for each in fleet(3, 2) if each.name != "r-s1"]
+    low = running(plain("low", 1, "on-demand"), "r-d2")
+    shot = world(there, [job, low, plain("late", 2, "on-demand", priority=1)])
+    (promise,) = plan(shot).promises
+    assert (promise.uid, names(shot, promise.nodes)) == ("job", ["r-d0", "r-d1", "r-s0"])
+
+
 def test_all_spot_nodes_may_go_at_once() -> None:
     lost = replace(running(based(), "r-d0", "r-d1", "r-s0", "r-s1"), lost=(2, 3), shrinks=NOW)
     shot = world(fleet(3, 0), [lost])
