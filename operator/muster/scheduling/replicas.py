@@ -38,6 +38,8 @@ def choices_of_replicas(wants: Demand, rights: Index, asked: Int) -> Iterator[Le
     if not elastic:
         return
     counts = {row: _replicas(wants, row) for row in elastic}
+    if max(counts.values()) > _CHOICES:  # there are as many choices of one alone; of thousands the others are no number
+        return
     if prod(sum(comb(counts[row], size) for size in range(1, spare + 1)) for row, spare in elastic.items()) > _CHOICES:
         return
     each = [list(_sets(wants, row, counts[row], spare)) for row, spare in elastic.items()]
