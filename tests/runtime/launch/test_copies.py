@@ -26,6 +26,7 @@ from muster_runtime.launch.hangs import Hangs
 from muster_runtime.launch.http_server import Server
 from muster_runtime.launch.leader import Leader
 from muster_runtime.launch.membership import Roll
+from muster_runtime.launch.node_hours import NodeHours
 from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.ranks import Ranks
 from muster_runtime.launch.standing import Standing
@@ -109,7 +110,7 @@ async def pods(count: int = 2, *, memory: str = "auto") -> AsyncIterator[list[Po
         hangs = Hangs(given, Ranks(state.tell), state)
         gang = Leader(given, None, state, roll, Standing(), hangs)  # type: ignore[arg-type]
         answers = None  # nobody asks for the status here
-        parts = copies, hangs, Profiles(given), Tracking(given, settings)
+        parts = copies, hangs, Profiles(given), Tracking(given, settings), NodeHours(given)
         handler = ApiHandler(given.member, TOKEN, state, roll, gang, answers, *parts)  # type: ignore[arg-type]
         servers.append(Server(handler, 100))
         await servers[-1].start(given.address, PORT)
