@@ -15,10 +15,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from muster_runtime.checkpoint.pages import ask_for_huge
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.spread import copy_into
-from muster_runtime.checkpoint.tree import TensorTable, join, local_part, split
+from muster_runtime.checkpoint.tree import TensorTable, join, split
 from muster_runtime.data.foreign import is_foreign, pack, unpack
 from muster_runtime.errors import StateError
 from muster_runtime.parallel.gang import Gang
@@ -243,11 +242,9 @@ class Restoration:
             like = next((t for t in (present, parameter) if t is not None and t.shape == saved.size), None)
             dtype = saved.properties.dtype
             if like is not None:
-                fresh = torch.empty_like(like.detach(), dtype=dtype)
+                self.table[name] = torch.empty_like(like.detach(), dtype=dtype)
             else:
-                fresh = torch.empty(saved.size, dtype=dtype)
-            ask_for_huge(local_part(fresh))
-            self.table[name] = fresh
+                self.table[name] = torch.empty(saved.size, dtype=dtype)
         return self.table[name]
 
     def _saved(self, name: str) -> TensorStorageMetadata:
