@@ -131,15 +131,15 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "price of one kind": (spec(capacity={"order": ["spot"], "prefer": "cheapest"}), "prefer chooses among kinds"),
     "two kinds beyond a base": (
         spec(capacity={"order": ["spot", "reserved"], "base": "on-demand"}, workers={"replicas": 4, "min": 2}),
-        "name one kind in order, another than the base",
+        "name one kind there, or leave base out",
     ),
     "a base of its own kind": (
         spec(capacity={"order": ["spot"], "base": "spot"}, workers={"replicas": 4, "min": 2}),
-        "name one kind in order, another than the base",
+        "name another one in order, or leave base out",
     ),
     "a base of one size": (
         spec(capacity={"order": ["spot"], "base": "on-demand"}),
-        "a gang of one size runs on one kind of capacity: give workers.min below workers.max too",
+        "a gang of one size has no workers beyond a base: give a workers.min below replicas",
     ),
     "a base in whole": (
         spec(capacity={"order": ["spot"], "base": "on-demand"}, workers={"replicas": 4, "min": 2, "partial": False}),

@@ -243,7 +243,7 @@ SPEC_RULES: Final = (
     ),
     Rule(
         f"!has(self.capacity.base) || !has(self.capacity) || {_ELASTIC.format(it='self.workers')}",
-        "a gang of one size runs on one kind of capacity: give workers.min below workers.max too, or leave base out",
+        "a gang of one size has no workers beyond a base: give a workers.min below replicas, or leave base out",
         field_path=".capacity.base",
     ),
     Rule(
@@ -353,9 +353,13 @@ CAPACITY_RULES: Final = (
         field_path=".prefer",
     ),
     Rule(
-        "!has(self.base) || (self.order.size() == 1 && self.order[0] != self.base)",
-        "base is where the first workers.min workers run, and order where all beyond them do: name one kind in order, "
-        "another than the base",
+        "!has(self.base) || self.order.size() == 1",
+        "with a base, order is where the workers beyond it run: name one kind there, or leave base out",
+        field_path=".order",
+    ),
+    Rule(
+        "!has(self.base) || self.order.size() != 1 || self.order[0] != self.base",
+        "the workers beyond the base would be on the base's own kind: name another one in order, or leave base out",
         field_path=".base",
     ),
 )

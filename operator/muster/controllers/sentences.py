@@ -18,7 +18,7 @@ from muster.controllers import flavours, planning
 from muster.controllers.accounts import Spent
 from muster.controllers.queues import Standing, ceilings, priority_remark, standings, why_closed
 from muster.controllers.records import Record
-from muster.scheduling.plan import Change, ChangeKind, Waiting, WaitReason
+from muster.scheduling.plan import LACKS_NODES, Change, ChangeKind, Waiting, WaitReason
 from muster.scheduling.snapshot import Snapshot
 
 HOLDERS: Final = 4
@@ -60,6 +60,7 @@ class Sentences:
         told += planning.avoiding(record.job.status, waiting.reason, self._now)
         told += planning.last_start(record.job)
         if record.planned is not None:
+            told += _of_base(record.planned[1], waiting)
             told += priority_remark(record.planned[1], self._ceilings)
         return told
 
@@ -68,6 +69,9 @@ class Sentences:
         where that is its GPU."""
         if not waiting.elsewhere or record.planned is None:
             return None
+        beyond = record.planned[1].beyond
+        if beyond is not None and beyond.flavour == waiting.elsewhere:
+            return None  # it takes that already, for the workers that it can do without
         anywhere = replace(record.planned[1].node_filter, capacity=())
         key = (anywhere, waiting.elsewhere)
         if key not in self._elsewhere:
@@ -113,3 +117,11 @@ class Sentences:
     @cached_property
     def _standings(self) -> Mapping[str, Standing]:
         return standings(self._queues, self._errors, self._spent)
+
+
+def _of_base(job: JobInput, waiting: Waiting) -> str:
+    """What a gang with a safe base is told behind the sentence, which speaks of that alone."""
+    if job.beyond is None or waiting.reason not in (*LACKS_NODES, WaitReason.QUOTA_EXCEEDED, WaitReason.EXCEEDS_QUOTA):
+        return ""
+    workers = planning.counted(job.workers, "worker")
+    return f"; this is what it needs for its base, {workers} (workers.min) on the kind of nodes of capacity.base"

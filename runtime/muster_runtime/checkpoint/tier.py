@@ -136,13 +136,13 @@ class Tier:
         if not local:
             self.clear()
             why = (
-                f"memory doesn't suffice for a second copy of the state ({length / 1e9:.2f} GB a rank), so none is "
+                f"memory doesn't suffice for a second copy of the state ({length / 1e6:,.1f} MB a rank), so none is "
                 "kept there and a crash restores from the store: raise the workers' memory request and limit by that"
             )
             self.warn(why)
         elif not peer and isinstance(self._peer, int):
             why = (
-                f"memory doesn't suffice for a third copy of the state ({length / 1e9:.2f} GB a rank), so a lost "
+                f"memory doesn't suffice for a third copy of the state ({length / 1e6:,.1f} MB a rank), so a lost "
                 "worker restores from the store: raise the workers' memory request and limit by that"
             )
         else:

@@ -70,6 +70,32 @@ def test_room_on_another_kind_of_capacity_is_told_with_what_keeps_the_job_from_i
     assert changes(cluster(taints=(SPOT,)), tolerates) == (fewer, there)
 
 
+def test_a_gang_that_waits_for_its_base_is_told_so_and_not_of_the_kind_that_it_takes_beyond_it() -> None:
+    nodes = cluster(taints=())
+    sizes = {"gpuType": "H100", "replicas": 3, "min": 2}
+    job = trainingjob(queue="q", workers=sizes, capacity={"order": ["spot"], "base": "on-demand"})
+    spec, counts = effective_spec(job.spec), flavours.flavour_counts(nodes)
+    made = planning.pending_input(
+        job,
+        spec,
+        request={"nvidia.com/gpu": 8, "pods": 1},
+        node_filter=filter_of_pod({}),
+        choices=flavours.choose_flavours(spec, counts),
+        beyond=flavours.choose_of_kind(spec, spec.beyond, counts),
+        priority=0,
+        levels=HOSTS,
+    )
+    shot = build(nodes=nodes, pods=[], jobs=[made], queues=[QueueInput("q")], levels=HOSTS)
+    (waiting,) = plan(shot).waiting
+    record = Record.of(job)
+    record.planned = ((), made)
+    sentences = Sentences(shot, {}, nodes, {}, {}, {}, NOW)
+    assert waiting.elsewhere == "H100/spot"
+    assert sentences.elsewhere(record, waiting) is None
+    told = "this is what it needs for its base, 2 workers (workers.min) on the kind of nodes of capacity.base"
+    assert told in sentences.of(record, waiting)
+
+
 def test_for_whom_a_job_waits_is_told_once_each_and_by_name() -> None:
     names = {uid: f"research/{uid}" for uid in "abcdefg"}
     sentences = Sentences(build(nodes=[], pods=[], jobs=[], queues=[], levels=HOSTS), names, [], {}, {}, {}, NOW)
