@@ -293,7 +293,7 @@ def effective_spec(spec: TrainingJobSpec, defaults: JobDefaults | None = None) -
         slices=tuple((item.workers, item.level) for item in (topology and topology.slices) or ()),
         balanced=(topology and topology.balanced) or "",
         capacity=_capacity(spec.capacity),
-        beyond=_beyond(spec.capacity) if _is_elastic(workers) else "",
+        beyond=_beyond(spec.capacity) if is_elastic(workers) else "",
         cheapest=((spec.capacity and spec.capacity.prefer) or CAPACITY_PREFERENCE) is CapacityPreference.CHEAPEST,
         fallback_after=_seconds(spec.capacity.fallback_after if spec.capacity else None, FALLBACK_SECONDS),
         preemptible=PREEMPTIBLE if spec.preemptible is None else spec.preemptible,
@@ -335,7 +335,8 @@ def _partial(workers: Workers) -> bool:
     return workers.min is not None and workers.min < workers.replicas and workers.partial is not False
 
 
-def _is_elastic(workers: Workers) -> bool:
+def is_elastic(workers: Workers) -> bool:
+    """Whether the gang may have more than one size, as its spec is written."""
     return (workers.min or workers.replicas) < (workers.max or workers.replicas)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from muster.api import names
 from muster.api.common import find_condition, format_time
-from muster.api.effective import EffectiveSpec
+from muster.api.effective import EffectiveSpec, is_elastic
 from muster.api.jobparts import JobDefaults
 from muster.api.jobparts import TopologyMode as SpecMode
 from muster.api.names import ConditionType, Reason
@@ -302,9 +302,8 @@ def last_start(job: TrainingJob) -> str:
 
 def _sizes(job: TrainingJob, workers: int, now: datetime) -> tuple[Size, ...]:
     """The sizes of an elastic job, once it is placed with so many workers."""
-    asked, sizes = job.spec.workers, job.status.sizes
-    elastic = (asked.min or asked.replicas) < (asked.max or asked.replicas)
-    if not elastic or (sizes and sizes[-1].workers == workers):
+    sizes = job.status.sizes
+    if not is_elastic(job.spec.workers) or (sizes and sizes[-1].workers == workers):
         return sizes
     why, reason = reason_of(job.status, ConditionType.ADMITTED), STARTED
     if sizes and why in (Reason.RESTARTING.value, Reason.BACKOFF.value) and workers < sizes[-1].workers:

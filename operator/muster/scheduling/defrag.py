@@ -28,7 +28,7 @@ from muster.scheduling.moves import (
 )
 from muster.scheduling.placement import locate
 from muster.scheduling.plan import MoveReason
-from muster.scheduling.promises import stands
+from muster.scheduling.promises import base_stands
 from muster.scheduling.quota import Ledger
 from muster.scheduling.room import Room
 from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot, TopologyMode
@@ -118,7 +118,7 @@ def _may_move(wants: Demand, coming: Coming, pace: Pace) -> Mask:
     workers, same, elsewhere = np.diff(runs.first), _same(wants), _elsewhere(wants)
     for row, base in snapshot.jobs.bases.items():
         # Its gang would start again on the base's nodes, and may be unable to; and a base that moves goes on alone.
-        asked[row] &= stands(snapshot, base, runs.nodes_of(base)).all()
+        asked[row] &= base_stands(snapshot, row)
         asked[base] &= not snapshot.jobs.sizes.least[row]
     for row in np.flatnonzero(asked).tolist():
         filter_ = choices.current(row)

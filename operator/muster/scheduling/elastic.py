@@ -41,7 +41,7 @@ from muster.scheduling.moves import (
 from muster.scheduling.offers import lost_seconds
 from muster.scheduling.placement import fits, locate
 from muster.scheduling.plan import MoveReason
-from muster.scheduling.promises import stands
+from muster.scheduling.promises import base_stands, stands
 from muster.scheduling.quota import Ledger
 from muster.scheduling.snapshot import NONE, PLAIN, Index, Int, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
@@ -181,10 +181,9 @@ def _may_grow(snapshot: Snapshot, row: int, nodes: Index) -> bool:
     more = jobs.beyond.get(row)
     shape, step = jobs.terms.shapes[row], max(1, int(jobs.sizes.step[row]) if more is None else more.step)
     whole = not shape.slices or step % shape.slices[0][0] == 0
-    if shape.balanced != NONE or not whole or not stands(snapshot, row, nodes).all():
+    if shape.balanced != NONE or not whole:
         return False
-    base = jobs.bases.get(row)
-    return base is None or bool(stands(snapshot, base, jobs.runs.nodes_of(base)).all())
+    return bool(stands(snapshot, row, nodes).all()) and base_stands(snapshot, row)
 
 
 def _find(

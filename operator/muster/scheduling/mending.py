@@ -23,7 +23,7 @@ import numpy as np
 from muster.scheduling.gangs import Gang
 from muster.scheduling.moves import by_rank, gang_of, need_of, take_room, worker_of
 from muster.scheduling.plan import Promise, Replacement
-from muster.scheduling.promises import moving, promised_nodes, reserved_by_rank, stands, victims_of
+from muster.scheduling.promises import base_stands, moving, promised_nodes, reserved_by_rank, stands, victims_of
 from muster.scheduling.quota import Ledger
 from muster.scheduling.reduction import reduce_gang, smaller_sizes
 from muster.scheduling.replacement import replace_workers
@@ -107,10 +107,10 @@ def reduce_gangs(snapshot: Snapshot, tree: Tree, free: Int) -> dict[int, Index]:
     found: dict[int, Index] = {}
     for row in by_rank(snapshot, np.array(due, dtype=np.int64)).tolist():
         nodes = runs.nodes_of(row)
-        standing, base = stands(snapshot, row, nodes), snapshot.jobs.bases.get(row)
+        standing = stands(snapshot, row, nodes)
         if standing[runs.lost[row]].all():
             continue
-        if base is not None and not stands(snapshot, base, runs.nodes_of(base)).all():
+        if not base_stands(snapshot, row):
             continue  # the gang can't go on without its base
         # New pods are made for all, so those that live on a broken node are left behind too.
         fewer = _reduced(snapshot, tree, free, row, nodes, ~standing)

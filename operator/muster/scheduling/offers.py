@@ -22,7 +22,7 @@ import numpy as np
 
 from muster.scheduling.claims import Right, goes_on
 from muster.scheduling.gangs import is_accelerator
-from muster.scheduling.promises import stands
+from muster.scheduling.promises import base_stands, stands
 from muster.scheduling.quota import Need
 from muster.scheduling.snapshot import NONE, Index, Int, Jobs, Mask, Seconds, Snapshot
 
@@ -103,10 +103,6 @@ def _workers(jobs: Jobs, rows: Int) -> Int:
         beside = np.array([other.get(row, NONE) for row in rows.tolist()], dtype=np.int64)
         workers += np.where(beside == NONE, 0, first[beside + 1] - first[beside])
     return workers
-
-
-def _base_of(jobs: Jobs, row: int) -> tuple[int, ...]:
-    return (jobs.bases[row],) if row in jobs.bases else ()
 
 
 def burdens(snapshot: Snapshot, rows: Int) -> Seconds:
@@ -232,7 +228,7 @@ def replicas_to_spare(snapshot: Snapshot, row: int) -> int:
     shape = jobs.terms.shapes[row]
     if shape.balanced != NONE or (shape.slices and step % shape.slices[0][0]):
         return 0
-    if not all(stands(snapshot, each, jobs.runs.nodes_of(each)).all() for each in (row, *_base_of(jobs, row))):
+    if not stands(snapshot, row, jobs.runs.nodes_of(row)).all() or not base_stands(snapshot, row):
         return 0  # what stays starts again, and no job starts on such a node
     more = len(jobs.runs.nodes_of(row)) - shape.spares - least
     return 0 if more % step else max(0, more // step)  # no whole steps lead from a size that it may not have to one

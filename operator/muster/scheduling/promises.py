@@ -222,6 +222,13 @@ def stands(snapshot: Snapshot, row: int, nodes: Index) -> Mask:
     return found
 
 
+def base_stands(snapshot: Snapshot, row: int) -> bool:
+    """Of workers beyond a base, whether that `stands`: without it their gang starts nowhere. True for all others."""
+    jobs = snapshot.jobs
+    base = jobs.bases.get(row)
+    return base is None or bool(stands(snapshot, base, jobs.runs.nodes_of(base)).all())
+
+
 def _take(snapshot: Snapshot, free: Int, job: int, nodes: Index) -> None:
     there = nodes[nodes != NONE]
     np.subtract.at(free, there, snapshot.jobs.requests[job])

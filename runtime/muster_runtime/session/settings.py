@@ -117,23 +117,24 @@ def _numerics(environment: Mapping[str, str]) -> Rules | None:
         raise UsageError(f"{env.NUMERICS} is {action!r}; it is {', '.join(known)}, or unset")
     return Rules(
         Action(action),
-        loss_factor=_factor(environment, env.NUMERICS_LOSS),
-        norm_factor=_factor(environment, env.NUMERICS_NORM),
+        loss_factor=_above(environment, env.NUMERICS_LOSS, 1, "a number"),
+        norm_factor=_above(environment, env.NUMERICS_NORM, 1, "a number"),
         limit=_integer(environment, env.NUMERICS_LIMIT, Rules.limit),
     )
 
 
-def _factor(environment: Mapping[str, str], name: str) -> float | None:
+def _above(environment: Mapping[str, str], name: str, least: int, what: str) -> float | None:
+    """A variable's value, `what` above `least`; None where it is unset."""
     text = environment.get(name)
     if not text:
         return None
     try:
-        factor = float(text)
+        value = float(text)
     except ValueError:
-        factor = 0.0
-    if not 1.0 < factor < math.inf:
-        raise UsageError(f"{name} is {text!r}; it is a number above 1, or unset")
-    return factor
+        value = 0.0
+    if not least < value < math.inf:
+        raise UsageError(f"{name} is {text!r}; it is {what} above {least}, or unset")
+    return value
 
 
 def _interval(environment: Mapping[str, str]) -> float | None:
@@ -147,16 +148,7 @@ def _interval(environment: Mapping[str, str]) -> float | None:
 
 
 def _node_hours(environment: Mapping[str, str]) -> float:
-    text = environment.get(env.CHECKPOINT_NODE_HOURS)
-    if not text:
-        return env.NODE_HOURS["on-demand"]
-    try:
-        hours = float(text)
-    except ValueError:
-        hours = 0.0
-    if not 0 < hours < math.inf:
-        raise UsageError(f"{env.CHECKPOINT_NODE_HOURS} is {text!r}; it is a number of hours above 0, or unset")
-    return hours
+    return _above(environment, env.CHECKPOINT_NODE_HOURS, 0, "a number of hours") or env.NODE_HOURS["on-demand"]
 
 
 def _retention(environment: Mapping[str, str]) -> Retention:
