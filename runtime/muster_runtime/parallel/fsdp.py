@@ -22,13 +22,23 @@ def make_mesh(strategy: str, device: torch.device, world_size: int, ranks_per_wo
 
 
 def fully_sharded(model: nn.Module, mesh: DeviceMesh, *, half: bool, options: dict[str, Any]) -> nn.Module:
-    """Shards `model` in place. `half`: compute in bf16, keep master weights and reduce gradients in fp32."""
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else None
-    arguments: dict[str, Any] = {"mesh": mesh, **({"mp_policy": policy} if policy else {}), **options}
+    """Shards `model` in place. `half`: compute in bf16, keep master weights and reduce gradients in fp32.
+
+    What the whole model gives is fp32 then, too: a loss against fp32 targets fails or is coarse in bf16, and a script
+    that trains under DDP shall train here.
+    """
+    inside, outermost = ({"mesh": mesh, **_policy(half, output), **options} for output in (None, torch.float32))
     for block in repeated_blocks(model):
-        fully_shard(block, **arguments)
-    fully_shard(model, **arguments)
+        fully_shard(block, **inside)
+    fully_shard(model, **outermost)
     return model
+
+
+def _policy(half: bool, output: torch.dtype | None) -> dict[str, Any]:
+    if not half:
+        return {}
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=output)
+    return {"mp_policy": policy}
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

@@ -89,3 +89,25 @@ def test_only_calls_that_can_be_trained_on_are_counted() -> None:
     assert parallel.muster_forwards == 1
     torch.compile(parallel, backend="eager")(torch.ones(1, 2)).sum().backward()
     assert parallel.muster_compiled
+
+
+def test_a_sharded_model_computes_in_bf16_and_gives_fp32() -> None:
+    seen: list[torch.dtype] = []
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)), nn.Linear(4, 1))
+    blocks[1].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    model = wrap_model(
+        blocks,
+        strategy="fsdp",
+        device=CPU,
+        world_size=1,
+        ranks_per_worker=1,
+        precision="bf16",
+        ddp={},
+        fsdp={},
+        where="train.py:3",
+    )
+    output = model(torch.randn(8, 4))
+    assert (output.dtype, seen) == (torch.float32, [torch.bfloat16])
+    nn.functional.mse_loss(output, torch.randn(8, 1)).backward()
+    assert {(p.dtype, p.grad.dtype) for p in model.parameters() if p.grad is not None} == {(torch.float32,) * 2}
+    assert all(parameter.grad is not None for parameter in model.parameters())
