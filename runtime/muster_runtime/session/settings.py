@@ -78,6 +78,12 @@ def read_settings(
     if every_steps is not None and every_steps < 1:
         raise UsageError(f"checkpoint_every_steps is {every_steps}; it is 1 or more, or left out")
     uri = environment.get(env.CHECKPOINT_URI) or checkpoint or ""
+    start_from = environment.get(env.CHECKPOINT_FROM, "")
+    if start_from and not uri:
+        raise UsageError(
+            f"{env.CHECKPOINT_FROM} is {start_from}, but this run has no place for its own checkpoints, so it would begin "
+            f"anew: set {env.CHECKPOINT_URI}, too, to another place"
+        )
     try:
         if uri:
             parse_uri(uri)
@@ -101,7 +107,7 @@ def read_settings(
         workers=max(1, _integer(environment, env.WORKERS, 1)),
         retention=_retention(environment),
         blocking_saves=environment.get(env.CHECKPOINT_BLOCKING, "") not in ("", "0"),
-        start_from=environment.get(env.CHECKPOINT_FROM, ""),
+        start_from=start_from,
         start_load=start_load,
         numerics=_numerics(environment),
         tracked=bool(environment.get(env.TRACKING_URI)),

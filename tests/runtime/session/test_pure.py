@@ -210,6 +210,8 @@ def test_what_the_job_says_wins_over_the_script() -> None:
     job = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MUSTER_STRATEGY": "fsdp", "MUSTER_SEED": "8"}
     found = read_settings(job, seed=3, strategy="ddp", checkpoint="file:///x", every_steps=5)
     assert (found.strategy, found.seed, found.checkpoint, found.every_steps) == ("fsdp", 8, "file:///x", 5)
+    with pytest.raises(UsageError, match=r"no place for its own checkpoints, so it would begin anew"):
+        read_settings({"MUSTER_CHECKPOINT_FROM": "s3://models/base"})
     laptop = read_settings({}, strategy="fsdp")
     assert (laptop.strategy, laptop.world_size, laptop.distributed) == ("none", 1, False)
     assert read_settings({"RANK": "0", "WORLD_SIZE": "2"}).strategy == "ddp"
