@@ -111,8 +111,10 @@ def metadata_from_json(manifest: Manifest) -> tuple[Metadata, dict[MetadataIndex
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, without a copy and without NumPy. Valid while the tensor lives."""
+    """The bytes of a contiguous CPU tensor, which lives as long as they do; without a copy and without NumPy."""
     length = tensor.numel() * tensor.element_size()
     if not length:
         return memoryview(b"")
-    return memoryview((ctypes.c_char * length).from_address(tensor.data_ptr())).cast("B")
+    found = (ctypes.c_char * length).from_address(tensor.data_ptr())
+    found.owner = tensor  # type: ignore[attr-defined]
+    return memoryview(found).cast("B")

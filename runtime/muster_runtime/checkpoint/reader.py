@@ -2,8 +2,9 @@
 
 Of each file only those blocks come in that the node needs, a few extents at once: the whole file in one, where nothing
 was resharded. A rank that reads alone receives them straight into the tensors' own memory, where the connections to the
-store allow that. Otherwise they come into a window of the shared memory, and go on from there: what several ranks of
-one node need, one of them fetches; the others read it in that one's window.
+store allow that and the tensors are the host's. Otherwise they come into a window of the shared memory, and go on from
+there, to a GPU by one copy: what several ranks of one node need, one of them fetches; the others read it in that one's
+window.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _PAUSE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """Bytes of a file or an extent: `target` (uint8) takes them from its byte `at`; then `finish` is called."""
+    """Bytes of a file or an extent: `target` (uint8, of the host or a device) takes them from its byte `at`; then
+    `finish` is called."""
 
     target: torch.Tensor
     at: int
@@ -63,9 +65,15 @@ class Wanted:
         self.target.copy_(self.source(file))
         self.finish()
 
-    def take_from(self, memory: int, start: int) -> None:
-        """Of a file that begins at byte `start` of a rank's memory, a descriptor."""
-        read_into(self.target, memory, start + self.at)
+    def take_from(self, memory: int, start: int, scratch: torch.Tensor) -> None:
+        """Of a file that begins at byte `start` of a rank's memory, a descriptor. `scratch`: on the way to a device."""
+        if not _on_device(self.target):
+            read_into(self.target, memory, start + self.at)
+        else:
+            for at in range(0, self.target.numel(), _SCRATCH):
+                part = self.target[at : at + _SCRATCH]
+                read_into(scratch[: part.numel()], memory, start + self.at + at)
+                part.copy_(scratch[: part.numel()])
         self.finish()
 
     def source(self, file: torch.Tensor) -> torch.Tensor:
@@ -171,7 +179,7 @@ class Reader(StorageReader):
             own = [(batches[number][position][0], place(number, position)) for position in positions]
             return [(extent, at, self._transfers.fetch(extent, at)) for extent, at in own]
 
-        under_way = begin(0)
+        under_way, scratch = begin(0), torch.empty(_SCRATCH, dtype=torch.uint8)  # its pages come when it is used
         for number, batch in enumerate(batches):
             # From here on the batch is in the windows, and nobody reads the one before any more.
             failures = [each for each in neighbours.gather(self._settle_all(under_way)) if each is not None]
@@ -181,7 +189,7 @@ class Reader(StorageReader):
             for position, (_, wanted) in enumerate(batch):
                 at = place(number, position)
                 for each in wanted:
-                    each.take_from(seen[position % width], at)
+                    each.take_from(seen[position % width], at, scratch)
                 wanted.clear()
         neighbours.gather(None)  # nobody reads in this rank's memory any more
 
@@ -202,31 +210,44 @@ class Reader(StorageReader):
             self._receive(pieces, receive)
 
     def _receive(self, pieces: list[Piece], receive: Receive) -> None:
-        under_way: deque[tuple[Callable[[], Task[None]], Task[None], list[Wanted]]] = deque()
+        under_way: deque[tuple[Callable[[], Task[None]], Task[None], list[Wanted], torch.Tensor | None]] = deque()
         pool = ThreadPoolExecutor(WINDOW, thread_name_prefix="muster-restore")
+        free = self._slots(pieces)
 
         def land() -> None:
-            begin, task, wanted = under_way.popleft()
+            begin, task, wanted, slot = under_way.popleft()
             self._settle(task, begin)
             for each in wanted:
                 each.finish()
+            if slot is not None:
+                free.append(slot)
 
         try:
             for extent, wished in pieces:
-                if len(under_way) == 2 * WINDOW:
+                goes_on = _goes_on(wished)
+                while len(under_way) == 2 * WINDOW or (goes_on and not free):
                     land()
-                wanted = _apart(wished, extent.size)
+                slot = free.pop() if goes_on else None
+                wanted = _apart(wished, extent.size, slot)
                 wished.clear()
                 begin = partial(pool.submit, receive, extent, _parts(wanted, extent.size))
-                under_way.append((begin, begin(), wanted))
+                under_way.append((begin, begin(), wanted, slot))
             while under_way:
                 land()
         finally:  # whoever tries another checkpoint needs the tensors for himself
             pool.shutdown(cancel_futures=True)
 
+    def _slots(self, pieces: list[Piece]) -> list[torch.Tensor]:
+        """Memory of the host through which the pieces that go on to a device come; one beyond those on their way."""
+        size = max((extent.size for extent, wanted in pieces if _goes_on(wanted)), default=0)
+        if not size:
+            return []
+        memory = self._transfers.memory.reserve((WINDOW + 1) * size, pinned=_pins(pieces))
+        return [memory[number * size : (number + 1) * size] for number in range(WINDOW + 1)]
+
     def _fetch_through_window(self, pieces: list[Piece]) -> None:
         slot = max((extent.size for extent, _ in pieces), default=0)
-        memory = self._transfers.memory.reserve(WINDOW * slot)
+        memory = self._transfers.memory.reserve(WINDOW * slot, pinned=_pins(pieces))
         under_way: list[tuple[Piece, int, Task[None]]] = []  # with where it comes to lie
 
         def land() -> int:
@@ -292,20 +313,35 @@ def _index(offsets: Sequence[int], sizes: Sequence[int]) -> int:
 
 def _is_its_bytes(tensor: torch.Tensor) -> bool:
     """Whether what is written to its memory, in order, is its content: no subclass's, and no mark that turns signs."""
-    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
+    plain = type(tensor) is torch.Tensor and tensor.device.type in ("cpu", "cuda") and tensor.is_contiguous()
     return plain and not (tensor.is_conj() or tensor.is_neg())
+
+
+def _on_device(target: torch.Tensor) -> bool:
+    return target.device.type != "cpu"
+
+
+def _goes_on(wanted: list[Wanted]) -> bool:
+    """To a device, which nobody receives into."""
+    return any(_on_device(each.target) for each in wanted)
+
+
+def _pins(pieces: list[Piece]) -> bool:
+    """Whether memory on their way is worth its registration with CUDA, which the next save wants in any case."""
+    return any(each.target.is_cuda for _, wanted in pieces for each in wanted)
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def _apart(wanted: list[Wanted], size: int) -> list[Wanted]:
-    """In the file's order. Where two want the same bytes, one that has the whole file for all of them."""
+def _apart(wanted: list[Wanted], size: int, slot: torch.Tensor | None) -> list[Wanted]:
+    """In the file's order. Where two want the same bytes, or `slot` is there to receive them, one that has the whole
+    file for all of them."""
     ordered = sorted(wanted, key=lambda each: each.at)
-    if all(one.at + one.target.numel() <= other.at for one, other in pairwise(ordered)):
+    if slot is None and all(one.at + one.target.numel() <= other.at for one, other in pairwise(ordered)):
         return ordered
-    file = torch.empty(size, dtype=torch.uint8)
+    file = torch.empty(size, dtype=torch.uint8) if slot is None else slot[:size]
 
     def share_out() -> None:
         for each in ordered:

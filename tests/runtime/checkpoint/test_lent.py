@@ -196,9 +196,10 @@ def test_nothing_comes_any_more_when_a_restore_has_failed() -> None:
     assert transfers.written
 
 
+@pytest.mark.parametrize("slot", [None, 25])
 @pytest.mark.parametrize("spans", [[(3, 9)], [(12, 20), (0, 5), (5, 5), (6, 12)], [(0, 12), (4, 20)], [(0, 20)] * 2])
 def test_targets_are_filled_in_any_order_with_gaps_and_twice(
-    spans: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    spans: list[tuple[int, int]], slot: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "_SCRATCH", 2)
     content = bytes(range(100, 120))
@@ -208,7 +209,7 @@ def test_targets_are_filled_in_any_order_with_gaps_and_twice(
         Wanted(target, start, lambda number=number: finished.append(number))  # type: ignore[misc]
         for number, (target, (start, _)) in enumerate(zip(targets, spans, strict=True))
     ]
-    apart = reader._apart(wanted, len(content))
+    apart = reader._apart(wanted, len(content), None if slot is None else torch.zeros(slot, dtype=torch.uint8))
     at = 0
     for part in reader._parts(apart, len(content)):
         part[:] = content[at : at + len(part)]

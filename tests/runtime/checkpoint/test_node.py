@@ -23,12 +23,14 @@ SCRIPT: Final = """
 import os, sys
 import torch, torch.distributed as dist
 from muster_protocol.checkpoints.retention import Retention
-from muster_runtime.checkpoint import transfers
+from muster_runtime.checkpoint import reader, transfers
 from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.parallel.gang import Gang
 
 transfers.SMALLEST_PIECE = 1 << 14
+if "ON_A_DEVICE" in os.environ:  # tensors of the host are taken for those of a GPU
+    reader._on_device, reader._SCRATCH = lambda target: True, 1000
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 gang = Gang(rank, dist.get_world_size(), dist.group.WORLD)
@@ -69,11 +71,12 @@ def run_gang(environment: dict[str, str]) -> None:
     assert [rank.wait() for rank in ranks] == [0] * RANKS
 
 
-def test_what_all_ranks_need_comes_from_s3_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, {"ON_A_DEVICE": "1"}], ids=["host", "device"])
+def test_what_all_ranks_need_comes_from_s3_once(more: dict[str, str], tmp_path: Path) -> None:
     log, objects = tmp_path / "requests.log", tmp_path / "objects"
     objects.mkdir()
     with serving(objects, log=log) as server:
-        run_gang(server.environment())
+        run_gang(server.environment(**more))
         stored = {str(path.relative_to(objects / "models")) for path in objects.rglob("*.bin")}
     requests = [line.split() for line in log.read_text().splitlines()[1:]]
     assert len(stored) > 2 * RANKS
