@@ -20,6 +20,7 @@ import torch
 
 from muster_runtime.checkpoint.spread import copy
 from muster_runtime.checkpoint.transfers import in_background
+from muster_runtime.parallel.graphs import captures
 
 Move = tuple[torch.Tensor, torch.Tensor]
 """Where to, in memory of our own, and from where."""
@@ -53,7 +54,7 @@ class Staging:
 
     def before_update(self) -> None:
         """An optimizer is about to change what it has: waits for the copies, or lets the computing streams wait."""
-        if self._queues and _captures():  # the graph would wait for an event from outside it, and its replays for none
+        if self._queues and captures():  # the graph would wait for an event from outside it, and its replays for none
             self.torn = CAPTURED
             return
         for queue in self._queues:
@@ -64,7 +65,7 @@ class Staging:
 
     def done(self, *, wait: bool) -> bool:
         """Whether everything is in memory. `wait`: until it is."""
-        if self._queues and (_captures() or not all(queue.done(wait=wait) for queue in self._queues)):
+        if self._queues and (captures() or not all(queue.done(wait=wait) for queue in self._queues)):
             return False
         if self._thread is not None:
             if not wait and not self._thread.done():
@@ -137,11 +138,6 @@ def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
 def _stream_beside(device: torch.device) -> torch.cuda.Stream:
     """One for all saves: torch gives its streams out in turn, and may give the script's own."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _captures() -> bool:
-    """Whether a CUDA graph is being captured, in which nothing may be asked of the device."""
-    return torch.cuda.is_current_stream_capturing()
 
 
 def _on(device: torch.device, moves: list[Move]) -> list[Move]:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from muster_runtime.parallel.ddp import DataParallel
+from muster_runtime.parallel.graphs import captures
 from muster_runtime.pulse import Pulse, Stage
 
 _PENDING: Final = 64
@@ -50,6 +51,9 @@ class DeviceSpans:
         self._spans: deque[tuple[Any, Any, Stage, bool]] = deque(maxlen=_PENDING)
 
     def mark(self, stage: Stage, own: bool) -> None:
+        if captures():  # an event would become part of the graph, and could not be asked any more
+            self._stage = Stage.NONE
+            return
         event = self._event()
         event.record()
         if self._stage is not Stage.NONE:

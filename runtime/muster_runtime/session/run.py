@@ -20,6 +20,7 @@ from muster_runtime.data.foreign import fixed_size, is_foreign
 from muster_runtime.data.loader import Loader
 from muster_runtime.errors import NumericsError, UsageError, caller
 from muster_runtime.parallel.gang import Gang
+from muster_runtime.parallel.graphs import captures
 from muster_runtime.pulse import Pulse, Section, Stage
 from muster_runtime.reporter import Reporter
 from muster_runtime.session import checks, pace
@@ -76,6 +77,8 @@ class Run:
         self._updated: set[int] = set()
         """The ids of the tracked optimizers that have stepped in this step, or since the last."""
         self._steps_seen: float = math.inf  # since one in which not every tracked optimizer's update was seen
+        self._replays = False
+        """An optimizer's update was captured into a CUDA graph: from then on it may come in any step, unseen."""
         self.went_back = False
         """The last step ended with a return to a checkpoint, and nobody has gone on from there yet."""
         self._guard = Guard(settings.numerics, gang, self.progress) if settings.numerics is not None else None
@@ -257,6 +260,9 @@ class Run:
         self.saves.before_update()
         names = self._optimizers()
         name = names.get(id(optimizer))
+        if captures():
+            self._sees_capture()
+            return
         if name is not None:
             self._updated.add(id(optimizer))
         if not self._step_open:  # it takes the gradients that were left at an epoch's end
@@ -277,6 +283,21 @@ class Run:
         self._norms.sees_update(self.step, optimizer, closure=closure)
         self.pulse.owns(Stage.OPTIMIZER)
 
+    def _sees_capture(self) -> None:
+        """An optimizer's update isn't made now, but will be with each replay of a CUDA graph."""
+        if self._guard is not None:
+            raise UsageError(
+                f"{caller()}: spec.numerics (MUSTER_NUMERICS) looks at the gradients before each update, and an update "
+                "inside a CUDA graph is never seen: capture the forward and backward pass alone "
+                "(torch.cuda.make_graphed_callables), or leave numerics out"
+            )
+        if self.saves.wanted and not self.began:
+            raise UsageError(
+                f"{caller()}: an update is captured into a CUDA graph before session.steps(...) has begun, which may "
+                "restore a checkpoint into other memory than the graph's: capture in the loop, after some steps"
+            )
+        self._replays = True
+
     def _optimizers(self) -> dict[int, str]:
         """Names of the tracked ones by id."""
         return {id(one.thing): one.name for one in self.tracked if isinstance(one.thing, Optimizer)}
@@ -292,7 +313,7 @@ class Run:
     def _between_updates(self) -> bool:
         """False in the middle of gradient accumulation: gradients are in no checkpoint, so a save waits."""
         optimizers = [tracked.thing for tracked in self.tracked if isinstance(tracked.thing, Optimizer)]
-        if self._updated or not optimizers:
+        if self._updated or self._replays or not optimizers:
             return True
         return not any(p.grad is not None for o in optimizers for group in o.param_groups for p in group["params"])
 
