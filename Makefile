@@ -74,6 +74,10 @@ THOROUGH := tests/scheduling/test_machine.py \
 test-thorough: setup ## what `make test` tries a part of, whole: kills at each request, 1,000 races, more orders (PYTEST="-k race")
 	@MUSTER_THOROUGH=1 .venv/bin/python -m pytest --timeout=3600 --durations=30 $(THOROUGH) $(PYTEST)
 
+.PHONY: test-gpu
+test-gpu: setup ## tests that need a CUDA GPU, which `make test` leaves out even where there is one
+	@.venv/bin/python -m pytest -m gpu tests/runtime $(PYTEST)
+
 .PHONY: bench-preemption
 bench-preemption: setup ## choose victims among 1,000 candidates on 12,500 nodes: time on one core, gap to a lower bound
 	@.venv/bin/python bench/preemption.py $(ARGS)

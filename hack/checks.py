@@ -308,7 +308,16 @@ def run(names: Sequence[str]) -> Outcome:
         fixed = {"CI": "true", "PYTHONUNBUFFERED": "1"}
         # Hundreds of processes load torch or the operator: what the first one compiles is there for the others.
         compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{state}/pycache"}
-        environment = {**os.environ, **fixed, **compiled, "XDG_STATE_HOME": state, leftovers.TAG: mine.run}
+        # Most gangs of the tests have more ranks than a machine has GPUs, and NCCL wants one for each.
+        without_gpus = {"CUDA_VISIBLE_DEVICES": ""}
+        environment = {
+            **os.environ,
+            **fixed,
+            **compiled,
+            **without_gpus,
+            "XDG_STATE_HOME": state,
+            leftovers.TAG: mine.run,
+        }
         before = leftovers.shared_things()
         try:
             for name in names:

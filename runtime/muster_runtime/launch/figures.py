@@ -27,6 +27,7 @@ PROBE: Final = (sys.executable, "-m", "muster_runtime.launch.gpu_probe")
 PROBE_SECONDS: Final = 60.0
 """Torch and a driver start within ten seconds on a busy node; one that takes a minute won't."""
 _CONTROL: Final = Path("/dev/nvidiactl")
+_HIDDEN: Final = ("", "-1")
 _AVAILABLE: Final = re.compile(r"^MemAvailable:\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -37,12 +38,14 @@ class Machine:
     Attributes:
         folders: for the launcher's files, the first that can be written counts.
         visible: the GPUs that the container runtime was told to show.
+        hidden: the job's own environment hides them all from its ranks, which then train on the CPU.
     """
 
     meminfo: Path = Path("/proc/meminfo")
     folders: Sequence[Path] = (Path(env.MOUNT_PATH), Path(os.environ.get("TMPDIR") or "/tmp"))
     shm: Path = Path("/dev/shm")
     visible: str = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    hidden: bool = os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN
     gpu_control: Path = _CONTROL
     probe: Sequence[str] = PROBE
     probe_seconds: float = PROBE_SECONDS
@@ -63,13 +66,14 @@ def _nvml() -> Any:
 
 async def measure(machine: Machine, node: str = "") -> Figures:
     """This node's figures."""
-    error, gpus = await _gpus(machine) if machine.gpu_control.exists() else ("", ())
+    looks = machine.gpu_control.exists() and not machine.hidden
+    error, gpus = await _gpus(machine) if looks else ("", ())
     return Figures(
         node=node,
         memory_free=_memory(machine.meminfo),
         disk_free=_disk(machine.folders),
         shm_free=_shm(machine.shm),
-        gpus_wanted=_given(machine.visible),
+        gpus_wanted=0 if machine.hidden else _given(machine.visible),
         gpus=gpus,
         gpu_error=error,
     )

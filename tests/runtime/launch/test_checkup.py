@@ -74,9 +74,8 @@ def test_the_end_names_the_node_and_how_to_leave_the_check_out() -> None:
 def machine(folder: Path, probe: str, **more: Any) -> Machine:
     (folder / "meminfo").write_text("MemTotal:  9 kB\nMemFree:  1 kB\nMemAvailable:    2048 kB\n")
     probed = (sys.executable, "-S", "-c", probe)
-    return Machine(
-        folder / "meminfo", (folder / "none", folder), visible="GPU-1,GPU-2", gpu_control=folder, probe=probed, **more
-    )
+    given = {"visible": "GPU-1,GPU-2", "hidden": False, "gpu_control": folder, "probe": probed, **more}
+    return Machine(folder / "meminfo", (folder / "none", folder), **given)
 
 
 async def test_figures_are_measured_and_gpus_asked_in_a_process_of_their_own(tmp_path: Path) -> None:
@@ -87,6 +86,8 @@ async def test_figures_are_measured_and_gpus_asked_in_a_process_of_their_own(tmp
     assert found.disk_free is not None
     without = await measure(replace(machine(tmp_path, "1 / 0"), gpu_control=tmp_path / "none"))
     assert (without.gpus, without.gpu_error) == ((), "")
+    hidden = await measure(replace(machine(tmp_path, "1 / 0"), hidden=True))
+    assert (hidden.gpus_wanted, hidden.gpus, hidden.gpu_error) == (0, (), ""), "the job wants none, by its environment"
 
 
 async def test_a_driver_that_hangs_or_crashes_is_told(tmp_path: Path) -> None:
