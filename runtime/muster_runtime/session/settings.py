@@ -81,8 +81,8 @@ def read_settings(
     start_from = environment.get(env.CHECKPOINT_FROM, "")
     if start_from and not uri:
         raise UsageError(
-            f"{env.CHECKPOINT_FROM} is {start_from}, but this run has no place for its own checkpoints, so it would begin "
-            f"anew: set {env.CHECKPOINT_URI}, too, to another place"
+            f"{env.CHECKPOINT_FROM} is {start_from}, but this run has no place for its own checkpoints, so it would "
+            f"begin anew: set {env.CHECKPOINT_URI}, too, to another place"
         )
     try:
         if uri:
