@@ -26,13 +26,17 @@ cluster: setup ## a real Kubernetes with made-up GPUs, and an S3 server (NODES=2
 cluster-down: setup ## take the cluster away; nothing stays
 	@.venv/bin/python -m hack.cluster down
 
+# A cluster that is up is taken as it is, unless somebody says how large it shall be.
+said = $(if $(filter command environment,$(origin $(1))),$(2) $($(1)))
+SIZES = $(call said,NODES,--nodes) $(call said,GPUS,--gpus) $(call said,KWOK,--kwok-nodes)
+
 .PHONY: install
-install: setup ## Muster on the local cluster: images, chart, a namespace and a bucket (starts the cluster too)
-	@.venv/bin/python -m hack.demo --install-only
+install: setup ## Muster on the local cluster: images, chart, a namespace and a bucket (starts the cluster too: NODES, GPUS, KWOK)
+	@.venv/bin/python -m hack.demo --install-only $(SIZES)
 
 .PHONY: demo
-demo: setup ## cluster, images, chart and a training run that loses a worker and resumes
-	@.venv/bin/python -m hack.demo
+demo: setup ## cluster, images, chart and a training run that loses a worker and resumes (NODES, GPUS, KWOK)
+	@.venv/bin/python -m hack.demo $(SIZES)
 
 .PHONY: dashboards
 dashboards: setup ## pictures of all dashboards in build/dashboards, from a Prometheus beside the local cluster (ARGS=--keep)

@@ -26,12 +26,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hack.demo", description="A run that loses a worker and goes on.")
     parser.add_argument("--name", default="muster", help="the local cluster (default: %(default)s)")
     parser.add_argument("--install-only", action="store_true", help="cluster, images and chart, without the training")
+    sizes = parser.add_argument_group("the cluster, where it isn't up yet (or is, with the same)")
+    for flag, what in (("--nodes", "real nodes"), ("--gpus", "GPUs of each"), ("--kwok-nodes", "simulated nodes")):
+        sizes.add_argument(flag, type=int, default=argparse.SUPPRESS, metavar="N", help=what)
     options = parser.parse_args()
+    wanted = {name: value for name, value in vars(options).items() if name in ("nodes", "gpus", "kwok_nodes")}
     os.environ.setdefault("MUSTER_CLUSTER", "native")  # the demo needs the S3 server, which kind does not bring
     console = Console(highlight=False, soft_wrap=True)
     started = time.monotonic()
     try:
-        kube = bring_up(options.name)
+        kube = bring_up(options.name, **wanted)
         if options.install_only:
             _tell_next_steps(console, kube, "")
             return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hack import images
 from hack.cluster import api, build
 from hack.cluster.errors import ClusterError
@@ -13,17 +15,21 @@ NAMESPACE = "research"
 BUCKET = "models"
 
 
-def bring_up(name: str) -> Kube:
-    """Cluster, images, chart, namespace, bucket. What is there already stays; what is started is told."""
+def bring_up(name: str, **wanted: Any) -> Kube:
+    """Cluster, images, chart, namespace, bucket. What is there already stays; what is started is told.
+
+    `wanted`: some of `api.Options`. ClusterError where a cluster of that name is up with others.
+    """
     progress = Progress()
     if not build.program("kube-apiserver").exists():
         progress.say("the first time: Kubernetes is built from its sources, which takes up to 20 minutes on 2 cores")
+    options = api.Options(name=name, **wanted)
     if name in api.names() and _is_ready(name):
-        cluster = api.get(name)
+        cluster = api.up(options, progress) if wanted else api.get(name)
     else:
         down = f".venv/bin/python -m hack.cluster down --name {name}"
         progress.say(f"cluster {name} is not up: it is started now, and stays until `{down}`")
-        cluster = api.up(api.Options(name=name), progress)
+        cluster = api.up(options, progress)
     if not cluster.nodes:
         raise ClusterError(
             f"cluster {name} has no real nodes: take it down by `make cluster-down`, then run this again"

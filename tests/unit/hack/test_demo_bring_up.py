@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hack import images
 from hack.cluster import api, build, state
+from hack.cluster.errors import ClusterError
 from hack.cluster.plan import Options
 from hack.demo import bring_up, install
 from hack.demo.__main__ import _next_steps
@@ -49,6 +50,23 @@ def test_the_s3_server_gets_its_name_back_with_the_operator(tmp_path: Path, monk
         "/api/v1/namespaces/muster-system/services/s3",
         "/apis/discovery.k8s.io/v1/namespaces/muster-system/endpointslices/s3-hub",
     )
+
+
+def test_a_cluster_is_started_as_large_as_somebody_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "program", lambda _: tmp_path)
+    asked: list[Options] = []
+
+    def up(options: Options, progress: object) -> None:
+        asked.append(options)
+        raise ClusterError("none is started here")
+
+    monkeypatch.setattr(api, "up", up)
+    sizes: tuple[dict[str, int], ...] = ({}, {"nodes": 3, "kwok_nodes": 5})
+    for wanted in sizes:
+        with pytest.raises(ClusterError, match="none is started here"):
+            bring_up.bring_up("mine", **wanted)
+    assert asked == [Options(name="mine"), Options(name="mine", nodes=3, kwok_nodes=5)]
 
 
 def test_only_jobs_that_are_there_are_offered_to_look_at() -> None:
