@@ -142,6 +142,11 @@ class Session:
             where=where,
         )
         self.run.wrapped.append((weakref.ref(unwrap(wrapped)), where))
+        if precision == "bf16" and self.strategy in ("none", "ddp"):
+            self.log(
+                f"{where}: precision='bf16' is for fsdp and hsdp, and this model keeps fp32 under {self.strategy}; "
+                "torch.autocast around the forward pass computes in bf16 under every strategy"
+            )
         return wrapped
 
     def loader(

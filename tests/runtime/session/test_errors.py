@@ -338,3 +338,9 @@ def test_a_wrong_argument_of_start_is_told_in_the_scripts_own_lines(
     frames = [line for line in told if line.startswith("  File ")]
     assert frames
     assert all("script.py" in line for line in frames), frames
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_precision_that_the_strategy_does_not_have_is_told(strategy: str, tmp_path: Path) -> None:
+    result = run(tmp_path, 'session.wrap(net, precision="bf16")\n', ranks=2, strategy=strategy).check()
+    assert ("precision='bf16' is for fsdp and hsdp" in result.output) == (strategy == "ddp")
