@@ -288,10 +288,10 @@ def test_kubectl_get_shows_the_columns(control_plane: Any, job: Object) -> None:
     control_plane.apply(job)
     where = job["metadata"]["namespace"]
     waiting = {"reason": "QuotaExceeded", "message": "8 GPUs are missing", "position": 3}
-    control_plane.set_status(where, "tiny", {"phase": "Queued", "gpus": 16, "queue": waiting})
+    control_plane.set_status(where, "tiny", {"phase": "Queued", "workers": "1/2", "gpus": 16, "queue": waiting})
     header, row = control_plane.kubectl("get", "tj", "-n", where).stdout.splitlines()
     assert header.split() == ["NAME", "PHASE", "QUEUE", "WORKERS", "GPUS", "STEP", "REASON", "AGE"]
-    assert row.split()[:5] == ["tiny", "Queued", "default", "2", "16"]
+    assert row.split()[:5] == ["tiny", "Queued", "default", "1/2", "16"]
     assert "QuotaExceeded" in row
     wide = control_plane.kubectl("get", "tj", "-n", where, "-o", "wide").stdout
     assert "8 GPUs are missing" in wide

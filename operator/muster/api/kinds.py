@@ -19,7 +19,7 @@ TRAINING_JOB: Final = Kind(
     columns=(
         Column("Phase", "string", ".status.phase", "Where the job stands, in one word"),
         Column("Queue", "string", ".spec.queue", "The TrainingQueue that it waits in"),
-        Column("Workers", "integer", ".spec.workers.replicas", "Size of the gang"),
+        Column("Workers", "string", ".status.workers", "Workers that it holds, like 6/8 where it asks for 8"),
         Column("GPUs", "integer", ".status.gpus", "GPUs that it asks for or holds"),
         Column("Step", "integer", ".status.progress.step", "Training steps done"),
         Column("Reason", "string", ".status.queue.reason", "What it waits for"),

@@ -397,6 +397,8 @@ class TrainingJobStatus(Model):
     """What the queue's `defaultTemplate` filled in where the job says nothing; kept while the job is placed."""
     replicas: Count | None = None
     """Workers that the job holds now."""
+    workers: Annotated[str, Len(0, 16)] = ""
+    """The same for people: `8`, or `6/8` where it holds 6 and asks for 8. What it asks for while it holds none."""
     ready: Count | None = None
     """Workers whose pods are ready."""
     gpus: Count | None = None

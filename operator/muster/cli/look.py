@@ -241,9 +241,11 @@ def _replacements(scene: Scene) -> Iterator[tuple[str, str]]:
 
 
 def _size(scene: Scene) -> str:
-    """What an elastic gang has, since when and why; and what it had before."""
+    """What an elastic gang has of what it asks for, since when and why; and what it had before."""
     *before, last = scene.job.status.sizes
-    told = f"{counted(last.workers, 'worker')} since {ago(last.since, scene.now)} ({last.reason})"
+    wish = scene.job.spec.workers.replicas
+    held = counted(last.workers, "worker") if last.workers == wish else f"{last.workers}/{wish} workers"
+    told = f"{held} since {ago(last.since, scene.now)} ({last.reason})"
     return f"{told}; before {before[-1].workers} ({before[-1].reason})" if before else told
 
 

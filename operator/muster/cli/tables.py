@@ -17,6 +17,7 @@ from muster.cli.printing import STYLES, UNSEEN, Cell, Output, note, plain_table,
 from muster.cli.scene import NotThere, connected, listed, require_namespace
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
+from muster.cluster.status import held_of
 from muster.scheduling.amounts import amount
 from muster.server.queues import summaries
 from muster.server.rows import summary
@@ -149,17 +150,11 @@ def job_row(job: TrainingJob, *, brief: bool = False) -> tuple[Cell, ...]:
         job.metadata.name,
         Text(status.phase.value if status.phase else "", STYLES.get(status.phase, "") if status.phase else ""),
         job.spec.queue,
-        _workers(job),
+        held_of(status, job.spec.workers.replicas),
         str(status.gpus or 0) if status.phase else "",
         step,
         why,
     )
-
-
-def _workers(job: TrainingJob) -> str:
-    """`8`, or `6 of 8` of an elastic gang that has not the size it asks for."""
-    wish, placement = job.spec.workers.replicas, job.status.placement
-    return str(wish) if placement is None or placement.workers == wish else f"{placement.workers} of {wish}"
 
 
 def queue_rows(every: Sequence[TrainingQueue]) -> list[tuple[str, ...]]:

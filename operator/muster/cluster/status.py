@@ -61,6 +61,12 @@ def _phase_while_stopping(reason: str) -> Phase:
     return Phase.PREEMPTING if reason in MOVES or reason in _SUSPENSIONS else Phase.QUEUED
 
 
+def held_of(status: TrainingJobStatus, wish: int) -> str:
+    """How many workers a job has: `8`, or `6/8` where it asks for 8. What it asks for while it holds none."""
+    held = status.placement.workers if status.placement is not None else wish
+    return str(wish) if held == wish else f"{held}/{wish}"
+
+
 def goes_on(status: TrainingJobStatus) -> bool:
     """Whether a gang that ran starts again on nodes that are kept for it alone: after a failure, with another size or
     elsewhere. What is promised to one that waits is not its own, though nobody has to go."""
@@ -104,7 +110,10 @@ class Draft:
         self.set(conditions=set_condition(self.status.conditions, condition))
 
     def done(self) -> TrainingJobStatus:
-        """The edited status, with its phase, its generation, and the fields that only say what the spec asks for."""
+        """The edited status, with its phase, its generation, and the fields that only say what the spec asks for.
+
+        `workers` is written with others alone: a status of an operator that didn't have it is no reason for a write.
+        """
         metadata, workers, placement = self._job.metadata, self._job.spec.workers, self.status.placement
         each, size = workers.gpus_per_worker or 0, workers.replicas + (workers.spares or 0)
         update = {
@@ -114,4 +123,7 @@ class Draft:
             "selector": f"{names.JOB_UID_LABEL}={metadata.uid}",
             "gpus": placement.gpus(each) if placement else size * each,
         }
-        return self.status.model_copy(update=update)
+        found = self.status.model_copy(update=update)
+        if found == self._job.status:
+            return found
+        return found.model_copy(update={"workers": held_of(self.status, workers.replicas)})

@@ -12,6 +12,7 @@ from muster.api.names import ConditionType, Phase
 from muster.api.restarts import Group, used
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus, TrainingWarning
+from muster.cluster.status import held_of
 from muster.cluster.views import PodView
 from muster.telling.scene import Scene
 from muster_protocol.durations import format_duration
@@ -47,6 +48,8 @@ def one_line(job: TrainingJob) -> str:
     """Phase, progress and reason in one line."""
     status = job.status
     parts = [f"{job.metadata.namespace}/{job.metadata.name}", status.phase.value if status.phase else "not seen yet"]
+    if status.placement is not None and status.placement.workers != job.spec.workers.replicas:
+        parts.append(f"{held_of(status, job.spec.workers.replicas)} workers")
     if status.phase is Phase.RUNNING and (status.progress is None or not status.progress.step):
         parts.append("no step yet")
     elif status.progress is not None:

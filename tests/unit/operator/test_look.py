@@ -40,6 +40,13 @@ def job(**status: Any) -> TrainingJob:
     )
 
 
+def elastic(**status: Any) -> TrainingJob:
+    """One that asks for 8 workers and may have fewer."""
+    raw = job(**status).to_raw()
+    raw["spec"]["workers"] = {"replicas": 8, "min": 2}
+    return TrainingJob.from_raw(raw)
+
+
 def pod(index: int, *, ready: bool = True, **status: Any) -> PodView:
     return PodView.from_raw(
         {
@@ -320,9 +327,15 @@ def test_the_size_of_an_elastic_gang_is_told_with_the_one_before() -> None:
         {"workers": 8, "since": "2026-01-02T01:04:05Z", "reason": "Started"},
         {"workers": 7, "since": "2026-01-02T03:03:05Z", "reason": "WorkersLost"},
     ]
-    text = shown(Scene(job(phase="Running", sizes=sizes), (), (), NOW))
-    assert "7 workers since 1m ago (WorkersLost); before 8 (Started)" in text
-    assert "8 workers since 2h ago (Started)" in shown(Scene(job(phase="Running", sizes=sizes[:1]), (), (), NOW))
+    text = shown(Scene(elastic(phase="Running", sizes=sizes), (), (), NOW))
+    assert "7/8 workers since 1m ago (WorkersLost); before 8 (Started)" in text
+    assert "8 workers since 2h ago (Started)" in shown(Scene(elastic(phase="Running", sizes=sizes[:1]), (), (), NOW))
+
+
+def test_the_line_of_a_gang_that_has_not_the_size_it_asks_for_says_both() -> None:
+    placement = {"generation": 2, "workers": 7, "nodes": [{"node": "a", "indexes": "0-6"}]}
+    line = "research/train, Running, 7/8 workers, no step yet"
+    assert one_line(elastic(phase="Running", placement=placement)) == line
 
 
 FAILED = {

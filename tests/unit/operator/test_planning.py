@@ -634,7 +634,21 @@ def test_the_sizes_of_an_elastic_gang_are_kept_with_their_reasons() -> None:
         (4, "Shrunk"),
         (6, "Started"),
     ]
+    assert job.status.workers == "6/8"
     for number in range(2 * MAX_SIZES):
         job = placed_with(job, 4 + number % 2, "Grown")
     assert [size.workers for size in job.status.sizes] == [4, 5] * (MAX_SIZES // 2)
     assert not placed_with(trainingjob(), 2, "Restarting").status.sizes, "it has one size"
+
+
+def test_the_workers_that_a_job_has_are_written_with_other_things_alone() -> None:
+    job = placed_with(trainingjob(workers={"replicas": 8, "min": 2}), 6, "QuotaExceeded")
+    assert job.status.workers == "6/8"
+    older = job.model_copy(update={"status": job.status.model_copy(update={"workers": ""})})
+    assert Draft(older, NOW).done() == older.status, "nothing else is new"
+    draft = Draft(older, NOW)
+    draft.set(ready=6)
+    assert draft.done().workers == "6/8"
+    draft.set(placement=None)
+    assert draft.done().workers == "8", "what it waits for"
+    assert placed_with(trainingjob(), 2, "QuotaExceeded").status.workers == "2"

@@ -172,7 +172,7 @@ def test_a_gang_that_has_not_the_size_it_asks_for_shows_both() -> None:
 
     assert workers() == "8"
     assert workers(placement=Placement.of(1, ["n"] * 8).to_raw()) == "8"
-    assert workers(placement=Placement.of(2, ["n"] * 6).to_raw()) == "6 of 8"
+    assert workers(placement=Placement.of(2, ["n"] * 6).to_raw()) == "6/8"
 
 
 def test_a_job_that_no_operator_has_seen_says_so_and_claims_no_gpus() -> None:
