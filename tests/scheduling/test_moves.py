@@ -17,7 +17,7 @@ from muster.scheduling.kinds import Kinds
 from muster.scheduling.lowered import give_up
 from muster.scheduling.moves import Move, Pace
 from muster.scheduling.offers import lost_seconds
-from muster.scheduling.plan import MoveReason, WaitReason
+from muster.scheduling.plan import MoveReason, Stay, StayReason, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.promotion import promote
 from muster.scheduling.quota import Ledger
@@ -25,7 +25,7 @@ from muster.scheduling.room import Room
 from muster.scheduling.snapshot import FOREVER, NONE, Alternative, Index, Int, Shape, Sizes, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree
 
-from .cases import GPU, Job, Node, Queue, rack, snapshot
+from .cases import GPU, RESOURCES, Job, Node, Queue, rack, snapshot
 from .operating import Live, Operating
 from .standing import NOW, standing
 
@@ -215,6 +215,104 @@ def test_growth_keeps_room_quota_sizes_and_topology(world: Snapshot) -> None:
 def _more(world: Snapshot, move: Move) -> Int:
     more: Int = world.jobs.requests[move.row] * (len(move.nodes) - len(world.jobs.runs.nodes_of(move.row)))
     return more
+
+
+RUNS = Job("job", workers=2, holding=True, on=("rack-0-host-0", "rack-0-host-1"))
+
+
+def beside(*others: Job, hosts: int = 4, away: int = 4, gpus: int = 80, lent: int = 0, **jobs: object) -> Snapshot:
+    """`RUNS` may have 2, 4 or 6 workers, and has run for a while; the others are of one size. Its rack has `hosts`."""
+    nodes = [replace(node, used_gpus=8 if index < 2 else 0) for index, node in enumerate(rack(0, hosts))]
+    queues = [Queue(gpus=gpus, cohort=0), Queue("lender", gpus=lent, cohort=0)]
+    world = run_for(snapshot([*nodes, *rack(1, away)], [RUNS, *others], queues), 1_000)
+    most, step = world.jobs.sizes.most.copy(), world.jobs.sizes.step.copy()
+    most[0], step[0] = 6, 2
+    ones = np.ones(1 + len(others), dtype=np.int32)
+    bound = {"modes": ones * TopologyMode.REQUIRED, "levels": ones}
+    return with_jobs(world, **bound | {"sizes": replace(world.jobs.sizes, most=most, step=step)} | jobs)
+
+
+def stays(world: Snapshot) -> Stay:
+    found = plan(world).stays
+    assert found is not None
+    stay = found("job")
+    assert stay is not None
+    return stay
+
+
+def test_what_the_next_size_of_a_gang_lacks_is_told() -> None:
+    for_4 = "for its next size, 4 workers"
+    assert stays(beside(hosts=3)) == Stay(
+        StayReason.INSUFFICIENT_CAPACITY,
+        f"{for_4} in rack rack-0, it needs 2 workers × 8 nvidia.com/gpu; the 3 H100 nodes that suit have room for 1; "
+        "8 nvidia.com/gpu are missing",
+        4,
+        resource=RESOURCES[GPU],
+        missing=8,
+        level="rack",
+        domain="rack-0",
+        placeable=1,
+    )
+    short = stays(beside(gpus=24))
+    assert (short.reason, short.missing) == (StayReason.QUOTA_EXCEEDED, 8)
+    assert short.message.startswith(f"{for_4}, it needs 16 nvidia.com/gpu of H100; queue research uses 16 nvidia.com")
+    own = beside(gpus=24, lent=80)
+    own = with_jobs(own, terms=replace(own.jobs.terms, preemptible=np.zeros(1, dtype=np.bool_)))
+    assert "queue research has 8 nvidia.com/gpu left of its own, and it may not borrow" in stays(own).message
+
+
+def test_a_gang_is_told_for_whom_the_room_that_it_could_grow_into_is_kept() -> None:
+    kept = stays(beside(Job("big", workers=3), away=0))
+    assert (kept.reason, kept.blocker) == (StayReason.BEHIND_OTHERS, "big")
+    assert kept.message.startswith("there is room for 2 workers × 8 nvidia.com/gpu, but it is kept for a job ahead")
+    quota = stays(beside(Job("big", workers=3), gpus=32))
+    assert (quota.reason, quota.blocker) == (StayReason.QUOTA_AWAITED, "big")
+
+
+def test_a_gang_that_has_room_to_grow_is_told_what_it_waits_for() -> None:
+    young = stays(run_for(beside(), 100))
+    assert (young.reason, young.not_before) == (StayReason.SETTLING, NOW + 500)
+    assert stays(run_for(beside(hosts=3), 100)).not_before == NOW + 500, "it lacks room, too"
+    assert stays(run_for(beside(), 50_000, unsaved=20_000)).reason is StayReason.DOES_NOT_PAY
+    world = beside()
+    terms, closed = world.jobs.terms, np.zeros_like(world.queues.open)
+    no, soon = np.zeros(1, dtype=np.bool_), np.full(1, NOW)
+    unsaved = with_jobs(
+        world, terms=replace(terms, preemptible=no), runs=replace(world.jobs.runs, saved=world.jobs.runs.started)
+    )
+    nodes = replace(world.nodes, usable=np.array([False] + [True] * 7))
+    for reason, other in (
+        (StayReason.AWAITS_CHECKPOINT, unsaved),
+        (StayReason.NO_CHECKPOINTS, with_jobs(world, terms=replace(terms, saves=no))),
+        (StayReason.WINDOW_CLOSED, with_jobs(world, terms=replace(terms, closes=soon))),
+        (StayReason.SHAPE_FIXED, with_jobs(world, terms=replace(terms, shapes=(Shape(balanced=1),)))),
+        (StayReason.SHAPE_FIXED, with_jobs(world, terms=replace(terms, shapes=(Shape(slices=((4, 1),)),)))),
+        (StayReason.QUEUE_CLOSED, replace(world, queues=replace(world.queues, open=closed))),
+        (StayReason.NODES_AWAY, replace(world, nodes=nodes)),
+    ):
+        assert stays(other).reason is reason
+
+
+@thorough
+@given(standing(elastic=True, slices=True))
+def test_each_gang_that_could_be_larger_and_is_left_as_it_is_knows_why(world: Snapshot) -> None:
+    made = plan(world)
+    jobs, moved = world.jobs, {each.uid for each in made.evictions}
+    if made.stays is None:
+        assert moved or not ((jobs.sizes.least < jobs.sizes.most) & jobs.holding).any()
+        return
+    for row, uid in enumerate(jobs.uids):
+        has, stay = len(jobs.runs.nodes_of(row)) - jobs.terms.shapes[row].spares, made.stays(uid)
+        if not has or not jobs.holding[row] or jobs.runs.leaving[row] or uid in moved:
+            assert stay is None
+        elif jobs.sizes.least[row] < jobs.sizes.most[row] and has < jobs.sizes.least[row]:
+            assert stay is not None, "it has none of its sizes now"
+        elif jobs.sizes.least[row] == jobs.sizes.most[row] or has + jobs.sizes.step[row] > jobs.sizes.most[row]:
+            assert stay is None
+        else:
+            assert stay is not None
+            assert has < stay.workers <= jobs.sizes.most[row]
+            event(stay.reason.value)
 
 
 def test_a_gang_with_slices_grows_by_whole_slices_inside_their_domains() -> None:

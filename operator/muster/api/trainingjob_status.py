@@ -313,6 +313,27 @@ class Size(Model):
     place), Grown (there was idle room), or another reason for which it had stopped."""
 
 
+class Growth(Model):
+    """Why an elastic gang runs with fewer workers than it asks for."""
+
+    reason: Annotated[str, Len(0, 64)]
+    """One word for what keeps it from its next size: InsufficientCapacity, TopologyUnsatisfied, QuotaExceeded,
+    QuotaAwaited (others wait for quota that it would take), BehindOthers (what it lacks is kept for a job that waits),
+    QueueClosed, WindowClosed, NodesAway (it could not start again on those that it has), ShapeFixed, NoCheckpoints,
+    AwaitsCheckpoint (it is not preemptible and has not saved where it stands), Settling (its placement is young) or
+    DoesNotPay (a restart would lose more than it wins)."""
+    message: Message
+    """The same in a sentence."""
+    workers: Count
+    """Its next size."""
+    not_before: Timestamp | None = None
+    """It does not grow before this moment, whatever room there is."""
+    lacking: Lacking | None = None
+    """What it lacks for its next size."""
+    kept_for: Annotated[str, Len(0, 512)] = ""
+    """NAMESPACE/NAME of the job that waits for what it lacks."""
+
+
 MAX_SIZES = 10
 """Sizes of one job that are kept."""
 
@@ -385,6 +406,8 @@ class TrainingJobStatus(Model):
     """Set while the training can go on with as many workers only; then the job is never resized."""
     sizes: Annotated[tuple[Size, ...], Len(0, MAX_SIZES)] = ()
     """The last sizes of an elastic gang, the oldest first."""
+    growth: Growth | None = None
+    """Why an elastic gang that runs has fewer workers than it asks for; told at most once a minute."""
     queue: QueuePosition | None = None
     """Why the job waits; gone while it runs."""
     failure: Failure | None = None

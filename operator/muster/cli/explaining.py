@@ -37,12 +37,14 @@ async def explain(
 
 def answer(scene: Scene) -> dict[str, Any]:
     """The same for programs, with the names of `/v1/jobs/NAMESPACE/NAME`."""
-    job, waiting = scene.job, scene.job.status.queue
+    job, waiting, growth = scene.job, scene.job.status.queue, scene.job.status.growth
     found: dict[str, Any] = {"job": {"namespace": job.metadata.namespace, "name": job.metadata.name}}
     if job.status.phase is not None:
         found["job"]["phase"] = job.status.phase.value
     if waiting is not None:
         found["waiting"] = waiting.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    if growth is not None:
+        found["growth"] = growth.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     found["explanation"] = [{"heading": heading, "rows": rows} for heading, rows in sections(scene)]
     return found
 

@@ -35,6 +35,7 @@ from muster.telling.wording import (
     ago,
     answered,
     before_the_first_step,
+    below,
     counted,
     one_line,
     pod_state,
@@ -180,6 +181,8 @@ def _facts(scene: Scene) -> Table:
         head.add_row("Warnings", Text(warned(status.warnings, scene), "yellow"))
     if status.sizes:
         head.add_row("Size", _size(scene))
+    if fewer := below(scene):
+        head.add_row("Not larger", Text(fewer, "yellow"))
     if status.preemptions:
         lost = f", up to {status.lost_gpu_seconds} GPU-seconds of work lost" if status.lost_gpu_seconds else ""
         head.add_row("Preempted", f"{counted(status.preemptions, 'time')}{lost}")

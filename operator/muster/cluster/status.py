@@ -67,6 +67,11 @@ def held_of(status: TrainingJobStatus, wish: int) -> str:
     return str(wish) if held == wish else f"{held}/{wish}"
 
 
+def below_wish(status: TrainingJobStatus, wish: int) -> bool:
+    """Whether a gang that is to stay has fewer workers than it asks for."""
+    return status.placement is not None and status.stop is None and status.placement.workers < wish
+
+
 def goes_on(status: TrainingJobStatus) -> bool:
     """Whether a gang that ran starts again on nodes that are kept for it alone: after a failure, with another size or
     elsewhere. What is promised to one that waits is not its own, though nobody has to go."""
@@ -122,6 +127,7 @@ class Draft:
             "submitted_at": self.status.submitted_at or metadata.creation_timestamp,
             "selector": f"{names.JOB_UID_LABEL}={metadata.uid}",
             "gpus": placement.gpus(each) if placement else size * each,
+            "growth": self.status.growth if below_wish(self.status, workers.replicas) else None,
         }
         found = self.status.model_copy(update=update)
         if found == self._job.status:

@@ -16,7 +16,7 @@ from muster.cluster.gpus import gpu_type_of
 from muster.cluster.hindrances import hinders
 from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import Masks, build
-from muster.cluster.status import goes_on, reason_of
+from muster.cluster.status import Draft, below_wish, goes_on, reason_of
 from muster.cluster.topologies import Detector
 from muster.controllers import admission, planning, terms
 from muster.controllers.accounts import Budgets, Spent, closed
@@ -32,7 +32,7 @@ from muster.controllers.queues import queue_inputs, why_drained
 from muster.controllers.records import Record
 from muster.controllers.roster import FIRST, Roster, exhausted
 from muster.controllers.sentences import Sentences
-from muster.controllers.telling import Word, hindered, in_window, noticeable
+from muster.controllers.telling import Word, growth_of, hindered, in_window, noticeable
 from muster.controllers.work import Worker, utc_now
 from muster.scheduling.fallback import next_fallback
 from muster.scheduling.plan import Plan, Waiting, WaitReason
@@ -64,6 +64,9 @@ EXPLAIN_AT_LAST: Final = 15.0
 REVIEW: Final = 60.0
 """Seconds between two rounds, at most, while there are jobs: who may be asked for room, and who may move, changes with
 time alone, and nothing else need happen in a cluster for hours."""
+
+GROWTH_REFRESH: Final = 60.0
+"""Seconds between two looks at why a gang is not larger: nothing is to be done about it at once."""
 
 FIRST_WORD_AFTER: Final = 0.5
 """Seconds that a new job waits for its start before it is told why it waits: one that starts soon spares the write."""
@@ -371,6 +374,30 @@ class Plans:
             word = Word.of(waiting, sentences.of(record, waiting), *more)
             word = in_window(word, record.spec, terms.start_seconds(record.job.status))
             self._tell_waiting(record, word, partial(_helped, decided, sentences, record, waiting))
+        self._tell_growth(decided, names)
+
+    def _tell_growth(self, decided: Plan, names: Mapping[str, str]) -> None:
+        """Write why gangs that run below their wish are not larger, where that has changed since they were told."""
+        if decided.stays is None:
+            return
+        now = _clock()
+        for uid in self._roster.holders:
+            record = self._records.get(uid)
+            if record is None or record.task is not None or now - record.growth_seen_at < GROWTH_REFRESH:
+                continue
+            if not below_wish(record.job.status, record.spec.replicas):
+                continue
+            if self._budget < 1:
+                self._later(self._explain_at)
+                return
+            record.growth_seen_at, stay = now, decided.stays(uid)
+            growth = growth_of(stay, names) if stay is not None else None
+            if growth is None or growth == record.job.status.growth:
+                continue
+            self._budget -= 1
+            draft = Draft(record.job, utc_now())
+            draft.set(growth=growth)
+            self._start(record, self._worker.carry_out(record, Decision(status=draft.done())))
 
     def _tell_waiting(self, record: Record, word: Word, helped: Callable[[Word], Word] | None = None) -> None:
         """Write why the job waits: its first word, and the first after an edit of it, at once; a change that a person

@@ -111,6 +111,7 @@ class Record:
         told: reason, message, position and avoided nodes as last told to the job.
         stand: what the last plan depended on in this job; a change makes a new plan necessary.
         told_at: monotonic time of the last status write that said why the job waits.
+        growth_seen_at: monotonic time of the last look at why its gang is not larger.
         seen_at: monotonic time of the first turn of a job without a status.
         whole_at: monotonic time at which the last pod of the present placement was seen ready; None before.
         wake_at: monotonic time of the next turn, as the policies want it; each turn sets it anew.
@@ -151,6 +152,7 @@ class Record:
     waiting: Waiting | None = None
     told: tuple[object, ...] = ()
     told_at: float = float("-inf")
+    growth_seen_at: float = float("-inf")
     stand: tuple[object, ...] = ()
     seen_at: float | None = None
     whole_at: float | None = None

@@ -7,17 +7,19 @@ fifth of what is left.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Final
 
 from muster.api.effective import EffectiveSpec
-from muster.api.trainingjob_status import Ahead, AlmostFits, Lacking, QueuePosition, TrainingJobStatus
+from muster.api.trainingjob_status import Ahead, AlmostFits, Growth, Lacking, QueuePosition, TrainingJobStatus
 from muster.api.trainingjob_status import Change as ToldChange
 from muster.cluster.hindrances import hinders
 from muster.cluster.quantities import format_amount
 from muster.controllers import terms
-from muster.scheduling.plan import LACKS_NODES, Change, Waiting
+from muster.scheduling.plan import LACKS_NODES, Change, Stay, StayReason, Waiting
 from muster.scheduling.snapshot import FOREVER
 
 NEAR: Final = 10
@@ -29,6 +31,7 @@ LEAST_MOVE: Final = 60.0
 SHOWN: Final = 4
 """Domains in which it almost fits, and changes that would start it."""
 
+_OF_QUOTA: Final = frozenset((StayReason.QUOTA_EXCEEDED, StayReason.QUOTA_AWAITED))
 _LAST: Final = datetime(9999, 1, 1, tzinfo=timezone.utc).timestamp()
 
 
@@ -109,6 +112,28 @@ def _lacking(waiting: Waiting) -> Lacking | None:
         level=waiting.level,
         domain=waiting.domain,
         placeable=waiting.placeable if waiting.reason in LACKS_NODES else None,
+    )
+
+
+def growth_of(stay: Stay, names: Mapping[str, str]) -> Growth:
+    """What a gang is told of why it is not larger. `names`: `namespace/name` by UID."""
+    kept_for = names.get(stay.blocker, "")
+    lacking = None
+    if stay.resource or stay.level:
+        lacking = Lacking(
+            resource=stay.resource,
+            amount=format_amount(stay.resource, stay.missing) if stay.missing else None,
+            level=stay.level,
+            domain=stay.domain,
+            placeable=None if stay.reason in _OF_QUOTA else stay.placeable,
+        )
+    return Growth(
+        reason=stay.reason.value,
+        message=f"{stay.message} (kept for {kept_for})" if kept_for else stay.message,
+        workers=stay.workers,
+        not_before=datetime.fromtimestamp(math.ceil(stay.not_before), timezone.utc) if stay.not_before else None,
+        lacking=lacking,
+        kept_for=kept_for,
     )
 
 

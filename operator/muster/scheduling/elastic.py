@@ -21,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -43,8 +44,11 @@ from muster.scheduling.placement import fits, locate
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.promises import base_stands, stands
 from muster.scheduling.quota import Ledger
-from muster.scheduling.snapshot import NONE, PLAIN, Index, Int, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, PLAIN, Index, Int, Seconds, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree, prefix_sums
+
+NEVER_PAYS: Final = 2**31
+"""Steps of growth, in place of more: of a gang that is about to end."""
 
 
 def grow(
@@ -72,7 +76,7 @@ def grow(
         row, more = wish.row, jobs.beyond.get(wish.row)
         flavour = int(jobs.flavours[row]) if more is None else more.flavour
         nodes = jobs.runs.nodes_of(row)
-        if not _may_grow(snapshot, row, nodes):
+        if not may_grow(snapshot, row, nodes):
             continue
         filter_ = choices.current(row) if more is None else more.filter
         based = more is not None or row in jobs.bases
@@ -103,7 +107,7 @@ def start_with_more(
     for row, nodes in starting:
         more = snapshot.jobs.beyond[row]
         wish = _Wish(row, more.step, 0, min(more.wish, more.most) // more.step, 1, 0.0)
-        if not wish.steps or not _is_open(snapshot, row) or not _may_grow(snapshot, row, nodes):
+        if not wish.steps or not is_open(snapshot, row) or not may_grow(snapshot, row, nodes):
             continue
         places = _find(snapshot, tree, open_, ledgers, wish, nodes, more.filter, more.flavour, own)
         if places is not None:
@@ -117,8 +121,7 @@ class _Wish:
     """What a gang may grow by.
 
     Attributes:
-        step: workers in one step.
-        begun: workers that it has of the first step already: its spec was edited, and it has none of its sizes now.
+        step, begun: see `steps_left`.
         steps, least: most steps, and the fewest that pay.
         lost: accelerator-seconds that it costs.
     """
@@ -138,24 +141,38 @@ class _Wish:
 def _wishes(snapshot: Snapshot, pace: Pace) -> list[_Wish]:
     """Gangs that may be larger and for which it may pay, first in rank first."""
     jobs = snapshot.jobs
-    size, fewest, most, step = _sizes(snapshot)
-    begun = np.where(size < fewest, size - fewest + step, (size - fewest) % step)
-    steps = (most - size + begun) // step
-    larger = (fewest < most) & (steps > 0) & settled(snapshot, pace)
+    step, begun, steps = steps_left(snapshot)
+    larger = (steps > 0) & settled(snapshot, pace)
     larger &= jobs.terms.preemptible | (jobs.runs.saved > jobs.runs.started)
     larger[larger] &= snapshot.queues.open[jobs.queues[larger]] & ~snapshot.queues.drain[jobs.queues[larger]]
     rows = by_rank(snapshot, np.flatnonzero(larger).astype(np.int64))
-    lost = lost_seconds(snapshot, rows)
-    worth = remaining(snapshot, rows, pace) * accelerators_each(snapshot, rows)
-    # What is won counts for each worker, also where none has accelerators, and so does what is lost.
-    counts = np.where(has_accelerators(snapshot, rows), lost, lost * np.diff(jobs.runs.first)[rows])
-    least = np.maximum(1, np.ceil((pace.gain * counts / np.maximum(worth, 1e-9) + begun[rows]) / step[rows]))
+    least, lost = fewest_that_pay(snapshot, rows, pace, step, begun)
     pays = np.flatnonzero(least <= steps[rows])
-    columns = (rows, step[rows], begun[rows], steps[rows], least.astype(np.int64), lost)
+    columns = (rows, step[rows], begun[rows], steps[rows], least, lost)
     return [_Wish(*each) for each in zip(*(column[pays].tolist() for column in columns), strict=True)]
 
 
-def _is_open(snapshot: Snapshot, row: int) -> bool:
+def steps_left(snapshot: Snapshot) -> tuple[Int, Int, Int]:
+    """J each: workers in one step, those of the first step that it has already (its spec was edited, and it has none of
+    its sizes now), and steps up to the most that it may have; 0 for a gang of one size."""
+    size, fewest, most, step = _sizes(snapshot)
+    begun = np.where(size < fewest, size - fewest + step, (size - fewest) % step)
+    steps = np.where(fewest < most, np.maximum(0, (most - size + begun) // step), 0)
+    return step, begun, steps
+
+
+def fewest_that_pay(snapshot: Snapshot, rows: Int, pace: Pace, step: Int, begun: Int) -> tuple[Int, Seconds]:
+    """Of each of these rows the fewest steps that win enough to pay for its restart, and the accelerator-seconds which
+    that costs."""
+    lost = lost_seconds(snapshot, rows)
+    worth = remaining(snapshot, rows, pace) * accelerators_each(snapshot, rows)
+    # What is won counts for each worker, also where none has accelerators, and so does what is lost.
+    counts = np.where(has_accelerators(snapshot, rows), lost, lost * np.diff(snapshot.jobs.runs.first)[rows])
+    steps = np.ceil((pace.gain * counts / np.maximum(worth, 1e-9) + begun[rows]) / step[rows])
+    return np.clip(steps, 1, NEVER_PAYS).astype(np.int64), lost
+
+
+def is_open(snapshot: Snapshot, row: int) -> bool:
     """Whether its queue lets a gang have more: one that starts again goes on in a closed one, with what it had."""
     queues, queue = snapshot.queues, int(snapshot.jobs.queues[row])
     return bool(queues.open[queue] and not queues.drain[queue])
@@ -175,14 +192,22 @@ def _sizes(snapshot: Snapshot) -> tuple[Int, Int, Int, Int]:
     return size, fewest, most, step
 
 
-def _may_grow(snapshot: Snapshot, row: int, nodes: Index) -> bool:
+def may_grow(snapshot: Snapshot, row: int, nodes: Index) -> bool:
     """Whether a gang on these nodes may have more workers, of the right number."""
+    return grows_in_shape(snapshot, row) and starts_there(snapshot, row, nodes)
+
+
+def grows_in_shape(snapshot: Snapshot, row: int) -> bool:
+    """Whether the shape of a gang lets it have more workers: in whole slices, and not where it lies balanced."""
     jobs = snapshot.jobs
     more = jobs.beyond.get(row)
     shape, step = jobs.terms.shapes[row], max(1, int(jobs.sizes.step[row]) if more is None else more.step)
     whole = not shape.slices or step % shape.slices[0][0] == 0
-    if shape.balanced != NONE or not whole:
-        return False
+    return shape.balanced == NONE and whole
+
+
+def starts_there(snapshot: Snapshot, row: int, nodes: Index) -> bool:
+    """Whether a gang could start on these nodes again: those that it has, and its base's."""
     return bool(stands(snapshot, row, nodes).all()) and base_stands(snapshot, row)
 
 
@@ -216,7 +241,7 @@ def _find(
     steps = _largest(min(wish.steps, (there + wish.begun) // wish.step), has_quota)
     if steps < wish.least:
         return None
-    for gang, pool in _sites(snapshot, tree, row, nodes, slots):
+    for gang, pool in sites(snapshot, tree, row, nodes, slots):
         prefix = prefix_sums(pool)
         count = _largest(steps, lambda some: fits(tree, prefix, replace(gang, size=wish.workers(some))))  # noqa: B023
         if count < wish.least:
@@ -235,7 +260,7 @@ def _largest(most: int, allowed: Callable[[int], bool]) -> int:
     return most - bisect_left(range(most), True, key=lambda index: allowed(most - index))
 
 
-def _sites(snapshot: Snapshot, tree: Tree, row: int, own: Index, slots: Int) -> list[tuple[Gang, Int]]:
+def sites(snapshot: Snapshot, tree: Tree, row: int, own: Index, slots: Int) -> list[tuple[Gang, Int]]:
     """Where new workers may go, the closest first: a gang to place, and slots outside the site left out."""
     gang = gang_of(snapshot, row, 1)
     gang = replace(gang, shape=replace(PLAIN, slices=gang.shape.slices))
@@ -246,14 +271,14 @@ def _sites(snapshot: Snapshot, tree: Tree, row: int, own: Index, slots: Int) -> 
         return []
     domains = snapshot.nodes.domains
     widest = gang.level if gang.mode == TopologyMode.REQUIRED else 0
-    sites = []
+    found = []
     for level in range(tree.depth - 1, widest - 1, -1):
         here = domains[own, level]
         if here[0] != NONE and (here == here[0]).all():
-            sites.append((anywhere, np.where(domains[tree.order, level] == here[0], slots, 0)))
+            found.append((anywhere, np.where(domains[tree.order, level] == here[0], slots, 0)))
     if gang.mode == TopologyMode.PREFERRED:
-        sites.append((anywhere, slots))
-    return sites
+        found.append((anywhere, slots))
+    return found
 
 
 def _behind(tree: Tree, nodes: Index, places: Int) -> Index:

@@ -45,9 +45,7 @@ _OF_NODES: Final = frozenset((*NO_ROOM, Fate.NO_NODES))
 """Of jobs that lack nodes, whatever their quota."""
 
 
-def explain(
-    round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verdict], expected: Expected
-) -> Told | tuple[()]:
+def explain(round_: Round, words: Words, verdicts: Sequence[Verdict], expected: Expected) -> Told | tuple[()]:
     """Everyone who waits: those with a promise first, then by rank.
 
     Args:
@@ -56,7 +54,7 @@ def explain(
     bases = round_.snapshot.jobs.bases  # who has workers beyond one is told of them with it
     promised = (Verdict(job, Fate.PROMISED) for job in round_.kept.waiting if job not in bases)
     everyone = [*promised, *verdicts]
-    return Told(everyone, Words(round_, heads, owners), expected) if everyone else ()
+    return Told(everyone, words, expected) if everyone else ()
 
 
 class Told(Sequence[Waiting]):
@@ -267,7 +265,7 @@ class Words:
         round_, job = self._round, verdict.job
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         it = round_.kinds.kinds[kind]
-        if job in self._heads.jobs or self._ahead(queue, it.choices[verdict.choice].flavour) is None:
+        if job in self._heads.jobs or self.ahead(queue, it.choices[verdict.choice].flavour) is None:
             return WaitReason.QUOTA_EXCEEDED
         key = (queue, kind, verdict.choice)
         if key not in self._kept:
@@ -276,8 +274,8 @@ class Words:
             self._kept[key] = not firm and round_.shortage(job, verdict.choice, need) is not None
         return WaitReason.BEHIND_OTHERS if self._kept[key] else WaitReason.QUOTA_EXCEEDED
 
-    def _ahead(self, queue: int, flavour: int) -> int | None:
-        """The first job that has a promise or a reservation of the quota which the queue draws on."""
+    def ahead(self, queue: int, flavour: int) -> int | None:
+        """Row of the first job that has a promise or a reservation of the quota which the queue draws on."""
         return self._charged_first.get((self._round.used.circle(queue), flavour))
 
     def _cleared(self, job: int) -> Why:
@@ -339,7 +337,7 @@ class Words:
         if kept is None or job in self._heads.jobs:
             return self._reasons.quota_is_owned(queue, flavour, need), ""
         # Promises that are in the way came before this job, so the first of all did.
-        ahead = self._ahead(queue, flavour)
+        ahead = self.ahead(queue, flavour)
         if ahead is None:  # a job that grows has it
             return self._reasons.quota_exceeded(round_.promised, queue, flavour, kept), ""
         jobs = round_.snapshot.jobs

@@ -16,7 +16,7 @@ Promotion and growth take only room that is kept for nobody, and none in a plan 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +29,7 @@ from muster.scheduling.moves import Move, Pace, by_rank
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, Promise
 from muster.scheduling.promotion import PROMOTION, promote
-from muster.scheduling.rounds import Fate, Round, Verdict
+from muster.scheduling.rounds import Fate, Left, Round, Verdict
 from muster.scheduling.snapshot import NONE, PLAIN, Index, Snapshot
 
 
@@ -44,7 +44,7 @@ def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verd
         return list(verdicts)
     open_ = np.minimum(round_.room.open, round_.spare.open).copy()
     if starting:
-        calm = _without_contested_quota(round_, heads, round_.after_evictions(), verdicts)
+        calm = _without_growth(round_, round_.after_evictions(), _contested_quota(round_, heads, verdicts))
         others = [each for each in starting if each[0] in calm.jobs.beyond]
         ledgers = (round_.promised, round_.used)  # they start at once, beside those who are still leaving
         found = start_with_more(calm, round_.tree, open_, ledgers, others, heads.queues)
@@ -55,9 +55,11 @@ def improve(round_: Round, heads: Heads, owners: Owners, verdicts: Sequence[Verd
         pace = replace(PROMOTION, settle=settle)
         _carry_out(round_, promote(round_.after_evictions(), round_.tree, open_, round_.promised, pace))
     if round_.policy.elastic and _anybody_may_grow(round_.snapshot):
-        calm = _without_contested_quota(round_, heads, round_.after_evictions(), verdicts)
+        contested = _contested_quota(round_, heads, verdicts)
+        calm = _without_growth(round_, round_.after_evictions(), contested)
         pace, used = Pace(settle=settle), round_.used.copy() if calm.jobs.beyond else None
         _carry_out(round_, grow(calm, round_.tree, open_, round_.promised, pace, heads.queues, used))
+        round_.left = Left(open_, used, contested, pace)
     return list(verdicts)
 
 
@@ -105,20 +107,23 @@ def _carry_out(round_: Round, moves: Sequence[Move], beneficiary: int = NONE) ->
         round_.evictions.append(Eviction(uids[move.row], move.reason, of, move.lost))
 
 
-def _without_contested_quota(round_: Round, heads: Heads, snapshot: Snapshot, verdicts: Sequence[Verdict]) -> Snapshot:
-    """The same, but jobs do not grow where quota is waited for, or room by those to whom quota would be lent and for
-    whom nothing is kept."""
-    circle = round_.used.circle
-    waiting = [
-        each
-        for each in verdicts
-        if each.fate is Fate.QUOTA
-        or (each.fate is Fate.ROOM and each.job not in heads.jobs and round_.would_be_lent(each.job, each.choice))
-    ]
-    circles = {circle(queue) for queue in {round_.queue_of[each.job] for each in waiting}}
+def _contested_quota(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> dict[int, int]:
+    """By tree of queues (`Ledger.circle`), the first job that waits for quota there, or for room while others would
+    lend it quota and nothing is kept for it: nobody grows there."""
+    first: dict[int, int] = {}
+    for each in verdicts:
+        if each.fate is Fate.QUOTA or (
+            each.fate is Fate.ROOM and each.job not in heads.jobs and round_.would_be_lent(each.job, each.choice)
+        ):
+            first.setdefault(round_.used.circle(round_.queue_of[each.job]), each.job)
+    return first
+
+
+def _without_growth(round_: Round, snapshot: Snapshot, circles: Collection[int]) -> Snapshot:
+    """The same, but jobs of these trees of queues do not grow."""
     if not circles:
         return snapshot
-    jobs = snapshot.jobs
+    jobs, circle = snapshot.jobs, round_.used.circle
     by_queue = [circle(queue) in circles for queue in range(len(snapshot.queues.names))]
     contested = np.array([*by_queue, False], dtype=np.bool_)[jobs.queues]  # the last is of no queue
     most = np.where(contested, np.minimum(jobs.sizes.most, jobs.sizes.least), jobs.sizes.most).astype(np.int32)

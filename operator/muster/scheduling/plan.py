@@ -71,6 +71,37 @@ class MoveReason(str, Enum):
     """Its queue is drained: by a `stopPolicy`, or because a budget of its month is used up. No preemption."""
 
 
+class StayReason(str, Enum):
+    """Why an elastic gang that runs is not larger. The values are API."""
+
+    INSUFFICIENT_CAPACITY = "InsufficientCapacity"
+    """Nodes that suit it have not enough free room for its next size."""
+    TOPOLOGY_UNSATISFIED = "TopologyUnsatisfied"
+    """There is room, but not where its topology lets the others be, or not for whole slices."""
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    """Its queue may not use that much more now."""
+    QUOTA_AWAITED = "QuotaAwaited"
+    """Jobs that share its queue's quota wait for some: nobody among them grows before."""
+    BEHIND_OTHERS = "BehindOthers"
+    """There is room or quota, but it is kept for a job that waits."""
+    QUEUE_CLOSED = "QueueClosed"
+    """Its queue gives its jobs nothing more now."""
+    WINDOW_CLOSED = "WindowClosed"
+    """A stop might fall behind the end of its window, and it could not start again."""
+    NODES_AWAY = "NodesAway"
+    """Some of its nodes take no new pods, so that it could not start again there."""
+    SHAPE_FIXED = "ShapeFixed"
+    """It lies balanced, or a step is no number of whole slices: such a gang keeps its size while it runs."""
+    NO_CHECKPOINTS = "NoCheckpoints"
+    """It saves none: it would begin again at its first step."""
+    AWAITS_CHECKPOINT = "AwaitsCheckpoint"
+    """It is not preemptible, and has committed no checkpoint where it stands."""
+    SETTLING = "Settling"
+    """Its placement is young."""
+    DOES_NOT_PAY = "DoesNotPay"
+    """Its restart would lose more than it wins with the workers that there is room for."""
+
+
 class Basis(str, Enum):
     """What an expected start rests on, the surest first."""
 
@@ -243,6 +274,30 @@ class Waiting(NamedTuple):
     rank: int = 0
 
 
+class Stay(NamedTuple):
+    """Why an elastic gang that runs is not larger.
+
+    Attributes:
+        workers: its next size.
+        not_before: it does not grow before this moment, in seconds since the epoch, whatever room there is; 0: at any.
+        resource, missing: what it lacks for its next size, in base units, or ("", 0).
+        level, domain: where all its workers have to be, or "".
+        placeable: more workers that would fit there now.
+        blocker: uid of the job that the room or quota is kept for, or "".
+    """
+
+    reason: StayReason
+    message: str
+    workers: int
+    not_before: float = 0.0
+    resource: str = ""
+    missing: int = 0
+    level: str = ""
+    domain: str = ""
+    placeable: int = 0
+    blocker: str = ""
+
+
 def as_it_is(waiting: Waiting) -> Waiting:
     """Of a plan that tells nobody anything."""
     return waiting
@@ -258,6 +313,8 @@ class Plan:
         broken: uids of RESERVED jobs whose promise cannot be kept (a node is gone): they are PENDING again.
         helped: gives one of those who wait with its `changes` and `elsewhere`, also where it lacks quota. Ten thousand
             may, each queue's have their own, and few of them are told anything new after a plan.
+        stays: gives, by uid of a job, why it is not larger; None for one that waits, is about to go or has its most
+            workers. None itself: this plan has not looked at who may grow.
     """
 
     admissions: tuple[Admission, ...]
@@ -268,3 +325,4 @@ class Plan:
     reduced: tuple[Promise, ...] = ()
     broken: tuple[str, ...] = ()
     helped: Callable[[Waiting], Waiting] = field(default=as_it_is, compare=False, repr=False)
+    stays: Callable[[str], Stay | None] | None = field(default=None, compare=False, repr=False)

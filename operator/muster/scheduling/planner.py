@@ -41,8 +41,9 @@ import numpy as np
 from muster.scheduling.beyond import join
 from muster.scheduling.bystanders import Bystanders
 from muster.scheduling.expected import Expected, Lacking, expected_starts, promised_starts
-from muster.scheduling.explain import Told, explain
+from muster.scheduling.explain import Told, Words, explain
 from muster.scheduling.fallback import fallback_starts
+from muster.scheduling.growth import Growth
 from muster.scheduling.heads import Heads
 from muster.scheduling.improving import improve
 from muster.scheduling.order import Ordering
@@ -107,8 +108,11 @@ def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None
     verdicts = improve(round_, heads, starting.owners, verdicts)
     going = {each.uid for each in round_.evictions}
     told: Told | tuple[()] = ()
+    growth: Growth | None = None
     if policy.explain:
-        told = explain(round_, heads, starting.owners, verdicts, _expect(round_, heads, verdicts))
+        words = Words(round_, heads, starting.owners)
+        told = explain(round_, words, verdicts, _expect(round_, heads, verdicts))
+        growth = Growth(round_, heads, words) if round_.left is not None else None
     made = Plan(
         admissions=tuple(round_.admissions),
         waiting=told,
@@ -119,6 +123,7 @@ def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None
         reduced=round_.reduced,
         broken=round_.kept.broken,
         helped=told.helped if isinstance(told, Told) else as_it_is,
+        stays=growth.of if growth is not None else None,
     )
     return join(round_.snapshot, made, round_.beyond)
 

@@ -145,6 +145,10 @@ class Reasons:
         state = _State(self._room.free, mask, slots.everywhere(), self._room.slots_when_empty(gang.worker).counts)
         return self._lacks(gang, state, self.of_room(gang), when="")
 
+    def lacks_in(self, gang: Gang, room: Int, mask: Mask, slots: Int) -> Why:
+        """The gang does not fit what of `room` (R x N) is on some places, on which there are so many slots."""
+        return self._lacks(gang, _State(room, mask, slots, slots), WaitReason.INSUFFICIENT_CAPACITY, when="")
+
     def room_is_kept(self, gang: Gang, queue: int, priority: int) -> Why:
         """Free room would do, but a job ahead, in `queue`, waits for it."""
         return Why(
@@ -263,6 +267,20 @@ class Reasons:
             f"{who} uses {amount(resource, used)}{quota}{like_it} and can use {amount(resource, short.available)} more "
             f"now, {_BORROWING if firm is None else _FIRM}{above}"
         )
+
+    def would_borrow(self, queue: int, flavour: int, short: Shortage, *, firm: bool) -> Why:
+        """A gang that runs would have to borrow for more workers, and may not: it isn't preemptible (`firm`), or a job
+        of its queue that waits comes first."""
+        resource, name = self._names[short.resource], self._queue(queue)
+        told = f"needs {self._of_flavour(resource, short.needed, flavour)}; queue {name} has "
+        told += f"{amount(resource, short.available)} left of its own, and "
+        told += (
+            "it may not borrow, for it is not preemptible"
+            if firm
+            else "what it could borrow is for a job of the queue that waits"
+        )
+        reason = WaitReason.QUOTA_EXCEEDED if firm else WaitReason.BEHIND_OTHERS
+        return Why(reason, told, resource, short.needed - short.available)
 
     def quota_is_owned(self, queue: int, flavour: int, need: Need) -> Why:
         """There is quota, but only to borrow, and the jobs of those who own it wait for it."""

@@ -10,6 +10,7 @@ less what is promised. Room only shrinks while a plan is made, so a gang that di
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -23,6 +24,7 @@ from muster.scheduling.gangs import Gang
 from muster.scheduling.kinds import Kind, Kinds
 from muster.scheduling.letin import LetIn
 from muster.scheduling.mending import mend_gangs, mend_promises
+from muster.scheduling.moves import Pace
 from muster.scheduling.placement import fits, locate
 from muster.scheduling.plan import Admission, Eviction, Promise, Replacement
 from muster.scheduling.policy import Policy
@@ -79,6 +81,22 @@ class Found:
     taken: Taken
 
 
+@dataclass(frozen=True)
+class Left:
+    """What there was for gangs to grow into when each had grown that could.
+
+    Attributes:
+        room: R x N in tree order.
+        used: with what those still hold who leave, for gangs with a safe base; None: there are none.
+        contested: by tree of queues in which nobody grows, the first job that waits for quota there.
+    """
+
+    room: Int
+    used: Ledger | None
+    contested: Mapping[int, int]
+    pace: Pace
+
+
 _NOTHING: Final[tuple[int, Found | None]] = (0, None)
 
 
@@ -93,6 +111,7 @@ class Round:
         journal: all changes of `promised` in their order: queue, flavour, need, and 1 for what is charged, -1 for what
             is given back, 0 for what is held back.
         state: grows whenever room or quota change.
+        left: None unless somebody may grow and was looked at.
         beyond: by uid of those that start on a safe base: nodes of the workers that they get beyond it.
     """
 
@@ -118,6 +137,7 @@ class Round:
         self.replacements: list[Replacement] = [*replaced, *mended]
         self.reduced = reduced
         self.beyond: dict[str, Index] = {}
+        self.left: Left | None = None
         self.reserved_quota: list[tuple[int, int]] = []
         self._firm_held_back: set[tuple[int, int]] = set()
         leaving = np.unique(jobs.queues[jobs.runs.leaving & (jobs.queues != NONE)]).tolist()

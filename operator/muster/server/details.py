@@ -50,6 +50,7 @@ async def detail(
     return JobDetail(
         job=JobSummary.model_validate(summary(raw)),
         waiting=job.status.queue if job is not None else None,
+        growth=job.status.growth if job is not None else None,
         explanation=explanation,
         workers=[
             Worker(index=pod.index, pod=pod.name, node=pod.node, state=pod_state(pod), ready=pod.ready) for pod in views

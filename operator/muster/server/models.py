@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from muster.api.common import format_time
 from muster.api.names import Phase
-from muster.api.trainingjob_status import QueuePosition
+from muster.api.trainingjob_status import Growth, QueuePosition
 
 Moment = Annotated[datetime, PlainSerializer(format_time, return_type=str)]
 
@@ -128,6 +128,11 @@ class JobDetail(Answer):
     job: JobSummary
     waiting: QueuePosition | None = Field(
         None, description="Why it waits, for programs: `status.queue` of the TrainingJob. Absent where it does not."
+    )
+    growth: Growth | None = Field(
+        None,
+        description="Why an elastic gang has fewer workers than it asks for, for programs: `status.growth` of the "
+        "TrainingJob. Absent for any other.",
     )
     explanation: list[Section]
     workers: list[Worker]

@@ -20,6 +20,7 @@ from muster.telling.wording import (
     ago,
     answered,
     before_the_first_step,
+    below,
     counted,
     silent,
     survived,
@@ -80,6 +81,8 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
         yield "", (f"all {count} workers {verb}" if count > 1 else f"its worker {verb}s") + where
         if first:
             yield "", first
+    if fewer := below(scene):
+        yield "", fewer
     if old := silent(scene):
         yield "", old
     if place is not None and place.position:

@@ -15,7 +15,7 @@ from muster.cluster.status import is_false, reason_of
 from muster.scheduling.plan import LACKS_NODES, WaitReason
 from muster.telling.ends import first_ending
 from muster.telling.scene import Scene
-from muster.telling.wording import FINAL, silent, used_limits
+from muster.telling.wording import FINAL, below, silent, used_limits
 from muster_protocol.durations import format_duration
 
 
@@ -102,6 +102,8 @@ def _trains(scene: Scene, spec: EffectiveSpec) -> str:
     eta = status.progress.eta if status.progress is not None else None
     left = (eta - scene.now).total_seconds() if eta is not None and not silent(scene) else 0.0
     told = f"it trains on; about {format_duration(left)} are left" if left > 0 else "it trains on"
+    if below(scene) and status.fixed_size is None:
+        told += "; it grows by itself, with a stop and a start, when nothing keeps it from that any more"
     end = first_ending(scene, spec)
     if end is None or 0 < left <= end.left:
         return told

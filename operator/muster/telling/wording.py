@@ -12,7 +12,7 @@ from muster.api.names import ConditionType, Phase
 from muster.api.restarts import Group, used
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus, TrainingWarning
-from muster.cluster.status import held_of
+from muster.cluster.status import below_wish, held_of
 from muster.cluster.views import PodView
 from muster.telling.scene import Scene
 from muster_protocol.durations import format_duration
@@ -88,6 +88,22 @@ def waiting(scene: Scene, *, changes: bool = True) -> Iterator[tuple[str, str]]:
             yield title, ", ".join(named)
     if place.changes and changes:
         yield "Would help", "\n".join(change.text for change in place.changes)
+
+
+def below(scene: Scene) -> str:
+    """Why a gang that runs has fewer workers than it asks for, and when it may grow; "" for any other."""
+    status, wish = scene.job.status, scene.job.spec.workers.replicas
+    if not below_wish(status, wish):
+        return ""
+    held = f"{held_of(status, wish)} workers"
+    if status.fixed_size is not None:
+        return f"{held}: the training can't go on with another number: {status.fixed_size.message}"
+    growth = status.growth
+    if growth is None:
+        return ""
+    left = (growth.not_before - scene.now).total_seconds() if growth.not_before is not None else 0.0
+    soonest = f"; it grows in {format_duration(left)} at the soonest" if left >= 1 else ""
+    return f"{held}: {growth.reason}: {growth.message}{soonest}"
 
 
 def survived(status: TrainingJobStatus) -> bool:

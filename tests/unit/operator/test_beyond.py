@@ -18,7 +18,7 @@ from muster.cluster.snapshot import LevelInput, QueueInput, QuotaInput, build
 from muster.cluster.views import NodeView, PodView
 from muster.controllers.books import Tally
 from muster.scheduling.offers import lost_seconds
-from muster.scheduling.plan import MoveReason, Plan
+from muster.scheduling.plan import MoveReason, Plan, StayReason
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import DEFAULT
 from muster.scheduling.snapshot import JobState, Snapshot, TopologyMode
@@ -394,6 +394,24 @@ def test_a_gang_that_ends_takes_no_room_to_grow() -> None:
     ends = {each.uid: each.reason for each in decided.evictions}
     assert ends == {"job": MoveReason.QUOTA_LOWERED, "other": MoveReason.GROWN}
     assert {each.uid: names(shot, each.nodes) for each in decided.promises} == {"other": ["r-s1", "r-s2"]}
+
+
+def test_a_gang_with_a_base_is_told_what_it_lacks_beyond_it() -> None:
+    def stay(snapshot: Snapshot) -> tuple[StayReason, str, int]:
+        found = plan(snapshot).stays
+        told = found("job") if found is not None else None
+        assert told is not None
+        return told.reason, told.message, told.workers
+
+    for on in (("r-d0", "r-d1"), ("r-d0", "r-d1", "r-s0")):
+        job, size = running(based(), *on, since=36_000.0), len(on) + 1
+        lacks, spot = StayReason.INSUFFICIENT_CAPACITY, len(on) - 2
+        (reason, message, workers) = stay(world(fleet(4, spot), [job]))
+        assert (reason, workers) == (lacks, size)
+        assert message.startswith(f"for its next size, {size} workers, it needs 1 worker × 8 nvidia.com/gpu; ")
+        (reason, message, _) = stay(world(fleet(4, 4), [job], spot=8 * spot))
+        assert reason is StayReason.QUOTA_EXCEEDED
+        assert "of H100/spot; queue q uses" in message
 
 
 def test_who_waits_for_what_a_gang_gives_back_starts_when_that_is_gone() -> None:

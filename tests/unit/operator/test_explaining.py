@@ -710,3 +710,14 @@ def test_programs_are_told_what_a_job_lacks_who_is_ahead_and_what_would_start_it
     assert ("", "behind: research/first") in why["rows"]
     assert "- there is room now if block were required instead of rack" in shown(queued)
     assert "waiting" not in answer(Scene(job(phase="Running"), (), (), NOW))
+
+
+def test_a_gang_below_its_wish_is_told_why_and_that_it_grows_by_itself() -> None:
+    growth = {"reason": "QuotaExceeded", "message": "for its next size, 4 workers, it needs 16 GPUs", "workers": 4}
+    wish = {"workers": {"replicas": 4, "min": 2}}
+    lines = shown(job(wish, phase="Running", placement=PLACED, growth=growth))
+    assert "2/4 workers: QuotaExceeded: for its next size, 4 workers, it needs 16 GPUs" in lines
+    grows = "it trains on; it grows by itself, with a stop and a start, when nothing keeps it from that any more"
+    assert grows in lines
+    assert answer(Scene(job(wish, phase="Running", placement=PLACED, growth=growth), (), (), NOW))["growth"] == growth
+    assert not any("grows" in line for line in shown(job(phase="Running", placement=PLACED)))

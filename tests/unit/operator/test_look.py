@@ -390,3 +390,16 @@ def test_without_a_terminal_no_line_is_cut_wrapped_or_framed(capsys: pytest.Capt
     assert lines[0] == "research/train"
     assert any(line.endswith(told) for line in lines)
     assert not any(line.endswith(" ") or "│" in line for line in lines)
+
+
+def test_a_gang_below_its_wish_says_why_it_is_not_larger_and_when_it_may_be() -> None:
+    placement = {"generation": 2, "workers": 6, "nodes": [{"node": "a", "indexes": "0-5"}]}
+    growth = {"reason": "Settling", "message": "there is room", "workers": 8, "notBefore": "2026-01-02T03:08:05Z"}
+    running = elastic(phase="Running", placement=placement, growth=growth)
+    told = "Not larger  6/8 workers: Settling: there is room; it grows in 4m at the soonest"
+    assert told in shown(Scene(running, (), (), NOW))
+    old = {**growth, "notBefore": "2026-01-02T03:00:05Z"}
+    assert "soonest" not in shown(Scene(elastic(phase="Running", placement=placement, growth=old), (), (), NOW))
+    fixed = {"workers": 6, "message": "the loader has state of its own"}
+    kept = shown(Scene(elastic(phase="Running", placement=placement, growth=growth, fixedSize=fixed), (), (), NOW))
+    assert "6/8 workers: the training can't go on with another number: the loader has state of its own" in kept

@@ -11,8 +11,8 @@ import pytest
 from muster.api.effective import EffectiveSpec, effective_spec
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import Ahead, Lacking, QueuePosition
-from muster.controllers.telling import Word, in_window, noticeable
-from muster.scheduling.plan import Almost, Basis, Change, ChangeKind, Waiting, WaitReason
+from muster.controllers.telling import Word, growth_of, in_window, noticeable
+from muster.scheduling.plan import Almost, Basis, Change, ChangeKind, Stay, StayReason, Waiting, WaitReason
 from muster.scheduling.snapshot import FOREVER
 
 pytestmark = pytest.mark.unit
@@ -131,3 +131,24 @@ def test_who_is_ahead_is_no_news_by_itself() -> None:
 def test_changes_that_an_operator_wrote_as_words_alone_are_read() -> None:
     read = QueuePosition.model_validate({"changes": ["7 workers instead of 8 would find room now"]})
     assert [(each.kind, each.text) for each in read.changes] == [("", "7 workers instead of 8 would find room now")]
+
+
+def test_why_a_gang_is_not_larger_becomes_the_status() -> None:
+    kept = Stay(StayReason.BEHIND_OTHERS, "there is room, but it is kept", 6, not_before=NOW + 60.2, blocker="u")
+    assert growth_of(kept, {"u": "research/big"}).to_raw() == {
+        "reason": "BehindOthers",
+        "message": "there is room, but it is kept (kept for research/big)",
+        "workers": 6,
+        "notBefore": "2027-01-15T08:01:01Z",
+        "keptFor": "research/big",
+    }
+    lacks = Stay(StayReason.INSUFFICIENT_CAPACITY, "it lacks", 6, 0.0, "memory", 2**30, "rack", "rack-3", 1)
+    assert growth_of(lacks, {}).to_raw()["lacking"] == {
+        "resource": "memory",
+        "amount": "1073741824",
+        "level": "rack",
+        "domain": "rack-3",
+        "placeable": 1,
+    }
+    quota = growth_of(Stay(StayReason.QUOTA_EXCEEDED, "it lacks", 6, 0.0, "nvidia.com/gpu", 8), {})
+    assert quota.lacking == Lacking(resource="nvidia.com/gpu", amount="8"), "how many would fit was not looked at"

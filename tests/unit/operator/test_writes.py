@@ -158,3 +158,26 @@ def test_an_edit_is_answered_at_once_however_lately_it_was_told_why_it_waits() -
             await place.until(lambda: place.status("a")["queue"]["reason"] == "QueueNotFound", seconds=3)
 
     compressed(test())
+
+
+def test_a_gang_below_its_wish_is_told_once_why_and_no_more_when_it_has_it() -> None:
+    async def test() -> None:
+        async with world(cpu="3", patience=MEETS) as place:
+            place.submit("a", workers=4, each={"min": 2, "step": 2}, checkpoint={"uri": "s3://b/a"})
+            await place.until(lambda: place.status("a").get("growth"))
+            growth = place.status("a")["growth"]
+            assert (growth["reason"], growth["workers"]) == ("InsufficientCapacity", 4)
+            assert growth["lacking"] == {"resource": "cpu", "amount": "1", "placeable": 1}
+            assert "notBefore" in growth, "a young placement does not grow"
+            assert place.status("a")["workers"] == "2/4"
+            for pod in list(place.server.pods):
+                place.show(pod, "Running")
+            await place.until(lambda: place.status("a")["phase"] == "Running")
+            before = writes(place, "a")
+            await asyncio.sleep(1800)
+            assert not counted(writes(place, "a") - before), "nothing has changed"
+            workers = place.server.jobs["a"]["spec"]["workers"]
+            place.edit("a", workers={**workers, "replicas": 2, "max": 4})
+            await place.until(lambda: "growth" not in place.status("a"))
+
+    compressed(test())

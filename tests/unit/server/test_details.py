@@ -68,6 +68,15 @@ async def test_a_job_is_explained_as_muster_explain_does() -> None:
     assert found.withheld == []
 
 
+async def test_a_gang_that_is_smaller_than_its_wish_tells_programs_why() -> None:
+    cluster = everything()
+    growth = {"reason": "Settling", "message": "there is room", "workers": 2, "notBefore": "2026-01-02T03:08:05Z"}
+    cluster.objects[PATH] = job("vision", "a") | {"status": {"phase": "Running", "growth": growth}}
+    async with client(cluster) as http:
+        answer = await http.get("/v1/jobs/vision/a")
+    assert answer.json()["growth"] == growth
+
+
 async def test_a_job_is_told_while_the_operator_still_fills_its_caches() -> None:
     cluster = everything()
     cluster.objects[PATH] = job("vision", "a")
