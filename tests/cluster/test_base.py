@@ -46,7 +46,9 @@ async def test_who_takes_spot_nodes_back_leaves_the_base_of_a_gang_alone(place: 
     await place.submit("train", 4, workers=sizes, capacity={"order": ["spot"], "base": "on-demand"})
     before = await place.until_phase("train", "Running")
     assert at(place, before) == ["on-demand", "on-demand", "spot", "spot"]
-    assert before["status"]["placement"]["base"] == 2
+    kinds = {key: before["status"]["placement"][key] for key in ("base", "capacity", "beyond")}
+    assert kinds == {"base": 2, "capacity": "on-demand", "beyond": "spot"}
+    assert before["status"]["workers"] == "4"
     told = condition(before, "Admitted")
     assert told is not None
     assert "the first 2 are its base on on-demand nodes, 2 workers beyond it can be taken back" in told["message"]
@@ -74,6 +76,10 @@ async def test_who_takes_spot_nodes_back_leaves_the_base_of_a_gang_alone(place: 
     assert at(place, after) == ["on-demand", "on-demand", "spot"]
     assert after["status"]["placement"]["generation"] == 2
     assert [size["reason"] for size in after["status"]["sizes"]] == ["Started", "Shrunk"]
+    assert after["status"]["workers"] == "3/4"
+    told = await place.until_job("train", "is told why it is not larger", lambda job: "growth" in job["status"])
+    assert told["status"]["growth"]["workers"] == 4
+    assert told["status"]["growth"]["reason"] == "NoCheckpoints"
 
     await place.nodes.remove(nodes_of(after)[2])  # the last spot node of the gang
     alone = await place.until_job(

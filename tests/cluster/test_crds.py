@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from muster.api.names import Phase
 from muster.api.placement import Placement
 from muster.api.rules import FROZEN_AT_THE_END, FROZEN_WHILE_ADMITTED
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import Progress, TrainingJobStatus
+from muster.api.trainingjob_status import Growth, Lacking, Progress, TrainingJobStatus
 
 from .conftest import ROOT
 
@@ -270,7 +271,18 @@ def test_a_whole_status_is_taken_and_read_back(control_plane: Any, job: Object) 
     control_plane.apply(job)
     status = TrainingJobStatus(
         phase=Phase.RUNNING,
-        placement=Placement.of(2, ["node-a"] * 4 + ["node-b"] * 2, attempts={5: 1}),
+        placement=Placement.of(
+            2, ["node-a"] * 4 + ["node-b"] * 2, attempts={5: 1}, base=4, capacity="on-demand", beyond="spot"
+        ),
+        growth=Growth(
+            reason="InsufficientCapacity",
+            message="one is missing",
+            workers=8,
+            not_before=datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc),
+            lacking=Lacking(resource="nvidia.com/gpu", amount="8", placeable=0),
+            kept_for="research/big",
+        ),
+        workers="6/8",
         progress=Progress(step=40, total_steps=100, steps_per_second="1.5"),
         conditions=TrainingJob.from_raw({**job, "status": ADMITTED}).status.conditions,
         gpus=48,

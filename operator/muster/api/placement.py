@@ -142,6 +142,10 @@ class Placement(Model):
     base: Count | None = None
     """Of a gang with a safe base (`capacity.base`): how many workers, the first, are on that kind of capacity. Those
     behind them are on the other."""
+    capacity: Annotated[str, Len(0, 32)] = ""
+    """Of a job that names kinds of capacity: that of the gang's nodes, or of its base's."""
+    beyond: Annotated[str, Len(0, 32)] = ""
+    """The kind of capacity of the workers behind the base."""
     restarts: Count | None = None
     """How often the gang's processes were started again in its pods after a failure of the script. `status.failures`
     has them when it ends."""

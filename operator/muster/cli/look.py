@@ -27,7 +27,7 @@ from muster.cli.scene import connected, look
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiUnreachable
 from muster.cluster.status import is_false
-from muster.cluster.views import parse_time
+from muster.cluster.views import PodView, parse_time
 from muster.telling.scene import Scene, event_time
 from muster.telling.wording import (
     CAUSES,
@@ -36,6 +36,7 @@ from muster.telling.wording import (
     answered,
     before_the_first_step,
     below,
+    capacity_of,
     counted,
     one_line,
     pod_state,
@@ -273,8 +274,9 @@ def _progress(scene: Scene) -> RenderableType:
 
 
 def _workers(scene: Scene) -> Table:
+    kinds = bool(scene.job.status.placement and scene.job.status.placement.capacity)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("WORKER", "POD", "NODE", "STATE"):
+    for title in ("WORKER", "POD", "NODE", *(("CAPACITY",) if kinds else ()), "STATE"):
         table.add_column(title)
     # Of a large gang those that have trouble are shown, then as many as fit on a screen.
     order = sorted(scene.pods, key=lambda pod: (pod.ready, -pod.generation, pod.index))
@@ -283,13 +285,23 @@ def _workers(scene: Scene) -> Table:
         # A pod's containers mostly wait for the same.
         waiting = "; ".join(dict.fromkeys(f"{it.reason} {it.message}".strip() for it in pod.waiting if it.reason))
         extra = pod.unschedulable or (waiting if pod.phase == "Pending" else "") or pod.status_message
-        table.add_row(str(pod.index), pod.name, pod.node, f"{pod_state(pod)}  {extra}".strip())
+        kind = (_capacity(scene, pod),) if kinds else ()
+        table.add_row(str(pod.index), pod.name, pod.node, *kind, f"{pod_state(pod)}  {extra}".strip())
     if len(scene.pods) > len(shown):
         rest = Counter(pod_state(pod) for pod in order[WORKERS_SHOWN:])
         table.add_row(
-            "…", f"and {len(scene.pods) - len(shown)} more", "", ", ".join(f"{n} {s}" for s, n in rest.items())
+            "…",
+            f"and {len(scene.pods) - len(shown)} more",
+            *("" for _ in range(1 + kinds)),
+            ", ".join(f"{n} {s}" for s, n in rest.items()),
         )
     return table
+
+
+def _capacity(scene: Scene, pod: PodView) -> str:
+    """`spot`, or `on-demand (base)` of a worker of the safe base."""
+    kind, of_base = capacity_of(scene.job.status, pod)
+    return f"{kind} (base)" if of_base else kind
 
 
 def _events(scene: Scene) -> Table:

@@ -17,6 +17,7 @@ from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import NodeWorkers, Placement, Promise, Stop, Victim, nodes_with_workers
 from muster.api.trainingjob_status import TrainingJobStatus
+from muster.cluster.jobs import JobInput
 from muster.cluster.status import Draft, finished, reason_of
 from muster.controllers import planning, replacing
 from muster.controllers.claims import Claims
@@ -95,6 +96,7 @@ class Decisions:
             gpus_per_worker=record.spec.gpus_per_worker,
             spec=record.placement_hash,
             base=admission.base or None,
+            **_kinds(snapshot, admission, record),
             yields=admission.yields,
         )
         status = planning.admitted(
@@ -309,6 +311,28 @@ def _domain(snapshot: Snapshot, placement: Placement, moves: Mapping[int, str]) 
 
 def _flavour(snapshot: Snapshot, index: int) -> str:
     return "" if index == NONE else snapshot.flavours[index]
+
+
+def _kinds(snapshot: Snapshot, admission: Admission, record: Record) -> dict[str, str]:
+    """The kinds of capacity that a placement says: see `Placement.capacity` and `Placement.beyond`."""
+    if not record.spec.kinds or record.planned is None:
+        return {}
+    planned, flavour = record.planned[1], _flavour(snapshot, admission.flavour)
+    of_base = flavour.partition("/")[2] or _kind_passed(snapshot, admission, planned)
+    more = planned.beyond if admission.base and len(admission.nodes) > admission.base else None
+    return {"capacity": of_base, "beyond": more.node_filter.capacity[0] if more and more.node_filter.capacity else ""}
+
+
+def _kind_passed(snapshot: Snapshot, admission: Admission, planned: JobInput) -> str:
+    """Of a gang without GPUs, which has no flavour: the first of its kinds that all its nodes are of."""
+    jobs, row = snapshot.jobs, snapshot.jobs.uids.index(admission.uid)
+    filters = [int(jobs.filters[row]), *(other.filter for other in jobs.terms.alternatives[row])]
+    asked = [planned.node_filter, *(other.node_filter for other in planned.terms.alternatives)]
+    nodes = admission.nodes[: admission.base or len(admission.nodes)]
+    found = (
+        each.capacity for index, each in zip(filters, asked, strict=False) if snapshot.eligible[index, nodes].all()
+    )
+    return next((kinds[0] for kinds in found if kinds), "")
 
 
 def _names(snapshot: Snapshot, nodes: Index) -> list[str]:

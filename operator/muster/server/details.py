@@ -21,7 +21,7 @@ from muster.server.rows import summary
 from muster.telling.explaining import EVENTS_READ, sections
 from muster.telling.scene import Scene, event_time
 from muster.telling.usage import line_of
-from muster.telling.wording import pod_state
+from muster.telling.wording import capacity_of, pod_state
 
 JOB: Final = f"/apis/{API_VERSION}/namespaces/{{}}/trainingjobs/{{}}"
 
@@ -52,10 +52,21 @@ async def detail(
         waiting=job.status.queue if job is not None else None,
         growth=job.status.growth if job is not None else None,
         explanation=explanation,
-        workers=[
-            Worker(index=pod.index, pod=pod.name, node=pod.node, state=pod_state(pod), ready=pod.ready) for pod in views
-        ],
+        workers=[_worker(job, pod) for pod in views],
         withheld=[what for what, may in allowed.items() if not may],
+    )
+
+
+def _worker(job: TrainingJob | None, pod: PodView) -> Worker:
+    kind, of_base = capacity_of(job.status, pod) if job is not None else ("", None)
+    return Worker(
+        index=pod.index,
+        pod=pod.name,
+        node=pod.node,
+        state=pod_state(pod),
+        ready=pod.ready,
+        capacity=kind,
+        base=of_base,
     )
 
 

@@ -104,6 +104,8 @@ class Worker(Answer):
     node: str
     state: str
     ready: bool
+    capacity: str = Field("", description="Kind of capacity of its node, where the job names kinds.")
+    base: bool | None = Field(None, description="Whether it is of the safe base, of a gang that has one.")
 
 
 class JobDetail(Answer):

@@ -203,6 +203,18 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+def capacity_of(status: TrainingJobStatus, pod: PodView) -> tuple[str, bool | None]:
+    """The kind of capacity that a worker is on, "" where its job names none; and whether it is of the safe base, None
+    where there is no such thing."""
+    placement = status.placement
+    if placement is None or pod.generation != placement.generation or not placement.capacity:
+        return "", None
+    if placement.base is None:
+        return placement.capacity, None
+    of_base = pod.index < placement.base
+    return placement.capacity if of_base else placement.beyond, of_base
+
+
 def pod_state(pod: PodView) -> str:
     if pod.terminating:
         return "Terminating"

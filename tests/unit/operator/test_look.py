@@ -403,3 +403,27 @@ def test_a_gang_below_its_wish_says_why_it_is_not_larger_and_when_it_may_be() ->
     fixed = {"workers": 6, "message": "the loader has state of its own"}
     kept = shown(Scene(elastic(phase="Running", placement=placement, growth=growth, fixedSize=fixed), (), (), NOW))
     assert "6/8 workers: the training can't go on with another number: the loader has state of its own" in kept
+
+
+def test_the_workers_of_a_job_with_kinds_of_capacity_say_theirs_and_who_is_of_the_base() -> None:
+    def rows(**placement: Any) -> list[list[str]]:
+        nodes = [{"node": "a", "indexes": "0-1"}]
+        running = job(phase="Running", placement={"generation": 1, "workers": 2, "nodes": nodes, **placement})
+        lines = shown(Scene(running, (pod(0), pod(1)), (), NOW)).splitlines()
+        first = next(number for number, line in enumerate(lines) if "WORKER" in line)
+        return [line.strip("│ \n").split()[3:] for line in lines[first : first + 3]]
+
+    assert rows() == [["STATE"], ["Running"], ["Running"]]
+    assert rows(capacity="spot") == [["CAPACITY", "STATE"], ["spot", "Running"], ["spot", "Running"]]
+    assert rows(capacity="on-demand", base=1, beyond="spot") == [
+        ["CAPACITY", "STATE"],
+        ["on-demand", "(base)", "Running"],
+        ["spot", "Running"],
+    ]
+
+
+def test_a_pod_of_an_older_placement_claims_no_kind_of_capacity() -> None:
+    nodes = [{"node": "a", "indexes": "0-1"}]
+    running = job(phase="Running", placement={"generation": 2, "workers": 2, "nodes": nodes, "capacity": "spot"})
+    assert "CAPACITY" in shown(Scene(running, (pod(0),), (), NOW))
+    assert "spot" not in shown(Scene(running, (pod(0),), (), NOW))

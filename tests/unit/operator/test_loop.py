@@ -461,3 +461,39 @@ async def test_a_job_whose_queue_cannot_be_read_is_told_so() -> None:
         assert "can't read TrainingQueue 'old'" in place.status("a")["queue"]["message"]
         place.cache.on_queue("old", TrainingQueue.from_raw({"metadata": {"name": "old"}, "spec": {}}))
         await place.until(lambda: place.placed("a"))
+
+
+def of_kind(name: str, kind: str) -> NodeView:
+    """A node with room for one worker."""
+    return NodeView.from_raw(
+        {
+            "metadata": {"name": name, "labels": {"muster.dev/capacity": kind}},
+            "status": {
+                "allocatable": {"cpu": "1", "memory": "8Gi", "pods": "110"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("capacity", "kinds"),
+    [
+        (None, {}),
+        ({"order": ["spot"]}, {"capacity": "spot"}),
+        ({"order": ["reserved", "on-demand"], "fallbackAfter": "0s"}, {"capacity": "on-demand"}),
+        ({"order": ["spot"], "base": "on-demand"}, {"base": 1, "capacity": "on-demand", "beyond": "spot"}),
+    ],
+)
+async def test_a_placement_says_of_which_kind_of_capacity_its_nodes_are(
+    capacity: dict[str, Any] | None, kinds: dict[str, object]
+) -> None:
+    """Also without GPUs, which is where no flavour tells it."""
+    async with world(node=of_kind("n", "on-demand")) as place:
+        place.nodes.items["s"] = of_kind("s", "spot")
+        sizes = {"min": 1, "max": 2} if kinds.get("base") else {}
+        asked = {"capacity": capacity} if capacity else {}
+        place.submit("a", workers=2 if kinds.get("base") else 1, each=sizes, **asked)
+        await place.until(lambda: place.placed("a"))
+        placement = place.status("a")["placement"]
+        assert {key: placement[key] for key in ("base", "capacity", "beyond") if key in placement} == kinds

@@ -68,6 +68,21 @@ async def test_a_job_is_explained_as_muster_explain_does() -> None:
     assert found.withheld == []
 
 
+async def test_each_worker_says_its_kind_of_capacity_and_whether_it_is_of_the_base() -> None:
+    cluster = everything()
+    nodes = [{"node": "n0", "indexes": "0"}, {"node": "n1", "indexes": "1"}]
+    placement = {"generation": 1, "workers": 2, "nodes": nodes, "base": 1, "capacity": "on-demand", "beyond": "spot"}
+    cluster.objects[PATH] = job("vision", "a") | {"status": {"phase": "Running", "placement": placement}}
+    labels = [{"muster.dev/index": str(index), "muster.dev/generation": "1"} for index in range(2)]
+    cluster.objects["/api/v1/namespaces/vision/pods"] = {
+        "items": [{"metadata": {"name": f"a-{index}", "labels": each}} for index, each in enumerate(labels)]
+    }
+    async with client(cluster) as http:
+        answer = await http.get("/v1/jobs/vision/a")
+    workers = JobDetail.model_validate(answer.json()).workers
+    assert [(worker.capacity, worker.base) for worker in workers] == [("on-demand", True), ("spot", False)]
+
+
 async def test_a_gang_that_is_smaller_than_its_wish_tells_programs_why() -> None:
     cluster = everything()
     growth = {"reason": "Settling", "message": "there is room", "workers": 2, "notBefore": "2026-01-02T03:08:05Z"}
