@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-import numpy as np
-
 from muster.cluster.jobs import BEYOND, BeyondInput, JobInput
-from muster.scheduling.snapshot import NONE, Index, Jobs, Mask, TopologyMode
+from muster.scheduling.snapshot import TopologyMode
 
 
 def parted(jobs: Iterable[JobInput]) -> list[JobInput]:
@@ -40,7 +38,7 @@ def _beyond_of(job: JobInput, more: BeyondInput) -> JobInput:
     base, promised = job.base, job.promised[job.promised_base :]
     goes_on = job.run.beneficiary == job.uid  # though perhaps without any of these
     beneficiary = job.uid + BEYOND if goes_on else job.run.beneficiary
-    # Where one domain must hold the gang, the base tells which: see `beside_their_bases`.
+    # Where one domain must hold the gang, the base tells which: see `muster.scheduling.beyond.beside_their_bases`.
     required = job.mode is TopologyMode.REQUIRED
     return replace(
         job,
@@ -61,18 +59,3 @@ def _beyond_of(job: JobInput, more: BeyondInput) -> JobInput:
         base=0,
         promised_base=0,
     )
-
-
-def beside_their_bases(jobs: Jobs, allowed: Mask, domains: Index) -> tuple[Jobs, Mask]:
-    """Where one domain must hold a gang, its workers beyond the base may run in that of the base alone: that is a
-    filter of its own."""
-    filters, more = jobs.filters.copy(), list[Mask]()
-    for row, base in jobs.bases.items():
-        if jobs.modes[base] != TopologyMode.REQUIRED or jobs.levels[base] == NONE:
-            continue
-        nodes = jobs.runs.nodes_of(base)
-        there = domains[nodes[nodes != NONE], jobs.levels[base]]
-        inside = domains[:, jobs.levels[base]] == (there[0] if len(there) else NONE)
-        filters[row] = len(allowed) + len(more)
-        more.append(allowed[jobs.filters[row]] & inside & (domains[:, jobs.levels[base]] != NONE))
-    return (replace(jobs, filters=filters), np.vstack([allowed, *more])) if more else (jobs, allowed)

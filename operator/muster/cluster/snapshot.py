@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from muster.cluster.bases import beside_their_bases, parted
+from muster.cluster.bases import parted
 from muster.cluster.eligibility import Matcher, NodeFilter
 from muster.cluster.gpus import capacity_of, flavour_of, gpu_type_of, same_type
 from muster.cluster.jobs import BEYOND, filters_of, index_of, vector
@@ -25,6 +25,7 @@ from muster.cluster.queues import QuotaInput as QuotaInput
 from muster.cluster.queues import arrays as queue_arrays
 from muster.cluster.queues import within_limits
 from muster.cluster.views import NodeView, PodView
+from muster.scheduling.beyond import beside_their_bases
 from muster.scheduling.snapshot import (
     NONE,
     ONE_A_NODE,

@@ -30,7 +30,7 @@ import numpy as np
 
 from muster.scheduling.plan import Admission, Eviction, MoveReason, Plan, Promise, Replacement
 from muster.scheduling.promises import promised_nodes, stands
-from muster.scheduling.snapshot import NONE, Index, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Jobs, Mask, Snapshot, TopologyMode
 
 _SHRINKS: Final = frozenset(
     {MoveReason.PREEMPTED, MoveReason.RECLAIMED, MoveReason.YIELDED, MoveReason.QUOTA_LOWERED, MoveReason.DRAINED}
@@ -157,3 +157,18 @@ class _Both:
         """Of a gang with a base, the first are that: all that a waiting one is promised, or that go on elsewhere."""
         base = self._bases.get(promise.uid)
         return promise if base is None else replace(promise, base=int(self._snapshot.jobs.workers[base]))
+
+
+def beside_their_bases(jobs: Jobs, allowed: Mask, domains: Index) -> tuple[Jobs, Mask]:
+    """Where one domain must hold a gang, its workers beyond the base may run in that of the base alone: that is a
+    filter of its own."""
+    filters, more = jobs.filters.copy(), list[Mask]()
+    for row, base in jobs.bases.items():
+        if jobs.modes[base] != TopologyMode.REQUIRED or jobs.levels[base] == NONE:
+            continue
+        nodes = jobs.runs.nodes_of(base)
+        there = domains[nodes[nodes != NONE], jobs.levels[base]]
+        inside = domains[:, jobs.levels[base]] == (there[0] if len(there) else NONE)
+        filters[row] = len(allowed) + len(more)
+        more.append(allowed[jobs.filters[row]] & inside & (domains[:, jobs.levels[base]] != NONE))
+    return (replace(jobs, filters=filters), np.vstack([allowed, *more])) if more else (jobs, allowed)

@@ -81,6 +81,20 @@ class Cells:
                 self._fail("capacity", f"names {kind} twice: {value!r}; name each kind once, the best first")
         return "|".join(kinds)
 
+    def base(self, sizes: tuple[int, int, int]) -> str:
+        """The kind of capacity of an elastic job's first `min` GPUs, whose others are on the one kind that `capacity`
+        names; "" for none."""
+        base, kind = self.one_of("base", CAPACITIES), self.capacities()
+        if not base:
+            return ""
+        if sizes[0] >= sizes[1]:
+            self._fail("base", "is of elastic jobs: give min below gpus or max, or leave base empty")
+        if not kind or "|" in kind:
+            self._fail("base", "needs the one kind of the GPUs beyond it: name it in capacity, like spot")
+        if base == kind:
+            self._fail("base", f"must be another kind than that of the GPUs beyond it, {kind}")
+        return base
+
     def sizes(self, gpus: int) -> tuple[int, int, int]:
         """Fewest and most GPUs, both `gpus` for a job that is not elastic, and the step; 0 for one worker's."""
         least = self.whole("min", least=1, most=MOST_GPUS, missing=gpus)

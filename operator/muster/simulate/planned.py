@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from muster.scheduling.beyond import beside_their_bases
 from muster.scheduling.plan import Plan
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import DEFAULT, Policy
@@ -29,8 +30,10 @@ from muster.scheduling.snapshot import (
     Sizes,
     Snapshot,
     Terms,
+    TopologyMode,
 )
 from muster.simulate.cluster import GPU, RESOURCES, Costs, QueueShare
+from muster.simulate.parts import NOWHERE, Parts
 from muster.simulate.shares import Usage, half_lives, planner_queues
 from muster.simulate.windows import Bounds
 from muster.simulate.workload import Workload
@@ -38,12 +41,12 @@ from muster.simulate.world import State, World
 
 _ENOUGH: Final = np.iinfo(np.int32).max
 """Preemptions that a job may have."""
-_NOWHERE: Final[Index] = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True)
 class _Alike:
-    """Columns in which all jobs are alike, as long as the trace: each snapshot has the first part of them."""
+    """Columns in which all jobs are alike, for as many rows as there may be: each snapshot has the first part of
+    them."""
 
     zeros: Seconds
     never: Seconds
@@ -95,7 +98,7 @@ class Planned:
         self._usage = Usage(cluster, self._queues.parents, half_lives(cluster, shares, len(self._queues.names)))
         self._priority = np.minimum(trace.priority, self._queues.priorities_max[self._queue]).astype(np.int32)
         self._whole = workload.requests * workload.workers[:, None]
-        self._alike = _Alike.of(len(trace), cluster.file.costs)
+        self._alike = _Alike.of(len(trace) * (2 if workload.beyond is not None else 1), cluster.file.costs)
         self._nodes = Nodes(
             names=cluster.names,
             free=cluster.allocatable,
@@ -117,23 +120,30 @@ class Planned:
 
     def snapshot(self, world: World, now: float) -> Snapshot:
         """The world as the planner sees it."""
-        work, trace = self._workload, self._workload.trace
-        rows, holding, reserved = _rows(world)
-        count, placed = len(rows), holding + reserved
+        work, trace, parts = self._workload, self._workload.trace, Parts.of(world)
+        rows, holding, placed = parts.jobs, parts.holding, parts.placed
+        count = len(rows)
         states = np.full(count, JobState.PENDING, dtype=np.int32)
         states[:holding] = JobState.HOLDING
         states[holding:placed] = JobState.RESERVED
-        where = self._where(world, rows, holding, reserved)
+        where = self._where(world, parts)
         held = np.zeros((count, len(RESOURCES)), dtype=np.int64)
         held[:placed] = self._held(rows[:placed], where)
-        workers, flavours = world.workers[rows], work.flavour[rows]
+        flavours = self._flavours(parts)
+        filters = flavours.copy()
         if work.alternatives is not None:
-            flavours[:placed] = work.cluster.flavour[where.nodes[where.first[:placed]]]
+            some = np.flatnonzero(np.diff(where.first[: placed + 1]))
+            flavours[some] = work.cluster.flavour[where.nodes[where.first[some]]]
         left = trace.limit[rows] - (trace.duration[rows] - world.left[rows])
         if work.sizes is not None:
-            left /= workers / work.workers[rows]
+            left /= world.workers[rows] / work.workers[rows]
+        modes, levels = work.mode[rows], work.level[rows]
+        if parts.behind is not None:  # where one domain must hold the gang, the base tells which
+            free = parts.behind & (modes == int(TopologyMode.REQUIRED))
+            modes[free], levels[free] = int(TopologyMode.UNCONSTRAINED), NONE
+        workers = self._workers(world, parts, where)
         jobs = Jobs(
-            uids=tuple(map(work.uids.__getitem__, rows.tolist())),
+            uids=self._uids(parts),
             states=states,
             queues=self._queue[rows],
             flavours=flavours,
@@ -141,14 +151,16 @@ class Planned:
             submitted=trace.submit[rows],
             workers=workers,
             requests=work.requests[rows],
-            filters=work.flavour[rows],
-            modes=work.mode[rows],
-            levels=work.level[rows],
+            filters=filters,
+            modes=modes,
+            levels=levels,
             held=held,
-            sizes=Sizes.fixed(workers) if work.sizes is None else _sizes(work.sizes, rows),
+            sizes=Sizes.fixed(workers) if work.sizes is None else _sizes(work, work.sizes, parts),
             terms=self._terms(world, rows, left, holding, now),
-            runs=self._runs(world, rows, left, holding, where, now),
+            runs=self._runs(world, parts, left, where, now),
+            beyond=parts.beyond(work),
         )
+        jobs, eligible = beside_their_bases(jobs, work.filters, work.cluster.domains)
         return Snapshot(
             resources=RESOURCES,
             flavours=work.cluster.flavours,
@@ -156,9 +168,38 @@ class Planned:
             nodes=replace(self._nodes, free=world.free.copy(), usable=world.usable.copy()),
             queues=replace(self._queues, shares_used=self._usage.until(now, self._used(jobs, holding))),
             jobs=jobs,
-            eligible=work.filters,
+            eligible=eligible,
             now=now,
         )
+
+    def _uids(self, parts: Parts) -> tuple[str, ...]:
+        uids = map(self._workload.uids.__getitem__, parts.jobs.tolist())
+        if parts.behind is None:
+            return tuple(uids)
+        return tuple(
+            f"{uid}+beyond" if behind else uid for uid, behind in zip(uids, parts.behind.tolist(), strict=True)
+        )
+
+    def _flavours(self, parts: Parts) -> Index:
+        """Of each row the nodes that it takes first."""
+        work = self._workload
+        flavours = work.flavour[parts.jobs]
+        if work.beyond is not None and parts.behind is not None:
+            flavours[parts.behind] = work.beyond[parts.jobs[parts.behind]]
+        return flavours
+
+    def _workers(self, world: World, parts: Parts, where: _Where) -> Index:
+        """Of a base its own, and of what is beyond one as many as there are, or are promised."""
+        work = self._workload
+        workers = world.workers[parts.jobs]
+        if work.beyond is not None and work.sizes is not None and parts.behind is not None:
+            based = work.beyond[parts.jobs] != NONE
+            workers[based] = work.sizes.least[parts.jobs[based]]
+            promised = [len(each) for each in parts.promised_nodes(world, 0, parts.placed)]
+            there = np.maximum(np.diff(where.first[: parts.placed + 1]), 0)
+            for at in np.flatnonzero(parts.behind).tolist():
+                workers[at] = there[at] or promised[at]
+        return workers
 
     def _held(self, rows: Int, where: _Where) -> Int:
         """What these jobs hold, or are promised, each R."""
@@ -167,20 +208,22 @@ class Planned:
         there = np.concatenate([[0], np.cumsum(where.nodes != NONE)])[where.first[: len(rows) + 1]]
         return self._workload.requests[rows] * np.diff(there)[:, None]
 
-    def _where(self, world: World, rows: Int, holding: int, reserved: int) -> _Where:
+    def _where(self, world: World, parts: Parts) -> _Where:
         """Nodes of those that have some, spares that are lacking included, then of those that are promised some."""
-        placed, spares = holding + reserved, self._workload.trace.spares
-        nodes = [*world.placed.values(), *(world.promised[job] for job in rows[holding:placed].tolist())]
+        rows, holding, placed, spares = parts.jobs, parts.holding, parts.placed, self._workload.trace.spares
+        nodes = [*parts.placed_nodes(world), *parts.promised_nodes(world, holding, placed)]
         if spares is not None:
             lacking = np.maximum(
                 0, spares[rows[:holding]] + world.workers[rows[:holding]] - list(map(len, nodes[:holding]))
             )
+            if parts.behind is not None:
+                lacking[self._workload.beyond[rows[:holding]] != NONE] = 0  # type: ignore[index]  # jobs have a base
             for at in np.flatnonzero(lacking).tolist():
                 nodes[at] = np.append(nodes[at], np.full(lacking[at], NONE, dtype=np.int32))
         first = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum(list(map(len, nodes)), out=first[1 : placed + 1])
         first[placed + 1 :] = first[placed]
-        return _Where(first, np.concatenate(nodes) if nodes else _NOWHERE)
+        return _Where(first, np.concatenate(nodes) if nodes else NOWHERE)
 
     def _used(self, jobs: Jobs, holding: int) -> Int:
         """Q x V, GPUs in use."""
@@ -232,7 +275,8 @@ class Planned:
         longest[:holding] = FOREVER  # of those that run, `Runs.bound` says when they have to stop
         return opens, closes, longest
 
-    def _runs(self, world: World, rows: Int, left: Seconds, holding: int, where: _Where, now: float) -> Runs:
+    def _runs(self, world: World, parts: Parts, left: Seconds, where: _Where, now: float) -> Runs:
+        rows, holding = parts.jobs, parts.holding
         count, running, alike = len(rows), rows[:holding], self._alike
         bound = alike.never[:count].copy()
         bound[:holding] = world.working[running] + left[:holding]
@@ -242,7 +286,7 @@ class Planned:
         saved[:holding] = world.safe_until(running, now)
         yields = np.zeros(count, dtype=np.bool_)
         yields[:holding] = world.yields[running]
-        moves = self._moves(world, rows, holding)
+        moves = self._moves(world, parts)
         return Runs(
             first=where.first,
             placed=where.nodes,
@@ -256,19 +300,18 @@ class Planned:
             budget=alike.enough[:count],
             stops=world.stops[rows],
             yields=yields,
-            beneficiary=_beneficiaries(world, rows),
+            beneficiary=parts.beneficiaries(world),
             promised_first=None if moves is None else moves[0],
             promised=None if moves is None else moves[1],
         )
 
     @staticmethod
-    def _moves(world: World, rows: Int, holding: int) -> tuple[Int, Index] | None:
+    def _moves(world: World, parts: Parts) -> tuple[Int, Index] | None:
         """Nodes promised to jobs that are on others, as `Runs.promised_first` and `promised`."""
-        moving = world.promised.keys() & world.placed.keys()
-        if not moving:
+        if not world.promised.keys() & world.placed.keys():
             return None
-        nodes = [world.promised[job] if job in moving else _NOWHERE for job in rows[:holding].tolist()]
-        first = np.zeros(len(rows) + 1, dtype=np.int64)
+        nodes, holding = parts.promised_nodes(world, 0, parts.holding), parts.holding
+        first = np.zeros(len(parts.jobs) + 1, dtype=np.int64)
         np.cumsum([len(one) for one in nodes], out=first[1 : holding + 1])
         first[holding + 1 :] = first[holding]
         return first, np.concatenate(nodes)
@@ -281,24 +324,14 @@ class _Where(NamedTuple):
     nodes: Index
 
 
-def _sizes(every: Sizes, rows: Int) -> Sizes:
-    """Those of the jobs that are present."""
-    return Sizes(every.least[rows], every.most[rows], every.step[rows], every.partial[rows])
-
-
-def _rows(world: World) -> tuple[Int, int, int]:
-    """Jobs that are present: those with nodes, those with promises only, those that wait. How many of the first two."""
-    reserved = [job for job in world.promised if job not in world.placed]
-    waiting = world.jobs_in(State.PENDING).tolist()
-    return np.array([*world.placed, *reserved, *waiting], dtype=np.int64), len(world.placed), len(reserved)
-
-
-def _beneficiaries(world: World, rows: Int) -> Index:
-    """Row of the job for which each is leaving."""
-    asked = world.beneficiary[rows]
-    beneficiary = np.full(len(rows), NONE, dtype=np.int32)
-    leaving = np.flatnonzero(asked != NONE)
-    if leaving.size:
-        row = dict(zip(rows.tolist(), range(len(rows)), strict=True))
-        beneficiary[leaving] = [row.get(job, NONE) for job in asked[leaving].tolist()]
-    return beneficiary
+def _sizes(work: Workload, every: Sizes, parts: Parts) -> Sizes:
+    """Those of the jobs that are present. A base has one size, and what is beyond it may shrink to nothing."""
+    rows = parts.jobs
+    sizes = Sizes(every.least[rows], every.most[rows], every.step[rows], every.partial[rows])
+    if work.beyond is not None and parts.behind is not None:
+        based = work.beyond[rows] != NONE
+        sizes.most[parts.behind] -= sizes.least[parts.behind]
+        sizes.least[parts.behind] = 0
+        base = based & ~parts.behind
+        sizes.most[base], sizes.step[base], sizes.partial[based] = sizes.least[base], 1, False
+    return sizes

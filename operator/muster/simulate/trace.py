@@ -12,6 +12,7 @@ A CSV file with a header. Columns, in any order:
     preemptible optional, true or false; true
     gpu_type    optional; the first type of the cluster
     capacity    optional, on-demand, reserved or spot; on-demand. Several in order of preference, like spot|on-demand
+    base        optional, kind of capacity of the first `min` GPUs of an elastic job, the others being on `capacity`
     topology    optional, like `required:rack` or `preferred:block`; empty: unconstrained
     min, max    optional, GPUs: an elastic job, of which `gpus` is the size that it wishes; empty: `gpus`
     step        optional, GPUs: an elastic job has `min` and a multiple of this; empty: those of one worker
@@ -28,24 +29,26 @@ import csv
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Mask, Seconds
-from muster.simulate.cells import LATEST, MOST_GPUS, SHORTEST, Cells, Form
+from muster.simulate.cells import CAPACITIES, LATEST, MOST_GPUS, SHORTEST, Cells, Form
 from muster.simulate.errors import SimulationError
 from muster_protocol.spelling import nearest
 
 REQUIRED: Final = ("submit", "gpus", "duration", "queue")
 OPTIONAL: Final = ("priority", "user", "limit", "preemptible", "gpu_type", "capacity", "topology")
 ELASTIC: Final = ("min", "max", "step")
+BASES: Final = ("base",)
 SPARES: Final = ("spares",)
 TIMES: Final = ("deadline", "window")
 SHAPES: Final = ("slices", "balanced")
 """Optional as well; each of these groups is written only of traces in which jobs have some of it."""
-EVERY: Final = REQUIRED + OPTIONAL + ELASTIC + SPARES + TIMES + SHAPES
+EVERY: Final = REQUIRED + OPTIONAL + ELASTIC + BASES + SPARES + TIMES + SHAPES
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Trace:
             may be an order of several, with "|" between them.
         sizes: J x 3, GPUs: fewest, most and step of elastic jobs; the step is 0 where the trace names none, and a job
             that is not elastic has `gpus` twice. None: no job is elastic.
+        base: J, index into `CAPACITIES`, the kind of the first GPUs, `min`, of those with a safe base; NONE for the
+            others. None: no job has one.
         spares: J, workers; elastic jobs have none. None: no job has any.
         deadline: J, seconds, FOREVER without one. None: no job has any.
         window: J, index into `windows`; NONE for a job that may run at any time. None: all may.
@@ -79,6 +84,7 @@ class Trace:
     users: tuple[str, ...]
     kinds: tuple[tuple[str, str, str], ...] = (("", "", ""),)
     sizes: Index | None = None
+    base: Index | None = None
     spares: Index | None = None
     deadline: Seconds | None = None
     window: Index | None = None
@@ -129,6 +135,7 @@ def in_order(trace: Trace) -> Trace:
         user=trace.user[order],
         kind=trace.kind[order],
         sizes=None if trace.sizes is None else trace.sizes[order],
+        base=None if trace.base is None else trace.base[order],
         spares=None if trace.spares is None else trace.spares[order],
         deadline=None if trace.deadline is None else trace.deadline[order],
         window=None if trace.window is None else trace.window[order],
@@ -198,6 +205,7 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
     numbers: list[tuple[float, float, float, int, int]] = []
     others: list[tuple[bool, int, int, int]] = []
     sizes: list[tuple[int, int, int]] = []
+    bases: list[str] = []
     spares: list[int] = []
     windows, forms = _Names(), dict[Form, int]()
     times: list[tuple[float, int]] = []
@@ -222,6 +230,7 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
         user = users(cell.text("user") or queue)
         others.append((preemptible, queues(queue), user, kinds.setdefault(kind, len(kinds))))
         sizes.append(cell.sizes(numbers[-1][3]))
+        bases.append(cell.base(sizes[-1]))
         spares.append(cell.spares(sizes[-1]))
         window = cell.text("window")
         times.append((cell.deadline(numbers[-1][0]), windows(window) if window else NONE))
@@ -247,6 +256,9 @@ def _parse(rows: csv.DictReader[str], path: Path) -> Trace:
             users=users.all,
             kinds=tuple(kinds),
             sizes=np.array(sizes, dtype=np.int32) if any(least < most for least, most, _ in sizes) else None,
+            base=np.array([CAPACITIES.index(base) if base else NONE for base in bases], dtype=np.int32)
+            if any(bases)
+            else None,
             spares=np.array(spares, dtype=np.int32) if any(spares) else None,
             deadline=np.array(deadline) if min(deadline) < FOREVER else None,
             window=np.array(window_, dtype=np.int32) if windows.all else None,
@@ -285,6 +297,7 @@ def write(trace: Trace, path: Path) -> None:
 def _more(trace: Trace) -> tuple[str, ...]:
     there = (
         (ELASTIC, trace.sizes is not None),
+        (BASES, trace.base is not None),
         (SPARES, trace.spares is not None),
         (TIMES, trace.deadline is not None or trace.window is not None),
         (SHAPES, trace.form is not None),
@@ -296,11 +309,9 @@ def _rows(trace: Trace) -> Iterable[tuple[object, ...]]:
     columns = (trace.submit, trace.gpus, trace.duration, trace.queue, trace.priority, trace.user, trace.limit)
     sizes = [()] * len(trace) if trace.sizes is None else [_sizes(*each) for each in trace.sizes.tolist()]
     spares = [()] * len(trace) if trace.spares is None else [(spare or "",) for spare in trace.spares.tolist()]
-    late = zip(_times(trace), _forms(trace), strict=True)
-    rows = zip(
-        *(column.tolist() for column in (*columns, trace.preemptible, trace.kind)), sizes, spares, late, strict=True
-    )
-    for submit, gpus, duration, queue, priority, user, limit, preemptible, kind, elastic, spare, (times, form) in rows:
+    late = zip(_bases(trace), spares, _times(trace), _forms(trace), strict=True)
+    rows = zip(*(column.tolist() for column in (*columns, trace.preemptible, trace.kind)), sizes, late, strict=True)
+    for submit, gpus, duration, queue, priority, user, limit, preemptible, kind, elastic, others in rows:
         yield (
             f"{submit:.3f}",
             gpus,
@@ -312,10 +323,15 @@ def _rows(trace: Trace) -> Iterable[tuple[object, ...]]:
             "true" if preemptible else "false",
             *trace.kinds[kind],
             *elastic,
-            *spare,
-            *times,
-            *form,
+            *chain(*others),
         )
+
+
+def _bases(trace: Trace) -> Iterable[tuple[object, ...]]:
+    """The jobs' values of the columns BASES."""
+    if trace.base is None:
+        return [()] * len(trace)
+    return [("" if base == NONE else CAPACITIES[base],) for base in trace.base.tolist()]
 
 
 def _times(trace: Trace) -> Iterable[tuple[object, ...]]:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from muster.scheduling.snapshot import NONE, Alternative, Index, Int, Mask, Shape, Sizes, TopologyMode
-from muster.simulate.cells import Form
+from muster.simulate.cells import CAPACITIES, Form
 from muster.simulate.cluster import LEVELS, RESOURCES, Cluster
 from muster.simulate.errors import SimulationError
 from muster.simulate.trace import Trace
@@ -24,7 +24,9 @@ class Workload:
     """
     Attributes:
         uids: J.
-        flavour: J, of the cluster's; of several kinds of capacity the first.
+        flavour: J, of the cluster's; of several kinds of capacity the first, and of a job with a safe base that of it.
+        beyond: J, that of its workers beyond the base, which are those above its fewest; NONE for a job without one.
+            None: no job has one.
         alternatives: J, the others in their order; None: no job names several.
         workers: J, and each worker's GPUs in `each`; no worker is larger than the largest node of any of its flavours.
         sizes: of elastic jobs, in workers; None: no job is elastic.
@@ -49,6 +51,7 @@ class Workload:
     filters: Mask
     alternatives: tuple[tuple[Alternative, ...], ...] | None = None
     sizes: Sizes | None = None
+    beyond: Index | None = None
     shapes: tuple[Shape, ...] | None = None
     windows: tuple[Window, ...] = ()
     window: Index | None = None
@@ -58,6 +61,12 @@ class Workload:
         if self.window is None or self.window[job] == NONE:
             return None
         return self.windows[int(self.window[job])]
+
+    def base_of(self, job: int) -> int:
+        """How many workers, the first, are the job's safe base; 0 for a job without one."""
+        if self.beyond is None or self.sizes is None or self.beyond[job] == NONE:
+            return 0
+        return int(self.sizes.least[job])
 
     def working(self, job: int, placed: int) -> int:
         """How many of those that are placed work; the others are spares."""
@@ -92,6 +101,10 @@ def assemble(cluster: Cluster, trace: Trace) -> Workload:
     filters = np.arange(len(cluster.flavours))[:, None] == cluster.flavour[None, :]
     nodes = [int(cluster.gpus[mask].max(initial=1)) for mask in filters]
     largest = np.array([min(nodes[one] for one in each) for each in flavours])[trace.kind]
+    beyond = None
+    if trace.base is not None:
+        beyond, flavour = np.where(trace.base == NONE, NONE, flavour).astype(np.int32), _bases(cluster, trace, flavour)
+        largest = np.minimum(largest, np.array(nodes)[flavour])
     workers = -(-trace.gpus // largest)
     each = -(-trace.gpus // workers)
     sizes = None if trace.sizes is None else _elastic(trace, trace.sizes, largest, workers, each)
@@ -114,6 +127,7 @@ def assemble(cluster: Cluster, trace: Trace) -> Workload:
         filters=filters,
         alternatives=_alternatives(cluster, trace, flavours),
         sizes=sizes,
+        beyond=beyond,
         shapes=_shapes(trace, each),
         windows=_windows(cluster, trace),
         window=trace.window,
@@ -175,6 +189,19 @@ def _windows(cluster: Cluster, trace: Trace) -> tuple[Window, ...]:
             mend = there_are(name, known) if known else "the cluster file has no `windows`; add it there"
             raise SimulationError(f"{trace.told(job)}: window names {name!r}, which the cluster file lacks; {mend}")
     return tuple(Window(known[name].rule, cluster.file.begins) for name in trace.windows)
+
+
+def _bases(cluster: Cluster, trace: Trace, flavour: Index) -> Index:
+    """The flavour of each job's first workers. `flavour`: of all of them, or of those beyond a base."""
+    assert trace.base is not None, "asked of a trace in which jobs have a base"
+    found = flavour.copy()
+    for job in np.flatnonzero(trace.base != NONE).tolist():
+        name = f"{cluster.flavours[flavour[job]].partition('/')[0]}/{CAPACITIES[trace.base[job]]}"
+        if name not in cluster.flavours[1:]:
+            there = ", ".join(cluster.flavours[1:])
+            raise SimulationError(f"{trace.told(job)}: its base asks for {name}, which no node has; there are {there}")
+        found[job] = cluster.flavours.index(name)
+    return found
 
 
 def _alternatives(

@@ -135,6 +135,7 @@ class World:
         self._give(job, nodes, -1)
         if (self.free[nodes] < 0).any() or not self.usable[nodes].all():
             raise SimulationError(f"the policy placed {self.workload.uids[job]} where there is no room: this is a bug")
+        self._check_kinds(job, nodes)
         self._enter_window(job, now)
         self.promised.pop(job, None)
         self.placed[job] = nodes
@@ -151,6 +152,16 @@ class World:
         if np.isnan(self.first_start[job]):
             self.first_start[job] = now
         return float(self.working[job] + self.left[job] / self.speed(job))
+
+    def _check_kinds(self, job: int, nodes: Index) -> None:
+        """A safe base is on its kind of nodes; those beyond it are so, too, under policies that know of no other."""
+        work, base = self.workload, self.workload.base_of(job)
+        if not base or work.beyond is None:
+            return
+        kinds = work.cluster.flavour[nodes]
+        allowed = (work.flavour[job], work.beyond[job])
+        if (kinds[:base] != work.flavour[job]).any() or not np.isin(kinds[base:], allowed).all():
+            raise SimulationError(f"the policy put workers of {work.uids[job]} on nodes of another kind: this is a bug")
 
     def goes_on(self, job: int) -> bool:
         """Whether a job that waits has run, and starts again on nodes that are kept for it."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from muster.scheduling.plan import Admission, Plan
 from muster.scheduling.snapshot import FOREVER, NONE
-from muster.simulate.cells import Form
+from muster.simulate.cells import CAPACITIES, Form
 from muster.simulate.cluster import Cluster, ClusterFile, build
 from muster.simulate.trace import Trace, in_order
 from muster.simulate.workload import Workload, assemble
@@ -50,6 +50,9 @@ def trace(*jobs: dict[str, Any]) -> Trace:
             queues=("research",),
             users=("ann", "bob"),
             kinds=tuple(dict.fromkeys(kinds)),
+            base=np.array([CAPACITIES.index(job["base"]) if "base" in job else NONE for job in jobs], dtype=np.int32)
+            if any("base" in job for job in jobs)
+            else None,
             spares=np.array(column("spares", 0), dtype=np.int32) if any(column("spares", 0)) else None,
             sizes=np.array(sizes, dtype=np.int32) if any(least < most for least, most, _ in sizes) else None,
             deadline=np.array(column("deadline", FOREVER)) if any("deadline" in job for job in jobs) else None,
