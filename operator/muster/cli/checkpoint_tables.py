@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 
 from muster.cli.printing import plain_table, print_table
-from muster.telling.wording import counted
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.differences import Difference
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory
 from muster_protocol.checkpoints.prune import Outcome
 from muster_protocol.checkpoints.retention import Plan, Retention, kept_by, protected
 from muster_protocol.checkpoints.tensors import tensors_of
+from muster_protocol.counts import counted
 
 Row = dict[str, Any]
 _UNITS: Final = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
@@ -194,7 +194,9 @@ def print_differences(found: Sequence[Difference]) -> None:
     if shown:
         rows = [(each.kind, each.name, each.detail, "" if each.bytes is None else amount(each.bytes)) for each in shown]
         _print(("WHAT", "TENSOR", "FORM", "CHANGED"), rows)
-    typer.echo(f"{len(found) - len(shown)} of {len(found)} tensors are the same")
+    typer.echo(
+        f"{len(found) - len(shown)} of {counted(len(found), 'tensor')} {'is' if len(found) == 1 else 'are'} the same"
+    )
 
 
 def pruning(planned: Plan, outcome: Outcome | None, price: float) -> Row:

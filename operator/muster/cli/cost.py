@@ -36,7 +36,7 @@ from muster.telemetry.cost.ledger import ledger
 from muster.telemetry.cost.page import to_html
 from muster.telemetry.cost.periods import month as month_named
 from muster.telemetry.cost.periods import month_of
-from muster.telling.wording import counted
+from muster_protocol.counts import counted
 
 app = typer.Typer(
     help="What the work cost: by team, user, project and month.", no_args_is_help=True, rich_markup_mode=None

@@ -37,7 +37,6 @@ from muster.telling.wording import (
     before_the_first_step,
     below,
     capacity_of,
-    counted,
     one_line,
     pod_state,
     short,
@@ -50,6 +49,7 @@ from muster.telling.wording import (
     warned,
     word_for,
 )
+from muster_protocol.counts import counted
 from muster_protocol.durations import format_duration
 
 REFRESH_SECONDS: Final = 1.0

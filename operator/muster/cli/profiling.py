@@ -25,6 +25,7 @@ from muster.cluster.launchers import ProxyCall
 from muster.cluster.overrides import TRAINER
 from muster.cluster.views import PodView
 from muster_protocol import env, launcher_api
+from muster_protocol.counts import counted
 from muster_protocol.launcher_status import Profile, ProfilePhase, Profiling
 from muster_protocol.wire import decode, encode
 
@@ -78,7 +79,7 @@ async def record(api: Asks, pods: list[PodView], wish: Profile, write: Write, ev
     code, body = await door.ask("POST", encode(wish))
     if code != 202:
         raise NotThere(f"no profile: {_said(body) or f'the launcher answers {code}'}")
-    write(f"{wish.steps} steps of {'all ranks' if wish.everybody else 'rank 0'} will be recorded\n")
+    write(f"{counted(wish.steps, 'step')} of {'all ranks' if wish.everybody else 'rank 0'} will be recorded\n")
     try:
         while (led := await door.state()).phase not in _OVER:  # noqa: ASYNC110 - it is in another process
             await asyncio.sleep(every)

@@ -20,6 +20,7 @@ from muster.simulate.synthetic import Recipe, make
 from muster.simulate.tables import as_json, duration, side_by_side
 from muster.simulate.workload import Workload, assemble
 from muster.simulate.world import State
+from muster_protocol.counts import counted
 
 
 def make_trace(path: Path, cluster: Path | None, jobs: int, load: float, seed: int) -> None:
@@ -111,7 +112,7 @@ def _told(outcome: Outcome, never: Sequence[tuple[int, str]], word: str) -> str:
     alone = "it asks" if large == [job] else f"{_described(workload, large[0])} asks"
     asks = f"{len(large)} of them ask" if len(large) != 1 else alone
     behind = ", and the others never had their turn" if count > len(large) else ""
-    return f"{told}; {asks} for more than the cluster's {there} GPUs{behind}"
+    return f"{told}; {asks} for more than the cluster's {counted(there, 'GPU')}{behind}"
 
 
 def _too_wide(workload: Workload, job: int) -> str:
@@ -123,8 +124,8 @@ def _too_wide(workload: Workload, job: int) -> str:
     if workers <= max(rooms):
         return ""
     return (
-        f"; it needs {workers} workers of {each} GPUs, and the nodes of {cluster.flavours[flavours[0]]} have room for "
-        f"{rooms[0]} when they are empty"
+        f"; it needs {counted(workers, 'worker')} of {counted(each, 'GPU')}, and the nodes of "
+        f"{cluster.flavours[flavours[0]]} have room for {rooms[0]} when they are empty"
     )
 
 

@@ -225,10 +225,11 @@ class Decisions:
         promise = _written(record, snapshot, promised, (), now)
         draft = Draft(record.job, now)
         draft.set(promise=promise)
-        told = (
-            f"{MoveReason.WORKERS_LOST.value}: nodes of {before.workers - promise.workers} of {before.workers} workers "
-            f"are gone, and there are none in their place: the gang starts again with {promise.workers}"
-        )
+        lost, was = before.workers - promise.workers, before.workers
+        gone = f"nodes of {lost} of {was} workers are gone, and there are none in their place"
+        if lost == 1:
+            gone = f"the node of 1 of {was} workers is gone, and there is none in its place"
+        told = f"{MoveReason.WORKERS_LOST.value}: {gone}: the gang starts again with {promise.workers}"
         record.assumed_promise, record.plannable = promise, False
         decision = Decision(status=draft.done(), notes=(Note(EventReason.MOVED, told),))
         self._start(record, self._worker.carry_out(record, decision))

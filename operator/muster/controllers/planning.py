@@ -30,6 +30,7 @@ from muster.controllers.telling import Word
 from muster.controllers.terms import NO_BOUNDS, Bounds, length
 from muster.scheduling.plan import LACKS_NODES, MoveReason, Waiting, WaitReason
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Snapshot, TopologyMode
+from muster_protocol.counts import counted
 
 HOST_ONLY: Final = (LevelInput("host", names.HOST_LABEL),)
 """The levels of a cluster without a Topology: every node has a name."""
@@ -337,11 +338,6 @@ def nodes_in_short(placement: Placement) -> str:
     used = [item.node for item in placement.nodes]
     more = f" and {len(used) - _NODES_SHOWN} more" if len(used) > _NODES_SHOWN else ""
     return f"{', '.join(used[:_NODES_SHOWN])}{more}"[:1024]
-
-
-def counted(number: int, what: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def waiting_status(

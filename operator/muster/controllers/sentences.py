@@ -20,6 +20,7 @@ from muster.controllers.queues import Standing, ceilings, priority_remark, stand
 from muster.controllers.records import Record
 from muster.scheduling.plan import LACKS_NODES, Change, ChangeKind, Waiting, WaitReason
 from muster.scheduling.snapshot import Snapshot
+from muster_protocol.counts import counted
 
 HOLDERS: Final = 4
 """Jobs that hold what one lacks, of which it is told."""
@@ -123,5 +124,5 @@ def _of_base(job: JobInput, waiting: Waiting) -> str:
     """What a gang with a safe base is told behind the sentence, which speaks of that alone."""
     if job.beyond is None or waiting.reason not in (*LACKS_NODES, WaitReason.QUOTA_EXCEEDED, WaitReason.EXCEEDS_QUOTA):
         return ""
-    workers = planning.counted(job.workers, "worker")
+    workers = counted(job.workers, "worker")
     return f"; this is what it needs for its base, {workers} (workers.min) on the kind of nodes of capacity.base"

@@ -9,6 +9,7 @@ from typing import Final
 from rich.table import Table
 
 from muster.simulate.measures import Figures
+from muster_protocol.counts import counted
 
 
 def duration(seconds: float) -> str:
@@ -28,7 +29,7 @@ def _mean(row: Figures, seconds: float) -> str:
     ended = row.jobs - row.never
     if not ended:
         return "no job ended"
-    return duration(seconds) + (f" of {ended} of {row.jobs} jobs" if row.never else "")
+    return duration(seconds) + (f" of {ended} of {counted(row.jobs, 'job')}" if row.never else "")
 
 
 def _if_any(count: int | None) -> str:

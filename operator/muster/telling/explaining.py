@@ -21,7 +21,6 @@ from muster.telling.wording import (
     answered,
     before_the_first_step,
     below,
-    counted,
     silent,
     survived,
     tracked,
@@ -29,6 +28,7 @@ from muster.telling.wording import (
     waiting,
     word_for,
 )
+from muster_protocol.counts import counted
 from muster_protocol.durations import format_duration
 
 EVENTS_READ: Final = 100

@@ -15,6 +15,7 @@ from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus, Tra
 from muster.cluster.status import below_wish, held_of
 from muster.cluster.views import PodView
 from muster.telling.scene import Scene
+from muster_protocol.counts import counted
 from muster_protocol.durations import format_duration
 
 SILENT_SECONDS: Final = 300.0
@@ -196,11 +197,6 @@ def short(number: str) -> str:
         return f"{float(number):.6g}"
     except ValueError:
         return number
-
-
-def counted(number: int, what: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def capacity_of(status: TrainingJobStatus, pod: PodView) -> tuple[str, bool | None]:

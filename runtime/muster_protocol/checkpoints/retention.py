@@ -166,7 +166,7 @@ def kept_by(inventory: Inventory, retention: Retention, now: float) -> dict[str,
     for checkpoint in committed:
         if retention.keeps_for_ever(checkpoint.step) and checkpoint.step not in steps:
             steps.add(checkpoint.step)
-            reasons[checkpoint.key].append(f"every {retention.every} steps")
+            reasons[checkpoint.key].append(f"every {'step' if retention.every == 1 else f'{retention.every} steps'}")
     if retention.every_seconds:
         spans: dict[int, Checkpoint] = {}
         for checkpoint in sorted(committed, key=lambda each: each.created_at):

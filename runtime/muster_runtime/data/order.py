@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from muster_protocol.counts import counted
+
 T = TypeVar("T")
 
 
@@ -31,7 +33,8 @@ class BatchPlan:
         if self.batch < 1:
             raise ValueError(f"the global batch is {self.batch}; it must be 1 or more")
         if len(self) == 0:
-            raise ValueError(f"{self.samples} samples are less than one batch of {self.batch}")
+            are = "is" if self.samples == 1 else "are"
+            raise ValueError(f"{counted(self.samples, 'sample')} {are} less than one batch of {self.batch}")
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -58,9 +61,9 @@ class BatchPlan:
             )
         if self.rest % parts:
             raise ValueError(
-                f"the last batch of an epoch has {self.rest} samples ({self.samples} in batches of {self.batch}), "
-                f"which {parts} data-parallel ranks can't share equally; give the DataLoader drop_last=True, or let "
-                "session.loader share it unequally"
+                f"the last batch of an epoch has {counted(self.rest, 'sample')} ({self.samples} in batches of "
+                f"{self.batch}), which {parts} data-parallel ranks can't share equally; give the DataLoader "
+                "drop_last=True, or let session.loader share it unequally"
             )
 
     def is_equal(self, parts: int, most: int | None) -> bool:
@@ -116,7 +119,7 @@ def equal_part(size: int, parts: int, part: int) -> Microbatch:
         raise ValueError("the batch sampler made a batch without samples; leave it out")
     if size % parts:
         raise ValueError(
-            f"the batch sampler made a batch of {size} samples, which {parts} data-parallel ranks can't share "
-            f"equally; make batches of a multiple of {parts}"
+            f"the batch sampler made a batch of {counted(size, 'sample')}, which {parts} data-parallel ranks can't "
+            f"share equally; make batches of a multiple of {parts}"
         )
     return next(microbatches(size, parts, part, None))

@@ -12,6 +12,7 @@ from statistics import median_high
 from typing import Final
 
 from muster_protocol import exits
+from muster_protocol.counts import counted
 from muster_protocol.exits import Cause
 from muster_protocol.messages import Ended, Figures
 
@@ -68,7 +69,7 @@ def _bounds(one: Figures) -> Iterator[str]:
     if one.gpu_error:
         yield f"its GPUs can't be used: {one.gpu_error}; look at nvidia-smi and dmesg (Xid) there, and drain it"
     elif one.gpus and len(one.gpus) < one.gpus_wanted:
-        seen = f"{len(one.gpus)} GPUs can be used, {one.gpus_wanted} are given to the pod"
+        seen = f"{counted(len(one.gpus), 'GPU')} can be used, {one.gpus_wanted} are given to the pod"
         yield f"{seen}; look at nvidia-smi there, and drain it"
     for number, gpu in enumerate(one.gpus):
         if gpu.memory and gpu.free < LEAST_GPU_MEMORY * gpu.memory:

@@ -19,6 +19,7 @@ from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.holds import held
 from muster_protocol.checkpoints.inventory import find_start
 from muster_protocol.checkpoints.store import Store
+from muster_protocol.counts import counted
 from muster_protocol.launcher_status import MemoryTier
 from muster_protocol.losses import LossRecord, decode, encode, metrics_key
 from muster_protocol.storage_errors import PASSING, Kind
@@ -365,7 +366,9 @@ class _Attempt:
         for tracked in objects:
             if is_foreign(tracked.thing) and ranks != self._world_size:
                 told = fixed_size(tracked.name, tracked.thing, tracked.where)
-                raise StateError(f"{told}. The checkpoint is of {ranks} ranks, this gang has {self._world_size}")
+                raise StateError(
+                    f"{told}. The checkpoint is of {counted(ranks, 'rank')}, this gang has {self._world_size}"
+                )
         self._restoration = Restoration(objects, trees, reader, self._gang.rank)
         table = dict(self._restoration.table)
         name = _rng_name(self._gang.rank)

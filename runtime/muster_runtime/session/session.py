@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from muster_protocol.counts import counted
 from muster_runtime.data.elastic import ElasticLoader
 from muster_runtime.data.foreign import endless, is_foreign
 from muster_runtime.data.loader import Loader
@@ -184,8 +185,8 @@ class Session:
         loader.untracked, loader.waiting = self.run.pulse.evaluates, self.run.pulse.waits_for_data
         if loader.last_batch:
             self.log(
-                f"the last of each epoch's {len(loader)} batches has {loader.last_batch} samples, the others have "
-                f"{global_batch} ({where}); drop_last=True leaves it out"
+                f"the last of each epoch's {len(loader)} batches has {counted(loader.last_batch, 'sample')}, the "
+                f"others have {global_batch} ({where}); drop_last=True leaves it out"
             )
         return loader
 

@@ -290,11 +290,11 @@ def test_a_damaged_checkpoint_is_not_copied(made: MadeRun, uri: str) -> None:
 def test_differences(made: MadeRun, uri: str) -> None:
     (changed,) = json.loads(muster("diff", f"{uri}@3", "@4", "-o", "json"))
     assert (changed["name"], changed["kind"], changed["bytes"]) == ("model.weight", "changed", 48)
-    assert "1 of 1 tensors are the same" in muster("diff", f"{uri}@3", "@3")
+    assert "1 of 1 tensor is the same" in muster("diff", f"{uri}@3", "@3")
     mine = f"{uri}/me@corp/run"
     muster("cp", f"{uri}@3", mine)
-    assert "1 of 1 tensors are the same" in muster("diff", mine, "@3"), "an @ in the prefix is no step"
-    assert "1 of 1 tensors are the same" in muster("diff", f"{mine}@3", "@3")
+    assert "1 of 1 tensor is the same" in muster("diff", mine, "@3"), "an @ in the prefix is no step"
+    assert "1 of 1 tensor is the same" in muster("diff", f"{mine}@3", "@3")
     made.rows, made.columns = 8, 3
     made.save(7)
     assert "reshaped" in muster("diff", f"{uri}@6", "@7")

@@ -47,7 +47,7 @@ def test_good_nodes_and_nodes_without_gpus_pass() -> None:
         ({"shm_free": MEBIBYTE}, "1 MiB in /dev/shm are free, 16 MiB are needed at least"),
         ({"skew": -400.2}, "its clock is 400 s behind index 0's, at most 300 s are allowed; set it by NTP"),
         ({"gpu_error": "GPU 1: CUDA error: uncorrectable ECC", "gpus": ()}, "its GPUs can't be used: GPU 1: CUDA"),
-        ({"gpus": (GPU,)}, "1 GPUs can be used, 2 are given to the pod; look at nvidia-smi"),
+        ({"gpus": (GPU,)}, "1 GPU can be used, 2 are given to the pod; look at nvidia-smi"),
         ({"gpus": (GPU, replace(GPU, free=MEBIBYTE))}, "1 MiB of GPU 1's 80000 MiB are free before any rank runs"),
         ({"gpus": SLOW}, "GPU 1 multiplies at 300 TFLOP/s, the gang's median is 640; look at its clocks"),
     ],

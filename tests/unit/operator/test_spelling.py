@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from muster_protocol.counts import all_of, counted
 from muster_protocol.spelling import nearest, there_are
 
 pytestmark = pytest.mark.unit
@@ -32,3 +33,8 @@ def test_those_there_are_follow_but_no_more_than_a_person_reads() -> None:
     told = there_are("taem-0500", many)
     assert told.startswith("did you mean 'team-0500'? There are: team-0000, ")
     assert told.endswith("team-0009, and 990 more")
+
+
+def test_one_thing_is_told_in_the_singular() -> None:
+    assert [counted(number, "rank") for number in (0, 1, 2)] == ["0 ranks", "1 rank", "2 ranks"]
+    assert [all_of(number, "pod") for number in (1, 2)] == ["its pod", "all 2 pods"]

@@ -7,6 +7,7 @@ from muster.api.trainingjob_status import CommittedCheckpoint, QueuePosition
 from muster.cluster.views import PodView
 from muster.controllers.lifecycle.causes import Kind, end_of
 from muster.controllers.lifecycle.turn import TERMINAL, Turn
+from muster_protocol.counts import all_of
 from muster_protocol.exits import ExitFacts, decode
 
 
@@ -19,7 +20,7 @@ def complete(turn: Turn) -> bool:
     if not all(index in pods and _ended_well(turn, pods[index], pods[0]) for index in range(placement.workers)):
         return False
     finish_run(turn, Reason.COMPLETED)
-    message = f"all {placement.workers} workers ended with exit code 0"
+    message = f"{all_of(placement.workers, 'worker')} ended with exit code 0"
     reason, found, saved = Reason.COMPLETED, _found_finished(turn, pods[0]), turn.s.spec.checkpoint
     if found is not None:
         reason, message = Reason.NOTHING_LEFT, f"{message}; {found.message}"

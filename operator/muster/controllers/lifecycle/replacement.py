@@ -22,7 +22,7 @@ from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Attempt, Placement, Replacing, format_indexes
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.status import is_true
-from muster.controllers.lifecycle import blame, causes, failure, withdraw
+from muster.controllers.lifecycle import blame, causes, failure, start, withdraw
 from muster.controllers.lifecycle.causes import End, Kind
 from muster.controllers.lifecycle.stopping import remove_strays
 from muster.controllers.lifecycle.turn import Turn
@@ -152,7 +152,7 @@ def _finish(turn: Turn, placement: Placement) -> None:
         incarnation=turn.s.launcher.incarnation,
         ready=placement.workers,
     )
-    message = f"all {placement.workers} pods run"
+    message = start.pods_run(placement.workers)
     turn.draft.condition(ConditionType.PODS_READY, True, Reason.PODS_READY.value, message)
     where = ", ".join(sorted({nodes[index] for index in indexes[:_SHOWN]}))
     took = round(turn.since(placement.replacing.since))

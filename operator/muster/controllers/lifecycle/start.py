@@ -16,6 +16,7 @@ from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import blame, failure, hindrance
 from muster.controllers.lifecycle.turn import Turn
 from muster.controllers.lifecycle.withdraw import UNSCHEDULABLE_PATIENCE
+from muster_protocol.counts import all_of
 from muster_protocol.exits import Cause
 from muster_protocol.launcher_status import Numerics, ProfilePhase, Profiling
 from muster_protocol.launcher_status import Phase as LauncherPhase
@@ -56,9 +57,7 @@ def follow(turn: Turn) -> bool:
             turn.wake_in(max(0.2, BARRIER - turn.s.whole_for))
             return False
         turn.draft.set(ready=ready, queue=None)
-        turn.draft.condition(
-            ConditionType.PODS_READY, True, Reason.PODS_READY.value, f"all {placement.workers} pods run"
-        )
+        turn.draft.condition(ConditionType.PODS_READY, True, Reason.PODS_READY.value, pods_run(placement.workers))
         if not is_true(turn.status, ConditionType.RUNNING):
             told = "the workers join the barrier"
             turn.draft.condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_GANG.value, told)
@@ -183,6 +182,11 @@ def _forget_last_try(turn: Turn) -> None:
         turn.wake_in(hindrance.PATIENCE - waited)
 
 
+def pods_run(workers: int) -> str:
+    """What is told of a gang whose pods are ready."""
+    return f"{all_of(workers, 'pod')} {'runs' if workers == 1 else 'run'}"
+
+
 def _tell_storage(turn: Turn) -> None:
     """Say at once what the preflight waits for: it tries a server that can't be reached for minutes."""
     told = turn.s.launcher.storage_error if turn.s.launcher is not None else ""
@@ -197,13 +201,14 @@ def _train(turn: Turn, workers: int) -> bool:
     if launcher is not None and launcher.phase in (LauncherPhase.JOINING, LauncherPhase.PREFLIGHT):
         return False
     if launcher is not None:
-        message = f"all {workers} workers have joined, and their ranks run"
+        joined = "its worker has joined, and its" if workers == 1 else f"all {workers} workers have joined, and their"
+        message = f"{joined} ranks run"
         turn.draft.set(incarnation=launcher.incarnation)
         if turn.s.spec.checkpoint is not None and not launcher.storage_error:
             told = f"{turn.s.spec.checkpoint.uri} can be read and written"
             turn.draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, True, Reason.STORAGE_READY.value, told)
     elif turn.s.silent_for >= turn.s.launcher_patience:
-        message = f"all {workers} pods run, but the launcher does not answer the operator: no progress is shown"
+        message = f"{pods_run(workers)}, but the launcher does not answer the operator: no progress is shown"
     else:
         turn.wake_in(max(0.2, turn.s.launcher_patience - turn.s.silent_for))
         return False

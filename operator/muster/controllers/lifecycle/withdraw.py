@@ -73,7 +73,8 @@ def _obstacles(turn: Turn) -> Iterator[Obstacle]:
         turn.wake_in(turn.s.spec.ready_timeout - waited)
     elif not is_true(turn.status, ConditionType.PODS_READY):
         ready = sum(pod.ready for pod in turn.gang)
-        message = f"{ready} of {placement.workers} pods were ready after readyTimeout ({turn.s.spec.ready_timeout} s)"
+        were = f"{ready} of {placement.workers} pods were" if placement.workers > 1 else "its pod was not"
+        message = f"{were} ready after readyTimeout ({turn.s.spec.ready_timeout} s)"
         told = reason_of(turn.status, ConditionType.PODS_READY)
         reason = told if keeps_pods(told) else Reason.READY_TIMEOUT.value  # one word for one cause
         yield Obstacle(reason, f"{message}{_first_unready(turn)}")

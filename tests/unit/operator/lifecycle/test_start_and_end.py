@@ -234,6 +234,24 @@ def test_an_older_steps_loss_does_not_stand_beside_the_last_step(left: str, loss
     assert (progress.step, progress.total_steps, progress.loss) == (200, 200, loss)
 
 
+@pytest.mark.parametrize(
+    ("workers", "ready", "runs", "ended"),
+    [
+        (1, "its pod runs", "its worker has joined, and its ranks run", "its worker ended with exit code 0"),
+        (2, "all 2 pods run", "all 2 workers have joined, and their ranks run", "all 2 workers ended with exit code 0"),
+    ],
+)
+def test_a_gang_of_one_worker_is_told_of_in_the_singular(workers: int, ready: str, runs: str, ended: str) -> None:
+    case = Case(trainingjob(workers=workers))
+    case.start()
+    assert case.message(ConditionType.PODS_READY) == ready
+    assert case.message(ConditionType.RUNNING) == runs
+    for index in range(workers):
+        case.end(index, Cause.SUCCEEDED, 0)
+    case.settle()
+    assert case.message(ConditionType.SUCCEEDED) == ended
+
+
 def test_a_job_whose_run_had_finished_before_says_so_and_has_its_checkpoint() -> None:
     told = "the run at s3://models/llama had finished already, at step 60"
     case = Case(trainingjob(workers=2, checkpoint={"uri": "s3://models/llama"}))

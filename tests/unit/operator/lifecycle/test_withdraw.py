@@ -308,6 +308,15 @@ def test_what_kubelet_has_told_stays_the_word_when_ready_timeout_is_over() -> No
     assert "0 of 2 pods were ready after readyTimeout (300 s)" in case.message()
 
 
+def test_the_only_pod_of_a_gang_is_said_not_to_be_ready() -> None:
+    case = Case(trainingjob(workers=1, readyTimeout="5m"))
+    case.place("n0")
+    case.settle()
+    case.later(301)
+    case.settle()
+    assert case.message().startswith("its pod was not ready after readyTimeout (300 s)")
+
+
 def test_ready_timeout_covers_what_gives_no_signal() -> None:
     case = placed(readyTimeout="5m")
     case.run_pods(0)
