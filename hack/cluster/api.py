@@ -202,6 +202,11 @@ def get(name: str = "muster") -> Cluster:
     return _describe(state.require(name))
 
 
+def options(name: str) -> Options:
+    """Those of the running cluster of that name; raises ClusterError when there is none."""
+    return state.require(name).options
+
+
 def up(options: Options, progress: Progress | None = None) -> Cluster:
     """Starts a cluster, or returns the one that is up with the same options.
 

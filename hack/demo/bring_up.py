@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hack import images
@@ -23,13 +24,12 @@ def bring_up(name: str, **wanted: Any) -> Kube:
     progress = Progress()
     if not build.program("kube-apiserver").exists():
         progress.say("the first time: Kubernetes is built from its sources, which takes up to 20 minutes on 2 cores")
-    options = api.Options(name=name, **wanted)
     if name in api.names() and _is_ready(name):
-        cluster = api.up(options, progress) if wanted else api.get(name)
+        cluster = api.up(replace(api.options(name), **wanted), progress) if wanted else api.get(name)
     else:
         down = f".venv/bin/python -m hack.cluster down --name {name}"
         progress.say(f"cluster {name} is not up: it is started now, and stays until `{down}`")
-        cluster = api.up(options, progress)
+        cluster = api.up(api.Options(name=name, **wanted), progress)
     if not cluster.nodes:
         raise ClusterError(
             f"cluster {name} has no real nodes: take it down by `make cluster-down`, then run this again"

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.manifest import Manifest
 from muster_runtime.checkpoint.layout import with_sums
-from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.reader import Reader, on_device
 from muster_runtime.checkpoint.s3_store import Landed
 from muster_runtime.checkpoint.spread import copy
 from muster_runtime.checkpoint.tier import Part, Tier
@@ -102,9 +102,13 @@ class KeptReader(Reader):
                     own.append((item, content))
                 else:  # at once: what came from another rank takes memory
                     item.take(content)
-        copy((item.target, item.source(content)) for item, content in own)
-        for item, _ in own:
+        at_home = [(item, content) for item, content in own if not on_device(item.target)]
+        copy((item.target, item.source(content)) for item, content in at_home)
+        for item, _ in at_home:
             item.finish()
+        for item, content in own:
+            if on_device(item.target):  # by this thread: its stream is the script's
+                item.take(content)
 
 
 def _share(content: torch.Tensor | None, owner: int, takers: list[int], gang: Gang) -> None:

@@ -67,7 +67,7 @@ class Wanted:
 
     def take_from(self, memory: int, start: int, scratch: torch.Tensor) -> None:
         """Of a file that begins at byte `start` of a rank's memory, a descriptor. `scratch`: on the way to a device."""
-        if not _on_device(self.target):
+        if not on_device(self.target):
             read_into(self.target, memory, start + self.at)
         else:
             for at in range(0, self.target.numel(), _SCRATCH):
@@ -317,17 +317,17 @@ def _is_its_bytes(tensor: torch.Tensor) -> bool:
     return plain and not (tensor.is_conj() or tensor.is_neg())
 
 
-def _on_device(target: torch.Tensor) -> bool:
+def on_device(target: torch.Tensor) -> bool:
     return target.device.type != "cpu"
 
 
 def _goes_on(wanted: list[Wanted]) -> bool:
     """To a device, which nobody receives into."""
-    return any(_on_device(each.target) for each in wanted)
+    return any(on_device(each.target) for each in wanted)
 
 
 def _pins(pieces: list[Piece]) -> bool:
-    """Whether memory on their way is worth its registration with CUDA, which the next save wants in any case."""
+    """Whether memory on their way is worth its registration with CUDA, which the next save wants, too."""
     return any(each.target.is_cuda for _, wanted in pieces for each in wanted)
 
 

@@ -66,8 +66,10 @@ def _nvml() -> Any:
 
 async def measure(machine: Machine, node: str = "") -> Figures:
     """This node's figures."""
-    looks = machine.gpu_control.exists() and not machine.hidden
-    error, gpus = await _gpus(machine) if looks else ("", ())
+    there = machine.gpu_control.exists()
+    if there and machine.hidden:
+        say("CUDA_VISIBLE_DEVICES hides this pod's GPUs: its ranks train on the CPU")
+    error, gpus = await _gpus(machine) if there and not machine.hidden else ("", ())
     return Figures(
         node=node,
         memory_free=_memory(machine.meminfo),

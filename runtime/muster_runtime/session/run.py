@@ -77,8 +77,8 @@ class Run:
         self._updated: set[int] = set()
         """The ids of the tracked optimizers that have stepped in this step, or since the last."""
         self._steps_seen: float = math.inf  # since one in which not every tracked optimizer's update was seen
-        self._replays = False
-        """An optimizer's update was captured into a CUDA graph: from then on it may come in any step, unseen."""
+        self._replayed: set[int] = set()
+        """Ids of tracked optimizers with an update in a CUDA graph: from then on it may come in any step, unseen."""
         self.went_back = False
         """The last step ended with a return to a checkpoint, and nobody has gone on from there yet."""
         self._guard = Guard(settings.numerics, gang, self.progress) if settings.numerics is not None else None
@@ -230,7 +230,7 @@ class Run:
             checks.refuse_unrelated(self.tracked, self._gang)
         self.pulse.step_done(self.step)
         if agreed:
-            self._save(updates_seen=self._steps_seen >= SEEN_STEPS)
+            self._save(updates_seen=self._steps_seen >= SEEN_STEPS and not self._replayed)
         if self._profiler.at_boundary(self.step):
             with self.pulse.during(Section.EVALUATION):  # it may take longer than a step
                 self._profiler.turn(self.step)
@@ -260,10 +260,10 @@ class Run:
         self.saves.before_update()
         names = self._optimizers()
         name = names.get(id(optimizer))
-        if captures():
-            self._sees_capture()
-            return
-        if name is not None:
+        captured = captures()
+        if captured and name is not None:
+            self._sees_capture(optimizer)
+        elif name is not None:
             self._updated.add(id(optimizer))
         if not self._step_open:  # it takes the gradients that were left at an epoch's end
             return
@@ -272,6 +272,8 @@ class Run:
                 f"{caller()}: this {type(optimizer).__name__} isn't tracked, so a resume would lose its state; "
                 "add it to session.track(...)"
             )
+        if captured:
+            return
         checks.refuse_bypassed(optimizer, self.tracked, self._forwards)
         if isinstance(self.driver, ElasticLoader):
             self.gradients.refuse_incomplete(self.driver, optimizer)
@@ -283,8 +285,8 @@ class Run:
         self._norms.sees_update(self.step, optimizer, closure=closure)
         self.pulse.owns(Stage.OPTIMIZER)
 
-    def _sees_capture(self) -> None:
-        """An optimizer's update isn't made now, but will be with each replay of a CUDA graph."""
+    def _sees_capture(self, optimizer: Optimizer) -> None:
+        """A tracked optimizer's update isn't made now, but will be with each replay of a CUDA graph."""
         if self._guard is not None:
             raise UsageError(
                 f"{caller()}: spec.numerics (MUSTER_NUMERICS) looks at the gradients before each update, and an update "
@@ -296,7 +298,13 @@ class Run:
                 f"{caller()}: an update is captured into a CUDA graph before session.steps(...) has begun, which may "
                 "restore a checkpoint into other memory than the graph's: capture in the loop, after some steps"
             )
-        self._replays = True
+        if isinstance(self.driver, ElasticLoader):
+            raise UsageError(
+                f"{caller()}: session.backward weighs each microbatch by what the gang has of its batch, and a CUDA "
+                "graph would replay one of these weights for ever: capture the forward pass alone "
+                "(torch.cuda.make_graphed_callables)"
+            )
+        self._replayed.add(id(optimizer))
 
     def _optimizers(self) -> dict[int, str]:
         """Names of the tracked ones by id."""
@@ -313,7 +321,8 @@ class Run:
     def _between_updates(self) -> bool:
         """False in the middle of gradient accumulation: gradients are in no checkpoint, so a save waits."""
         optimizers = [tracked.thing for tracked in self.tracked if isinstance(tracked.thing, Optimizer)]
-        if self._updated or self._replays or not optimizers:
+        optimizers = [optimizer for optimizer in optimizers if id(optimizer) not in self._replayed]
+        if self._updated or not optimizers:
             return True
         return not any(p.grad is not None for o in optimizers for group in o.param_groups for p in group["params"])
 

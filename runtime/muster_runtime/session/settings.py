@@ -82,7 +82,7 @@ def read_settings(
     if start_from and not uri:
         raise UsageError(
             f"{env.CHECKPOINT_FROM} is {start_from}, but this run has no place for its own checkpoints, so it would "
-            f"begin anew: set {env.CHECKPOINT_URI}, too, to another place"
+            f"begin anew: set {env.CHECKPOINT_URI}, too, or checkpoint= of muster.start, to another place"
         )
     try:
         if uri:

@@ -5,13 +5,15 @@ There is no GPU on most machines: there tensors of the host are taken for those 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from test_saver import begin, keeper_of, land, restored
+from torch.distributed.checkpoint.planner import ReadItem
 
 from muster_runtime.checkpoint import reader, transfers
+from muster_runtime.checkpoint.reader import Reader, Wanted
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.errors import CorruptCheckpointError
 
@@ -30,7 +32,7 @@ GPU = pytest.param(
 
 @pytest.fixture(params=["cpu", GPU])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    monkeypatch.setattr(reader, "_on_device", lambda target: target.numel() > 0)
+    monkeypatch.setattr(reader, "on_device", lambda target: target.numel() > 0)
     monkeypatch.setattr(transfers, "SMALLEST_PIECE", PIECE)
     monkeypatch.setattr(transfers, "LARGEST_PIECE", PIECE)
     return torch.device(request.param)
@@ -61,8 +63,18 @@ def test_every_bit_comes_back(opener: Opener, device: torch.device) -> None:
         assert after[name].equal(tensor), name
 
 
-def test_the_host_holds_a_few_files_at_once(opener: Opener, device: torch.device) -> None:
-    table = state(device)
+def test_the_host_holds_a_few_files_at_once(
+    opener: Opener, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, targets = state(device), dict[str, int]()
+    wanted_for = Reader._wanted
+
+    def noting(self: Reader, item: ReadItem, *more: Any) -> Wanted:
+        wanted = wanted_for(self, item, *more)
+        targets[item.dest_index.fqn] = wanted.target.data_ptr()
+        return wanted
+
+    monkeypatch.setattr(Reader, "_wanted", noting)
     keeper = keeper_of(opener())
     begin(keeper, table, 1)
     land(keeper)
@@ -70,6 +82,8 @@ def test_the_host_holds_a_few_files_at_once(opener: Opener, device: torch.device
     found = {name: torch.zeros_like(tensor) for name, tensor in table.items()}
     assert other.restore(lambda *_: found) is not None
     assert found["large"].equal(table["large"])
+    of_their_own = {name for name in targets if 0 <= targets[name] - found[name].data_ptr() < found[name].nbytes}
+    assert of_their_own == table.keys() - {"nothing", "turned"}, "all others go on without memory between"
     files = sum(tensor.nbytes for tensor in table.values()) // PIECE
     assert other._transfers.memory.size <= (reader.WINDOW + 1) * PIECE < files * PIECE // 4
 

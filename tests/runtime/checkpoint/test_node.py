@@ -30,7 +30,7 @@ from muster_runtime.parallel.gang import Gang
 
 transfers.SMALLEST_PIECE = 1 << 14
 if "ON_A_DEVICE" in os.environ:  # tensors of the host are taken for those of a GPU
-    reader._on_device, reader._SCRATCH = lambda target: True, 1000
+    reader.on_device, reader._SCRATCH = lambda target: True, 1000
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 gang = Gang(rank, dist.get_world_size(), dist.group.WORLD)
