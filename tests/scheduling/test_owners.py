@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster.scheduling.plan import MoveReason
+from muster.scheduling.plan import MoveReason, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import NONE
 
@@ -45,6 +45,27 @@ def test_both_start_where_there_is_room_for_both() -> None:
     world.submit(Live(Job("borrows", gpus=4, queue="borrower", priority=2)))
     world.submit(Live(Job("owns", gpus=4, queue="owner")))
     assert sorted(started(world)) == ["borrows", "owns"]
+
+
+def test_an_owner_that_is_served_after_its_place_in_the_order_is_promised_room_once() -> None:
+    """It lacks quota at its own place. Then another queue takes back what its queue has borrowed, and there is a
+    borrower's turn, so the owner has one more before that."""
+    queues = (Queue("late", gpus=4, cohort=0), Queue("taker", gpus=4, cohort=0), Queue("spare", gpus=2, cohort=0))
+    world = Operating(
+        {"a": Node("a"), "b": Node("b", gpus=2)},
+        {queue.name: queue for queue in (*queues, Queue("borrower", gpus=0, cohort=0))},
+    )
+    world.submit(Live(Job("lent", gpus=8, queue="late", priority=2)))
+    world.jobs["lent"].on = ("a",)
+    for name, priority, gpus in (("late", 2, 4), ("taker", 1, 4), ("borrower", 0, 2)):
+        world.submit(Live(Job(f"of-{name}", gpus=gpus, queue=name, priority=priority)))
+    made = plan(world.snapshot())
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("lent", "of-taker")]
+    assert [each.uid for each in made.promises] == ["of-taker", "of-late"]
+    assert [each.uid for each in made.admissions] == ["of-borrower"]
+    assert {each.uid: each.reason for each in made.waiting} == dict.fromkeys(
+        ("of-late", "of-taker"), WaitReason.PREEMPTING
+    )
 
 
 def test_priority_decides_among_owners_and_among_borrowers() -> None:

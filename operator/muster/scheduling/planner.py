@@ -162,7 +162,7 @@ def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybod
         if deciding.early:
             return None
         verdicts += bystanders.verdicts()
-    return _ask_again(round_, heads, preempting, verdicts)
+    return _ask_again(round_, heads, preempting, deciding.as_served(verdicts))
 
 
 def _alike(round_: Round) -> list[int]:
@@ -186,7 +186,8 @@ class _Early(NamedTuple):
 class _Deciding:
     """
     Attributes:
-        early: by row, the owners that were served before a borrower and whose place in the order is still to come.
+        early: by row, the owners that were served before a borrower and whose place in the order is still to come, or
+            had passed.
     """
 
     round_: Round
@@ -229,6 +230,14 @@ class _Deciding:
         workers, flavour, verdict = self.early.pop(job)
         self.order.charged(job, workers, flavour)
         return verdict
+
+    def as_served(self, verdicts: list[Verdict]) -> list[Verdict]:
+        """The verdicts without those on owners whose place in the order had passed when they were served: quota that
+        comes back with victims gave them one more turn. They count in no share."""
+        if not self.early:
+            return verdicts
+        served = (self.early[each.job].verdict if each.job in self.early else each for each in verdicts)
+        return [each for each in served if each is not None]
 
     def _serve_early(self, owner: int) -> None:
         round_ = self.round_
