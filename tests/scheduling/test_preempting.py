@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from muster.scheduling.claims import Right, Standing
 from muster.scheduling.plan import Basis, MoveReason, Plan, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import Policy
-from muster.scheduling.snapshot import FOREVER, Alternative, Shape
+from muster.scheduling.quota import Ledger
+from muster.scheduling.snapshot import FOREVER, Alternative, Preempts, Shape
 
-from .cases import GPU, Job, Node, Queue
+from .cases import GPU, Job, Node, Queue, snapshot
 from .operating import Live, Operating
 
 pytestmark = pytest.mark.unit
@@ -260,6 +262,55 @@ def test_a_queue_takes_back_what_it_lent_to_one_that_yields_only_to_others(prior
     world.submit(Live(Job("own", queue="lender")))
     made = planned(world)
     assert [(each.uid, each.reason) for each in made.evictions] == [("beyond", MoveReason.RECLAIMED)]
+
+
+def test_what_a_victim_leaves_over_is_promised_to_the_next_who_has_nobody_left_to_ask() -> None:
+    """The one that borrows could ask for more, and would have been promised what its owner waits for."""
+    queues = (Queue("lender", gpus=8, cohort=0), Queue("borrower", gpus=0, cohort=0), Queue("other"))
+    world = cluster(Node("a"), Node("b", gpus=4), queues=queues)
+    running(world, Job("beyond", queue="borrower"), "a")
+    running(world, Job("low", gpus=4, queue="other"), "b")
+    world.submit(Live(Job("first", gpus=4, queue="lender")))
+    world.now += 1
+    world.submit(Live(Job("second", gpus=4, queue="lender")))
+    made = planned(world)
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("beyond", "first")]
+    assert [each.uid for each in made.promises] == ["first", "second"]
+    assert {each.uid: (each.reason, each.basis) for each in made.waiting} == dict.fromkeys(
+        ("first", "second"), (WaitReason.PREEMPTING, Basis.PROMISED)
+    )
+
+
+def test_a_queue_within_its_own_that_takes_nothing_back_does_not_ask_as_one_that_borrows() -> None:
+    queues = (Queue("lender", gpus=8, cohort=0), Queue("borrower", gpus=0, cohort=0))
+    jobs = [Job("own", queue="lender", priority=5), Job("beyond", queue="borrower", holding=True, on=("a",))]
+    world = snapshot([Node("a", used_gpus=8)], jobs, queues)
+    world.queues.reclaim[:] = Preempts.NEVER
+    world.queues.borrower[:] = Preempts.LOWER_PRIORITY
+    rights = Standing(world).rights(Ledger(world.queues, world.jobs), 0, 1, [(GPU, 8)])
+    assert rights.tolist() == [Right.NONE, Right.NONE]
+
+
+def test_a_gang_without_gpus_leaves_idle_gpus_alone_also_where_others_make_room_for_it() -> None:
+    world = cluster(Node("gpus", cores=8), Node("plain", gpus=0, cores=16))
+    running(world, Job("low", workers=2, gpus=0, cores=8), "plain", "plain")
+    world.submit(Live(Job("high", workers=2, gpus=0, cores=8, priority=5)))
+    made = planned(world)
+    assert [(each.uid, each.nodes.tolist()) for each in made.promises] == [("high", [1, 1])]
+
+
+def test_one_job_shrinks_where_a_queue_has_borrowed_too_little_for_two_of_its_jobs_to_do_so() -> None:
+    queues = (Queue("mine"), Queue("theirs", gpus=4, cohort=0), Queue("idle", gpus=4, cohort=0), Queue("low"))
+    world = cluster(Node("a", gpus=7), queues=queues)
+    running(world, Job("small", workers=2, gpus=1, queue="theirs"), "a", "a", least=1)
+    running(world, Job("large", workers=2, gpus=2, queue="theirs"), "a", "a", least=1)
+    running(world, Job("goes", gpus=1, queue="low"), "a")
+    world.submit(Live(Job("high", workers=3, gpus=1, queue="mine", priority=5)))
+    made = planned(world)
+    assert [(each.uid, each.reason) for each in made.evictions] == [
+        ("goes", MoveReason.PREEMPTED),
+        ("large", MoveReason.SHRUNK),
+    ]
 
 
 def test_elastic_job_shrinks_before_anybody_is_evicted() -> None:

@@ -155,7 +155,7 @@ class Standing:
                     for_lower[index] = Right.RECLAIM
                     for_any[index] = Right.RECLAIM if reclaim == Preempts.ANY else Right.NONE
                     apart[index] = _apart(self._parents, queue, other)
-            elif borrower != Preempts.NEVER:
+            elif borrower != Preempts.NEVER and not within:
                 for_lower[index] = Right.SURPLUS
         found: Index = np.where(lower, for_lower[self.group_of], for_any[self.group_of])
         found[(found == int(Right.PRIORITY)) & ~self._kept] = Right.NONE

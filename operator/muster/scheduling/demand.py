@@ -74,6 +74,7 @@ class Demand:
         eligible: N, places where its workers may run.
         starts, ends: places of the domains that may hold the gang; one, the whole cluster, unless a level is required.
         domain_of: N, the domain of each place, or NONE.
+        spared: N, places that the gang leaves alone where others are as close; None if there are none.
         base: len(asks) x N, what the gang finds there: open room, and what comes back anyway.
         measure: how the gang is counted, over all places.
     """
@@ -93,6 +94,7 @@ class Demand:
     starts: Int
     ends: Int
     domain_of: Int
+    spared: Mask | None
     base: Int
     measure: Measure
 
@@ -222,6 +224,7 @@ def demand(
         starts=starts,
         ends=ends,
         domain_of=domain_of,
+        spared=None if workers[gang.worker].accelerated else room.spared,
         base=room.open[asked] + coming.room[asked],
         measure=measure,
     )

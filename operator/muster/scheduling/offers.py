@@ -142,7 +142,7 @@ def gather(
         domain_of: N, by node: the domain in which room may be wanted, or NONE.
         favoured: which workers of an elastic job are to go first.
         elastic: whether elastic jobs may shrink.
-        leaving: the workers that leave those of them that are not to choose by themselves.
+        leaving: the workers that leave elastic jobs; who is not in it does not shrink. None: each chooses by itself.
     """
     rows = np.flatnonzero(rights != int(Right.NONE)).astype(np.int64)
     costs = lost_seconds(snapshot, rows) * burdens(snapshot, rows)
@@ -159,9 +159,9 @@ def gather(
     for row, tier, cost, may_shrink, first, last in zip(*(column.tolist() for column in columns), strict=True):
         nodes = placed[first:last]
         replicas = replicas_to_spare(snapshot, row) if may_shrink and tier != yields else 0
-        if replicas and leaving is not None:
+        if replicas and leaving is not None and row in leaving:
             drafts.extend(_both(row, cost, NONE, nodes, leaving[row]))
-        elif replicas:
+        elif replicas and leaving is None:
             drafts.extend(_elastic(snapshot, row, cost, nodes, replicas, domain_of, favoured))
         else:
             drafts.append(Draft(row, tier, cost, NONE, nodes))

@@ -25,10 +25,11 @@ import numpy as np
 
 from muster.scheduling.claims import MUCH, Standing
 from muster.scheduling.demand import Coming, coming_back
+from muster.scheduling.gangs import Gang
 from muster.scheduling.owners import Owners
 from muster.scheduling.plan import Eviction, MoveReason, Promise
 from muster.scheduling.ranks import by_length
-from muster.scheduling.room import Taken
+from muster.scheduling.room import Taken, count_slots
 from muster.scheduling.rounds import Fate, Round, Verdict
 from muster.scheduling.snapshot import NONE, UNLIMITED, Mask, Preempts, Snapshot
 from muster.scheduling.victims import Victims, find_victims
@@ -52,6 +53,7 @@ class Preempting:
         self._leavers = bool(self._snapshot.jobs.runs.leaving.any())
         self._coming: Coming | None = None
         self._kept_at: tuple[tuple[int, int], Mask] | None = None  # by node, as of so many touches
+        self._slots: dict[tuple[int, int], int] = {}  # of a kind and choice: see `_slots_then`
         self._failed: dict[tuple[int, int, int, int], float] = {}  # the least work for which a search was in vain
 
     def clear(self, verdict: Verdict, passed: Set[int]) -> bool:
@@ -65,7 +67,9 @@ class Preempting:
         round_, job = self._round, verdict.job
         if self._left <= 0 or self._looked_at >= round_.policy.candidates:  # first: it is so for most who ask
             return False
-        if not (round_.policy.preemption or round_.policy.backfill) or self._chances.nobody:
+        if not (round_.policy.preemption or round_.policy.backfill):
+            return False
+        if self._chances.nobody and not round_.evictions:
             return False
         chances = self._chances
         alike = (round_.queue_of[job], round_.kinds.of[job], chances.priorities[job], chances.in_time(job))
@@ -92,6 +96,7 @@ class Preempting:
             return False
         self._carry_out(job, choice, victims)
         self._failed.clear()
+        self._slots.clear()
         return True
 
     def _choices_of(self, verdict: Verdict) -> Sequence[int]:
@@ -105,9 +110,36 @@ class Preempting:
         others = self._choices[self._round.kinds.of[job]] if self._several and self._comes_back else ()
         if any(self._chances.any(job, other, loosely=True) for other in others if other > choice):
             return True  # nobody goes elsewhere for what waiting brings here
-        if not self._chances.yielding(job):
+        if self._chances.yielding(job) and (
+            self._comes_back or any(self._may_yield(row, passed) for row in self._chances.yielders)
+        ):
+            return True
+        return self._may_be_left_over(job, choice)
+
+    def _may_be_left_over(self, job: int, choice: int) -> bool:
+        """Whether what the victims of this plan give back might be enough for a job that may ask nobody. Who is next in
+        the order has it, or those behind it who may ask somebody would be promised it before."""
+        round_ = self._round
+        if self._coming is None or not round_.evictions:
             return False
-        return self._comes_back or any(self._may_yield(row, passed) for row in self._chances.yielders)
+        kind, least = round_.kinds.of[job], round_.kind(job).sizes[-1]
+        flavour = round_.kind(job).choices[choice].flavour
+        if round_.promised.shortage(round_.queue_of[job], flavour, round_.kinds.need(kind, choice, least)) is not None:
+            return False
+        if (kind, choice) not in self._slots:
+            self._slots[kind, choice] = self._slots_then(round_.kinds.gang(kind, choice, least))
+        return self._slots[kind, choice] >= round_.kinds.gang(kind, choice, least).total
+
+    def _slots_then(self, gang: Gang) -> int:
+        """How many workers have room, wherever, when those are gone who leave. Later in the plan they are fewer."""
+        round_, coming = self._round, self._coming
+        assert coming is not None, "a search looks at what comes back first"
+        places = np.flatnonzero(coming.room.any(axis=0))
+        worker, mask = round_.kinds.workers[gang.worker], round_.room.candidates(gang.worker)[places]
+        free, spare = round_.room.free[:, places], np.maximum(round_.spare.open[:, places], 0)
+        then = count_slots(np.where(free < 0, free, spare) + coming.room[:, places], worker, mask)
+        now = count_slots(spare, worker, mask)
+        return round_.spare.slots(gang.worker).total + int((then - now).sum())
 
     def could_ask(self, job: int) -> bool:
         """Whether `clear` might find anybody for a job with one choice of nodes, as things stand. Errs to that side."""

@@ -208,12 +208,11 @@ class Ledger:
         return self._nominal[self._at(queue, flavour, resource)]
 
     def borrowed(self, queue: int, flavour: int, resource: int) -> int:
-        """What the queue's jobs use beyond its own nominal, or with those below it beyond what they have together: the
-        larger of the two."""
+        """What the queue's jobs use beyond its own nominal, whatever the queues below it have borrowed."""
         at = self._at(queue, flavour, resource)
         if self._free[at]:
             return 0
-        return max(0, self._by_jobs.get(at, 0) - self._named(at), self._used.get(at, 0) - self._has[at])
+        return max(0, self._by_jobs.get(at, 0) - self._named(at))
 
     def borrows(self, queue: int, flavour: int, resources: Sequence[int]) -> bool:
         """Whether the queue's jobs have borrowed any of these resources: see `borrowed`."""
@@ -221,9 +220,7 @@ class Ledger:
         first = (queue * self._flavours + flavour) * self._resources
         for resource in resources:
             at = first + resource
-            if at not in self._used or self._free[at]:
-                continue
-            if self._by_jobs.get(at, 0) > self._named(at) or self._used[at] > self._has[at]:
+            if at in self._by_jobs and not self._free[at] and self._by_jobs[at] > self._named(at):
                 return True
         return False
 

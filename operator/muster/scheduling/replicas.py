@@ -2,8 +2,9 @@
 
 An elastic job offers the replicas that promise most where room is wanted (`offers.without`), each job for itself. What
 that leaves out: a slot that makes a slice whole only beside one of another job, room that yet others free on the same
-node, and queues that borrow less than all that the job can do without. Then somebody is evicted where shrinking is
-enough. Where few jobs may be asked, all choices of their replicas are looked at, so that nobody is.
+node, and queues that borrow less than all that the job can do without, or than all such jobs of theirs together. Then
+somebody is evicted where shrinking is enough. Where few jobs may be asked, all choices of their replicas are looked at,
+so that nobody is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from muster.scheduling.offers import replicas_to_spare
 from muster.scheduling.snapshot import Index, Int, Mask
 
 Leaving = Mapping[int, Mask]
-"""By row: W, the workers that may leave."""
+"""By row: W, the workers that may leave. Who is not in it does not shrink: it stays as it is, or goes."""
 
 _FEW, _CHOICES = 10, 32
 """With more jobs that may be asked, or more choices of their replicas, the usual one stands."""
@@ -40,11 +41,16 @@ def choices_of_replicas(wants: Demand, rights: Index, asked: Int) -> Iterator[Le
     counts = {row: _replicas(wants, row) for row in elastic}
     if max(counts.values()) > _CHOICES:  # there are as many choices of one alone; of thousands the others are no number
         return
-    if prod(sum(comb(counts[row], size) for size in range(1, spare + 1)) for row, spare in elastic.items()) > _CHOICES:
+    sizes = {row: sum(comb(counts[row], size) for size in range(1, spare + 1)) for row, spare in elastic.items()}
+    if prod(sizes.values()) > _CHOICES:
         return
-    each = [list(_sets(wants, row, counts[row], spare)) for row, spare in elastic.items()]
+    each: list[list[Mask | None]] = [list(_sets(wants, row, counts[row], spare)) for row, spare in elastic.items()]
+    # What one of a queue gives back may be what another of it may not be asked for any more.
+    bound = [rights[row] >= int(Right.RECLAIM) for row in elastic]
+    if any(bound) and prod(size + stays for size, stays in zip(sizes.values(), bound, strict=True)) <= _CHOICES:
+        each = [[*sets, None] if stays else sets for sets, stays in zip(each, bound, strict=True)]
     for some in product(*each):
-        yield dict(zip(elastic, some, strict=True))
+        yield {row: leaving for row, leaving in zip(elastic, some, strict=True) if leaving is not None}
 
 
 def _replicas(wants: Demand, row: int) -> int:

@@ -291,7 +291,7 @@ def _locate(wants: Demand, ground: Ground) -> Int:
     """The place of each worker by rank, within the domain that was cleared."""
     slots = ground.widened()
     whole = slots >= wants.room.slots_when_empty(wants.gang.worker).counts
-    places = locate(wants.tree, slots, prefix_sums(slots), wants.gang, whole=whole, spared=None)
+    places = locate(wants.tree, slots, prefix_sums(slots), wants.gang, whole=whole, spared=wants.spared)
     assert places is not None, "a gang that was found to fit was not placed"
     return places
 
