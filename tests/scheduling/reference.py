@@ -1,9 +1,12 @@
 """A whole planner, slow and plain: one job after the other, by the words of docs/scheduling.md and docs/queues.md.
 
 It shares the data types with the planner, and constants of its policy, and nothing else: no classes of jobs, no caches,
-no arrays, no heaps. It covers one plan in which nobody may be asked to give room back and nobody moves: the order,
-quota, owners before borrowers, what is held back for old jobs, sizes to start with, spares, rooms and places, heads,
-backfill, reasons, positions, expected starts, and growth. Victims and moves have brute force of their own.
+no arrays, no heaps. It covers one plan in which nobody moves: the order, quota, owners before borrowers, what is held
+back for old jobs, sizes to start with, spares, rooms and places, heads, backfill, who gives room back and who shrinks
+for whom, reasons, positions, expected starts, and growth. Moves have brute force of their own.
+
+Where the documents leave a choice among equals (which of a job's replicas leave, and which of two racks is cleared at
+the same price), it takes what the planner took, if that is one of them.
 """
 
 from __future__ import annotations
@@ -13,16 +16,16 @@ from dataclasses import dataclass
 from statistics import median
 
 from muster.scheduling.fairness import counted
-from muster.scheduling.plan import Basis, WaitReason
+from muster.scheduling.plan import Basis, MoveReason, WaitReason
 from muster.scheduling.policy import DEFAULT
-from muster.scheduling.ranks import AGE_STEP, AGE_STEPS, SLACK_COUNTS, STEP_AT_MOST
+from muster.scheduling.ranks import AGE_STEPS, SLACK_COUNTS
 from muster.scheduling.snapshot import FOREVER, NONE, JobState, Preempts, Snapshot, TopologyMode
 
 from . import oracle
 from .naive_places import Counts, Free, anywhere, asks, fits, place, reach, slots, suits
+from .naive_victims import Choice, Claimant, Use, Victims, age, by_length, gives, lost, work
 
 _WHOLE = 2.0**40
-Use = dict[tuple[int, int, int], int]
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,33 @@ class Told:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a waiting job is promised, and who gives it.
+
+    Attributes:
+        places: workers by node.
+        evicted: (uid, why, accelerator-seconds that it loses).
+        shrunk: (uid, workers by node that stay, accelerator-seconds that it loses).
+    """
+
+    uid: str
+    places: Counts
+    evicted: list[tuple[str, MoveReason, float]]
+    shrunk: list[tuple[str, Counts, float]]
+
+
+@dataclass(frozen=True)
 class Decided:
     """
     Attributes:
         started: in order: (uid, workers by node, whether it yields).
+        asked: in order.
         waiting: by uid, first in rank first.
         grown: in order: (uid, workers by node then) of running jobs that get more.
     """
 
     started: list[tuple[str, Counts, bool]]
+    asked: list[Asked]
     waiting: dict[str, Told]
     grown: list[tuple[str, Counts]]
 
@@ -59,7 +80,14 @@ class _Head:
 
 
 class Reference:
-    def __init__(self, world: Snapshot) -> None:
+    """One plan of a world.
+
+    Attributes:
+        refused: rows of those who looked for somebody to ask, and for whom nobody's going would have been enough.
+    """
+
+    def __init__(self, world: Snapshot, made: Decided | None = None) -> None:
+        """`made`: what the planner decides, to be followed among equals alone."""
         self.world, self.jobs, self.now = world, world.jobs, world.now
         self.rows = range(len(world.jobs.uids))
         self.size = [self._sizes(job)[-1] if self._waits(job) else len(self._nodes(job)) for job in self.rows]
@@ -85,6 +113,12 @@ class Reference:
         self.obstacles = {job: self._obstacle(job) for job in self._pending()}
         self.runs: dict[int, Counts] = {job: self._placed(job) for job in self.rows if self._holds(job)}
         self.started: list[tuple[str, Counts, bool]] = []
+        self.asked: list[Asked] = []
+        self.followed = {each.uid: each for each in made.asked} if made else {}
+        self.going: set[int] = set()
+        self.in_vain: dict[int, int] = {}
+        self.refused: set[int] = set()
+        self.comes_back: Free = [[0] * len(world.resources) for _ in self.free]
 
     def plan(self) -> Decided:
         waits: list[tuple[int, str]] = []
@@ -92,6 +126,10 @@ class Reference:
             verdict = self._decide(job, charge)
             if verdict:
                 waits.append((job, verdict))
+        # Quota that comes back gives owners one more turn, whose place in the order may have passed.
+        waits = [(job, "promised" if self._is_promised(job) else verdict) for job, verdict in waits]
+        waits = [(job, verdict) for job, verdict in waits if verdict == "promised" or job not in self.early]
+        self._ask_again(waits)
         starts = _Starts(self, waits).all()
         waiting, seen = {}, dict[int, int]()
         for job, verdict in waits:
@@ -99,13 +137,13 @@ class Reference:
             seen[queue] = seen.get(queue, 0) + counts
             place_ = seen[queue] if counts else 0
             waiting[self.jobs.uids[job]] = Told(self._reason(job, verdict), place_, *starts[job])
-        return Decided(self.started, waiting, _Growth(self, waits).all())
+        return Decided(self.started, self.asked, waiting, _Growth(self, waits).all())
 
     def _decide(self, job: int, charge: Callable[[], None]) -> str:
         """Start the job, or say why it waits."""
         if job in self.early:
             charge()
-            return ""
+            return "promised" if self._is_promised(job) else ""
         if self.obstacles[job]:
             return self.obstacles[job]
         while (owner := self._owner_before(job)) != NONE:
@@ -113,8 +151,7 @@ class Reference:
         yields = False
         if not self._with_sizes(job, lambda: self._has_quota(job)):
             if not self._has_quota_in_passing(job):
-                self._hold_back_if_old(job)
-                return "quota"
+                return self._without_quota(job, charge)
             yields = True
         found = self._where_to_start(job)
         if found is not None:
@@ -122,14 +159,29 @@ class Reference:
             charge()
             return ""
         if yields:
-            self._hold_back_if_old(job)
-            return "quota"
+            return self._without_quota(job, charge)
+        if self._ask(job):
+            charge()
+            return "promised"
+        self._reserve_if_it_may(job, charge)
+        return "room"
+
+    def _without_quota(self, job: int, charge: Callable[[], None]) -> str:
+        if self._ask(job):
+            charge()
+            return "promised"
+        if age(self.world, job) >= AGE_STEPS:
+            self._hold_back(job)
+        elif self._quota_comes_back(job):
+            self._reserve_if_it_may(job, charge)
+        return "quota"
+
+    def _reserve_if_it_may(self, job: int, charge: Callable[[], None]) -> None:
         flavour = int(self.jobs.flavours[job])
         full = sum(self.jobs.flavours[head.job] == flavour for head in self.heads) == DEFAULT.heads
-        if not full and (_age(self.world, job) >= AGE_STEPS or not self._would_be_lent(job)):
+        if not full and (age(self.world, job) >= AGE_STEPS or not self._would_be_lent(job)):
             self._reserve(job)
             charge()
-        return "room"
 
     # Owners before borrowers
 
@@ -160,19 +212,20 @@ class Reference:
             lacks_quota = self.turned_down.get(job, "" if self._allows(self.used, job) else "quota") == "quota"
             if job not in self.turned_down and self._needs(job) and self._within(self.promised, job):
                 return job
-            if not lacks_quota or _age(self.world, job) >= AGE_STEPS:
+            if not lacks_quota or age(self.world, job) >= AGE_STEPS:
                 return NONE
         return NONE
 
     def _serve_early(self, owner: int) -> None:
         """As at its own place in the order, but that it keeps nothing from others if it cannot start."""
         yields = not self._with_sizes(owner, lambda: self._has_quota(owner))
-        if yields and not self._has_quota_in_passing(owner):
-            self.turned_down[owner] = "quota"
-            return
-        found = self._where_to_start(owner)
+        lacks_quota = yields and not self._has_quota_in_passing(owner)
+        found = None if lacks_quota else self._where_to_start(owner)
         if found is None:
-            self.turned_down[owner] = "quota" if yields else "room"
+            if self._ask(owner):
+                self.early.add(owner)
+            else:
+                self.turned_down[owner] = "quota" if yields else "room"
             return
         self._start(owner, found[0], yields or found[1] or self._borrows_behind_a_head(owner))
         self.early.add(owner)
@@ -274,10 +327,10 @@ class Reference:
                     self._count(use, job, self._whole(job))
         return use
 
-    def _hold_back_if_old(self, job: int) -> None:
+    def _hold_back(self, job: int) -> None:
         """Later jobs of its queue do not pass an old one that the queue's own quota could hold; of one that cannot give
         back, and lacks only what its like hold, none of its like."""
-        if _age(self.world, job) >= AGE_STEPS and self._could_ever(job, borrowing=False):
+        if self._could_ever(job, borrowing=False):
             lacks = self._home(job) in self.held_back or not self._allows(self.promised, job)
             firm = not self.jobs.terms.preemptible[job] and not lacks and self._allows(self.used, job)
             (self.firm_held_back if firm else self.held_back).add(self._home(job))
@@ -355,6 +408,93 @@ class Reference:
         self._count_firm(job)
         self.runs[job] = places
         self.started.append((self.jobs.uids[job], places, yields))
+
+    # Others give room back
+
+    def _ask(self, job: int) -> bool:
+        """Promise to it what others give back, if that and what comes back already is enough; they are asked to go."""
+        if self._home(job) in self.held_back or self.in_vain.get(job) == len(self.asked):
+            return False  # nobody is looked for again before others were asked to go
+        before, self.size[job] = self.size[job], self._sizes(job)[-1]
+        use = self.promised if self._within(self.promised, job) else self._with_claims_of_owners(job)
+        spare = zip(self.free, self._spare(), self.comes_back, strict=True)
+        open_ = [[f + c if f < 0 else max(0, s) + c for f, s, c in zip(*each, strict=True)] for each in spare]
+        victims = Victims(self.world, Claimant(job, self.size[job], open_, use, frozenset(self.going)))
+        equals = victims.cheapest()
+        if not equals or not (equals[0].asked or self._lacks(job)):
+            self.size[job], self.in_vain[job] = before, len(self.asked)
+            self.refused.update({job} if victims.rights else ())
+            return False
+        made = [self._told(job, victims, choice, site) for choice in equals for site in choice.sites]
+        chosen = made.index(self.followed[self.jobs.uids[job]]) if self.followed.get(self.jobs.uids[job]) in made else 0
+        choice = [each for each in equals for _ in each.sites][chosen]
+        self._give_back(choice)
+        self._take(self.free, job, made[chosen].places)
+        if self.ahead is not None:
+            self._take(self.ahead, job, made[chosen].places)
+        self._count(self.promised, job, self._whole(job))
+        self._count_firm(job)
+        self.reserved_in.add((self._tree(job), int(self.jobs.flavours[job])))
+        self.turned_down.clear()
+        self.asked.append(made[chosen])
+        return True
+
+    def _told(self, job: int, victims: Victims, choice: Choice, site: list[int]) -> Asked:
+        """What is asked for it, when it goes to one of these nodes."""
+        freed, uids = victims.freed(choice.asked), self.jobs.uids
+        there = [count if node in site else 0 for node, count in enumerate(slots(self.world, job, freed))]
+        places = place(self.world, job, there, slots(self.world, job, self.empty), self.size[job])
+        go = [row for row, way in sorted(choice.asked.items()) if way.whole]
+        shrink = [(row, way.leave) for row, way in sorted(choice.asked.items()) if not way.whole]
+        return Asked(
+            uids[job],
+            places,
+            [(uids[row], victims.reason(row), lost(self.world, row)) for row in go],
+            [
+                (uids[row], [a - b for a, b in zip(self._placed(row), leave, strict=True)], lost(self.world, row))
+                for row, leave in shrink
+            ],
+        )
+
+    def _give_back(self, choice: Choice) -> None:
+        for row, way in choice.asked.items():
+            self.going.add(row)
+            self._take(self.comes_back, row, [-count for count in way.leave])
+            for resource, amount in gives(self.world, row, way).items():
+                self.promised[(*self._home(row), resource)] -= amount
+
+    def _ask_again(self, waits: list[tuple[int, str]]) -> None:
+        """What victims leave over may be what one waits for that ranks before their beneficiary."""
+        heads, found = {head.job for head in self.heads}, bool(self.going)
+        while found:
+            found = False
+            for at, (job, verdict) in enumerate(waits):
+                if verdict in ("room", "quota") and job not in heads and self._ask(job):
+                    waits[at], found = (job, "promised"), True
+
+    def _lacks(self, job: int) -> bool:
+        """Whether it lacks quota or room, and not only what is kept for others."""
+        return self._lacks_quota(job) or not self._fits(job, slots(self.world, job, self.free))
+
+    def _lacks_quota(self, job: int) -> bool:
+        return not self._allows(self.used, job) or self._lacks_promised_quota(job)
+
+    def _lacks_promised_quota(self, job: int) -> bool:
+        preemptible = self.jobs.terms.preemptible[job]
+        if self._home(job) in self.held_back or not self._allows(self.promised, job):
+            return True
+        return not preemptible and (self._home(job) in self.firm_held_back or not self._firm_allows(job))
+
+    def _quota_comes_back(self, job: int) -> bool:
+        """Whether the least that it wants is there when those are gone who leave."""
+        self.size[job] = self._sizes(job)[-1]
+        leave = any(self._tree(row) == self._tree(job) for row in self.going)
+        firm = bool(self.jobs.terms.preemptible[job]) or self._firm_allows(job)
+        held_back = self._home(job) in self.held_back and bool(self._needs(job))
+        return leave and not held_back and self._allows(self.promised, job) and firm
+
+    def _is_promised(self, job: int) -> bool:
+        return any(each.uid == self.jobs.uids[job] for each in self.asked)
 
     # Heads
 
@@ -443,6 +583,7 @@ class Reference:
             "no nodes": WaitReason.NO_ELIGIBLE_NODES,
             "too large": WaitReason.EXCEEDS_CLUSTER,
             "nodes away": WaitReason.INSUFFICIENT_CAPACITY,
+            "promised": WaitReason.PREEMPTING,
         }
         if verdict in plain:
             return plain[verdict]
@@ -460,6 +601,8 @@ class Reference:
             return WaitReason.QUOTA_EXCEEDED
         backs = self.held_back if self.jobs.terms.preemptible[job] else self.held_back | self.firm_held_back
         held_back = self._home(job) in backs and bool(self._needs(job))
+        if any(head.job == job for head in self.heads):
+            return WaitReason.QUOTA_EXCEEDED  # what those who leave still use
         if self._allows(self.promised, job) and not held_back:
             return WaitReason.QUOTA_EXCEEDED  # its owners' own jobs wait for it
         kept = (self._tree(job), int(self.jobs.flavours[job])) in self.reserved_in
@@ -521,25 +664,6 @@ class Reference:
                 free[node][resource] -= amount * count
 
 
-def _by_length(world: Snapshot, job: int) -> bool:
-    """Whether the shortest come first in its queue."""
-    queue = int(world.jobs.queues[job])
-    return queue != NONE and bool(world.queues.shortest[queue])
-
-
-def _age(world: Snapshot, job: int) -> int:
-    step, length = AGE_STEP, float(world.jobs.terms.length[job])
-    if _by_length(world, job) and length < FOREVER:
-        step = min(max(length / AGE_STEPS, AGE_STEP), STEP_AT_MOST)
-    return min(AGE_STEPS, int(max(0.0, world.now - float(world.jobs.submitted[job])) // step))
-
-
-def _work(world: Snapshot, job: int) -> float:
-    """GPU-seconds that it is expected to need; a worker without GPUs counts as one."""
-    gpus = int(world.jobs.requests[job, world.resources.index("nvidia.com/gpu")])
-    return float(world.jobs.terms.length[job]) * (max(1, gpus) * int(world.jobs.workers[job]))
-
-
 class _Order:
     """Priority, age, fair share from the root down, slack, first submit, uid; in queues that say so, the least expected
     work before the first submit. Running jobs have their place, too."""
@@ -573,15 +697,15 @@ class _Order:
         slack = float(terms.deadlines[job]) - self.world.now - takes
         hurries = terms.deadlines[job] > self.world.now and slack < SLACK_COUNTS
         slack = SLACK_COUNTS if slack < 0 else slack
-        class_ = -(int(self.jobs_.priorities[job]) * (AGE_STEPS + 1) + _age(self.world, job))
+        class_ = -(int(self.jobs_.priorities[job]) * (AGE_STEPS + 1) + age(self.world, job))
         return class_, slack if hurries else FOREVER, float(self.jobs_.submitted[job]), self.jobs_.uids[job]
 
     def ranked(self, job: int) -> tuple[float, float, float, tuple[int, float, float, str]]:
         """Without shares, as within a queue."""
         rank = self.rank(job)
-        if not _by_length(self.world, job):
+        if not by_length(self.world, job):
             return rank[0], 0.0, 0.0, rank
-        return rank[0], rank[1], _work(self.world, job), rank
+        return rank[0], rank[1], work(self.world, job), rank
 
     def _first(self, branches: list[int]) -> int:
         """The job whose turn it is below the branches. ~queue stands for the jobs of a queue that has others below."""
@@ -684,10 +808,19 @@ class _Starts:
             flavour = int(self.jobs.flavours[job])
             start = rooms[flavour].draw(self._need(job), self._length(job), floors[job], self.now)
             found[job] = (start, Basis.QUEUE if start < FOREVER else Basis.UNKNOWN)
+        lacks_quota = {job for job, verdict in self.waits if verdict == "quota"}
         for job, (start, basis) in self._of_heads().items():
             if start < FOREVER:
-                found[job] = (max(start, float(self.jobs.terms.opens[job])), basis)
+                gone = self._all_gone() if job in lacks_quota else self.now
+                found[job] = (max(start, gone, float(self.jobs.terms.opens[job])), basis)
+        for job, verdict in self.waits:
+            if verdict == "promised":
+                found[job] = (self._all_gone(), Basis.PROMISED)
         return found
+
+    def _all_gone(self) -> float:
+        """When the last of those has left who are asked to go."""
+        return self.now + max((float(self.jobs.runs.grace[row]) for row in self.made.going), default=0.0)
 
     def _of_heads(self) -> dict[int, tuple[float, Basis]]:
         """One that can't yield starts no sooner than those ahead for whom room is kept that it could use; nor does one
@@ -794,7 +927,7 @@ class _Growth:
 
     def all(self) -> list[tuple[str, Counts]]:
         grown = []
-        running = [job for job in self.made.rows if self.made._holds(job)]
+        running = [job for job in self.made.rows if self.made._holds(job) and job not in self.made.going]
         for job in sorted(running, key=self._rank):
             more = self._more(job) if self._may_grow(job) else 0
             if more:

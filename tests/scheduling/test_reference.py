@@ -9,18 +9,28 @@ import pytest
 
 from muster.scheduling.plan import MoveReason
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, Index, Jobs, JobState, Shape, Sizes, Snapshot
+from muster.scheduling.policy import DEFAULT
+from muster.scheduling.snapshot import Index, Snapshot
 
-from . import oracle
-from .cases import GPU, LEVELS, Job, Node, Queue, snapshot
+from .crowded import crowded, lending
 from .naive_places import Counts
-from .reference import Decided, Reference, Told
+from .naive_victims import lost
+from .reference import Asked, Decided, Reference, Told
 
 pytestmark = pytest.mark.unit
 
-NOW = 1_000_000.0
 WORLDS, BATCH = 1_000, 100
-Draw = np.random.Generator
+ALL_THAT_HAPPENS = {
+    "one borrower goes",
+    "several borrowers go",
+    "one that is within nominal stays",
+    "one that is not preemptible stays",
+    "one of lower priority goes",
+    "one shrinks, and nobody goes",
+    "what others leave is enough",
+    "nobody goes for one that could not start",
+}
+IN_FULL = replace(DEFAULT, searches=10_000, candidates=1_000_000, defragmentation=False)
 
 
 @pytest.mark.parametrize("first", range(0, WORLDS, BATCH))
@@ -28,6 +38,52 @@ def test_plans_are_those_of_a_naive_planner(first: int) -> None:
     for seed in range(first, first + BATCH):
         world = crowded(np.random.default_rng(seed))
         assert decided(world) == Reference(world).plan(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("first", range(0, WORLDS, BATCH))
+def test_those_go_whom_a_naive_planner_asks(first: int) -> None:
+    happened: set[str] = set()
+    for seed in range(first, first + BATCH):
+        world = lending(np.random.default_rng(seed))
+        made = decided(world)
+        reference = Reference(world, made)
+        assert made == reference.plan(), f"seed {seed}"
+        happened.update(_happened(world, made))
+        asked = {each.uid for each in made.asked}
+        if any(world.jobs.uids[job] not in asked for job in reference.refused):
+            happened.add("nobody goes for one that could not start")
+    assert happened == ALL_THAT_HAPPENS, "the clusters have lost what they are for"
+
+
+def _happened(world: Snapshot, made: Decided) -> set[str]:
+    """Of `ALL_THAT_HAPPENS`, what those are asked for who give room back."""
+    found: set[str] = set()
+    for each in made.asked:
+        reasons = [reason for _, reason, _ in each.evicted]
+        if MoveReason.RECLAIMED in reasons:
+            found.add("several borrowers go" if len(reasons) > 1 else "one borrower goes")
+            found.update(_left_alone(world, made, each))
+        if MoveReason.PREEMPTED in reasons:
+            found.add("one of lower priority goes")
+        if each.shrunk and not each.evicted:
+            found.add("one shrinks, and nobody goes")
+        if not each.shrunk and not each.evicted:
+            found.add("what others leave is enough")
+    return found
+
+
+def _left_alone(world: Snapshot, made: Decided, asked: Asked) -> set[str]:
+    """Who stays of the queues that give back what they have borrowed, though it would lose less."""
+    jobs, row = world.jobs, {uid: index for index, uid in enumerate(world.jobs.uids)}
+    gone = {uid for each in made.asked for uid, *_ in (*each.evicted, *each.shrunk)}
+    found = set()
+    for uid, reason, loses in asked.evicted:
+        home = (jobs.queues[row[uid]], jobs.flavours[row[uid]])
+        for other in np.flatnonzero(jobs.holding & (jobs.queues == home[0]) & (jobs.flavours == home[1])).tolist():
+            if reason is MoveReason.RECLAIMED and jobs.uids[other] not in gone and lost(world, other) < loses:
+                stays = "within nominal" if jobs.terms.preemptible[other] else "not preemptible"
+                found.add(f"one that is {stays} stays")
+    return found
 
 
 @pytest.mark.parametrize(
@@ -47,164 +103,30 @@ def test_what_they_once_differed_in(seed: int) -> None:
 
 def decided(world: Snapshot) -> Decided:
     """The planner's answer, in the reference's terms."""
-    made = plan(world)
+    made, silent = plan(world, IN_FULL), plan(world, replace(IN_FULL, explain=False))
+    assert (silent.evictions, len(silent.promises)) == (made.evictions, len(made.promises)), "telling decides nothing"
     assert (made.replacements, made.broken) == ((), ())
-    asked = [(each.uid, each.reason, each.beneficiary) for each in made.evictions]
-    assert asked == [(each.uid, MoveReason.GROWN, each.uid) for each in made.promises]
+    grown = {each.uid for each in made.evictions if each.reason is MoveReason.GROWN}
+    then = {each.uid: each.nodes for each in made.promises}
+    assert all(each.beneficiary == each.uid for each in made.evictions if each.uid in grown)
 
     def counts(nodes: Index) -> Counts:
         return [nodes.tolist().count(node) for node in range(len(world.nodes.names))]
 
+    def asked(uid: str) -> Asked:
+        mine = sorted((each for each in made.evictions if each.beneficiary == uid), key=lambda each: row[each.uid])
+        return Asked(
+            uid,
+            counts(then[uid]),
+            [(each.uid, each.reason, each.lost) for each in mine if each.reason is not MoveReason.SHRUNK],
+            [(each.uid, counts(then[each.uid]), each.lost) for each in mine if each.reason is MoveReason.SHRUNK],
+        )
+
+    row = {uid: index for index, uid in enumerate(world.jobs.uids)}
+    others = {each.uid for each in made.evictions}
+    asked_for = [asked(each.uid) for each in made.promises if each.uid not in others]
+    assert {each.beneficiary for each in made.evictions} <= {each.uid for each in asked_for} | grown
     started = [(each.uid, counts(each.nodes), each.yields) for each in made.admissions]
     waiting = {each.uid: Told(each.reason, each.position, each.expected, each.basis) for each in made.waiting}
-    return Decided(started, waiting, [(each.uid, counts(each.nodes)) for each in made.promises])
-
-
-def crowded(draw: Draw) -> Snapshot:
-    """A few nodes, nearly full, and more jobs than they hold; nobody may be asked to go."""
-    hosts = [
-        Node(
-            f"node-{index}",
-            block=["a", "a", "a", "b", None][draw.integers(0, 5)],
-            rack=["r0", "r0", "r1", "r1", None][draw.integers(0, 5)],
-            gpus=int(draw.choice([0, 2, 4, 4, 4])),
-            cores=int(draw.choice([4, 8, 16])),
-            pods=int(draw.choice([3, 9, 9])),
-            fixed_cores=int(draw.integers(0, 2)),
-            usable=bool(draw.random() < 0.95),
-        )
-        for index in range(draw.integers(2, 9))
-    ]
-    queues = _queues(draw)
-    names = [queue.name for queue in queues]
-    left = {host.name: [host.gpus, host.cores - host.fixed_cores, host.pods] for host in hosts}
-    order = sorted(hosts, key=lambda host: (host.block or "z", (host.rack or "z") if host.block else "z"))
-    jobs: list[Job] = []
-    for index in range(7):
-        job = _running(draw, f"run-{index}", names, left, [host.name for host in order])
-        if job is not None and not _exceeds_quota(snapshot(hosts, [*jobs, job], queues)):
-            jobs.append(job)
-    jobs += [_waiting(draw, f"job-{index}", names, list(left)) for index in range(draw.integers(2, 13))]
-    return _with_terms(draw, snapshot(hosts, jobs, queues))
-
-
-def _exceeds_quota(world: Snapshot) -> bool:
-    use = oracle.usage(world)
-    return any(
-        oracle.draws_on(world, use, queue, 1, GPU) > oracle.may_draw(world, queue, 1, GPU)
-        for queue in range(len(world.queues.names))
-    )
-
-
-def _queues(draw: Draw) -> list[Queue]:
-    def limit() -> int | None:
-        return None if draw.random() < 0.3 else int(draw.choice([0, 2, 4, 6, 8]))
-
-    bound = draw.random() < 0.7
-    return [
-        Queue(
-            f"queue-{index}",
-            gpus=limit() if bound else None,
-            borrowing=limit() if draw.random() < 0.3 else None,
-            lending=limit() if draw.random() < 0.3 else None,
-            cohort=int(draw.choice([NONE, 0, 0])),
-            open=bool(draw.random() < 0.97),
-            parent=f"queue-{draw.integers(0, index)}" if index and draw.random() < 0.3 else None,
-            weight=float(draw.choice([1.0, 1.0, 3.0])),
-            used=float(draw.choice([0.0, 0.0, 0.2])),
-            shortest=bool(draw.random() < 0.5),
-        )
-        for index in range(draw.integers(1, 5))
-    ]
-
-
-def _running(draw: Draw, uid: str, queues: list[str], left: dict[str, list[int]], order: list[str]) -> Job | None:
-    gpus, cores = int(draw.choice([0, 1, 2, 4])), int(draw.integers(1, 3))
-    on = []
-    for name in draw.choice(order, size=draw.integers(1, 5)).tolist():
-        if all(some >= ask for some, ask in zip(left[name], (gpus, cores, 1), strict=True)):
-            left[name] = [left[name][0] - gpus, left[name][1] - cores, left[name][2] - 1]
-            on.append(name)
-    if not on:
-        return None
-    on.sort(key=order.index)
-    queue, priority = draw.choice(queues), int(draw.integers(0, 2))
-    return Job(uid, len(on), gpus, cores, queue=queue, priority=priority, holding=True, on=tuple(on))
-
-
-def _waiting(draw: Draw, uid: str, queues: list[str], nodes: list[str]) -> Job:
-    level = LEVELS[draw.choice([0, 0, 1, 1, 1, 2])]
-    mode = draw.integers(0, 4)
-    return Job(
-        uid,
-        workers=int(draw.integers(1, 5)),
-        gpus=int(draw.choice([0, 1, 1, 2, 2, 4])),
-        cores=int(draw.choice([1, 1, 2, 3])),
-        queue=draw.choice(queues) if draw.random() < 0.99 else None,
-        priority=int(draw.integers(0, 3)),
-        required=level if mode == 1 else None,
-        preferred=level if mode == 2 else None,
-        only_on=tuple(nodes[: draw.integers(0, len(nodes))]) if draw.random() < 0.1 else None,
-    )
-
-
-def _with_terms(draw: Draw, world: Snapshot) -> Snapshot:
-    jobs, count = world.jobs, len(world.jobs.uids)
-    holding = jobs.states == JobState.HOLDING
-    free = world.nodes.free.copy()
-    for job in np.flatnonzero(holding).tolist():
-        np.subtract.at(free, jobs.runs.nodes_of(job), jobs.requests[job])
-
-    def maybe(chance: float, most: float) -> np.ndarray:
-        return np.where(draw.random(count) < chance, (1 + draw.integers(0, most, count)).astype(np.float64), FOREVER)
-
-    runs = replace(
-        jobs.runs,
-        started=np.where(holding, NOW - draw.integers(1, 5_000, count), 0.0),
-        saved=np.where(holding, NOW - 10.0, 0.0),
-        restart=np.full(count, 20.0),
-        grace=np.full(count, 30.0),
-        ends=np.where(holding, NOW + maybe(0.6, 3_000), FOREVER),
-        bound=np.where(holding, NOW + maybe(0.5, 9_000), FOREVER),
-        budget=np.zeros(count, dtype=np.int32),
-    )
-    estimate = maybe(0.5, 3_000)
-    terms = replace(
-        jobs.terms,
-        preemptible=draw.random(count) < 0.7,
-        opens=np.where(draw.random(count) < 0.1, NOW + 500.0, 0.0),
-        limit=maybe(0.4, 3_000),
-        estimate=estimate,
-        length=np.where(draw.random(count) < 0.1, 100.0 * estimate, estimate),
-        deadlines=NOW + maybe(0.2, 90_000),
-        reclaims=np.zeros(count, dtype=np.bool_),
-    )
-    jobs = _with_sizes(draw, replace(jobs, terms=terms))
-    submitted = NOW - draw.choice([0.0, 10.0, 30_000.0, 100_000.0], count) - draw.integers(0, 3, count)
-    return replace(
-        world,
-        now=NOW,
-        nodes=replace(world.nodes, free=free),
-        jobs=_with_room_to_grow(draw, replace(jobs, submitted=submitted, runs=runs)),
-    )
-
-
-def _with_sizes(draw: Draw, jobs: Jobs) -> Jobs:
-    """Of those who wait some may start with fewer workers, and some want room for spares, which have one size."""
-    count, pending = len(jobs.uids), jobs.states == JobState.PENDING
-    spares = np.where(pending & (draw.random(count) < 0.15), draw.integers(1, 3, count), 0)
-    smaller = pending & (draw.random(count) < 0.4) & (spares == 0)
-    least = np.where(smaller, draw.integers(1, jobs.workers + 1), jobs.workers).astype(np.int32)
-    step, partial = draw.choice([1, 1, 2], count).astype(np.int32), draw.random(count) < 0.9
-    shapes = tuple(Shape(spares=each) if each else PLAIN for each in spares.tolist())
-    return replace(jobs, sizes=Sizes(least, jobs.workers, step, partial), terms=replace(jobs.terms, shapes=shapes))
-
-
-def _with_room_to_grow(draw: Draw, jobs: Jobs) -> Jobs:
-    """Of those who run some may have more workers than they have."""
-    count, sizes = len(jobs.uids), jobs.sizes
-    larger = (jobs.states == JobState.HOLDING) & (draw.random(count) < 0.5)
-    most = np.where(larger, jobs.workers + draw.integers(1, 6, count), sizes.most).astype(np.int32)
-    least = np.where(larger & (draw.random(count) < 0.5), np.maximum(1, sizes.least - sizes.step), sizes.least)
-    step = np.where(larger & ((jobs.workers - least) % sizes.step > 0), 1, sizes.step).astype(np.int32)
-    return replace(jobs, sizes=Sizes(least.astype(np.int32), most, step, sizes.partial))
+    larger = [(each.uid, counts(each.nodes)) for each in made.promises if each.uid in grown]
+    return Decided(started, asked_for, waiting, larger)
