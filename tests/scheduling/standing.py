@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from muster.scheduling.snapshot import NONE, PLAIN, JobState, Preempts, Runs, Shape, Sizes, Snapshot, Terms
+from muster.scheduling.snapshot import NONE, PLAIN, Beyond, JobState, Preempts, Runs, Shape, Sizes, Snapshot, Terms
 
 from .cases import Job, Node, Queue, snapshot
 
@@ -20,22 +20,39 @@ Draw = np.random.Generator
 
 
 def standing(
-    *, elastic: bool = False, slices: bool = False, quota: bool = True, claimant: bool = True, jobs: int = 8
+    *,
+    elastic: bool = False,
+    slices: bool = False,
+    quota: bool = True,
+    claimant: bool = True,
+    jobs: int = 8,
+    bases: bool = False,
 ) -> st.SearchStrategy[Snapshot]:
     """A few nodes with running jobs on them; row 0 waits."""
     return st.integers(0, 2**32 - 1).map(
-        lambda seed: world_of(seed, elastic=elastic, slices=slices, quota=quota, claimant=claimant, jobs=jobs)
+        lambda seed: world_of(
+            seed, elastic=elastic, slices=slices, quota=quota, claimant=claimant, jobs=jobs, bases=bases
+        )
     )
 
 
 def world_of(
-    seed: int, *, elastic: bool = False, slices: bool = False, quota: bool = True, claimant: bool = True, jobs: int = 8
+    seed: int,
+    *,
+    elastic: bool = False,
+    slices: bool = False,
+    quota: bool = True,
+    claimant: bool = True,
+    jobs: int = 8,
+    bases: bool = False,
 ) -> Snapshot:
-    """One of them."""
-    return _world(np.random.default_rng(seed), elastic, slices, quota, claimant, jobs)
+    """One of them. `bases`: some have workers beyond a safe base, which are a row behind theirs."""
+    return _world(np.random.default_rng(seed), elastic, slices, quota, claimant, jobs, bases)
 
 
-def _world(draw: Draw, elastic: bool, slices: bool, quota: bool, claimant: bool, most_jobs: int) -> Snapshot:
+def _world(
+    draw: Draw, elastic: bool, slices: bool, quota: bool, claimant: bool, most_jobs: int, bases: bool
+) -> Snapshot:
     hosts = [
         Node(
             f"node-{index}",
@@ -54,11 +71,14 @@ def _world(draw: Draw, elastic: bool, slices: bool, quota: bool, claimant: bool,
         job = _standing(draw, f"job-{index}", names, left)
         if job is not None:
             jobs.append(job)
+        if job is not None and bases and draw.random() < 0.4:
+            beyond = _standing(draw, f"{job.uid}-beyond", [str(job.queue)], left, job)
+            jobs += [beyond] if beyond is not None else []
     if not jobs:
         jobs.append(_claimant(draw, names))
     used = {host.name: (host.gpus - left[host.name][0], host.cores - left[host.name][1]) for host in hosts}
     hosts = [replace(host, used_gpus=used[host.name][0], used_cores=used[host.name][1]) for host in hosts]
-    return _with_details(draw, snapshot(hosts, jobs, queues), elastic=elastic, slices=slices)
+    return _with_bases(_with_details(draw, snapshot(hosts, jobs, queues), elastic=elastic, slices=slices))
 
 
 def _queues(draw: Draw, quota: bool) -> list[Queue]:
@@ -89,8 +109,12 @@ def _claimant(draw: Draw, queues: list[str]) -> Job:
     )
 
 
-def _standing(draw: Draw, uid: str, queues: list[str], left: dict[str, list[int]]) -> Job | None:
+def _standing(
+    draw: Draw, uid: str, queues: list[str], left: dict[str, list[int]], base: Job | None = None
+) -> Job | None:
     gpus, cores = int(draw.choice([0, 1, 1, 2])), int(draw.integers(0, 3))
+    if base is not None:
+        gpus, cores = base.gpus, base.cores
     on = []
     for name in draw.choice(sorted(left), size=draw.integers(1, 5)).tolist():
         if left[name][0] >= gpus and left[name][1] >= cores:
@@ -131,6 +155,46 @@ def _with_details(draw: Draw, world: Snapshot, *, elastic: bool, slices: bool) -
             runs=_runs(draw, jobs.runs, holding),
             terms=_terms(draw, jobs.terms, jobs.workers, slices),
             sizes=_sizes(draw, jobs.workers, holding) if elastic else jobs.sizes,
+        ),
+    )
+
+
+def _with_bases(world: Snapshot) -> Snapshot:
+    """The rows of workers beyond a base say what their base says. They may all go; the base has one size."""
+    jobs, uids = world.jobs, world.jobs.uids
+    bases = {row: uids.index(uid.removesuffix("-beyond")) for row, uid in enumerate(uids) if uid.endswith("-beyond")}
+    if not bases:
+        return world
+    of = np.array([bases.get(row, row) for row in range(len(uids))])
+    runs = jobs.runs
+    runs = replace(
+        runs,
+        started=runs.started[of],
+        saved=runs.saved[of],
+        restart=runs.restart[of],
+        budget=runs.budget[of],
+        yields=runs.yields[of],
+        stops=runs.stops[of],
+        leaving=runs.leaving[of],
+    )
+    least, most = jobs.sizes.least.copy(), jobs.sizes.most.copy()
+    for row, base in bases.items():
+        least[row], most[row] = 0, max(most[row], jobs.workers[row])
+        least[base] = most[base] = jobs.workers[base]
+    step = np.where(least == 0, 1, jobs.sizes.step).astype(np.int32)
+    return replace(
+        world,
+        jobs=replace(
+            jobs,
+            priorities=jobs.priorities[of],
+            submitted=jobs.submitted[of],
+            runs=runs,
+            terms=replace(jobs.terms, preemptible=jobs.terms.preemptible[of]),
+            sizes=replace(jobs.sizes, least=least, most=most, step=step),
+            beyond={
+                base: Beyond(int(jobs.filters[row]), int(jobs.flavours[row]), 0, int(most[row]), 1, row)
+                for row, base in bases.items()
+            },
         ),
     )
 

@@ -45,7 +45,7 @@ def with_spares(world: Snapshot) -> Snapshot:
     jobs, shapes, workers = world.jobs, list(world.jobs.terms.shapes), world.jobs.workers.copy()
     for row in range(len(jobs.uids)):
         rigid = jobs.sizes.least[row] == jobs.sizes.most[row]
-        if row % 2 == 0 and rigid and workers[row] > 1 and shapes[row] is PLAIN:
+        if row % 2 == 0 and rigid and workers[row] > 1 and shapes[row] is PLAIN and row not in jobs.beyond:
             shapes[row] = Shape(spares=1)
             workers[row] -= 1
     sizes = replace(jobs.sizes, least=jobs.sizes.least.copy(), most=jobs.sizes.most.copy())
@@ -61,7 +61,8 @@ def replicas(world: Snapshot, row: int) -> tuple[list[tuple[int, ...]], int]:
     jobs, sizes = world.jobs, world.jobs.sizes
     nodes, step = jobs.runs.nodes_of(row).tolist(), int(sizes.step[row])
     more = len(nodes) - jobs.terms.shapes[row].spares - int(sizes.least[row])
-    well = all(world.nodes.usable[node] and world.eligible[jobs.filters[row], node] for node in nodes)
+    there = [*nodes, *jobs.runs.nodes_of(jobs.bases[row]).tolist()] if row in jobs.bases else nodes
+    well = all(world.nodes.usable[node] and world.eligible[jobs.filters[row], node] for node in there)
     if sizes.least[row] >= sizes.most[row] or more % step or not well or jobs.terms.shapes[row].balanced != NONE:
         return [], 0
     first = len(nodes) % step
@@ -74,7 +75,8 @@ def ways(world: Snapshot, row: int, right: int) -> list[Way]:
     sets = [sum(some, ()) for size in range(1, spare + 1) for some in combinations(blocks, size)]
     less = dict.fromkeys(tuple(sorted(left)) for left in sets)
     everything = tuple(world.jobs.runs.nodes_of(row).tolist())
-    return [Way((), whole=False), *(Way(left, whole=False) for left in less), Way(everything, whole=True)]
+    goes = [] if tuple(sorted(everything)) in less else [Way(everything, whole=True)]  # all that is beyond a base may
+    return [Way((), whole=False), *(Way(left, whole=False) for left in less), *goes]
 
 
 def gives(world: Snapshot, row: int, way: Way) -> Need:
@@ -177,6 +179,42 @@ def test_nothing_cheaper_is_enough_than_what_is_asked_for(world: Snapshot) -> No
     assume(is_small(world, rights))
     found = compare(case, rights)
     event(f"shrunk: {len(found.shrunk)}, evicted: {len(found.evicted)}" if found else "nobody is asked")
+
+
+@settings(thorough, max_examples=150)
+@given(standing(elastic=True, slices=True, jobs=4, bases=True))
+def test_of_gangs_with_a_base_those_beyond_it_shrink_first_and_all_of_them_may_go(world: Snapshot) -> None:
+    """A base goes whole, like a job of one size; what is lost is what the whole gang loses, whichever part is asked."""
+    case = case_of(world)
+    rights = rights_of(case)
+    assume(is_small(world, rights) and any(row in world.jobs.bases or row in world.jobs.beyond for row in rights))
+    event(f"who gives room back: {parts(world, compare(case, rights))}")
+
+
+@pytest.mark.parametrize(
+    ("seed", "those"),
+    [
+        (94, ["beyond, all"]),
+        (162, ["beyond"]),
+        (350, ["base"]),
+        (511, ["beyond", "other"]),
+        (567, ["base", "beyond"]),
+        (957, ["base", "beyond, all"]),
+        (2625, ["beyond, all", "other"]),
+    ],
+)
+def test_a_base_and_those_beyond_it_give_room_back_apart(seed: int, those: list[str]) -> None:
+    world = world_of(seed, elastic=True, slices=True, jobs=4, bases=True)
+    case = case_of(world)
+    assert parts(world, compare(case, rights_of(case))) == those
+
+
+def parts(world: Snapshot, found: Victims | None) -> list[str]:
+    """What those are who give room back."""
+    evicted, shrunk = (found.evicted, found.shrunk) if found else ((), ())
+    bases = ["base" if each.row in world.jobs.beyond else "other" for each in evicted]
+    left = ["beyond" if len(each.nodes) else "beyond, all" for each in shrunk if each.row in world.jobs.bases]
+    return sorted([*bases, *left, *("other" for each in shrunk if each.row not in world.jobs.bases)])
 
 
 @pytest.mark.parametrize(

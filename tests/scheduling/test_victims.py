@@ -65,9 +65,10 @@ def subsets(rows: Iterable[int]) -> Iterator[tuple[int, ...]]:
 
 def cost(world: Snapshot, row: int) -> float:
     """As the docstring says, in words of its own."""
-    runs = world.jobs.runs
+    runs, bases = world.jobs.runs, world.jobs.bases
     seconds = world.now - max(runs.saved[row], runs.started[row]) + runs.restart[row]
-    return float(seconds) * max(1, int(world.jobs.requests[row, GPU]) * len(runs.nodes_of(row)))
+    gang = {row, bases.get(row, row), *(beyond for beyond, base in bases.items() if base == row)}
+    return float(seconds) * max(1, int(world.jobs.requests[row, GPU]) * sum(len(runs.nodes_of(each)) for each in gang))
 
 
 def counted(world: Snapshot, row: int) -> float:
