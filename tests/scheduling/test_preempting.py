@@ -299,6 +299,22 @@ def test_a_gang_without_gpus_leaves_idle_gpus_alone_also_where_others_make_room_
     assert [(each.uid, each.nodes.tolist()) for each in made.promises] == [("high", [1, 1])]
 
 
+def test_parts_of_a_slot_that_add_up_to_a_whole_but_for_rounding_are_enough() -> None:
+    """On node x the two give back two thirds and one third of what a worker lacks. The larger alone gives back all that
+    its queue has borrowed, so the smaller has to be asked before it."""
+    queues = (Queue("lender", gpus=8, cohort=0), Queue("borrower", gpus=4, cohort=0))
+    nodes = (Node("x", cores=3), Node("y", cores=5, gpus=2), Node("z", cores=1))
+    world = cluster(*nodes, queues=queues)
+    running(world, Job("within", gpus=1, queue="borrower"), "z")
+    world.now += 1
+    running(world, Job("large", workers=2, gpus=2, cores=2, queue="borrower"), "x", "y")
+    world.now += 1
+    running(world, Job("small", gpus=1, queue="borrower"), "x")
+    world.submit(Live(Job("own", workers=2, gpus=1, cores=3, queue="lender")))
+    made = planned(world)
+    assert sorted(each.uid for each in made.evictions) == ["large", "small"]
+
+
 def test_one_job_shrinks_where_a_queue_has_borrowed_too_little_for_two_of_its_jobs_to_do_so() -> None:
     queues = (Queue("mine"), Queue("theirs", gpus=4, cohort=0), Queue("idle", gpus=4, cohort=0), Queue("low"))
     world = cluster(Node("a", gpus=7), queues=queues)

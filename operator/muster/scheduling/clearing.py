@@ -29,6 +29,8 @@ from muster.scheduling.ladder import Pieces, Rise, in_order, least_sums, whole
 from muster.scheduling.snapshot import Int, Seconds
 
 _LARGE: Final = np.iinfo(np.int64).max
+_ROUNDING: Final = 1e-9
+"""Share of what is needed that is lost where parts of it are added up."""
 
 
 def weigh(free: Int, slots: Int, most: Int, divisors: Int, places: Int, amounts: Int) -> Seconds:
@@ -254,7 +256,7 @@ class _Search:
 
     def _bound(self, index: int, needed: float) -> float:
         """Least cost of what is still needed from the offers that are not decided: `knapsack` on sorted items."""
-        if needed <= 0:
+        if needed <= self._needed * _ROUNDING:  # thirds do not add up to a whole
             return 0.0
         reach = self._running[index] + needed
         last = bisect_left(self._running, reach * (1 - 1e-12), lo=index + 1)
