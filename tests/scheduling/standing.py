@@ -47,12 +47,7 @@ def world_of(
     bases: bool = False,
 ) -> Snapshot:
     """One of them. `bases`: some have workers beyond a safe base, which are a row behind theirs."""
-    return _world(np.random.default_rng(seed), elastic, slices, quota, claimant, jobs, bases)
-
-
-def _world(
-    draw: Draw, elastic: bool, slices: bool, quota: bool, claimant: bool, most_jobs: int, bases: bool
-) -> Snapshot:
+    draw = np.random.default_rng(seed)
     hosts = [
         Node(
             f"node-{index}",
@@ -65,20 +60,20 @@ def _world(
     ]
     queues = _queues(draw, quota and draw.random() < 0.6)
     names = [queue.name for queue in queues]
-    jobs = [_claimant(draw, names)] if claimant else []
+    made = [_claimant(draw, names)] if claimant else []
     left = {host.name: [host.gpus, host.cores] for host in hosts}
-    for index in range(draw.integers(2, most_jobs + 1)):
+    for index in range(draw.integers(2, jobs + 1)):
         job = _standing(draw, f"job-{index}", names, left)
         if job is not None:
-            jobs.append(job)
+            made.append(job)
         if job is not None and bases and draw.random() < 0.4:
             beyond = _standing(draw, f"{job.uid}-beyond", [str(job.queue)], left, job)
-            jobs += [beyond] if beyond is not None else []
-    if not jobs:
-        jobs.append(_claimant(draw, names))
+            made += [beyond] if beyond is not None else []
+    if not made:
+        made.append(_claimant(draw, names))
     used = {host.name: (host.gpus - left[host.name][0], host.cores - left[host.name][1]) for host in hosts}
     hosts = [replace(host, used_gpus=used[host.name][0], used_cores=used[host.name][1]) for host in hosts]
-    return _with_bases(_with_details(draw, snapshot(hosts, jobs, queues), elastic=elastic, slices=slices))
+    return _with_bases(_with_details(draw, snapshot(hosts, made, queues), elastic=elastic, slices=slices))
 
 
 def _queues(draw: Draw, quota: bool) -> list[Queue]:

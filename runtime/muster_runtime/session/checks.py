@@ -141,6 +141,33 @@ def refuse_no_way_back(driver: Loader | None, saves: bool, loop: str) -> None:
         )
 
 
+def refuse_hidden(*, guarded: bool, early: bool, elastic: bool) -> None:
+    """Of an update that is captured into a CUDA graph: what goes wrong where its replays are seen by nobody.
+
+    Args:
+        guarded: gradients are judged before each update.
+        early: a checkpoint may still be restored.
+        elastic: batches come from `session.loader`.
+    """
+    if guarded:
+        raise UsageError(
+            f"{caller()}: spec.numerics (MUSTER_NUMERICS) looks at the gradients before each update, and an update "
+            "inside a CUDA graph is never seen: capture the forward and backward pass alone "
+            "(torch.cuda.make_graphed_callables), or leave numerics out"
+        )
+    if early:
+        raise UsageError(
+            f"{caller()}: an update is captured into a CUDA graph before session.steps(...) has begun, which may "
+            "restore a checkpoint into other memory than the graph's: capture in the loop, after some steps"
+        )
+    if elastic:
+        raise UsageError(
+            f"{caller()}: session.backward weighs each microbatch by what the gang has of its batch, and a CUDA "
+            "graph would replay one of these weights for ever: capture the forward pass alone "
+            "(torch.cuda.make_graphed_callables)"
+        )
+
+
 def refuse_bypassed(optimizer: Optimizer, tracked: Sequence[Tracked], seen: dict[tuple[int, int], int]) -> None:
     """UsageError when gradients came about without DDP's forward: they would not be averaged over the ranks."""
     for t in tracked:

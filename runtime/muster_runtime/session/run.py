@@ -261,8 +261,12 @@ class Run:
         names = self._optimizers()
         name = names.get(id(optimizer))
         captured = captures()
-        if captured and name is not None:
-            self._sees_capture(optimizer)
+        if captured and name is not None:  # the update comes with each replay, and not now
+            elastic = isinstance(self.driver, ElasticLoader)
+            checks.refuse_hidden(
+                guarded=self._guard is not None, early=self.saves.wanted and not self.began, elastic=elastic
+            )
+            self._replayed.add(id(optimizer))
         elif name is not None:
             self._updated.add(id(optimizer))
         if not self._step_open:  # it takes the gradients that were left at an epoch's end
@@ -284,27 +288,6 @@ class Run:
                 self._give_up(ends)
         self._norms.sees_update(self.step, optimizer, closure=closure)
         self.pulse.owns(Stage.OPTIMIZER)
-
-    def _sees_capture(self, optimizer: Optimizer) -> None:
-        """A tracked optimizer's update isn't made now, but will be with each replay of a CUDA graph."""
-        if self._guard is not None:
-            raise UsageError(
-                f"{caller()}: spec.numerics (MUSTER_NUMERICS) looks at the gradients before each update, and an update "
-                "inside a CUDA graph is never seen: capture the forward and backward pass alone "
-                "(torch.cuda.make_graphed_callables), or leave numerics out"
-            )
-        if self.saves.wanted and not self.began:
-            raise UsageError(
-                f"{caller()}: an update is captured into a CUDA graph before session.steps(...) has begun, which may "
-                "restore a checkpoint into other memory than the graph's: capture in the loop, after some steps"
-            )
-        if isinstance(self.driver, ElasticLoader):
-            raise UsageError(
-                f"{caller()}: session.backward weighs each microbatch by what the gang has of its batch, and a CUDA "
-                "graph would replay one of these weights for ever: capture the forward pass alone "
-                "(torch.cuda.make_graphed_callables)"
-            )
-        self._replayed.add(id(optimizer))
 
     def _optimizers(self) -> dict[int, str]:
         """Names of the tracked ones by id."""

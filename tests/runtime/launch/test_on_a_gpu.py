@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 from hack.s3server import S3Server
+from test_profiles import ask, state
 
 from muster_protocol import launcher_api as api
 from muster_protocol.checkpoints.s3 import S3Store
 from muster_protocol.exits import Cause
-from muster_protocol.launcher_status import Profile, ProfilePhase, Profiling
+from muster_protocol.launcher_status import Profile, ProfilePhase
 from muster_protocol.uris import parse_uri
-from muster_protocol.wire import decode, encode
 from muster_runtime.telemetry.peaks import peak_flops
 
 pytestmark = [
@@ -81,14 +81,9 @@ def test_a_gang_of_one_gpu_is_measured_and_profiled(
         gang.eventually(lambda: metric(pod, "muster_worker_mfu_ratio") is not None, "its MFU is known", 60)
         assert 0.05 < (metric(pod, "muster_worker_mfu_ratio") or 0) < 1
 
-    code, _ = pod.ask("POST", api.PROFILE_PATH, encode(Profile(steps=3, memory=True)))
-    assert code == 202
-
-    def state() -> Profiling:
-        return decode(Profiling, pod.ask("GET", api.PROFILE_PATH)[1])
-
-    gang.eventually(lambda: state().phase in (ProfilePhase.DONE, ProfilePhase.FAILED), "it is stored", 120)
-    done = state()
+    assert ask(pod, Profile(steps=3, memory=True)) == 202
+    gang.eventually(lambda: state(pod).phase in (ProfilePhase.DONE, ProfilePhase.FAILED), "it is stored", 120)
+    done = state(pod)
     assert (done.phase, done.text) == (ProfilePhase.DONE, "")
     assert set(done.stored) == {"rank-0.json.gz", "rank-0.memory.pickle.gz", "index.json"}
     store = S3Store(parse_uri(done.uri))

@@ -27,6 +27,20 @@ def names(model: nn.Module) -> list[str]:
     return [name for name, _ in model.named_parameters()]
 
 
+def wrap(model: nn.Module, strategy: str, *, ranks: int, precision: str = "auto") -> nn.Module:
+    return wrap_model(
+        model,
+        strategy=strategy,
+        device=CPU,
+        world_size=ranks,
+        ranks_per_worker=ranks,
+        precision=precision,
+        ddp={},
+        fsdp={},
+        where="train.py:3",
+    )
+
+
 def test_names_are_the_models_own() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     parallel = data_parallel(net, CPU, {})
@@ -65,17 +79,7 @@ def test_what_is_compiled_around_it_is_compiled_once(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("strategy", ["ddp", "none"])
 def test_a_compiled_model_is_known_as_wrapped(strategy: str) -> None:
     compiled = torch.compile(nn.Linear(2, 1), backend="eager")
-    wrapped = wrap_model(
-        compiled,
-        strategy=strategy,
-        device=CPU,
-        world_size=2,
-        ranks_per_worker=2,
-        precision="auto",
-        ddp={},
-        fsdp={},
-        where="train.py:3",
-    )
+    wrapped = wrap(compiled, strategy, ranks=2)
     assert wrapped_at(wrapped) == "train.py:3"
     assert wrapped(torch.ones(1, 2)).shape == (1, 1)
 
@@ -95,17 +99,7 @@ def test_a_sharded_model_computes_in_bf16_and_gives_fp32() -> None:
     seen: list[torch.dtype] = []
     blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)), nn.Linear(4, 1))
     blocks[1].register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
-    model = wrap_model(
-        blocks,
-        strategy="fsdp",
-        device=CPU,
-        world_size=1,
-        ranks_per_worker=1,
-        precision="bf16",
-        ddp={},
-        fsdp={},
-        where="train.py:3",
-    )
+    model = wrap(blocks, "fsdp", ranks=1, precision="bf16")
     output = model(torch.randn(8, 4))
     assert (output.dtype, seen) == (torch.float32, [torch.bfloat16])
     nn.functional.mse_loss(output, torch.randn(8, 1)).backward()
