@@ -33,6 +33,9 @@ ALLOWED_SKIPS = ("needs a CUDA GPU",)
 """A skipped test must give a reason that begins with one of these; it is then listed, not hidden."""
 
 _SAY_AGAIN_S = 30.0
+_STALLED_S = 1200.0
+"""A stage in which no test has ended for so long is stopped. (Each test has its own, shorter limit, but pytest and what
+spreads the tests over processes have none.)"""
 _TAIL_LINES = 150
 
 
@@ -202,7 +205,8 @@ def _failed_tests(report: Path) -> list[str]:
 
 def _logged(name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, progress: Path) -> int:
     """Runs pytest with its output in `log`, and says every half minute how far it is."""
-    started = time.monotonic()
+    started = moved = time.monotonic()
+    done = 0
     with log.open("wb") as output:
         child = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -212,17 +216,23 @@ def _logged(name: str, command: Sequence[str], environment: Mapping[str, str], l
                 try:
                     return child.wait(_SAY_AGAIN_S)
                 except subprocess.TimeoutExpired:
-                    print(f"  ...     {name}, {time.monotonic() - started:.0f} s: {_so_far(progress)}", flush=True)
+                    now, before, done = time.monotonic(), done, len(progress.read_text().splitlines())
+                    moved = now if done > before else moved
+                    print(f"  ...     {name}, {now - started:.0f} s: {done} tests done{_running(progress)}", flush=True)
+                if time.monotonic() - moved > _STALLED_S:
+                    print(f"  stalled {name}: no test has ended for {_STALLED_S:.0f} s", flush=True)
+                    os.killpg(child.pid, signal.SIGINT)
+                    _wait_or_kill(child, 90)
+                    return child.wait()
         except BaseException:
             os.killpg(child.pid, signal.SIGINT)  # so that fixtures take their clusters away
             _wait_or_kill(child, 90)
             raise
 
 
-def _so_far(progress: Path) -> str:
+def _running(progress: Path) -> str:
     now = progress.with_name(progress.name + ".now")
-    running = f", now {now.read_text()}" if now.exists() else ""
-    return f"{len(progress.read_text().splitlines())} tests done{running}"
+    return f", now {now.read_text()}" if now.exists() else ""
 
 
 def _wait_or_kill(child: subprocess.Popen[bytes], seconds: float) -> None:

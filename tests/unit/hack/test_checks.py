@@ -98,6 +98,25 @@ def test_failed_tests_are_named_as_pytest_takes_them(tmp_path: Path) -> None:
     assert checks._failed_tests(path) == ["tests/a.py::test_two", "tests/a.py::test_three"]
 
 
+def test_a_stage_that_stalls_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checks, "_SAY_AGAIN_S", 0.05)
+    monkeypatch.setattr(checks, "_STALLED_S", 0.5)
+    log, progress = tmp_path / "a.log", tmp_path / "a.progress"
+    progress.write_text("")
+    works = "from pathlib import Path; import sys, time; " + "; ".join(
+        ["time.sleep(0.3); Path(sys.argv[1]).open('a').write('a test\\n')"] * 3
+    )
+    assert checks._logged("works", [sys.executable, "-c", works, str(progress)], {}, log, progress) == 0
+    assert "stalled" not in capfd.readouterr().out
+    waits = "import threading; print('it began', flush=True); threading.Event().wait()"
+    assert checks._logged("waits", [sys.executable, "-c", waits], {}, log, progress) != 0
+    assert "stalled waits: no test has ended for" in capfd.readouterr().out
+    assert "it began" in log.read_text()
+    assert "KeyboardInterrupt" in log.read_text(), "it was not asked to take its clusters away"
+
+
 def test_another_python_is_told_which_one_to_take() -> None:
     bare = [sys.executable, "-S", "-m", "hack.checks", "runtime", "cluster"]  # -S: without any environment's packages
     done = subprocess.run(bare, cwd=checks.ROOT, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})

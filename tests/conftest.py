@@ -1,0 +1,3 @@
+"""For all tests: none waits for ever, whatever becomes of it."""
+
+pytest_plugins = ["hack.stuck"]
