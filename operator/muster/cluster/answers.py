@@ -25,9 +25,17 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """`retry_after`: seconds after which the server may be asked again, 0 where it says none."""
+
     status: int
     body: bytes
     reason: str
+    retry_after: int = 0
+
+
+def retry_after(value: str | None) -> int:
+    """Of the header `Retry-After`: seconds. (API servers send no dates there; one from a proxy counts as a second.)"""
+    return int(value) if value and value.isdecimal() else int(bool(value))
 
 
 def document_of(answer: Answer) -> Object:

@@ -1,7 +1,8 @@
 """The only way to the API server: JSON in, JSON out, each call with a timeout.
 
 Reads are tried again when the connection fails. Creations never are: what failed is decided again by the loop, from
-what the watch then shows. (aiohttp sends a PUT or DELETE once more whose kept connection turns out closed; a version or
+what the watch then shows. Whatever the API server turns away unread, for it has too much to do, is sent again when it
+says. (aiohttp sends a PUT or DELETE once more whose kept connection turns out closed; a version or
 a UID guards those.) Before each write the guard is asked when the call starts, when it has its connection, and in the
 moment before the bytes leave: a process may have been stopped in between, for a minute.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import SimpleNamespace
@@ -23,7 +25,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from muster import __version__
 from muster.api.names import FIELD_MANAGER
 from muster.cluster import faults
-from muster.cluster.answers import Answer, Object, WatchEvent, document_of, error_of, event_of, lines_of
+from muster.cluster.answers import Answer, Object, WatchEvent, document_of, error_of, event_of, lines_of, retry_after
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
 
@@ -39,6 +41,10 @@ log = logging.getLogger(__name__)
 
 PAGE: Final = 500
 READ_TRIES: Final = 3
+BUSY_TRIES: Final = 5
+"""Of a call that is answered with 429 and a time to come again, as API Priority and Fairness does."""
+LONGEST_RETRY_AFTER: Final = 5.0
+"""Seconds between two of them, whatever the server says."""
 CONNECT_TIMEOUT: Final = 5.0
 _JSON: Final = "application/json"
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
@@ -223,7 +229,7 @@ class Api:
     async def _read(self, path: str, parameters: Mapping[str, str], *, accept: str = _JSON) -> Answer:
         for attempt in range(READ_TRIES):
             try:
-                return await self._call("GET", path, parameters, None, {"Accept": accept})
+                return await self._served("GET", path, parameters, None, {"Accept": accept})
             except ApiUnreachable:
                 if attempt == READ_TRIES - 1:
                     raise
@@ -247,10 +253,28 @@ class Api:
         self._wrote("rehearse" if "dryRun" in parameters else verb, resource)
         number = faults.before_write(kind, path) if fault else 0
         headers = {"Accept": _JSON, "Content-Type": content_type}
-        answer = await self._call(method, path, parameters, json.dumps(body).encode(), headers, fenced=True)
+        answer = await self._served(method, path, parameters, json.dumps(body).encode(), headers, fenced=True)
         if fault:
             faults.after_write(kind, number)
         return answer
+
+    async def _served(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str],
+        body: bytes | None,
+        headers: dict[str, str],
+        *,
+        fenced: bool = False,
+    ) -> Answer:
+        for attempt in range(BUSY_TRIES):
+            answer = await self._call(method, path, parameters, body, headers, fenced=fenced)
+            if answer.status != 429 or not answer.retry_after or attempt == BUSY_TRIES - 1:
+                return answer
+            # Not all that were turned away at the same time come back at the same time.
+            await asyncio.sleep(min(answer.retry_after, LONGEST_RETRY_AFTER) * random.uniform(1.0, 1.5))
+        raise AssertionError("unreachable")
 
     async def _call(
         self,
@@ -270,7 +294,8 @@ class Api:
             try:
                 async with self._open(method, path, parameters, limit, body, headers, fenced) as response:
                     code = response.status
-                    answer = Answer(code, await response.read(), response.reason or "")
+                    after = retry_after(response.headers.get("Retry-After"))
+                    answer = Answer(code, await response.read(), response.reason or "", after)
             except TimeoutError as error:
                 raise ApiUnreachable(f"{method} {path}: no answer from {self.credentials.server} in time") from error
             except (aiohttp.ClientError, OSError) as error:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from muster.cluster import client
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials, CredentialsError, _user
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
@@ -265,6 +266,50 @@ async def test_reads_are_tried_again_and_creations_are_not(tmp_path: Path) -> No
         with pytest.raises(ApiUnreachable):
             await api.create("/api/v1/namespaces/n/pods", {})
         assert methods == ["POST"], "a pod must not be asked for twice"
+
+
+@pytest.mark.parametrize("header", ["1", "Thu, 26 Nov 2026 10:00:00 GMT"])
+async def test_what_a_busy_server_turns_away_is_sent_again_when_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str
+) -> None:
+    monkeypatch.setattr(client, "LONGEST_RETRY_AFTER", 0.01)
+    methods: list[str] = []
+
+    def busy() -> web.Response:
+        answer = failure(429, "TooManyRequests", "storage is (re)initializing")
+        answer.headers["Retry-After"] = header
+        return answer
+
+    async def twice(request: web.Request) -> web.StreamResponse:
+        methods.append(request.method)
+        return web.json_response({"ok": True}) if len(methods) % 3 == 0 else busy()
+
+    async def always(request: web.Request) -> web.StreamResponse:
+        methods.append(request.method)
+        return busy()
+
+    async with served(tmp_path, twice) as api:
+        assert await api.get("/api/v1/pods/a") == {"ok": True}
+        assert await api.create("/api/v1/namespaces/n/pods", {}) == {"ok": True}
+        assert methods == ["GET"] * 3 + ["POST"] * 3
+    methods.clear()
+    async with served(tmp_path, always) as api:
+        with pytest.raises(ApiError, match="429 TooManyRequests: storage is"):
+            await api.create("/api/v1/namespaces/n/pods", {})
+        assert methods == ["POST"] * client.BUSY_TRIES
+        methods.clear()
+        # What a pod answers is for the caller, and comes from no API server.
+        assert (await api.proxy("n", "p", 80, "GET", "/", None, {}))[0] == 429
+        assert methods == ["GET"]
+
+
+async def test_who_is_turned_away_without_a_time_is_told_at_once(tmp_path: Path) -> None:
+    async def refuses(request: web.Request) -> web.StreamResponse:
+        return failure(429, "TooManyRequests", "a disruption budget forbids it")
+
+    async with served(tmp_path, refuses) as api, asyncio.timeout(1.0):
+        with pytest.raises(ApiError, match="forbids it"):
+            await api.get("/api/v1/pods/a")
 
 
 async def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
