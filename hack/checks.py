@@ -20,6 +20,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -36,6 +37,7 @@ _SAY_AGAIN_S = 30.0
 _STALLED_S = 1200.0
 """A stage in which no test has ended for so long is stopped. (Each test has its own, shorter limit, but pytest and what
 spreads the tests over processes have none.)"""
+_SHOWS_S = 5.0
 _TAIL_LINES = 150
 
 
@@ -221,13 +223,21 @@ def _logged(name: str, command: Sequence[str], environment: Mapping[str, str], l
                     print(f"  ...     {name}, {now - started:.0f} s: {done} tests done{_running(progress)}", flush=True)
                 if time.monotonic() - moved > _STALLED_S:
                     print(f"  stalled {name}: no test has ended for {_STALLED_S:.0f} s", flush=True)
-                    os.killpg(child.pid, signal.SIGINT)
-                    _wait_or_kill(child, 90)
-                    return child.wait()
+                    return _stop(child)
         except BaseException:
             os.killpg(child.pid, signal.SIGINT)  # so that fixtures take their clusters away
             _wait_or_kill(child, 90)
             raise
+
+
+def _stop(child: subprocess.Popen[bytes]) -> int:
+    """Ends a pytest that stalls: its processes show their stacks, then take their clusters away."""
+    os.killpg(child.pid, signal.SIGUSR1)
+    with suppress(subprocess.TimeoutExpired):
+        return child.wait(_SHOWS_S)
+    os.killpg(child.pid, signal.SIGINT)
+    _wait_or_kill(child, 90)
+    return child.wait()
 
 
 def _running(progress: Path) -> str:

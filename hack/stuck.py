@@ -9,8 +9,10 @@ still taken away, and the test has an error that shows where every task stands.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import inspect
+import os
 import signal
 import threading
 from collections.abc import Generator, Iterator
@@ -25,6 +27,15 @@ TEARDOWN_S = 240.0
 
 AGAIN_S = 60.0
 """Seconds from one alarm to the next."""
+
+SHOW = signal.SIGUSR1
+"""Asks each process that runs tests where it stands: for what no alarm ends, such as a call that never comes back to
+Python."""
+
+
+def pytest_configure() -> None:
+    """On SHOW every thread's stack goes where the errors of this process went when it began, captured or not."""
+    faulthandler.register(SHOW, file=os.dup(2), all_threads=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -110,11 +112,26 @@ def test_a_stage_that_stalls_is_stopped(
     )
     assert checks._logged("works", [sys.executable, "-c", works, str(progress)], {}, log, progress) == 0
     assert "stalled" not in capfd.readouterr().out
-    waits = "import threading; print('it began', flush=True); threading.Event().wait()"
-    assert checks._logged("waits", [sys.executable, "-c", waits], {}, log, progress) != 0
+    monkeypatch.setattr(checks, "_STALLED_S", 60.0)
+    monkeypatch.setattr(checks, "_SHOWS_S", 0.5)
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["hack.stuck"]')
+    (tmp_path / "test_it.py").write_text(
+        "from pathlib import Path\nfrom threading import Event\n\ndef test_waits():\n"
+        "    Path(__file__).with_name('began').touch()\n    Event().wait()\n"
+    )
+
+    def hurry() -> None:
+        while not (tmp_path / "began").exists():
+            time.sleep(0.05)
+        monkeypatch.setattr(checks, "_STALLED_S", 0.0)
+
+    threading.Thread(target=hurry, daemon=True).start()
+    command = [sys.executable, "-m", "pytest", "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(tmp_path)]
+    told = {"PYTHONPATH": str(checks.ROOT)}
+    assert checks._logged("waits", command, told, log, progress) != 0
     assert "stalled waits: no test has ended for" in capfd.readouterr().out
-    assert "it began" in log.read_text()
-    assert "KeyboardInterrupt" in log.read_text(), "it was not asked to take its clusters away"
+    assert 'test_it.py", line 6 in test_waits' in log.read_text(), "its stacks"
+    assert "KeyboardInterrupt" in log.read_text(), "it was asked to end, and did"
 
 
 def test_another_python_is_told_which_one_to_take() -> None:
