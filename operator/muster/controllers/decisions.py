@@ -33,8 +33,23 @@ from muster.scheduling.plan import Promise as Promised
 from muster.scheduling.snapshot import NONE, Index, Snapshot
 
 Start = Callable[[Record, Awaitable[None]], None]
-Names = Mapping[str, str]
-"""`namespace/name` by UID."""
+
+
+class Names(Mapping[str, str]):
+    """`namespace/name` by UID, made when it is asked for: of ten thousand jobs a few are named."""
+
+    def __init__(self, records: Mapping[str, Record]) -> None:
+        self._records = records
+
+    def __getitem__(self, uid: str) -> str:
+        identity = self._records[uid].identity
+        return f"{identity.namespace}/{identity.name}"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
 
 
 class Decisions:

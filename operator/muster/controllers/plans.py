@@ -5,55 +5,40 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Final
 
-from muster.api.names import DEFAULT_TOPOLOGY, ConditionType, EventReason
+from muster.api.names import DEFAULT_TOPOLOGY
 from muster.cluster.gpus import gpu_type_of
-from muster.cluster.hindrances import hinders
 from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import Masks, build
-from muster.cluster.status import Draft, below_wish, goes_on, reason_of
+from muster.cluster.status import goes_on
 from muster.cluster.topologies import Detector
-from muster.controllers import admission, planning, terms
+from muster.controllers import admission, planning
 from muster.controllers.accounts import Budgets, Spent, closed
 from muster.controllers.books import Books
 from muster.controllers.cache import Cache
 from muster.controllers.claims import Claims
-from muster.controllers.decisions import Decisions, Start
+from muster.controllers.decisions import Decisions, Names, Start
 from muster.controllers.garbage import no_looks
 from muster.controllers.inputs import Inputs
-from muster.controllers.lifecycle.turn import Decision, Note
 from muster.controllers.places import Places, conflict
 from muster.controllers.queues import queue_inputs, why_drained
 from muster.controllers.records import Record
 from muster.controllers.roster import FIRST, Roster, exhausted
 from muster.controllers.sentences import Sentences
-from muster.controllers.telling import Word, growth_of, hindered, in_window, noticeable
+from muster.controllers.telling import Word
+from muster.controllers.words import EXPLAIN_EVERY, Words
 from muster.controllers.work import Worker, utc_now
 from muster.scheduling.fallback import next_fallback
-from muster.scheduling.plan import Plan, Waiting, WaitReason
+from muster.scheduling.plan import Plan
 from muster.scheduling.planner import plan
 from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
-
-REFRESH: Final = 10.0
-"""Seconds between two words of one job of why it waits: its reasons may change places in every round."""
-
-WORDS_PER_SECOND: Final = 25
-"""Status writes of all waiting jobs together: first words, and others that a person would notice."""
-
-WORDS_SHARE: Final = 0.25
-"""Seconds of writing words in a second, at most: when the API server is slow to take a status, it is short of time, and
-words must not compete with placements."""
-
-EXPLAIN_EVERY: Final = 1.0
-"""Seconds between two rounds that explain, at least; those between them only decide."""
 
 EXPLAIN_SHARE: Final = 0.1
 """Part of the time that rounds which explain may take; under load, jobs start faster than anybody reads."""
@@ -64,12 +49,6 @@ EXPLAIN_AT_LAST: Final = 15.0
 REVIEW: Final = 60.0
 """Seconds between two rounds, at most, while there are jobs: who may be asked for room, and who may move, changes with
 time alone, and nothing else need happen in a cluster for hours."""
-
-GROWTH_REFRESH: Final = 60.0
-"""Seconds between two looks at why a gang is not larger: nothing is to be done about it at once."""
-
-FIRST_WORD_AFTER: Final = 0.5
-"""Seconds that a new job waits for its start before it is told why it waits: one that starts soon spares the write."""
 
 FIRST_REHEARSALS: Final = 5.0
 """Seconds that an operator's first plan waits at most for the rehearsals of those that it finds waiting."""
@@ -117,7 +96,6 @@ class Plans:
         self._records = records
         self._roster = roster
         self._places = places
-        self._start = start
         self._trouble = trouble
         self._masks = Masks()
         self._detector = Detector()
@@ -132,9 +110,7 @@ class Plans:
             worker, records, claims, start, lambda queue: why_drained(queue, cache.queues, self._spent.get(queue))
         )
         self.books = Books(cache, worker.executor, self._prices)
-        self._budget = float(WORDS_PER_SECOND)
-        self._last_round = float("-inf")
-        self._explain_at = float("-inf")
+        self._words = Words(worker, records, roster.holders, start, self._later)
         self._looked: tuple[object, ...] = ()
         self._begun = False
         self.round_seconds = 0.0
@@ -144,10 +120,8 @@ class Plans:
         """Freeze a snapshot, plan it, and start what the plan admits."""
         began = _clock()
         self.again_at = None
-        rate = min(WORDS_PER_SECOND, WORDS_SHARE / self._worker.pace.seconds)
-        self._budget = min(WORDS_PER_SECOND, self._budget + (began - self._last_round) * rate)
-        self._last_round = began
-        explains = began >= self._explain_at
+        self._words.begin(began)
+        explains = began >= self._words.explain_at
         world, now = self._world(), utc_now()
         if not self._begun:
             await self._rehearse_first(world)
@@ -170,9 +144,9 @@ class Plans:
         self.round_seconds = _clock() - began
         if explains:
             rest = min(max(EXPLAIN_EVERY, self.round_seconds / EXPLAIN_SHARE), EXPLAIN_AT_LAST)
-            self._explain_at = _clock() + rest
+            self._words.explain_at = _clock() + rest
         else:
-            self._later(self._explain_at)
+            self._later(self._words.explain_at)
 
     async def _rehearse_first(self, world: admission.World) -> None:
         """Wait, before an operator's first plan, for the rehearsals of all that wait. Who is left out of a plan holds
@@ -290,7 +264,7 @@ class Plans:
         if found is not None:
             record.waiting = None  # what a plan said no longer holds: no nodes are asked for
             if not goes_on(record.job.status):  # it does not queue: a closed queue goes on with what ran
-                self._tell_waiting(record, Word(found.reason.value, found.message))
+                self._words.waits(record, Word(found.reason.value, found.message))
             return False
         return True
 
@@ -353,118 +327,13 @@ class Plans:
         )
 
     def _apply(self, snapshot: Snapshot, decided: Plan) -> None:
-        names = _Names(self._records)
+        names = Names(self._records)
         self._decisions.carry_out(snapshot, decided, names)
         nodes, queues = self._cache.nodes(), self._cache.queues
         sentences = Sentences(snapshot, names, nodes, queues, self._queue_errors, self._spent, utc_now())
-        told: list[tuple[Record, Waiting]] = []
-        for waiting in decided.waiting:
-            record = self._records[waiting.uid]
-            if record.task is not None or not record.plannable:
-                continue  # what is being written tells more, and asks for a new plan
-            if record.job.status.promise is not None and waiting.reason is WaitReason.PREEMPTING:
-                continue  # its promise has named the victims and what they cost
-            record.waiting = waiting
-            told.append((record, waiting))
-        for record, waiting in sorted(told, key=lambda one: bool(one[0].told)):  # first words first
-            if self._budget < 1:
-                self._later(self._explain_at)
-                break
-            more = sentences.elsewhere(record, waiting), sentences.ahead(waiting)
-            word = Word.of(waiting, sentences.of(record, waiting), *more)
-            word = in_window(word, record.spec, terms.start_seconds(record.job.status))
-            self._tell_waiting(record, word, partial(_helped, decided, sentences, record, waiting))
-        self._tell_growth(decided, names)
-
-    def _tell_growth(self, decided: Plan, names: Mapping[str, str]) -> None:
-        """Write why gangs that run below their wish are not larger, where that has changed since they were told."""
-        if decided.stays is None:
-            return
-        now = _clock()
-        for uid in self._roster.holders:
-            record = self._records.get(uid)
-            if record is None or record.task is not None or now - record.growth_seen_at < GROWTH_REFRESH:
-                continue
-            if not below_wish(record.job.status, record.spec.replicas):
-                continue
-            if self._budget < 1:
-                self._later(self._explain_at)
-                return
-            record.growth_seen_at, stay = now, decided.stays(uid)
-            growth = growth_of(stay, names) if stay is not None else None
-            if growth is None or growth == record.job.status.growth:
-                continue
-            self._budget -= 1
-            draft = Draft(record.job, utc_now())
-            draft.set(growth=growth)
-            self._start(record, self._worker.carry_out(record, Decision(status=draft.done())))
-
-    def _tell_waiting(self, record: Record, word: Word, helped: Callable[[Word], Word] | None = None) -> None:
-        """Write why the job waits: its first word, and the first after an edit of it, at once; a change that a person
-        would notice now and then.
-
-        Args:
-            helped: adds what would help, which is found for what is written only.
-        """
-        wall, now = utc_now(), _clock()
-        old = record.job.status
-        avoided = tuple(item.node for item in old.avoided if item.until > wall)
-        words = (word, avoided)
-        if record.told == words and old.queue is not None:
-            return  # ten thousand jobs wait: nothing dear is done for those of which nothing has changed
-        fresh = reason_of(old, ConditionType.ADMITTED) != word.reason
-        same = not fresh and len(avoided) == len(old.avoided)
-        if same and not noticeable(old.queue, word, wall.timestamp()):
-            record.told = words
-            return
-        if old.queue is not None and now - record.told_at < REFRESH:
-            self._later(record.told_at + REFRESH)
-            return
-        if self._budget < 1 or _new(record, now):
-            self._later(max(self._explain_at, now + EXPLAIN_EVERY))
-            return
-        said = helped(word) if helped is not None else word
-        status = planning.waiting_status(record.job, said, wall, defaults=record.defaults)
-        if status == old:
-            record.told = words
-            return
-        record.told, record.told_at = words, now
-        # Who waits for its turn has no Event: the status says it, and each is one more write. Nor have the first words
-        # of many that come at once.
-        quiet = self._budget >= WORDS_PER_SECOND / 2
-        told = fresh and (hinders(word.reason) or hindered(old)) and (old.queue is not None or quiet)
-        notes = (Note(EventReason.QUEUED, word.message, warning=hinders(word.reason)),) if told else ()
-        self._budget -= 1 + len(notes)
-        self._start(record, self._worker.carry_out(record, Decision(status=status, notes=notes)))
+        self._words.tell(decided, sentences, names)
 
 
 def _clock() -> float:
     """The event loop's monotonic seconds, by which it is woken."""
     return asyncio.get_running_loop().time()
-
-
-def _helped(decided: Plan, sentences: Sentences, record: Record, waiting: Waiting, word: Word) -> Word:
-    full = decided.helped(waiting)
-    return word if full is waiting else word.helped(full, sentences.elsewhere(record, full))
-
-
-def _new(record: Record, now: float) -> bool:
-    """Whether the job may still start before a word to it would be read."""
-    return record.seen_at is not None and now - record.seen_at < FIRST_WORD_AFTER
-
-
-class _Names(Mapping[str, str]):
-    """`namespace/name` by UID, made when it is asked for: of ten thousand jobs a few are named."""
-
-    def __init__(self, records: Mapping[str, Record]) -> None:
-        self._records = records
-
-    def __getitem__(self, uid: str) -> str:
-        identity = self._records[uid].identity
-        return f"{identity.namespace}/{identity.name}"
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._records)
-
-    def __len__(self) -> int:
-        return len(self._records)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from muster.api.trainingqueue import TrainingQueue
-from muster.controllers import plans
+from muster.controllers import words
 from muster.controllers.situations import Patience
 
 from .loops import World, compressed, world
@@ -120,10 +120,10 @@ def test_a_reason_that_changes_in_every_round_is_written_every_ten_seconds_at_mo
                 changes += 1
             assert changes > 20
             spent = writes(place, "a") - before
-            assert 2 <= spent["status"] <= (clock() - began) / plans.REFRESH + 1
-            assert min(gaps(place, "a", began)) >= plans.REFRESH - 0.01, "two words within ten seconds"
+            assert 2 <= spent["status"] <= (clock() - began) / words.REFRESH + 1
+            assert min(gaps(place, "a", began)) >= words.REFRESH - 0.01, "two words within ten seconds"
             held(place, "hold")
-            await place.until(lambda: place.status("a")["queue"]["reason"] == "QueueClosed", seconds=plans.REFRESH + 2)
+            await place.until(lambda: place.status("a")["queue"]["reason"] == "QueueClosed", seconds=words.REFRESH + 2)
 
     compressed(test())
 
