@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hack import checks
+from hack import checks, pytest_stage
 
 pytestmark = pytest.mark.unit
 
@@ -19,16 +19,17 @@ BROKEN = '<testcase classname="tests.a" name="test_three"><error message="no"/><
 SKIPPED = '<testcase classname="tests.a" name="test_four"><skipped type="pytest.skip" message="{}"/></testcase>'
 
 
-def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *cases: str, code: int = 0) -> checks.Outcome:
-    monkeypatch.setattr(checks, "ROOT", tmp_path)
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *cases: str, code: int = 0) -> pytest_stage.Outcome:
+    monkeypatch.setattr(pytest_stage, "ROOT", tmp_path)
     xml, log = tmp_path / "a.xml", tmp_path / "a.log"
     xml.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
     log.write_text("what pytest wrote\n")
-    return checks._read_report(xml, code, log)
+    return pytest_stage.read_report(xml, code, log)
 
 
 def test_passed_failed_and_broken_tests_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = report(tmp_path, monkeypatch, PASSED, FAILED, BROKEN, code=1)
+    torn_down_badly = FAILED.replace("failure", "error")
+    outcome = report(tmp_path, monkeypatch, PASSED, FAILED, torn_down_badly, BROKEN, code=1)
     assert (outcome.passed, outcome.failed) == (1, 2)
     assert "what pytest wrote" in outcome.trouble
 
@@ -55,29 +56,29 @@ def test_a_stage_without_a_test_is_a_failure(tmp_path: Path, monkeypatch: pytest
 
 
 def stage(
-    monkeypatch: pytest.MonkeyPatch, *tries: tuple[checks.Outcome, list[str]]
-) -> tuple[checks.Outcome, list[str]]:
+    monkeypatch: pytest.MonkeyPatch, *tries: tuple[pytest_stage.Outcome, list[str]]
+) -> tuple[pytest_stage.Outcome, list[str]]:
     """The cluster stage whose pytest runs come out as said, and the names of those runs."""
     runs: list[str] = []
 
-    def once(name: str, *_: object) -> tuple[checks.Outcome, list[str]]:
+    def once(name: str, *_: object) -> tuple[pytest_stage.Outcome, list[str]]:
         runs.append(name)
         return tries[len(runs) - 1]
 
-    monkeypatch.setattr(checks, "_pytest_once", once)
-    return checks._pytest("cluster")({}), runs
+    monkeypatch.setattr(pytest_stage, "once", once)
+    return pytest_stage.stage("cluster")({}), runs
 
 
 def test_one_that_passes_when_run_again_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = checks.Outcome(passed=9, failed=1, trouble="why")
-    outcome, runs = stage(monkeypatch, (first, ["a.py::test"]), (checks.Outcome(passed=1), []))
-    assert outcome == checks.Outcome(passed=10, trouble="why", second=("a.py::test",))
+    first = pytest_stage.Outcome(passed=9, failed=1, trouble="why")
+    outcome, runs = stage(monkeypatch, (first, ["a.py::test"]), (pytest_stage.Outcome(passed=1), []))
+    assert outcome == pytest_stage.Outcome(passed=10, trouble="why", second=("a.py::test",))
     assert runs == ["cluster", "cluster-again"]
 
 
 def test_one_that_fails_again_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = (checks.Outcome(passed=9, failed=1, trouble="why"), ["a.py::test"])
-    outcome, _ = stage(monkeypatch, first, (checks.Outcome(failed=1, trouble="again"), ["a.py::test"]))
+    first = (pytest_stage.Outcome(passed=9, failed=1, trouble="why"), ["a.py::test"])
+    outcome, _ = stage(monkeypatch, first, (pytest_stage.Outcome(failed=1, trouble="again"), ["a.py::test"]))
     assert (outcome.failed, outcome.second) == (1, ())
     assert "why" in outcome.trouble
     assert "again" in outcome.trouble
@@ -89,7 +90,7 @@ def test_one_that_fails_again_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_no_matter_of_chance_is_not_run_again(
     monkeypatch: pytest.MonkeyPatch, failed: int, names: list[str]
 ) -> None:
-    outcome, runs = stage(monkeypatch, (checks.Outcome(failed=failed), names))
+    outcome, runs = stage(monkeypatch, (pytest_stage.Outcome(failed=failed), names))
     assert outcome.failed == failed
     assert runs == ["cluster"]
 
@@ -97,23 +98,23 @@ def test_what_is_no_matter_of_chance_is_not_run_again(
 def test_failed_tests_are_named_as_pytest_takes_them(tmp_path: Path) -> None:
     path = tmp_path / "a.xml"
     path.write_text(f"<testsuites><testsuite>{PASSED}{FAILED}{BROKEN}</testsuite></testsuites>")
-    assert checks._failed_tests(path) == ["tests/a.py::test_two", "tests/a.py::test_three"]
+    assert pytest_stage.failed_tests(path) == ["tests/a.py::test_two", "tests/a.py::test_three"]
 
 
 def test_a_stage_that_stalls_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checks, "_SAY_AGAIN_S", 0.05)
-    monkeypatch.setattr(checks, "_STALLED_S", 0.5)
+    monkeypatch.setattr(pytest_stage, "_SAY_AGAIN_S", 0.05)
+    monkeypatch.setattr(pytest_stage, "_STALLED_S", 0.5)
     log, progress = tmp_path / "a.log", tmp_path / "a.progress"
     progress.write_text("")
     works = "from pathlib import Path; import sys, time; " + "; ".join(
         ["time.sleep(0.3); Path(sys.argv[1]).open('a').write('a test\\n')"] * 3
     )
-    assert checks._logged("works", [sys.executable, "-c", works, str(progress)], {}, log, progress) == 0
+    assert pytest_stage.logged("works", [sys.executable, "-c", works, str(progress)], {}, log, progress) == 0
     assert "stalled" not in capfd.readouterr().out
-    monkeypatch.setattr(checks, "_STALLED_S", 60.0)
-    monkeypatch.setattr(checks, "_SHOWS_S", 0.5)
+    monkeypatch.setattr(pytest_stage, "_STALLED_S", 60.0)
+    monkeypatch.setattr(pytest_stage, "_SHOWS_S", 0.5)
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["hack.stuck"]')
     (tmp_path / "test_it.py").write_text(
         "from pathlib import Path\nfrom threading import Event\n\ndef test_waits():\n"
@@ -123,12 +124,12 @@ def test_a_stage_that_stalls_is_stopped(
     def hurry() -> None:
         while not (tmp_path / "began").exists():
             time.sleep(0.05)
-        monkeypatch.setattr(checks, "_STALLED_S", 0.0)
+        monkeypatch.setattr(pytest_stage, "_STALLED_S", 0.0)
 
     threading.Thread(target=hurry, daemon=True).start()
     command = [sys.executable, "-m", "pytest", "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(tmp_path)]
     told = {"PYTHONPATH": str(checks.ROOT)}
-    assert checks._logged("waits", command, told, log, progress) != 0
+    assert pytest_stage.logged("waits", command, told, log, progress) != 0
     assert "stalled waits: no test has ended for" in capfd.readouterr().out
     assert 'test_it.py", line 6 in test_waits' in log.read_text(), "its stacks"
     assert "KeyboardInterrupt" in log.read_text(), "it was asked to end, and did"
