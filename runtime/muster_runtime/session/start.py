@@ -8,6 +8,7 @@ import datetime
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from muster_protocol import env
+from muster_protocol.counts import counted
 from muster_runtime import report, stacks
 from muster_runtime.errors import UsageError, caller
 from muster_runtime.parallel.gang import Gang
@@ -59,6 +61,8 @@ def start(
     pulse = Pulse(settings.local_rank)
     pulse.enter(Section.START)
     gang = _join(settings, device)
+    if device.type == "cuda":
+        refuse_shared(gang.gather(str(torch.cuda.get_device_properties(device).uuid)), where)
     flight.show_when_asked(settings.rank, device)
     rng.seed_all(settings.seed)
     session = Session(settings, gang, device, pulse)
@@ -101,6 +105,22 @@ def _join(settings: Settings, device: torch.device) -> Gang:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     group: Any = dist.new_group(backend="gloo", timeout=_TIMEOUT) if settings.world_size > 1 else None
     return Gang(settings.rank, settings.world_size, group)
+
+
+def refuse_shared(uuids: Sequence[str], where: str) -> None:
+    """UsageError where ranks have one GPU together, which NCCL would tell in the first collective, in words of its own.
+
+    Args:
+        uuids: of each rank's GPU.
+    """
+    first: dict[str, int] = {}
+    for rank, uuid in enumerate(uuids):
+        if first.setdefault(uuid, rank) != rank:
+            raise UsageError(
+                f"{where}: rank {first[uuid]} and rank {rank} have one GPU together ({uuid}), and NCCL wants one for "
+                f"each rank; start {counted(len(set(uuids)), 'rank')}, as many as there are GPUs, or hide the GPUs by "
+                "CUDA_VISIBLE_DEVICES= and train on the CPU"
+            )
 
 
 def _listen(run: Run) -> None:

@@ -49,6 +49,12 @@ def test_a_resume_on_a_gpu(strategy: str, tmp_path: Path) -> None:
     assert digests[0] == digests[1]
 
 
+def test_two_ranks_on_one_gpu_are_told_so(tmp_path: Path) -> None:
+    one = {**GPU, "CUDA_VISIBLE_DEVICES": GPU["CUDA_VISIBLE_DEVICES"].split(",")[0]}
+    result = run_gang(EXAMPLES / "gpt/train.py", tmp_path, 2, one, arguments=("--steps", "2"))
+    assert "rank 0 and rank 1 have one GPU together" in result.output, result.output
+
+
 @pytest.mark.parametrize("strategy", ["none", "ddp", "fsdp", "hsdp"])
 @pytest.mark.parametrize("script", ["gpt/train.py", "elastic/train.py"])
 def test_the_examples_train_on_a_gpu(script: str, strategy: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from muster_runtime.session.checks import counted
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.schedule import FIRST_SECONDS, LONGEST_SECONDS, AutoInterval, Schedule
 from muster_runtime.session.settings import read_settings
+from muster_runtime.session.start import refuse_shared
 from muster_runtime.telemetry.peaks import peak_flops
 from muster_runtime.telemetry.throughput import Meter, model_flops_utilisation
 
@@ -215,3 +216,11 @@ def test_what_the_job_says_wins_over_the_script() -> None:
     laptop = read_settings({}, strategy="fsdp")
     assert (laptop.strategy, laptop.world_size, laptop.distributed) == ("none", 1, False)
     assert read_settings({"RANK": "0", "WORLD_SIZE": "2"}).strategy == "ddp"
+
+
+def test_ranks_that_have_one_gpu_together_are_told_before_nccl_is_asked() -> None:
+    refuse_shared(["GPU-a", "GPU-b", "GPU-c"], "train.py:3")
+    with pytest.raises(UsageError, match=r"train.py:3: rank 1 and rank 3 have one GPU .*GPU-b.* start 3 ranks, as"):
+        refuse_shared(["GPU-a", "GPU-b", "GPU-c", "GPU-b"], "train.py:3")
+    with pytest.raises(UsageError, match="start 1 rank, as many"):
+        refuse_shared(["GPU-a", "GPU-a"], "train.py:3")
