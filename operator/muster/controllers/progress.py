@@ -297,6 +297,11 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
     old = job.status.progress
     if answer.step is not None and (old is None or old.step != answer.step or old.loss != answer.loss):
         draft.set(progress=_progress(answer, now))
+    elif (
+        answer.step is None and old is not None and answer.checkpoint is not None and old.step < answer.checkpoint.step
+    ):
+        # The last answer before the ranks were lost was older than their last save, where they go on.
+        draft.set(progress=old.model_copy(update={"step": answer.checkpoint.step, "loss": None}))
     placement = job.status.placement
     if placement is not None and answer.step is not None:
         why = answer.fixed_size[:1024]

@@ -45,6 +45,8 @@ PARTS: Final = {
 }
 LINES_SHOWN: Final = 30
 """Of the history, the newest."""
+LEAVING_SECONDS: Final = 600.0
+"""From the Event that a gang was asked to leave to the end of its pods, at most: it saves, within its grace."""
 REPEATED_SECONDS: Final = 60.0
 
 
@@ -231,13 +233,21 @@ def _remembered(scene: Scene) -> Iterator[_Line]:
     for fault in status.node_faults:
         yield _Line(fault.at, "Node", f"{fault.node}: {fault.cause}: {fault.message}")
     for moment in status.preempted_at:
-        yield _Line(moment, "Preempted", "")
+        if not _has_an_event(scene, moment):
+            yield _Line(moment, "Preempted", "its room was given to another")
     for condition in status.conditions:
         if not _said_otherwise(scene, condition):
             # Why it is False becomes another without a change of it, and nobody keeps what it was then.
             by_now = "" if condition.status == "True" else "by now "
             told = f"{condition.type} is {condition.status}: {by_now}{condition.reason}"
             yield _Line(condition.last_transition_time, "Condition", told)
+
+
+def _has_an_event(scene: Scene, gone_at: datetime) -> bool:
+    """Whether an Event says for whom the gang that was gone at that moment gave its room."""
+    reasons = {EventReason.PREEMPTED.value, EventReason.MOVED.value}
+    asked = (parse_time(event_time(event)) for event in scene.events if event.get("reason") in reasons)
+    return any(at is not None and 0 <= (gone_at - at).total_seconds() < LEAVING_SECONDS for at in asked)
 
 
 _OF_A_RUN: Final = frozenset(

@@ -145,7 +145,7 @@ def advice(scene: Scene) -> Iterator[str]:
         yield f"to have it tried at once where it could not start:  {_anew(named)}"
         yield from (change.text for change in place.changes)
     elif status.phase is Phase.QUEUED and place is not None and hinders(place.reason):
-        yield from _mending(named, job.spec.queue, place.reason)
+        yield from _mending(named, job.spec.queue, place.reason, alone=job.spec.workers.replicas == 1)
         if keeps_pods(place.reason) and status.not_before is not None and status.not_before > scene.now:
             yield f"once that is done, have it tried at once:  {_anew(named)}"
         yield from (change.text for change in place.changes)
@@ -200,8 +200,8 @@ def _stays_away(scene: Scene) -> float:
     return min((left for each in status.avoided if (left := (each.until - scene.now).total_seconds()) > 0), default=0.0)
 
 
-def _mending(named: str, queue: str, reason: str) -> Iterator[str]:
-    """How what keeps a job from the queues' order is mended."""
+def _mending(named: str, queue: str, reason: str, *, alone: bool) -> Iterator[str]:
+    """How what keeps a job from the queues' order is mended. `alone`: it asks for one worker."""
     another = f"""kubectl patch tj {named} --type=merge -p '{{"spec": {{"queue": "NAME"}}}}'"""
     if reason == Reason.QUEUE_NOT_FOUND.value:
         yield "see which queues there are:  muster queues"
@@ -217,7 +217,8 @@ def _mending(named: str, queue: str, reason: str) -> Iterator[str]:
         yield "have the namespace labelled as it stands under Why, or see which queues there are:  muster queues"
         yield f"and ask for one that is open to it:  {another}"
     elif reason == WaitReason.EXCEEDS_CLUSTER.value:
-        yield f"ask for fewer or smaller workers, or for a wider topology.level:  kubectl edit tj {named}"
+        other = "more but smaller workers" if alone else "fewer or smaller workers, or for a wider topology.level"
+        yield f"ask for {other}:  kubectl edit tj {named}"
     elif reason == WaitReason.NO_ELIGIBLE_NODES.value:
         what = "workers.gpuType, capacity, nodeSelector, tolerations, podTemplate"
         yield f"change what it demands of its nodes ({what}), or the nodes:  kubectl edit tj {named}"

@@ -135,6 +135,14 @@ class Tier:
             self._peer = max(self._peer, length)  # it takes that from now on, and is not to be asked for once more
         if not local:
             self.clear()
+            if self._requested == 0:  # nor has it a limit: Kubernetes would take that for the request
+                copies = f"a second copy of the state ({length / 1e6:,.1f} MB a rank)"
+                why = (
+                    f"the workers request no memory, so there is none to count on for {copies}: none is kept, and "
+                    "a crash restores from the store: give them a memory request"
+                )
+                self._settled(MemoryTier(self.kept, why))
+                return
             why = (
                 f"memory doesn't suffice for a second copy of the state ({length / 1e6:,.1f} MB a rank), so none is "
                 "kept there and a crash restores from the store: raise the workers' memory request and limit by that"

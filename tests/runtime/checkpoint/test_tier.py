@@ -13,7 +13,7 @@ import torch
 from muster_protocol import env
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.commit import Claim
-from muster_protocol.launcher_status import Kept
+from muster_protocol.launcher_status import Kept, MemoryTier
 from muster_protocol.manifest import Latest, ShardFile
 from muster_runtime.checkpoint import tier as tiers
 from muster_runtime.checkpoint.layout import raw_bytes
@@ -225,10 +225,13 @@ def test_auto_keeps_what_the_request_has_room_for(memory: Memory, monkeypatch: p
     """As a rank is told by its environment, on a machine with plenty of memory and in a container without a limit."""
     monkeypatch.setattr(tiers, "free_memory", lambda requested: 1 << 40 if requested is None else requested)
 
+    warned: list[str] = []
+    settled: list[MemoryTier] = []
+
     def kept(**more: str) -> Kept:
         given = ",".join(str(os.dup(each)) for each in memory.descriptors)
         told = {env.MEMORY_TIER: given, env.MEMORY_PEER: "0", "LOCAL_WORLD_SIZE": "2", **more}
-        rank = Tier.inherited(told, "me", lambda _: None, lambda _: None)
+        rank = Tier.inherited(told, "me", warned.append, settled.append)
         assert rank is not None
         memory.tiers.append(rank)
         local, peer = rank.room(10 << 20)
@@ -236,7 +239,12 @@ def test_auto_keeps_what_the_request_has_room_for(memory: Memory, monkeypatch: p
         return rank.kept
 
     assert kept() is Kept.PEER, "nobody requests anything on a laptop"
+    assert kept(MUSTER_MEMORY_REQUEST="0") is Kept.OFF
+    assert settled[-1].why.startswith("the workers request no memory, so there is none to count on")
+    assert not warned, "most small jobs request none, and lose nothing by that"
     assert [kept(MUSTER_MEMORY_REQUEST=str(each << 20)) for each in (0, 40, 50, 70)] == [
         Kept.OFF, Kept.OFF, Kept.LOCAL, Kept.PEER
     ]  # fmt: skip
+    assert len(warned) == 1
+    assert "doesn't suffice" in warned[0]
     assert kept(MUSTER_MEMORY_REQUEST="0", MUSTER_CHECKPOINT_MEMORY="peer") is Kept.PEER, "whoever asks for it gets it"

@@ -164,7 +164,7 @@ def test_the_history_is_in_order_of_time_and_tells_nothing_twice() -> None:
         "Submitted",
         "Running for the first time: all workers have joined",
         f"Failure user: {BOOM}; answered in the pods that were there",
-        "Preempted",
+        "Preempted its room was given to another",
         "Placed as generation 1 on its nodes",
         "Running the present run: all workers have joined",
         "Moved to another rack",
@@ -591,6 +591,29 @@ def test_before_the_first_step_nobody_is_said_to_train() -> None:
     assert "all 2 workers train" in shown(job(phase="Running", placement=PLACED))
     alone = {"generation": 1, "workers": 1, "nodes": [{"node": "a", "indexes": "0"}]}
     assert "its worker trains" in shown(job(phase="Running", placement=alone))
+
+
+def test_a_preemption_is_told_once_by_its_event_and_in_few_words_without_it() -> None:
+    told = job(phase="Queued", preemptedAt=["2026-01-02T02:20:00Z", "2026-01-02T02:50:30Z"])
+    rows = [
+        line
+        for line in shown(told, event("Preempted", "the gang gives its room to research/big", 50))
+        if " ago Preempted" in line
+    ]
+    assert len(rows) == 2, rows
+    assert "its room was given to another" in rows[0]
+    assert "gives its room to research/big" in rows[1]
+
+
+@pytest.mark.parametrize(
+    ("workers", "helps"),
+    [(1, "ask for more but smaller workers"), (2, "ask for fewer or smaller workers, or for a wider topology.level")],
+)
+def test_what_helps_a_job_that_no_cluster_holds_depends_on_its_size(workers: int, helps: str) -> None:
+    waits = job(
+        {"workers": {"replicas": workers}}, phase="Queued", queue={"reason": "ExceedsCluster", "message": "why"}
+    )
+    assert helps in " ".join(" ".join(advice(Scene(waits, (), (), NOW))).split())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from muster.api.names import ConditionType
 from muster.api.placement import AvoidedNode, Placement
 from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
-from muster.api.trainingjob_status import MAX_SIZES, CommittedCheckpoint, FixedSize, TrainingJobStatus
+from muster.api.trainingjob_status import MAX_SIZES, CommittedCheckpoint, FixedSize, Progress, TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import NodeFilter, filter_of_pod
 from muster.cluster.pods import PodSettings
@@ -33,6 +33,7 @@ from muster.controllers.progress import progressed
 from muster.controllers.records import Judgement, Record
 from muster.scheduling.plan import Waiting, WaitReason
 from muster.scheduling.snapshot import TopologyMode
+from muster_protocol.launcher_status import Checkpoint as LauncherCheckpoint
 from muster_protocol.launcher_status import Phase as LauncherPhase
 from muster_protocol.launcher_status import Status as LauncherStatus
 
@@ -574,6 +575,25 @@ def test_a_gang_whose_training_fixes_its_size_keeps_it_and_is_told_no_other(work
     other = progressed(running, replace(said, fixed_size=""), NOW)
     assert other is not None
     assert other.fixed_size is None, "the script has changed since"
+
+
+def test_progress_does_not_stay_behind_the_checkpoint_that_the_ranks_go_on_from() -> None:
+    job, early = trainingjob(), NOW - timedelta(minutes=1)
+    trained = Progress(step=95, total_steps=200, loss="2.7", updated_at=early)
+    job = job.model_copy(update={"status": job.status.model_copy(update={"progress": trained})})
+    saved = LauncherCheckpoint(100, "s3://bucket/run", NOW.timestamp())
+    starts = LauncherStatus(LauncherPhase.RUNNING, 1, 2, 0, checkpoint=saved)
+    status = progressed(job, starts, NOW)
+    assert status is not None
+    assert status.progress == Progress(step=100, total_steps=200, updated_at=early), "nothing was trained meanwhile"
+    again = progressed(job, replace(starts, step=100, loss="2.5"), NOW)
+    assert again is not None
+    assert again.progress is not None
+    assert (again.progress.step, again.progress.loss) == (100, "2.5")
+    went_back = progressed(job, replace(starts, step=90, loss="2.8"), NOW)
+    assert went_back is not None
+    assert went_back.progress is not None
+    assert went_back.progress.step == 90, "what the ranks say counts"
 
 
 def test_a_message_names_who_is_in_the_way_and_the_largest_holders() -> None:
