@@ -136,15 +136,23 @@ def drop_promise(turn: Turn) -> bool:
 def count(turn: Turn, stop: Stop) -> None:
     """Book a stop that the planner asked for, now that its last pod is gone."""
     status = turn.status
+    lost = 0 if _saved(turn) else stop.lost
     turn.draft.set(
         stop_seconds=max(0, round(turn.since(stop.requested_at))),
-        lost_gpu_seconds=(status.lost_gpu_seconds or 0) + stop.lost or None,
+        lost_gpu_seconds=(status.lost_gpu_seconds or 0) + lost or None,
     )
     if stop.reason == MoveReason.WORKERS_LOST.value:
         turn.draft.set(breakdowns=(status.breakdowns or 0) + 1)
     if stop.reason not in _NO_PREEMPTIONS:
         moments = (*status.preempted_at, turn.s.now)[-REMEMBERED:]
         turn.draft.set(preemptions=(status.preemptions or 0) + 1, preempted_at=moments)
+
+
+def _saved(turn: Turn) -> bool:
+    """Whether the launchers have left that the last step they trained is in a committed checkpoint."""
+    facts, progress = turn.s.facts, turn.status.progress
+    trained = max(facts.step or 0, progress.step if progress is not None else 0)
+    return facts.committed_step is not None and facts.committed_step >= trained
 
 
 def said(reason: MoveReason, beneficiary: str, lost: int, goes_on: bool, cause: str = "") -> str:

@@ -65,6 +65,23 @@ def test_a_claimed_gang_stops_and_says_for_whom_why_and_what_it_costs() -> None:
     assert not case.turn().delete
 
 
+@pytest.mark.parametrize(("committed", "lost"), [(90, None), (80, 7200), (None, 7200)])
+def test_what_a_gang_saved_before_it_left_is_not_called_lost(committed: int | None, lost: int | None) -> None:
+    case = running(checkpoint=CHECKPOINT)
+    case.later(600)
+    case.claim = claim()
+    case.settle()
+    assert case.phase == "Preempting"
+    for index in (0, 1):
+        case.end(index, Cause.PREEMPTED, 143, step=90, committed_step=committed)
+    case.remember()
+    case.settle()
+    case.vanish()
+    case.settle()
+    assert case.phase == "Queued"
+    assert (case.job.status.preemptions, case.job.status.lost_gpu_seconds) == (1, lost)
+
+
 def test_a_claim_on_another_placement_is_no_business_of_this_one() -> None:
     case = running()
     case.claim = claim(generation=7)
