@@ -130,6 +130,8 @@ def advice(scene: Scene) -> Iterator[str]:
         if failure is not None and failure.index is not None:
             one = f"--rank {failure.rank}" if failure.rank is not None else f"--worker {failure.index}"
             yield f"read what it wrote:  muster logs {named} {one}"
+        if is_false(status, ConditionType.CHECKPOINT_STORAGE_READY):
+            yield from _mended_storage(job, " in what you apply")
         goes_on = ""
         if status.checkpoint is not None:
             goes_on = f"; with the same checkpoint.uri it goes on from step {status.checkpoint.step}"
@@ -169,6 +171,12 @@ def advice(scene: Scene) -> Iterator[str]:
 def _storage(job: TrainingJob, named: str) -> Iterator[str]:
     """How storage is mended that can't be read or written. The launchers try it again and again, but with what their
     pods were made with."""
+    if job.spec.checkpoint is not None:
+        yield from _mended_storage(job, f":  kubectl edit tj {named}")
+        yield f"new keys and settings reach new pods alone:  {_anew(named)}"
+
+
+def _mended_storage(job: TrainingJob, edit: str) -> Iterator[str]:
     checkpoint = job.spec.checkpoint
     if checkpoint is None:
         return
@@ -182,8 +190,7 @@ def _storage(job: TrainingJob, named: str) -> Iterator[str]:
         where = "the rights of the pods' service account, for spec.checkpoint.secretRef names no Secret"
     yield f"mend the bucket of {checkpoint.uri}{why}, or {where}"
     if checkpoint.endpoint:
-        yield f"or correct spec.checkpoint.endpoint ({checkpoint.endpoint}):  kubectl edit tj {named}"
-    yield f"new keys and settings reach new pods alone:  {_anew(named)}"
+        yield f"or correct spec.checkpoint.endpoint ({checkpoint.endpoint}){edit}"
 
 
 def _anew(named: str) -> str:

@@ -351,6 +351,12 @@ def test_a_gang_whose_storage_fails_says_what_failed_and_where_to_mend_it(secret
     assert first.startswith(f"mend the bucket of s3://models/llama (403 AccessDenied){told}")
     named = "or correct spec.checkpoint.endpoint (http://minio:9000):  kubectl edit tj train -n research"
     assert more == ([named] if "endpoint" in secret else [])
+    ended = list(advice(Scene(job(checkpoint, phase="Failed", conditions=[failed]), (), (), NOW)))
+    assert ended[0] == first
+    assert ("or correct spec.checkpoint.endpoint (http://minio:9000) in what you apply" in ended) is (
+        "endpoint" in secret
+    )
+    assert not any("new pods" in each for each in ended), "it has none any more"
     patch = "kubectl patch tj train -n research --type=merge -p"
     assert again == (
         f"""new keys and settings reach new pods alone:  {patch} '{{"spec": {{"suspend": true}}}}'  """

@@ -93,12 +93,18 @@ def of_pod(pod: PodView) -> Iterable[Hindrance]:
         where = f"pod {pod.name} on node {pod.node}"
         if waiting.reason in IMAGE:
             what = f"{where} can't get the image of container {waiting.container}: {told}"
-            message = f"{what}; check spec.image and imagePullSecrets"
+            message = f"{what}; {_mend_image(told)}"
             yield Hindrance(pod, Reason.IMAGE_PULL_FAILED.value, message, waiting.reason in HOPELESS)
         elif waiting.reason in CONTAINER:
             yield Hindrance(
                 pod, waiting.reason, f"{where} can't start container {waiting.container}: {told}{_mend(told, pod)}"
             )
+
+
+def _mend_image(told: str) -> str:
+    if "localhost/" in told:
+        return "the node doesn't have it, and nothing can be pulled from localhost: check its name, or bring it there"
+    return "check spec.image and imagePullSecrets"
 
 
 def alike(one: str, other: str) -> bool:

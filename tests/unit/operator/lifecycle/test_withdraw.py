@@ -186,6 +186,18 @@ def test_an_image_that_cannot_be_pulled_is_given_a_minute(reason: str) -> None:
     assert not case.decide().plannable, "no GPUs are held meanwhile, and the registry is not hammered"
 
 
+def test_nobody_is_sent_to_a_registry_for_an_image_of_localhost() -> None:
+    case = placed()
+    case.wait(
+        0, "ErrImagePull", 'failed to pull and unpack image "localhost/muster/exampels:local": connection refused'
+    )
+    case.settle()
+    case.later(61)
+    case.settle()
+    assert "the node doesn't have it, and nothing can be pulled from localhost" in case.message()
+    assert "imagePullSecrets" not in case.message()
+
+
 def test_an_image_name_that_cannot_be_is_not_waited_for() -> None:
     case = placed()
     case.wait(0, "InvalidImageName", "couldn't parse image")
