@@ -1,4 +1,4 @@
-"""Hears what kubelet says in Events alone: volumes that do not mount, sandboxes that can't be made.
+"""Hears what kubelet says in Events alone: volumes that don't mount, sandboxes that can't be made, images being pulled.
 
 Such a pod stands in ContainerCreating and its status says nothing more; or kubelet's words come and go with its tries,
 as those of a Secret that is not there do. So for a gang that hangs there the Events of one pod are asked for, now and
@@ -21,7 +21,7 @@ from muster.cluster.hindrances import CONTAINER, KUBELET
 from muster.cluster.status import is_true
 from muster.cluster.views import PodView
 from muster.controllers.cache import Cache
-from muster.controllers.lifecycle.hindrance import Heard
+from muster.controllers.lifecycle.hindrance import PULLING, Heard
 from muster.controllers.records import Record
 from muster.controllers.work import utc_now
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 ROUND: Final = 5.0
 """Seconds between two looks for gangs that hang."""
 PATIENCE: Final = 20.0
-"""Seconds after which a pod that is still being created is asked about; a long pull of its image is no trouble."""
+"""Seconds after which a pod that is still being created is asked about."""
 AGAIN: Final = 30.0
 """Seconds between two questions about one job."""
 AT_ONCE: Final = 4
@@ -44,6 +44,7 @@ _NO_CONTAINER: Final = "CreateContainerConfigError"
 _CONFIG: Final = re.compile(
     r"Error: .*(secret|configmap).*(not found|couldn't find key)|Error: couldn't find key", re.I
 )
+_OF_IMAGES: Final = frozenset({PULLING, "Pulled", "Failed", "BackOff", "Started"})
 _LONGEST: Final = 400
 """Characters of kubelet's message that are passed on."""
 
@@ -111,15 +112,25 @@ def hangs(pod: PodView, now: datetime | None = None) -> bool:
 
 
 def newest(pod: PodView, events: Iterable[Mapping[str, Any]]) -> Heard | None:
-    """The last trouble that kubelet told of a pod, or None: also when it has started a container since."""
+    """The last trouble that kubelet told of a pod, or the image that it pulls; None for neither, also when it has
+    started a container since."""
     known = list(events)
     told = [(event, reason) for event in known if (reason := _trouble(event))]
     if not told:
-        return None
+        return _pulls(pod, known)
     last, reason = max(told, key=lambda item: _moment(item[0]))
     if any(event.get("reason") == "Started" and _moment(event) > _moment(last) for event in known):
         return None
     return Heard(pod.name, reason, str(last.get("message") or "").removeprefix("Error: ")[:_LONGEST])
+
+
+def _pulls(pod: PodView, events: Iterable[Mapping[str, Any]]) -> Heard | None:
+    """A pull that has begun and not ended."""
+    steps = [event for event in events if event.get("reason") in _OF_IMAGES]
+    last = max(steps, key=_moment, default=None)
+    if last is None or last.get("reason") != PULLING:
+        return None
+    return Heard(pod.name, PULLING, str(last.get("message") or "").removeprefix("Pulling ")[:_LONGEST])
 
 
 def _trouble(event: Mapping[str, Any]) -> str:

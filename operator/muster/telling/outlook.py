@@ -49,9 +49,11 @@ def follows(scene: Scene) -> str:
             "and then the gang starts anew where its restart limits allow it"
         )
     if status.phase is Phase.STARTING:
+        pods = find_condition(status.conditions, ConditionType.PODS_READY.value)
+        pulls = f"{pods.message}; " if pods is not None and " pulls image " in pods.message else ""
         return (
-            "the ranks start as soon as the launchers of all workers have joined; a gang that takes longer than "
-            f"readyTimeout ({format_duration(spec.ready_timeout)}) is taken back whole and queues again"
+            f"{pulls}the ranks start as soon as the launchers of all workers have joined; a gang that takes longer "
+            f"than readyTimeout ({format_duration(spec.ready_timeout)}) is taken back whole and queues again"
         )
     if status.phase is Phase.RUNNING and status.placement is not None:
         return _trains(scene, spec)

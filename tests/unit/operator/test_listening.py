@@ -10,6 +10,8 @@ import pytest
 from muster.api.names import ConditionType, Reason
 from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.listening import hangs, newest
+from muster.telling.outlook import follows
+from muster.telling.scene import Scene
 
 from .lifecycle.cases import START, Case, trainingjob
 
@@ -75,6 +77,37 @@ def test_a_secret_that_is_missed_is_told_while_kubelet_tries_again_and_until_a_c
     assert case.job.status.queue is not None
     assert "make it" in case.job.status.queue.message
     assert case.writes == writes
+
+
+def test_an_image_that_is_pulled_for_long_is_told_and_is_no_trouble() -> None:
+    case = starting()
+    pod = case.worker(0)
+    pulling = {"reason": "Pulling", "message": 'Pulling image "llm:1"', "lastTimestamp": "2026-03-01T12:01:00Z"}
+    pulled = {"reason": "Pulled", "message": "Successfully pulled", "lastTimestamp": "2026-03-01T12:09:00Z"}
+    refused = {"reason": "Failed", "message": "Failed to pull image", "lastTimestamp": "2026-03-01T12:02:00Z"}
+    mount = {"reason": "FailedMount", "message": MESSAGE, "lastTimestamp": "2026-03-01T12:00:00Z"}
+    heard = Heard(pod.name, "Pulling", 'image "llm:1"')
+    assert newest(pod, [pulling]) == heard
+    assert newest(pod, [pulling, pulled]) is None
+    assert newest(pod, [pulling, refused]) is None
+    assert newest(pod, [pulling, refused, {**pulling, "lastTimestamp": "2026-03-01T12:03:00Z"}]) == heard
+    assert newest(pod, [mount, pulling]) == Heard(pod.name, "FailedMount", MESSAGE)
+
+    case.heard = heard
+    case.later(61)
+    case.settle()
+    assert case.phase == "Starting", "it is not taken back for that"
+    assert case.reason(ConditionType.PODS_READY) == Reason.PODS_STARTING.value
+    told = f'pod {pod.name} pulls image "llm:1" on node n0'
+    assert case.message(ConditionType.PODS_READY) == told
+    assert follows(Scene(case.job, (), (), case.now)).startswith(f"{told}; the ranks start as soon as")
+    writes = case.writes
+    case.settle()
+    case.heard = None
+    case.settle()
+    assert case.writes == writes, "that it has ended is told by what comes next"
+    case.start_placed()
+    assert case.is_true(ConditionType.PODS_READY)
 
 
 @pytest.mark.parametrize("kind", ["Secret", "ConfigMap"])

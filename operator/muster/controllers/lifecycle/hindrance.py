@@ -16,6 +16,8 @@ from muster.cluster.views import PodView
 HOPELESS: Final = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 """Waiting reasons that time does not mend."""
 IMAGE: Final = frozenset({"ImagePullBackOff", "ErrImagePull", "ImageInspectError", "RegistryUnavailable"}) | HOPELESS
+PULLING: Final = "Pulling"
+"""An Event's word for what takes its time and is no trouble."""
 PATIENCE: Final = 60.0
 """Seconds that a pod may fail to pull its image, make its container or get its volumes; registries have bad moments,
 and volumes are made when they are asked for."""
@@ -28,7 +30,7 @@ _NO_VOLUME: Final = "bound to non-existent pv(s)"
 
 @dataclass(frozen=True)
 class Heard:
-    """What an Event says of a pod that is being created for long."""
+    """What an Event says of a pod that is being created for long: a trouble, or that its image is PULLING."""
 
     pod: str
     reason: str
@@ -50,7 +52,18 @@ def first(pods: Iterable[PodView], heard: Heard | None = None) -> Hindrance | No
     """That of the gang's first worker that has one, else what was heard of one, or None."""
     gang = sorted(pods, key=lambda pod: pod.index)
     told = next((found for pod in gang for found in of_pod(pod)), None)
-    return told or next((_of_event(pod, heard) for pod in gang if heard is not None and pod.name == heard.pod), None)
+    if told is not None or heard is None or heard.reason == PULLING:
+        return told
+    return next((_of_event(pod, heard) for pod in gang if pod.name == heard.pod), None)
+
+
+def pulls(pods: Iterable[PodView], heard: Heard | None) -> str:
+    """Which pod of the gang pulls which image for long, as far as it was heard; else ""."""
+    if heard is None or heard.reason != PULLING:
+        return ""
+    return next(
+        (f"pod {pod.name} pulls {heard.message} on node {pod.node}" for pod in pods if pod.name == heard.pod), ""
+    )
 
 
 def _of_event(pod: PodView, heard: Heard) -> Hindrance:

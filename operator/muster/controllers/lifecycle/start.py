@@ -163,6 +163,8 @@ def _tell_hindrance(turn: Turn) -> None:
             turn.draft.set(queue=None)
         else:
             _forget_last_try(turn)
+        if pulls := hindrance.pulls(turn.gang, turn.s.heard):
+            turn.draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, pulls)
     elif found.pod.unschedulable and turn.since(found.pod.unschedulable_since) < UNSCHEDULABLE_PATIENCE:
         turn.wake_in(UNSCHEDULABLE_PATIENCE)  # claims are made for pods, and that is no news
     elif not hindrance.alike(told, found.reason):
