@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,11 @@ _SAY_AGAIN_S = 30.0
 _STALLED_S = 1200.0
 """A stage in which no test has ended for so long is stopped. (Each test has its own, shorter limit, but pytest and what
 spreads the tests over processes have none.)"""
+SHOW = signal.SIGUSR1
+"""Asks each process that runs tests where it stands: for what no alarm ends, such as a call that never comes back to
+Python."""
 _SHOWS_S = 5.0
+_TAKES_AWAY_S = 90.0
 _TAIL_LINES = 150
 
 
@@ -104,12 +108,17 @@ def once(name: str, marker: str, arguments: Sequence[str], environment: Mapping[
 def failed_tests(report: Path) -> list[str]:
     if not report.exists():
         return []
-    wrong = [
-        (case.get("classname", ""), case.get("name", ""))
-        for case in ElementTree.parse(report).getroot().iter("testcase")
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-    return [f"{module.replace('.', '/')}.py::{test}" for module, test in dict.fromkeys(wrong)]
+    # One whose teardown went wrong as well stands there twice.
+    wrong = dict.fromkeys((case.get("classname", ""), case.get("name", "")) for case in _cases(report) if _broken(case))
+    return [f"{module.replace('.', '/')}.py::{test}" for module, test in wrong]
+
+
+def _cases(report: Path) -> Iterator[ElementTree.Element]:
+    return ElementTree.parse(report).getroot().iter("testcase")
+
+
+def _broken(case: ElementTree.Element) -> bool:
+    return case.find("failure") is not None or case.find("error") is not None
 
 
 def logged(name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, progress: Path) -> int:
@@ -130,20 +139,18 @@ def logged(name: str, command: Sequence[str], environment: Mapping[str, str], lo
                     print(f"  ...     {name}, {now - started:.0f} s: {done} tests done{_running(progress)}", flush=True)
                 if time.monotonic() - moved > _STALLED_S:
                     print(f"  stalled {name}: no test has ended for {_STALLED_S:.0f} s", flush=True)
-                    return _stop(child)
+                    return _show_and_end(child)
         except BaseException:
-            os.killpg(child.pid, signal.SIGINT)  # so that fixtures take their clusters away
-            _wait_or_kill(child, 90)
+            _end(child)
             raise
 
 
-def _stop(child: subprocess.Popen[bytes]) -> int:
-    """Ends a pytest that stalls: its processes show their stacks, then take their clusters away."""
-    os.killpg(child.pid, signal.SIGUSR1)
+def _show_and_end(child: subprocess.Popen[bytes]) -> int:
+    """Of a pytest that stalls: the log gets the stacks of its processes."""
+    os.killpg(child.pid, SHOW)
     with suppress(subprocess.TimeoutExpired):
         return child.wait(_SHOWS_S)
-    os.killpg(child.pid, signal.SIGINT)
-    _wait_or_kill(child, 90)
+    _end(child)
     return child.wait()
 
 
@@ -152,9 +159,10 @@ def _running(progress: Path) -> str:
     return f", now {now.read_text()}" if now.exists() else ""
 
 
-def _wait_or_kill(child: subprocess.Popen[bytes], seconds: float) -> None:
+def _end(child: subprocess.Popen[bytes]) -> None:
+    os.killpg(child.pid, signal.SIGINT)  # so that fixtures take their clusters away
     try:
-        child.wait(seconds)
+        child.wait(_TAKES_AWAY_S)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
 
@@ -165,19 +173,19 @@ def read_report(report: Path, code: int, log: Path) -> Outcome:
         return Outcome(failed=1, trouble=f"{shown}no test was selected: the stage is empty")
     if not report.exists():
         return Outcome(failed=1, trouble=f"{shown}pytest ended with {code}\n{tail(log.read_text(errors='replace'))}")
-    passed, broken, skipped, wrong = 0, set[str](), [], []
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
+    passed, failed, skipped, wrong = 0, len(failed_tests(report)), [], []
+    for case in _cases(report):
+        if _broken(case):
+            continue
         name = f"{case.get('classname')}::{case.get('name')}"
         skip = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
-            broken.add(name)  # one whose teardown went wrong as well stands there twice
-        elif skip is None:
+        if skip is None:
             passed += 1
         elif (reason := skip.get("message", "")).startswith(ALLOWED_SKIPS):
             skipped.append(f"{name}: {reason}")
         else:
             wrong.append(f"{name} was skipped, which only {', '.join(ALLOWED_SKIPS)!r} may excuse: {reason}")
-    trouble, failed = "\n".join(wrong), len(broken)
+    trouble = "\n".join(wrong)
     if failed or (code and not wrong):
         trouble = f"{shown}{tail(log.read_text(errors='replace'))}\n{trouble}"
         failed = failed or 1  # an error outside of any test, such as one while collecting

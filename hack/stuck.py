@@ -22,15 +22,13 @@ from typing import cast
 
 import pytest
 
+from hack.pytest_stage import SHOW
+
 TEARDOWN_S = 240.0
 """Seconds that a teardown may take, its clusters and servers included."""
 
 AGAIN_S = 60.0
 """Seconds from one alarm to the next."""
-
-SHOW = signal.SIGUSR1
-"""Asks each process that runs tests where it stands: for what no alarm ends, such as a call that never comes back to
-Python."""
 
 
 def pytest_configure() -> None:

@@ -14,7 +14,8 @@ import json
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -229,7 +230,7 @@ class Api:
     async def _read(self, path: str, parameters: Mapping[str, str], *, accept: str = _JSON) -> Answer:
         for attempt in range(READ_TRIES):
             try:
-                return await self._served("GET", path, parameters, None, {"Accept": accept})
+                return await _served(partial(self._call, "GET", path, parameters, None, {"Accept": accept}))
             except ApiUnreachable:
                 if attempt == READ_TRIES - 1:
                     raise
@@ -253,28 +254,11 @@ class Api:
         self._wrote("rehearse" if "dryRun" in parameters else verb, resource)
         number = faults.before_write(kind, path) if fault else 0
         headers = {"Accept": _JSON, "Content-Type": content_type}
-        answer = await self._served(method, path, parameters, json.dumps(body).encode(), headers, fenced=True)
+        text = json.dumps(body).encode()
+        answer = await _served(partial(self._call, method, path, parameters, text, headers, fenced=True))
         if fault:
             faults.after_write(kind, number)
         return answer
-
-    async def _served(
-        self,
-        method: str,
-        path: str,
-        parameters: Mapping[str, str],
-        body: bytes | None,
-        headers: dict[str, str],
-        *,
-        fenced: bool = False,
-    ) -> Answer:
-        for attempt in range(BUSY_TRIES):
-            answer = await self._call(method, path, parameters, body, headers, fenced=fenced)
-            if answer.status != 429 or not answer.retry_after or attempt == BUSY_TRIES - 1:
-                return answer
-            # Not all that were turned away at the same time come back at the same time.
-            await asyncio.sleep(min(answer.retry_after, LONGEST_RETRY_AFTER) * random.uniform(1.0, 1.5))
-        raise AssertionError("unreachable")
 
     async def _call(
         self,
@@ -368,6 +352,17 @@ class Api:
     def _unreachable(self, verb: str, path: str, error: Exception) -> ApiUnreachable:
         text = str(error) or type(error).__name__
         return ApiUnreachable(f"{verb} {path}: API server {self.credentials.server} cannot be reached: {text}")
+
+
+async def _served(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """The answer of a call that is made again when the server has turned it away and says when to come back."""
+    for _ in range(BUSY_TRIES - 1):
+        answer = await call()
+        if answer.status != 429 or not answer.retry_after:
+            return answer
+        # Not all that were turned away at the same time come back at the same time.
+        await asyncio.sleep(min(answer.retry_after, LONGEST_RETRY_AFTER) * random.uniform(1.0, 1.5))
+    return await call()
 
 
 def _close_soon(session: aiohttp.ClientSession) -> None:

@@ -15,6 +15,8 @@ KUBELET: Final = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox", "NetworkNotReady"}
 )
 """Kubelet's words in Events of which the pod's status says nothing."""
+PODS_ARE_MADE: Final = "pods are being made"
+"""What a gang that was just placed says of its pods, while nothing more is known of them."""
 _OTHERS: Final = frozenset({Reason.IMAGE_PULL_FAILED.value, Reason.SCHEDULING_REFUSED.value})
 _OF_THE_JOB_OR_CLUSTER: Final = (
     Reason.QUEUE_NOT_FOUND,

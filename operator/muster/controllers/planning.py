@@ -19,7 +19,7 @@ from muster.api.topology import Topology
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import MAX_SIZES, QueuePosition, Size, TrainingJobStatus
 from muster.cluster.eligibility import NodeFilter
-from muster.cluster.hindrances import keeps_pods
+from muster.cluster.hindrances import PODS_ARE_MADE, keeps_pods
 from muster.cluster.jobs import PLAIN_TERMS, AlternativeInput, BeyondInput, JobInput, TermsInput
 from muster.cluster.snapshot import LevelInput
 from muster.cluster.status import MOVES, Draft, reason_of
@@ -280,8 +280,8 @@ def admitted(
     )
     draft.condition(ConditionType.ADMITTED, True, Reason.ADMITTED.value, f"{where(placement)}{remark}")
     not_needed(draft, "the job has its nodes")
-    draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, "pods are being made")
-    draft.condition(ConditionType.RUNNING, False, Reason.PODS_STARTING.value, "pods are being made")
+    draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, PODS_ARE_MADE)
+    draft.condition(ConditionType.RUNNING, False, Reason.PODS_STARTING.value, PODS_ARE_MADE)
     return draft.done()
 
 

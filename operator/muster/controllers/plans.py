@@ -31,7 +31,7 @@ from muster.controllers.roster import FIRST, Roster, exhausted
 from muster.controllers.sentences import Sentences
 from muster.controllers.telling import Word
 from muster.controllers.words import EXPLAIN_EVERY, Words
-from muster.controllers.work import Worker, utc_now
+from muster.controllers.work import Worker, clock, utc_now
 from muster.scheduling.fallback import next_fallback
 from muster.scheduling.plan import Plan
 from muster.scheduling.planner import plan
@@ -118,7 +118,7 @@ class Plans:
 
     async def make(self) -> None:
         """Freeze a snapshot, plan it, and start what the plan admits."""
-        began = _clock()
+        began = clock()
         self.again_at = None
         self._words.begin(began)
         explains = began >= self._words.explain_at
@@ -140,11 +140,11 @@ class Plans:
             self.books.keep(snapshot, self._records, self._queue_errors, self._spent, utc_now())
         if snapshot.jobs.uids:
             wait = min(REVIEW, next_fallback(snapshot) - now.timestamp())
-            self._later(_clock() + max(wait, self.round_seconds))
-        self.round_seconds = _clock() - began
+            self._later(clock() + max(wait, self.round_seconds))
+        self.round_seconds = clock() - began
         if explains:
             rest = min(max(EXPLAIN_EVERY, self.round_seconds / EXPLAIN_SHARE), EXPLAIN_AT_LAST)
-            self._words.explain_at = _clock() + rest
+            self._words.explain_at = clock() + rest
         else:
             self._later(self._words.explain_at)
 
@@ -171,7 +171,7 @@ class Plans:
     def due(self) -> bool:
         """Whether it is time for another plan without any change in the cluster: a queue's budget is used up, or a new
         month has opened it again, since the last plan; words were held back; or jobs are to be looked at again."""
-        if self.again_at is not None and _clock() >= self.again_at:
+        if self.again_at is not None and clock() >= self.again_at:
             return True
         return self._budgets.spent(self._cache.queues, utc_now()) != self._spent
 
@@ -180,7 +180,7 @@ class Plans:
         """Monotonic time from which on one is `due`, as far as is known; None if only a change brings one about."""
         moments = [] if self.again_at is None else [self.again_at]
         if self._budgets.change is not None:
-            moments.append(_clock() + (self._budgets.change - utc_now()).total_seconds())
+            moments.append(clock() + (self._budgets.change - utc_now()).total_seconds())
         return min(moments, default=None)
 
     def _later(self, moment: float) -> None:
@@ -275,7 +275,7 @@ class Plans:
 
     def _judged(self, record: Record) -> admission.Obstacle | None:
         """The obstacle that the last rehearsal met. Starts a rehearsal when there is none that holds."""
-        now = _clock()
+        now = clock()
         judgement = record.judgement
         key = record.template_key(self._worker.settings)
         if judgement is not None and judgement.key == key:
@@ -332,8 +332,3 @@ class Plans:
         nodes, queues = self._cache.nodes(), self._cache.queues
         sentences = Sentences(snapshot, names, nodes, queues, self._queue_errors, self._spent, utc_now())
         self._words.tell(decided, sentences, names)
-
-
-def _clock() -> float:
-    """The event loop's monotonic seconds, by which it is woken."""
-    return asyncio.get_running_loop().time()

@@ -294,19 +294,16 @@ def _membership(placement: Placement, pods: Mapping[int, PodView]) -> Membership
 def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> TrainingJobStatus | None:
     """The status with the launcher's progress and checkpoint in it; None when they bring nothing new."""
     draft = Draft(job, now)
-    old = job.status.progress
+    old, committed = job.status.progress, answer.checkpoint
     if answer.step is not None and (old is None or old.step != answer.step or old.loss != answer.loss):
         draft.set(progress=_progress(answer, now))
-    elif (
-        answer.step is None and old is not None and answer.checkpoint is not None and old.step < answer.checkpoint.step
-    ):
+    elif answer.step is None and old is not None and committed is not None and old.step < committed.step:
         # The last answer before the ranks were lost was older than their last save, where they go on.
-        draft.set(progress=old.model_copy(update={"step": answer.checkpoint.step, "loss": None}))
+        draft.set(progress=old.model_copy(update={"step": committed.step, "loss": None}))
     placement = job.status.placement
     if placement is not None and answer.step is not None:
         why = answer.fixed_size[:1024]
         draft.set(fixed_size=FixedSize(workers=placement.workers, message=why) if why else None)
-    committed = answer.checkpoint
     if committed is not None and (job.status.checkpoint is None or job.status.checkpoint.step != committed.step):
         draft.set(
             checkpoint=CommittedCheckpoint(

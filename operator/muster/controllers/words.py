@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
@@ -16,7 +15,7 @@ from muster.controllers.lifecycle.turn import Decision, Note
 from muster.controllers.records import Record
 from muster.controllers.sentences import Sentences
 from muster.controllers.telling import Word, growth_of, hindered, in_window, noticeable
-from muster.controllers.work import Worker, utc_now
+from muster.controllers.work import Worker, clock, utc_now
 from muster.scheduling.plan import Plan, Waiting, WaitReason
 
 REFRESH: Final = 10.0
@@ -99,7 +98,7 @@ class Words:
         """Write why gangs that run below their wish are not larger, where that has changed since they were told."""
         if decided.stays is None:
             return
-        now = _clock()
+        now = clock()
         for uid in self._holders:
             record = self._records.get(uid)
             if record is None or record.task is not None or now - record.growth_seen_at < GROWTH_REFRESH:
@@ -125,7 +124,7 @@ class Words:
         Args:
             helped: adds what would help, which is found for what is written only.
         """
-        wall, now = utc_now(), _clock()
+        wall, now = utc_now(), clock()
         old = record.job.status
         avoided = tuple(item.node for item in old.avoided if item.until > wall)
         words = (word, avoided)
@@ -155,10 +154,6 @@ class Words:
         notes = (Note(EventReason.QUEUED, word.message, warning=hinders(word.reason)),) if told else ()
         self._budget -= 1 + len(notes)
         self._start(record, self._worker.carry_out(record, Decision(status=status, notes=notes)))
-
-
-def _clock() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _helped(decided: Plan, sentences: Sentences, record: Record, waiting: Waiting, word: Word) -> Word:

@@ -272,3 +272,8 @@ def _compare(record: Record, generation: int, made: list[Requests]) -> None:
 def utc_now() -> datetime:
     """Now, in UTC, to the microsecond."""
     return datetime.now(timezone.utc)
+
+
+def clock() -> float:
+    """The event loop's monotonic seconds, by which it is woken."""
+    return asyncio.get_running_loop().time()

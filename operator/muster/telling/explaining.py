@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -246,8 +246,13 @@ def _remembered(scene: Scene) -> Iterator[_Line]:
 def _has_an_event(scene: Scene, gone_at: datetime) -> bool:
     """Whether an Event says for whom the gang that was gone at that moment gave its room."""
     reasons = {EventReason.PREEMPTED.value, EventReason.MOVED.value}
-    asked = (parse_time(event_time(event)) for event in scene.events if event.get("reason") in reasons)
-    return any(at is not None and 0 <= (gone_at - at).total_seconds() < LEAVING_SECONDS for at in asked)
+    return any(0 <= (gone_at - at).total_seconds() < LEAVING_SECONDS for at in _moments(scene, reasons))
+
+
+def _moments(scene: Scene, reasons: Container[str]) -> Iterator[datetime]:
+    """When there were Events of these reasons."""
+    found = (parse_time(event_time(event)) for event in scene.events if event.get("reason", "") in reasons)
+    return (moment for moment in found if moment is not None)
 
 
 _OF_A_RUN: Final = frozenset(
@@ -268,8 +273,7 @@ def _said_otherwise(scene: Scene, condition: Condition) -> bool:
         return True
     if status.finished_at is not None and not holds and (at >= status.finished_at or condition.type in _OF_A_RUN):
         return True
-    same = (parse_time(event_time(event)) for event in scene.events if event.get("reason") == condition.reason)
-    return any(moment is not None and abs((moment - at).total_seconds()) < REPEATED_SECONDS for moment in same)
+    return any(abs((moment - at).total_seconds()) < REPEATED_SECONDS for moment in _moments(scene, {condition.reason}))
 
 
 def _told(scene: Scene) -> Iterator[_Line]:

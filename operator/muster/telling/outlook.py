@@ -10,7 +10,7 @@ from muster.api.names import ConditionType, Phase, Reason
 from muster.api.placement import parse_indexes
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
-from muster.cluster.hindrances import hinders, keeps_pods
+from muster.cluster.hindrances import PODS_ARE_MADE, hinders, keeps_pods
 from muster.cluster.status import is_false, reason_of
 from muster.scheduling.plan import LACKS_NODES, WaitReason
 from muster.telling.ends import first_ending
@@ -49,11 +49,9 @@ def follows(scene: Scene) -> str:
             "and then the gang starts anew where its restart limits allow it"
         )
     if status.phase is Phase.STARTING:
-        pods = find_condition(status.conditions, ConditionType.PODS_READY.value)
-        pulls = f"{pods.message}; " if pods is not None and " pulls image " in pods.message else ""
         return (
-            f"{pulls}the ranks start as soon as the launchers of all workers have joined; a gang that takes longer "
-            f"than readyTimeout ({format_duration(spec.ready_timeout)}) is taken back whole and queues again"
+            f"{_of_pods(status)}the ranks start as soon as the launchers of all workers have joined; a gang that takes "
+            f"longer than readyTimeout ({format_duration(spec.ready_timeout)}) is taken back whole and queues again"
         )
     if status.phase is Phase.RUNNING and status.placement is not None:
         return _trains(scene, spec)
@@ -73,6 +71,14 @@ def follows(scene: Scene) -> str:
     opens = "its window is open and " if reason == WaitReason.WINDOW_CLOSED.value else ""
     starts = f"it starts {wait}{' ' if wait else ''}when {opens}it has quota and room"
     return f"{starts}{'; ' if later else ''}{later}" if job.status.phase else ""
+
+
+def _of_pods(status: TrainingJobStatus) -> str:
+    """What the pods of a gang that starts are about, where more is known than that they are made."""
+    pods = find_condition(status.conditions, ConditionType.PODS_READY.value)
+    if pods is None or pods.reason != Reason.PODS_STARTING.value or pods.message in ("", PODS_ARE_MADE):
+        return ""
+    return f"{pods.message}; "
 
 
 def _next_kind(scene: Scene, spec: EffectiveSpec) -> str:

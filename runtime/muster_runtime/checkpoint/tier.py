@@ -135,19 +135,18 @@ class Tier:
             self._peer = max(self._peer, length)  # it takes that from now on, and is not to be asked for once more
         if not local:
             self.clear()
+            copy = f"a second copy of the state ({length / 1e6:,.1f} MB a rank)"
             if self._requested == 0:  # nor has it a limit: Kubernetes would take that for the request
-                copies = f"a second copy of the state ({length / 1e6:,.1f} MB a rank)"
                 why = (
-                    f"the workers request no memory, so there is none to count on for {copies}: none is kept, and "
+                    f"the workers request no memory, so there is none to count on for {copy}: none is kept, and "
                     "a crash restores from the store: give them a memory request"
                 )
-                self._settled(MemoryTier(self.kept, why))
-                return
-            why = (
-                f"memory doesn't suffice for a second copy of the state ({length / 1e6:,.1f} MB a rank), so none is "
-                "kept there and a crash restores from the store: raise the workers' memory request and limit by that"
-            )
-            self.warn(why)
+            else:
+                why = (
+                    f"memory doesn't suffice for {copy}, so none is kept there and a crash restores from the store: "
+                    "raise the workers' memory request and limit by that"
+                )
+                self.warn(why)
         elif not peer and isinstance(self._peer, int):
             why = (
                 f"memory doesn't suffice for a third copy of the state ({length / 1e6:,.1f} MB a rank), so a lost "

@@ -11,7 +11,7 @@ from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.nodefaults import FaultCause
 from muster.api.placement import Placement
 from muster.api.trainingjob_status import Failure, NumericsStatus, ProfileStatus, QueuePosition
-from muster.cluster.hindrances import keeps_pods
+from muster.cluster.hindrances import PODS_ARE_MADE, keeps_pods
 from muster.cluster.status import is_true, reason_of
 from muster.controllers.lifecycle import blame, failure, hindrance
 from muster.controllers.lifecycle.turn import Turn
@@ -159,7 +159,7 @@ def _tell_hindrance(turn: Turn) -> None:
     found, told = hindrance.first(turn.gang, turn.s.heard), reason_of(turn.status, ConditionType.PODS_READY)
     if found is None:
         if keeps_pods(told):
-            turn.draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, "pods are being made")
+            turn.draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, PODS_ARE_MADE)
             turn.draft.set(queue=None)
         else:
             _forget_last_try(turn)
