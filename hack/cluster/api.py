@@ -288,7 +288,7 @@ def _reuse(options: Options, progress: Progress) -> Cluster | None:
             down = f".venv/bin/python -m hack.cluster down --name {options.name}"
         raise ClusterError(
             f"cluster `{options.name}` is up with other options, {site.options.beside(options)}: take it down first by"
-            f" `{down}`, or choose another --name"
+            f" `{down}`, or start another beside it by `.venv/bin/python -m hack.cluster up --name NAME`"
         )
     progress.say(f"  removing what cluster {options.name} left when it crashed")
     _remove(site)

@@ -51,7 +51,7 @@ TRAINING_QUEUE: Final = Kind(
         Column("Parent", "string", ".spec.parent", "The queue that it lends to and borrows from"),
         Column("Running", "integer", ".status.running", "Jobs that hold quota"),
         Column("Waiting", "integer", ".status.waiting", "Jobs that wait"),
-        Column("GPUs", "integer", ".status.usedGpus", "GPUs in use"),
+        Column("GPUs", "string", ".status.gpus", "GPUs in use, like 16/32 where its quotas name 32"),
         Column("Share", "string", ".status.fairShare.share", "Its part of the cluster now"),
         Column("Ready", "string", ".status.conditions[?(@.type=='Ready')].status", "Whether it takes jobs"),
         _AGE,

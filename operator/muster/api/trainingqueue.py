@@ -326,6 +326,8 @@ class TrainingQueueStatus(Model):
     """Jobs of the queue and those below it that wait."""
     used_gpus: Count | None = None
     """GPUs in use by the queue and those below it, of all flavours."""
+    gpus: Annotated[str, Len(0, 48)] = ""
+    """The same for people: `16`, or `16/32` where the quotas of the queue and those below it name 32."""
     usage: Annotated[tuple[FlavourUse, ...], Len(0, MAX_FLAVOURS), MapList(("gpuType", "capacity"))] = ()
     """Use by flavour."""
     fair_share: FairShare | None = None

@@ -187,7 +187,22 @@ class Tally:
             return ()
         spare = np.maximum(0, self.held[row] - self.nominal[row]).tobytes()
         counts = int(self.running[row]), int(self.waiting[row]), tuple(sorted(self.slices.get(row, {}).items()))
-        return *counts, self.held[row].tobytes(), spare, float(self.shares[row])
+        return *counts, self.held[row].tobytes(), self.gpus(row), spare, float(self.shares[row])
+
+    def gpus(self, row: int) -> str:
+        """GPUs in use, and of how many where the quotas limit all that are: `16`, or `16/32`."""
+        columns = gpu_columns(self.snapshot)
+        held, nominal = self.held[row][:, columns], self.nominal[row][:, columns]
+        named = nominal < UNLIMITED
+        used = int(held.sum())
+        if not named.any() or held[~named].any():
+            return str(used)
+        return f"{used}/{int(nominal[named].sum())}"
+
+
+def gpu_columns(snapshot: Snapshot) -> list[int]:
+    """Of the resources those that are whole GPUs."""
+    return [column for column, resource in enumerate(snapshot.resources) if resource in GPUS]
 
 
 def queue_status(
@@ -208,6 +223,7 @@ def queue_status(
         running=int(tally.running[row]) if row != NONE else 0,
         waiting=int(tally.waiting[row]) if row != NONE else 0,
         used_gpus=gpus,
+        gpus=tally.gpus(row) if row != NONE else "0",
         usage=usage[:MAX_FLAVOURS],
         fair_share=fair_share(queue, float(tally.shares[row]) if row != NONE else 0.0, now),
         month=account(queue, _held(tally, row, prices), now) if row != NONE else None,
@@ -217,7 +233,7 @@ def queue_status(
 def _held(tally: Tally, row: int, prices: Mapping[str, float]) -> dict[str, Held]:
     """GPUs and slices of GPUs that are held, by their type."""
     snapshot, held = tally.snapshot, dict[str, Held]()
-    columns = [column for column, resource in enumerate(snapshot.resources) if resource in GPUS]
+    columns = gpu_columns(snapshot)
     for flavour, name in enumerate(snapshot.flavours):
         gpus, kind = int(tally.held[row, flavour, columns].sum()), name.partition("/")[0]
         if gpus:

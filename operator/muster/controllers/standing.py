@@ -8,7 +8,7 @@ from datetime import datetime
 import numpy as np
 
 from muster.api.trainingqueue import TrainingQueue
-from muster.controllers.books import GPUS, Tally
+from muster.controllers.books import Tally, gpu_columns
 from muster.controllers.queues import past_share
 from muster.scheduling.hierarchy import by_depth
 from muster.scheduling.snapshot import NONE, UNLIMITED, Index, Int, Seconds, Snapshot
@@ -41,7 +41,7 @@ def queues(tally: Tally | None, known: Mapping[str, TrainingQueue], now: datetim
     }
     if tally is None:
         return shown
-    columns = _gpu_columns(tally.snapshot)
+    columns = gpu_columns(tally.snapshot)
     held = tally.held[:, :, columns].sum(axis=2)
     limited = np.any(tally.nominal[:, :, columns] < UNLIMITED, axis=2)
     nominal = np.where(tally.nominal < UNLIMITED, tally.nominal, 0)[:, :, columns].sum(axis=2)
@@ -114,7 +114,7 @@ def lent_out(held: Int, nominal: Int, parents: Index) -> Seconds:
 
 def fleet(snapshot: Snapshot) -> Shown:
     """GPUs that there are, that are free, and in what pieces."""
-    nodes, columns = snapshot.nodes, _gpu_columns(snapshot)
+    nodes, columns = snapshot.nodes, gpu_columns(snapshot)
     there = nodes.allocatable[:, columns].sum(axis=1)
     free = np.where(nodes.usable, np.maximum(0, nodes.free[:, columns].sum(axis=1)), 0)
     shown: Shown = {
@@ -145,7 +145,3 @@ def _pieces(domains: Index, free: Int, there: Int) -> tuple[int, float]:
     all_of = np.bincount(domains[inside], weights=there[inside])
     whole = free_of.sum()
     return int(free_of.max()), float(free_of[free_of < all_of].sum() / whole) if whole else 0.0
-
-
-def _gpu_columns(snapshot: Snapshot) -> list[int]:
-    return [column for column, resource in enumerate(snapshot.resources) if resource in GPUS]

@@ -122,6 +122,24 @@ def test_a_queue_is_told_what_no_node_has_of_what_its_quotas_and_budgets_name() 
         assert message(node("a"), quotas=quota(named)) == "takes jobs"
 
 
+def test_a_queue_tells_its_gpus_in_use_beside_those_of_its_quotas() -> None:
+    def quota(gpu_type: str, nominal: int) -> dict[str, Any]:
+        return {"gpuType": gpu_type, "resources": [{"name": "nvidia.com/gpu", "nominal": nominal}]}
+
+    team = trainingqueue("team", quotas=[quota("H100", 6), quota("A100", 8)], parent="root")
+    named, rest = trainingqueue("root", quotas=[quota("H100", 2)]), trainingqueue("rest")
+    queues = [named, team, rest]
+    jobs = job("1", "team", "a"), job("2", "rest", "b")
+
+    assert {each.metadata.name: status_of(each, queues, *jobs).gpus for each in queues} == {
+        "root": "8/16",
+        "team": "8/14",
+        "rest": "8",
+    }
+    cpus = trainingqueue("team", quotas=[{"gpuType": "H100", "resources": [{"name": "cpu", "nominal": 8}]}])
+    assert status_of(cpus, [cpus], job("1", "team", "a")).gpus == "8", "no quota of GPUs"
+
+
 # -- to the planner --
 
 
