@@ -87,15 +87,14 @@ class Told(Sequence[Waiting]):
     def __getitem__(self, index: int | slice) -> Waiting | Sequence[Waiting]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
-        verdict = self._verdicts[index]
-        why, blocker = self._words.why(verdict)
-        has_quota = self._words.has_quota(verdict)
-        almost, changes, elsewhere = self._words.helps.of(verdict, has_quota=has_quota)
+        words, verdict, position = self._words, self._verdicts[index], int(self.positions[index])
+        why, blocker = words.why(verdict)
+        almost, changes, elsewhere = words.helps.of(verdict, has_quota=words.has_quota(verdict))
         return Waiting(
-            uid=self._words.uids[verdict.job],
+            uid=words.uids[verdict.job],
             reason=why.reason,
             message=why.message,
-            position=int(self.positions[index]),
+            position=position,
             rank=index % len(self._verdicts),
             resource=why.resource,
             missing=why.missing,
@@ -108,10 +107,10 @@ class Told(Sequence[Waiting]):
             almost=almost,
             changes=changes,
             elsewhere=elsewhere,
-            wanted=self._words.wanted(verdict),
+            wanted=words.wanted(verdict),
             holders=why.holders,
             names_holders=why.names_holders,
-            before=self._before(verdict.job, int(self.positions[index])),
+            before=self._before(verdict.job, position),
         )
 
     def helped(self, waiting: Waiting) -> Waiting:
@@ -203,9 +202,14 @@ class Words:
             return ()
         job, kinds = verdict.job, self._round.kinds
         kind, reserved = kinds.of[job], job in self._heads.jobs
-        key = (self._round.queue_of[job], kind, verdict.choice if verdict.fate is _ROOM else NONE, reserved)
+        it, flavours = kinds.kinds[kind], self._round.snapshot.flavours
+        if verdict.fate is not _ROOM:
+            key = (self._round.queue_of[job], kind, NONE, reserved)
+        elif len(it.choices) == 1 and it.sizes[0] == it.sizes[-1]:
+            key = (NONE, kind, verdict.choice, False)  # it has quota for all that it could start with, as most have
+        else:
+            key = (self._round.queue_of[job], kind, verdict.choice, reserved)
         if key not in self._wanted:
-            it, flavours = kinds.kinds[kind], self._round.snapshot.flavours
             sizes = dict.fromkeys((it.sizes[0], it.sizes[-1]))
             self._wanted[key] = tuple(
                 Wanted(flavours[it.choices[choice].flavour], size)
