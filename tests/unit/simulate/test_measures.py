@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from muster.simulate.engine import simulate
 from muster.simulate.measures import jain, measure
 from muster.simulate.plots import draw
 from muster.simulate.policies import policy_named
-from muster.simulate.tables import duration
+from muster.simulate.tables import COLUMNS, duration
 
 from .samples import Scripted, admit, workload
 
@@ -67,6 +68,16 @@ def test_jain_is_one_for_equals_and_one_nth_for_one_of_n() -> None:
 )
 def test_durations_are_short(seconds: float, told: str) -> None:
     assert duration(seconds) == told
+
+
+def test_durations_of_a_row_have_one_unit_that_of_the_shortest() -> None:
+    work = workload({"gpus": 8, "duration": 600})
+    figures = measure(simulate(work, policy_named("fifo", work), interval=60))
+    waits = dict(COLUMNS)["p99 wait"]
+    rows = [replace(figures, p99_wait=seconds) for seconds in (7200.0, 130.0, 0.0)]
+    assert waits(rows) == ["120.0m", "2.2m", "0.0m"]
+    assert waits([replace(figures, p99_wait=seconds) for seconds in (0.0, 50_000.0, 7.0)]) == ["0s", "50,000s", "7s"]
+    assert dict(COLUMNS)["mean wait"]([replace(figures, never=1)]) == ["no job ended"]
 
 
 def test_plots_are_well_formed_and_have_a_line_for_each_policy(tmp_path: Path) -> None:
