@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console, RenderableType
 from rich.console import Group as Stack
@@ -128,8 +128,8 @@ def _body(scene: Scene) -> RenderableType:
     parts.append(_facts(scene))
     if scene.pods:
         parts += [Text(), _workers(scene)]
-    if scene.events:
-        parts += [Text(), _events(scene)]
+    if events := _not_told_above(scene):
+        parts += [Text(), _events(scene, events)]
     return Stack(*parts)
 
 
@@ -304,12 +304,18 @@ def _capacity(scene: Scene, pod: PodView) -> str:
     return f"{kind} (base)" if of_base else kind
 
 
-def _events(scene: Scene) -> Table:
+def _not_told_above(scene: Scene) -> list[Mapping[str, Any]]:
+    """The Events without those of the warnings, which have a row of their own."""
+    warnings = {each.message for each in scene.job.status.warnings}
+    return [event for event in scene.events if event.get("message", "") not in warnings]
+
+
+def _events(scene: Scene, events: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("SEEN", "EVENT", "MESSAGE"):
         table.add_column(title)
     place = scene.job.status.queue
-    for event in scene.events:
+    for event in events:
         told = event.get("message", "")
         if place is not None and told and told == place.message:
             told = ABOVE

@@ -238,8 +238,8 @@ def _remembered(scene: Scene) -> Iterator[_Line]:
     for condition in status.conditions:
         if not _said_otherwise(scene, condition):
             # Why it is False becomes another without a change of it, and nobody keeps what it was then.
-            by_now = "" if condition.status == "True" else "by now "
-            told = f"{condition.type} is {condition.status}: {by_now}{condition.reason}"
+            why = ": " if condition.status == "True" else ", now for "
+            told = f"{condition.type} is {condition.status}{why}{condition.reason}"
             yield _Line(condition.last_transition_time, "Condition", told)
 
 

@@ -133,6 +133,7 @@ class Persistence:
         """This rank's random states where the epoch's body began; None for a loop over steps."""
         self.skipped = 0
         """Saves left out because the one before was still being written."""
+        self._held_up_by: int | None = None
 
     @property
     def epoch(self) -> int:
@@ -215,14 +216,21 @@ class Persistence:
         if self._settings.blocking_saves:
             self._save_now(objects, run, record, metrics, finished=False, tries=1)
         elif self._keeper.in_flight is not None:
-            self.skipped += 1
-            self._warn(
-                f"the checkpoint of step {run.step} is left out: that of step {self._keeper.in_flight} is still being "
-                f"written ({self.skipped} left out so far). Storage is slower than the interval between checkpoints"
-            )
+            self._leave_out(run.step, self._keeper.in_flight)
         else:
             late = updates_seen and self._trusts_updates
             self._begin(objects, run, record, metrics, finished=False, late=late)
+
+    def _leave_out(self, step: int, in_flight: int) -> None:
+        """Told once for each save that takes so long; the others that it keeps from being made are counted."""
+        self.skipped += 1
+        if self._held_up_by == in_flight:
+            return
+        self._held_up_by = in_flight
+        self._warn(
+            f"the checkpoint of step {step} is left out, and so is each that is due until that of step {in_flight} has "
+            f"been written ({self.skipped} left out so far). Storage is slower than the interval between checkpoints"
+        )
 
     @property
     def saver(self) -> Saver:

@@ -181,9 +181,13 @@ def test_a_save_while_one_is_in_flight_is_left_out_and_counted(tmp_path: Path, m
     for step in (1, 2, 3):
         run.save(step)
     assert (run.keeper.saves, run.made.skipped) == (1, 2)
-    assert "step 3 is left out: that of step 1 is still being written" in run.warnings[-1]
+    assert len(run.warnings) == 1, "each save that takes so long is told of once"
+    assert "step 2 is left out, and so is each that is due until that of step 1 has been written" in run.warnings[0]
     run.boundary()
-    run.save(4)
+    for step in (4, 5):
+        run.save(step)
+    assert "step 5 is left out" in run.warnings[-1]
+    assert "until that of step 4 has been written (3 left out so far)" in run.warnings[-1]
     run.boundary()
     assert run.landed == [1, 4]
 

@@ -197,7 +197,7 @@ def test_a_condition_that_another_line_tells_of_is_not_told_again() -> None:
     told = event("Restarting", "a pod was evicted; the gang starts again", 50)
     assert what_happened(shown(job(phase="Restarting", conditions=waits), told)) == [
         "Restarting a pod was evicted; the gang starts again",
-        "Condition Admitted is False: by now Restarting",
+        "Condition Admitted is False, now for Restarting",
     ], "another restart, by their times"
     close = {**told, "lastTimestamp": "2026-01-02T03:00:11Z"}
     assert what_happened(shown(job(phase="Restarting", conditions=waits), close)) == [

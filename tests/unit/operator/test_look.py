@@ -300,6 +300,13 @@ def test_the_newest_warnings_of_the_training_are_shown() -> None:
     assert "Warnings 2 earlier ones: muster explain" in text
     assert "warning 1" not in text
     assert "warning 4" in text
+    events = [
+        {"reason": "TrainingWarning", "message": message, "type": "Warning", "lastTimestamp": "2026-01-02T03:04:05Z"}
+        for message in ("warning 1", "warning 4", "another")
+    ]
+    text = shown(Scene(job(phase="Running", warnings=warnings), (), tuple(events), NOW))
+    told = [text.count(message) for message in ("warning 1", "warning 4", "another")]
+    assert told == [0, 1, 1], "an Event says nothing that stands in the row of warnings, or that it has left out"
 
 
 def test_it_is_told_how_often_checkpoints_are_taken() -> None:
