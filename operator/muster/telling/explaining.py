@@ -40,7 +40,7 @@ PARTS: Final = {
     "starting": "starting, up to the first step",
     "restoring": "restoring a checkpoint",
     "recomputing": "computing lost steps again",
-    "queued": "waiting in the queue",
+    "queued": "waiting in the queue, or for a back-off",
     "hung": "hung",
 }
 LINES_SHOWN: Final = 30

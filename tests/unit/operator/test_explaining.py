@@ -132,7 +132,7 @@ def test_it_is_told_where_the_time_went() -> None:
         "10m 4.2% starting, up to the first step",
         "1m 0.4% restoring a checkpoint",
         "14m 5.8% computing lost steps again",
-        "24m 10.0% waiting in the queue",
+        "24m 10.0% waiting in the queue, or for a back-off",
         "1m 0.4% hung",
     ]
 
@@ -140,7 +140,7 @@ def test_it_is_told_where_the_time_went() -> None:
 def test_the_queue_counts_while_a_job_waits_again() -> None:
     known = {"ratio": "0.750", "seconds": SPENT, "until": "2026-01-02T02:04:05Z"}
     lines = shown(job(phase="Queued", submittedAt="2026-01-01T02:04:05Z", goodput=known))
-    assert "1h24m 28.0% waiting in the queue" in lines
+    assert "1h24m 28.0% waiting in the queue, or for a back-off" in lines
     assert not any("goodput" in line for line in shown(job(phase="Queued", submittedAt="2026-01-01T02:04:05Z")))
 
 
