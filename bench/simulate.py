@@ -135,7 +135,7 @@ def notes(names: Iterable[str]) -> dict[str, str]:
 
 def show(seeds: Sequence[int], results: Mapping[float, Sequence[Sequence[Figures]]]) -> None:
     """One table a load: every seed and policy, then each policy's means over the seeds."""
-    console = Console(width=220)
+    console = Console(width=320)
     for load, runs in results.items():
         rows = [
             replace(row, policy=f"seed {seed}, {row.policy}")
@@ -147,11 +147,14 @@ def show(seeds: Sequence[int], results: Mapping[float, Sequence[Sequence[Figures
 
 
 def mean(label: str, rows: Sequence[Figures]) -> Figures:
-    """Each figure's mean."""
-    numbers = (each.name for each in fields(Figures) if each.name != "policy")
-    means: dict[str, Any] = {name: math.fsum(getattr(row, name) for row in rows) / len(rows) for name in numbers}
-    counts = {name: round(means[name]) for name in ("jobs", "never", "evictions", "crashes", "plans")}
-    return Figures(policy=label, **(means | counts))
+    """Each figure's mean, over the runs that have it."""
+    means: dict[str, Any] = {}
+    for each in fields(Figures):
+        known = [value for row in rows if (value := getattr(row, each.name)) is not None]
+        if known and each.name != "policy":
+            found = math.fsum(known) / len(known)
+            means[each.name] = round(found) if all(isinstance(value, int) for value in known) else found
+    return Figures(policy=label, **means)
 
 
 def read(path: Path) -> dict[Run, Figures]:

@@ -97,6 +97,7 @@ def measure(outcome: Outcome) -> Figures:
     percentiles = np.percentile(wait, [50, 90, 99]) if wait.size else np.zeros(3)
     used, useful, there = _gpu_seconds(outcome)
     all_used, kept = _totals(outcome)
+    lost = max(0.0, all_used - kept)  # sums of both are rounded
     idle, broken = _idle(outcome)
     return Figures(
         policy=outcome.policy,
@@ -112,8 +113,8 @@ def measure(outcome: Outcome) -> Figures:
         even_speeds=jain(by_user.speed),
         utilisation=used / there if there else 0.0,
         useful=useful / there if there else 0.0,
-        lost=1 - kept / all_used if all_used else 0.0,
-        lost_gpu_hours=(all_used - kept) / 3600,
+        lost=lost / all_used if all_used else 0.0,
+        lost_gpu_hours=lost / 3600,
         fragmentation=broken / idle if idle else 0.0,
         makespan=float(world.ended[ended].max(initial=0.0)),
         evictions=int(world.evictions.sum()),
