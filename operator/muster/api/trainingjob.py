@@ -274,8 +274,8 @@ class TrainingJobSpec(Model):
     image: Annotated[str, Len(1, 1024), matches(r"^[^\s]+$", "an image reference has no spaces")]
     """Image with Python 3.10 or newer, torch 2.6 or newer, and the training script. Muster brings its own runtime."""
     command: Annotated[tuple[Argument, ...], Len(1, 64)]
-    """The training command, as it would be typed for one process: `[python, train.py]`. It is not given to a shell; as in
-    any pod, `$(NAME)` is replaced by a variable of `env`, and `$$` by `$`."""
+    """The training command, as it would be typed for one process: `[python, train.py]`. It is not given to a shell; as
+    in any pod, `$(NAME)` is replaced by a variable of `env`, and `$$` by `$`."""
     args: Annotated[tuple[Argument, ...], Len(0, 256)] | None = None
     """Arguments put after `command`."""
     workers: Workers

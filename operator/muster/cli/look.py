@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -304,13 +304,13 @@ def _capacity(scene: Scene, pod: PodView) -> str:
     return f"{kind} (base)" if of_base else kind
 
 
-def _not_told_above(scene: Scene) -> list[Mapping[str, Any]]:
+def _not_told_above(scene: Scene) -> list[dict[str, Any]]:
     """The Events without those of the warnings, which have a row of their own."""
     warnings = {each.message for each in scene.job.status.warnings}
     return [event for event in scene.events if event.get("message", "") not in warnings]
 
 
-def _events(scene: Scene, events: Sequence[Mapping[str, Any]]) -> Table:
+def _events(scene: Scene, events: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("SEEN", "EVENT", "MESSAGE"):
         table.add_column(title)

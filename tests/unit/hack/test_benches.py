@@ -1,5 +1,5 @@
-"""The benchmarks of the planner run to their end and tell what they have measured. Whether a target is met is no matter of
-a test: it says how fast the machine is today."""
+"""The benchmarks of the planner run to their end and tell what they have measured. Whether a target is met is no matter
+of a test: it says how fast the machine is today."""
 
 from __future__ import annotations
 
