@@ -1,13 +1,17 @@
-"""Parameters that only the script itself can keep the same on all ranks: neither DDP nor a DTensor's mesh does."""
+"""What only the script itself can keep the same on all ranks: neither DDP nor a DTensor's mesh does."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+
+_SAMPLE: Final = 1 << 16
+"""Numbers of a tensor that are looked at, where a look at all would take too long."""
 
 
 def unsynchronised(model: nn.Module, trained: Collection[int]) -> Iterator[tuple[str, nn.Parameter]]:
@@ -27,6 +31,16 @@ def sums(parameters: list[nn.Parameter]) -> list[int]:
     """One number for each, which is the same for the same bits. The device is waited for once."""
     found = [_sum(parameter.detach()) for parameter in parameters]
     return torch.stack([one.to(found[0].device) for one in found]).tolist() if found else []
+
+
+def samples(tensors: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
+    """What is the same for tensors of the same bits, and hardly ever for others: form, type, and a sum over some of
+    their numbers. The device is waited for once."""
+    found = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors]
+    some = [each.reshape(-1)[:: each.numel() // _SAMPLE + 1] for each in found]
+    totals = [_sum(each) for each in some]
+    summed = torch.stack([one.to(totals[0].device) for one in totals]).tolist() if totals else []
+    return [(tuple(each.shape), str(each.dtype), total) for each, total in zip(found, summed, strict=True)]
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,12 +35,13 @@ from muster_runtime.data.foreign import fixed_size, is_foreign
 from muster_runtime.errors import StateError, StorageError, TornSaveError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import rng
+from muster_runtime.session.places import Order, agreed_orders, in_place
 from muster_runtime.session.settings import Settings
 from muster_runtime.session.tracking import Restoration, Tracked, capture
 
 _TRIES_AT_THE_END: Final = 4
 _PAUSE_SECONDS: Final = 2.0
-_LEFT_OUT: Final = ("numerics", "over", "asked")
+_LEFT_OUT: Final = ("numerics", "over", "asked", "parameters")
 """Of a `RunState`, where there is nothing to say."""
 _MEMORY: Final = "the memory of its pods"
 _AGAIN_SECONDS: Final = 300.0
@@ -72,6 +73,8 @@ class RunState:
     """What the watch over losses and gradients remembers (`numerics.Watch.state`)."""
     asked: dict[str, dict[str, str]] | None = None
     """What the script made optimizers and schedulers with when the run began (`asked.asked`)."""
+    parameters: dict[str, Order] | None = None
+    """The names of each optimizer's parameters, in their order; None in checkpoints from before they were stored."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class Persistence:
         )
         self.uri = self._store.uri
         self._restored_step = 0
+        self._orders: dict[str, Order] = {}  # of the optimizers' parameters
         self._trusts_updates = True  # that each is told of before it is made
         self._missed, self._missed_since = 0, math.inf
         self.random_at_epoch: dict[str, Any] | None = None
@@ -145,6 +149,7 @@ class Persistence:
 
         After a restart in place that is the one in the gang's memory, unless another gang ran in between.
         """
+        self._orders = agreed_orders(objects, self._gang)
         kept = self._keeper.kept()
         latest, newer = self._keeper.claim(kept)
         attempt = _Attempt(objects, self._gang, self._settings.world_size)
@@ -291,6 +296,7 @@ class Persistence:
         finished: bool,
         late: bool = False,
     ) -> None:
+        run = dataclasses.replace(run, parameters=self._orders)
         table, trees = capture(objects, self._gang)
         table[_rng_name(self._gang.rank)] = rng.capture(self._device, self.random_at_epoch)
         losses = ((metrics_key(record.epoch, run.step), encode(record)),) if record.losses else ()
@@ -367,6 +373,7 @@ class _Attempt:
 
     def prepare(self, found: Found, reader: Reader) -> TensorTable:
         trees, ranks = found.manifest.planner.get("trees", {}), found.manifest.world_size
+        names = found.manifest.planner.get("run", {}).get("parameters") or {}
         objects = self._objects
         if self._some and any(tracked.name in trees for tracked in objects):
             objects = [tracked for tracked in objects if tracked.name in trees]
@@ -377,7 +384,7 @@ class _Attempt:
                 raise StateError(
                     f"{told}. The checkpoint is of {counted(ranks, 'rank')}, this gang has {self._world_size}"
                 )
-        self._restoration = Restoration(objects, trees, reader, self._gang.rank)
+        self._restoration = Restoration(objects, in_place(objects, trees, names), reader, self._gang.rank)
         table = dict(self._restoration.table)
         name = _rng_name(self._gang.rank)
         entry = reader.metadata.state_dict_metadata.get(name)

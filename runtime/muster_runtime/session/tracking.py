@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -21,9 +21,10 @@ from muster_runtime.checkpoint.tree import TensorTable, join, split
 from muster_runtime.data.foreign import is_foreign, pack, unpack
 from muster_runtime.errors import StateError
 from muster_runtime.parallel.gang import Gang
+from muster_runtime.parallel.replicas import samples
 from muster_runtime.parallel.wrap import take_from_leader, unwrap
 
-_AS_IT_WAS: Final = "Make it as it was, or start with another checkpoint.uri"
+AS_IT_WAS: Final = "Make it as it was, or start with another checkpoint.uri"
 _EXTRA: Final = "_extra_state"
 """torch's key of what a module's `get_extra_state` gives."""
 _OPTIMIZER_STATE = re.compile(r"^\.state\.(\d+)\.(.+)$")
@@ -57,6 +58,7 @@ def capture(objects: list[Tracked], gang: Gang) -> tuple[TensorTable, dict[str, 
     """
     table: TensorTable = {}
     trees: dict[str, Any] = {}
+    once: TensorTable = {}
     failure = ""
     for tracked in objects:
         if isinstance(tracked.thing, nn.Module):
@@ -68,12 +70,40 @@ def capture(objects: list[Tracked], gang: Gang) -> tuple[TensorTable, dict[str, 
                 trees[tracked.name] = {"by": "rank"}
                 continue
             trees[tracked.name], tensors = split(tracked.name, tracked.state(), ties_of(tracked))
+            once.update(_alike(tracked, tensors))
             table.update(_own_share(tracked, tensors, gang))
     except StateError as error:
         failure = f"{error} (tracked at {tracked.where})"
     digests = {name: hashlib.sha256(json.dumps(tree).encode()).hexdigest() for name, tree in trees.items()}
-    _agree(gang.gather((failure, digests)))
+    alike = dict(zip(once, samples(once.values()), strict=True)) if gang.world_size > 1 else {}
+    _agree(gang.gather(_Report(failure, digests, alike)))
     return table, trees
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What one rank has, for the others: why its state can't be stored, or what of it has to be that of all ranks."""
+
+    failure: str
+    trees: dict[str, str]
+    tensors: dict[str, tuple[Any, ...]]
+
+
+def _alike(tracked: Tracked, tensors: TensorTable) -> TensorTable:
+    """Those that are in a checkpoint once, though every rank has one of its own: they have to be alike. Not a module's:
+    of what a metric counts, rank 0's is meant. Nor an optimizer's of parameters that each rank has whole, which DDP
+    keeps alike."""
+    if isinstance(tracked.thing, nn.Module):
+        return {}
+    plain = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, DTensor)}
+    if not isinstance(tracked.thing, Optimizer):
+        return plain
+    parameters = [p for group in tracked.thing.param_groups for p in group["params"]]
+    return {
+        name: tensor
+        for name, tensor in plain.items()
+        if isinstance(_parameter_at(name, tracked.name, parameters), DTensor)
+    }
 
 
 def _name_by_rank(tracked: Tracked, rank: int) -> str:
@@ -89,18 +119,28 @@ def _own_share(tracked: Tracked, tensors: TensorTable, gang: Gang) -> TensorTabl
     return {name: tensor for name, tensor in tensors.items() if name in equal or isinstance(tensor, DTensor)}
 
 
-def _agree(reports: list[tuple[str, dict[str, str]]]) -> None:
-    for rank, (failure, _) in enumerate(reports):
-        if failure:
-            raise StateError(f"rank {rank}: {failure}")
-    first = reports[0][1]
-    for rank, (_, digests) in enumerate(reports):
-        for name in first.keys() | digests.keys():
-            if first.get(name) != digests.get(name):
-                raise StateError(
-                    f"the state of {name!r} on rank {rank} differs from rank 0's; a checkpoint holds it once for all "
-                    "ranks. Make it the same everywhere (all-reduce what it counts), or don't track it"
-                )
+def _agree(reports: list[_Report]) -> None:
+    for rank, report in enumerate(reports):
+        if report.failure:
+            raise StateError(f"rank {rank}: {report.failure}")
+    first = reports[0]
+    for rank, report in enumerate(reports):
+        for name in _differing(first.trees, report.trees):
+            raise StateError(
+                f"the state of {name!r} on rank {rank} differs from rank 0's; a checkpoint holds it once for all "
+                "ranks. Make it the same everywhere (all-reduce what it counts), or don't track it"
+            )
+        for name in _differing(first.tensors, report.tensors):
+            raise StateError(
+                f"{name} on rank {rank} differs from rank 0's; a checkpoint holds a plain tensor once for all ranks. "
+                "What belongs to this rank's part of a sharded parameter has to be a DTensor as the parameter is "
+                "(torch.zeros_like(parameter), not of parameter.to_local()); make anything else the same everywhere "
+                "(all-reduce what it counts), or don't track it"
+            )
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    return (name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name))
 
 
 def share_buffers(model: nn.Module, gang: Gang) -> None:
@@ -122,7 +162,7 @@ def share_buffers(model: nn.Module, gang: Gang) -> None:
                 take_from_leader(buffer)
 
 
-def _held(tracked: Tracked) -> Iterator[tuple[str, torch.Tensor]]:
+def held(tracked: Tracked) -> Iterator[tuple[str, torch.Tensor]]:
     """A model's parameters and buffers by path, tied ones under each of theirs. What else its state has is the modules'
     own. Nothing of what is no model."""
     if isinstance(tracked.thing, nn.Module):
@@ -132,16 +172,20 @@ def _held(tracked: Tracked) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{tracked.name}.{name}", tensor
 
 
-def _paths_of_held(tracked: Tracked) -> set[str]:
+def named_in_state(tracked: Tracked) -> Iterator[tuple[str, torch.Tensor]]:
     """The same as its state names them: a wrapper around a module (of activation checkpointing, say) may leave its own
-    name out there."""
-    paths = {path for path, _ in _held(tracked)}
+    name out there. Nothing where the model makes its state in a way of its own."""
     model = unwrap(tracked.thing) if isinstance(tracked.thing, nn.Module) else None
     if model is not None and type(model).state_dict is nn.Module.state_dict:
-        held = {id(tensor) for _, tensor in _held(tracked)}
-        own = model.state_dict(keep_vars=True)
-        paths |= {f"{tracked.name}.{key}" for key, tensor in own.items() if id(tensor) in held}
-    return paths
+        own = {id(tensor) for _, tensor in held(tracked)}
+        for key, tensor in model.state_dict(keep_vars=True).items():
+            if id(tensor) in own:
+                yield f"{tracked.name}.{key}", tensor
+
+
+def _paths_of_held(tracked: Tracked) -> set[str]:
+    """Under both names."""
+    return {path for path, _ in named_in_state(tracked)} | {path for path, _ in held(tracked)}
 
 
 def _paths_of_reshaped(tracked: Tracked) -> set[str]:
@@ -159,7 +203,7 @@ def ties_of(tracked: Tracked) -> dict[str, str]:
     """Path of each tied parameter -> path of the first one that is the same."""
     first: dict[int, str] = {}
     ties = {}
-    for path, tensor in _held(tracked):
+    for path, tensor in held(tracked):
         known = first.setdefault(id(tensor), path)
         if known != path:
             ties[path] = known
@@ -207,18 +251,18 @@ class Restoration:
 
     def _model_lookup(self, tracked: Tracked, tree: Any) -> Callable[[str, str], torch.Tensor]:
         _, present = split(tracked.name, tracked.state())
-        held = _paths_of_held(tracked)
+        known = _paths_of_held(tracked)
         keys = {f"{tracked.name}.{key}" for key in tree}
         reshaped = _paths_of_reshaped(tracked)
 
         def lookup(path: str, name: str) -> torch.Tensor:
-            own = path not in held and (path in present or path not in keys)  # or in a list or dict under a key
+            own = path not in known and (path in present or path not in keys)  # or in a list or dict under a key
             if own or _EXTRA in path.split("."):  # of any shape: the module makes of it what it will
                 return self._fresh(name, present.get(path), None)
             target = present.get(name if name.startswith(f"{path}#") else path)
             if target is None:
                 raise StateError(
-                    f"the checkpoint has {path}, which the model tracked at {tracked.where} lacks. {_AS_IT_WAS}"
+                    f"the checkpoint has {path}, which the model tracked at {tracked.where} lacks. {AS_IT_WAS}"
                 )
             saved = self._saved(name)
             if saved.size != target.shape and path in reshaped:
@@ -226,7 +270,7 @@ class Restoration:
             if saved.size != target.shape:
                 raise StateError(
                     f"{path} is {tuple(saved.size)} in the checkpoint and {tuple(target.shape)} in the model tracked "
-                    f"at {tracked.where}; the model has changed since. {_AS_IT_WAS}"
+                    f"at {tracked.where}; the model has changed since. {AS_IT_WAS}"
                 )
             if name in self.table:
                 self._copies.append((target, name))  # tied when it was saved; a tie still, or two parameters now
@@ -272,7 +316,7 @@ class Restoration:
             except (RuntimeError, ValueError, KeyError) as error:
                 raise StateError(
                     f"the checkpoint's {tracked.name!r} doesn't fit the object tracked at {tracked.where}: {error}. "
-                    f"{_AS_IT_WAS}"
+                    f"{AS_IT_WAS}"
                 ) from error
         for optimizer, before in groups:
             _keep_groups(optimizer, before)
