@@ -39,8 +39,6 @@ class ElasticLoader(Loader):
         device: torch.device,
         where: str,
     ) -> None:
-        if microbatch is not None and microbatch < 1:
-            raise ValueError(f"microbatch is {microbatch} ({where}); it must be 1 or more")
         self._most, self._listener = microbatch, listener
         super().__init__(source, rank=rank, parts=parts, seed=seed, device=device, where=where)
 

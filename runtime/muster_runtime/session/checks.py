@@ -57,10 +57,10 @@ def refuse_untrackable(name: str, thing: Any, tracked: Sequence[Tracked], where:
 
 
 def refuse_unstorable(tracked: Sequence[Tracked]) -> None:
-    """StateError when an object of the script's own has a state that no checkpoint can hold: its first save would fail,
-    perhaps an hour from now. Models and optimizers hold tensors and numbers."""
+    """StateError when an object has a state that no checkpoint can hold: the first save would fail, perhaps an hour
+    from now. A model has such in what a module keeps beside its tensors, an optimizer in the options of a group."""
     for t in tracked:
-        if isinstance(t.thing, (nn.Module, Optimizer)) or is_foreign(t.thing):
+        if is_foreign(t.thing):
             continue
         try:
             split(t.name, t.state())
@@ -77,6 +77,17 @@ def counted(name: str, total: Any, where: str) -> int:
         raise UsageError(
             f"{where}: session.{name}({total!r}): the total is a whole number; write int(...) around it"
         ) from None
+
+
+def size(name: str, value: Any, where: str) -> int:
+    """A number of samples, which may be NumPy's or torch's. UsageError when it is none: a quotient is a float."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise UsageError(f"{where}: {name}={value!r}: it is a whole number of 1 or more; a quotient is one by //")
+    return found
 
 
 def refuse_unreportable(values: Mapping[str, Any]) -> None:

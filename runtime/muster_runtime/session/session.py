@@ -169,6 +169,9 @@ class Session:
         where = caller()
         if refused := {"batch_size", "batch_sampler", "generator"} & options.keys():
             raise UsageError(f"{where}: session.loader takes no {', '.join(sorted(refused))}; see docs/session.md")
+        global_batch = checks.size("global_batch", global_batch, where)
+        if microbatch is not None:
+            microbatch = checks.size("microbatch", microbatch, where)
         source: DataLoader[Any] = DataLoader(
             dataset, global_batch, shuffle=shuffle, sampler=sampler, drop_last=drop_last, **options
         )

@@ -108,6 +108,27 @@ CASES = {
         FINE + "session.track(model=model, counter=3)  # here\n",
         r"script.py:{here}: 'counter' \(of int\) lacks state_dict\(\) and load_state_dict\(\)",
     ),
+    "a set that a module keeps": (
+        "class Keeps(nn.Linear):\n"
+        "    def get_extra_state(self): return {'seen': {1}}\n"
+        "    def set_extra_state(self, state): pass\n"
+        "session.track(model=session.wrap(Keeps(4, 1)))  # here\nfor step in session.steps(1):\n    pass\n",
+        r"StateError: .*script.py:{here}: model._extra_state.seen is a builtins.set, which a checkpoint can't hold",
+    ),
+    "a function among a group's options": (
+        "model = session.wrap(net)\n"
+        "optimizer = torch.optim.SGD([{'params': list(model.parameters()), 'scale': abs}], lr=1e-4)\n"
+        "session.track(model=model, optimizer=optimizer)  # here\nfor step in session.steps(1):\n    pass\n",
+        r"StateError: .*script.py:{here}: optimizer.param_groups.0.scale is a builtins.builtin_function_or_method",
+    ),
+    "half a sample in a batch": (
+        "loader = session.loader(data, global_batch=5 / 2)  # here\n",
+        r"UsageError: .*script.py:{here}: global_batch=2.5: it is a whole number of 1 or more; a quotient is one by //",
+    ),
+    "a microbatch of no samples": (
+        "loader = session.loader(data, global_batch=4, microbatch=0)  # here\n",
+        r"UsageError: .*script.py:{here}: microbatch=0: it is a whole number of 1 or more",
+    ),
     "a plain DataLoader in the loop": (
         FINE + "session.track(model=model)\nfor step, x in session.steps(3, DataLoader(data)):  # here\n    pass\n",
         r"script.py:{here}: the loader is a plain DataLoader; write loader = session.wrap\(loader\)",
