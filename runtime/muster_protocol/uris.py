@@ -28,15 +28,29 @@ def parse_uri(text: str) -> CheckpointUri:
     """Raises ValueError that says what is wrong with `text` and what a right one looks like."""
     if text.startswith("file:///"):
         return CheckpointUri("file", "", text.removeprefix("file://").rstrip("/"))
-    # servers that keep objects in folders take two prefixes with a '..' for one, and list nothing below a '.'
-    if not re.fullmatch(S3_URI_PATTERN, text) or {".", ".."} & set(text.split("/")):
-        rules = ": buckets have 3 to 63 of a-z, 0-9, '.' and '-', and prefixes no space, ? or #, no folder '.' or '..'"
+    # servers that keep objects in folders take two prefixes with a '..' or '//' for one, and list nothing below a '.'
+    # or '//'
+    folders = text.rstrip("/").split("/")[3:]
+    if not re.fullmatch(S3_URI_PATTERN, text) or {"", ".", ".."} & set(folders):
+        rules = (
+            ": buckets have 3 to 63 of a-z, 0-9, '.' and '-', and prefixes no space, ? or #, no '//', and no folder "
+            "'.' or '..'"
+        )
         raise ValueError(
             f"{text!r} is not a checkpoint uri; write s3://BUCKET/PREFIX (or file:///FOLDER on a laptop)"
             f"{rules if text.startswith('s3://') else ''}"
         )
     bucket, _, prefix = text.removeprefix("s3://").partition("/")
     return CheckpointUri("s3", bucket, prefix.rstrip("/"))
+
+
+def parse_uri_of_run(text: str) -> CheckpointUri:
+    """A place for a run's own checkpoints. Raises ValueError, also where all that takes `uri@step` would look for
+    another run's step."""
+    head, at, step = text.rpartition("@")
+    if at and "/" not in step:
+        raise ValueError(f"a run can't be named {text}: all that reads it takes @{step} for a step; write {head}")
+    return parse_uri(text)
 
 
 def parse_uri_at_step(text: str) -> tuple[CheckpointUri, int | None]:

@@ -42,7 +42,7 @@ from muster_protocol.checkpoints.store import Store, StreamingStore
 from muster_protocol.checkpoints.tensors import tensors_of
 from muster_protocol.checkpoints.verify import damage_at
 from muster_protocol.errors import CorruptCheckpointError, MusterError, StorageError
-from muster_protocol.uris import CheckpointUri, parse_uri, parse_uri_at_step
+from muster_protocol.uris import CheckpointUri, parse_uri, parse_uri_at_step, parse_uri_of_run
 
 app = typer.Typer(
     help="A run's checkpoints: list, verify, keep, prune, export, copy. Needs S3 alone, no cluster.",
@@ -78,7 +78,7 @@ def list_(
       muster checkpoint ls s3://models/llama-8b
       muster checkpoint ls s3://models
     """
-    with _explained(), _opened(uri, endpoint) as store:
+    with _explained(), _of_run(uri, endpoint) as store:
         inventory = take(store, unfinished=everything)
         _warn_of(inventory)
         rows = tables.listing(inventory, time.time(), everything=everything)
@@ -260,7 +260,7 @@ def prune(
         rules = Retention(
             last, every, every_hours * 3600 if every_hours else None, None if best is None else parse_best(best)
         )
-        with _opened(uri, endpoint) as store:
+        with _of_run(uri, endpoint) as store:
             inventory = take(store)
             if rules.best and (wrong := unknown_metric(inventory, rules.best)):
                 fail(wrong)
@@ -328,7 +328,7 @@ def import_(
       muster checkpoint import ./llama-8b s3://models/llama-8b-tuned
     """
     where = _uri_of(folder)
-    with _explained(), _opened(where, endpoint) as store, _opened(_of_new_run(target), endpoint) as there:
+    with _explained(), _opened(where, endpoint) as store, _of_run(target, endpoint) as there:
         size = import_model(store, there, name)
         typer.echo(f"{store.uri} is committed in {there.uri} as the object {name}: {tables.amount(size)}")
         source = there.uri
@@ -357,7 +357,7 @@ def cp(
     with (
         _explained(),
         _chosen(uri, endpoint) as (store, _, checkpoint),
-        _opened(_of_new_run(target), target_endpoint or endpoint) as there,
+        _of_run(target, target_endpoint or endpoint) as there,
         _reading(store, checkpoint, "cp"),
     ):
         size = copy(store, _found(store, checkpoint), there)
@@ -383,13 +383,6 @@ def _uri_of(place: str) -> str:
     return place if "://" in place else f"file://{Path(place).absolute()}"
 
 
-def _of_new_run(uri: str) -> str:
-    head, step = parse_uri_at_step(uri)
-    if step is not None:
-        raise ValueError(f"a run can't be named {uri}: @{step} is its step {step} to all that reads it; write {head}")
-    return uri
-
-
 def open_store(uri: CheckpointUri, endpoint: str | None) -> StreamingStore:
     if uri.scheme == "file":
         return FileStore(uri)
@@ -405,6 +398,11 @@ def _opened(uri: str, endpoint: str | None) -> Iterator[StreamingStore]:
         yield store
     finally:
         store.close()
+
+
+def _of_run(uri: str, endpoint: str | None) -> contextlib.AbstractContextManager[StreamingStore]:
+    """For what takes a whole run, and no step of it."""
+    return _opened(str(parse_uri_of_run(uri)), endpoint)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from muster_protocol.uris import CheckpointUri
 _HIDDEN = ".muster-"
 """Prefix of names that are no objects: lock and half-written files."""
 _LOCK = ".lock"
+_NO_FOLDER = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 _OPEN_TRIES = 100
 """Each time, whoever deletes took away the folder that had just been made."""
 
@@ -244,5 +245,8 @@ def _explained(path: Path) -> Iterator[None]:
         if error.errno == errno.EROFS:
             why = f"{path}: its file system may only be read; mount it to be written"
             raise storage_error(Kind.ACCESS_DENIED.value, why) from error
+        if error.errno in _NO_FOLDER:
+            why = f"{path}: {error.strerror}, so no checkpoints can lie there; correct the uri"
+            raise storage_error(Kind.MISCONFIGURED.value, why) from error
         kind = Kind.FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Kind.OTHER
         raise StorageError(kind.value, f"{path}: {error.strerror or error}") from error

@@ -13,7 +13,7 @@ from typing import Final
 from muster_protocol import env, exits
 from muster_protocol.launcher_api import heartbeat_seconds
 from muster_protocol.messages import Member
-from muster_protocol.uris import parse_uri
+from muster_protocol.uris import parse_uri_of_run
 from muster_runtime.launch.stragglers import USUAL, Rule
 from muster_runtime.launch.watchdog import NEVER, Limits
 
@@ -142,7 +142,7 @@ def read(environ: Mapping[str, str], command: tuple[str, ...], processes: int | 
     config = replace(config, tracking=_tracking(environ, config), start_from=environ.get(env.CHECKPOINT_FROM, ""))
     if config.checkpoint_uri:
         try:
-            parse_uri(config.checkpoint_uri)
+            parse_uri_of_run(config.checkpoint_uri)
         except ValueError as error:
             raise ConfigError(f"{env.CHECKPOINT_URI}: {error}") from error
     return config

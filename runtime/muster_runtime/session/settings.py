@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 from muster_protocol import env
 from muster_protocol.checkpoints.retention import Retention, parse_best
-from muster_protocol.uris import parse_uri
+from muster_protocol.uris import parse_uri_of_run
 from muster_runtime.errors import UsageError
 from muster_runtime.session.numerics import Action, Rules
 
 STRATEGIES = ("none", "ddp", "fsdp", "hsdp")
 SEED = "MUSTER_SEED"
 AUTO = "auto"
+_SEEDS = range(-(2**63), 2**64)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def read_settings(
         )
     try:
         if uri:
-            parse_uri(uri)
+            parse_uri_of_run(uri)
         interval = _interval(environment)
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -98,10 +99,10 @@ def read_settings(
         distributed=distributed,
         job=environment.get(env.JOB, ""),
         job_uid=environment.get(env.JOB_UID, "") or environment.get(env.JOB, ""),
-        seed=_integer(environment, SEED, seed or 0),
+        seed=_seed(environment, seed or 0),
         strategy=chosen,
         checkpoint=uri,
-        every_steps=_integer(environment, env.CHECKPOINT_EVERY_STEPS, every_steps or 0) or None,
+        every_steps=_integer(environment, env.CHECKPOINT_EVERY_STEPS, every_steps or 0, least=0) or None,
         interval_seconds=interval,
         node_hours=_node_hours(environment) if environment.get(env.CHECKPOINT_INTERVAL) == AUTO else None,
         workers=max(1, _integer(environment, env.WORKERS, 1)),
@@ -148,9 +149,19 @@ def _interval(environment: Mapping[str, str]) -> float | None:
     if not text or text == AUTO:
         return None
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
-        raise ValueError(f"{env.CHECKPOINT_INTERVAL} is {text!r}; it is a number of seconds, or {AUTO}") from None
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{env.CHECKPOINT_INTERVAL} is {text!r}; it is a number of seconds, or {AUTO}")
+    return seconds
+
+
+def _seed(environment: Mapping[str, str], default: int) -> int:
+    seed = _integer(environment, SEED, default)
+    if seed not in _SEEDS:
+        raise UsageError(f"the seed {seed} is too large; torch takes {_SEEDS.start} to {_SEEDS.stop - 1}")
+    return seed
 
 
 def _node_hours(environment: Mapping[str, str]) -> float:
@@ -161,20 +172,23 @@ def _retention(environment: Mapping[str, str]) -> Retention:
     best = environment.get(env.CHECKPOINT_KEEP_BEST)
     try:
         return Retention(
-            last=_integer(environment, env.CHECKPOINT_KEEP_LAST, 0) or None,
-            every=_integer(environment, env.CHECKPOINT_KEEP_EVERY, 0) or None,
-            every_seconds=_integer(environment, env.CHECKPOINT_KEEP_SECONDS, 0) or None,
+            last=_integer(environment, env.CHECKPOINT_KEEP_LAST, 0, least=0) or None,
+            every=_integer(environment, env.CHECKPOINT_KEEP_EVERY, 0, least=0) or None,
+            every_seconds=_integer(environment, env.CHECKPOINT_KEEP_SECONDS, 0, least=0) or None,
             best=parse_best(best) if best else None,
         )
     except ValueError as error:
         raise UsageError(f"{env.CHECKPOINT_KEEP_BEST}: {error}") from error
 
 
-def _integer(environment: Mapping[str, str], name: str, default: int) -> int:
+def _integer(environment: Mapping[str, str], name: str, default: int, *, least: int | None = None) -> int:
     text = environment.get(name)
     if not text:
         return default
     try:
-        return int(text)
+        value = int(text)
     except ValueError:
         raise UsageError(f"{name} is {text!r}; it must be a whole number") from None
+    if least is not None and value < least:
+        raise UsageError(f"{name} is {text!r}; it must be a whole number of {least} or more")
+    return value

@@ -28,7 +28,7 @@ from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.s3_store import Outgoing, S3Store
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.sums import Sums, sums
-from muster_runtime.errors import StorageError
+from muster_runtime.errors import StorageError, StorageRefusedError
 
 if TYPE_CHECKING:
     from hack.s3server import S3Server
@@ -407,6 +407,15 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("name", ["file", "file/run", "x" * 300])
+def test_a_place_that_is_no_folder_is_told_as_a_wrong_uri(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    store = FileStore(parse_uri(f"file://{tmp_path}/{name}"))
+    for ask in (lambda: store.objects("step-"), lambda: store.put_if("LATEST", b"1", None)):
+        with pytest.raises(StorageRefusedError, match="correct the uri"):
+            ask()
 
 
 HOLDS_AND_FORKS = """

@@ -557,17 +557,26 @@ def test_verify_tells_damage_where_nothing_else_is_left(made: MadeRun, uri: str)
     assert "has no committed checkpoint" in muster("verify", f"{uri}@3", code=2)
 
 
-@pytest.mark.parametrize("uri", ["s3://models/a/../run", "s3://models/./run", "s3://models/.."])
-def test_a_prefix_has_no_way_out_of_it(uri: str) -> None:
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://models/a/../run", "s3://models/./run", "s3://models/..", "s3://models//run", "s3://models/a//run/"],
+)
+def test_a_prefix_has_no_way_out_of_it_and_one_name(uri: str) -> None:
     for command in ("ls", "show", "prune"):
-        assert "no folder '.' or '..'" in muster(command, uri, code=2)
+        assert "no '//', and no folder '.' or '..'" in muster(command, uri, code=2)
     assert parse_uri("s3://models/.hidden/a..b/...").prefix == ".hidden/a..b/..."
+    assert parse_uri("s3://models/").prefix == ""
 
 
 def test_a_new_run_is_not_named_like_a_step_of_another(made: MadeRun, uri: str, tmp_path: Path) -> None:
     for command, source in (("cp", uri), ("import", str(tmp_path))):
         assert f"can't be named {uri}-copy@7" in muster(command, source, f"{uri}-copy@7", code=2)
     assert "a step is a whole number" in muster("show", f"{uri}@²", code=2)
+
+
+def test_what_takes_a_whole_run_says_so_of_a_step(made: MadeRun, uri: str) -> None:
+    for command in ("ls", "prune"):
+        assert f"takes @3 for a step; write {uri}" in muster(command, f"{uri}@3", code=2)
 
 
 def test_a_file_system_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

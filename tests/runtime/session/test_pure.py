@@ -218,6 +218,23 @@ def test_what_the_job_says_wins_over_the_script() -> None:
     assert read_settings({"RANK": "0", "WORLD_SIZE": "2"}).strategy == "ddp"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "pattern"),
+    [
+        ("MUSTER_CHECKPOINT_EVERY_STEPS", "-1", "EVERY_STEPS is '-1'; it must be a whole number of 0 or more"),
+        ("MUSTER_CHECKPOINT_KEEP_LAST", "-1", "KEEP_LAST is '-1'; it must be a whole number of 0 or more"),
+        ("MUSTER_CHECKPOINT_INTERVAL", "nan", "INTERVAL is 'nan'; it is a number of seconds, or auto"),
+        ("MUSTER_CHECKPOINT_INTERVAL", "-7", "INTERVAL is '-7'; it is a number of seconds, or auto"),
+        ("MUSTER_CHECKPOINT_INTERVAL", "inf", "INTERVAL is 'inf'; it is a number of seconds, or auto"),
+        ("MUSTER_SEED", str(2**64), f"the seed {2**64} is too large; torch takes"),
+        ("MUSTER_CHECKPOINT_URI", "s3://models/run@6", "a run can't be named s3://models/run@6: .* write s3://models/"),
+    ],
+)
+def test_what_a_setting_can_not_be_is_told(name: str, value: str, pattern: str) -> None:
+    with pytest.raises(UsageError, match=pattern):
+        read_settings({name: value})
+
+
 def test_ranks_that_have_one_gpu_together_are_told_before_nccl_is_asked() -> None:
     refuse_shared(["GPU-a", "GPU-b", "GPU-c"], "train.py:3")
     with pytest.raises(UsageError, match=r"train.py:3: rank 1 and rank 3 have one GPU .*GPU-b.* start 3 ranks, as"):
