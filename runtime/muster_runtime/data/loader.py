@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
+from muster_protocol.counts import counted
 from muster_runtime.data.order import BatchPlan, Microbatch, equal_part, mix
 from muster_runtime.data.samplers import sampled, set_epoch, within
 from muster_runtime.data.seeded import Draw, Request, SeededCollate, SeededDataset, WorkerInit
@@ -195,6 +196,12 @@ class Loader:
         if own is None:
             assert self._plan is not None
             ids = self._order(epoch)
+            if len(ids) != self._plan.samples:
+                raise ValueError(
+                    f"the {type(self._source.sampler).__name__} gives {counted(len(ids), 'sample')} in epoch {epoch}, "
+                    f"and gave {self._plan.samples} when the loader was made ({self.where}): the place in an epoch is "
+                    "counted in these. Give it a dataset that keeps its length, or batches of your own (batch_sampler=)"
+                )
             for number in range(start, len(self._plan)):
                 if (epoch, number) in self._left_out:
                     continue

@@ -61,10 +61,13 @@ class SeededDataset(Dataset[Any]):
             return Fetched(samples, mix(request.draws[0].seed, "collate"), request.microbatch)
 
     def _read(self, index: Any) -> Any:
-        # One at a time also where the dataset can give many: a sample's draws must not depend on the ones beside it.
-        if callable(getattr(self.dataset, "__getitems__", None)):
-            return self.dataset.__getitems__([index])[0]
-        return self.dataset[index]
+        try:
+            # One at a time also where the dataset can give many: a sample's draws must not depend on those beside it.
+            if callable(getattr(self.dataset, "__getitems__", None)):
+                return self.dataset.__getitems__([index])[0]
+            return self.dataset[index]
+        except StopIteration as error:
+            raise _no_end(f"{type(self.dataset).__name__}, asked for sample {index!r},") from error
 
 
 class SeededCollate:
@@ -77,7 +80,17 @@ class SeededCollate:
         with kept_generators(), kept(held_by(self._collate)) as seed_own:
             seed_generators(fetched.seed)
             seed_own(partial(mix, fetched.seed, "own"))
-            return fetched.microbatch, self._collate(fetched.samples)
+            try:
+                return fetched.microbatch, self._collate(fetched.samples)
+            except StopIteration as error:
+                raise _no_end("collate_fn") from error
+
+
+def _no_end(who: str) -> RuntimeError:
+    """To whoever asks for batches a StopIteration is the epoch's end."""
+    return RuntimeError(
+        f"{who} raised StopIteration, which is no sample: is it a next(...) of an iterator that has nothing left?"
+    )
 
 
 class WorkerInit:

@@ -239,6 +239,49 @@ def test_a_sampler_that_gives_less_than_its_length_is_told(source: Callable[[], 
         next(wrap(source()).endless())
 
 
+class Ends(Dataset[Any]):
+    def __init__(self, collate: bool = False) -> None:
+        self.source, self.collate = iter(range(6)), collate
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return index if self.collate else next(self.source)
+
+    def collated(self, samples: list[int]) -> list[int]:
+        return [next(self.source) for _ in samples] if self.collate else samples
+
+
+@pytest.mark.parametrize("collate", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_at_its_end_in_a_dataset_is_no_end_of_the_epoch(collate: bool, workers: int) -> None:
+    """A loop over steps would look for the rest of the epoch for ever."""
+    dataset = Ends(collate)
+    batches = wrap(DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=dataset.collated)).endless()
+    next(batches)
+    with pytest.raises(RuntimeError, match=r"(Ends, asked for sample 6,|collate_fn) raised StopIteration"):
+        next(batches)
+
+
+class Grows(Noisy):
+    more = 0
+
+    def __len__(self) -> int:
+        return 48 + self.more
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("more", [-5, 5])
+def test_a_dataset_that_changes_its_length_is_told(shuffle: bool, more: int) -> None:
+    """An epoch would leave samples out without a word, or ask for those that aren't there."""
+    dataset = Grows()
+    loader = wrap(DataLoader(dataset, batch_size=4, shuffle=shuffle))
+    dataset.more = more
+    with pytest.raises(ValueError, match=rf"Sampler gives {48 + more} samples in epoch 0, and gave 48 .*here.py:1"):
+        next(loader.endless())
+
+
 def test_a_sampler_without_a_length_is_told() -> None:
     with pytest.raises(TypeError, match=r"here.py:1: the list_iterator has no length.*__len__"):
         wrap(DataLoader(Noisy(), batch_sampler=iter([[1, 2]])))
