@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -95,7 +96,7 @@ def refuse_unreportable(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if value is None:
             continue
-        if not hasattr(value, "__float__"):
+        if not hasattr(value, "__float__") or (isinstance(value, torch.Tensor) and value.is_complex()):
             raise UsageError(f"{caller()}: session.report({name}={value!r}): a metric is a number, or a tensor of one")
         shape = getattr(value, "shape", ())  # a tensor's, or an array's of NumPy
         if math.prod(shape) != 1:

@@ -173,9 +173,16 @@ class Run:
         self.closed = True
         self.pulse.leave()
 
-    def last_word(self) -> None:
-        """The process ends within the loop: its launcher learns the exact step, by which it knows a failure again."""
+    def last_word(self, *, fell: bool) -> None:
+        """The process ends within the loop: its launcher learns the exact step, by which it knows a failure again.
+        Where it didn't fall over an exception, the script has left the loop, and is told what that costs."""
         if self.loop:
+            if self.saves.wanted and not fell:
+                self.progress.warn(
+                    f"the loop at {self.loop} was left after step {self.step} of {self._total}, and session.finish() "
+                    "wasn't called: what came after the last committed checkpoint is lost, and the run begins there "
+                    "again. Call session.finish() below the loop"
+                )
             self.progress.tell(self.step, last=True, quiet=True)
 
     # ------------------------------------------------------------------ one step

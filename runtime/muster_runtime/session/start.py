@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import os
 import signal
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
@@ -146,7 +147,7 @@ def _listen(run: Run) -> None:
 
 def _leave(run: Run, gang: Gang) -> None:
     if not run.closed:
-        run.last_word()
+        run.last_word(fell=getattr(sys, "last_value", None) is not None)  # which Python sets before it tells it
     run.progress.reporter.settle()
     # After an error the peers may be gone, and leaving the groups in order would wait for them.
     if run.closed:

@@ -121,6 +121,11 @@ CASES = {
         "session.track(model=model, optimizer=optimizer)  # here\nfor step in session.steps(1):\n    pass\n",
         r"StateError: .*script.py:{here}: optimizer.param_groups.0.scale is a builtins.builtin_function_or_method",
     ),
+    "a loss that is complex": (
+        FINE + "session.track(model=model, optimizer=optimizer, loader=loader)\n"
+        "for step, (x,) in session.steps(3, loader):\n    session.report(loss=torch.tensor(1j))  # here\n",
+        r"UsageError: .*script.py:{here}: session.report\(loss=tensor\(0\.\+1\.j\)\): a metric is a number",
+    ),
     "half a sample in a batch": (
         "loader = session.loader(data, global_batch=5 / 2)  # here\n",
         r"UsageError: .*script.py:{here}: global_batch=2.5: it is a whole number of 1 or more; a quotient is one by //",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -153,6 +156,24 @@ def test_a_loop_after_one_that_was_ended_early_goes_on(cut: str, code: int, step
     assert (tmp_path / "steps").read_text().splitlines() == again
     assert "nothing is left to train" in run(tmp_path, TWO_LOOPS).check().output
     assert (tmp_path / "steps").read_text().splitlines() == again
+
+
+@pytest.mark.parametrize(
+    ("way", "lost"),
+    [("break", True), ("sys.exit(0)", True), ("raise KeyError", False), ("session.finish(); break", False)],
+)
+def test_a_loop_that_is_left_without_finish_is_told_what_is_lost(tmp_path: Path, way: str, lost: bool) -> None:
+    script = tmp_path / "script.py"
+    loop = f"for step, (x,) in session.steps(4, loader):  # loop\n    update(x)\n    if step == 2: {way}\n"
+    script.write_text("import sys\n" + SCRIPT + TRACKED + loop)
+    line = script.read_text().splitlines().index(loop.splitlines()[0]) + 1
+    uri = {"FOLDER": str(tmp_path), "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False, env={**os.environ, **uri}
+    )
+    assert ended.returncode == ("KeyError" in way)
+    told = f"WARNING: the loop at {script}:{line} was left after step 2 of 4, and session.finish() wasn't called"
+    assert (told in ended.stderr) == lost, ended.stderr
 
 
 def test_finish_before_any_loop_is_told(tmp_path: Path) -> None:
