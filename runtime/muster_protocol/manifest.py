@@ -195,6 +195,12 @@ def _is_key(text: str) -> bool:
     return "\0" not in text and not {"", ".", ".."} & set(text.split("/"))
 
 
+def may_be_tracked(name: str) -> bool:
+    """Whether an object in a checkpoint may have this name: those of its tensors begin with it and a dot, and those of
+    the run's own with `muster.`."""
+    return name not in ("", "muster") and "." not in name
+
+
 def decode_hold(body: bytes) -> Hold:
     """Raises ValueError when `body` is not a hold that this version can read."""
     return _known(Hold, _object(body, "the hold"))

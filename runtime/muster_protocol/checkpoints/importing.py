@@ -23,7 +23,7 @@ from muster_protocol.checkpoints.export import DTYPES, INDEX, WHOLE
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import ITEM_BYTES
 from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError
-from muster_protocol.manifest import BLOCK_BYTES, MANIFEST_NAME, Manifest, ShardFile, step_prefix
+from muster_protocol.manifest import BLOCK_BYTES, MANIFEST_NAME, Manifest, ShardFile, may_be_tracked, step_prefix
 
 OWNER: Final = "muster checkpoint import"
 OBJECT_BYTES: Final = 64 << 20
@@ -132,6 +132,8 @@ def import_model(source: Store, target: Store, name: str = "model") -> int:
 
     StateError when the target has a run already. An import that was cut is begun anew by the next.
     """
+    if not may_be_tracked(name):
+        raise StateError(f"no script can track an object named {name!r}; choose a name without a dot, such as model")
     sources = read_model(source)
     claim = claim_empty(target, OWNER)
     prefix = step_prefix(0, claim.latest.epoch, 0)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from muster_protocol.manifest import may_be_tracked
 from muster_runtime.checkpoint.tree import split
 from muster_runtime.data.foreign import is_foreign
 from muster_runtime.data.loader import Loader
@@ -32,7 +33,7 @@ def refuse_untrackable(name: str, thing: Any, tracked: Sequence[Tracked], where:
     """UsageError when `thing` cannot be tracked under this name."""
     if any(one.name == name for one in tracked):
         raise UsageError(f"{where}: {name!r} is tracked already; give the second object another name")
-    if name == "muster" or "." in name:
+    if not may_be_tracked(name):
         raise UsageError(f"{where}: {name!r} can't be the name of a tracked object")
     # A copy of a wrapped model is none of the wrapped ones: so people begin an average of its weights.
     if isinstance(thing, DistributedDataParallel) and not isinstance(thing, DataParallel) and not wrapped_at(thing):

@@ -159,6 +159,10 @@ def test_what_is_no_model_is_told(folder: Path, tmp_path: Path) -> None:
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     assert "a has 4 bytes" in muster("import", str(folder), uri, code=2)
     file.write_bytes(whole)
+    for name in ("", "muster", "a.b"):
+        assert f"no script can track an object named {name!r}" in muster(
+            "import", str(folder), uri, "--object", name, code=2
+        )
     muster("import", str(folder), uri)
     assert "has a checkpoint of step 0 already" in muster("import", str(folder), uri, code=2)
 
