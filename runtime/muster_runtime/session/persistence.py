@@ -131,6 +131,8 @@ class Persistence:
         self.uri = self._store.uri
         self._restored_step = 0
         self._orders: dict[str, Order] = {}  # of the optimizers' parameters
+        self._compared: set[str] = set()
+        """Tensors of which all ranks were found to have the same."""
         self._trusts_updates = True  # that each is told of before it is made
         self._missed, self._missed_since = 0, math.inf
         self.random_at_epoch: dict[str, Any] | None = None
@@ -297,7 +299,7 @@ class Persistence:
         late: bool = False,
     ) -> None:
         run = dataclasses.replace(run, parameters=self._orders)
-        table, trees = capture(objects, self._gang)
+        table, trees = capture(objects, self._gang, self._compared)
         table[_rng_name(self._gang.rank)] = rng.capture(self._device, self.random_at_epoch)
         losses = ((metrics_key(record.epoch, run.step), encode(record)),) if record.losses else ()
         self._keeper.begin(

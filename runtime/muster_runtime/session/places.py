@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from muster_runtime.errors import StateError
 from muster_runtime.parallel.gang import Gang
-from muster_runtime.session.tracking import AS_IT_WAS, Tracked, held, named_in_state
+from muster_runtime.session.tracking import AS_IT_WAS, Tracked, digest, held, named_in_state
 
 Order = list[list[str]]
 """The names of an optimizer's parameters, by group."""
@@ -33,6 +33,8 @@ def agreed_orders(objects: Sequence[Tracked], gang: Gang) -> dict[str, Order]:
         for tracked in objects
         if isinstance(tracked.thing, Optimizer)
     }
+    if len(set(gang.gather(digest(own)))) == 1:
+        return own
     for rank, found in enumerate(gang.gather(own)):
         for tracked in objects:
             if found.get(tracked.name) != own.get(tracked.name):
@@ -79,7 +81,8 @@ def _places(tracked: Tracked, saved: Order, names: dict[int, list[str]]) -> dict
     known = {name for found in names.values() for name in found}
     if any(name not in known for group in saved for name in group):
         return {}
-    places, first = {}, 0
+    places = dict[int, int]()
+    first = 0
     for number, (before, group) in enumerate(zip(saved, now, strict=True)):
         where = {name: first + at for at, parameter in enumerate(group) for name in names.get(id(parameter), ())}
         if lost := [name for name in before if name not in where]:

@@ -51,10 +51,14 @@ class Tracked:
         return unwrap(self.thing).state_dict() if isinstance(self.thing, nn.Module) else self.thing.state_dict()
 
 
-def capture(objects: list[Tracked], gang: Gang) -> tuple[TensorTable, dict[str, Any]]:
+def capture(objects: list[Tracked], gang: Gang, compared: set[str]) -> tuple[TensorTable, dict[str, Any]]:
     """The tensors that this rank can write and the tree of each object. Collective.
 
     StateError when a state can't be stored, or isn't the same on all ranks.
+
+    Args:
+        compared: names of tensors that were compared with those of the other ranks; grows. Each is looked at in the
+            first save that has it: what is a rank's own differs then, and no other save waits for the look.
     """
     table: TensorTable = {}
     trees: dict[str, Any] = {}
@@ -74,19 +78,25 @@ def capture(objects: list[Tracked], gang: Gang) -> tuple[TensorTable, dict[str, 
             table.update(_own_share(tracked, tensors, gang))
     except StateError as error:
         failure = f"{error} (tracked at {tracked.where})"
-    digests = {name: hashlib.sha256(json.dumps(tree).encode()).hexdigest() for name, tree in trees.items()}
-    alike = dict(zip(once, samples(once.values()), strict=True)) if gang.world_size > 1 else {}
-    _agree(gang.gather(_Report(failure, digests, alike)))
+    new = {name: tensor for name, tensor in once.items() if name not in compared and gang.world_size > 1}
+    alike = dict(zip(new, samples(new.values()), strict=True))
+    _agree(gang, _Report(failure, {name: digest(tree) for name, tree in trees.items()}, digest(alike)), alike)
+    compared |= new.keys()
     return table, trees
+
+
+def digest(value: Any) -> str:
+    """Of what is JSON: for thousands of ranks to compare without sending all of it to each."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class _Report:
-    """What one rank has, for the others: why its state can't be stored, or what of it has to be that of all ranks."""
+    """What one rank has, for the others: why its state can't be stored, or digests of what has to be that of all."""
 
     failure: str
     trees: dict[str, str]
-    tensors: dict[str, tuple[Any, ...]]
+    tensors: str
 
 
 def _alike(tracked: Tracked, tensors: TensorTable) -> TensorTable:
@@ -119,18 +129,23 @@ def _own_share(tracked: Tracked, tensors: TensorTable, gang: Gang) -> TensorTabl
     return {name: tensor for name, tensor in tensors.items() if name in equal or isinstance(tensor, DTensor)}
 
 
-def _agree(reports: list[_Report]) -> None:
+def _agree(gang: Gang, own: _Report, tensors: Mapping[str, tuple[Any, ...]]) -> None:
+    """StateError where the ranks' states are not one. `tensors`: what `own` has the digest of. Collective."""
+    reports = gang.gather(own)
     for rank, report in enumerate(reports):
         if report.failure:
             raise StateError(f"rank {rank}: {report.failure}")
-    first = reports[0]
     for rank, report in enumerate(reports):
-        for name in _differing(first.trees, report.trees):
+        for name in _differing(reports[0].trees, report.trees):
             raise StateError(
                 f"the state of {name!r} on rank {rank} differs from rank 0's; a checkpoint holds it once for all "
                 "ranks. Make it the same everywhere (all-reduce what it counts), or don't track it"
             )
-        for name in _differing(first.tensors, report.tensors):
+    if len({report.tensors for report in reports}) == 1:
+        return
+    first, *others = gang.gather(tensors)
+    for rank, found in enumerate(others, 1):
+        for name in _differing(first, found):
             raise StateError(
                 f"{name} on rank {rank} differs from rank 0's; a checkpoint holds a plain tensor once for all ranks. "
                 "What belongs to this rank's part of a sharded parameter has to be a DTensor as the parameter is "
