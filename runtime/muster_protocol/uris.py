@@ -8,6 +8,10 @@ from typing import Final
 
 S3_URI_PATTERN: Final = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#\s]*)?$"
 """As a regular expression that both Python and Kubernetes' RE2 read."""
+_FOLDER: Final = r"(\.{0,2}[^./?#\s][^/?#\s]*|\.{3,}[^/?#\s]*)"
+_LAST_FOLDER: Final = _FOLDER.replace(r"#\s", r"#\s@")
+S3_RUN_PATTERN: Final = rf"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]((/{_FOLDER})*/{_LAST_FOLDER})?/*$"
+"""What `parse_uri_of_run` takes of S3, in the same way: no folder is empty, '.' or '..', and the last has no '@'."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def parse_uri(text: str) -> CheckpointUri:
 def parse_uri_of_run(text: str) -> CheckpointUri:
     """A place for a run's own checkpoints. Raises ValueError, also where all that takes `uri@step` would look for
     another run's step."""
-    head, at, step = text.rpartition("@")
+    head, at, step = text.rstrip("/").rpartition("@")
     if at and "/" not in step:
         raise ValueError(f"a run can't be named {text}: all that reads it takes @{step} for a step; write {head}")
     return parse_uri(text)

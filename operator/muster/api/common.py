@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 
 from muster.api.schema import Int64, IntOrString, OneOf, Rule
 from muster_protocol.durations import DURATION_PATTERN, parse_duration
-from muster_protocol.uris import S3_URI_PATTERN
+from muster_protocol.uris import S3_RUN_PATTERN
 
 GROUP: Final = "muster.dev"
 VERSION: Final = "v1alpha1"
@@ -175,9 +175,9 @@ S3Uri = Annotated[
     str,
     Len(1, 1024),
     matches(
-        S3_URI_PATTERN,
+        S3_RUN_PATTERN,
         "write s3://BUCKET/PREFIX: a bucket has 3 to 63 lower-case letters, digits, dots and dashes, and the prefix "
-        "neither spaces nor ? nor #",
+        "neither spaces nor ? nor #, no '//', no folder '.' or '..', and no '@' behind its last '/'",
     ),
 ]
 

@@ -1,0 +1,37 @@
+"""What the API server admits as a run's place is what the runtime takes for one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster_protocol.uris import S3_RUN_PATTERN, parse_uri_of_run
+
+pytestmark = pytest.mark.unit
+
+
+def taken(text: str) -> bool:
+    try:
+        parse_uri_of_run(text)
+    except ValueError:
+        return False
+    return True
+
+
+@given(st.sampled_from(["models", "ab", "Models", "m.s"]), st.text("/.@a6# é", max_size=12))
+def test_the_pattern_of_the_crd_takes_what_the_runtime_takes(bucket: str, rest: str) -> None:
+    uri = f"s3://{bucket}{rest}"
+    assert bool(re.fullmatch(S3_RUN_PATTERN, uri)) == taken(uri)
+
+
+@pytest.mark.parametrize("uri", ["s3://models", "s3://models/", "s3://models/a/.b/...", "s3://models/a@6/b"])
+def test_places_of_runs(uri: str) -> None:
+    assert taken(uri)
+
+
+@pytest.mark.parametrize("uri", ["s3://models//a", "s3://models/a/./b", "s3://models/a@6", "s3://models/a@6/"])
+def test_places_that_the_tools_would_take_for_others(uri: str) -> None:
+    assert not taken(uri)
