@@ -51,10 +51,38 @@ def test_pods_of_a_job_that_nobody_knows_any_more_keep_the_job_waiting_while_the
 
 
 @pytest.mark.parametrize("there", [[IDLE], [IDLE, Node("busy", usable=False)]])
-def test_promise_of_a_node_that_is_gone_or_cordoned_is_broken_and_its_room_is_free(there: list[Node]) -> None:
+def test_promise_of_a_node_that_is_gone_or_cordoned_is_broken_and_its_room_is_free_then(there: list[Node]) -> None:
     outcome = planned(there, HEAD, Job("small"))
     assert outcome.plan.broken == ("head",)
-    assert outcome.nodes("small") == ["idle"]
+    assert not outcome.admitted, "it is the head's as long as that is not written down as one that waits"
+    after = planned(there, replace(HEAD, reserved=False, on=()), Job("small"))
+    assert after.nodes("small") == ["idle"]
+
+
+def test_nobody_behind_starts_on_what_is_left_of_a_promise_in_the_plan_that_breaks_it() -> None:
+    nodes = [*rack(0, 2), *rack(0, 1, first=2, used_gpus=8, used_cores=1)]
+    nodes[1] = replace(nodes[1], usable=False)
+    gang = Job("gang", workers=2, priority=1, required="rack", reserved=True, on=("rack-0-host-0", "rack-0-host-1"))
+    others = [Job("runs", on=("rack-0-host-2",)), Job("behind")]
+    broken = planned(nodes, gang, *others)
+    assert (broken.plan.broken, broken.admitted) == (("gang",), {})
+    assert broken.waiting["behind"].reason is WaitReason.INSUFFICIENT_CAPACITY
+    then = planned(nodes, replace(gang, reserved=False, on=()), *others)
+    assert [(each.uid, each.beneficiary) for each in then.plan.evictions] == [("runs", "gang")]
+
+
+def test_nobody_behind_gets_the_quota_of_a_promise_in_the_plan_that_breaks_it() -> None:
+    nodes = [Node("a", usable=False), *(Node(name, used_gpus=8, used_cores=1) for name in "bc"), Node("d", gpus=4)]
+    jobs = [
+        Job("gang", priority=1, reserved=True, on=("a",)),
+        Job("runs", workers=2, on=("b", "c"), priority=1),
+        Job("small", gpus=4),
+    ]
+    assert not planned(nodes, *jobs, queues=(Queue(gpus=24),)).admitted
+    assert planned(nodes, *jobs, queues=(Queue(gpus=28),)).nodes("small") == ["d"]
+    closed = (Queue(gpus=24, open=False), Queue("other", gpus=4))
+    in_other = planned(nodes, *jobs[:2], replace(jobs[2], queue="other"), queues=closed)
+    assert (in_other.plan.broken, in_other.nodes("small")) == (("gang",), ["d"]), "it may not start again"
 
 
 def test_promise_is_broken_when_others_took_its_room_and_nobody_is_still_to_leave() -> None:

@@ -10,7 +10,9 @@ From then on the job is RESERVED. In every later plan, before anybody else is lo
 A promise is broken when it can no longer be kept: a node is gone, not usable, taken by strangers or no longer suits the
 job and no other is found for it (`muster.scheduling.mending`), the job's window has closed, its queue was closed or may
 no longer use that much. A gang that ran, and starts again, goes on in a closed queue, unless that is drained and the
-gang may be stopped. Victims that take their time break nothing.
+gang may be stopped. Victims that take their time break nothing. In the plan that breaks a promise what is left of it is
+still kept, where its job waits on: that one has its turn in the next plan, and those behind it would have started on
+what its victims gave back.
 
 A job that is moved or resized has a promise as well, while it still runs: it is HOLDING, `leaving`, and its own
 beneficiary. Its new nodes are kept for it in the same way.
@@ -35,7 +37,8 @@ class Kept:
         admissions: of those that can start now.
         waiting: rows of those whose victims are not gone yet, first in rank first.
         broken: uids.
-        free: N x R, of the snapshot, less everything that is promised; may be negative where victims still run.
+        free: N x R, of the snapshot, less everything that is promised, and what is left of the promises that break in
+            this plan; may be negative where victims still run.
     """
 
     admissions: tuple[Admission, ...]
@@ -56,10 +59,10 @@ def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
         return Kept((), (), (), snapshot.nodes.free)
     _count_off_leavers(snapshot, promised)
     firm = _Firm(snapshot, promised)
-    kept, broken = list[int](), list[str]()
+    kept, broken = list[int](), list[int]()
     for job in reserved:  # where quota is enough for some, the first in rank have it
         if _is_broken(snapshot, job, promised) or not firm.allows(job):
-            broken.append(snapshot.jobs.uids[job])
+            broken.append(job)
         else:
             promised.charge(*_holding(snapshot, job))
             kept.append(job)
@@ -77,7 +80,19 @@ def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
             admissions.append(Admission(snapshot.jobs.uids[job], nodes.copy(), flavour))
         else:
             waiting.append(job)
-    return Kept(tuple(admissions), tuple(waiting), tuple(broken), free)
+    _keep_for_those_who_wait_on(snapshot, broken, promised, free)
+    return Kept(tuple(admissions), tuple(waiting), tuple(snapshot.jobs.uids[job] for job in broken), free)
+
+
+def _keep_for_those_who_wait_on(snapshot: Snapshot, broken: list[int], promised: Ledger, free: Int) -> None:
+    """Nobody gets what is left of a promise in the plan that breaks it, while its job may start elsewhere: it has its
+    turn in the next plan."""
+    for job in broken:
+        queue, flavour, need = _holding(snapshot, job)
+        if queue == NONE or _is_closed(snapshot, job) or promised.shortage(queue, flavour, need) is not None:
+            continue
+        promised.charge(queue, flavour, need)
+        _take(snapshot, free, job, snapshot.jobs.runs.nodes_of(job))
 
 
 class _Firm:

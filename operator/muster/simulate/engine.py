@@ -316,8 +316,7 @@ class _Simulation:
         world.promised.pop(job, None)
         if int(world.state[job]) == State.RESERVED:
             world.state[job] = State.PENDING
-            if int(world.beneficiary[job]) == job and self._policy.replaces:
-                self._due = now + self._interval  # it has just lost its room, and may find some elsewhere
+            self._due = now + self._interval  # it has just lost its room, and may find some elsewhere
             world.beneficiary[job] = NONE
 
     def _sample(self, now: float) -> None:
