@@ -214,6 +214,22 @@ def test_who_may_not_borrow_is_told_who_holds_its_queues_quota_and_that_nobody_m
     )
 
 
+def test_who_holds_quota_back_from_those_behind_it_is_not_told_to_wait_for_itself() -> None:
+    """It is old, so that nobody of its queue passes it, but what it would have to borrow is wanted by its owner."""
+    queues = [Queue("mine", gpus=8, cohort=0), Queue("owner", gpus=16, cohort=0)]
+    full = [Node(name, used_gpus=8, used_cores=1) for name in "ab"]
+    jobs = [Job(f"runs-{name}", queue="mine", on=(name,)) for name in "ab"]
+    jobs += [Job("old", queue="mine"), Job("alike", queue="mine", submitted=1.0)]
+    jobs += [Job("owner", workers=2, queue="owner", submitted=200_000.0)]
+    shot = replace(snapshot([*full, Node("c"), Node("d")], jobs, queues), now=200_000.0)
+    waiting = Outcome(shot, plan(shot)).waiting
+    assert (waiting["old"].reason, waiting["old"].blocker) == (WaitReason.QUOTA_EXCEEDED, "")
+    assert waiting["old"].message == (
+        "needs 8 nvidia.com/gpu of H100; queue mine would have to borrow it from queues whose own jobs wait for it"
+    )
+    assert (waiting["alike"].reason, waiting["alike"].blocker) == (WaitReason.BEHIND_OTHERS, "old")
+
+
 def test_who_waits_for_borrowers_elsewhere_is_told_no_holders_of_its_own() -> None:
     queues = [Queue("mine", gpus=8, cohort=0), Queue("beside", gpus=0, cohort=0)]
     jobs = [Job("borrower", queue="beside", holding=True), Job("firm", queue="mine")]
@@ -268,6 +284,21 @@ def test_another_kind_of_capacity_is_told_only_where_the_queue_has_quota_for_suc
     assert waiting.elsewhere == told
 
 
+@pytest.mark.parametrize(("lent", "told"), [(32, "H100/spot"), (16, "")])
+def test_another_kind_of_capacity_is_not_told_where_an_owner_would_take_its_quota_back(lent: int, told: str) -> None:
+    """The owner wants 16 GPUs, and is of too low a priority to ask who has borrowed 8 already."""
+    gpu = RESOURCES.index("nvidia.com/gpu")
+    on_spot = [
+        Job("borrows", holding=True, priority=1),
+        Job("owner", gpus=16, queue="beside", only_on=("reserved",), submitted=1.0),
+    ]
+    shot = _beside_spot(16, on_spot, [Queue("beside", cohort=0)])
+    shot.queues.nominal[:2, 2, gpu] = 0, lent
+    shot.queues.reclaim[:] = 1
+    shot.nodes.allocatable[0, gpu] = 16
+    assert Outcome(shot, plan(shot)).waiting["a"].elsewhere == told
+
+
 def test_a_kind_of_capacity_that_a_job_takes_already_is_not_told_to_help() -> None:
     shot = _beside_spot(quota=8)
     its_labels_keep_it_away = ((Alternative(filter=0, flavour=2),),)
@@ -295,6 +326,21 @@ def test_nodes_are_wanted_of_the_kinds_that_a_job_takes_by_now_and_has_quota_for
     none = np.zeros_like(shot.eligible)
     (waiting,) = plan(replace(shot, jobs=replace(shot.jobs, terms=terms), eligible=none)).waiting
     assert [tuple(each) for each in waiting.wanted] == wanted
+
+
+@pytest.mark.parametrize("quota", [None, 4])
+@pytest.mark.parametrize("opens", [False, True])
+def test_whose_window_opens_later_is_told_no_help_for_now_and_no_nodes_are_wanted_for_it(
+    opens: bool, quota: int | None
+) -> None:
+    nodes = [Node("large"), Node("small", gpus=4)]
+    shot = snapshot(nodes, [Job("a", workers=2, gpus=4, required="host", only_on=("small",))], [Queue(gpus=quota)])
+    shot = replace(shot, jobs=replace(shot.jobs, terms=replace(shot.jobs.terms, opens=np.array([60.0 * (not opens)]))))
+    made = plan(shot)
+    (waiting,) = made.waiting
+    assert waiting.reason is WaitReason.EXCEEDS_CLUSTER
+    assert bool(made.helped(waiting).changes) is opens, "it says now"
+    assert bool(waiting.wanted) is (opens and quota is None), "they would stand idle until then"
 
 
 @pytest.mark.parametrize("nodes", [rack(0, 1), rack(0, 4, used_gpus=8)], ids=["too few", "full"])

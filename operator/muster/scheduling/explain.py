@@ -181,7 +181,9 @@ class Words:
                 self._by_kind[like] = self._placement(kind, fate, verdict.choice)
             return self._by_kind[like]
         if fate in (Fate.QUOTA, Fate.NEVER):
-            key = (self._round.queue_of[job], kind, verdict.choice, job in self._heads.jobs)
+            queue, flavour = self._round.queue_of[job], self._round.kinds.kinds[kind].choices[verdict.choice].flavour
+            first = job in self._heads.jobs or self.ahead(queue, flavour) == job
+            key = (queue, kind, verdict.choice, first)
             if key not in self._by_quota:
                 why, blocker = self._quota(verdict)
                 self._by_quota[key] = self._with_spares(kind, why), blocker
@@ -198,9 +200,9 @@ class Words:
 
     def wanted(self, verdict: Verdict) -> tuple[Wanted, ...]:
         """See `Waiting`."""
-        if verdict.fate not in _OF_NODES:
-            return ()
         job, kinds = verdict.job, self._round.kinds
+        if verdict.fate not in _OF_NODES or self._round.opens[job] > self._round.snapshot.now:
+            return ()  # nodes that came for one whose window opens later would stand idle
         kind, reserved = kinds.of[job], job in self._heads.jobs
         it, flavours = kinds.kinds[kind], self._round.snapshot.flavours
         if verdict.fate is not _ROOM:
@@ -269,7 +271,7 @@ class Words:
         round_, job = self._round, verdict.job
         queue, kind = round_.queue_of[job], round_.kinds.of[job]
         it = round_.kinds.kinds[kind]
-        if job in self._heads.jobs or self.ahead(queue, it.choices[verdict.choice].flavour) is None:
+        if job in self._heads.jobs or self.ahead(queue, it.choices[verdict.choice].flavour) in (None, job):
             return WaitReason.QUOTA_EXCEEDED
         key = (queue, kind, verdict.choice)
         if key not in self._kept:
@@ -337,11 +339,11 @@ class Words:
             if it.preemptible:
                 return self._reasons.in_use_by(why, queue, flavour, short), ""
             return self._reasons.held_by(why, queue, flavour, short, firm=False), ""
-        kept = round_.shortage(job, verdict.choice, need)
-        if kept is None or job in self._heads.jobs:
+        kept, ahead = round_.shortage(job, verdict.choice, need), self.ahead(queue, flavour)
+        # What an old job holds back itself is in nobody's way but of those behind it.
+        if kept is None or job in self._heads.jobs or ahead == job:
             return self._reasons.quota_is_owned(queue, flavour, need), ""
         # Promises that are in the way came before this job, so the first of all did.
-        ahead = self.ahead(queue, flavour)
         if ahead is None:  # a job that grows has it
             return self._reasons.quota_exceeded(round_.promised, queue, flavour, kept), ""
         jobs = round_.snapshot.jobs
