@@ -75,6 +75,7 @@ class _Head:
     job: int
     start: float
     basis: Basis
+    nodes: list[int]
     smallest: list[int]
     """By domain that it may start in: the least that the end of one job gives back there, in its workers."""
 
@@ -104,7 +105,7 @@ class Reference:
                 self._count(self.firm, job, self.jobs.held[job].tolist())
         self.held_back: set[tuple[int, int]] = set()
         self.firm_held_back: set[tuple[int, int]] = set()
-        self.reserved_in: set[tuple[int, int]] = set()
+        self.reserved_in: dict[tuple[int, int], int] = {}
         self.served: set[int] = set()
         self.early: set[int] = set()
         self.turned_down: dict[int, str] = {}
@@ -334,7 +335,10 @@ class Reference:
             lacks = self._home(job) in self.held_back or not self._allows(self.promised, job)
             firm = not self.jobs.terms.preemptible[job] and not lacks and self._allows(self.used, job)
             (self.firm_held_back if firm else self.held_back).add(self._home(job))
-            self.reserved_in.add((self._tree(job), int(self.jobs.flavours[job])))
+            self.reserved_in.setdefault(self._pool(job), job)
+
+    def _pool(self, job: int) -> tuple[int, int]:
+        return self._tree(job), int(self.jobs.flavours[job])
 
     def _tree(self, job: int) -> int:
         return oracle.way_up(self.world, int(self.jobs.queues[job]))[-1]
@@ -434,7 +438,7 @@ class Reference:
             self._take(self.ahead, job, made[chosen].places)
         self._count(self.promised, job, self._whole(job))
         self._count_firm(job)
-        self.reserved_in.add((self._tree(job), int(self.jobs.flavours[job])))
+        self.reserved_in.setdefault(self._pool(job), job)
         self.turned_down.clear()
         self.asked.append(made[chosen])
         return True
@@ -502,19 +506,21 @@ class Reference:
         """Quota is charged as if it ran, and room is kept on every node that it could ever use."""
         self._count(self.promised, job, self._whole(job))
         self._count_firm(job)
-        self.reserved_in.add((self._tree(job), int(self.jobs.flavours[job])))
+        self.reserved_in.setdefault(self._pool(job), job)
         self.ahead = self.ahead or [list(each) for each in self.free]
         start, counts = self._earliest(job, self.ahead, self.likely_end)
         latest, _ = self._earliest(job, self.ahead, self.sure_end)
         empty = slots(self.world, job, self.empty)
-        basis = Basis.UNKNOWN
+        basis, places = Basis.UNKNOWN, list[int]()
         if start < FOREVER:
-            self._take(self.ahead, job, place(self.world, job, counts, empty, self.size[job]))
+            places = place(self.world, job, counts, empty, self.size[job])
+            self._take(self.ahead, job, places)
             basis = Basis.LIMITS if start >= latest else Basis.PROGRESS
         if not self.jobs.terms.preemptible[job]:
             start = max([start, *(head.start for head in self.heads if self.both_could_use(job, head.job))])
         able = [site for site in reach(self.world, job) if sum(empty[node] for node in site) >= self.size[job]]
-        self.heads.append(_Head(job, start, basis, [self._smallest_end(job, site) for site in able]))
+        nodes = [node for node, count in enumerate(places) if count]
+        self.heads.append(_Head(job, start, basis, nodes, [self._smallest_end(job, site) for site in able]))
         worker = (*self.jobs.requests[job].tolist(), int(self.jobs.filters[job]))
         for node in {node for site in able for node in site}:
             if empty[node] and not any(kept[0] == worker and kept[1] == node for kept in self.kept_for):
@@ -605,7 +611,7 @@ class Reference:
             return WaitReason.QUOTA_EXCEEDED  # what those who leave still use
         if self._allows(self.promised, job) and not held_back:
             return WaitReason.QUOTA_EXCEEDED  # its owners' own jobs wait for it
-        kept = (self._tree(job), int(self.jobs.flavours[job])) in self.reserved_in
+        kept = self.reserved_in.get(self._pool(job), job) != job
         return WaitReason.BEHIND_OTHERS if kept else WaitReason.QUOTA_EXCEEDED
 
     # Small things
@@ -812,11 +818,26 @@ class _Starts:
         for job, (start, basis) in self._of_heads().items():
             if start < FOREVER:
                 gone = self._all_gone() if job in lacks_quota else self.now
+                if basis is Basis.LIMITS and self._may_be_passed(job):
+                    basis = Basis.QUEUE
                 found[job] = (max(start, gone, float(self.jobs.terms.opens[job])), basis)
         for job, verdict in self.waits:
             if verdict == "promised":
                 found[job] = (self._all_gone(), Basis.PROMISED)
         return found
+
+    def _may_be_passed(self, job: int) -> bool:
+        """Whether one ahead of a head, that is none, waits for quota and may take its quota or its room then."""
+        made, heads = self.made, {head.job: head for head in self.made.heads}
+        ahead = [other for other, _ in self.waits[: [each for each, _ in self.waits].index(job)]]
+        for other in ahead:
+            if other in heads or (other, "quota") not in self.waits:
+                continue
+            empty = slots(self.world, other, made.empty)
+            shares = asks(self.world, job).keys() & asks(self.world, other).keys()
+            if made._pool(job) == made._pool(other) or (shares and any(empty[node] for node in heads[job].nodes)):
+                return True
+        return False
 
     def _all_gone(self) -> float:
         """When the last of those has left who are asked to go."""

@@ -88,6 +88,31 @@ def test_reservations_and_promises_are_told_as_they_are() -> None:
     assert expect(promised).of(3) == (NOW + GRACE, Basis.PROMISED)
 
 
+@pytest.mark.parametrize("beneficiary", [NONE, 1, 2, 3], ids=["nobody", "another", "its own sake", "the job"])
+def test_who_is_promised_what_those_leave_who_were_asked_for_another_waits_for_them(beneficiary: int) -> None:
+    """The node of the one that leaves is promised to two others, half each."""
+    halves = [Job("another", gpus=4, reserved=True, on=on(0)), Job("job", gpus=4, reserved=True, on=on(0))]
+    base = snapshot(rack(0, 2, used_gpus=8), [Job("stays", on=on(1)), halves[0], Job("leaves", on=on(0)), halves[1]])
+    runs = replace(base.jobs.runs, grace=np.full(4, GRACE))
+    runs.leaving[2], runs.beneficiary[2] = True, beneficiary
+    world_ = replace(base, now=NOW, jobs=replace(base.jobs, runs=runs))
+    waiting = Outcome(world_, plan(world_)).waiting["job"]
+    assert (waiting.expected - NOW, waiting.basis) == (GRACE, Basis.PROMISED)
+    world_.jobs.terms.limit[3] = 500.0
+    timeline = Timeline(world_, Desk.of(world_).tree)
+    assert timeline.sure[3] == NOW + GRACE + 500.0 + GRACE
+
+
+def test_who_is_promised_also_what_others_leave_since_an_earlier_plan_waits_for_them() -> None:
+    jobs = [Job("leaves", on=on(0)), Job("victim", on=on(1)), Job("job", workers=2, priority=1)]
+    base = snapshot(rack(0, 2, used_gpus=8), jobs)
+    runs = replace(base.jobs.runs, grace=np.array([300.0, GRACE, GRACE]))
+    runs.leaving[0] = True
+    made = plan(replace(base, now=NOW, jobs=replace(base.jobs, runs=runs)))
+    assert [each.uid for each in made.evictions] == ["victim"]
+    assert (made.waiting[0].expected - NOW, made.waiting[0].basis) == (300.0, Basis.PROMISED)
+
+
 def test_a_window_that_opens_later_keeps_no_room_from_others() -> None:
     base = world(rack(0, 1), [Run(Job("a"), on(0), ends=100.0)], [Job("night"), Job("c")])
     base.jobs.terms.opens[1] = NOW + 5_000.0
@@ -124,6 +149,27 @@ def test_who_cannot_give_back_waits_for_one_of_its_queue_that_cannot_either() ->
     assert found["c"].expected - NOW == 500.0
     silent = replace(base, jobs=replace(base.jobs, runs=replace(base.jobs.runs, ends=np.full(4, FOREVER))))
     assert Outcome(silent, plan(silent)).waiting["c"].basis is Basis.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("ahead", "basis"),
+    [
+        ([], Basis.LIMITS),
+        ([Job("ahead", workers=2, priority=1)], Basis.QUEUE),
+        ([Job("ahead", workers=2, priority=1, only_on=on(1, 2))], Basis.QUEUE),
+        ([Job("behind", workers=2, submitted=1.0)], Basis.LIMITS),
+    ],
+)
+def test_a_reserved_start_is_no_proof_where_a_job_ahead_waits_for_quota_and_takes_what_it_wants_then(
+    ahead: list[Job], basis: Basis
+) -> None:
+    runs, waits = [Run(Job("a", priority=1), on(0), bound=100.0)], [*ahead, Job("head", only_on=on(0))]
+    base = _limited(world(rack(0, 3), runs, waits), 16)
+    waiting = Outcome(base, plan(base)).waiting
+    assert [each.reason for uid, each in waiting.items() if uid != "head"] == [WaitReason.QUOTA_EXCEEDED] * len(ahead)
+    assert (waiting["head"].expected - NOW, waiting["head"].basis) == (100.0 + GRACE, basis)
+    then = _limited(world(rack(0, 3), [], waits), 16)
+    assert ("head" in Outcome(then, plan(then)).admitted) is (basis is Basis.LIMITS), "it may start when a has ended"
 
 
 def _limited(base: Snapshot, gpus: int) -> Snapshot:

@@ -23,7 +23,7 @@ import numpy as np
 
 from muster.scheduling.gangs import is_accelerator
 from muster.scheduling.plan import Basis
-from muster.scheduling.promises import left_nodes, moving
+from muster.scheduling.promises import cleared_at
 from muster.scheduling.room import Room
 from muster.scheduling.snapshot import FOREVER, NONE, Index, Int, Mask, Seconds, Snapshot
 from muster.scheduling.timeline import Timeline
@@ -48,10 +48,10 @@ class Expected:
     starts: Seconds
     bases: Index
 
-    def promised(self, jobs: Sequence[int], start: float) -> Expected:
-        """The same, but some jobs have a promise and start then."""
+    def promised(self, jobs: Sequence[int], starts_of: Sequence[float]) -> Expected:
+        """The same, but these jobs have a promise and start then."""
         starts, bases = self.starts.copy(), self.bases.copy()
-        starts[jobs], bases[jobs] = start, _PROMISED
+        starts[jobs], bases[jobs] = starts_of, _PROMISED
         return Expected(starts, bases)
 
     def at_latest(self, others: Mapping[int, float]) -> Expected:
@@ -261,20 +261,7 @@ def _known_or_typical(snapshot: Snapshot, timeline: Timeline, typical: Seconds) 
 
 def promised_starts(snapshot: Snapshot) -> Expected:
     """Of RESERVED jobs alone: they start when the last of those is gone who make room for them."""
-    runs, count = snapshot.jobs.runs, len(snapshot.jobs.uids)
+    count, reserved = len(snapshot.jobs.uids), snapshot.jobs.reserved
     starts, bases = np.full(count, FOREVER), np.full(count, _UNKNOWN, dtype=np.int32)
-    reserved = snapshot.jobs.reserved
-    starts[reserved], bases[reserved] = snapshot.now, _PROMISED
-    going = np.flatnonzero(runs.leaving & (runs.beneficiary != NONE))
-    going = going[reserved[runs.beneficiary[going]]]
-    np.maximum.at(starts, runs.beneficiary[going], snapshot.now + runs.grace[going])
-    movers = moving(snapshot)
-    if movers:
-        graces = np.zeros(len(snapshot.nodes.names))
-        for row in movers:
-            left = left_nodes(runs.nodes_of(row), runs.promised_to(row))
-            graces[left] = np.maximum(graces[left], runs.grace[row])
-        for job in np.flatnonzero(reserved).tolist():
-            nodes = runs.nodes_of(job)
-            starts[job] = max(starts[job], snapshot.now + graces[nodes[nodes != NONE]].max(initial=0.0))
+    starts[reserved], bases[reserved] = cleared_at(snapshot)[reserved], _PROMISED
     return Expected(starts, bases)

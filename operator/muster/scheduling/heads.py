@@ -14,7 +14,7 @@ The jobs behind the last head wait without keeping anything from anybody. They b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -33,12 +33,14 @@ from muster.scheduling.timeline import Reservation, Timeline
 class Head:
     """
     Attributes:
+        flavour: whose quota is kept for it.
         watch: works its guard out, as of when it became a head.
         where: N, places where room is kept for it; `fresh`: where it was kept for nobody before.
     """
 
     job: int
     gang: Gang
+    flavour: int
     reservation: Reservation
     watch: Callable[[], Guard]
     where: Mask
@@ -115,7 +117,7 @@ class Heads:
         watch = partial(guard, timeline, round_.tree, room, gang, worker, reservation)
         fresh = round_.split_spare().keep(gang.worker, where)
         none = np.zeros(len(round_.tree.order), dtype=np.bool_)
-        self.all.append(Head(job, gang, reservation, watch, where, none if fresh is None else fresh))
+        self.all.append(Head(job, gang, flavour, reservation, watch, where, none if fresh is None else fresh))
         return self.all[-1]
 
     def _behind(self, job: int, gang: Gang, where: Mask, reservation: Reservation) -> Reservation:
@@ -190,11 +192,26 @@ class Heads:
             found[head.job] = start, basis
         return found
 
+    def of(self, job: int) -> Head:
+        """The head that a job is."""
+        return next(each for each in self.all if each.job == job)
+
+    def may_lose_room(self, head: Head, workers: Collection[int]) -> bool:
+        """Whether workers of one of these kinds could use what is reserved for a head."""
+        if head.reservation.taken is None:
+            return False
+        reserved, asked = np.flatnonzero(head.reservation.taken), self._asked(head.gang.worker)
+        empty = self._round.room.slots_when_empty
+        return any(asked & self._asked(worker) and bool(empty(worker).counts[reserved].any()) for worker in workers)
+
     def _share(self, gang: Gang, where: Mask, other: Head) -> bool:
         """Whether there is a place and a resource that both could use."""
-        workers = self._round.kinds.workers
-        asked, others = ({resource for resource, _ in workers[each.worker].asks} for each in (gang, other.gang))
+        asked, others = self._asked(gang.worker), self._asked(other.gang.worker)
         return bool(asked & others) and bool((where & other.where).any())
+
+    def _asked(self, worker: int) -> set[int]:
+        """Resources."""
+        return {resource for resource, _ in self._round.kinds.workers[worker].asks}
 
     def open_to(self) -> Mask:
         """J, jobs that might start on any free room at the end of the round, whoever it is kept for: the first of all

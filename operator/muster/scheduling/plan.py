@@ -108,7 +108,8 @@ class Basis(str, Enum):
     PROMISED = "promised"
     """Room is promised and being cleared."""
     LIMITS = "limits"
-    """Enforced ends of running jobs (`maxRuntime`): not later than this, if nobody ranks before it meanwhile."""
+    """Enforced ends of running jobs (`maxRuntime`): not later than this, if nobody ranks before it meanwhile;
+    nobody who does waits for quota."""
     PROGRESS = "progress"
     """The running jobs' own progress: an estimate."""
     QUEUE = "queue"

@@ -47,9 +47,10 @@ from muster.scheduling.growth import Growth
 from muster.scheduling.heads import Heads
 from muster.scheduling.improving import improve
 from muster.scheduling.order import Ordering
-from muster.scheduling.plan import Admission, Plan, as_it_is
+from muster.scheduling.plan import Admission, Basis, Plan, as_it_is
 from muster.scheduling.policy import DEFAULT, Policy
 from muster.scheduling.preempting import Preempting, cleared
+from muster.scheduling.promises import left_at
 from muster.scheduling.ranks import by_length, pending_by_rank, works
 from muster.scheduling.rounds import Fate, Round, Verdict
 from muster.scheduling.snapshot import FOREVER, Jobs, Snapshot
@@ -312,7 +313,14 @@ def _expect(round_: Round, heads: Heads, verdicts: Sequence[Verdict]) -> Expecte
     found = _of_those_able(round_, heads, able) if able else promised_starts(round_.snapshot)
     found = found.at_latest(fallback_starts(round_, verdicts))
     cleared = [each.job for each in verdicts if each.fate is Fate.CLEARED]
-    return found.promised(cleared, round_.snapshot.now + round_.longest_grace())
+    return found.promised(cleared, _cleared_at(round_, cleared)) if cleared else found
+
+
+def _cleared_at(round_: Round, jobs: Sequence[int]) -> list[float]:
+    """When those are gone who make room for jobs to which this plan promises some."""
+    asked, left = round_.snapshot.now + round_.longest_grace(), left_at(round_.after_evictions())
+    nodes = {each.uid: each.nodes for each in round_.promises}
+    return [float(left[nodes[round_.snapshot.jobs.uids[job]]].max(initial=asked)) for job in jobs]
 
 
 def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expected:
@@ -336,4 +344,24 @@ def _of_those_able(round_: Round, heads: Heads, able: Sequence[Verdict]) -> Expe
         if each.fate is _QUOTA and each.job in reserved:
             start, basis = reserved[each.job]
             reserved[each.job] = max(start, back), basis
+    _call_those_rough_that_may_be_passed(round_, heads, able, reserved)
     return expected_starts(round_.snapshot, heads.timeline, round_.tree, round_.room, lacking, reserved)
+
+
+def _call_those_rough_that_may_be_passed(
+    round_: Round, heads: Heads, able: Sequence[Verdict], reserved: dict[int, tuple[float, Basis]]
+) -> None:
+    """Nothing is kept for a job that waits for quota, and nothing tells when it has some. Then it takes quota and room
+    that were reserved for those behind it in the order: enforced ends are no proof for their starts."""
+    kinds, circle = round_.kinds, round_.used.circle
+    workers, pools = set[int](), set[tuple[int, int]]()
+    for job, fate, *_ in able:
+        choices, tree = kinds.kinds[kinds.of[job]].choices, circle(round_.queue_of[job])
+        if job not in reserved:
+            if fate is _QUOTA:
+                workers.update(choice.worker for choice in choices)
+                pools.update((tree, choice.flavour) for choice in choices)
+        elif reserved[job][1] is Basis.LIMITS:
+            head = heads.of(job)
+            if (tree, head.flavour) in pools or heads.may_lose_room(head, workers):
+                reserved[job] = reserved[job][0], Basis.QUEUE

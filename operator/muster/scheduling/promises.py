@@ -26,7 +26,7 @@ import numpy as np
 
 from muster.scheduling.plan import Admission
 from muster.scheduling.quota import Ledger, Need
-from muster.scheduling.snapshot import NONE, Index, Int, Mask, Snapshot
+from muster.scheduling.snapshot import NONE, Index, Int, Mask, Seconds, Snapshot
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,34 @@ def victims_of(snapshot: Snapshot, job: int) -> list[int]:
     ending = [int(row) for row in np.flatnonzero(runs.leaving & (runs.beneficiary == job)) if row != job]
     left = ((row, left_nodes(runs.nodes_of(row), runs.promised_to(row))) for row in moving(snapshot))
     return ending + [row for row, nodes in left if np.isin(nodes, runs.nodes_of(job)).any()]
+
+
+def cleared_at(snapshot: Snapshot) -> Seconds:
+    """J, when the last of those is gone who make room for a RESERVED job; `now` for all others."""
+    jobs, runs = snapshot.jobs, snapshot.jobs.runs
+    found = np.full(len(jobs.uids), snapshot.now)
+    reserved = np.flatnonzero(jobs.reserved).tolist()
+    if not reserved or not runs.leaving.any():
+        return found
+    victims = np.flatnonzero(runs.leaving & (runs.beneficiary != NONE))
+    np.maximum.at(found, runs.beneficiary[victims], snapshot.now + runs.grace[victims])
+    left = left_at(snapshot)
+    for job in reserved:
+        nodes = runs.nodes_of(job)
+        found[job] = left[nodes[nodes != NONE]].max(initial=found[job])
+    return found
+
+
+def left_at(snapshot: Snapshot) -> Seconds:
+    """N, when the last of those is gone who leave a node, for whomever: what one of them leaves may be promised to
+    several. `now` where there are none."""
+    runs, found = snapshot.jobs.runs, np.full(len(snapshot.nodes.names), snapshot.now)
+    movers = {*moving(snapshot)}
+    for row in np.flatnonzero(runs.leaving & snapshot.jobs.holding).tolist():
+        nodes = runs.nodes_of(row)
+        nodes = left_nodes(nodes, runs.promised_to(row)) if row in movers else nodes[nodes != NONE]
+        found[nodes] = np.maximum(found[nodes], snapshot.now + runs.grace[row])
+    return found
 
 
 def left_nodes(before: Index, after: Index) -> Index:

@@ -18,6 +18,7 @@ import numpy as np
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.placement import fits, place
 from muster.scheduling.plan import Basis
+from muster.scheduling.promises import cleared_at
 from muster.scheduling.room import Room, Taken, count_slots
 from muster.scheduling.snapshot import FOREVER, NONE, Int, Mask, Seconds, Snapshot
 from muster.scheduling.topology import Tree, prefix_sums
@@ -227,11 +228,8 @@ def _ends(snapshot: Snapshot) -> tuple[Seconds, Seconds]:
     likely = np.minimum(np.where(runs.leaving, sure, ends), sure)
     reserved = np.flatnonzero(jobs.reserved)
     if reserved.size:
-        # They start when their victims are gone, one grace from now, and run from then on.
-        start = np.full(len(jobs.uids), now)
-        victims = np.flatnonzero(runs.leaving & (runs.beneficiary != NONE))
-        np.maximum.at(start, runs.beneficiary[victims], now + runs.grace[victims])
-        start = (start + runs.restart)[reserved]
+        # They start when those are gone who make room for them, one grace from now, and run from then on.
+        start = (cleared_at(snapshot) + runs.restart)[reserved]
         sure[reserved] = start + jobs.terms.limit[reserved] + runs.grace[reserved]
         likely[reserved] = np.minimum(start + jobs.terms.estimate[reserved], sure[reserved])
     pending = jobs.pending
