@@ -120,6 +120,17 @@ def test_a_window_that_opens_later_keeps_no_room_from_others() -> None:
     assert starts(expect(base), 1, 2) == [5_000.0, 100.0]
 
 
+@pytest.mark.parametrize(("closes", "start"), [(FOREVER, 130.0), (131.0, 130.0), (130.0, 9_000.0), (50.0, 9_000.0)])
+@pytest.mark.parametrize("reserved", [True, False])
+def test_whose_window_is_shut_when_room_comes_back_is_expected_when_it_opens_again(
+    closes: float, start: float, reserved: bool
+) -> None:
+    base = world(rack(0, 1), [Run(Job("a"), on(0), bound=100.0)], [Job("night")])
+    base.jobs.terms.closes[1], base.jobs.terms.reopens[1] = NOW + closes, NOW + 9_000.0
+    known = {1: (NOW + 130.0, Basis.LIMITS)} if reserved else {}
+    assert expect(base, reserved=known).of(1) == (NOW + start, Basis.LIMITS if reserved else Basis.QUEUE)
+
+
 def test_who_lacks_quota_waits_for_jobs_of_its_own_queue() -> None:
     runs = [Run(Job("a"), on(0), ends=500.0), Run(Job("other", queue=None), on(1), ends=100.0)]
     assert starts(expect(_limited(world(rack(0, 3), runs, [Job("c")]), 8), quota=(2,)), 2) == [500.0]

@@ -76,7 +76,7 @@ class TermsInput:
         slices: (workers, name of the level), widest first.
         balanced: name of a level, or "".
         spares: workers' room beside the gang's own.
-        opens, closes, limit, estimate, length, deadline: in seconds, as the arrays of `Terms`.
+        opens, closes, reopens, limit, estimate, length, deadline: in seconds, as the arrays of `Terms`.
     """
 
     preemptible: bool = True
@@ -87,6 +87,7 @@ class TermsInput:
     alternatives: tuple[AlternativeInput, ...] = ()
     opens: float = 0.0
     closes: float = FOREVER
+    reopens: float = 0.0
     limit: float = FOREVER
     estimate: float = FOREVER
     length: float = FOREVER
@@ -315,7 +316,7 @@ def _terms(
         terms.reclaims[index] = said.reclaims
         terms.opens[index], terms.closes[index], terms.limit[index] = said.opens, said.closes, said.limit
         terms.estimate[index], terms.deadlines[index] = said.estimate, said.deadline
-        terms.length[index] = said.length
+        terms.length[index], terms.reopens[index] = said.length, said.reopens
         if said.slices or said.balanced or said.spares:
             shapes[index] = Shape(
                 slices=tuple((workers, level_row[level]) for workers, level in said.slices),

@@ -164,6 +164,7 @@ def _terms(
         alternatives=tuple(others[1:]),
         opens=times.opens,
         closes=times.closes,
+        reopens=times.reopens,
         limit=times.limit,
         estimate=times.estimate,
         length=expected,

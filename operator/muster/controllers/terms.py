@@ -187,12 +187,14 @@ class Bounds:
     Attributes:
         opens: since the epoch; 0 for a job that may start now.
         closes: since the epoch, from when on one that may start now may not any more.
+        reopens: since the epoch, from when on such a one may again.
         limit: that a run takes at most, whatever it does: enforced.
         estimate: that it is expected to take.
     """
 
     opens: float = 0.0
     closes: float = math.inf
+    reopens: float = 0.0
     limit: float = math.inf
     estimate: float = math.inf
 
@@ -220,9 +222,15 @@ def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_
     return Bounds(
         opens=opens.timestamp() if opens > now else 0.0,
         closes=math.inf if closes is None else closes.timestamp(),
+        reopens=_reopens(window, now) if window is not None and closes is not None else 0.0,
         limit=min(limits),
         estimate=math.inf if left is None else start_seconds + left.seconds,
     )
+
+
+def _reopens(window: EffectiveWindow, now: datetime) -> float:
+    """Since the epoch, when a window that is open now, and closes, opens next."""
+    return opening(window, opening(window, now).closes).opens.timestamp()
 
 
 def _gpus_each(spec: EffectiveSpec) -> Fraction:

@@ -146,6 +146,8 @@ def expected_starts(
         if start < FOREVER:
             starts[job] = max(start, float(jobs.terms.opens[job]))
             bases[job] = BASES.index(basis)
+    closed = waiting[np.isfinite(starts[waiting]) & (starts[waiting] >= jobs.terms.closes[waiting])]
+    starts[closed] = np.maximum(starts[closed], jobs.terms.reopens[closed])  # its window is shut by then
     return Expected(starts, bases)
 
 

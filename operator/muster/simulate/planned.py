@@ -236,7 +236,7 @@ class Planned:
         """`left`: seconds of work that each may still do. The first `holding` rows have nodes."""
         count, alike, restart = len(rows), self._alike, world.costs.restart
         others, shapes, deadline = self._workload.alternatives, self._workload.shapes, self._workload.trace.deadline
-        opens, closes, longest = self._open(world, rows, holding, now)
+        opens, closes, reopens, longest = self._open(world, rows, holding, now)
         ran = world.epoch[rows]
         ran_before = ran > 0
         limit = left + np.where(ran_before, restart, 0.0)
@@ -253,15 +253,16 @@ class Planned:
             deadlines=alike.never[:count] if deadline is None else deadline[rows],
             reclaims=alike.yes[:count],
             closes=closes,
+            reopens=reopens,
         )
 
-    def _open(self, world: World, rows: Int, holding: int, now: float) -> tuple[Seconds, Seconds, Seconds]:
-        """As `Terms.opens` and `Terms.closes`, and what a run takes at most by its window, in seconds."""
+    def _open(self, world: World, rows: Int, holding: int, now: float) -> tuple[Seconds, Seconds, Seconds, Seconds]:
+        """As `Terms.opens`, `closes` and `reopens`, and what a run takes at most by its window, in seconds."""
         work, count = self._workload, len(rows)
         never = self._alike.never[:count]
         if work.window is None:
-            return self._alike.zeros[:count], never, never
-        opens, closes, longest = np.zeros(count), never.copy(), never.copy()
+            return self._alike.zeros[:count], never, self._alike.zeros[:count], never
+        opens, closes, reopens, longest = np.zeros(count), never.copy(), np.zeros(count), never.copy()
         known: dict[tuple[int, float], Bounds] = {}
         for at in np.flatnonzero(work.window[rows] != NONE).tolist():
             job = int(rows[at])
@@ -271,9 +272,9 @@ class Planned:
             takes = world.costs.restart if at < holding else world.start_takes(job)
             if (which, takes) not in known:
                 known[which, takes] = work.windows[which].bounds(now, takes)
-            opens[at], closes[at], longest[at] = known[which, takes]
+            opens[at], closes[at], reopens[at], longest[at] = known[which, takes]
         longest[:holding] = FOREVER  # of those that run, `Runs.bound` says when they have to stop
-        return opens, closes, longest
+        return opens, closes, reopens, longest
 
     def _runs(self, world: World, parts: Parts, left: Seconds, where: _Where, now: float) -> Runs:
         rows, holding = parts.jobs, parts.holding

@@ -30,11 +30,13 @@ class Bounds(NamedTuple):
     Attributes:
         opens: from when on it may start; 0 where it may now.
         closes: from when on it may not any more; infinite where it may not now.
+        reopens: from when on it may again; 0 where it may not now.
         longest: seconds that a run takes at most.
     """
 
     opens: float
     closes: float
+    reopens: float
     longest: float
 
 
@@ -74,7 +76,10 @@ class Window:
         opens = self.may_start(now, start)
         found = self.opening(max(opens, now))
         longest = found.closes - found.opens if self.stops else math.inf
-        return Bounds(opens, math.inf, longest) if opens > now else Bounds(0.0, self.until(now, start), longest)
+        if opens > now:
+            return Bounds(opens, math.inf, 0.0, longest)
+        reopens = self.opening(found.closes).opens if found.closes < math.inf else 0.0
+        return Bounds(0.0, self.until(now, start), reopens, longest)
 
     def shut(self, begin: float, end: float) -> float:
         """Seconds between two moments in which it was not open."""

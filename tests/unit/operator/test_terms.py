@@ -101,6 +101,7 @@ def test_a_job_may_start_until_its_last_minutes_and_before_its_window_nothing_cl
     job, day = spec(window={"start": "0 20 * * *", "duration": "3h"}), datetime(2026, 3, 2, tzinfo=UTC)
     found = terms.bounds(job, TrainingJobStatus(), day + 21 * HOUR, 120.0)
     assert (found.opens, found.closes) == (0.0, (day + 23 * HOUR).timestamp() - 240)
+    assert found.reopens == (day + 44 * HOUR).timestamp()
     found = terms.bounds(job, TrainingJobStatus(), day + 12 * HOUR, 120.0)
     assert (found.opens, found.closes) == ((day + 20 * HOUR).timestamp(), float("inf"))
     always = spec(window={"start": "0 * * * *", "duration": "3h"})

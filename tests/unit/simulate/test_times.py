@@ -142,8 +142,8 @@ def test_a_window_on_the_simulations_clock() -> None:
     # Twice the time of a start has to be left.
     assert window.may_start(6 * HOUR - 119, 60) == 20 * HOUR
     assert window.may_start(6 * HOUR - 121, 60) <= 6 * HOUR - 121
-    assert window.bounds(7 * HOUR, 60) == (20 * HOUR, np.inf, 10 * HOUR)
-    assert window.bounds(21 * HOUR, 60) == (0, 30 * HOUR - 120, 10 * HOUR)
+    assert window.bounds(7 * HOUR, 60) == (20 * HOUR, np.inf, 0, 10 * HOUR)
+    assert window.bounds(21 * HOUR, 60) == (0, 30 * HOUR - 120, 44 * HOUR, 10 * HOUR)
 
 
 def test_a_deadline_hurries_a_job_under_muster_alone() -> None:
