@@ -354,14 +354,19 @@ def _call_those_rough_that_may_be_passed(
     """Nothing is kept for a job that waits for quota, and nothing tells when it has some. Then it takes quota and room
     that were reserved for those behind it in the order: enforced ends are no proof for their starts."""
     kinds, circle = round_.kinds, round_.used.circle
-    workers, pools = set[int](), set[tuple[int, int]]()
+    workers, pools, seen = set[int](), set[tuple[int, int]](), set[tuple[int, int]]()
+    proven = {job for job, (_, basis) in reserved.items() if basis is Basis.LIMITS}
     for job, fate, *_ in able:
-        choices, tree = kinds.kinds[kinds.of[job]].choices, circle(round_.queue_of[job])
-        if job not in reserved:
-            if fate is _QUOTA:
-                workers.update(choice.worker for choice in choices)
-                pools.update((tree, choice.flavour) for choice in choices)
-        elif reserved[job][1] is Basis.LIMITS:
+        if not proven:
+            return
+        queue, kind = round_.queue_of[job], kinds.of[job]
+        if job in proven:
+            proven.remove(job)
             head = heads.of(job)
-            if (tree, head.flavour) in pools or heads.may_lose_room(head, workers):
+            if (circle(queue), head.flavour) in pools or heads.may_lose_room(head, workers):
                 reserved[job] = reserved[job][0], Basis.QUEUE
+        elif fate is _QUOTA and job not in reserved and (queue, kind) not in seen:
+            seen.add((queue, kind))
+            choices = kinds.kinds[kind].choices
+            workers.update(choice.worker for choice in choices)
+            pools.update((circle(queue), choice.flavour) for choice in choices)
