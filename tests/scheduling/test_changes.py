@@ -14,6 +14,7 @@ from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import Shape, Sizes, Snapshot, TopologyMode
 
 from .cases import Job, Node, Outcome, Queue, rack, snapshot
+from .crowded import crowded
 from .worlds import contended, trees
 
 pytestmark = pytest.mark.unit
@@ -34,9 +35,9 @@ def changed(world: Snapshot, waiting: Waiting, change: Change) -> Snapshot:
     """The world in which a job does what it was told would help."""
     row, jobs = world.jobs.uids.index(waiting.uid), world.jobs
     if change.kind is ChangeKind.WORKERS:
-        workers = jobs.workers.copy()
-        workers[row] = int(change.value)
-        return replace(world, jobs=replace(jobs, workers=workers, sizes=Sizes.fixed(workers)))
+        workers, least, most = (each.copy() for each in (jobs.workers, jobs.sizes.least, jobs.sizes.most))
+        workers[row] = least[row] = most[row] = int(change.value)
+        return replace(world, jobs=replace(jobs, workers=workers, sizes=replace(jobs.sizes, least=least, most=most)))
     if change.kind is ChangeKind.SPARES:
         shapes = [*jobs.terms.shapes]
         shapes[row] = replace(shapes[row], spares=int(change.value))
@@ -57,7 +58,16 @@ def changed(world: Snapshot, waiting: Waiting, change: Change) -> Snapshot:
 @given(st.one_of(contended(), trees()), st.integers(0, 2**32 - 1))
 def test_whoever_does_what_would_help_starts(world: Snapshot, seed: int) -> None:
     draw = np.random.default_rng(seed)
-    world = firm(world, *(uid for uid in world.jobs.uids if draw.random() < 0.5))
+    whoever_does_what_would_help_starts(firm(world, *(uid for uid in world.jobs.uids if draw.random() < 0.5)))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2**32 - 1))
+def test_so_do_elastic_gangs_and_those_with_spares_windows_limits_and_deadlines(seed: int) -> None:
+    whoever_does_what_would_help_starts(crowded(np.random.default_rng(seed)))
+
+
+def whoever_does_what_would_help_starts(world: Snapshot) -> None:
     made = plan(world)
     for waiting in map(made.helped, made.waiting):
         for change in waiting.changes:
