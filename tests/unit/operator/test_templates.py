@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muster.api.jobparts import JobDefaults
 from muster.api.trainingqueue import TrainingQueue
 
 from .loops import World, world
@@ -123,3 +126,10 @@ async def test_a_running_job_whose_pod_template_becomes_nonsense_stops_nobody() 
             later.show(name)
         later.submit("second")
         await later.until(lambda: later.placed("second"), seconds=10)
+
+
+def test_the_page_names_every_field_of_a_template_and_no_other() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "queues.md").read_text()
+    (listed,) = re.findall(r"^\* It may give (.*?)\. ", page, re.MULTILINE | re.DOTALL)
+    fields = {field.alias or name for name, field in JobDefaults.model_fields.items()}
+    assert set(re.findall(r"`(\w+)`", listed)) == fields

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from muster.scheduling.snapshot import NONE, UNLIMITED, Preempts
 from muster.simulate import cluster as clusters
@@ -190,6 +191,14 @@ def test_a_wrong_file_says_where(tmp_path: Path, text: str, told: str) -> None:
 def test_the_example_is_a_cluster() -> None:
     example = Path(__file__).parents[3] / "examples" / "simulator" / "cluster.yaml"
     assert clusters.read(example).gpus.sum() == 512
+
+
+def test_the_page_shows_a_file_that_is_read_and_the_defaults() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+    shown = ClusterFile.model_validate(yaml.safe_load(page.split("```yaml\n")[1].split("```")[0]))
+    plain = ClusterFile.model_validate({"nodes": [{"count": shown.nodes[0].count}]})
+    for field in ("nodes", "half_life", "fallback_after", "order", "costs", "faults"):
+        assert getattr(shown, field) == getattr(plain, field), field
 
 
 def test_a_queue_that_the_file_lacks_is_named() -> None:
