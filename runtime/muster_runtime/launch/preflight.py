@@ -115,8 +115,6 @@ def check(uri: CheckpointUri, start_from: str = "") -> None:
     key = _below(uri, f".muster-preflight-{secrets.token_hex(8)}")
     try:
         written = conditions.probe(calls, key)
-        if "//" in f"/{key}" and not calls.has(uri.bucket, key):
-            raise calls.unlisted(uri)
     except conditions.NotKept as error:
         calls.clear(conditions.scratch(key))
         raise calls.no_conditions(str(error)) from error
@@ -255,14 +253,6 @@ class _Calls:
             Kind.NO_CONDITIONS,
             f"{self._server} does not keep conditional writes (If-None-Match, If-Match) in bucket {self._bucket!r}: "
             f"{what}. Two gangs could overwrite each other's checkpoints; use a server that keeps them",
-        )
-
-    def unlisted(self, uri: CheckpointUri) -> Trouble:
-        plain = replace(uri, prefix="/".join(filter(None, uri.prefix.split("/"))))
-        return Trouble(
-            Kind.MISCONFIGURED,
-            f"{self._server} takes // for /, and so lists nothing of what is written to {uri}; correct "
-            f"checkpoint.uri, to {plain} perhaps",
         )
 
     def _no_sums(self, error: Exception) -> Trouble:

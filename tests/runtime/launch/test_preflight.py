@@ -291,15 +291,6 @@ def test_no_single_mishap_makes_a_good_server_a_bad_one(as_user: Any, monkeypatc
     assert not [key for key in objects(as_user) if "preflight" in key]
 
 
-@pytest.mark.parametrize("uri", ["s3://models//llama", "s3://models/team//llama"])
-def test_a_prefix_that_the_server_keeps_as_another_is_told(as_user: Any, uri: str) -> None:
-    with pytest.raises(Trouble, match="takes // for /") as caught:
-        check(parse_uri(uri))
-    assert caught.value.kind is Kind.MISCONFIGURED
-    assert f"to s3://models/{'team/' if 'team' in uri else ''}llama perhaps" in caught.value.sentence
-    assert not [key for key in objects(as_user) if "preflight" in key]
-
-
 def test_bad_storage_ends_the_gang_before_any_rank_starts(s3_server: Any, make_gang: MakeGang) -> None:
     gang = make_gang(2, **s3_server.environment(MUSTER_CHECKPOINT_URI="s3://not-there/x"))
     command = gang.script("mark('started')\n")

@@ -219,7 +219,11 @@ MISTAKES = {
     ),
     "a negative weight": (1, weighed(weight=", -1"), "backward: the weight is -1; it must not be negative"),
     "a batch size": (1, "make(batch_size=4)\n", "session.loader takes no batch_size"),
-    "no global batch": (1, "make(global_batch=0)\n", "global batch is 0|batch_size should be a positive integer"),
+    "no global batch": (
+        1,
+        "make(global_batch=0)\n",
+        "script.py:[0-9]+: global_batch=0: it is a whole number of 1 or more",
+    ),
 }
 
 
