@@ -185,9 +185,8 @@ class Tally:
         row = self.rows.get(name, NONE)
         if row == NONE:
             return ()
-        spare = np.maximum(0, self.held[row] - self.nominal[row]).tobytes()
         counts = int(self.running[row]), int(self.waiting[row]), tuple(sorted(self.slices.get(row, {}).items()))
-        return *counts, self.held[row].tobytes(), self.gpus(row), spare, float(self.shares[row])
+        return *counts, self.held[row].tobytes(), self.nominal[row].tobytes(), float(self.shares[row])
 
     def gpus(self, row: int) -> str:
         """GPUs in use, and of how many where the quotas limit all that are: `16`, or `16/32`."""
