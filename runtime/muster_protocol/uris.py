@@ -6,12 +6,16 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-S3_URI_PATTERN: Final = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^?#\s]*)?$"
+_BUCKET: Final = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+S3_URI_PATTERN: Final = rf"{_BUCKET}(/[^?#\s]*)?$"
 """As a regular expression that both Python and Kubernetes' RE2 read."""
+# Servers that keep objects in folders take two prefixes with a '..' or '//' for one, and list nothing below a '.' or
+# '//'.
 _FOLDER: Final = r"(\.{0,2}[^./?#\s][^/?#\s]*|\.{3,}[^/?#\s]*)"
 _LAST_FOLDER: Final = _FOLDER.replace(r"#\s", r"#\s@")
-S3_RUN_PATTERN: Final = rf"^s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]((/{_FOLDER})*/{_LAST_FOLDER})?/*$"
-"""What `parse_uri_of_run` takes of S3, in the same way: no folder is empty, '.' or '..', and the last has no '@'."""
+_S3_PLACE: Final = rf"{_BUCKET}(/{_FOLDER})*/*$"
+S3_RUN_PATTERN: Final = rf"{_BUCKET}((/{_FOLDER})*/{_LAST_FOLDER})?/*$"
+"""What `parse_uri_of_run` takes of S3: a place whose last folder has no '@'."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,7 @@ def parse_uri(text: str) -> CheckpointUri:
     """Raises ValueError that says what is wrong with `text` and what a right one looks like."""
     if text.startswith("file:///"):
         return CheckpointUri("file", "", text.removeprefix("file://").rstrip("/"))
-    # servers that keep objects in folders take two prefixes with a '..' or '//' for one, and list nothing below a '.'
-    # or '//'
-    folders = text.rstrip("/").split("/")[3:]
-    if not re.fullmatch(S3_URI_PATTERN, text) or {"", ".", ".."} & set(folders):
+    if not re.fullmatch(_S3_PLACE, text):
         rules = (
             ": buckets have 3 to 63 of a-z, 0-9, '.' and '-', and prefixes no space, ? or #, no '//', and no folder "
             "'.' or '..'"

@@ -188,15 +188,15 @@ class Tally:
         counts = int(self.running[row]), int(self.waiting[row]), tuple(sorted(self.slices.get(row, {}).items()))
         return *counts, self.held[row].tobytes(), self.nominal[row].tobytes(), float(self.shares[row])
 
-    def gpus(self, row: int) -> str:
-        """GPUs in use, and of how many where the quotas limit all that are: `16`, or `16/32`."""
+    def gpus(self, row: int) -> tuple[int, int | None]:
+        """GPUs in use; of how many, where the quotas limit all that are."""
         columns = gpu_columns(self.snapshot)
         held, nominal = self.held[row][:, columns], self.nominal[row][:, columns]
         named = nominal < UNLIMITED
         used = int(held.sum())
         if not named.any() or held[~named].any():
-            return str(used)
-        return f"{used}/{int(nominal[named].sum())}"
+            return used, None
+        return used, int(nominal[named].sum())
 
 
 def gpu_columns(snapshot: Snapshot) -> list[int]:
@@ -215,14 +215,14 @@ def queue_status(
     row = tally.rows.get(queue.metadata.name, NONE)
     usage = _usage(tally, row) if row != NONE else ()
     generation = queue.metadata.generation
-    gpus = sum(int(use.used) for item in usage for use in item.resources if use.name in GPUS)
+    used, of = tally.gpus(row) if row != NONE else (0, None)
     return TrainingQueueStatus(
         conditions=_queue_conditions(queue, standing, now),
         observed_generation=generation,
         running=int(tally.running[row]) if row != NONE else 0,
         waiting=int(tally.waiting[row]) if row != NONE else 0,
-        used_gpus=gpus,
-        gpus=tally.gpus(row) if row != NONE else "0",
+        used_gpus=used,
+        gpus=str(used) if of is None else f"{used}/{of}",
         usage=usage[:MAX_FLAVOURS],
         fair_share=fair_share(queue, float(tally.shares[row]) if row != NONE else 0.0, now),
         month=account(queue, _held(tally, row, prices), now) if row != NONE else None,

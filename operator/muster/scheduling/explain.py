@@ -201,7 +201,7 @@ class Words:
     def wanted(self, verdict: Verdict) -> tuple[Wanted, ...]:
         """See `Waiting`."""
         job, kinds = verdict.job, self._round.kinds
-        if verdict.fate not in _OF_NODES or self._round.opens[job] > self._round.snapshot.now:
+        if verdict.fate not in _OF_NODES or self._round.opens_later(job):
             return ()  # nodes that came for one whose window opens later would stand idle
         kind, reserved = kinds.of[job], job in self._heads.jobs
         it, flavours = kinds.kinds[kind], self._round.snapshot.flavours

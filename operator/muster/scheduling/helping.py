@@ -37,7 +37,7 @@ class Helps:
         if key not in self._helps:
             self._helps[key] = self._changes.of(kind, verdict.choice, spare=spare)
         almost, changes, others = self._helps[key]
-        if not has_quota or self._opens_later(verdict.job):
+        if not has_quota or self._round.opens_later(verdict.job):
             return almost, (), ""
         named = (self._round.snapshot.flavours[other] for other in others if self._has_quota_of(verdict, other))
         return almost, changes, next(named, "")
@@ -45,7 +45,7 @@ class Helps:
     def of_quota(self, verdict: Verdict) -> tuple[tuple[Change, ...], str]:
         """Changes with which a job that lacks quota would have that and room, and another flavour with both."""
         round_, job = self._round, verdict.job
-        if job in self._heads.jobs or verdict.fate not in _MAY_LACK_QUOTA or self._opens_later(job):
+        if job in self._heads.jobs or verdict.fate not in _MAY_LACK_QUOTA or round_.opens_later(job):
             return (), ""  # what is kept for a head is charged already
         spare = not self._open[job]
         key = (round_.queue_of[job], round_.kinds.of[job], verdict.choice, spare)
@@ -55,10 +55,6 @@ class Helps:
                 key[1], verdict.choice, allows, spare=spare, borrows=borrows
             )
         return self._known_quota_helps[key]
-
-    def _opens_later(self, job: int) -> bool:
-        """Whether nothing would start it now, for its window is closed."""
-        return self._round.opens[job] > self._round.snapshot.now
 
     def _allows(self, job: int, flavour: int, gang: Gang) -> bool:
         """Whether a job has quota for a gang now, after all who would take back what it borrows."""

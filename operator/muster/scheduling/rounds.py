@@ -191,6 +191,10 @@ class Round:
         """Grows whenever room shrinks."""
         return self._version
 
+    def opens_later(self, job: int) -> bool:
+        """Whether nothing starts the job now, for its window is closed."""
+        return self.opens[job] > self.snapshot.now
+
     def kind(self, job: int) -> Kind:
         return self.kinds.kinds[self.kinds.of[job]]
 

@@ -194,7 +194,7 @@ class Starting:
             self._first_choice[key] = next(able, NONE)
         if self._first_choice[key] == NONE:
             self.obstacles[job] = Verdict(job, Fate.NEVER, choices[0])
-        elif round_.opens[job] > round_.snapshot.now:
+        elif round_.opens_later(job):
             self.obstacles[job] = Verdict(job, Fate.WINDOW)
 
     def _never(self, job: int) -> bool:

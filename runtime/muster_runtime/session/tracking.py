@@ -57,7 +57,7 @@ def capture(objects: list[Tracked], gang: Gang, compared: set[str]) -> tuple[Ten
     StateError when a state can't be stored, or isn't the same on all ranks.
 
     Args:
-        compared: names of tensors that were compared with those of the other ranks; grows. Each is looked at in the
+        compared: names of tensors that were looked at for what has to be alike on all ranks; grows. Each is in the
             first save that has it: what is a rank's own differs then, and no other save waits for the look.
     """
     table: TensorTable = {}
@@ -74,14 +74,15 @@ def capture(objects: list[Tracked], gang: Gang, compared: set[str]) -> tuple[Ten
                 trees[tracked.name] = {"by": "rank"}
                 continue
             trees[tracked.name], tensors = split(tracked.name, tracked.state(), ties_of(tracked))
-            once.update(_alike(tracked, tensors))
+            if gang.world_size > 1:
+                new = {name: tensor for name, tensor in tensors.items() if name not in compared}
+                once.update(_alike(tracked, new))
+                compared |= new.keys()
             table.update(_own_share(tracked, tensors, gang))
     except StateError as error:
         failure = f"{error} (tracked at {tracked.where})"
-    new = {name: tensor for name, tensor in once.items() if name not in compared and gang.world_size > 1}
-    alike = dict(zip(new, samples(new.values()), strict=True))
+    alike = dict(zip(once, samples(once.values()), strict=True))
     _agree(gang, _Report(failure, {name: digest(tree) for name, tree in trees.items()}, digest(alike)), alike)
-    compared |= new.keys()
     return table, trees
 
 
