@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from statistics import fmean
 from typing import Final
 
 from muster_protocol import env, exits
 from muster_protocol.exits import Cause, ExitFacts
 from muster_protocol.launcher_status import Phase
-from muster_protocol.messages import Ended, GangState, Release, Stop, StopReason
+from muster_protocol.messages import Release, Stop, StopReason
 from muster_protocol.uris import parse_uri
 from muster_runtime import report
-from muster_runtime.launch import environment, preflight, termination, verdict
+from muster_runtime.launch import environment, preflight, termination
 from muster_runtime.launch.answers import Answers, samples
 from muster_runtime.launch.api_handler import ApiHandler
 from muster_runtime.launch.config import Config
 from muster_runtime.launch.copies import Copies
+from muster_runtime.launch.endings import Endings
 from muster_runtime.launch.figures import Machine, gpus, measure
 from muster_runtime.launch.follower import Follower
 from muster_runtime.launch.hangs import Hangs
@@ -31,21 +31,15 @@ from muster_runtime.launch.metrics import Metrics
 from muster_runtime.launch.node_hours import NodeHours
 from muster_runtime.launch.profiles import Profiles
 from muster_runtime.launch.progress import Progress
-from muster_runtime.launch.ranks import CommandError, NoRoomError, Rank, Ranks, adopt_orphans, allow_open_files
+from muster_runtime.launch.ranks import CommandError, NoRoomError, Ranks, adopt_orphans, allow_open_files
 from muster_runtime.launch.run_folder import RunFolder
-from muster_runtime.launch.spending import Spending, how_ended
+from muster_runtime.launch.spending import Spending
 from muster_runtime.launch.standing import Standing
 from muster_runtime.launch.state import Over, State
 from muster_runtime.launch.stopping import Stopping
 from muster_runtime.launch.termination import say
 from muster_runtime.launch.tracking import LAST_SECONDS, Tracking
-from muster_runtime.launch.verdict import Failure
-from muster_runtime.telemetry.goodput import End
 
-ECHO_SECONDS: Final = 1.0
-"""How long a failure that looks like an echo waits for another of this pod's ranks to be its cause."""
-STOOD_STILL_SECONDS: Final = 600.0
-"""A failure without any step, later than this, is not taken for the one before: who knows how far it was."""
 _LOOK_SECONDS: Final = 1.0
 """Children are looked after at least this often, should a SIGCHLD have been missed."""
 
@@ -73,7 +67,6 @@ class Launcher:
         )
         self._stopping = Stopping(self._ranks, self._state)
         self._folder: RunFolder | None = None
-        self._oom_kills = termination.oom_kills()
         self._copies = Copies(config, self._roll, self._state)
         self._spending = Spending(config.reached, self._busy)
         self._profiles = Profiles(config)
@@ -92,6 +85,17 @@ class Launcher:
             self._profiles,
             self._tracking,
             self._metrics,
+        )
+        self._ending = Endings(
+            config,
+            self._gang,
+            self._ranks,
+            self._state,
+            self._standing,
+            self._progress,
+            self._stopping,
+            self._hear,
+            self._answers.spent,
         )
         self._signalled = False
 
@@ -121,13 +125,13 @@ class Launcher:
             self._gpus.start()
         self._tracking.begin()
         facts = await self._join_and_train()
-        self._spending.end(self._how_ended())
-        facts = self._complete(facts)
-        self._leave_word(facts)
+        self._spending.end(self._ending.how())
+        facts = self._ending.complete(facts)
+        self._ending.leave_word(facts)
         self._copies.end()
         if self._gpus is not None:
             self._gpus.end()
-        facts = await self._end_with_gang(facts)
+        facts = await self._ending.with_gang(facts)
         await self._end_tracking(facts)
         await server.close(patience=1.0)
         self._ranks.end_groups()
@@ -160,13 +164,13 @@ class Launcher:
         try:
             self._start_ranks(release)
         except CommandError as error:
-            return await self._tell(ExitFacts(Cause.CONFIG, exits.EXIT_CONFIG, str(error)))
+            return await self._ending.tell(ExitFacts(Cause.CONFIG, exits.EXIT_CONFIG, str(error)))
         except NoRoomError as error:
-            return await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, str(error)))
+            return await self._ending.tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, str(error)))
         except OSError as error:
             where = f"it needs some kB below {env.MOUNT_PATH}"
             message = f"no folder for the launcher and its ranks to meet in ({error}); {where}"
-            return await self._tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message))
+            return await self._ending.tell(ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, message))
         self._standing.phase = Phase.RUNNING
         if first_time:
             self._gang.begin()
@@ -188,12 +192,12 @@ class Launcher:
             await self._stopping.end(lambda: True)
         await self._stopping.outlast()
         if self._ranks.running:
-            raise Over(await self._tell(_outlives(f"rank {self._ranks.running[0].rank}")))
+            raise Over(await self._ending.tell(_outlives(f"rank {self._ranks.running[0].rank}")))
         if left := await self._stopping.sweep(self._tracking.processes):
-            raise Over(await self._tell(_outlives(f"process {left[0]}, which a rank has left behind,")))
+            raise Over(await self._ending.tell(_outlives(f"process {left[0]}, which a rank has left behind,")))
         await asyncio.get_running_loop().run_in_executor(None, self._ranks.drain)
-        self._committed()
-        self._spending.end(self._how_ended())
+        self._hear()
+        self._spending.end(self._ending.how())
         self._ranks.forget()
         self._leave_folder()
         termination.clear(self._config.termination_log)
@@ -242,12 +246,12 @@ class Launcher:
         self._folder = folder = RunFolder(
             self._config.run_roots, release.incarnation, self._hear, ranks=ranks, reached=reached
         )
-        self._stopping = Stopping(self._ranks, self._state)
-        self._stopping.control = folder.control
+        self._stopping.begin(folder.control)
         self._hangs.begin(folder.path, folder.pulse)
         self._profiles.begin(folder.path, folder.control)
         self._node_hours.begin(folder.control)
-        self._oom_kills, self._standing.started_at = termination.oom_kills(), self._state.clock()
+        self._ending.begin()
+        self._standing.started_at = self._state.clock()
         environments = [
             (
                 self._config.rank(local),
@@ -267,17 +271,17 @@ class Launcher:
         while True:
             failed = [rank for rank in self._ranks.all if rank.exit_code]
             if state.stop is not None:
-                return await self._stop()
-            if self._starts_again():
+                return await self._ending.stopped()
+            if self._ending.starts_again():
                 return None
             if failed:
-                return await self._fail(failed)
+                return await self._ending.failed(failed)
             if not self._ranks.running:
-                facts = await self._tell(self._succeeded())
-                return None if self._starts_again() else facts
+                facts = await self._ending.succeeded()
+                return None if self._ending.starts_again() else facts
             if state.ending:
                 await self._stopping.end()
-                return await self._follow()
+                return await self._ending.followed()
             if state.lost or state.foreign:
                 await self._stopping.end()
                 return ExitFacts(Cause.INFRASTRUCTURE, exits.EXIT_INFRASTRUCTURE, state.lost or state.foreign)
@@ -290,155 +294,17 @@ class Launcher:
             self._standing.idleness = self._spending.idleness
             self._tracking.look(self._gpus.gpus if self._gpus is not None else (), self._profiles.state)
 
-    def _how_ended(self) -> End:
-        first = self._state.restart.first if self._starts_again() and self._state.restart else self._state.first
-        return how_ended((rank.exit_code for rank in self._ranks.all), first)
-
-    def _starts_again(self) -> bool:
-        return self._state.restart is not None and self._state.restart.incarnation > self._standing.incarnation
-
-    # ------------------------------------------------------------------------------------------------------------- ends
-
-    async def _fail(self, failed: list[Rank]) -> ExitFacts | None:
-        own = await self._first_failure(failed)
-        self._hear()
-        if self._step() is None and self._state.clock() - self._standing.started_at > STOOD_STILL_SECONDS:
-            own = replace(own, signature="")
-        done = [rank.rank for rank in self._ranks.all if rank.exit_code == 0]
-        if own.echo and done:  # the script lets a rank leave before the others
-            own = replace(own, crash=False, message=f"{own.message}; rank {done[0]} {verdict.LEFT_EARLY}")
-        say(own.message)
-        facts = verdict.facts_of(own)
-        self._leave_word(facts)
-        ended = verdict.ended(self._config.index, self._complete(facts), echo=own.echo, crash=own.crash)
-        telling = asyncio.ensure_future(self._report(ended))
-        await self._stopping.end(self._starts_again)
-        gang = await telling
-        if self._starts_again():
-            return None
-        if gang is not None and gang.stop is not None and gang.ended is None:  # a stop was on its way here
-            return verdict.stopped(gang.stop, own, killed=(), committed_step=self._committed())
-        return self._seen(verdict.failed(own, gang.ended if gang is not None else None, self._config.index))
-
-    async def _first_failure(self, failed: list[Rank]) -> Failure:
-        """Of this pod's failed ranks the first whose failure is its own; an echo only when no other comes soon."""
-        judged: dict[int, Failure] = {}
-        until = self._state.clock() + ECHO_SECONDS
-        while True:
-            for rank in failed:
-                if rank.rank not in judged:
-                    judged[rank.rank] = await self._judge(rank)
-                    if not judged[rank.rank].echo:
-                        return judged[rank.rank]
-            if self._state.clock() >= until or not self._ranks.running:
-                return next(iter(judged.values()))
-            await self._state.wait(until - self._state.clock())
-            failed = [rank for rank in self._ranks.all if rank.exit_code]
-
-    async def _judge(self, rank: Rank) -> Failure:
-        await asyncio.get_running_loop().run_in_executor(None, rank.drain)
-        risen = termination.oom_kills() > self._oom_kills
-        return verdict.failure(rank.rank, rank.exit_code or 0, rank.stderr_tail(), killed_for_memory=risen)
-
-    async def _stop(self) -> ExitFacts | None:
-        """The stop path. The script saves and exits 75, or ends by SIGTERM, within the grace. None: the only pod that
-        was told is lost, and the gang starts again."""
-        assert self._state.stop is not None
-        stop = self._state.stop
-        say(f"asked to stop ({stop.reason.value}), grace {stop.grace_seconds:g} s")
-        self._standing.phase = Phase.STOPPING
-        killed = await self._stopping.drive()
-        self._hear()
-        if self._state.stop is None:
-            return None
-        if self._stopping.finished_by_themselves():
-            return await self._tell(self._succeeded())
-        bad = [rank for rank in self._ranks.all if rank.exit_code not in (0, exits.EXIT_PREEMPTED)]
-        failed = await self._first_failure(bad) if bad else None
-        facts = verdict.stopped(stop, failed, killed=killed, committed_step=self._committed())
-        if failed is not None and failed.echo and stop.told not in (None, self._config.index):
-            self._leave_word(facts)
-            own = self._complete(verdict.facts_of(failed))
-            await self._report(verdict.ended(self._config.index, own, echo=True, crash=failed.crash))
-            if self._state.stop is None:
-                return None
-        return await self._tell(facts)
-
-    async def _follow(self) -> ExitFacts:
-        index = self._config.index
-        facts = verdict.followed(self._state.first, index)
-        self._leave_word(facts)
-        gang = await self._report(verdict.ended(index, self._complete(facts)))
-        return self._seen(verdict.followed(gang.ended if gang is not None and gang.ended else self._state.first, index))
-
-    async def _tell(self, facts: ExitFacts) -> ExitFacts:
-        self._leave_word(facts)
-        await self._report(verdict.ended(self._config.index, self._complete(facts)))
-        return facts
-
-    async def _report(self, ended: Ended) -> GangState | None:
-        gang = await self._gang.report(ended)
-        if gang is not None and gang.restart is not None:
-            self._state.ask_restart(gang.restart)
-        return gang
-
-    async def _end_with_gang(self, facts: ExitFacts) -> ExitFacts:
-        gang = await self._gang.finish(facts)
-        self._standing.phase = Phase.ENDED
-        if facts.cause is Cause.SUCCEEDED and gang.ended is not None and self._config.leads:
-            facts = self._complete(self._seen(verdict.followed(gang.ended, self._config.index)))
-            self._leave_word(facts)
-        return facts
-
-    def _seen(self, facts: ExitFacts) -> ExitFacts:
-        """Index 0 bears witness for a worker that is lost and can't speak for itself."""
-        first = self._state.first
-        if self._config.leads and first is not None and first.is_loss and facts.cause is Cause.PEER:
-            return replace(facts, cause=Cause.INFRASTRUCTURE, message=first.message)
-        return facts
-
-    async def _end_tracking(self, facts: ExitFacts) -> None:
-        stop = self._state.stop
-        seconds = LAST_SECONDS if stop is None else self._state.stop_deadline - self._state.clock() - 1.0
-        reason = stop.reason if stop is not None else None
-        await self._tracking.end(facts, reason, by_signal=self._signalled, seconds=max(0.0, seconds))
-
-    def _succeeded(self) -> ExitFacts:
-        self._hear()  # a rank's last words may lie unread when its end is known already
-        return verdict.succeeded(self._progress.nothing_left)
-
-    def _leave_word(self, facts: ExitFacts) -> None:
-        """Writes the termination message before anything that may take long: kubelet may end the grace meanwhile."""
-        termination.write(self._config.termination_log, self._complete(facts))
-
-    def _complete(self, facts: ExitFacts) -> ExitFacts:
-        tally = self._standing.tally
-        return replace(
-            facts,
-            committed_step=self._committed(),
-            stored=self._progress.stored,
-            step=self._step(),
-            loss=self._progress.loss,
-            incarnation=self._standing.incarnation,
-            restarts=tally.restarts,
-            failures=tally.failures,
-            memory_failures=tally.memory_failures,
-            spent=self._answers.spent(),
-        )
-
     def _busy(self) -> float | None:
         """Which part of the time this pod's GPUs are at work, 0 to 1; None where that of one isn't known."""
         known = [gpu.utilization for gpu in self._gpus.gpus] if self._gpus is not None else []
         told = [part for part in known if part is not None]
         return fmean(told) if told and len(told) == len(known) else None
 
-    def _step(self) -> int | None:
-        """Where the ranks stand, or where they began."""
-        return self._progress.resumed_from if self._progress.step is None else self._progress.step
-
-    def _committed(self) -> int | None:
-        self._hear()  # a rank's last words may lie unread when its end is known already
-        return self._progress.checkpoint.step if self._progress.checkpoint is not None else None
+    async def _end_tracking(self, facts: ExitFacts) -> None:
+        stop = self._state.stop
+        seconds = LAST_SECONDS if stop is None else self._state.stop_deadline - self._state.clock() - 1.0
+        reason = stop.reason if stop is not None else None
+        await self._tracking.end(facts, reason, by_signal=self._signalled, seconds=max(0.0, seconds))
 
     # ---------------------------------------------------------------------------------------------- signals and reports
 

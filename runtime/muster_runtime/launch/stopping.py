@@ -42,12 +42,17 @@ class Deadlines:
 
 
 class Stopping:
-    """`control` is set once the ranks' run folder exists."""
-
     def __init__(self, ranks: Ranks, state: State) -> None:
         self._ranks = ranks
         self._state = state
-        self.control: ControlWriter | None = None
+        self._begin(None)
+
+    def begin(self, control: ControlWriter) -> None:
+        """Other ranks are about to start, with this control word in their run folder."""
+        self._begin(control)
+
+    def _begin(self, control: ControlWriter | None) -> None:
+        self._control = control
         self._terminated: set[int] = set()
         self._told: set[int] = set()
         """The processes that got SIGTERM."""
@@ -66,8 +71,8 @@ class Stopping:
             if self._state.stop_deadline != grace_end:
                 grace_end = self._state.stop_deadline
                 deadlines = Deadlines.within(now, grace_end)
-                if self.control is not None:
-                    self.control.ask_stop(deadlines.save_until)
+                if self._control is not None:
+                    self._control.ask_stop(deadlines.save_until)
             if now >= deadlines.kill_at:
                 return await self.kill()
             self._terminate([r for r in self._ranks.running if now >= deadlines.save_until or not r.session])
