@@ -9,7 +9,9 @@ cache="${XDG_CACHE_HOME:-$HOME/.cache}/muster"
 python=
 for candidate in python3.13 python3.12 python3.11 python3; do
     if command -v "$candidate" >/dev/null && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-        python=$(command -v "$candidate")
+        # The interpreter itself: what stands in PATH may start it (pyenv), or be of another environment, and uv takes an
+        # environment that was made from another path for one to be made anew.
+        python=$("$candidate" -c 'import sys; print(getattr(sys, "_base_executable", None) or sys.executable)')
         break
     fi
 done

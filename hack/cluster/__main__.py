@@ -82,7 +82,8 @@ def _print_summary(cluster: api.Cluster, kwok: int) -> None:
 def _down(arguments: argparse.Namespace) -> int:
     there, progress = api.names(), Progress()
     if not arguments.all and arguments.name not in there:
-        print(f"there is no cluster {arguments.name} to take down; there {_listed(there)}")
+        others = f"; there {_listed(there)}" if there else ""
+        print(f"no cluster {arguments.name} is up{others}")
     wanted = there if arguments.all else [name for name in there if name == arguments.name]
     for name in wanted:
         with progress.part(f"take cluster {name} down"):

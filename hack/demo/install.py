@@ -34,8 +34,9 @@ def operator(kube: Kube, built: Mapping[str, str], progress: Progress, values: t
         "defaultQueue.create=true",
     )
     settings = [word for value in (*own, *values) for word in ("--set", value)]
-    with progress.part("helm upgrade --install muster charts/muster"):
+    with progress.part("helm upgrade --install muster charts/muster (values that were set before stay)"):
         arguments = ["upgrade", "--install", RELEASE, str(CHART), "--namespace", SYSTEM, "--create-namespace"]
+        arguments.append("--reset-then-reuse-values")
         try:
             kube.helm(*arguments, *settings, "--wait", "--timeout", "180s", timeout_s=240)
         except KubeError as error:

@@ -228,7 +228,7 @@ class Victim(Model):
     reason: Annotated[str, Len(1, 64)]
     """Preempted, Reclaimed, Yielded, Shrunk, ...: why this gang."""
     lost: Annotated[int, Ge(0), Int64()] = 0
-    """GPU-seconds of work that it costs: since its last committed checkpoint, and its restart."""
+    """GPU-seconds that it costs: the work since its last committed checkpoint, and the restart."""
     nodes: Annotated[tuple[NodeWorkers, ...], Len(0, MAX_WORKERS)] = ()
     """Where it goes on with its new size; empty when it queues again."""
     spares: Spares = ()
@@ -294,7 +294,7 @@ class Stop(Model):
     beneficiary: Annotated[str, Len(0, 64)] = ""
     """UID of the job that gets the room, when it is ended for one."""
     lost: Annotated[int, Ge(0), Int64()] = 0
-    """GPU-seconds of work that it costs."""
+    """GPU-seconds that it costs, of lost work and the restart."""
 
 
 class AvoidedNode(Model):

@@ -373,8 +373,8 @@ class TrainingJobStatus(Model):
     preempted_at: Annotated[tuple[Timestamp, ...], Len(0, 32)] = ()
     """When it last did, for `disruptionBudget`."""
     lost_gpu_seconds: Annotated[int, Ge(0), Int64()] | None = None
-    """GPU-seconds of work that this has cost: none where the gang had saved its last step before it left, else as much
-    as was known when it was asked."""
+    """GPU-seconds that this has cost, of lost work and restarts: none where the gang had saved its last step before it
+    left, else as much as was expected when it was asked."""
     start_seconds: Annotated[int, Ge(0), Int64()] | None = None
     """What the last start took: from the placement until all workers had joined and their ranks were started. Imports
     and the model come after it; `goodput.seconds.starting` counts up to the first step, over all starts."""

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 from muster.cli.logs import pods_of
 from muster.cli.printing import print_text
 from muster.cli.scene import NotThere, connected, look
-from muster.cluster.errors import ApiError
+from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.launchers import ProxyCall
 from muster.cluster.overrides import TRAINER
 from muster.cluster.views import PodView
@@ -115,7 +115,13 @@ class Door:
     async def ask(self, method: str, body: bytes | None = None) -> tuple[int, bytes]:
         headers = {launcher_api.TOKEN_HEADER: self.token, "Content-Type": "application/json"}
         path = launcher_api.PROFILE_PATH
-        return await self.api.proxy(self.pod.namespace, self.pod.name, self.port, method, path, body, headers)
+        try:
+            return await self.api.proxy(self.pod.namespace, self.pod.name, self.port, method, path, body, headers)
+        except ApiUnreachable as error:
+            raise NotThere(
+                f"worker {self.pod.index} does not answer ({error}); where the gang is moving to other pods, "
+                "`muster status` says so: try again when it runs"
+            ) from error
 
     async def state(self) -> Profiling:
         """Raises NotThere for a pod that doesn't answer."""

@@ -51,6 +51,8 @@ class News:
     note: str
     warning: bool = False
     action: str = ""
+    logged: bool = False
+    """No Event of it is written."""
 
 
 @dataclass
@@ -74,6 +76,8 @@ class EventRecorder:
         # Events are gone after an hour. The log, which platforms keep, tells at night what became of a job.
         about = news.about
         log.info("%s %s: %s: %s", about.kind, _name(about), news.reason, " ".join(news.note.split()))
+        if news.logged:
+            return
         try:
             self._queue.put_nowait(news)
         except asyncio.QueueFull:

@@ -123,8 +123,9 @@ class Decisions:
         )
         told = find_condition(status.conditions, ConditionType.ADMITTED.value)
         # A job's ordinary life takes five writes: who waited for its first turn had its word, and has no Event as well.
+        # The log tells of it.
         ordinary = generation == 1 and record.job.status.queue is not None and not hindered(record.job.status)
-        note = None if ordinary else Note(EventReason.ADMITTED, told.message if told else "")
+        note = Note(EventReason.ADMITTED, told.message if told else "", logged=ordinary)
         record.assumed, record.waiting, record.plannable = placement, None, False
         self._start(record, self._worker.place(record, status, note))
 

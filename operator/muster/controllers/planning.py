@@ -247,7 +247,8 @@ def promise_message(promise: Promise, victims: Mapping[str, str]) -> str:
     shown = ", ".join(leaving[:_NODES_SHOWN]) + (" and more" if len(leaving) > _NODES_SHOWN else "")
     lost = sum(victim.lost for victim in promise.victims)
     leave = "saves and leaves" if len(leaving) == 1 else "save and leave"
-    return f"{room}; {counted(len(leaving), 'job')} {leave} it: {shown}; up to {lost} GPU-seconds of work are lost"
+    cost = f"this costs up to {lost} GPU-seconds, of lost work and restarts"
+    return f"{room}; {counted(len(leaving), 'job')} {leave} it: {shown}; {cost}"
 
 
 def domain_of(snapshot: Snapshot, nodes: Index) -> str:

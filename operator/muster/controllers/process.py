@@ -352,4 +352,4 @@ def history_shown(health: Health) -> dict[Metric, dict[tuple[str, ...], float]]:
 def _news(record: Record, note: Note) -> News:
     metadata = record.job.metadata
     about = About(API_VERSION, "TrainingJob", metadata.namespace, metadata.name, metadata.uid)
-    return News(about, note.reason.value, note.message, note.warning)
+    return News(about, note.reason.value, note.message, note.warning, logged=note.logged)

@@ -235,11 +235,14 @@ def _ready(
         if one in errors:
             return Reason.INVALID_SPEC, errors[one] if one == name else f"TrainingQueue {one!r} above it {errors[one]}"
         if policy is StopPolicy.HOLD:
-            return Reason.HELD, f"{whose} stopPolicy is hold: what runs goes on, nothing new starts until it is none"
+            return (
+                Reason.HELD,
+                f"{whose} stopPolicy is hold: what runs goes on, nothing new starts until it is set to none",
+            )
         if policy is StopPolicy.HOLD_AND_DRAIN:
             return (
                 Reason.DRAINED,
-                f"{whose} stopPolicy is holdAndDrain: {_DRAINED}, nothing starts until it is none",
+                f"{whose} stopPolicy is holdAndDrain: {_DRAINED}, nothing starts until it is set to none",
             )
         if one in line.faults:
             who = "" if one == name else f"TrainingQueue {one!r} above it "
@@ -304,7 +307,8 @@ def why_drained(name: str, queues: Mapping[str, TrainingQueue], spent: Spent | N
         one = queue.metadata.name
         if queue.spec.stop_policy is StopPolicy.HOLD_AND_DRAIN:
             above = "" if one == name else f" above its queue {name!r}"
-            return f"the stopPolicy of TrainingQueue {one!r}{above} is holdAndDrain: nothing starts until it is none"
+            whose = f"the stopPolicy of TrainingQueue {one!r}{above}"
+            return f"{whose} is holdAndDrain: nothing starts until it is set to none"
     return spent.message if spent is not None and spent.drains else ""
 
 

@@ -101,14 +101,13 @@ class Worker:
             elif decision.make:
                 await self._make(record, decision.make)
 
-    async def place(self, record: Record, status: TrainingJobStatus, note: Note | None) -> None:
-        """Write a placement; the next turn makes its pods. `note`: the Event of it, if it has one."""
+    async def place(self, record: Record, status: TrainingJobStatus, note: Note) -> None:
+        """Write a placement, which `note` tells; the next turn makes its pods."""
         async with self.parallel:
             if await self.write(record, status):
                 record.shown = frozenset()
                 record.refusal, record.facts = None, NO_FACTS
-                if note is not None:
-                    self.tell(record, note)
+                self.tell(record, note)
 
     async def write(self, record: Record, status: TrainingJobStatus) -> bool:
         """Write a status over the one that was decided on. False: somebody wrote in between; decide again."""

@@ -22,7 +22,7 @@ def bad_field(item: Mapping[str, Any], known: Sequence[str]) -> BadField:
     name = ".".join(part for part in item["loc"][1:] if isinstance(part, str))  # not the place within a list
     if item["type"] == "extra_forbidden":
         near = nearest(name, known)
-        hint = f"did you mean {near}" if near is not None else f"there are {', '.join(known)}"
+        hint = f"did you mean {near}?" if near is not None else f"there are {', '.join(known)}"
         return BadField(name=name, message=f"there is no such parameter; {hint}")
     return BadField(name=name, message=_wrong(item))
 

@@ -33,6 +33,8 @@ from muster_protocol.durations import format_duration
 
 EVENTS_READ: Final = 100
 """Of a job's events, the newest."""
+_UNCOUNTED_SECONDS: Final = 60.0
+"""Less in which a job was suspended is not worth a word."""
 PARTS: Final = {
     "training": "training",
     "data_wait": "waiting for data",
@@ -193,7 +195,12 @@ def _time(scene: Scene) -> Iterator[tuple[str, ...]]:
     if not held:
         return
     apart = f", {training / held:.1%} of the time with GPUs" if queued else ""
-    yield "goodput", f"{float(known.ratio):.1%}", f"of the time since it was submitted was training{apart}"
+    since = "since it was submitted"
+    if status.submitted_at is not None:
+        uncounted = (known.until - status.submitted_at).total_seconds() - goodput.whole_of(known.seconds)
+        if uncounted >= _UNCOUNTED_SECONDS:
+            since += f", without {format_duration(uncounted)} in which it was suspended,"
+    yield "goodput", f"{float(known.ratio):.1%}", f"of the time {since} was training{apart}"
     for part, seconds, share in goodput.shares(known.seconds):
         yield format_duration(seconds), f"{share:.1%}", PARTS[part]
 

@@ -138,8 +138,8 @@ class Tier:
             copy = f"a second copy of the state ({length / 1e6:,.1f} MB a rank)"
             if self._requested == 0:  # nor has it a limit: Kubernetes would take that for the request
                 why = (
-                    f"the workers request no memory, so there is none to count on for {copy}: none is kept, and "
-                    "a crash restores from the store: give them a memory request"
+                    f"the workers request no memory, so there is none to count on for {copy}; a crash restores from "
+                    "the store, unless spec.workers.resources requests some"
                 )
             else:
                 why = (

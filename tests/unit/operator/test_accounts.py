@@ -214,7 +214,7 @@ def test_a_queue_that_is_held_says_so_also_when_its_budget_is_used_up() -> None:
 def test_a_drained_queue_names_what_it_is_drained_for_and_what_ends_that() -> None:
     drained = TrainingQueue.from_raw({"metadata": {"name": "company"}, "spec": {"stopPolicy": "holdAndDrain"}})
     queues = {"company": drained, "team": queue(name="team", parent="company"), "apart": queue(name="apart")}
-    policy = "holdAndDrain: nothing starts until it is none"
+    policy = "holdAndDrain: nothing starts until it is set to none"
     assert why_drained("company", queues, None) == f"the stopPolicy of TrainingQueue 'company' is {policy}"
     assert why_drained("team", queues, None) == (
         f"the stopPolicy of TrainingQueue 'company' above its queue 'team' is {policy}"

@@ -111,6 +111,13 @@ SPENT = {
 }
 
 
+def test_time_in_which_it_was_suspended_is_named_since_it_counts_for_nothing() -> None:
+    known = {"ratio": "0.750", "seconds": SPENT, "until": "2026-01-02T03:04:00Z"}
+    raw = job(phase="Running", placement=PLACED, goodput=known, submittedAt="2026-01-01T22:34:00Z")
+    told = "since it was submitted, without 30m in which it was suspended, was training"
+    assert f"goodput 75.0% of the time {told}, 83.3% of the time with GPUs" in shown(raw)
+
+
 def test_a_running_job_of_which_nothing_is_heard_is_not_said_to_end_when_it_was_thought_to() -> None:
     progress = {"step": 35, "totalSteps": 100, "eta": "2026-01-02T04:11:05Z"}
     lines = shown(job(phase="Running", placement=PLACED, progress=progress, goodput={"until": "2026-01-02T02:57:05Z"}))

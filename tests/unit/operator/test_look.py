@@ -217,7 +217,7 @@ def test_numbers_are_told_as_people_read_them() -> None:
     assert told in " ".join(text.replace("│", " ").split())
     assert "Preempted" not in text
     text = shown(Scene(job(phase="Queued", preemptions=1, lostGpuSeconds=540), (), (), NOW))
-    assert "Preempted  1 time, up to 540 GPU-seconds of work lost" in text
+    assert "Preempted  1 time, which cost up to 540 GPU-seconds, of lost work and restarts" in text
     assert "Restarts" not in text
 
 

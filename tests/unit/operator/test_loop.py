@@ -338,7 +338,10 @@ async def test_what_comes_after_a_silence_is_looked_at_without_delay_and_what_fo
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ({"stopPolicy": "hold"}, "its stopPolicy is hold: what runs goes on, nothing new starts until it is none"),
+        (
+            {"stopPolicy": "hold"},
+            "its stopPolicy is hold: what runs goes on, nothing new starts until it is set to none",
+        ),
         (
             {"parent": "lab"},
             "its parent, TrainingQueue 'lab', does not exist. Make it, or name another one in spec.parent",

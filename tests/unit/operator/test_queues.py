@@ -283,7 +283,7 @@ def test_a_wrong_parent_is_a_condition_and_the_queue_takes_no_jobs() -> None:
     held = trainingqueue("lost", parent="nowhere", stopPolicy="hold")
     (ready,) = (one for one in status_of(held, [held]).conditions if one.type == "Ready")
     assert (ready.status, ready.reason) == ("False", "Held")
-    assert ready.message.endswith("starts until it is none; " + parent.message)
+    assert ready.message.endswith("starts until it is set to none; " + parent.message)
     found = status_of(lost.model_copy(update={"status": status}), [lost, trainingqueue("nowhere")])
     parent = find_condition(found.conditions, QueueConditionType.PARENT_FOUND.value)
     assert parent is not None
@@ -346,7 +346,7 @@ def test_conditions_say_who_holds_the_queue() -> None:
     assert (ready.status, ready.reason) == ("False", "Drained")
     assert ready.message == (
         "TrainingQueue 'company' above it: its stopPolicy is holdAndDrain: what runs and is preemptible saves and "
-        "stops, nothing starts until it is none"
+        "stops, nothing starts until it is set to none"
     )
 
 

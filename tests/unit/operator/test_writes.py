@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from muster.api.names import EventReason
 from muster.api.trainingqueue import TrainingQueue
 from muster.controllers import words
 from muster.controllers.situations import Patience
@@ -28,7 +29,7 @@ def writes(place: World, *names: str) -> Counter[str]:
     calls = place.server.calls
     return Counter(
         status=sum(name in names for name, _ in place.server.written),
-        events=sum(name in names for name, _ in place.notes),
+        events=sum(name in names and not note.logged for name, note in place.notes),
         service=calls["POST services"],
         secret=calls["POST secrets"],
         pods=calls["POST pods"] + calls["DELETE pods"],
@@ -85,6 +86,8 @@ def test_a_life_without_trouble_takes_five_writes_at_most(waits: bool) -> None:
             assert spent["service"] == 1
             assert spent["status"] == 3 + waits, place.server.written
             assert counted(spent) <= AT_MOST, spent
+            (start,) = [note for name, note in place.notes if name == "a" and note.reason is EventReason.ADMITTED]
+            assert start.logged == waits, "who waited for it, and where it started, is in the log at least"
             assert spent["pods"] == 2
             assert spent["secret"] + spent["rehearsals"] <= 2
 

@@ -113,7 +113,7 @@ async def test_a_bad_parameter_is_named(query: str, wrong: str) -> None:
 @pytest.mark.parametrize(
     ("query", "says"),
     [
-        ("quee=x", "quee: there is no such parameter; did you mean queue"),
+        ("quee=x", "quee: there is no such parameter; did you mean queue?"),
         ("colour=x", "there are cursor, labelSelector, limit, namespace, phase, queue, sort"),
         ("limit=501", "501 is too much: give 500 or less"),
         ("limit=few", "'few' is no whole number"),

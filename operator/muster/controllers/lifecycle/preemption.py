@@ -161,7 +161,7 @@ def said(reason: MoveReason, beneficiary: str, lost: int, goes_on: bool, cause: 
     told = f"the gang gives its room to {beneficiary}, {why}" if beneficiary and why else _ALONE[reason]
     told += f" ({cause})" if cause else ""
     then = "it goes on at once with its new size or place" if goes_on else "it queues again with its first submit time"
-    return f"{told}; up to {lost} GPU-seconds of work are lost, fewer if it saves; {then}"
+    return f"{told}; this costs up to {lost} GPU-seconds, of lost work and the restart, fewer if it saves; {then}"
 
 
 def note_of(stop: Stop) -> Note:

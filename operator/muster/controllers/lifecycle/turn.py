@@ -58,11 +58,12 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Note:
-    """An Event to tell once the status is written."""
+    """An Event to tell once the status is written. `logged`: in the operator's log alone."""
 
     reason: EventReason
     message: str
     warning: bool = False
+    logged: bool = False
 
 
 @dataclass(frozen=True)
