@@ -319,7 +319,7 @@ def run_of(record: Record, now: datetime) -> RunInput:
         restart=terms.start_seconds(status),
         grace=float(spec.grace) if status.stop_seconds is None else min(float(status.stop_seconds), float(spec.grace)),
         ends=eta,
-        bound=min(_bound(record, status), terms.bound(spec, status, _gpus(record), record.price)),
+        bound=min(_bound(record, status), terms.bound(spec, status, _gpus(record), record.price, now)),
         budget=preemption.budget_left(status.preempted_at, spec.budget, spec.budget_window, now),
         stops=status.preemptions or 0,
         yields=record.placement is not None and record.placement.yields,

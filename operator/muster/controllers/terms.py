@@ -87,18 +87,23 @@ class End:
     message: str
 
 
-def window_end(spec: EffectiveSpec, placed_at: datetime) -> End | None:
-    """When the window that the gang was started in closes. None: never, or the gang may finish."""
+def window_end(spec: EffectiveSpec, placed_at: datetime, now: datetime) -> End | None:
+    """When the window closes in which the gang runs. None: never, or the gang may finish."""
     window = spec.window
     if window is None or not window.stops:
         return None
     found = opening(window, placed_at)
-    if found.opens <= placed_at and found.closes == NEVER:
-        return None
-    # A gang that was started outside of a window (the spec has changed since) has to stop at once.
     closes = found.closes if found.opens <= placed_at else placed_at
-    then = opening(window, closes).opens
-    return End(closes, f"the job's window has closed; it goes on when the next one opens, at {format_time(then)}")
+    if closes <= now:
+        # The window has closed, or another one was given to a gang that runs. Where one is open now, nobody gains by a
+        # stop, for the gang could start again at once: so after a night in which no operator was there to stop it.
+        found = opening(window, now)
+        if found.opens <= now:
+            closes = found.closes
+    if closes == NEVER:
+        return None
+    then = format_time(opening(window, max(closes, now)).opens)
+    return End(closes, f"the job's window has closed; it goes on when the next one opens, at {then}")
 
 
 def used(status: TrainingJobStatus, gpus: int | Fraction, price: float, until: datetime) -> Usage:
@@ -253,12 +258,14 @@ def _longest(found: Opening) -> float:
     return math.inf if found.closes == NEVER else (found.closes - found.opens).total_seconds()
 
 
-def bound(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int | Fraction, price: float) -> float:
+def bound(
+    spec: EffectiveSpec, status: TrainingJobStatus, gpus: int | Fraction, price: float, now: datetime
+) -> float:
     """When its window or its budget has ended the present placement at the latest, in seconds since the epoch."""
     placed_at = status.placement.placed_at if status.placement else None
     if placed_at is None:
         return math.inf
-    window = None if spec.window is None or window_error(spec.window) else window_end(spec, placed_at)
+    window = None if spec.window is None or window_error(spec.window) else window_end(spec, placed_at, now)
     ends = [window.at if window else None, budget_end(spec, status, gpus, price)]
     return min((at.timestamp() + spec.grace for at in ends if at is not None), default=math.inf)
 

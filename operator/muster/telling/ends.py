@@ -51,7 +51,7 @@ def _window(scene: Scene, spec: EffectiveSpec) -> Iterator[Ending]:
     placement = scene.job.status.placement
     if spec.window is None or placement is None or placement.placed_at is None or window_error(spec.window):
         return
-    end = terms.window_end(spec, placement.placed_at)
+    end = terms.window_end(spec, placement.placed_at, scene.now)
     if end is not None:
         ahead = "its window closes {}: it saves a checkpoint, stops, and goes on in the next one"
         over = f"{end.message}; it saves a checkpoint and stops"

@@ -80,7 +80,7 @@ def test_windows_that_overlap_are_one() -> None:
     longest = EffectiveWindow("0 20 * * *", parse_duration("999999d999999h"), "Asia/Tokyo", stops=True)
     assert windows.opening(longest, day).closes == windows.NEVER
     job = spec(window={"start": "0 * * * *", "duration": "1h"})
-    assert terms.window_end(job, day) is None
+    assert terms.window_end(job, day, day) is None
     assert terms.may_start(job, day, 120.0) <= day
 
 
@@ -162,8 +162,8 @@ def test_a_gang_is_not_started_in_a_window_that_is_about_to_close() -> None:
     assert terms.may_start(job, closes - timedelta(minutes=3), 120.0) == berlin(2026, 3, 3, 20)
     finishing = spec(window={**said, "atEnd": "finish"})
     assert terms.may_start(finishing, closes - timedelta(minutes=3), 120.0) < closes
-    assert terms.window_end(finishing, closes - HOUR) is None
-    end = terms.window_end(job, closes - HOUR)
+    assert terms.window_end(finishing, closes - HOUR, closes) is None
+    end = terms.window_end(job, closes - HOUR, closes)
     assert end is not None
     assert end.at == closes
     assert "2026-03-03T19:00:00Z" in end.message
@@ -175,7 +175,7 @@ def test_the_example_of_evenings_starts_then_and_runs_to_its_end() -> None:
     noon, evening = berlin(2026, 3, 2, 12), berlin(2026, 3, 2, 20)
     assert terms.may_start(job, noon, 120.0) == evening
     assert terms.may_start(job, evening + HOUR, 120.0) <= evening + HOUR
-    assert terms.window_end(job, evening + HOUR) is None
+    assert terms.window_end(job, evening + HOUR, evening + HOUR) is None
 
 
 def placed(status: TrainingJobStatus, at: datetime, workers: int = 2) -> TrainingJobStatus:

@@ -53,7 +53,7 @@ def _stop(turn: Turn) -> bool:
     gpus = devices.held(placement, spec, turn.s.gpu_type)
     ends: list[tuple[datetime, str, str]] = []
     if placement.placed_at is not None:
-        window = terms.window_end(spec, placement.placed_at)
+        window = terms.window_end(spec, placement.placed_at, turn.s.now)
         if window is not None:
             ends.append((window.at, WaitReason.WINDOW_CLOSED.value, window.message))
     budget = terms.budget_end(spec, status, gpus, turn.s.price)

@@ -51,6 +51,32 @@ def test_a_gang_stops_when_its_window_closes_and_waits_for_the_next() -> None:
     assert usage.gpu_seconds == 2 * 2 * 3600
 
 
+def test_a_gang_that_is_given_a_window_while_it_runs_stops_only_where_that_is_closed() -> None:
+    case = Case(trainingjob())
+    case.start()
+    case.now = START + timedelta(days=1, hours=1)
+    case.edit(window=NOON)  # it was placed a day before, at noon; the window is open again
+    assert case.settle().wake_at == START + timedelta(days=1, hours=2)
+    assert case.job.status.stop is None
+    case.edit(window={"start": "0 20 * * *", "duration": "1h"})
+    case.turn()
+    stop = case.job.status.stop
+    assert stop is not None
+    assert "it goes on when the next one opens, at 2026-03-02T20:00:00Z" in stop.message, "and not in the past"
+
+
+def test_nobody_is_stopped_for_a_window_that_has_closed_and_opened_again_while_no_operator_was_there() -> None:
+    case = Case(trainingjob(window=NOON))
+    case.start()
+    case.now = START + timedelta(days=1, hours=1)
+    assert case.settle().wake_at == START + timedelta(days=1, hours=2)
+    assert case.job.status.stop is None
+    case.now = START + timedelta(days=1, hours=5)
+    case.turn()
+    assert case.job.status.stop is not None
+    assert "2026-03-03T12:00:00Z" in case.job.status.stop.message
+
+
 def test_room_that_is_kept_for_a_gang_is_open_again_when_its_window_is_about_to_close() -> None:
     case = Case(trainingjob(window=NOON))
     case.settle()
