@@ -3,7 +3,12 @@ one."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from heapq import heappop, heappush
+from typing import Final
+
+CLOCK_STEP: Final = 2.0
+"""Seconds by which the wall clock may get ahead of the monotonic one, or behind it, before all alarms are set anew."""
 
 
 class Alarms:
@@ -25,3 +30,19 @@ class Alarms:
     @property
     def next(self) -> float | None:
         return self._heap[0][0] if self._heap else None
+
+
+class Clocks:
+    """Notices when the wall clock was set, or the machine slept. Alarms are set on the monotonic clock for moments of
+    the wall clock: windows would open, and deadlines pass, by the clock of before."""
+
+    def __init__(self, wall: datetime, monotonic: float) -> None:
+        self._apart = wall.timestamp() - monotonic
+
+    def stepped(self, wall: datetime, monotonic: float) -> bool:
+        """Whether the clocks are no longer as far apart as when it was last so."""
+        apart = wall.timestamp() - monotonic
+        if abs(apart - self._apart) <= CLOCK_STEP:
+            return False
+        self._apart = apart
+        return True

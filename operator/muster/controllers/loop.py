@@ -21,7 +21,7 @@ from muster.cluster.gpus import flavour_of
 from muster.cluster.status import finished
 from muster.cluster.views import PodView
 from muster.controllers import devices, planning
-from muster.controllers.alarms import Alarms
+from muster.controllers.alarms import Alarms, Clocks
 from muster.controllers.books import Tally
 from muster.controllers.cache import Cache
 from muster.controllers.chronicle import Chronicle
@@ -97,6 +97,7 @@ class Loop:
         self.ended: dict[str, Ended] = {}
         self._roster = Roster()
         self._alarms = Alarms()
+        self._clocks = Clocks(utc_now(), time.monotonic())
         self.last_tick = time.monotonic()
         self.turn_errors = 0
         self._claims = Claims(cache.mark)
@@ -219,6 +220,8 @@ class Loop:
         """Give every job its turn that has changed or whose time has come."""
         now = asyncio.get_running_loop().time()
         due = {uid for uid in self._alarms.ring(now) if _due(self.records.get(uid), now)}
+        if self._clocks.stepped(utc_now(), time.monotonic()):
+            due |= self.records.keys()
         self._must_plan = self._must_plan or bool(due)
         dirty, self._cache.dirty = self._cache.dirty | due, set()
         for uid in sorted(dirty):

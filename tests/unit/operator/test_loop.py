@@ -82,6 +82,25 @@ async def test_a_job_takes_its_second_kind_of_nodes_in_a_quiet_cluster() -> None
         assert datetime.now(timezone.utc) - began > timedelta(seconds=3), "it waited for its first kind"
 
 
+async def test_a_wall_clock_that_is_set_forward_wakes_who_waits_for_a_moment_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after the sleep of a machine, in which the monotonic clock stands still."""
+
+    def reachable() -> set[str]:
+        conditions = place.status("a").get("conditions", [])
+        return {each["reason"] for each in conditions if each["type"] == "DeadlineReachable"}
+
+    async with world() as place:
+        deadline = datetime.now(timezone.utc) + timedelta(hours=1)
+        place.submit("a", workers=99, deadline=format_time(deadline))
+        await place.until(lambda: reachable() == {"LengthUnknown"} and place.status("a").get("queue"))
+        (record,) = place.loop.records.values()
+        await place.until(lambda: record.task is None and record.uid not in place.cache.dirty)
+        monkeypatch.setattr(loops, "utc_now", lambda: datetime.now(timezone.utc) + timedelta(hours=2))
+        await place.until(lambda: reachable() == {"DeadlinePassed"}, seconds=30)
+
+
 async def test_a_quiet_cluster_is_looked_at_again_while_there_are_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "REVIEW", 0.2)
     made: list[float] = []
