@@ -22,6 +22,8 @@ ten hours every hour are, and so are three minutes every minute."""
 STARTS: Final = 2.0
 """A gang is not started in a window that closes before it could have started so many times."""
 
+_FIELDS: Final = 5
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -41,6 +43,8 @@ def window_error(window: EffectiveWindow) -> str:
             f"window.timeZone: there is no time zone {window.time_zone!r}; use a name such as Europe/Berlin or Etc/UTC"
         )
     try:
+        if len(window.start.split()) != _FIELDS:  # of six it takes the first for seconds, and minutes for hours
+            raise CronSimError("Wrong number of fields")
         first = next(CronSim(window.start, datetime(2024, 1, 1, tzinfo=zone)), None)
     except CronSimError as error:
         return (

@@ -258,9 +258,7 @@ def _longest(found: Opening) -> float:
     return math.inf if found.closes == NEVER else (found.closes - found.opens).total_seconds()
 
 
-def bound(
-    spec: EffectiveSpec, status: TrainingJobStatus, gpus: int | Fraction, price: float, now: datetime
-) -> float:
+def bound(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int | Fraction, price: float, now: datetime) -> float:
     """When its window or its budget has ended the present placement at the latest, in seconds since the epoch."""
     placed_at = status.placement.placed_at if status.placement else None
     if placed_at is None:

@@ -53,6 +53,8 @@ class Cells:
             value = float(text)
         except ValueError:
             self._fail(column, f"is no number: {text!r}")
+        if "_" in text or not text.isascii():  # Python's own notation: a slip here, in 1_0 for 1.0
+            self._fail(column, f"is no number: {text!r}; write it in plain digits")
         if not least <= value <= most:  # nor nan
             self._fail(column, f"must be between {_plain(least)} and {_plain(most)}, not {text}")
         return value

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import numpy as np
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
@@ -33,6 +32,7 @@ from muster.api.windows import window_error
 from muster.scheduling.fairness import HALF_LIFE
 from muster.scheduling.snapshot import Index, Int, Levels
 from muster.simulate.errors import SimulationError
+from muster.simulate.yamls import read_yaml
 from muster_protocol.spelling import nearest, there_are
 
 LEVELS: Final = ("block", "rack", "host")
@@ -64,8 +64,8 @@ _PROBLEMS: Final = {
     "finite_number": "it must be a number",
     "greater_than_equal": "it must be at least {ge:g}",
     "greater_than": "it must be above {gt:g}",
-    "less_than_equal": "it must be at most {le:,}",
-    "less_than": "it must be below {lt:,}",
+    "less_than_equal": "it must be at most {le:,.10g}",
+    "less_than": "it must be below {lt:,.10g}",
     "enum": "it must be {expected}",
     "literal_error": "it must be {expected}",
     "dict_type": "it must be names with fields behind them, like {{nights: {{start: 0 20 * * *, duration: 36000}}}}",
@@ -82,6 +82,11 @@ _NUMBER, _BY_FLAVOUR = "a number", "by flavour"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 AtLeastZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
+_YEAR: Final = 366 * 86_400
+Rate = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+"""Per 1,000 node-days: a thousand a day of each node at most, for a simulation has to come to an end."""
+Absence = Annotated[float, Field(ge=1, le=_YEAR, allow_inf_nan=False)]
+"""Seconds."""
 
 
 class _Model(BaseModel):
@@ -162,18 +167,18 @@ class Faults(_Model):
         absence: mean seconds until a reclaimed node is back.
     """
 
-    failures: AtLeastZero = 6.5
-    repair: Positive = 4 * 3600.0
-    reclaims: AtLeastZero = 500.0
-    notice: AtLeastZero = 120.0
-    absence: Positive = 2 * 3600.0
+    failures: Rate = 6.5
+    repair: Absence = 4 * 3600.0
+    reclaims: Rate = 500.0
+    notice: Annotated[float, Field(ge=0, le=_YEAR, allow_inf_nan=False)] = 120.0
+    absence: Absence = 2 * 3600.0
 
 
 class WindowTimes(_Model):
     """When jobs of the trace that name it may run, as a TrainingJob's `window` says it; `duration` in seconds."""
 
     start: Annotated[str, Field(min_length=1, max_length=256)]
-    duration: Annotated[int, Field(gt=0, le=366 * 86_400)]
+    duration: Annotated[int, Field(gt=0, le=_YEAR)]
     time_zone: str = UTC
     at_end: AtWindowEnd = AtWindowEnd.STOP
 
@@ -256,12 +261,7 @@ def read(path: Path) -> Cluster:
     Raises:
         SimulationError: it is not there, or says something impossible.
     """
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SimulationError(f"cannot read the cluster file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SimulationError(f"{path} is not YAML: {error}") from error
+    raw = read_yaml(path, "the cluster file")
     if not isinstance(raw, dict):
         raise SimulationError(
             f"{path} must name the nodes, like `nodes: [{{count: 64, gpus: 8}}]`; see docs/simulator.md"

@@ -144,6 +144,7 @@ def test_the_opening_that_is_found_holds_now_or_comes_next(start: str, length: i
     [
         ("0 20 * * *", "Europe/Atlantis", "timeZone"),
         ("0 99 * * *", "Etc/UTC", "cron expression"),
+        ("0 20 * * * *", "Etc/UTC", "number of fields"),
         ("0 20 31 2 *", "Etc/UTC", "window.start"),
         ("0 20 * * *", "../../etc/passwd", "timeZone"),
     ],

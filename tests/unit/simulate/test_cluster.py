@@ -178,6 +178,13 @@ def test_parents_that_are_no_tree_are_refused(more: dict[str, str], told: str) -
         ("nodes: [{count: 1}]\nqueues: [{name: a, gpus: {H100: x}}]", "queues.0.gpus.H100: it must be a whole number,"),
         ("nodes: [{count: 1}]\nqueues: [{name: a, gpus: 1, weight: 0}]", "queues.0.weight: it must be above 0, not 0;"),
         ("nodes: [{count: 1}]\norder: fifo", "order: it must be 'submitTime' or 'shortestExpected', not 'fifo';"),
+        ("nodes: [{count: 1}]\nnodes: [{count: 2}]", "line 2: 'nodes' stands in line 1 already; leave one of them"),
+        (
+            "{nodes: [{count: 1}], windows: {late: {start: 0 0 20 * * *, duration: 60}}}",
+            "windows.late: start: '0 0 20 . . .' is no cron expression: Wrong number of fields",
+        ),
+        ("nodes: [{count: 1}]\nfaults: {failures: 1.0e+9}", "faults.failures: it must be at most 1,000,000, not "),
+        ("nodes: [{count: 1}]\nfaults: {absence: 0.001}", "faults.absence: it must be at least 1, not 0.001;"),
         ("nodes: [{count: 1}]\nfaults: {failures: .inf}", "faults.failures: it must be a number, not inf;"),
     ],
 )

@@ -160,6 +160,8 @@ def test_a_job_ends_at_its_limit(tmp_path: Path) -> None:
         ("submit,gpus,duration,queue\n0,2000000000,5,a\n", "line 2: gpus must be between 1 and 1,000,000"),
         ("submit,gpus,duration,queue\n0,1,nan,a\n", "line 2: duration must be between 0.001"),
         ("submit,gpus,duration,queue\n0,0,5,a\n", "line 2: gpus must be between 1 and"),
+        ("submit,gpus,duration,queue\n0,1_0,5,a\n", "line 2: gpus is no number: '1_0'; write it in plain digits"),
+        ("submit,gpus,duration,queue\n0,1,\u0665,a\n", "line 2: duration is no number: '\u0665'; write it in plain"),
         ("submit,gpus,duration,queue\n0,1.5,5,a\n", "line 2: gpus must be a whole number"),
         ("submit,gpus,duration,queue\n0,1,5,\n", "line 2: queue is empty"),
         ("submit,gpus,duration,queue\n0,1,5,a\n\n,,,\n0,1,x,a\n", "line 5: duration is no number"),
