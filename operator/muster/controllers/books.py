@@ -71,7 +71,9 @@ class Books:
         self._executor = executor
         self._wanted: dict[Name, Status] = {}
         self._written: dict[Name, float] = {}
-        self._seen: dict[str, tuple[object, ...]] = {}
+        self._sent: dict[Name, tuple[object, Status]] = {}
+        """What was written last, and the object as it was shown before."""
+        self._seen: dict[str, tuple[TrainingQueue, Standing, tuple[object, ...]]] = {}
         self._tasks: dict[Name, asyncio.Task[None]] = {}
         self.tally: Tally | None = None
 
@@ -88,16 +90,29 @@ class Books:
         queues = self._cache.queues
         tally = self.tally = Tally.of(snapshot, count_waiting(records.values()))
         self._seen = {name: seen for name, seen in self._seen.items() if name in queues}
+        self._sent = {name: sent for name, sent in self._sent.items() if queues.get(name[1]) is sent[0]}
         ground = Ground.of(snapshot, self._cache.nodes())
         for name, standing in standings(queues, errors, spent, ground).items():
             # A thousand queues are there: nothing dear is done for those of which nothing has changed.
             seen = (queues[name], standing, tally.mark(name))
-            if self._seen.get(name) != seen:
+            before = self._seen.get(name)
+            if before != seen:
                 self._seen[name] = seen
-                self._wanted["trainingqueues", name] = queue_status(queues[name], tally, standing, now, self._prices)
+                if before is not None and before[0].metadata.uid != queues[name].metadata.uid:
+                    self._wanted.pop(("trainingqueues", name), None)  # that was of another queue of this name
+                known = self._with_newest(queues[name])
+                self._wanted["trainingqueues", name] = queue_status(known, tally, standing, now, self._prices)
         topology = self._cache.topologies.get(DEFAULT_TOPOLOGY)
         if topology is not None:
             self._wanted["topologies", DEFAULT_TOPOLOGY] = topology_status(topology, self._cache.nodes(), now)
+
+    def _with_newest(self, queue: TrainingQueue) -> TrainingQueue:
+        """With the status that is to be written, or that the watch does not show yet: an account goes on from there, or
+        what was held since would be lost."""
+        name = "trainingqueues", queue.metadata.name
+        shown, sent = self._sent.get(name, (None, None))
+        status = self._wanted.get(name) or (sent if shown is queue else None)
+        return queue if status is None else queue.model_copy(update={"status": status})
 
     def write_due(self) -> None:
         """Start the writes whose time has come."""
@@ -114,7 +129,7 @@ class Books:
                 del self._wanted[name]
             elif name not in self._tasks and now - self._written.get(name, float("-inf")) >= WRITE_EVERY:
                 del self._wanted[name]
-                self._written[name] = now
+                self._written[name], self._sent[name] = now, (found, status)
                 self._tasks[name] = asyncio.create_task(self._write(name, found, status))
 
     async def _write(self, name: Name, found: TrainingQueue | Topology, status: Status) -> None:
@@ -123,6 +138,7 @@ class Books:
         except (ApiError, ApiUnreachable) as error:
             log.debug("status of %s/%s: %s", *name, error)  # the next round brings it again
             self._wanted.setdefault(name, status)
+            self._sent.pop(name, None)
         finally:
             del self._tasks[name]
         self.write_due()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -12,18 +13,24 @@ from hypothesis import strategies as st
 from muster.api.effective import effective_spec
 from muster.api.names import Reason
 from muster.api.terms import Month, MonthUse
-from muster.api.trainingqueue import TrainingQueue
+from muster.api.trainingqueue import TrainingQueue, TrainingQueueStatus
+from muster.cluster.errors import ApiUnreachable
+from muster.cluster.executor import Executor
 from muster.cluster.queues import QueueInput
 from muster.cluster.snapshot import JobInput, LevelInput, build
 from muster.cluster.views import NodeView
 from muster.controllers import accounts
+from muster.controllers import books as booking
 from muster.controllers.accounts import Held
 from muster.controllers.admission import World, obstacle
-from muster.controllers.books import Tally, queue_status
+from muster.controllers.books import Books, Tally, queue_status
+from muster.controllers.cache import Cache
 from muster.controllers.queues import standings, why_drained
+from muster.scheduling.snapshot import Snapshot
 from muster.telemetry.cost import periods
 
 from .lifecycle.cases import trainingjob
+from .loops import Items
 
 pytestmark = pytest.mark.unit
 
@@ -160,27 +167,82 @@ def test_changes_at_any_part_of_a_second_count_no_time_twice(steps: list[tuple[f
     assert sum(use.gpu_seconds for use in found.status.month.uses) == expected
 
 
-def test_the_queues_status_counts_what_its_jobs_hold_at_the_prices_of_their_flavours() -> None:
+def holding_gpus(*held: int) -> Snapshot:
+    """Of a queue whose jobs hold so many H100s each, at 2.50 an hour."""
     node = NodeView.from_raw(
         {
             "metadata": {"name": "a", "labels": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}},
             "status": {"allocatable": {"nvidia.com/gpu": "8", "pods": "110"}},
         }
     )
-    request = {"nvidia.com/gpu": 4, "pods": 1}
-    job = JobInput("j", "research", 2, request, flavour="H100/on-demand", placed=("a", "a"), holding=True)
-    found = queue({"gpuHours": 100})
-    frozen = build(
+    jobs = [
+        JobInput(
+            f"j{number}",
+            "research",
+            1,
+            {"nvidia.com/gpu": gpus, "pods": 1},
+            flavour="H100/on-demand",
+            placed=("a",),
+            holding=True,
+        )
+        for number, gpus in enumerate(held)
+    ]
+    return build(
         nodes=[node],
         pods=[],
-        jobs=[job],
+        jobs=jobs,
         queues=[QueueInput("research")],
         levels=[LevelInput("host", "kubernetes.io/hostname")],
         prices={"H100/on-demand": 2.5},
     )
+
+
+def test_the_queues_status_counts_what_its_jobs_hold_at_the_prices_of_their_flavours() -> None:
+    found = queue({"gpuHours": 100})
     standing = standings({"research": found}, {}, {})["research"]
-    month = queue_status(found, Tally.of(frozen, {}), standing, NOON).month
+    month = queue_status(found, Tally.of(holding_gpus(4, 4), {}), standing, NOON).month
     assert month == Month(until=NOON, uses=(MonthUse(gpu_type="H100", gpus=8, hourly="20"),))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["held", "held", "write", "fail", "show"]), st.integers(0, 8)), max_size=12))
+def test_what_is_held_between_two_writes_counts_however_late_they_are_and_shown(events: list[tuple[str, int]]) -> None:
+    """A queue is written every few seconds at most; gangs come and go in between."""
+
+    async def run() -> None:
+        shown, gpus, used, now = queue({"gpuHours": 100}), 0, 0, NOON
+        cache = Cache(pods=Items(), nodes=Items(), namespaces=Items(), priority_classes=Items())
+        written: list[TrainingQueueStatus] = []
+        fails: list[bool] = []
+
+        class Server:
+            async def update_status(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+                if fails.pop():
+                    raise ApiUnreachable("refused")
+                written.append(TrainingQueueStatus.model_validate(body["status"]))
+                return body
+
+        books = Books(cache, Executor(Server(), b"k" * 16))  # type: ignore[arg-type]  # it has all that is called
+        cache.on_queue("research", shown)
+        for what, number in [*events, ("held", 8), ("held", 0), ("write", 0)]:
+            if what == "held":
+                now, used, gpus = now + timedelta(seconds=3), used + 3 * gpus, number
+            elif what == "show" and written:
+                shown = shown.model_copy(update={"status": written[-1]})
+                cache.on_queue("research", shown)
+            books.keep(holding_gpus(*[gpus] * (gpus > 0)), {}, {}, {}, now)
+            if what in ("write", "fail"):
+                fails[:] = [False, what == "fail"]  # the last answers first
+                books.write_due()
+                while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                    await asyncio.wait(others)
+        month = written[-1].month
+        assert month is not None
+        assert sum(use.gpu_seconds for use in month.uses) == used
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(booking, "WRITE_EVERY", 0.0)
+        asyncio.run(run())
 
 
 @pytest.mark.parametrize(
