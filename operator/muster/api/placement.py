@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import pairwise
 from typing import Annotated, Any, Self
 
@@ -129,6 +130,9 @@ class Placement(Model):
     """The narrowest domain that holds the whole gang, for people: `rack rack-3`."""
     placed_at: ClockTime | None = None
     """When it was decided."""
+    counted_at: ClockTime | None = None
+    """Up to when `status.usage` has what it has used, where the number of its spares has changed since then. Absent
+    where nothing of it is counted there yet."""
     queue: Annotated[str, Len(0, 63)] = ""
     """The TrainingQueue whose quota it holds."""
     flavour: Annotated[str, Len(0, 128)] = ""
@@ -163,6 +167,11 @@ class Placement(Model):
         if any(index >= self.workers for index in self.replaced):
             raise ValueError(f"status.placement replaces workers that it does not have: it has {self.workers}")
         return self
+
+    @property
+    def counts_from(self) -> datetime | None:
+        """From when on its use is not in `status.usage` yet."""
+        return self.counted_at or self.placed_at
 
     def settled(self) -> Self:
         """Without failures of the script in its pods: `status.failures` has them now."""

@@ -120,7 +120,7 @@ class MonthlyBudget(Model):
 
 
 class Usage(Model):
-    """What the job has used in placements that have ended."""
+    """What the job has used in placements that have ended, and in the present one up to its `countedAt`."""
 
     gpu_seconds: Annotated[int, Ge(0), Int64()] = 0
     """GPUs times seconds that they were held, slices as parts of one."""

@@ -19,7 +19,7 @@ from muster.api.placement import NodeWorkers, Placement, Promise, Stop, Victim, 
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.jobs import JobInput
 from muster.cluster.status import Draft, finished, reason_of
-from muster.controllers import planning, replacing
+from muster.controllers import devices, planning, replacing, terms
 from muster.controllers.claims import Claims
 from muster.controllers.inputs import unmade
 from muster.controllers.lifecycle import preemption
@@ -221,7 +221,10 @@ class Decisions:
         if record.task is not None:
             record.stand = ()  # plan anew after its next turn
             return
-        found = replacing.replaced(record.job, moves, record.spec.spares, now, domain=domain)
+        now = now.replace(microsecond=0)  # as it is written: a part of a second would be counted twice
+        gpus = devices.held(placement, record.spec, record.gpu_type) if placement is not None else 0
+        used = terms.used(record.job.status, gpus, record.price, now)
+        found = replacing.replaced(record.job, moves, record.spec.spares, now, used, domain=domain)
         if found is None:
             return
         record.plannable = False

@@ -10,6 +10,7 @@ from typing import Final
 
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Placement, Promise, nodes_with_workers, spares_by_index
+from muster.api.terms import Usage
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.status import Draft
@@ -29,7 +30,7 @@ class Replaced:
 
 
 def replaced(
-    job: TrainingJob, moves: Mapping[int, str], spares: int, now: datetime, *, domain: str | None = None
+    job: TrainingJob, moves: Mapping[int, str], spares: int, now: datetime, used: Usage, *, domain: str | None = None
 ) -> Replaced | None:
     """The status with the new nodes in it.
 
@@ -37,6 +38,8 @@ def replaced(
         moves: node by index; "" for a spare that has none any more. Indexes count the spares that are there, or are
             asked for in a running gang, behind the workers.
         spares: how many the job asks for.
+        now: a whole second, as it is written down.
+        used: by the job up to now, with what its placement has held so far.
         domain: of the placement, where workers of it have moved.
 
     Returns:
@@ -54,6 +57,10 @@ def replaced(
             after = after.model_copy(update={"domain": domain})
             draft.set(nodes=nodes_in_short(after))
             draft.condition(ConditionType.ADMITTED, True, Reason.ADMITTED.value, where(after))
+        if after.held != status.placement.held:
+            # From now on each second counts for more GPUs, or fewer: what was before is booked as it was.
+            after = after.model_copy(update={"counted_at": now})
+            draft.set(usage=used)
         draft.set(placement=after)
         told = _told(moves, status.placement.workers, before)
     else:

@@ -114,10 +114,10 @@ def used(status: TrainingJobStatus, gpus: int | Fraction, price: float, until: d
         price: of a whole one, an hour; 0 where it has none.
     """
     before = status.usage or Usage()
-    placed_at = status.placement.placed_at if status.placement else None
-    if placed_at is None or not gpus:
+    begins = status.placement.counts_from if status.placement else None
+    if begins is None or not gpus:
         return before
-    seconds = round(gpus * max(0.0, (until - placed_at).total_seconds()))
+    seconds = round(gpus * max(0.0, (until - begins).total_seconds()))
     return spend(before, seconds, price)
 
 
@@ -138,8 +138,8 @@ def budget_spent(spec: EffectiveSpec, usage: Usage) -> str:
 
 def budget_end(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int | Fraction, price: float) -> datetime | None:
     """When the present placement will have used up the job's budget; None for never."""
-    placed_at = status.placement.placed_at if status.placement else None
-    if placed_at is None or not gpus:
+    begins = status.placement.counts_from if status.placement else None
+    if begins is None or not gpus:
         return None
     before = status.usage or Usage()
     left = []
@@ -147,7 +147,7 @@ def budget_end(spec: EffectiveSpec, status: TrainingJobStatus, gpus: int | Fract
         left.append(float((spec.budget_gpu_hours * _HOUR - before.gpu_seconds) / gpus))
     if spec.budget_cost is not None and price > 0:
         left.append(float(spec.budget_cost - Decimal(before.cost or 0)) / price * _HOUR / float(gpus))
-    return placed_at + timedelta(seconds=min(max(0.0, min(left)), 1e9)) if left else None
+    return begins + timedelta(seconds=min(max(0.0, min(left)), 1e9)) if left else None
 
 
 @dataclass(frozen=True)
