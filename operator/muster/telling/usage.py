@@ -42,13 +42,15 @@ def in_use(queue: TrainingQueue) -> tuple[Use, Use]:
 
 
 def names_above(name: str, parents: Mapping[str, str | None]) -> list[str]:
-    """The names of the queues above one; of a circle, each once."""
+    """The names of the queues above one. None is above those that lead in a circle: each of them counts as a root."""
     found: list[str] = []
     parent = parents[name]
     while parent is not None and parent in parents and parent not in (name, *found):
         found.append(parent)
         parent = parents[parent]
-    return found
+    if parent == name:
+        return []
+    return found[: found.index(parent) + 1] if parent in found else found
 
 
 def line_of(name: str, every: Sequence[TrainingQueue]) -> tuple[TrainingQueue, ...]:

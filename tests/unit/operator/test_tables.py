@@ -124,9 +124,20 @@ def test_a_queue_that_is_held_or_has_lost_its_parent_says_so() -> None:
     assert row[1:6] == ("cohort all", "", "", "", "")
 
 
+def test_queues_whose_parents_lead_in_a_circle_have_what_is_their_own() -> None:
+    """As the planner counts them: each is a root until that is mended."""
+    one, two = queue("one", 8, parent="two", status=uses(12, borrowed=2)), queue("two", 4, parent="one", status=uses(0))
+    below_them = queue("below", 2, parent="one", status=uses(0))
+    assert [row[-1] for row in queue_rows([one, two, below_them])] == [
+        "H100 on-demand: 12 of 10 nvidia.com/gpu, 2 borrowed",
+        "H100 on-demand: 0 of 4 nvidia.com/gpu",
+        "H100 on-demand: 0 of 2 nvidia.com/gpu",
+    ]
+
+
 def test_a_circle_of_parents_ends() -> None:
     circle = [queue("a", 8, parent="b"), queue("b", 8, parent="a")]
-    assert {row[-1] for row in queue_rows(circle)} == {"H100 on-demand: 0 of 16 nvidia.com/gpu"}
+    assert {row[-1] for row in queue_rows(circle)} == {"H100 on-demand: 0 of 8 nvidia.com/gpu"}
     assert below("a", circle) == {"a", "b"}
 
 
