@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -15,9 +16,10 @@ from muster.api.effective import EffectiveWindow
 NEVER: Final = datetime.max.replace(tzinfo=timezone.utc)
 """A moment that never comes: a window that is always open closes then."""
 
-LONGEST_CHAIN: Final = 500
+LONGEST_CHAIN: Final = 11_000
 """Times that a window is made longer by others that overlap it. One that goes on after that is taken to be always open:
-ten hours every hour are, and so are three minutes every minute."""
+ten hours every hour are, and so are three minutes every minute. One that ends may be of many: a minute every minute
+from 8 to 18 is of 660, and a week of such minutes of 10,080."""
 
 STARTS: Final = 2.0
 """A gang is not started in a window that closes before it could have started so many times."""
@@ -79,18 +81,45 @@ def _opening(window: EffectiveWindow, now: datetime) -> Opening:
     return _joined(window, zone, last, length)
 
 
+@dataclass
+class _Chain:
+    """The openings of a window that were followed last: who asks later in them is spared that.
+
+    Attributes:
+        opens, known: from when on, and until when, they are known to be one.
+        closes: when that ends.
+    """
+
+    opens: datetime = NEVER
+    known: datetime = NEVER
+    closes: datetime = NEVER
+
+
+@lru_cache(maxsize=1024)
+def _last_chain(window: EffectiveWindow) -> _Chain:
+    return _Chain()
+
+
 def _joined(window: EffectiveWindow, zone: ZoneInfo, opens: datetime, length: timedelta) -> Opening:
     """One opening with those that begin before it closes."""
+    chain = _last_chain(window)
+    if not chain.opens <= opens < chain.known:
+        known, ends = _follow(window, zone, opens, length)
+        chain.opens, chain.known, chain.closes = opens, known, known if ends else NEVER
+    return Opening(opens, chain.closes)
+
+
+def _follow(window: EffectiveWindow, zone: ZoneInfo, opens: datetime, length: timedelta) -> tuple[datetime, bool]:
+    """Until when openings overlap, and whether they end then; False: nobody followed them any further."""
     closes = opens + length
-    for _ in range(LONGEST_CHAIN):
-        if closes > NEVER - 2 * length:
+    starts = map(_utc, CronSim(window.start, opens.astimezone(zone)))
+    for start in islice(starts, LONGEST_CHAIN):
+        if start > closes:
+            return closes, True
+        if start > NEVER - 2 * length:
             break  # the calendar would end before the chain
-        # The last moment until then at which another one opens; the first one itself when there is none.
-        last = _last_start(window, zone, closes)
-        if last is None or last + length <= closes:
-            return Opening(opens, closes)
-        closes = last + length
-    return Opening(opens, NEVER)
+        closes = max(closes, start + length)
+    return closes, False
 
 
 def _last_start(window: EffectiveWindow, zone: ZoneInfo, moment: datetime) -> datetime | None:

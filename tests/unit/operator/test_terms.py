@@ -85,6 +85,20 @@ def test_windows_that_overlap_are_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("start", "seconds", "hours"),
+    [("* 8-18 * * MON-FRI", 60, (8, 19)), ("*/5 * * * TUE", 300, (24, 48)), ("* * * * MON-FRI", 60, (0, 120))],
+)
+def test_windows_that_follow_each_other_end_where_the_last_of_them_does(
+    start: str, seconds: int, hours: tuple[int, int]
+) -> None:
+    window, monday = EffectiveWindow(start, seconds, "Etc/UTC", stops=True), datetime(2026, 3, 2, tzinfo=UTC)
+    opens, closes = (monday + each * HOUR for each in hours)
+    for moment in (opens, opens + (closes - opens) / 3, closes - timedelta(seconds=30), opens):
+        assert windows.opening(window, moment).closes == closes
+    assert windows.opening(window, closes).opens > closes
+
+
+@pytest.mark.parametrize(
     ("start", "hours", "limit"),
     [("0 20 * * *", 3, 3 * 3600.0), ("0 20,22 * * *", 3, 5 * 3600.0), ("0 * * * *", 3, float("inf"))],
 )
