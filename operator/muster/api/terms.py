@@ -14,6 +14,9 @@ from muster.api.schema import Int64, MapList, Rule, SchemaDefault
 
 UTC: Final = "Etc/UTC"
 
+MAX_USES: Final = 128
+"""GPU types of one account, each profile of slices counted as one: three models of GPUs have twenty and more."""
+
 _CRON_FIELD: Final = "[-0-9A-Za-z*/,#]+"
 CRON_PATTERN: Final = f"^{_CRON_FIELD}( +{_CRON_FIELD}){{4}}$"
 
@@ -152,5 +155,5 @@ class Month(Model):
 
     until: Timestamp
     """Up to when use is counted, in the month of this moment."""
-    uses: Annotated[tuple[MonthUse, ...], Len(0, 32), MapList(("gpuType",))] = ()
+    uses: Annotated[tuple[MonthUse, ...], Len(0, MAX_USES), MapList(("gpuType",))] = ()
     """By GPU type."""

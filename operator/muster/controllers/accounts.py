@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Final
 
 from muster.api.common import format_time
-from muster.api.terms import Month, MonthUse
+from muster.api.terms import MAX_USES, Month, MonthUse
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.queues import QueueInput
 from muster.sizing.money import exact
@@ -64,7 +64,7 @@ def account(queue: TrainingQueue, held: Mapping[str, Held], now: datetime) -> Mo
         gpus, hourly = rates.get(kind, (0, None))
         uses[kind] = uses.get(kind, MonthUse(gpu_type=kind)).model_copy(update={"gpus": gpus, "hourly": hourly})
     kept = [use for _, use in sorted(uses.items()) if use.gpus or use.gpu_seconds]
-    return Month(until=now, uses=tuple(kept[:32]))
+    return Month(until=now, uses=tuple(kept[:MAX_USES]))
 
 
 def spent(queue: TrainingQueue, now: datetime) -> Spent | None:

@@ -241,7 +241,8 @@ def queue_status(
         gpus=str(used) if of is None else f"{used}/{of}",
         usage=usage[:MAX_FLAVOURS],
         fair_share=fair_share(queue, float(tally.shares[row]) if row != NONE else 0.0, now),
-        month=account(queue, _held(tally, row, prices), now) if row != NONE else None,
+        # Of a queue that has come since the snapshot was taken nothing is known: its account stays as it is.
+        month=account(queue, _held(tally, row, prices), now) if row != NONE else queue.status.month,
     )
 
 

@@ -204,6 +204,21 @@ def test_the_queues_status_counts_what_its_jobs_hold_at_the_prices_of_their_flav
     assert month == Month(until=NOON, uses=(MonthUse(gpu_type="H100", gpus=8, hourly="20"),))
 
 
+def test_a_queue_with_many_types_of_slices_loses_none_of_them() -> None:
+    """Three models of GPUs, cut into slices of all kinds, and what they were before, are more than thirty types."""
+    held = {f"A100-MIG-{number}g.{number}gb": Held(7, 1.0) for number in range(1, 41)}
+    found = holding(queue({"gpuHours": 1000}), held, NOON)
+    assert accounts.account(found, held, NOON + HOUR) is found.status.month
+    uses = accounts.brought_forward(found.status.month, NOON + HOUR)
+    assert sum(use.gpu_seconds for use in uses) == 40 * 7 * 3600
+
+
+def test_a_queue_that_has_come_since_the_snapshot_keeps_its_account() -> None:
+    found = holding(queue({"gpuHours": 100}, name="late"), {"H100": Held(8, 20.0)}, NOON)
+    standing = standings({"late": found}, {}, {})["late"]
+    assert queue_status(found, Tally.of(holding_gpus(4), {}), standing, NOON + HOUR).month == found.status.month
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["held", "held", "write", "fail", "show"]), st.integers(0, 8)), max_size=12))
 def test_what_is_held_between_two_writes_counts_however_late_they_are_and_shown(events: list[tuple[str, int]]) -> None:
