@@ -24,6 +24,7 @@ class Kind(str, Enum):
     ENCRYPTION = "Encryption"
     NOT_IMPLEMENTED = "NotImplemented"
     FULL = "Full"
+    CLOCK = "Clock"
     NETWORK = "Network"
     BUSY = "Busy"
     OTHER = "Other"
@@ -43,7 +44,7 @@ LASTING: Final = frozenset(
 )
 """Somebody has to mend these; trying again does not help."""
 
-PASSING: Final = frozenset({Kind.NETWORK, Kind.BUSY, Kind.FULL, Kind.OTHER})
+PASSING: Final = frozenset({Kind.NETWORK, Kind.BUSY, Kind.FULL, Kind.CLOCK, Kind.OTHER})
 """May be gone a little later, so they are tried again. What we don't know is held for passing: an outage has many
 faces, and failing a run for one of them can't be taken back."""
 
@@ -85,6 +86,7 @@ _KINDS: Final = {
     "XMinioAdminBucketQuotaExceeded": Kind.FULL,
     "XMinioStorageFull": Kind.FULL,
     "507": Kind.FULL,
+    "RequestTimeTooSkewed": Kind.CLOCK,
     "EndpointConnectionError": Kind.NETWORK,
     "ConnectTimeoutError": Kind.NETWORK,
     "ReadTimeoutError": Kind.NETWORK,
@@ -197,6 +199,11 @@ def sentence(
         return f"the S3 server{at} doesn't know a request that {where} needs; use a server that does{tail}"
     if kind is Kind.FULL:
         return f"there is no room left for {where}{at}; raise its quota, or delete what nobody needs there{tail}"
+    if kind is Kind.CLOCK:
+        return (
+            f"the clocks of this machine and of the S3 server{at} are too far apart, so it refuses requests for "
+            f"{where}; set the one that is wrong, and let NTP keep it{tail}"
+        )
     if kind is Kind.MISCONFIGURED and detail.startswith("Invalid endpoint"):
         return (
             f"{endpoint!r} is no URL of an S3 server, so {where} can't be used; correct {hints.endpoint} to one like "

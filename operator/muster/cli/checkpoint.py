@@ -380,6 +380,8 @@ def _meant(uri: CheckpointUri, endpoint: str | None) -> str:
 
 def _uri_of(place: str) -> str:
     """Of a folder or a uri. A name is no URL here: a space in it is a space."""
+    if not place:  # a variable that isn't set, and no word for where one is
+        fail("the folder is empty; name one, or write . for this one")
     return place if "://" in place else f"file://{Path(place).absolute()}"
 
 

@@ -179,7 +179,12 @@ class FileWriter:
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 return self._temporary.open("wb")
-        return self._temporary.open("wb")
+        try:
+            return self._temporary.open("wb")
+        except FileNotFoundError as error:  # /proc, say
+            where = self._path.parent
+            why = f"{where}: no file can be made in that folder; name another"
+            raise storage_error(Kind.MISCONFIGURED.value, why) from error
 
     def write(self, data: memoryview) -> None:
         assert self._file is not None

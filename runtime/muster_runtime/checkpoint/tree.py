@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from muster_protocol.checkpoints.tensors import ITEM_BYTES
 from muster_runtime.errors import StateError
 
 TensorTable = dict[str, torch.Tensor]
@@ -74,6 +75,11 @@ def _enter(path: str, tensor: torch.Tensor, table: TensorTable, ties: Mapping[st
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise StateError(
             f"{path} is a {kind} tensor; a checkpoint holds dense ones: convert what its state_dict() returns"
+        )
+    if str(tensor.dtype).removeprefix("torch.") not in ITEM_BYTES:
+        raise StateError(
+            f"{path} is of type {tensor.dtype}, which a checkpoint can't hold; let its state_dict() return a view of "
+            "its bytes (`.view(torch.uint8)`)"
         )
     if tensor.is_meta:
         raise StateError(

@@ -232,7 +232,7 @@ class Loader:
         sampler: Any = self._source.sampler
         if type(sampler) is SequentialSampler:
             return range(len(sampler))
-        if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(self.dataset):
+        if self._shuffles(sampler):
             generator = torch.Generator().manual_seed(mix(self._seed, "order", epoch))
             return _Permutation(torch.randperm(len(sampler), generator=generator))
         return self._sampled(sampler, epoch)
@@ -245,7 +245,8 @@ class Loader:
             raise ValueError(f"{error} ({self.where})") from None
 
     def state_dict(self) -> dict[str, Any]:
-        """One cursor for the whole gang: `offset` counts the samples of the epoch that the training has had.
+        """One cursor for the whole gang: `offset` counts the samples of the epoch that the training has had, in an
+        `order` that is said in words.
 
         Batches, where a sampler of the user's makes them. `left_out` has epoch and number of those still to be left
         out; it is absent where there are none.
@@ -254,6 +255,7 @@ class Loader:
         offset = min(self.position * batch, samples)
         left_out = sorted(list(one) for one in self._left_out if one >= (self.epoch, self.position))
         place = {"seed": self._seed, "epoch": self.epoch, "offset": offset, "samples": samples, "global_batch": batch}
+        place |= {"order": self._named_order()}
         return {**place, "left_out": left_out} if left_out else place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -266,9 +268,30 @@ class Loader:
                 f"the checkpoint counts in {state['samples']} samples an epoch and batches of {state['global_batch']}, "
                 f"this loader has {samples} and {batch} ({self.where}); the dataset or batch_size has changed since"
             )
+        order, now = state.get("order"), self._named_order()
+        if 0 < state["offset"] < samples and order not in (None, now):
+            raise ValueError(
+                f"the checkpoint stands within epoch {state['epoch']}, whose samples come {order}, and this loader's "
+                f"come {now} ({self.where}): some would be had twice in that epoch and others never; shuffle or the "
+                "sampler has changed since"
+            )
         self._seed, self.epoch, self.position = state["seed"], state["epoch"], -(-state["offset"] // batch)
         self._passed = None
         self.leave_out((epoch, number) for epoch, number in state.get("left_out", ()))
+
+    def _named_order(self) -> str:
+        """What decides on the order of samples beside seed and epoch, in words."""
+        own: Any = self._source.sampler if self._plan is not None else self._source.batch_sampler
+        if type(own) is SequentialSampler:
+            return "as the dataset has them"
+        if self._shuffles(own):
+            return "shuffled"
+        kinds = [type(one) for one in within(own)]  # of a list or a range it makes no difference which
+        return f"by {' of '.join(kind.__name__ for kind in kinds if kind.__module__ != 'builtins')}"
+
+    def _shuffles(self, sampler: Any) -> bool:
+        """Whether every sample comes once, wherever it falls."""
+        return type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(self.dataset)
 
     def _sizes(self) -> tuple[int, int]:
         return (self._plan.samples, self._plan.batch) if self._plan is not None else (len(self), 1)

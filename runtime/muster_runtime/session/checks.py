@@ -23,6 +23,7 @@ from muster_runtime.parallel.ddp import DataParallel
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.parallel.replicas import sums, unsynchronised
 from muster_runtime.parallel.wrap import unwrap, wrapped_at
+from muster_runtime.session.progress import plain
 from muster_runtime.session.tracking import Stateful, Tracked
 
 Wrapped = tuple[weakref.ref[nn.Module], str]
@@ -97,7 +98,8 @@ def refuse_unreportable(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if value is None:
             continue
-        if not hasattr(value, "__float__") or (isinstance(value, torch.Tensor) and value.is_complex()):
+        is_tensor = isinstance(value, torch.Tensor)
+        if not hasattr(value, "__float__") or (is_tensor and (value.is_complex() or value.is_meta)):
             raise UsageError(f"{caller()}: session.report({name}={value!r}): a metric is a number, or a tensor of one")
         shape = getattr(value, "shape", ())  # a tensor's, or an array's of NumPy
         if math.prod(shape) != 1:
@@ -105,6 +107,22 @@ def refuse_unreportable(values: Mapping[str, Any]) -> None:
                 f"{caller()}: session.report({name}=...) has the shape {list(shape)}: a metric is a number, or a "
                 "tensor of one; reduce it, say by .mean()"
             )
+        if not is_tensor:  # whose number may be on its way
+            _refuse_no_float(name, value)
+
+
+def _refuse_no_float(name: str, value: Any) -> None:
+    try:
+        plain(value)
+    except OverflowError:
+        raise UsageError(
+            f"{caller()}: session.report({name}=...): the number is beyond a float's range; report its logarithm"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{caller()}: session.report({name}=...): a metric is a number, or a tensor of one, and this "
+            f"{type(value).__name__} is none ({error})"
+        ) from None
 
 
 def refuse_untracked(tracked: Sequence[Tracked], wrapped: Sequence[Wrapped], loop: str) -> None:

@@ -76,7 +76,7 @@ class Progress:
             self.points.note(step, metrics)
         if loss is not None:
             self.note_loss(step, _own(loss), 1)
-        self._tokens += tokens or 0
+        self._tokens += 0.0 if tokens is None else float(_own(tokens))
 
     def note_loss(self, step: int, total: Any, weight: Any) -> None:
         """`total` sums up this rank's losses in `step`, each times its weight; `weight` sums up the weights."""
@@ -246,7 +246,12 @@ def _own(value: Any) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
-    return value if isinstance(value, (int, float)) else float(value)
+    return value if isinstance(value, (int, float)) else plain(value)
+
+
+def plain(value: Any) -> float:
+    """Any number but a tensor's: Python's, NumPy's (also in an array of one), a Decimal, a Fraction."""
+    return float(value.item() if callable(getattr(value, "item", None)) else value)
 
 
 def _number(pending: tuple[Any, Any] | None) -> Loss | None:

@@ -12,10 +12,12 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import botocore.auth
 import pytest
 
 from muster_protocol.checkpoints import s3
@@ -200,6 +202,18 @@ def test_wrong_keys_are_told_in_words(s3_environment: S3Server, monkeypatch: pyt
         assert kind_of(error) == "AccessDenied"
     finally:
         store.close()
+
+
+def test_a_clock_that_is_wrong_is_told_in_words(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = botocore.auth.get_current_datetime
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda: right() + timedelta(hours=1))
+    store = s3.S3Store(parse_uri("s3://models/run"))
+    with pytest.raises(
+        StorageError, match=r"clocks of this machine and of the S3 server at .*let NTP keep it"
+    ) as error:
+        store.get("a")
+    assert kind_of(error) == "Clock"
+    store.close()
 
 
 def test_a_server_that_is_away_is_told_in_words(monkeypatch: pytest.MonkeyPatch, s3_environment: S3Server) -> None:

@@ -464,6 +464,15 @@ def test_an_export_replaces_another_only_when_told_and_leaves_nothing_of_it(made
     there.close()
 
 
+def test_an_export_to_where_no_file_can_be_made_says_so(tmp_path: Path) -> None:
+    run = MadeRun(open_store(parse_uri(f"file://{tmp_path}/run"), None))
+    run.start()
+    run.save(1)
+    told = muster("export", run.store.uri, "/proc/exported", code=2)
+    assert "/proc/exported: no file can be made in that folder; name another" in told
+    assert "the folder is empty; name one, or write . for this one" in muster("export", run.store.uri, "", code=2)
+
+
 def grid(store: Store, name: str, tensor: torch.Tensor, cuts: tuple[tuple[int, ...], ...]) -> Tensor:
     """A tensor cut along several dimensions; `cuts` has the borders of each."""
     dtype = str(tensor.dtype).removeprefix("torch.")

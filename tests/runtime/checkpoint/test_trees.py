@@ -143,6 +143,12 @@ def test_tensors_without_values_are_refused_by_name() -> None:
         split("m", {"grid": torch.empty(2, device="meta")})
 
 
+@pytest.mark.parametrize("kind", [torch.uint4, torch.int2, torch.bits8])
+def test_types_whose_items_torch_does_not_measure_are_refused_by_name(kind: torch.dtype) -> None:
+    with pytest.raises(StateError, match=rf"m\.grid is of type {kind}, which a checkpoint can't hold.*torch.uint8"):
+        split("m", {"grid": torch.zeros(2, dtype=torch.uint8).view(kind)})
+
+
 def test_sparse_tensors_are_refused_by_name() -> None:
     with pytest.raises(StateError, match=r"m\.grid is a sparse_coo tensor"):
         split("m", {"grid": torch.eye(2).to_sparse()})

@@ -358,6 +358,41 @@ def test_the_position_is_one_number_that_can_be_restored(count: int) -> None:
     assert take(second, 7) == whole[count:]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({"shuffle": True}, {}, "whose samples come shuffled, and this loader's come as the dataset has them"),
+        ({}, {"shuffle": True}, "come as the dataset has them, and this loader's come shuffled"),
+        (
+            {"sampler": WeightedRandomSampler([1.0] * 48, 48)},
+            {"shuffle": True},
+            "come by WeightedRandomSampler, and this loader's come shuffled",
+        ),
+        (
+            {"batch_sampler": BatchSampler(RandomSampler(range(48)), 12, drop_last=False)},
+            {"batch_sampler": BatchSampler(range(48), 12, drop_last=False)},
+            "come by BatchSampler of RandomSampler, and this loader's come by BatchSampler",
+        ),
+    ],
+)
+def test_an_epoch_does_not_go_on_in_another_order(before: dict[str, Any], after: dict[str, Any], told: str) -> None:
+    def made(options: dict[str, Any]) -> Loader:
+        size = {} if "batch_sampler" in options else {"batch_size": 12}
+        return wrap(DataLoader(Noisy(), **size, **options))
+
+    first, other = made(before), made(after)
+    first.position = 2
+    with pytest.raises(ValueError, match=rf"within epoch 0, .*{told} \(here.py:1\): some would be had twice"):
+        other.load_state_dict(first.state_dict())
+    old = {name: value for name, value in first.state_dict().items() if name != "order"}
+    other.load_state_dict(old)  # of a Muster that did not say it
+    assert other.position == 2
+    for position in (0, 4):  # between two epochs it may change
+        first.position = position
+        other.load_state_dict(first.state_dict())
+        assert other.position == position
+
+
 @given(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=9), st.integers(0, 5))
 @settings(max_examples=50, deadline=None)
 def test_what_is_left_out_is_had_by_nobody_and_all_else_once(left_out: set[tuple[int, int]], cut: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,41 @@ from muster_protocol import losses
 from muster_protocol.losses import LossRecord
 from muster_runtime.errors import UsageError
 from muster_runtime.reporter import Reporter
-from muster_runtime.session.checks import counted
+from muster_runtime.session.checks import counted, refuse_unreportable
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.schedule import FIRST_SECONDS, LONGEST_SECONDS, AutoInterval, Schedule
 from muster_runtime.session.settings import read_settings
 from muster_runtime.session.start import refuse_shared
 from muster_runtime.telemetry.peaks import peak_flops
 from muster_runtime.telemetry.throughput import Meter, model_flops_utilisation
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (10**400, r"session.report\(m=...\): the number is beyond a float's range; report its logarithm"),
+        (10**5000, "beyond a float's range"),  # which has too many digits to be told
+        (Fraction(10**400, 3), "beyond a float's range"),
+        (Decimal("sNaN"), "this Decimal is none"),
+        (np.array(["high"]), "this ndarray is none"),
+        (torch.tensor(1.0, device="meta"), "a metric is a number"),
+    ],
+    ids=["int", "long", "Fraction", "Decimal", "text", "meta"],
+)
+def test_what_is_no_float_is_no_metric(value: Any, told: str) -> None:
+    for name in ("m", "loss", "tokens"):
+        with pytest.raises(UsageError, match=told.replace("m=", f"{name}=")):
+            refuse_unreportable({name: value})
+
+
+def test_numbers_of_any_library_are_metrics_and_counts() -> None:
+    progress = Progress(0, 1, torch.device("cpu"), Reporter())
+    numbers = (np.array([[2.0]]), np.float32(2), np.int64(2), Decimal(2), Fraction(2), torch.tensor([2]), 2, 2.0)
+    for number in numbers:
+        refuse_unreportable({"m": number})
+        progress.note(1, number, number, {"m": number})
+        assert progress.metrics() == {"m": 2.0}
+    assert progress.take_losses(1, read=True) == (((2.0, 1.0),), 2.0 * len(numbers))
 
 
 def test_due_by_steps_until_saved() -> None:
