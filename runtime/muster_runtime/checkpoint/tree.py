@@ -81,6 +81,11 @@ def _enter(path: str, tensor: torch.Tensor, table: TensorTable, ties: Mapping[st
             f"{path} is of type {tensor.dtype}, which a checkpoint can't hold; let its state_dict() return a view of "
             "its bytes (`.view(torch.uint8)`)"
         )
+    if any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
+        raise StateError(
+            f"{path} is a DTensor of partial sums; a checkpoint holds shards and replicas: let its state_dict() return "
+            "what `redistribute` makes of it, with Replicate() or Shard() in Partial()'s place"
+        )
     if tensor.is_meta:
         raise StateError(
             f"{path} is on the meta device, so it has no values yet: materialize it (`to_empty`) before track()"

@@ -99,10 +99,12 @@ def failure(rank: int, exit_code: int, stderr: Sequence[str], *, killed_for_memo
     if exit_code == exits.EXIT_PREEMPTED:
         message += "; 75 means `stopped when asked`, but nobody had asked"
     echo = tracebacks.is_echo(traceback or "\n".join(stderr[-20:]))
-    if last_words and not ended_by:
-        said = last_words.splitlines()[-1].strip()
-        message += f": {said}"
-        signature = f"exit code {exit_code}, {tracebacks.signature(said, last_words)}"
+    if not traceback and not ended_by:
+        signature = f"exit code {exit_code}"
+        if last_words:
+            said = last_words.splitlines()[-1].strip()
+            message += f": {said}"
+            signature += f", {tracebacks.signature(said, last_words)}"
     crash = bool(ended_by) or (bool(traceback) and not what.startswith(_OURS))
     return Failure(rank, exit_code, Cause.USER, message, traceback, echo, last_words, crash, "" if echo else signature)
 

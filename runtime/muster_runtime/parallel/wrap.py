@@ -64,6 +64,12 @@ def _refuse(model: nn.Module, where: str) -> None:
             f"{where}: the model has parameters whose shapes its first batch decides (nn.LazyLinear and its like); "
             "call it once on a batch above this line, on every rank"
         )
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise UsageError(
+            f"{where}: the model is on the meta device, at least in parts, and has no values there that rank 0 could "
+            "give to all; give it some above this line: model.to_empty(device=session.device), and then its own "
+            "initialisation"
+        )
     before = wrapped_at(model)
     if before:
         raise UsageError(f"{where}: this model was wrapped at {before} already; remove one of the two lines")
@@ -86,8 +92,7 @@ def share_from_leader(model: nn.Module) -> None:
     """Gives every rank the parameters and buffers of rank 0."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
-            if not tensor.is_meta:
-                take_from_leader(tensor.detach())
+            take_from_leader(tensor.detach())
 
 
 def take_from_leader(tensor: torch.Tensor) -> None:

@@ -230,7 +230,7 @@ def test_scripts_that_are_not_there_or_cannot_be_read_are_known_again() -> None:
     wrong = '  File "/w/train.py", line 4\n    def (\n        ^\nSyntaxError: invalid syntax'
     assert failed(1, wrong).signature == "exit code 1, SyntaxError: invalid syntax at train.py:4"
     assert not failed(1, wrong).crash
-    assert failed(3).signature == ""
+    assert failed(3).signature == "exit code 3", "silent, and by its own choice"
     assert failed(-signal.SIGSEGV, "words").signature == ""
     assert failed(1, ECHO).signature == ""
 

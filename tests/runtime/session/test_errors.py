@@ -62,6 +62,19 @@ CASES = {
         "early = torch.optim.AdamW(net.parameters())\nmodel = session.wrap(net)  # here\n",
         r"script.py:{here}: this model's AdamW was made before session.wrap.*Move the optimizer's line below",
     ),
+    "a tensor of partial sums": (
+        "from torch.distributed.tensor import DTensor, Partial, init_device_mesh\n"
+        "total = DTensor.from_local(torch.ones(2), init_device_mesh('cpu', (2,)), [Partial()])\n"
+        "class Sums:\n    def state_dict(self): return {'total': total}\n    def load_state_dict(self, state): pass\n"
+        + FINE
+        + "session.track(sums=Sums(), model=model, optimizer=optimizer)  # here\n"
+        "for step in session.steps(1):\n    pass\n",
+        r"StateError: .*script.py:{here}: sums.total is a DTensor of partial sums; .*`redistribute`",
+    ),
+    "a model without values": (
+        "model = session.wrap(nn.Linear(4, 1, device='meta'))  # here\n",
+        r"script.py:{here}: the model is on the meta device.*above this line: model.to_empty\(device=session.device\)",
+    ),
     "a model wrapped twice": (
         "model = session.wrap(net)  # first\nagain = session.wrap(model)  # here\n",
         r"script.py:{here}: (this model was wrapped at .*script.py:{first} already|.*remove that line)",
