@@ -203,14 +203,19 @@ def unknown_metric(inventory: Inventory, rule: Best) -> str:
 
 
 def best(inventory: Inventory, rule: Best) -> list[Checkpoint]:
-    """The best first; those without the metric, or where it isn't a number, are none of them."""
+    """The best first; those without the metric, or where it isn't a number, are none of them.
+
+    A metric that is found seldom, by an evaluation, is in all checkpoints until the next, which are of other weights
+    than those that were evaluated. So of equal values the oldest counts first, and such a repeat after all others.
+    """
     sign = 1 if rule.mode == "min" else -1
+    values = [checkpoint.metrics.get(rule.metric, math.nan) for checkpoint in inventory.committed]  # the newest first
     rated = [
-        (sign * checkpoint.metrics[rule.metric], place, checkpoint)
-        for place, checkpoint in enumerate(inventory.committed)
-        if math.isfinite(checkpoint.metrics.get(rule.metric, math.nan))
+        (value == before, sign * value, -place)
+        for place, (value, before) in enumerate(zip(values, [*values[1:], math.nan], strict=True))
+        if math.isfinite(value)
     ]
-    return [checkpoint for _, _, checkpoint in sorted(rated, key=lambda each: each[:2])[: rule.count]]
+    return [inventory.committed[-place] for _, _, place in sorted(rated)[: rule.count]]
 
 
 def _orphans(inventory: Inventory, now: float, patience: float) -> list[Removal]:

@@ -110,6 +110,30 @@ def test_the_best_stay_and_what_has_no_number_is_not_among_them(mode: str, left:
     assert {kept.step for kept, _ in found.kept} == left | {7, 8, 9}
 
 
+@pytest.mark.parametrize(("count", "best"), [(1, {40}), (2, {20, 40}), (3, {20, 40, 10}), (4, {10, 20, 40, 60})])
+def test_of_what_has_the_same_value_since_an_evaluation_the_first_is_the_best(count: int, best: set[int]) -> None:
+    accuracy = {
+        10: 0.5,
+        11: 0.5,
+        20: 0.8,
+        21: 0.8,
+        22: 0.8,
+        40: 0.9,
+        41: 0.9,
+        42: 0.9,
+        60: 0.4,
+        61: 0.4,
+        62: 0.4,
+        63: 0.4,
+    }
+    run: list[Checkpoint] = []
+    for step, value in accuracy.items():  # as a running job does it: after each save
+        run.insert(0, checkpoint(step, accuracy=value))
+        found = plan(inventory(*run), Retention(last=1, best=Best("accuracy", "max", count)), NOW)
+        run = [kept for kept, _ in found.kept]
+    assert {kept.step for kept in run} == best | {61, 62, 63}
+
+
 def test_a_tag_and_a_readers_hold_keep_and_an_expired_one_does_not() -> None:
     run = chain(1, 2, 3, 4, 5, 6, 7)
     at = {each.step: each for each in run}
