@@ -22,7 +22,7 @@ from muster_protocol.checkpoints.store import Store
 from muster_protocol.counts import counted
 from muster_protocol.launcher_status import MemoryTier
 from muster_protocol.losses import LossRecord, decode, encode, metrics_key
-from muster_protocol.storage_errors import PASSING, Kind
+from muster_protocol.storage_errors import LASTING, PASSING, Kind
 from muster_protocol.uris import parse_uri_at_step
 from muster_runtime.checkpoint.keeper import Keeper, Saved
 from muster_runtime.checkpoint.kept import Kept
@@ -51,6 +51,10 @@ _MISSED_AT_MOST: Final = 5
 _MISSED_SECONDS: Final = 1800.0
 """A rank that has missed more saves in a row, for longer, had better start elsewhere. Many are missed in minutes for
 which a store may be away, so the number alone says little."""
+_REFUSED_SECONDS: Final = 600.0
+_REFUSED_AGAIN_SECONDS: Final = 120.0
+"""What a store refuses, though it let this gang claim the run, is tried again so long, and so often: keys that were
+changed come to a pod by their file a minute or two late, and a person who is told can mend the rest meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -335,13 +339,16 @@ class Persistence:
 
     def _miss(self, step: int, error: StorageError, *, must: bool, more: bool = False) -> None:
         """A save that the store did not take. Raises `error` when it may not be missed."""
+        seconds, refused = time.monotonic() - self._missed_since, Kind(error.kind) in LASTING
         too_many = not more and self._missed >= _MISSED_AT_MOST
-        too_long = time.monotonic() - self._missed_since > _MISSED_SECONDS
-        if Kind(error.kind) not in PASSING or must or (too_many and too_long):
+        over = seconds > _REFUSED_SECONDS if refused else too_many and seconds > _MISSED_SECONDS
+        if Kind(error.kind) not in PASSING | LASTING or must or over:
             raise error
         self._missed += not more
         self._missed_since = min(self._missed_since, time.monotonic())
-        if self._missed == 1:
+        if refused:
+            self._again(_REFUSED_AGAIN_SECONDS)
+        elif self._missed == 1:
             self._again(_AGAIN_SECONDS)
         trouble = f"the checkpoint of step {step} was not saved: {error}"
         self._warn(trouble)

@@ -79,6 +79,7 @@ class AwayKeeper:
 
     def __init__(self) -> None:
         self.away, self.saves = True, 0
+        self.error: StorageError = StorageError("Network", "the server is away; check the network")
         self.in_flight: int | None = None
         self.busy = self.failed = False
 
@@ -93,7 +94,7 @@ class AwayKeeper:
     def advance(self, *, busy: bool, failed: bool, unsealed: bool) -> Saved | None:
         step, self.in_flight = self.in_flight, None
         if self.away:
-            raise StorageError("Network", "the server is away; check the network")
+            raise self.error
         return Saved(step or 0, 1, 1, 0.0, 0.0)
 
 
@@ -163,6 +164,35 @@ def test_a_save_that_was_missed_is_made_up_for_after_a_pause(tmp_path: Path, mon
     run.save(7500)
     run.boundary()
     assert run.landed == [7500]
+
+
+def test_keys_that_come_late_are_waited_for_and_a_lasting_refusal_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gang has claimed the run, so the store has taken its keys before."""
+    run = Persisting(tmp_path, monkeypatch)
+    run.keeper.error = storage_error("AccessDenied", "the keys are denied")
+    monkeypatch.setattr(persistence, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None))
+    for now in (0.0, 120.0):
+        run.save(int(now))
+        run.boundary()
+    assert run.pauses == [120.0, 120.0], "a file with keys is read once a minute"
+    assert run.troubles[-1] == "the checkpoint of step 120 was not saved: the keys are denied"
+    run.keeper.away = False
+    run.save(240)
+    run.boundary()
+    assert run.landed == [240]
+    run.keeper.away = True
+    for now in (1000.0, 1120.0, 1600.0):
+        run.save(int(now))
+        run.boundary()
+    now = 1601.0
+    run.save(1601)
+    with pytest.raises(StorageRefusedError, match="the keys are denied"):
+        run.boundary()
+    now = 2000.0
+    with pytest.raises(StorageRefusedError):
+        run.save_now(2000)
 
 
 def test_a_save_that_succeeds_forgets_those_that_were_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
