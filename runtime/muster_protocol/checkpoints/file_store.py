@@ -251,7 +251,7 @@ def _explained(path: Path) -> Iterator[None]:
             why = f"{path}: its file system may only be read; mount it to be written"
             raise storage_error(Kind.ACCESS_DENIED.value, why) from error
         if error.errno in _NO_FOLDER:
-            why = f"{path}: {error.strerror}, so nothing can be stored there; correct the uri"
+            why = f"{path}: {error.strerror}, so nothing can lie there; correct the uri, which names a folder"
             raise storage_error(Kind.MISCONFIGURED.value, why) from error
         kind = Kind.FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Kind.OTHER
         raise StorageError(kind.value, f"{path}: {error.strerror or error}") from error

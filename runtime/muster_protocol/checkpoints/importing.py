@@ -30,6 +30,8 @@ OBJECT_BYTES: Final = 64 << 20
 """As a rank writes them at most: a restore holds a few whole."""
 HEADER_BYTES: Final = 100_000_000
 """A longer header is none, as safetensors has it."""
+_POINTER: Final = b"version "
+"""So a file begins that stands for one which Git LFS has not fetched."""
 _TYPES: Final = {theirs: ours for ours, theirs in DTYPES.items()}
 _RUN: Final = {"step": 0, "seed": 0, "world_size": 1, "threads": 1}
 
@@ -83,7 +85,10 @@ def _first_of(names: list[str]) -> str:
 
 
 def _read_file(store: Store, name: str) -> Iterator[Source]:
-    length = int.from_bytes(_read(store, name, 0, 8), "little")
+    start = _read(store, name, 0, 8)
+    if start == _POINTER:
+        raise StateError(f"{store.uri}/{name} is Git LFS's pointer to a file; run git lfs pull there")
+    length = int.from_bytes(start, "little")
     if not 2 <= length <= HEADER_BYTES:
         raise CorruptCheckpointError(f"{store.uri}/{name} is no safetensors file: its header has {length:,} bytes")
     header = _json(store, name, bytes(_read(store, name, 8, length)))

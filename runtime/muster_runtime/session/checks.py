@@ -125,6 +125,12 @@ def _refuse_no_float(name: str, value: Any) -> None:
         ) from None
 
 
+def refuse_uncountable(tokens: Any) -> None:
+    """UsageError when a step's tokens are no count: one NaN is the rate of the whole gang."""
+    if not isinstance(tokens, torch.Tensor) and not 0 <= plain(tokens) < math.inf:
+        raise UsageError(f"{caller()}: session.report(tokens={tokens!r}): it is a number of 0 or more")
+
+
 def refuse_untracked(tracked: Sequence[Tracked], wrapped: Sequence[Wrapped], loop: str) -> None:
     """UsageError when a model or a parameter that is trained is in no checkpoint."""
     models = [unwrap(t.thing) for t in tracked if isinstance(t.thing, nn.Module)]

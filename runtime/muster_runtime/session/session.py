@@ -316,6 +316,8 @@ class Session:
         """What this step did on this rank. Rank 0's last word of each metric is kept with the checkpoint, and its words
         of every step go to the run's tracker."""
         checks.refuse_unreportable({"loss": loss, "tokens": tokens, **metrics})
+        if tokens is not None:
+            checks.refuse_uncountable(tokens)
         if loss is not None:
             self.run.gradients.refuse_second_loss()
         self.run.progress.note(self.step + 1, loss, tokens, metrics)

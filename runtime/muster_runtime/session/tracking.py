@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -27,6 +27,8 @@ from muster_runtime.parallel.wrap import take_from_leader, unwrap
 AS_IT_WAS: Final = "Make it as it was, or start with another checkpoint.uri"
 _EXTRA: Final = "_extra_state"
 """torch's key of what a module's `get_extra_state` gives."""
+_WRAPPERS: Final = frozenset(("module", "_orig_mod"))
+"""What DDP (and an average of weights) and torch.compile call the module inside."""
 _OPTIMIZER_STATE = re.compile(r"^\.state\.(\d+)\.(.+)$")
 
 
@@ -251,6 +253,8 @@ class Restoration:
                 self._by_rank.append((tracked, self._fresh(_name_by_rank(tracked, rank), None, None)))
                 continue
             tree = trees[tracked.name]
+            if isinstance(tracked.thing, nn.Module) and isinstance(tree, dict):
+                tree = _under_own_keys(tree, tracked.state())
             state = join(tree, self._lookup_for(tracked, tree), tracked.name)
             self._states.append((tracked, _with_all_ties(tracked, state)))
 
@@ -361,6 +365,25 @@ class Restoration:
                     if isinstance(entry, TensorStorageMetadata):
                         found[id(parameter)] = entry.properties.dtype
         return found
+
+
+def _under_own_keys(tree: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's tree under the keys that its state has now, `own`.
+
+    Those that it was saved under may differ by names of wrappers: in an average of a model's weights DDP has one on a
+    gang of several ranks, and there is none on one rank. A key that fits two is left as it is, and told.
+    """
+    now = _by_plain_key(key for key in own if key not in tree)
+    saved = _by_plain_key(key for key in tree if key not in own)
+    found = {keys[0]: now[plain][0] for plain, keys in saved.items() if len(keys) == len(now.get(plain, ())) == 1}
+    return {found.get(key, key): value for key, value in tree.items()}
+
+
+def _by_plain_key(keys: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        found.setdefault(".".join(name for name in key.split(".") if name not in _WRAPPERS), []).append(key)
+    return found
 
 
 def _keep_groups(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:

@@ -119,6 +119,13 @@ def test_the_files_that_loaders_take_are_imported(tmp_path: Path) -> None:
     assert [each.name for each in importing.read_model(store)] == ["c"]
 
 
+def test_a_pointer_in_place_of_a_file_and_a_file_in_place_of_a_folder_are_told(tmp_path: Path) -> None:
+    file, uri = tmp_path / "model.safetensors", f"file://{tmp_path}/run"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9976576152\n")
+    assert f"{file} is Git LFS's pointer to a file" in muster("import", str(tmp_path), uri, code=2)
+    assert "which names a folder" in muster("import", str(file), uri, code=2)
+
+
 @pytest.mark.parametrize(
     ("index", "header", "pattern"),
     [

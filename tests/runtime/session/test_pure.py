@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -16,7 +17,7 @@ from muster_protocol import losses
 from muster_protocol.losses import LossRecord
 from muster_runtime.errors import UsageError
 from muster_runtime.reporter import Reporter
-from muster_runtime.session.checks import counted, refuse_unreportable
+from muster_runtime.session.checks import counted, refuse_uncountable, refuse_unreportable
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.schedule import FIRST_SECONDS, LONGEST_SECONDS, AutoInterval, Schedule
 from muster_runtime.session.settings import read_settings
@@ -41,6 +42,13 @@ def test_what_is_no_float_is_no_metric(value: Any, told: str) -> None:
     for name in ("m", "loss", "tokens"):
         with pytest.raises(UsageError, match=told.replace("m=", f"{name}=")):
             refuse_unreportable({name: value})
+
+
+@pytest.mark.parametrize("tokens", [-1, math.nan, math.inf, np.int64(-2)])
+def test_tokens_are_a_count(tokens: Any) -> None:
+    with pytest.raises(UsageError, match=r"session.report\(tokens=.*\): it is a number of 0 or more"):
+        refuse_uncountable(tokens)
+    refuse_uncountable(0)
 
 
 def test_numbers_of_any_library_are_metrics_and_counts() -> None:
