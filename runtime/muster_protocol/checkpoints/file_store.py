@@ -207,7 +207,8 @@ class FileWriter:
         if self._file is not None:
             with contextlib.suppress(OSError):  # writes what is buffered, for which there may be no room
                 self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # who aborts tells why; what is left counts as unfinished
+            self._temporary.unlink(missing_ok=True)
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -254,8 +254,13 @@ class Loader:
         samples, batch = self._sizes()
         offset = min(self.position * batch, samples)
         left_out = sorted(list(one) for one in self._left_out if one >= (self.epoch, self.position))
-        place = {"seed": self._seed, "epoch": self.epoch, "offset": offset, "samples": samples, "global_batch": batch}
-        place |= {"order": self._named_order()}
+        place: dict[str, Any] = {
+            "seed": self._seed,
+            "epoch": self.epoch,
+            "offset": offset,
+            "order": self._named_order(),
+        }
+        place |= {"samples": samples, "global_batch": batch}
         return {**place, "left_out": left_out} if left_out else place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ import pytest
 from muster_protocol.checkpoints import s3
 from muster_protocol.checkpoints.file_store import FileStore
 from muster_protocol.checkpoints.s3 import PART_BYTES
-from muster_protocol.checkpoints.store import Store, StreamingStore
+from muster_protocol.checkpoints.store import Store, StreamingStore, whole_or_nothing
 from muster_protocol.uris import parse_uri
 from muster_runtime.checkpoint import s3_process, s3_store
 from muster_runtime.checkpoint.memory import SharedMemory
@@ -202,6 +202,22 @@ def test_wrong_keys_are_told_in_words(s3_environment: S3Server, monkeypatch: pyt
         assert kind_of(error) == "AccessDenied"
     finally:
         store.close()
+
+
+def test_a_folder_that_is_gone_while_a_file_is_written_is_told_in_words(tmp_path: Path) -> None:
+    """And not by what giving the file up meets, which is no error of a store."""
+    store = FileStore(parse_uri(f"file://{tmp_path}/run"))
+    (tmp_path / "other").touch()
+
+    def written() -> None:
+        with whole_or_nothing(store.writer("a")) as writer:
+            writer.write(memoryview(b"1"))
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+            (tmp_path / "other").rename(tmp_path / "run")
+            writer.close()
+
+    with pytest.raises(StorageRefusedError, match="Not a directory"):
+        written()
 
 
 def test_a_clock_that_is_wrong_is_told_in_words(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
