@@ -6,10 +6,11 @@ A store is made for one uri; keys are relative to it. Every method raises `Stora
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from muster_protocol.errors import StorageError
 from muster_protocol.manifest import ShardFile
 
 
@@ -55,11 +56,16 @@ class ShardWriter(Protocol):
 
 @contextmanager
 def whole_or_nothing(writer: ShardWriter) -> Iterator[ShardWriter]:
-    """Gives the object up where the block fails, in which it is to be written and closed."""
+    """Gives the object up where the block fails, in which it is to be written and closed.
+
+    What that meets is not told, or it would hide why: a server that is away can't be asked to forget an upload, nor may
+    everybody ask who may write. The next prune finds what is left.
+    """
     try:
         yield writer
     except BaseException:
-        writer.abort()
+        with suppress(StorageError):
+            writer.abort()
         raise
 
 

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import botocore.auth
+import botocore.exceptions
 import pytest
 
 from muster_protocol.checkpoints import s3
@@ -30,7 +31,7 @@ from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.s3_store import Outgoing, S3Store
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.sums import Sums, sums
-from muster_runtime.errors import StorageError, StorageRefusedError
+from muster_runtime.errors import CorruptCheckpointError, StorageError, StorageRefusedError
 
 if TYPE_CHECKING:
     from hack.s3server import S3Server
@@ -218,6 +219,30 @@ def test_a_folder_that_is_gone_while_a_file_is_written_is_told_in_words(tmp_path
 
     with pytest.raises(StorageRefusedError, match="Not a directory"):
         written()
+
+
+@pytest.mark.parametrize("reason", [KeyboardInterrupt, CorruptCheckpointError])
+def test_giving_an_object_up_hides_no_reason(
+    reason: type[BaseException], s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the server is away when it is asked to forget the upload."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    store = s3.S3Store(parse_uri(f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"))
+
+    def cut() -> None:
+        with whole_or_nothing(store.writer("a")) as writer:
+            writer.write(memoryview(bytes(PART_BYTES + 1)))
+            monkeypatch.setattr(store.client, "abort_multipart_upload", refused)
+            raise reason
+
+    def refused(**_: object) -> None:
+        raise botocore.exceptions.EndpointConnectionError(endpoint_url="http://nowhere")
+
+    with pytest.raises(reason):
+        cut()
+    monkeypatch.undo()
+    assert [each.key for each in store.unfinished()] == ["a"], "a prune finds it"
+    store.close()
 
 
 def test_a_clock_that_is_wrong_is_told_in_words(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
