@@ -254,13 +254,8 @@ class Loader:
         samples, batch = self._sizes()
         offset = min(self.position * batch, samples)
         left_out = sorted(list(one) for one in self._left_out if one >= (self.epoch, self.position))
-        place: dict[str, Any] = {
-            "seed": self._seed,
-            "epoch": self.epoch,
-            "offset": offset,
-            "order": self._named_order(),
-        }
-        place |= {"samples": samples, "global_batch": batch}
+        place: dict[str, Any] = {"seed": self._seed, "epoch": self.epoch, "offset": offset, "samples": samples}
+        place |= {"global_batch": batch, "order": self._named_order()}
         return {**place, "left_out": left_out} if left_out else place
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -292,7 +287,8 @@ class Loader:
         if self._shuffles(own):
             return "shuffled"
         kinds = [type(one) for one in within(own)]  # of a list or a range it makes no difference which
-        return f"by {' of '.join(kind.__name__ for kind in kinds if kind.__module__ != 'builtins')}"
+        names = [kind.__name__ for kind in kinds if kind.__module__ != "builtins"]
+        return f"by {' of '.join(names) or 'a sequence'}"
 
     def _shuffles(self, sampler: Any) -> bool:
         """Whether every sample comes once, wherever it falls."""

@@ -368,6 +368,7 @@ def test_the_position_is_one_number_that_can_be_restored(count: int) -> None:
             {"shuffle": True},
             "come by WeightedRandomSampler, and this loader's come shuffled",
         ),
+        ({"sampler": list(range(48))}, {"shuffle": True}, "come by a sequence, and this loader's come shuffled"),
         (
             {"batch_sampler": BatchSampler(RandomSampler(range(48)), 12, drop_last=False)},
             {"batch_sampler": BatchSampler(range(48), 12, drop_last=False)},
