@@ -99,5 +99,46 @@ def test_while_a_resize_is_under_way_the_most_counts() -> None:
     assert asked(spec, status)["cpu"] == 2000
 
 
+def test_what_the_node_can_never_give_is_a_wish() -> None:
+    spec = {"containers": [container("a", cpu="100")]}
+    status: dict[str, Any] = {
+        "containerStatuses": [
+            {"name": "a", "resources": {"requests": {"cpu": "2"}}, "allocatedResources": {"cpu": "1"}}
+        ]
+    }
+    status["conditions"] = [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]
+    assert asked(spec, status)["cpu"] == 2000
+    status["conditions"][0]["reason"] = "Deferred"
+    assert asked(spec, status)["cpu"] == 100_000
+
+
+def test_a_resize_of_the_whole_pod_counts_as_one_of_a_container_does() -> None:
+    spec = {"containers": [container(cpu="1")], "resources": {"requests": {"cpu": "5"}}}
+    status: dict[str, Any] = {"resources": {"requests": {"cpu": "7"}}, "allocatedResources": {"cpu": "6"}}
+    assert asked(spec, status)["cpu"] == 7000
+    assert asked(spec, {"allocatedResources": {"cpu": "6"}})["cpu"] == 5000
+    spec["resources"] = {"requests": {"cpu": "50"}}
+    status["conditions"] = [{"type": "PodResizePending", "status": "True", "reason": "Infeasible"}]
+    assert asked(spec, status)["cpu"] == 7000
+
+
+def test_init_containers_are_not_resized_but_sidecars_are() -> None:
+    status = {"initContainerStatuses": [{"name": "i", "resources": {"requests": {"cpu": "9"}}}]}
+    assert asked({"initContainers": [container("i", cpu="1")], "containers": []}, status)["cpu"] == 1000
+    sidecar = container("i", cpu="1", restartPolicy="Always")
+    assert asked({"initContainers": [sidecar], "containers": []}, status)["cpu"] == 9000
+
+
+def test_what_is_only_limited_is_asked_for_as_the_api_server_makes_it_so() -> None:
+    limited = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "8", "cpu": "4"}, "requests": {"cpu": "1"}}}
+    assert asked({"containers": [limited]}) == {"nvidia.com/gpu": 8, "cpu": 1000, "pods": 1}
+    whole = {"limits": {"cpu": "8", "memory": "10", "hugepages-2Mi": "4"}}
+    spec = {
+        "containers": [{"name": "c", "resources": {"requests": {"cpu": "1", "hugepages-2Mi": "2"}}}],
+        "resources": whole,
+    }
+    assert asked(spec) == {"cpu": 1000, "memory": 10, "hugepages-2Mi": 4, "pods": 1}
+
+
 def test_a_pod_that_asks_for_nothing_still_takes_a_pods_place() -> None:
     assert asked({"containers": [{"name": "c"}]}) == {"pods": 1}
