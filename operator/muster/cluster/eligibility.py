@@ -39,7 +39,9 @@ NOT_READY: Final = "node.kubernetes.io/not-ready"
 UNREACHABLE: Final = "node.kubernetes.io/unreachable"
 """Taint of a node whose kubelet has been silent for the cluster's grace (40 s by default)."""
 _LIFECYCLE_TAINTS: Final = frozenset({NOT_READY, UNREACHABLE, "node.kubernetes.io/unschedulable"})
-"""Judged by `NodeView.ready` and `.unschedulable`, which follow at once where taints come seconds later."""
+"""Judged by `NodeView.takes_pods`, for whatever a pod tolerates: nobody starts on such a node."""
+_KEEP_AWAY: Final = ("NoSchedule", "NoExecute")
+"""Effects of the taints that kube-scheduler heeds."""
 
 
 _SHOWN: Final = 4
@@ -113,7 +115,7 @@ class Matcher:
         return [
             taint
             for taint in node.taints
-            if taint.effect in ("NoSchedule", "NoExecute")
+            if taint.effect in _KEEP_AWAY
             and taint.key not in _LIFECYCLE_TAINTS
             and not tolerated(taint, self._tolerations)
         ]
@@ -175,13 +177,23 @@ def _requirement(requirement: Object, labels: Mapping[str, str]) -> bool:
 
 _INTEGER: Final = re.compile(r"[-+]?[0-9]+", re.ASCII)
 """What Go reads as one; Python's `int` takes the label `1_000`, too."""
+_PLAIN_INTEGER: Final = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
+"""How one has to be written that a toleration compares: without a plus, and without zeros in front."""
+_INT64: Final = range(-(2**63), 2**63)
 
 
-def _compare(operator: str, present: str, bound: str) -> bool:
-    if not _INTEGER.fullmatch(present) or not _INTEGER.fullmatch(bound):
+def _compare(operator: str, present: str, bound: str, form: re.Pattern[str] = _INTEGER) -> bool:
+    if not form.fullmatch(present) or not form.fullmatch(bound):
         return False
     left, right = int(present), int(bound)
+    if left not in _INT64 or right not in _INT64:
+        return False
     return left > right if operator == "Gt" else left < right
+
+
+def tells_state(taint: Taint) -> bool:
+    """Whether the taint is one that the control plane gives a node that is not ready, or cordoned."""
+    return taint.key in _LIFECYCLE_TAINTS and taint.effect in _KEEP_AWAY
 
 
 def tolerated(taint: Taint, tolerations: Iterable[Object]) -> bool:
@@ -198,6 +210,7 @@ def _matches(toleration: Object, taint: Taint) -> bool:
     key = toleration.get("key") or ""
     if key and key != taint.key:
         return False
-    if toleration.get("operator", "Equal") == "Exists":
-        return True
-    return bool(key) and (toleration.get("value") or "") == (taint.value or "")
+    operator, value = toleration.get("operator") or "Equal", toleration.get("value") or ""
+    if operator in ("Gt", "Lt"):
+        return _compare(operator, taint.value, value, _PLAIN_INTEGER)
+    return operator == "Exists" or (operator == "Equal" and bool(key) and value == taint.value)

@@ -15,7 +15,7 @@ import numpy as np
 from muster.cluster.bases import parted
 from muster.cluster.eligibility import Matcher, NodeFilter
 from muster.cluster.gpus import capacity_of, flavour_of, gpu_type_of, same_type
-from muster.cluster.jobs import BEYOND, filters_of, index_of, vector
+from muster.cluster.jobs import BEYOND, LARGEST, filters_of, index_of, vector
 from muster.cluster.jobs import NO_ACCELERATOR as NO_ACCELERATOR
 from muster.cluster.jobs import JobInput as JobInput
 from muster.cluster.jobs import LevelInput as LevelInput
@@ -121,7 +121,7 @@ def build(
             names=tuple(row),
             free=allocatable - used,
             allocatable=allocatable,
-            usable=np.array([node.ready and not node.unschedulable for node in nodes], dtype=np.bool_),
+            usable=np.array([node.takes_pods for node in nodes], dtype=np.bool_),
             domains=domains,
             flavours=index_of([flavour_of(node.labels) or None for node in nodes], flavours),
             fixed=fixed,
@@ -161,7 +161,8 @@ def _allocatable(nodes: Sequence[NodeView], resources: Sequence[str], column: Ma
     for index, node in enumerate(nodes):
         for name, amount in node.allocatable:
             if name in column:
-                allocatable[index, column[name]] = amount
+                # A node that claims 1Ei stops nobody's planning, and takes none of the workers that count as `LARGEST`.
+                allocatable[index, column[name]] = min(amount, LARGEST - 1)
     for name, index in column.items():
         if name.startswith(ONE_A_NODE):
             allocatable[:, index] = 1
@@ -189,7 +190,7 @@ def _used(
         present = job is not None and pod.generation == jobs[job].generation
         # One that another has replaced holds its room until it is gone, but its index holds its share of quota once.
         replaced = job is not None and present and pod.attempt < attempts.get(job, {}).get(worker, 0)
-        if job is not None and present and not replaced and pod.phase != FAILED:
+        if job is not None and present and not replaced and pod.phase != FAILED and _in_place(jobs[job], worker, pod):
             made.setdefault(job, set()).add(worker)
         if pod.phase in TERMINAL or pod.uid in seen:
             continue
@@ -209,6 +210,12 @@ def _used(
         elif job_input.promised and not job_input.holding:
             held[index] = vector(tuple(job_input.request.items()), column) * len(job_input.promised)
     return used, held, fixed
+
+
+def _in_place(job: JobInput, worker: int, pod: PodView) -> bool:
+    """Whether it is the pod of that index where the placement has it. Labels are anyone's to write: what lies elsewhere
+    takes its room there, and the index keeps its own."""
+    return 0 <= worker < len(job.placed) and job.placed[worker] == pod.node
 
 
 def _reserve(

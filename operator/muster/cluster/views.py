@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from muster.api import names
+from muster.cluster.eligibility import tells_state
 from muster.cluster.interpod import apart
 from muster.cluster.overrides import TRAINER
 from muster.cluster.quantities import amount
@@ -44,7 +45,8 @@ class Waiting:
 class PodView:
     """
     Attributes:
-        node: the node it is bound to or, before that, the one node that its affinity allows; "" without either.
+        node: the node it is bound to or, before that, the one node that its affinity allows, or the one that
+            kube-scheduler, or who adds nodes, holds room on for it; "" without any.
         bound: kube-scheduler has bound it.
         terminating: deletion was asked for; the pod holds its room until it is gone.
         forced: it was deleted without any grace: it is gone in a moment, and its launcher has no time for a word.
@@ -129,7 +131,7 @@ class PodView:
             namespace=sys.intern(metadata.get("namespace") or ""),
             name=metadata.get("name") or "",
             uid=metadata.get("uid") or "",
-            node=sys.intern(node or pinned_node(spec)),
+            node=sys.intern(node or pinned_node(spec) or status.get("nominatedNodeName") or ""),
             bound=bool(node),
             phase=sys.intern(status.get("phase") or "Pending"),
             terminating=metadata.get("deletionTimestamp") is not None,
@@ -177,6 +179,7 @@ class NodeView:
         uid: changes when a node is deleted and added again under its name.
         ready: the Ready condition is True.
         unschedulable: cordoned.
+        taints: `takes_pods` tells of those that the control plane makes of the two.
         allocatable: (resource, amount in base units), sorted.
         created: None where that isn't known.
         quarantine_until, quarantine_lifted: the annotations of a quarantine, as they stand there, or "".
@@ -196,6 +199,12 @@ class NodeView:
     @property
     def key(self) -> str:
         return self.name
+
+    @property
+    def takes_pods(self) -> bool:
+        """Whether kube-scheduler binds new pods to it: it is ready and not cordoned, and not tainted as if it weren't.
+        Those taints come seconds after the node has changed, and go seconds after, too."""
+        return self.ready and not self.unschedulable and not any(tells_state(taint) for taint in self.taints)
 
     @classmethod
     def from_raw(cls, raw: Object) -> NodeView:

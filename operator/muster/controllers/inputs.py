@@ -222,7 +222,7 @@ class Inputs:
     def suits(self, record: Record, name: str, now: datetime) -> bool:
         """Whether a pod of the job could be bound to that node now, if there is room."""
         node = self._cache.node(name)
-        if node is None or not node.ready or node.unschedulable:
+        if node is None or not node.takes_pods:
             return False
         avoided = any(item.node == name and item.until > now for item in record.job.status.avoided)
         return not avoided and Matcher(self._demands(record)[1]).allows(node)

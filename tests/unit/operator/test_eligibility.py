@@ -60,6 +60,10 @@ def test_node_selector() -> None:
         ("Gt", ["5"], {}, False),
         ("Gt", ["5"], {"a": "1_000"}, False),
         ("Lt", ["5"], {"a": "-1"}, True),
+        ("Gt", ["5"], {"a": "+6"}, True),
+        ("Gt", ["5"], {"a": "9223372036854775807"}, True),
+        ("Gt", ["5"], {"a": "9223372036854775808"}, False),
+        ("Lt", ["9223372036854775808"], {"a": "5"}, False),
     ],
 )
 def test_operators(operator: str, values: list[str], labels: dict[str, str], expected: bool) -> None:
@@ -90,6 +94,28 @@ def test_taints_and_tolerations() -> None:
     assert not allows({"tolerations": [{"key": "nvidia.com/gpu", "value": "absent"}]}, Node(taints=(gpu,)))
     assert allows({}, Node(taints=(Taint("x", effect="PreferNoSchedule"),)))
     assert not tolerated(gpu, [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}])
+
+
+@pytest.mark.parametrize(
+    ("operator", "value", "has", "expected"),
+    [
+        ("Gt", "5", "6", True),
+        ("Gt", "5", "5", False),
+        ("Lt", "5", "5", False),
+        ("Lt", "5", "-3", True),
+        ("Lt", "5", "", False),
+        ("Lt", "5", "03", False),
+        ("Gt", "-1", "-0", False),
+        ("Gt", "5", "+6", False),
+        ("Gt", "5", "9223372036854775808", False),
+        ("Gt", "9223372036854775807", "9223372036854775807", False),
+        ("NotIn", "5", "5", False),
+    ],
+)
+def test_taints_are_compared_as_whole_numbers(operator: str, value: str, has: str, expected: bool) -> None:
+    toleration = {"key": "sla", "operator": operator, "value": value}
+    assert allows({"tolerations": [toleration]}, Node(taints=(Taint("sla", has),))) is expected
+    assert not allows({"tolerations": [{**toleration, "key": "other"}]}, Node(taints=(Taint("sla", has),)))
 
 
 def test_what_is_tolerated_for_a_while_is_not_started_on() -> None:

@@ -13,7 +13,7 @@ from muster.api.placement import MAX_SPARES
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.jobs import LARGEST, AlternativeInput, JobInput, RunInput, TermsInput
 from muster.cluster.snapshot import LevelInput, Masks, QueueInput, QuotaInput, build
-from muster.cluster.views import NodeView, PodView
+from muster.cluster.views import NodeView, PodView, Taint
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import FOREVER, NONE, PLAIN, UNLIMITED, JobState, Snapshot, TopologyMode
 
@@ -139,6 +139,14 @@ def test_a_placement_holds_the_same_room_at_any_moment_of_its_making(made: int) 
     assert held(shot, "j") == 3
 
 
+@pytest.mark.parametrize("index", [0, 7, -1])
+def test_a_pod_with_a_workers_labels_that_lies_elsewhere_does_not_take_that_workers_room_away(index: int) -> None:
+    placed = job(placed=("a", "a"), workers=2, generation=4, holding=True)
+    copied = pod("copy", bound="b", owner="j", index=index, generation=4)
+    shot = snapshot([node("a"), node("b")], [copied], [placed])
+    assert (free(shot, "a"), free(shot, "b")) == (6, 7)
+
+
 def test_pods_of_an_older_placement_count_beside_the_new_one() -> None:
     """On a dead node they may stay for long: their room there is not given away."""
     placed = job(placed=("b",), workers=1, generation=5, holding=True)
@@ -216,6 +224,39 @@ def test_a_host_port_is_a_resource_that_a_node_has_once() -> None:
 def test_usable_nodes_are_ready_and_not_cordoned() -> None:
     shot = snapshot([node("a"), node("b", ready=False), node("c", cordoned=True)])
     assert shot.nodes.usable.tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("state", ["not-ready", "unreachable", "unschedulable"])
+@pytest.mark.parametrize(
+    ("effect", "usable"), [("NoSchedule", False), ("NoExecute", False), ("PreferNoSchedule", True)]
+)
+def test_a_node_that_is_ready_again_is_usable_when_its_taint_is_gone(state: str, effect: str, usable: bool) -> None:
+    """kube-scheduler looks at the taint."""
+    again = replace(node("a"), taints=(Taint(f"node.kubernetes.io/{state}", "", effect),))
+    assert snapshot([again, node("b")]).nodes.usable.tolist() == [usable, True]
+
+
+def test_a_pod_takes_room_on_the_node_that_kube_scheduler_holds_for_it() -> None:
+    """It has evicted others there, and no pod of the same priority is bound before this one is."""
+    raw = {"metadata": {"name": "x"}, "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]}}
+    held = PodView.from_raw({**raw, "status": {"phase": "Pending", "nominatedNodeName": "a"}})
+    assert free(snapshot([node("a")], [held]), "a", "cpu") == 62_000
+    bound = PodView.from_raw({**raw, "spec": {**raw["spec"], "nodeName": "b"}, "status": {"nominatedNodeName": "a"}})
+    assert bound.node == "b"
+
+
+def test_a_node_that_claims_more_than_anyone_has_stops_nobodys_planning() -> None:
+    claims = replace(
+        node("a"), allocatable=(("cpu", 10**21), ("memory", 2**63), ("nvidia.com/gpu", 2), ("pods", 10**30))
+    )
+    huge = job("huge", workers=1, request={"cpu": 10**20, "pods": 1})
+    shot = snapshot(
+        [claims, replace(claims, name="b")], jobs=[huge, job(workers=4, request={**REQUEST, "memory": 2**40})]
+    )
+    with np.errstate(all="raise"):
+        decided = plan(shot)
+    assert [(admission.uid, len(admission.nodes)) for admission in decided.admissions] == [("j", 4)]
+    assert [waiting.uid for waiting in decided.waiting] == ["huge"], "it counts as less than it asks for"
 
 
 def test_eligibility_by_type_capacity_selector_and_avoidance() -> None:
