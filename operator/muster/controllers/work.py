@@ -88,8 +88,13 @@ class Worker:
     async def carry_out(self, record: Record, decision: Decision) -> None:
         """Status first, then deletions, then new pods, then words."""
         async with self.parallel:
+            stopping = record.job.status.stop
             if decision.status is not None and not await self.write(record, decision.status):
                 return
+            stop = record.job.status.stop
+            if stopping is None and stop is not None and stop.reason == Reason.POD_UNSCHEDULABLE.value:
+                # Who refused the pod saw one with other demands, it may be, than was rehearsed an hour ago.
+                self.forget(record)
             for note in decision.notes:
                 self.tell(record, note)
             if decision.delete:

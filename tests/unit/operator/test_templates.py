@@ -10,6 +10,7 @@ import pytest
 
 from muster.api.jobparts import JobDefaults
 from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.views import PodView
 
 from .loops import World, world
 
@@ -99,6 +100,35 @@ async def test_a_demand_on_other_pods_that_a_webhook_adds_is_told_before_anythin
         assert told["reason"] == "PodRefused"
         assert told["message"].startswith("a webhook changes the job's pods: spec.topologySpreadConstraints[0] is not")
         assert not around.server.pods
+
+
+async def test_what_a_webhook_demands_by_now_is_planned_by_once_kube_scheduler_has_refused_a_pod() -> None:
+    """Or the gang would be placed, refused and taken back on one node after the other."""
+    async with world() as around:
+        create, rehearsed = around.server.create, around.server.calls
+
+        async def adding(path: str, body: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+            new = not dry_run or rehearsed["REHEARSE pods"] > 0
+            if new and path.endswith("/pods"):
+                body = {**body, "spec": {**body["spec"], "nodeSelector": {"pool": "own"}}}
+            return await create(path, body, dry_run=dry_run)
+
+        around.server.create = adding  # type: ignore[method-assign]
+        around.submit("first", workers=1)
+        await around.until(lambda: around.server.pods)
+        (name,) = around.server.pods
+        scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        scheduled |= {"lastTransitionTime": "2026-03-01T12:00:00Z"}
+        scheduled |= {"message": "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."}
+        status = {"phase": "Pending", "conditions": [scheduled]}
+        around.pods.items[f"ns/{name}"] = PodView.from_raw({**around.server.pods[name], "status": status})
+        around.cache.on_pod(f"ns/{name}", around.pods.items[f"ns/{name}"])
+        await around.until(lambda: around.status("first").get("stop"))
+        assert around.status("first")["stop"]["reason"] == "PodUnschedulable"
+        around.gone("first")
+        await around.until(lambda: around.status("first").get("queue", {}).get("reason") == "NoEligibleNodes")
+        assert "none has the label pool=own" in around.status("first")["queue"]["message"]
+        assert rehearsed["REHEARSE pods"] == 2
 
 
 NONSENSE = {"spec": {"tolerations": [None]}}
