@@ -1,4 +1,5 @@
-"""Which nodes a pod may run on, by kube-scheduler's own rules: node selector, required node affinity, taints.
+"""Which nodes a pod may run on, by kube-scheduler's own rules: node selector, required node affinity, taints, and where
+its volumes lie.
 
 Room is not looked at here, nor readiness: those are the planner's, from the snapshot.
 """
@@ -10,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+from muster.cluster.volumes import Reach
 
 Object = dict[str, Any]
 
@@ -61,6 +64,7 @@ class NodeFilter:
             several types, where nodes are labelled with types of a site's own.
         capacity: capacity kinds allowed (on-demand, spot), empty for any.
         avoided: names of nodes to stay away from for now.
+        volumes: from where each of its volumes can be used that not every node can use.
     """
 
     selector: tuple[tuple[str, str], ...] = ()
@@ -70,10 +74,16 @@ class NodeFilter:
     product: str = ""
     capacity: tuple[str, ...] = ()
     avoided: frozenset[str] = frozenset()
+    volumes: tuple[Reach, ...] = ()
 
 
 def filter_of_pod(
-    spec: Object, *, gpu_type: str = "", capacity: Iterable[str] = (), avoided: Iterable[str] = ()
+    spec: Object,
+    *,
+    gpu_type: str = "",
+    capacity: Iterable[str] = (),
+    avoided: Iterable[str] = (),
+    volumes: tuple[Reach, ...] = (),
 ) -> NodeFilter:
     """The filter of a pod spec that isn't pinned yet."""
     affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
@@ -86,6 +96,7 @@ def filter_of_pod(
         gpu_type=gpu_type,
         capacity=tuple(sorted(capacity)),
         avoided=frozenset(avoided),
+        volumes=volumes,
     )
 
 
@@ -97,18 +108,23 @@ class Matcher:
         self._terms: list[Object] | None = json.loads(node_filter.terms) if node_filter.terms else None
         self._tolerations: list[Object] = json.loads(node_filter.tolerations)
         self._avoided = node_filter.avoided
+        self._volumes: list[tuple[str, list[Object]]] = [
+            (claim, json.loads(terms)) for claim, terms in node_filter.volumes
+        ]
 
     def allows(self, node: Node) -> bool:
         """Whether kube-scheduler would let the pod onto `node` if it had room; GPU type and capacity are not judged."""
         if node.name in self._avoided:
             return False
-        return self._has_labels(node) and self._has_affinity(node) and not self._in_the_way(node)
+        if not (self._has_labels(node) and self._has_affinity(node)) or self._in_the_way(node):
+            return False
+        return all(_any_matches(terms, node) for _, terms in self._volumes)
 
     def _has_labels(self, node: Node) -> bool:
         return all(node.labels.get(key) == value for key, value in self._selector)
 
     def _has_affinity(self, node: Node) -> bool:
-        return self._terms is None or any(term_matches(term, node) for term in self._terms)
+        return self._terms is None or _any_matches(self._terms, node)
 
     def _in_the_way(self, node: Node) -> list[Taint]:
         """Taints that keep the pod away."""
@@ -141,12 +157,20 @@ class Matcher:
         suiting = [node for node in suiting if self._has_affinity(node)]
         if not suiting:
             return "none has what the required node affinity demands"
+        for claim, terms in self._volumes:
+            suiting = [node for node in suiting if _any_matches(terms, node)]
+            if not suiting:
+                return f"none whose labels suit reaches the volume of PersistentVolumeClaim {claim!r}"
         taints = [self._in_the_way(node) for node in suiting if node.name not in self._avoided]
         if not taints or not all(taints):
             return ""
         told = sorted({self._named(one) for each in taints for one in each})
         more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
         return f"it does not tolerate the taints of those whose labels suit: {', '.join(told[:_SHOWN])}{more}"
+
+
+def _any_matches(terms: Iterable[Object], node: Node) -> bool:
+    return any(term_matches(term, node) for term in terms)
 
 
 def term_matches(term: Object, node: Node) -> bool:

@@ -20,13 +20,14 @@ from muster.api.topology import Topology, TopologyStatus
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue, TrainingQueueStatus
-from muster.cluster import pods
+from muster.cluster import pods, volumes
 from muster.cluster.chunks import Chunks
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.pods import Identity
 from muster.cluster.reading import read_job
 from muster.cluster.views import PodView
+from muster.cluster.volumes import Reach
 from muster_protocol.tokens import job_token
 
 Object = dict[str, Any]
@@ -162,6 +163,31 @@ class Executor:
             },
         }
         return await self._api.create(pods_path(job.namespace), body, dry_run=True)
+
+    async def volumes(self, namespace: str, spec: Object) -> tuple[Reach, ...]:
+        """From where the volumes of a pod of this `spec` can be used, as far as they are there by now."""
+        found = []
+        for claim in volumes.claims(spec):
+            bound = await self._if_any(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}")
+            name = volumes.volume_of(bound)
+            volume = await self._if_any(f"/api/v1/persistentvolumes/{name}") if name else {}
+            reach = volumes.reach(claim, volume)
+            if reach is not None:
+                found.append(reach)
+        return tuple(found)
+
+    async def _if_any(self, path: str) -> Object:
+        """One object; empty where it is not there, or not for the operator: kube-scheduler has the last word."""
+        try:
+            return await self._api.get(path)
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            if error.status == 403:
+                log.warning(
+                    "the operator may not read %s: %s; grant it by the chart's ClusterRole", path, error.message
+                )
+            return {}
 
     async def make(
         self,

@@ -39,6 +39,9 @@ LAST_RETRY: Final = 300.0
 LAST_RETRY_AWAY: Final = 60.0
 """The same where nobody has judged it, for the webhook that should is away."""
 
+_REFUSED: Final = frozenset({Reason.POD_UNSCHEDULABLE.value, Reason.SCHEDULING_REFUSED.value})
+"""Why a gang was withdrawn whose pod kube-scheduler or a kubelet would not have."""
+
 REHEARSED: Final = 120.0
 """Seconds that the rehearsal of a pod holds for other jobs that are alike."""
 
@@ -92,8 +95,8 @@ class Worker:
             if decision.status is not None and not await self.write(record, decision.status):
                 return
             stop = record.job.status.stop
-            if stopping is None and stop is not None and stop.reason == Reason.POD_UNSCHEDULABLE.value:
-                # Who refused the pod saw one with other demands, it may be, than was rehearsed an hour ago.
+            if stopping is None and stop is not None and stop.reason in _REFUSED:
+                # The pod has other demands by now, it may be, than when it was rehearsed, and its volumes may be bound.
                 self.forget(record)
             for note in decision.notes:
                 self.tell(record, note)
@@ -248,7 +251,9 @@ class Worker:
                 record.judgement = Judgement(key, obstacle=obstacle, retry_at=retry_at, tries=tries)
                 return
             view = PodView.from_raw(raw)
-            record.judgement = Judgement(key, requests=view.requests, node_filter=filter_of_pod(raw["spec"]))
+            volumes = await self.executor.volumes(record.identity.namespace, raw["spec"])
+            node_filter = filter_of_pod(raw["spec"], volumes=volumes)
+            record.judgement = Judgement(key, requests=view.requests, node_filter=node_filter)
             for one in [one for one, found in self.rehearsals.items() if now - found[0] > REHEARSED]:
                 del self.rehearsals[one]
             self.rehearsals[self._kind(record)] = (now, record.judgement)

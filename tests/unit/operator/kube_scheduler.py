@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 Object = dict[str, Any]
 Amounts = dict[str, Fraction]
 
+ANY = {"key": "none has it", "operator": "DoesNotExist"}
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _ENDED = ("Succeeded", "Failed")
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -133,12 +134,14 @@ def host_ports(pod: Object) -> list[tuple[str, str, int]]:
 class Cluster:
     """Attributes:
     nodes, pods: as the API server gives them.
+    volumes: by claim, the node selector terms of those that only some nodes can use.
     every_node_a_host: also those without the label of one, which Kubernetes leaves out when it keeps pods apart.
     """
 
     nodes: list[Object]
     pods: list[Object]
     every_node_a_host: bool = False
+    volumes: dict[str, list[Object]] = field(default_factory=dict)
 
     def on(self, node: Object) -> list[Object]:
         """Pods that run there, or will."""
@@ -171,6 +174,10 @@ class Cluster:
                 if taint["effect"] in ("NoSchedule", "NoExecute")
             ),
             "NodeAffinity": not has_affinity(pod, node),
+            "VolumeBinding": any(
+                not any(_term(term, node) for term in self.volumes.get(claim, [{"matchExpressions": [ANY]}]))
+                for claim in _claims(pod)
+            ),
             "NodePorts": any(
                 _clash(one, other) for one in host_ports(pod) for each in others for other in host_ports(each)
             ),
@@ -288,6 +295,10 @@ def _integer(text: str) -> int | None:
 def _clash(one: tuple[str, str, int], other: tuple[str, str, int]) -> bool:
     addresses = {one[0], other[0]}
     return one[1:] == other[1:] and (len(addresses) == 1 or "0.0.0.0" in addresses)
+
+
+def _claims(pod: Object) -> list[str]:
+    return [volume["persistentVolumeClaim"]["claimName"] for volume in pod["spec"].get("volumes", [])]
 
 
 def _apart(pod: Object) -> Iterable[Object]:

@@ -24,6 +24,7 @@ from muster.cluster.queues import QueueInput
 from muster.cluster.requests import requests_of
 from muster.cluster.snapshot import LevelInput, Masks, build
 from muster.cluster.views import NodeView, PodView, pinned_node
+from muster.cluster.volumes import claims, reach
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import ONE_A_NODE, Snapshot
 
@@ -90,10 +91,10 @@ class World:
         return {name: self.one(values) for name, values in among.items() if self.once_in(4)}
 
     def cluster(self) -> Cluster:
-        names = NAMES[: self.random.randint(1, 4)]
-        return Cluster(
-            [self.node(name) for name in names], [self.stranger(number) for number in range(self.one(range(6)))]
-        )
+        nodes = [self.node(name) for name in NAMES[: self.random.randint(1, 4)]]
+        strangers = [self.stranger(number) for number in range(self.one(range(6)))]
+        volumes = {claim: self.some(self.term, 0, 2) for claim in ("here", "there")}
+        return Cluster(nodes, strangers, volumes=volumes)
 
     def change(self, cluster: Cluster) -> set[str]:
         """Nodes come, go and change under the names that they had. The names of these."""
@@ -202,6 +203,9 @@ class World:
             terms = {"nodeSelectorTerms": self.some(self.term, 1, 3)}
             spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
         if self.once_in(6):
+            mounted = self.some(lambda: self.one(["here", "there", "anywhere"]), 1, 2)
+            spec["volumes"] = [{"name": one, "persistentVolumeClaim": {"claimName": one}} for one in mounted]
+        if self.once_in(6):
             spec["nodeSelector"] = {self.one(KEYS[:2]): self.one(VALUES[:4])}
         labels = {"muster.dev/job": name}
         if self.once_in(4):
@@ -238,9 +242,14 @@ class World:
         return {"key": "metadata.name", "operator": self.one(["In", "NotIn"]), "values": [self.one(NAMES)]}
 
 
-def job(name: str, worker: Object, size: int, **more: Any) -> JobInput:
+def job(cluster: Cluster, name: str, worker: Object, size: int, **more: Any) -> JobInput:
     view = PodView.from_raw(worker)
-    node_filter = filter_of_pod(worker["spec"])
+    volumes = {
+        claim: {"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}}
+        for claim, terms in cluster.volumes.items()
+    }
+    reaches = [reach(claim, volumes.get(claim, {"spec": {}})) for claim in claims(worker["spec"])]
+    node_filter = filter_of_pod(worker["spec"], volumes=tuple(filter(None, reaches)))
     return JobInput(uid=name, queue="q", workers=size, request=dict(view.requests), node_filter=node_filter, **more)
 
 
@@ -299,7 +308,7 @@ def _as_muster_sees_it(cluster: Cluster) -> Cluster:
         if not pod["spec"].get("nodeName") and expected:
             pod["spec"]["nodeName"] = expected
         _any_address(pod)
-    return Cluster(cluster.nodes, pods, every_node_a_host=True)
+    return Cluster(cluster.nodes, pods, every_node_a_host=True, volumes=cluster.volumes)
 
 
 def _any_address(pod: Object) -> Object:
@@ -325,7 +334,7 @@ def test_a_gang_is_placed_where_each_pod_will_be_bound_and_waits_where_not_all_w
     world = World(seed)
     cluster, worker, size = world.cluster(), world.worker("j"), world.one(range(1, 6))
     note(pformat((size, worker, cluster), width=160))
-    shot = snapshot(cluster, [job("j", worker, size)])
+    shot = snapshot(cluster, [job(cluster, "j", worker, size)])
     decided = plan(shot)
     event(f"{len(decided.admissions)} placed")
     if not decided.admissions:
@@ -349,7 +358,7 @@ def test_room_is_not_given_twice_however_far_the_first_gang_is(seed: int) -> Non
     size, other = world.one(range(1, 5)), world.one(range(1, 5))
     note(pformat((size, one, other, two, cluster), width=160))
     masks = Masks()
-    shot = snapshot(cluster, [job("first", one, size)], masks=masks)
+    shot = snapshot(cluster, [job(cluster, "first", one, size)], masks=masks)
     admissions = plan(shot).admissions
     if not admissions:
         return
@@ -367,8 +376,8 @@ def test_room_is_not_given_twice_however_far_the_first_gang_is(seed: int) -> Non
     shown = [pod for pod in there if not pod["spec"].get("nodeName")]
     changed = world.change(cluster)
     by_name = {node["metadata"]["name"]: node for node in cluster.nodes}
-    standing = job("first", one, size, placed=placed, generation=1, holding=True)
-    shot = snapshot(cluster, [standing, job("second", two, other)], shown, masks=masks)
+    standing = job(cluster, "first", one, size, placed=placed, generation=1, holding=True)
+    shot = snapshot(cluster, [standing, job(cluster, "second", two, other)], shown, masks=masks)
     for admission in plan(shot).admissions:
         event("the second is placed, too")
         unbound += [made(two, index, shot.nodes.names[row]) for index, row in enumerate(admission.nodes)]

@@ -1,5 +1,6 @@
 """Node selectors, affinity terms and taints are judged as kube-scheduler judges them."""
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,6 +168,16 @@ TAINTED = (
 )
 def test_what_no_node_has_is_named(spec: dict[str, Any], nodes: tuple[Node, ...], told: str) -> None:
     assert Matcher(filter_of_pod(spec)).why_none(nodes) == told
+
+
+def test_a_volume_is_used_where_it_lies_and_each_of_them_must_be() -> None:
+    here, there, gone = (json.dumps([expression("zone", "In", value)]) for value in ("x", "y", "z"))
+    assert allows({}, LABELLED[0], volumes=(("data", here),))
+    assert not allows({}, LABELLED[1], volumes=(("data", here),))
+    assert not allows({}, LABELLED[0], volumes=(("data", here), ("more", there)))
+    assert not allows({}, LABELLED[0], volumes=(("data", "[]"),)), "terms are ORed"
+    told = Matcher(filter_of_pod({}, volumes=(("data", here), ("more", gone)))).why_none(LABELLED)
+    assert told == "none whose labels suit reaches the volume of PersistentVolumeClaim 'more'"
 
 
 def test_who_stays_away_from_the_nodes_that_suit_blames_no_label_and_no_taint() -> None:

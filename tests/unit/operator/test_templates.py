@@ -10,6 +10,7 @@ import pytest
 
 from muster.api.jobparts import JobDefaults
 from muster.api.trainingqueue import TrainingQueue
+from muster.cluster.errors import ApiError
 from muster.cluster.views import PodView
 
 from .loops import World, world
@@ -102,6 +103,29 @@ async def test_a_demand_on_other_pods_that_a_webhook_adds_is_told_before_anythin
         assert not around.server.pods
 
 
+def refuse(around: World, why: str) -> None:
+    """The watch shows that kube-scheduler has long refused the only pod."""
+    ((name, raw),) = around.server.pods.items()
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    scheduled |= {"lastTransitionTime": "2026-03-01T12:00:00Z", "message": f"0/1 nodes are available: {why}."}
+    metadata = {**raw["metadata"], "creationTimestamp": "2026-03-01T12:00:00Z"}
+    status = {"phase": "Pending", "conditions": [scheduled]}
+    around.pods.items[f"ns/{name}"] = PodView.from_raw({**raw, "metadata": metadata, "status": status})
+    around.cache.on_pod(f"ns/{name}", around.pods.items[f"ns/{name}"])
+
+
+async def test_what_is_known_of_a_pod_is_forgotten_when_kube_scheduler_wants_it_nowhere() -> None:
+    async with world() as around:
+        around.submit("first", workers=1)
+        await around.until(lambda: around.server.pods)
+        record = around.loop.records["uid-of-first"]
+        assert record.judgement is not None
+        refuse(around, "pod has unbound immediate PersistentVolumeClaims")
+        await around.until(lambda: around.status("first").get("stop"))
+        assert around.status("first")["stop"]["reason"] == "SchedulingRefused"
+        assert record.judgement is None
+
+
 async def test_what_a_webhook_demands_by_now_is_planned_by_once_kube_scheduler_has_refused_a_pod() -> None:
     """Or the gang would be placed, refused and taken back on one node after the other."""
     async with world() as around:
@@ -116,19 +140,56 @@ async def test_what_a_webhook_demands_by_now_is_planned_by_once_kube_scheduler_h
         around.server.create = adding  # type: ignore[method-assign]
         around.submit("first", workers=1)
         await around.until(lambda: around.server.pods)
-        (name,) = around.server.pods
-        scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-        scheduled |= {"lastTransitionTime": "2026-03-01T12:00:00Z"}
-        scheduled |= {"message": "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."}
-        status = {"phase": "Pending", "conditions": [scheduled]}
-        around.pods.items[f"ns/{name}"] = PodView.from_raw({**around.server.pods[name], "status": status})
-        around.cache.on_pod(f"ns/{name}", around.pods.items[f"ns/{name}"])
+        refuse(around, "1 node(s) didn't match Pod's node affinity/selector")
         await around.until(lambda: around.status("first").get("stop"))
         assert around.status("first")["stop"]["reason"] == "PodUnschedulable"
         around.gone("first")
         await around.until(lambda: around.status("first").get("queue", {}).get("reason") == "NoEligibleNodes")
         assert "none has the label pool=own" in around.status("first")["queue"]["message"]
         assert rehearsed["REHEARSE pods"] == 2
+
+
+ELSEWHERE = {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}}
+
+
+@pytest.mark.parametrize(
+    ("claim", "volume", "told"),
+    [
+        (
+            {"volumeName": "pv-1"},
+            {"nodeAffinity": ELSEWHERE},
+            "none whose labels suit reaches the volume of PersistentVolumeClaim 'data'",
+        ),
+        ({"volumeName": "pv-1"}, {}, ""),
+        ({"volumeName": "pv-1"}, None, ""),
+        ({}, None, ""),
+        (None, None, ""),
+    ],
+)
+async def test_a_job_goes_to_where_its_volume_lies(claim: Any, volume: Any, told: str) -> None:
+    """What is not bound, not there, or not for the operator's eyes is left to kube-scheduler."""
+    async with world(cpu="4") as around:
+        objects = {
+            "/api/v1/namespaces/ns/persistentvolumeclaims/data": claim,
+            "/api/v1/persistentvolumes/pv-1": volume,
+        }
+        others = around.server.get
+
+        async def get(path: str) -> dict[str, Any]:
+            if path not in objects:
+                return await others(path)
+            if objects[path] is None:
+                raise ApiError(403 if "persistentvolumes" in path else 404, "Refused", "no")
+            return {"spec": objects[path]}
+
+        around.server.get = get  # type: ignore[method-assign]
+        around.submit("first", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
+        if told:
+            await around.until(lambda: around.status("first").get("queue", {}).get("reason") == "NoEligibleNodes")
+            assert told in around.status("first")["queue"]["message"]
+            assert not around.server.pods
+        else:
+            await around.until(lambda: len(around.server.pods) == 2)
 
 
 NONSENSE = {"spec": {"tolerations": [None]}}
