@@ -49,7 +49,7 @@ class Inputs:
         self._prices = prices
         self._looked: tuple[object, ...] = ()
         self._counts: Flavours = Counter()
-        self._seen: list[tuple[object, object]] = []
+        self._seen: list[object] = []
         self._of_flavour: dict[str, list[NodeView]] = {}
         self._allowed: dict[NodeFilter, frozenset[str]] = {}
         self._rounds = 0
@@ -109,7 +109,7 @@ class Inputs:
     def look(self, world: admission.World, nodes: Sequence[NodeView]) -> bool:
         """Begin a round. False: what was made of a job in an earlier one still holds."""
         found = self._allowed
-        demands: list[tuple[object, object]] = [(node.labels, node.taints) for node in nodes]
+        demands: list[object] = [(node.name, node.labels, node.taints) for node in nodes]
         if demands != self._seen:
             self._seen, self._of_flavour = demands, flavours.by_flavour(nodes)
             found = {node_filter: self._flavours_for(node_filter) for node_filter in self._allowed}

@@ -19,7 +19,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import MAX_SIZES, CommittedCheckpoint, FixedSize, Progress, TrainingJobStatus
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import NodeFilter, filter_of_pod
-from muster.cluster.pods import PodSettings
+from muster.cluster.pods import PodSettings, pin
 from muster.cluster.snapshot import LevelInput, build, eligible
 from muster.cluster.status import Draft
 from muster.cluster.views import NamespaceView, NodeView, Taint
@@ -171,6 +171,19 @@ def test_a_new_taint_is_looked_at_where_it_changes_which_type_is_meant() -> None
     assert not inputs.look(world(), [replace(nodes[0], taints=taint), *nodes[1:]]), "the other one would do"
     assert inputs.look(world(), [replace(nodes[0], taints=taint), replace(nodes[1], taints=taint), nodes[2]])
     assert inputs.pending(record, world(), NOW).flavour == "A100/on-demand"
+
+
+def test_nodes_that_change_their_names_are_looked_at_where_a_job_wants_one_by_name() -> None:
+    cache = Cache(pods=Items(), nodes=Items(), namespaces=Items(), priority_classes=Items())
+    inputs = Inputs(cache, PodSettings("runtime"), Claims(cache.mark))
+    spec: dict[str, Any] = {}
+    pin(spec, "c")
+    record = Record.of(trainingjob())
+    record.judgement = Judgement("key", (("pods", 1),), filter_of_pod(spec))
+    inputs.look(world(), [node("a"), node("b"), node("c", "NVIDIA-A100-SXM4-80GB")])
+    assert inputs.pending(record, world(), NOW).flavour == "A100/on-demand"
+    inputs.look(world(), [node("c"), node("b"), node("a", "NVIDIA-A100-SXM4-80GB")])
+    assert inputs.pending(record, world(), NOW).flavour == "H100/on-demand"
 
 
 @pytest.mark.parametrize("runs", [True, False])
