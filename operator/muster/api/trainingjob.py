@@ -117,7 +117,8 @@ class Workers(Model):
     min: Annotated[int, Ge(1), Le(MAX_WORKERS)] | None = None
     """Fewest workers that the gang may run with, `replicas` when left out. With `min` below `max` the gang is elastic:
     it gives workers back when others need them, gets more when there is idle room, and goes on from its last checkpoint
-    with its new size; `kubectl scale` may change `replicas`, the wish, between them."""
+    with its new size; `kubectl scale` may change `replicas`, the wish, between them. What it has beyond the wish it
+    gives back when others need it, or where `max` is lower by then, at its next start."""
     max: Annotated[int, Ge(1), Le(MAX_WORKERS)] | None = None
     """Most workers, `replicas` when left out. See `min`."""
     step: Annotated[int, Ge(1), Le(MAX_WORKERS)] | None = None

@@ -254,6 +254,8 @@ def _size(scene: Scene) -> str:
     wish = scene.job.spec.workers.replicas
     held = counted(last.workers, "worker") if last.workers == wish else f"{last.workers}/{wish} workers"
     told = f"{held} since {ago(last.since, scene.now)} ({last.reason})"
+    if last.workers > wish:
+        told += ", more than it asks for, while nobody else needs them"
     return f"{told}; before {before[-1].workers} ({before[-1].reason})" if before else told
 
 

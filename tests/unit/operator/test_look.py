@@ -336,6 +336,9 @@ def test_the_size_of_an_elastic_gang_is_told_with_the_one_before() -> None:
     ]
     text = shown(Scene(elastic(phase="Running", sizes=sizes), (), (), NOW))
     assert "7/8 workers since 1m ago (WorkersLost); before 8 (Started)" in text
+    grown = elastic(phase="Running", sizes=[{**sizes[0], "workers": 9, "reason": "Grown"}])
+    told = "9/8 workers since 2h ago (Grown), more than it asks for, while nobody else needs them"
+    assert told in shown(Scene(grown, (), (), NOW))
     assert "8 workers since 2h ago (Started)" in shown(Scene(elastic(phase="Running", sizes=sizes[:1]), (), (), NOW))
 
 
