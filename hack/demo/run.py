@@ -148,6 +148,8 @@ def _observe(
             _strike(kube, screen, document, view, observed)
         return
     if latest and latest.step is not None and observed.resumed_from is None and latest.epoch == observed.epoch:
+        if latest.step not in observed.committed:
+            screen.note(f"step {latest.step} is committed, whose save was under way at the kill")
         observed.committed.add(latest.step)
     if observed.resumed_from is None and view.resumed_from is not None and latest and latest.epoch > observed.epoch:
         observed.resumed_from = view.resumed_from

@@ -26,7 +26,7 @@ class Story:
     Attributes:
         succeeded, reference_succeeded: whether the two jobs' Succeeded conditions are True.
         killed_at: step that the gang had reached when the worker was killed.
-        committed: steps that were committed before and at the kill, in any order.
+        committed: steps that the killed gang had committed, in any order: a save under way at the kill among them.
         resumed_from: the step that the new incarnation restored, None when it began anew.
         losses, reference: loss by step (from 0) of the job, and of a run that nobody disturbed.
         total: steps that each run should have done.
@@ -57,8 +57,8 @@ def judge(story: Story) -> Verdict:
     last = max(story.committed, default=None)
     check(
         story.resumed_from is not None and story.resumed_from == last,
-        f"it resumed at step {story.resumed_from}, the last one committed before the kill",
-        f"it resumed at step {story.resumed_from}, but the last step committed before the kill was {last}",
+        f"it resumed at step {story.resumed_from}, the last one that the killed gang had committed",
+        f"it resumed at step {story.resumed_from}, but the last one that the killed gang had committed was {last}",
     )
     for name, found in (("job", story.losses), ("undisturbed run", story.reference)):
         missing = [step for step in range(story.total) if step not in found]

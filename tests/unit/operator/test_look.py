@@ -388,6 +388,8 @@ def test_a_gang_that_runs_and_has_done_no_step_says_that_it_waits_for_the_first(
     assert "waiting for the first step for 1m: imports, the model" in shown(Scene(begun, (), (), NOW))
     again = job(**since, progress={"step": 40, "updatedAt": "2026-01-02T03:00:00Z"})
     assert "waiting for the first step for 1m; step 40 was done before" in shown(Scene(again, (), (), NOW))
+    anew = job(**since, failure={"message": "rank 1 exited with code 1", "at": "2026-01-02T03:03:48Z"})
+    assert "waiting for the first step for 17s: imports, the model" in shown(Scene(anew, (), (), NOW))
     trains = job(**since, progress={"step": 41, "updatedAt": "2026-01-02T03:03:55Z"})
     assert "waiting for the first step" not in shown(Scene(trains, (), (), NOW))
 
