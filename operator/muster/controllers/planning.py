@@ -318,7 +318,8 @@ def _sizes(job: TrainingJob, workers: int, now: datetime) -> tuple[Size, ...]:
 
 def where(placement: Placement) -> str:
     """One sentence: how many workers are on which nodes."""
-    within = f" in {placement.domain}" if placement.domain else ""
+    alone = len(placement.nodes) == 1 and placement.domain.endswith(f" {placement.nodes[0].node}")
+    within = f" in {placement.domain}" if placement.domain and not alone else ""  # a host says no more than its node
     kept = ", ".join(spares_by_index(placement.spares).values())
     spares = f"; room for {counted(placement.held - placement.workers, 'spare')} is kept on {kept}" if kept else ""
     workers, nodes = counted(placement.workers, "worker"), counted(len(placement.nodes), "node")

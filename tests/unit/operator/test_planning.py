@@ -685,3 +685,16 @@ def test_the_workers_that_a_job_has_are_written_with_other_things_alone() -> Non
     draft.set(placement=None)
     assert draft.done().workers == "8", "what it waits for"
     assert placed_with(trainingjob(), 2, "QuotaExceeded").status.workers == "2"
+
+
+@pytest.mark.parametrize(
+    ("domain", "told"),
+    [
+        ("host node-0", "2 workers on 1 node: node-0"),
+        ("rack rack-0", "2 workers on 1 node in rack rack-0: node-0"),
+        ("", "2 workers on 1 node: node-0"),
+    ],
+)
+def test_a_node_that_is_the_whole_domain_is_named_once(domain: str, told: str) -> None:
+    raw = {"generation": 1, "workers": 2, "nodes": [{"node": "node-0", "indexes": "0-1"}], "domain": domain}
+    assert planning.where(Placement.model_validate(raw)) == told

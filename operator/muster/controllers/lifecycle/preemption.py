@@ -28,7 +28,7 @@ REMEMBERED: Final = 32
 _WHY: Final = {
     MoveReason.PREEMPTED: "which ranks before it",
     MoveReason.RECLAIMED: "whose queue takes back what it has lent",
-    MoveReason.YIELDED: "which it was let in before, as long as it did not stand in its way",
+    MoveReason.YIELDED: "ahead of which it had started on the condition that it gives way",
     MoveReason.SHRUNK: "which needs some of its workers' room",
     MoveReason.WORKERS_LOST: "",
     MoveReason.GROWN: "",
