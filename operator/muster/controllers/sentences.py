@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import cached_property
 from typing import Final
 
+from muster.api.common import format_time
 from muster.api.trainingjob_status import Ahead
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.eligibility import Matcher, NodeFilter
@@ -57,7 +58,7 @@ class Sentences:
         if waiting.reason is WaitReason.QUEUE_CLOSED:
             told = why_closed(record.spec.queue, self._standings.get(record.spec.queue)) or told
         elif waiting.reason is WaitReason.NO_ELIGIBLE_NODES and record.planned is not None:
-            told += self._misfit(record.planned[1])
+            told += self._misfit(record.planned[1]) + self._later(record.planned[1])
         told += planning.avoiding(record.job.status, waiting.reason, self._now)
         told += planning.last_start(record.job)
         if record.planned is not None:
@@ -114,6 +115,16 @@ class Sentences:
                 self._misfits[each] = Matcher(each).why_none([node for node in self._nodes if of_kind(each, node)])
         found = {self._misfits[each] for each in filters} - {""}
         return f": {found.pop()}" if len(found) == 1 else ""
+
+    def _later(self, job: JobInput) -> str:
+        """From when on it takes nodes of another kind, too, where it does not take them all yet."""
+        ahead = [other for other in job.terms.alternatives if other.since > self._now.timestamp()]
+        if not ahead:
+            return ""
+        since = min(other.since for other in ahead)
+        kinds = sorted({kind for other in ahead if other.since == since for kind in other.node_filter.capacity})
+        moment = format_time(datetime.fromtimestamp(since, timezone.utc))
+        return f"; from {moment} on it takes {' and '.join(kinds)} nodes, too" if kinds else ""
 
     @cached_property
     def _standings(self) -> Mapping[str, Standing]:

@@ -78,6 +78,10 @@ async def test_a_job_takes_its_second_kind_of_nodes_in_a_quiet_cluster() -> None
         place.submit("a", capacity={"order": ["spot", "on-demand"], "fallbackAfter": "5s"})
         raw, began = place.server.jobs["a"], datetime.now(timezone.utc)
         place.feed({**raw, "metadata": {**raw["metadata"], "creationTimestamp": format_time(began)}})
+        await place.until(lambda: place.status("a").get("queue"))
+        later = format_time(began.replace(microsecond=0) + timedelta(seconds=5))
+        told = place.status("a")["queue"]["message"]
+        assert told.endswith(f"; from {later} on it takes on-demand nodes, too"), told
         await place.until(lambda: place.placed("a"))
         assert datetime.now(timezone.utc) - began > timedelta(seconds=3), "it waited for its first kind"
 
