@@ -185,12 +185,10 @@ def _facts(scene: Scene) -> Table:
     if fewer := below(scene):
         head.add_row("Not larger", Text(fewer, "yellow"))
     if status.preemptions:
-        lost = (
-            f", which cost up to {status.lost_gpu_seconds} GPU-seconds, of lost work and restarts"
-            if status.lost_gpu_seconds
-            else ""
-        )
-        head.add_row("Preempted", f"{counted(status.preemptions, 'time')}{lost}")
+        times = counted(status.preemptions, "time")
+        if status.lost_gpu_seconds:
+            times += f", which cost up to {status.lost_gpu_seconds} GPU-seconds, of lost work and restarts"
+        head.add_row("Preempted", times)
     for title, told, style in _failure(scene, why):
         head.add_row(title, Text(told, style))
     return head

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, Final
@@ -179,7 +179,9 @@ class NodeView:
         uid: changes when a node is deleted and added again under its name.
         ready: the Ready condition is True.
         unschedulable: cordoned.
-        taints: `takes_pods` tells of those that the control plane makes of the two.
+        takes_pods: whether kube-scheduler binds new pods to it: it is ready and not cordoned, and not tainted as if it
+            weren't. Those taints come seconds after the node has changed, and go seconds after, too. Each plan asks it
+            of every node, so it is found once.
         allocatable: (resource, amount in base units), sorted.
         created: None where that isn't known.
         quarantine_until, quarantine_lifted: the annotations of a quarantine, as they stand there, or "".
@@ -195,16 +197,15 @@ class NodeView:
     created: datetime | None = None
     quarantine_until: str = ""
     quarantine_lifted: str = ""
+    takes_pods: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        told = any(map(tells_state, self.taints))
+        object.__setattr__(self, "takes_pods", self.ready and not self.unschedulable and not told)
 
     @property
     def key(self) -> str:
         return self.name
-
-    @property
-    def takes_pods(self) -> bool:
-        """Whether kube-scheduler binds new pods to it: it is ready and not cordoned, and not tainted as if it weren't.
-        Those taints come seconds after the node has changed, and go seconds after, too."""
-        return self.ready and not self.unschedulable and not any(tells_state(taint) for taint in self.taints)
 
     @classmethod
     def from_raw(cls, raw: Object) -> NodeView:
@@ -300,9 +301,9 @@ def pinned_node(spec: Object) -> str:
 
 
 def _pinned_by(term: Object) -> str:
-    for field in term.get("matchFields") or ():
-        values = list(field.get("values") or [])
-        if field.get("key") == "metadata.name" and field.get("operator") == "In" and len(values) == 1:
+    for demand in term.get("matchFields") or ():
+        values = list(demand.get("values") or [])
+        if demand.get("key") == "metadata.name" and demand.get("operator") == "In" and len(values) == 1:
             return str(values[0])
     return ""
 

@@ -26,11 +26,8 @@ class _Node:
 
     @property
     def free(self) -> int:
-        return max(0, self.total - self.used) if takes_pods(self.view) else 0
-
-
-def takes_pods(node: NodeView) -> bool:
-    return node.ready and not node.unschedulable and not quarantined(node)
+        takes_jobs = self.view.takes_pods and not quarantined(self.view)
+        return max(0, self.total - self.used) if takes_jobs else 0
 
 
 def quarantined(node: NodeView) -> bool:
