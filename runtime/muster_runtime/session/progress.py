@@ -76,7 +76,7 @@ class Progress:
             self.points.note(step, metrics)
         if loss is not None:
             self.note_loss(step, _own(loss), 1)
-        self._tokens += 0.0 if tokens is None else float(_own(tokens))
+        self._tokens += 0.0 if tokens is None else plain(tokens)
 
     def note_loss(self, step: int, total: Any, weight: Any) -> None:
         """`total` sums up this rank's losses in `step`, each times its weight; `weight` sums up the weights."""
@@ -250,7 +250,7 @@ def _own(value: Any) -> Any:
 
 
 def plain(value: Any) -> float:
-    """Any number but a tensor's: Python's, NumPy's (also in an array of one), a Decimal, a Fraction."""
+    """Any number: Python's, NumPy's (also in an array of one), a Decimal, a Fraction, a tensor of one."""
     return float(value.item() if callable(getattr(value, "item", None)) else value)
 
 
