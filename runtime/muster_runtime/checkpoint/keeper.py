@@ -93,6 +93,7 @@ class Keeper:
         self._stored: int | None = None  # what `counted` has heard; None before
         self._recount = False
         self._best_told = False
+        self._told_refused = False
         self._fallback = ExitStack()  # rank 0's hold on what it fell back on, until a commit makes it LATEST's parent
         self.uri = store.uri
         self.latest = Latest(epoch=0, owner="", nonce="")
@@ -277,6 +278,12 @@ class Keeper:
             beside=beside,
         )
         self.saver.begin(heading, table, late)
+        if (refused := self._transfers.memory.refused) and not self._told_refused:
+            self._told_refused = True
+            self._warn(
+                f"CUDA does not register the memory that checkpoints are staged in ({refused}), so training waits for "
+                "the whole of each copy to it. Where that is for want of memory, raise the workers' memory limit"
+            )
 
     def advance(self, *, busy: bool, failed: bool, unsealed: bool) -> Saved | None:
         """The gang's word at a boundary: whether any rank is busy, has failed, or hasn't its part in memory. The save,

@@ -6,51 +6,80 @@ user. It only grows, and is used again for every save.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import weakref
+from typing import Any
 
 import torch
 
 
 class SharedMemory:
-    """`descriptor` is inherited by processes that are started with it in `pass_fds`; they map the same bytes."""
+    """`descriptor` is inherited by processes that are started with it in `pass_fds`; they map the same bytes.
+
+    Attributes:
+        refused: why CUDA doesn't register it, in CUDA's words; "" where it does, or was never asked to.
+    """
 
     def __init__(self, descriptor: int | None = None) -> None:
         """Of its own, or that of a descriptor, which becomes its own."""
         made = os.memfd_create("muster-checkpoint", os.MFD_CLOEXEC) if descriptor is None else descriptor
         self.descriptor = made
         self.size = 0
+        self.refused = ""
         self._bytes = torch.empty(0, dtype=torch.uint8)
-        self._pinned = False
+        self._unpin: weakref.finalize[..., Any] | None = None
 
     def reserve(self, size: int, *, pinned: bool = False) -> torch.Tensor:
         """The first `size` bytes or more, as a uint8 tensor. Those given before have the same bytes.
 
-        `pinned` registers the memory with CUDA, so that copies from a device don't block.
+        `pinned` registers the memory with CUDA, so that copies from a device don't block. Where CUDA refuses that, they
+        do, and `refused` says why.
         """
         if size > self.size:
-            self._unpin()
+            self._let_go()
             size = max(size, os.fstat(self.descriptor).st_size)  # never less: it may hold an earlier incarnation's
             os.ftruncate(self.descriptor, size)
             # Not populated: that takes as long as the first copy into it does, and would count its pages twice while
             # what was mapped before is still in somebody's hands.
             self._bytes = torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.uint8)
             self.size = size
-        if pinned and self.size and not self._pinned:
-            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(runtime.cudaHostRegister(self._bytes.data_ptr(), self.size, 0))
-            self._pinned = True
+        if pinned and self.size and self._unpin is None and not self.refused:
+            self._pin()
         return self._bytes
 
-    def _unpin(self) -> None:
-        if self._pinned:
-            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(runtime.cudaHostUnregister(self._bytes.data_ptr()))
-            self._pinned = False
+    def _pin(self) -> None:
+        address = self._bytes.data_ptr()
+        try:
+            torch.cuda.check_error(_cudart().cudaHostRegister(address, self.size, 0))
+        except torch.cuda.CudaError as error:
+            self.refused = str(error)
+            # CUDA tells its last error once more to whoever asks next, which would be a kernel of the script's.
+            with contextlib.suppress(RuntimeError):
+                torch.ones(1, device="cuda")
+            return
+        # CUDA doesn't see that memory is unmapped, and refuses what is mapped at the same place later: so this has to
+        # be taken back also where nobody calls `close`.
+        self._unpin = weakref.finalize(self, _unregister, address)
+        self._unpin.atexit = False
+
+    def _let_go(self) -> None:
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
 
     def close(self) -> None:
         if self.descriptor >= 0:
-            self._unpin()
+            self._let_go()
             self._bytes = torch.empty(0, dtype=torch.uint8)
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _unregister(address: int) -> None:
+    torch.cuda.check_error(_cudart().cudaHostUnregister(address))

@@ -78,8 +78,8 @@ def test_a_gang_of_one_gpu_is_measured_and_profiled(
     assert (metric(pod, "muster_worker_gpu_power_watts") or 0) > 50
     assert 10 < (metric(pod, "muster_worker_gpu_temperature_celsius") or 0) < 100
     if peak_flops(torch.cuda.get_device_name()) is not None:
-        gang.eventually(lambda: metric(pod, "muster_worker_mfu_ratio") is not None, "its MFU is known", 60)
-        assert 0.05 < (metric(pod, "muster_worker_mfu_ratio") or 0) < 1
+        gang.eventually(lambda: (metric(pod, "muster_worker_mfu_ratio") or 0) > 0.05, "its MFU is told", 60)
+        assert (metric(pod, "muster_worker_mfu_ratio") or 0) < 1
 
     assert ask(pod, Profile(steps=3, memory=True)) == 202
     gang.eventually(lambda: state(pod).phase in (ProfilePhase.DONE, ProfilePhase.FAILED), "it is stored", 120)
