@@ -182,7 +182,7 @@ def write(path: Path, done: Mapping[Run, Figures]) -> None:
 def make_all(runs: Sequence[Run], path: Path | None, processes: int) -> dict[Run, Figures]:
     """The figures of all runs: those that are written down in the file, and those that are not are made."""
     done = read(path) if path is not None else {}
-    lacking = [it for it in runs if it not in done]
+    lacking = [it for it in reversed(runs) if it not in done]  # the heaviest load first, lest its last run ends alone
     with ProcessPoolExecutor(processes) as pool:
         for made in as_completed([pool.submit(run, it) for it in lacking]):
             it, row = made.result()
