@@ -6,16 +6,11 @@ Unless they say otherwise, methods are collective: every rank calls them at the 
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
-
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import load as planned_load
 
 from muster_protocol.checkpoints import chain
 from muster_protocol.checkpoints.chain import Damaged, Found
@@ -221,14 +216,7 @@ class Keeper:
                 moving.close()
 
     def _load(self, reader: Reader, found: Found, prepare: Restore) -> None:
-        table = prepare(found, reader)
-        with _plain_errors():
-            planned_load(
-                table,
-                storage_reader=reader,
-                planner=DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                process_group=self._gang.group,
-            )
+        reader.read(self._gang.each(lambda: prepare(found, reader)))
 
     # ------------------------------------------------------------------ saving
 
@@ -371,17 +359,3 @@ class Keeper:
         self._fallback.close()
         self._transfers.close()
         self._store.close()
-
-
-@contextmanager
-def _plain_errors() -> Any:
-    """torch wraps what ranks raise into one exception for all; ours is what people should see."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        try:
-            yield
-        except CheckpointException as error:
-            failures = [failure[0] for _, failure in sorted(error.failures.items())]
-            ours = [failure for failure in failures if isinstance(failure, MusterError)]
-            # A damaged chunk on one rank decides the same on all: every rank sees the same failures in this order.
-            raise ours[0] if ours else error from None

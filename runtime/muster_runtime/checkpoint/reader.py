@@ -9,7 +9,6 @@ window.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -19,14 +18,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.storage import StorageReader
-from torch.futures import Future
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
 from muster_protocol.checkpoints.cuts import lies_together
 from muster_protocol.manifest import Manifest
@@ -36,6 +34,7 @@ from muster_runtime.checkpoint.layout import Place, metadata_from_json, raw_byte
 from muster_runtime.checkpoint.node import gang_of, node, read_into, windows
 from muster_runtime.checkpoint.spread import copy_into
 from muster_runtime.checkpoint.transfers import Receive, Transfers
+from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.errors import CorruptCheckpointError, StorageError
 from muster_runtime.parallel.gang import Gang
 
@@ -84,40 +83,32 @@ Piece = tuple[Extent, list[Wanted]]
 """What is fetched at once, and what this rank wants of it: `at` counts from the extent's first byte."""
 
 
-class Reader(StorageReader):
+class Reader:
     """One restore of one manifest."""
 
     def __init__(self, transfers: Transfers, manifest: Manifest, gang: Gang) -> None:
-        super().__init__()
         self._transfers, self._manifest, self._gang = transfers, manifest, gang
         self.metadata, self._places = metadata_from_json(manifest)
 
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing to do: an instance serves one restore."""
+    def read(self, table: TensorTable) -> None:
+        """Fills the tensors of `table`. Collective; what a rank fails with is raised on all.
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self.metadata
+        Each rank plans for itself what it reads. torch's `load` would have rank 0 gather the plans of all and hand them
+        out again, for ranks times tensors; but there is nothing to settle between them.
+        """
+        by_file = self._gang.each(lambda: self._plan(table))
+        self._gang.each(lambda: self._fetch_with_neighbours(by_file))
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to do: the store is open."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+    def _plan(self, table: TensorTable) -> dict[int, list[Wanted]]:
+        """By number of the file, what fills `table`."""
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(dict(table), self.metadata, self._gang.leads)
         by_file: dict[int, list[Wanted]] = defaultdict(list)
-        for item in plan.items:
+        for item in planner.create_local_plan().items:
             place = self._places[item.storage_index]
             if place.length:
                 by_file[place.file].append(self._wanted(item, planner, place))
-        by_file = dict(sorted(by_file.items()))  # the only one: what has landed is let go of
-        self._fetch_with_neighbours(by_file)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        return dict(sorted(by_file.items()))  # the only one: what has landed is let go of
 
     def _wanted(self, item: ReadItem, planner: LoadPlanner, place: Place) -> Wanted:
         entry = self.metadata.state_dict_metadata[item.storage_index.fqn]
@@ -278,10 +269,6 @@ class Reader(StorageReader):
             time.sleep(_PAUSE_SECONDS * 2**attempt)
             task = again()
         raise AssertionError("unreachable")
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return False  # made with a store, never from an id
 
 
 def _pieces(found: list[tuple[int, Extent]], by_file: dict[int, list[Wanted]]) -> list[Piece]:

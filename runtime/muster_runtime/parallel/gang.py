@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from muster_runtime.errors import MusterError
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -90,4 +92,21 @@ class Gang:
         if answer[1] is not None:
             raise answer[1]
         result: T = answer[0]
+        return result
+
+    def each(self, work: Callable[[], T]) -> T:
+        """What `work` returns on this rank. Collective.
+
+        What it raises is raised on every rank: of several errors one of ours, else that of the lowest rank.
+        """
+        error: Exception | None = None
+        try:
+            result = work()
+        except Exception as raised:  # noqa: BLE001 - raised again below, on every rank
+            error = raised
+        if self.sum([float(error is not None)])[0]:
+            everyones = self.gather(error)
+            everyones[self.rank] = error  # with its traceback
+            errors = [each for each in everyones if each is not None]
+            raise next((each for each in errors if isinstance(each, MusterError)), errors[0])
         return result
