@@ -33,18 +33,20 @@ _OF_THE_JOB_OR_CLUSTER: Final = (
     Reason.POD_REFUSED,
     Reason.BUDGET_EXHAUSTED,
 )
-_OF_THE_PLANNER: Final = (
-    WaitReason.QUEUE_CLOSED,
-    WaitReason.EXCEEDS_QUOTA,
-    WaitReason.EXCEEDS_CLUSTER,
-    WaitReason.NO_ELIGIBLE_NODES,
+_BY_ITS_PODS: Final = frozenset(
+    {WaitReason.EXCEEDS_QUOTA.value, WaitReason.EXCEEDS_CLUSTER.value, WaitReason.NO_ELIGIBLE_NODES.value}
 )
-_VALUES: Final = frozenset(reason.value for reason in (*_OF_THE_JOB_OR_CLUSTER, *_OF_THE_PLANNER))
+_VALUES: Final = _BY_ITS_PODS | {reason.value for reason in (*_OF_THE_JOB_OR_CLUSTER, WaitReason.QUEUE_CLOSED)}
 
 
 def hinders(reason: str) -> bool:
     """Whether a job that waits for this `reason` would also wait if it were the only one in its queue."""
     return reason in _VALUES or keeps_pods(reason)
+
+
+def bars(reason: str) -> bool:
+    """Whether it says that the job's pods, as they are, could not run if all nodes and quotas were free."""
+    return reason in _BY_ITS_PODS
 
 
 def keeps_pods(reason: str) -> bool:

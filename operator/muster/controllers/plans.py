@@ -12,6 +12,7 @@ from typing import Final
 
 from muster.api.names import DEFAULT_TOPOLOGY
 from muster.cluster.gpus import gpu_type_of
+from muster.cluster.hindrances import bars
 from muster.cluster.jobs import JobInput
 from muster.cluster.snapshot import Masks, build
 from muster.cluster.status import goes_on
@@ -258,7 +259,7 @@ class Plans:
         found = admission.obstacle(record.identity.namespace, record.spec, world) or self._conflict(record)
         if found is None:
             found = self._judged(record)
-            if found is None and (record.judgement is None or record.judging is not None):
+            if found is None and not self._known(record):
                 return False
         record.obstacle = found
         if found is not None:
@@ -274,23 +275,30 @@ class Plans:
         return None if other is None else conflict(record, other)
 
     def _judged(self, record: Record) -> admission.Obstacle | None:
-        """The obstacle that the last rehearsal met. Starts a rehearsal when there is none that holds."""
-        now = clock()
-        judgement = record.judgement
-        key = record.template_key(self._worker.settings)
-        if judgement is not None and judgement.key == key:
-            if judgement.obstacle is None:
+        """The obstacle that the last rehearsal met. Starts a rehearsal when there is none that holds, and now and then
+        for a job that fits nowhere: nobody tells of volumes, webhooks and limits of its namespace that have changed."""
+        now, judgement = clock(), record.judgement
+        known = self._known(record)
+        if judgement is not None and known:
+            if judgement.obstacle is None and (now < judgement.retry_at or not _barred(record)):
                 return None
             if now < judgement.retry_at:
                 if judgement.retry_at != float("inf"):
                     record.ask(judgement.retry_at)
                 return judgement.obstacle
-        if judgement is None and (alike := self._worker.rehearsed(record)) is not None:
-            record.judgement = alike
-            return None
+        if judgement is None or (known and judgement.obstacle is None):
+            alike = self._worker.rehearsed(record)
+            if alike is not None:
+                record.judgement = alike
+                return None
         if record.judging is None and self._worker.claim_rehearsal(record):
             record.judging = asyncio.create_task(self._judge(record))
-        return judgement.obstacle if judgement is not None and judgement.key == key else None
+        return judgement.obstacle if judgement is not None and known else None
+
+    def _known(self, record: Record) -> bool:
+        """Whether what a rehearsal made of its pod is of the spec that it has now."""
+        judgement = record.judgement
+        return judgement is not None and judgement.key == record.template_key(self._worker.settings)
 
     async def _judge(self, record: Record) -> None:
         try:
@@ -332,3 +340,8 @@ class Plans:
         nodes, queues = self._cache.nodes(), self._cache.queues
         sentences = Sentences(snapshot, names, nodes, queues, self._queue_errors, self._spent, utc_now())
         self._words.tell(decided, sentences, names)
+
+
+def _barred(record: Record) -> bool:
+    """Whether it waits for what only a change of its pods or of the cluster mends."""
+    return record.job.status.queue is not None and bars(record.job.status.queue.reason)

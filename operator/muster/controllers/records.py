@@ -76,7 +76,7 @@ class Judgement:
         requests: of one pod, as the server would store it.
         node_filter: the pod's demands on its node, as the server would store them.
         obstacle: set instead when the pod was refused.
-        retry_at: monotonic time of the next try after a refusal.
+        retry_at: monotonic time of the next try: after a refusal, or where such a pod fits nowhere.
         tries: refusals in a row.
     """
 
@@ -84,7 +84,7 @@ class Judgement:
     requests: Requests = ()
     node_filter: NodeFilter = field(default_factory=NodeFilter)
     obstacle: Obstacle | None = None
-    retry_at: float = 0.0
+    retry_at: float = field(default=0.0, compare=False)
     tries: int = 0
 
 

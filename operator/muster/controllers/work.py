@@ -253,7 +253,9 @@ class Worker:
             view = PodView.from_raw(raw)
             volumes = await self.executor.volumes(record.identity.namespace, raw["spec"])
             node_filter = filter_of_pod(raw["spec"], volumes=volumes)
-            record.judgement = Judgement(key, requests=view.requests, node_filter=node_filter)
+            record.judgement = Judgement(
+                key, requests=view.requests, node_filter=node_filter, retry_at=now + LAST_RETRY
+            )
             for one in [one for one, found in self.rehearsals.items() if now - found[0] > REHEARSED]:
                 del self.rehearsals[one]
             self.rehearsals[self._kind(record)] = (now, record.judgement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from muster.api.jobparts import JobDefaults
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.errors import ApiError
 from muster.cluster.views import PodView
+from muster.controllers.work import LAST_RETRY
 
-from .loops import World, world
+from .loops import World, compressed, world
 
 pytestmark = pytest.mark.unit
 
@@ -224,3 +226,32 @@ def test_the_page_names_every_field_of_a_template_and_no_other() -> None:
     (listed,) = re.findall(r"^\* It may give (.*?)\. ", page, re.MULTILINE | re.DOTALL)
     fields = {field.alias or name for name, field in JobDefaults.model_fields.items()}
     assert set(re.findall(r"`(\w+)`", listed)) == fields
+
+
+def test_what_keeps_a_job_from_every_node_is_read_anew_while_it_waits() -> None:
+    """Its claim was made anew where there are nodes: nobody tells the operator, and the job is what it was."""
+    objects = {"data": {"volumeName": "far"}, "far": {"nodeAffinity": ELSEWHERE}, "near": {}}
+
+    async def test() -> None:
+        async with world() as around:
+            others, rehearsed = around.server.get, around.server.calls
+
+            async def get(path: str) -> dict[str, Any]:
+                name = path.rsplit("/", 1)[1]
+                return {"spec": objects[name]} if name in objects else await others(path)
+
+            around.server.get = get  # type: ignore[method-assign]
+            around.submit("first", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
+            await around.until(lambda: around.status("first").get("queue", {}).get("reason") == "NoEligibleNodes")
+            await asyncio.sleep(2 * LAST_RETRY)
+            assert 2 <= rehearsed["REHEARSE pods"] <= 4
+            assert around.status("first")["queue"]["reason"] == "NoEligibleNodes"
+            objects["data"] = {"volumeName": "near"}
+            await around.until(lambda: around.placed("first"), seconds=2 * LAST_RETRY)
+            seen = rehearsed["REHEARSE pods"]
+            around.submit("large", workers=3)
+            await around.until(lambda: around.status("large").get("queue", {}).get("reason") == "InsufficientCapacity")
+            await asyncio.sleep(2 * LAST_RETRY)
+            assert rehearsed["REHEARSE pods"] == seen + 1, "it waits for its turn, whatever admission says by now"
+
+    compressed(test())
