@@ -25,7 +25,10 @@ _OF_A_NODE: Final = re.compile(r"\d+ |node\(s\) ")
 """How kube-scheduler begins what is wrong with nodes: with how many it is. What it says of the pod has no number."""
 _NO_KEY: Final = re.compile(r"couldn't find key \S+ in (Secret|ConfigMap) [^\s/]+/([^\s:,;]+)")
 _NO_VOLUME: Final = "bound to non-existent pv(s)"
-"""Except for this: it is counted for each node, and another would not help."""
+_IN_USE: Final = "with ReadWriteOncePod access mode already in-use by another pod"
+"""Except for these: they are counted for each node, and another would not help."""
+_NO_VOLUME_YET: Final = "didn't find available persistent volumes to bind"
+"""Also said while the volume of a claim is made for another pod, where that one is to run: it takes a while."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,9 @@ def _mend(told: str, pod: PodView) -> str:
             return "; make it, or correct what names it (spec.volumes or podTemplate)"
         if 'resourceclaim "' in told:
             return "; make it, or correct what names it (podTemplate)"
+    if _IN_USE in told:
+        used = f"see Used By in  kubectl describe pvc -n {pod.namespace}"
+        return f"; one pod at a time may have it: {used}, and make a claim with ReadWriteMany for a gang"
     if "persistentvolumeclaim" in told.lower() or _NO_VOLUME in told:
         return f"; see why:  kubectl describe pvc -n {pod.namespace}"
     return ""
@@ -91,7 +97,13 @@ def _mend(told: str, pod: PodView) -> str:
 def refused_anywhere(pod: PodView) -> str:
     """Why kube-scheduler would not place the pod on any node, in its words; "" where another node may do better."""
     told = pod.unschedulable.partition(" nodes are available: ")[2].partition(". ")[0].rstrip(".")
-    return "" if _OF_A_NODE.match(told) and _NO_VOLUME not in told else told
+    of_any = any(words in told for words in (_NO_VOLUME, _IN_USE))
+    return "" if _OF_A_NODE.match(told) and not of_any else told
+
+
+def awaits_volume(pod: PodView) -> bool:
+    """Whether a volume may be on its way that kube-scheduler can't find for the pod."""
+    return _NO_VOLUME_YET in pod.unschedulable
 
 
 def of_pod(pod: PodView) -> Iterable[Hindrance]:

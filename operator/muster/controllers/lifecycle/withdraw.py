@@ -90,11 +90,12 @@ def of_pod(turn: Turn, pod: PodView) -> Iterator[Obstacle]:
         return
     if pod.unschedulable and not hindrance.refused_anywhere(pod):
         waited = turn.since(pod.unschedulable_since)
-        if waited >= UNSCHEDULABLE_PATIENCE:
+        patience = hindrance.PATIENCE if hindrance.awaits_volume(pod) else UNSCHEDULABLE_PATIENCE
+        if waited >= patience:
             told = pod.unschedulable.partition(" preemption: ")[0].rstrip(".")
             message = f"kube-scheduler can't place pod {pod.name} on node {pod.node}: {told}"
             yield Obstacle(Reason.POD_UNSCHEDULABLE.value, message, pod.node)
-        turn.wake_in(max(0.2, UNSCHEDULABLE_PATIENCE - waited))
+        turn.wake_in(max(0.2, patience - waited))
     age, told = turn.since(pod.created), reason_of(turn.status, ConditionType.PODS_READY)
     for found in hindrance.of_pod(pod):
         if age < hindrance.PATIENCE and not found.hopeless:

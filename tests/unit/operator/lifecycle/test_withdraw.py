@@ -90,6 +90,11 @@ def refused(case: Case, why: str) -> None:
             "4 node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
             "kubectl describe pvc -n research",
         ),
+        (
+            "1 node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by "
+            "another pod, 3 node(s) didn't match Pod's node affinity/selector",
+            "see Used By in  kubectl describe pvc -n research, and make a claim with ReadWriteMany for a gang",
+        ),
     ],
 )
 def test_what_no_node_mends_is_blamed_on_none(why: str, mend: str) -> None:
@@ -135,6 +140,23 @@ def test_what_another_node_may_mend_is_the_nodes(why: str) -> None:
     case.settle()
     assert case.message().startswith("kube-scheduler can't place pod llama-g1-0-0 on node n0: 0/4 nodes")
     assert [item.node for item in case.job.status.avoided] == ["n0"]
+
+
+def test_a_gang_whose_volume_is_being_made_for_one_of_its_pods_has_the_time_for_it() -> None:
+    """kube-scheduler can't bind the claim for the others until the volume is there, and blames their nodes."""
+    case = placed()
+    told = "1 node(s) didn't find available persistent volumes to bind, 3 node(s) didn't match Pod's node affinity"
+    message = f"0/4 nodes are available: {told}. not found"
+    case.change(case.worker(1).name, unschedulable=message, unschedulable_since=case.now)
+    case.settle()
+    case.later(30)
+    case.settle()
+    assert case.phase == "Starting"
+    case.later(31)
+    case.settle()
+    withdrawn(case)
+    assert case.reason() == "PodUnschedulable"
+    assert [item.node for item in case.job.status.avoided] == ["n1"]
 
 
 @pytest.mark.parametrize("reason", ["OutOfcpu", "OutOfnvidia.com/gpu", "NodeAffinity", "UnexpectedAdmissionError"])
