@@ -197,7 +197,7 @@ def test_it_should_set_no_right_to_read_secrets_or_to_write_specs(render: Render
     rules = one(render(), "ClusterRole", "muster")["rules"]
     verbs = {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]}
     assert verbs["secrets"] == {"create"}
-    assert verbs["persistentvolumeclaims"] == verbs["persistentvolumes"] == {"get"}
+    assert verbs["persistentvolumeclaims"] == verbs["persistentvolumes"] == verbs["storageclasses"] == {"get"}
     assert verbs["trainingjobs"] == {"get", "list", "watch", "delete"}
     assert verbs["trainingqueues"] == verbs["topologies"] == {"get", "list", "watch"}
     assert not verbs["pods"] & {"update", "patch", "deletecollection"}

@@ -169,9 +169,13 @@ class Executor:
         found = []
         for claim in volumes.claims(spec):
             bound = await self._if_any(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}")
-            name = volumes.volume_of(bound)
-            volume = await self._if_any(f"/api/v1/persistentvolumes/{name}") if name else {}
-            reach = volumes.reach(claim, volume)
+            if name := volumes.volume_of(bound):
+                reach = volumes.reach(claim, await self._if_any(f"/api/v1/persistentvolumes/{name}"))
+            elif name := volumes.class_of(bound):
+                path = f"/apis/storage.k8s.io/v1/storageclasses/{name}"
+                reach = volumes.reach_of_class(claim, await self._if_any(path))
+            else:
+                reach = None
             if reach is not None:
                 found.append(reach)
         return tuple(found)

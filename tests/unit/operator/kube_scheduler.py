@@ -14,7 +14,8 @@ from typing import Any
 Object = dict[str, Any]
 Amounts = dict[str, Fraction]
 
-ANY = {"key": "none has it", "operator": "DoesNotExist"}
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+OLD_ZONE, OLD_REGION = "failure-domain.beta.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/region"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _ENDED = ("Succeeded", "Failed")
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -134,14 +135,16 @@ def host_ports(pod: Object) -> list[tuple[str, str, int]]:
 class Cluster:
     """Attributes:
     nodes, pods: as the API server gives them.
-    volumes: by claim, the node selector terms of those that only some nodes can use.
+    volumes: by claim, the PersistentVolume that it is bound to.
+    classes: by claim that is not bound yet, its StorageClass.
     every_node_a_host: also those without the label of one, which Kubernetes leaves out when it keeps pods apart.
     """
 
     nodes: list[Object]
     pods: list[Object]
     every_node_a_host: bool = False
-    volumes: dict[str, list[Object]] = field(default_factory=dict)
+    volumes: dict[str, Object] = field(default_factory=dict)
+    classes: dict[str, Object] = field(default_factory=dict)
 
     def on(self, node: Object) -> list[Object]:
         """Pods that run there, or will."""
@@ -175,9 +178,12 @@ class Cluster:
             ),
             "NodeAffinity": not has_affinity(pod, node),
             "VolumeBinding": any(
-                not any(_term(term, node) for term in self.volumes.get(claim, [{"matchExpressions": [ANY]}]))
+                not _can_use(self.volumes[claim], node)
+                if claim in self.volumes
+                else not _is_made_for(self.classes.get(claim, {}), node)
                 for claim in _claims(pod)
             ),
+            "VolumeZone": any(not _in_zone(self.volumes[one], node) for one in _claims(pod) if one in self.volumes),
             "NodePorts": any(
                 _clash(one, other) for one in host_ports(pod) for each in others for other in host_ports(each)
             ),
@@ -290,6 +296,36 @@ def _integer(text: str) -> int | None:
     if not (digits.isascii() and digits.isdigit()) or int(text) not in _INT64:
         return None
     return int(text)
+
+
+def _can_use(volume: Object, node: Object) -> bool:
+    """Whether the volume's affinity lets the node have it."""
+    required = volume["spec"].get("nodeAffinity", {}).get("required")
+    return required is None or any(_term(term, node) for term in required["nodeSelectorTerms"])
+
+
+def _is_made_for(storage: Object, node: Object) -> bool:
+    """Whether a volume can be made where the node can have it."""
+    labels = node["metadata"].get("labels", {})
+    allowed = storage.get("allowedTopologies", [])
+    return not allowed or any(
+        bool(term) and all(labels.get(one["key"]) in one["values"] for one in term["matchLabelExpressions"])
+        for term in allowed
+    )
+
+
+def _in_zone(volume: Object, node: Object) -> bool:
+    """The zones and regions in a volume's labels hold for nodes with any such label. One with an empty name in it is
+    not read, and a node may have today's label where the volume has the old one."""
+    labels, has = volume["metadata"].get("labels", {}), node["metadata"].get("labels", {})
+    if not any(key in has for key in (ZONE, REGION, OLD_ZONE, OLD_REGION)):
+        return True
+    for key in (ZONE, REGION, OLD_ZONE, OLD_REGION):
+        zones = labels.get(key, "").split("__")
+        there = has.get(key, has.get({OLD_ZONE: ZONE, OLD_REGION: REGION}.get(key, key)))
+        if "" not in zones and there not in zones:
+            return False
+    return True
 
 
 def _clash(one: tuple[str, str, int], other: tuple[str, str, int]) -> bool:

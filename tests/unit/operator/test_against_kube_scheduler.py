@@ -24,11 +24,11 @@ from muster.cluster.queues import QueueInput
 from muster.cluster.requests import requests_of
 from muster.cluster.snapshot import LevelInput, Masks, build
 from muster.cluster.views import NodeView, PodView, pinned_node
-from muster.cluster.volumes import claims, reach
+from muster.cluster.volumes import claims, reach, reach_of_class
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import ONE_A_NODE, Snapshot
 
-from .kube_scheduler import UNSCHEDULABLE, Cluster, admitted, matches, requests
+from .kube_scheduler import OLD_REGION, OLD_ZONE, REGION, UNSCHEDULABLE, ZONE, Cluster, admitted, matches, requests
 
 pytestmark = pytest.mark.unit
 
@@ -93,8 +93,8 @@ class World:
     def cluster(self) -> Cluster:
         nodes = [self.node(name) for name in NAMES[: self.random.randint(1, 4)]]
         strangers = [self.stranger(number) for number in range(self.one(range(6)))]
-        volumes = {claim: self.some(self.term, 0, 2) for claim in ("here", "there")}
-        return Cluster(nodes, strangers, volumes=volumes)
+        volumes = {claim: self.volume() for claim in ("here", "there")}
+        return Cluster(nodes, strangers, volumes=volumes, classes={"unbound": self.storage_class()})
 
     def change(self, cluster: Cluster) -> set[str]:
         """Nodes come, go and change under the names that they had. The names of these."""
@@ -110,6 +110,7 @@ class World:
         if not self.once_in(6):
             labels["kubernetes.io/hostname"] = name
         made: Object = {"metadata": {"name": name, "uid": f"uid-{name}", "labels": labels}, "spec": {}, "status": {}}
+        labels |= {key: self.one(["a", "b"]) for key in (ZONE, REGION, OLD_ZONE, OLD_REGION) if self.once_in(4)}
         if self.once_in(4):
             made["spec"]["taints"] = self.some(self.taint, 1, 2)
         if self.once_in(10):
@@ -126,6 +127,22 @@ class World:
             "effect": self.one(EFFECTS),
         }
         return made | ({"value": self.one(VALUES)} if not self.once_in(4) else {})
+
+    # -- volumes ---------------------------------------------------------------------------------------------------
+
+    def volume(self) -> Object:
+        places = ["a", "b", "a__b", "b__", ""]
+        labels = {key: self.one(places) for key in (ZONE, REGION, OLD_ZONE, OLD_REGION) if self.once_in(5)}
+        affinity = {"required": {"nodeSelectorTerms": self.some(self.term, 0, 2)}}
+        return {"metadata": {"labels": labels}, "spec": {"nodeAffinity": affinity} if self.once_in(2) else {}}
+
+    def storage_class(self) -> Object:
+        def topology() -> Object:
+            keys = self.some(lambda: self.one([ZONE, "zone"]), 1, 2)
+            demands = [{"key": key, "values": self.some(lambda: self.one("ab"), 1, 2)} for key in keys]
+            return {"matchLabelExpressions": demands} if not self.once_in(6) else {}
+
+        return {"allowedTopologies": self.some(topology, 1, 2)} if self.once_in(2) else {}
 
     # -- pods ------------------------------------------------------------------------------------------------------
 
@@ -203,7 +220,7 @@ class World:
             terms = {"nodeSelectorTerms": self.some(self.term, 1, 3)}
             spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
         if self.once_in(6):
-            mounted = self.some(lambda: self.one(["here", "there", "anywhere"]), 1, 2)
+            mounted = self.some(lambda: self.one(["here", "there", "unbound", "anywhere"]), 1, 2)
             spec["volumes"] = [{"name": one, "persistentVolumeClaim": {"claimName": one}} for one in mounted]
         if self.once_in(6):
             spec["nodeSelector"] = {self.one(KEYS[:2]): self.one(VALUES[:4])}
@@ -244,11 +261,12 @@ class World:
 
 def job(cluster: Cluster, name: str, worker: Object, size: int, **more: Any) -> JobInput:
     view = PodView.from_raw(worker)
-    volumes = {
-        claim: {"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}}
-        for claim, terms in cluster.volumes.items()
-    }
-    reaches = [reach(claim, volumes.get(claim, {"spec": {}})) for claim in claims(worker["spec"])]
+    reaches = [
+        reach(claim, cluster.volumes[claim])
+        if claim in cluster.volumes
+        else reach_of_class(claim, cluster.classes.get(claim, {}))
+        for claim in claims(worker["spec"])
+    ]
     node_filter = filter_of_pod(worker["spec"], volumes=tuple(filter(None, reaches)))
     return JobInput(uid=name, queue="q", workers=size, request=dict(view.requests), node_filter=node_filter, **more)
 
@@ -308,7 +326,7 @@ def _as_muster_sees_it(cluster: Cluster) -> Cluster:
         if not pod["spec"].get("nodeName") and expected:
             pod["spec"]["nodeName"] = expected
         _any_address(pod)
-    return Cluster(cluster.nodes, pods, every_node_a_host=True, volumes=cluster.volumes)
+    return Cluster(cluster.nodes, pods, every_node_a_host=True, volumes=cluster.volumes, classes=cluster.classes)
 
 
 def _any_address(pod: Object) -> Object:

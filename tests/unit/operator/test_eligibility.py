@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from muster.cluster.eligibility import Matcher, filter_of_pod, tolerated
+from muster.cluster.volumes import reach, reach_of_class
 
 pytestmark = pytest.mark.unit
 
@@ -178,6 +179,45 @@ def test_a_volume_is_used_where_it_lies_and_each_of_them_must_be() -> None:
     assert not allows({}, LABELLED[0], volumes=(("data", "[]"),)), "terms are ORed"
     told = Matcher(filter_of_pod({}, volumes=(("data", here), ("more", gone)))).why_none(LABELLED)
     assert told == "none whose labels suit reaches the volume of PersistentVolumeClaim 'more'"
+
+
+ZONE, OLD_ZONE = "topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"
+HERE = {"nodeAffinity": {"required": {"nodeSelectorTerms": [{}, expression("gpu", "Exists")]}}}
+
+
+@pytest.mark.parametrize(
+    ("labels", "spec", "node", "expected"),
+    [
+        ({ZONE: "a"}, {}, {ZONE: "a"}, True),
+        ({ZONE: "a"}, {}, {ZONE: "b"}, False),
+        ({ZONE: "a__b"}, {}, {ZONE: "b"}, True),
+        ({ZONE: "a"}, {}, {"topology.kubernetes.io/region": "r"}, False),
+        ({ZONE: "a"}, {}, {"gpu": "x"}, True),
+        ({ZONE: ""}, {}, {ZONE: "b"}, True),
+        ({OLD_ZONE: "a"}, {}, {ZONE: "a"}, True),
+        ({OLD_ZONE: "a"}, {}, {OLD_ZONE: "b", ZONE: "a"}, False),
+        ({ZONE: "a"}, HERE, {ZONE: "a", "gpu": "x"}, True),
+        ({ZONE: "a"}, HERE, {ZONE: "a"}, False),
+        ({"disk": "a"}, {}, {ZONE: "b"}, True),
+    ],
+)
+def test_a_volume_with_the_label_of_a_zone_lies_there(
+    labels: dict[str, str], spec: dict[str, Any], node: dict[str, str], expected: bool
+) -> None:
+    found = reach("data", {"metadata": {"labels": labels}, "spec": spec})
+    assert allows({}, Node(labels=node), volumes=(found,) if found else ()) == expected
+
+
+def test_a_volume_that_is_not_made_yet_is_used_where_its_class_makes_it() -> None:
+    topologies = [{"matchLabelExpressions": [{"key": ZONE, "values": ["a", "b"]}, {"key": "gpu", "values": ["x"]}]}, {}]
+    found = reach_of_class("data", {"provisioner": "csi.example.com", "allowedTopologies": topologies})
+    assert found is not None
+    assert allows({}, Node(labels={ZONE: "b", "gpu": "x"}), volumes=(found,))
+    assert not allows({}, Node(labels={ZONE: "b"}), volumes=(found,))
+    assert not allows({}, Node(labels={ZONE: "c", "gpu": "x"}), volumes=(found,))
+    assert reach_of_class("data", {"provisioner": "csi.example.com"}) is None
+    by_hand = {"provisioner": "kubernetes.io/no-provisioner", "allowedTopologies": topologies}
+    assert reach_of_class("data", by_hand) is None, "those that are there say where they lie"
 
 
 def test_who_stays_away_from_the_nodes_that_suit_blames_no_label_and_no_taint() -> None:

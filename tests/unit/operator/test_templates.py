@@ -162,6 +162,12 @@ ELSEWHERE = {"required": {"nodeSelectorTerms": [{"matchExpressions": [{"key": "z
             {"nodeAffinity": ELSEWHERE},
             "none whose labels suit reaches the volume of PersistentVolumeClaim 'data'",
         ),
+        (
+            {"storageClassName": "zonal"},
+            None,
+            "none whose labels suit reaches the volume of PersistentVolumeClaim 'data'",
+        ),
+        ({"storageClassName": "gone"}, None, ""),
         ({"volumeName": "pv-1"}, {}, ""),
         ({"volumeName": "pv-1"}, None, ""),
         ({}, None, ""),
@@ -174,7 +180,10 @@ async def test_a_job_goes_to_where_its_volume_lies(claim: Any, volume: Any, told
         objects = {
             "/api/v1/namespaces/ns/persistentvolumeclaims/data": claim,
             "/api/v1/persistentvolumes/pv-1": volume,
+            "/apis/storage.k8s.io/v1/storageclasses/zonal": {},
+            "/apis/storage.k8s.io/v1/storageclasses/gone": None,
         }
+        zones = [{"matchLabelExpressions": [{"key": "zone", "values": ["a"]}]}]
         others = around.server.get
 
         async def get(path: str) -> dict[str, Any]:
@@ -182,7 +191,7 @@ async def test_a_job_goes_to_where_its_volume_lies(claim: Any, volume: Any, told
                 return await others(path)
             if objects[path] is None:
                 raise ApiError(403 if "persistentvolumes" in path else 404, "Refused", "no")
-            return {"spec": objects[path]}
+            return {"allowedTopologies": zones} if path.endswith("zonal") else {"spec": objects[path]}
 
         around.server.get = get  # type: ignore[method-assign]
         around.submit("first", volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}])
