@@ -47,6 +47,8 @@ _TRAINER_MAY_NOT: Final[dict[str, str]] = {
     "restartPolicy": "Muster restarts the gang itself",
     "lifecycle": "the launcher handles the start and the stop",
 }
+_TRAINER_HAS: Final = {"env": "name", "volumeMounts": "mountPath"}
+"""Lists of the trainer with what Muster has put there, and what tells their items apart."""
 
 
 class TemplateRefused(ValueError):
@@ -121,11 +123,21 @@ def _own_container(own: str, container: Object, where: str) -> Iterator[str]:
             yield f"{where}.{field}: of {RUNTIME!r} only resources and securityContext may be set"
         return
     for field, why in _TRAINER_MAY_NOT.items():
-        if field in container:
+        if field in container or f"$deleteFromPrimitiveList/{field}" in container:
             yield f"{where}.{field} is Muster's: {why}"
+    for field, key in _TRAINER_HAS.items():
+        if field in container and _drops(container[field], key):
+            yield f"{where}.{field} would drop what Muster needs there: leave it out, or name what is to be added"
     for entry in container.get("env") or []:
         if isinstance(entry, dict) and str(entry.get("name", "")).startswith("MUSTER_"):
             yield f"{where}.env: {entry['name']} is Muster's; use another name"
     for mount in container.get("volumeMounts") or []:
         if isinstance(mount, dict) and str(mount.get("mountPath", "")).rstrip("/") == "/muster":
             yield f"{where}.volumeMounts: /muster holds Muster's runtime; mount elsewhere"
+
+
+def _drops(items: Any, key: str) -> bool:
+    """Whether a list is there to be taken away, or to take the place of the one before."""
+    if items is None:
+        return True
+    return any(isinstance(item, dict) and item.get("$patch") == "replace" and key not in item for item in items)

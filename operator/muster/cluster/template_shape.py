@@ -46,15 +46,15 @@ POD_SPEC: Final[Shape] = {
     "overhead": {ANY: _QUANTITY},
 }
 
-_OWN_INSIDE: Final = ("containers", "initContainers")
-"""Lists with a container of Muster's own, which a null would drop."""
+_OWN_INSIDE: Final = {"containers": "container", "initContainers": "container", "volumes": "volume"}
+"""Lists with what is Muster's own, which a null would drop."""
 
 
 def misshapen(spec: dict[str, Any]) -> str:
     """The first part of the spec of an override that is not what it must be, in a sentence; "" when all is well."""
-    for field in _OWN_INSIDE:
+    for field, own in _OWN_INSIDE.items():
         if spec.get(field, ()) is None:
-            return f"podTemplate.spec.{field} is null, which would drop Muster's own container: leave it out"
+            return f"podTemplate.spec.{field} is null, which would drop Muster's own {own}: leave it out"
     return next(_wrong(spec, POD_SPEC, "podTemplate.spec"), "")
 
 

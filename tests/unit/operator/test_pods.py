@@ -404,6 +404,21 @@ def test_the_override_merges_into_the_trainer() -> None:
         ({"spec": {"containers": [{"image": "x"}]}}, "needs 'name'"),
         ({"spec": {"containers": None}}, "spec.containers is null, which would drop Muster's own container"),
         ({"spec": {"initContainers": None}}, "spec.initContainers is null"),
+        ({"spec": {"volumes": None}}, "spec.volumes is null, which would drop Muster's own volume: leave it out"),
+        ({"spec": {"containers": [{"name": "trainer", "env": None}]}}, "env would drop what Muster needs there"),
+        (
+            {
+                "spec": {
+                    "containers": [{"name": "trainer", "env": [{"$patch": "replace"}, {"name": "A", "value": "1"}]}]
+                }
+            },
+            "env would drop what Muster needs there: leave it out",
+        ),
+        ({"spec": {"containers": [{"name": "trainer", "volumeMounts": None}]}}, "volumeMounts would drop what Muster"),
+        (
+            {"spec": {"containers": [{"name": "trainer", "$deleteFromPrimitiveList/command": ["--"]}]}},
+            "set spec.command of the job",
+        ),
         ({"spec": {"tolerations": {"key": "a"}}}, "spec.tolerations is a mapping: write a list there, as in a pod"),
         ({"spec": {"tolerations": [None]}}, r"spec.tolerations\[0\] is null: write a mapping there"),
         ({"spec": {"nodeSelector": {"pool": 7}}}, "spec.nodeSelector.pool is a number: write a text there"),
