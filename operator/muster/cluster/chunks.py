@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -26,6 +26,8 @@ from muster.cluster.errors import ApiError
 Object = dict[str, Any]
 Room = TypeVar("Room", Placement, Promise)
 Items = tuple[Any, ...]
+Key = tuple[str, str]
+"""Namespace and name of a chunk."""
 
 WHOLE: Final = 256
 """Nodes that are written into the status itself."""
@@ -103,7 +105,7 @@ class Chunks:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._known: dict[tuple[str, str], Items] = {}
+        self._known: dict[Key, Items] = {}
 
     async def pack(self, job: TrainingJob, status: TrainingJobStatus) -> TrainingJobStatus:
         """The status as it is written, its chunks made. Raises as a POST does."""
@@ -116,27 +118,16 @@ class Chunks:
 
     def unpack(self, job: TrainingJob) -> TrainingJob | None:
         """The job with all that is in its status; None when a chunk has to be fetched first."""
-        status = job.status
-        for part in PARTS:
-            chunks = _named(part, status)
-            found = [self._known.get((job.metadata.namespace, chunk)) for chunk in chunks]
-            items = tuple(item for chunk in found if chunk is not None for item in chunk)
-            if any(chunk is None for chunk in found):
-                return None
-            if chunks:
-                status = _with(status, part, items, ())
-                if part.items == "nodes":
-                    status = status.model_copy(update={part.room: _whole(getattr(status, part.room))})
-        return job if status is job.status else job.model_copy(update={"status": status})
+        return _unpacked(job, self._known)
 
     async def fetch(self, job: TrainingJob) -> TrainingJob:
         """As `unpack`, after reading the chunks. Raises as a GET does, except for a chunk that is not there."""
+        found: dict[Key, Items] = {}
         for part in PARTS:
             for chunk in _named(part, job.status):
                 key = (job.metadata.namespace, chunk)
-                if key not in self._known:
-                    self._known[key] = await self._read(part, *key)
-        unpacked = self.unpack(job)
+                found[key] = self._known[key] if key in self._known else await self._read(part, *key)
+        unpacked = _unpacked(job, found)
         assert unpacked is not None
         return unpacked
 
@@ -163,13 +154,31 @@ class Chunks:
         return name
 
     async def _read(self, part: Part, namespace: str, name: str) -> Items:
+        """Remembers what is there. What is not may be made: a watch may be late, and the same nodes are given again."""
         try:
             found = await self._api.get(f"{path(namespace)}/{name}")
         except ApiError as error:
             if error.status != 404:
                 raise
             return ()
-        return tuple(map(part.read, str((found.get("data") or {}).get(part.items) or "").splitlines()))
+        items = tuple(map(part.read, str((found.get("data") or {}).get(part.items) or "").splitlines()))
+        self._known[namespace, name] = items
+        return items
+
+
+def _unpacked(job: TrainingJob, known: Mapping[Key, Items]) -> TrainingJob | None:
+    status = job.status
+    for part in PARTS:
+        chunks = _named(part, status)
+        found = [known.get((job.metadata.namespace, chunk)) for chunk in chunks]
+        items = tuple(item for chunk in found if chunk is not None for item in chunk)
+        if any(chunk is None for chunk in found):
+            return None
+        if chunks:
+            status = _with(status, part, items, ())
+            if part.items == "nodes":
+                status = status.model_copy(update={part.room: _whole(getattr(status, part.room))})
+    return job if status is job.status else job.model_copy(update={"status": status})
 
 
 def config_map(metadata: ObjectMeta, part: Part, text: str) -> Object:

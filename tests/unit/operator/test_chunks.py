@@ -183,3 +183,17 @@ async def test_a_chunk_that_somebody_deleted_leaves_workers_without_a_node_and_s
     read = await chunks(server).fetch(job(packed))
     assert read.status.placement is not None
     assert set(read.status.placement.node_of_index()) == {LOST}
+
+
+async def test_a_late_word_of_chunks_that_are_gone_does_not_keep_them_from_being_made_again() -> None:
+    """The watch shows a status that named them after they were deleted; then the gang gets the same nodes again."""
+    server, whole = Server(), status()
+    keeper = chunks(server)
+    packed = await keeper.pack(job(TrainingJobStatus()), whole)
+    await keeper.forget(job(packed), whole, TrainingJobStatus())
+    late = await keeper.fetch(job(packed))
+    assert late.status.placement is not None
+    assert {item.node for item in late.status.placement.nodes} == {LOST}
+    assert await keeper.pack(job(TrainingJobStatus()), whole) == packed
+    assert len(server.objects) == LARGE // CHUNK
+    assert (await keeper.fetch(job(packed))).status.placement == whole.placement
