@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from muster.api import names
+from muster.cluster.template_shape import misshapen
 
 Object = Mapping[str, Any]
 
@@ -29,8 +30,9 @@ def apart(metadata: Object, spec: Object) -> str:
 
 
 def names_a_job(spec: Object) -> bool:
-    """Whether what a template's terms mean may depend on the name of the job that they are in."""
-    return bool(_terms(spec, "podAntiAffinity"))
+    """Whether what a template's terms mean may depend on the name of the job that they are in. Nonsense means nothing:
+    it is refused in the same words whoever has it."""
+    return not misshapen(spec) and bool(_terms(spec, "podAntiAffinity"))
 
 
 def problems(metadata: Object, spec: Object, where: str = "podTemplate.spec") -> Iterator[str]:

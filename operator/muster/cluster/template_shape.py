@@ -8,7 +8,7 @@ one item, a text for a text, and a number for a quantity: a number or a text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 Shape = dict[str, Any] | list[Any] | str | int
@@ -50,7 +50,7 @@ _OWN_INSIDE: Final = {"containers": "container", "initContainers": "container", 
 """Lists with what is Muster's own, which a null would drop."""
 
 
-def misshapen(spec: dict[str, Any]) -> str:
+def misshapen(spec: Mapping[str, Any]) -> str:
     """The first part of the spec of an override that is not what it must be, in a sentence; "" when all is well."""
     for field, own in _OWN_INSIDE.items():
         if spec.get(field, ()) is None:

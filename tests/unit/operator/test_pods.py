@@ -13,7 +13,7 @@ from muster.api import names
 from muster.api.effective import effective_spec
 from muster.api.restarts import InPlace
 from muster.api.trainingjob import TrainingJob
-from muster.cluster import pods
+from muster.cluster import interpod, pods
 from muster.cluster.eligibility import Matcher, filter_of_pod
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import Identity, PodSettings
@@ -514,6 +514,7 @@ def test_whatever_an_override_is_it_becomes_a_pod_or_is_refused_in_a_sentence(
     for name in reversed(below):
         override = {name: override}
     for spec in (override, {"containers": [{"name": "trainer", **override}]}):
+        interpod.names_a_job(spec)  # asked before it is merged
         try:
             merged = template(podTemplate={"spec": spec})
             PodView.from_raw(merged)

@@ -206,13 +206,28 @@ async def test_a_job_goes_to_where_its_volume_lies(claim: Any, volume: Any, told
 NONSENSE = {"spec": {"tolerations": [None]}}
 
 
-async def test_a_job_whose_pod_template_is_nonsense_is_told_so() -> None:
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (NONSENSE, "podTemplate.spec.tolerations[0] is null: write a mapping"),
+        ({"spec": {"affinity": "podAntiAffinity"}}, "podTemplate.spec.affinity is a text: write a mapping"),
+        (
+            {"spec": {"affinity": {"podAntiAffinity": [1]}}},
+            "podTemplate.spec.affinity.podAntiAffinity is a list: write",
+        ),
+    ],
+)
+async def test_a_job_whose_pod_template_is_nonsense_is_told_so_and_stops_nobody(
+    template: dict[str, Any], words: str
+) -> None:
     async with world() as around:
-        around.submit("first", podTemplate=NONSENSE)
+        around.submit("first", podTemplate=template)
+        around.submit("second")
         await around.until(lambda: around.status("first").get("queue"))
         told = around.status("first")["queue"]
         assert told["reason"] == "InvalidPodTemplate"
-        assert told["message"].startswith("podTemplate.spec.tolerations[0] is null: write a mapping")
+        assert told["message"].startswith(words)
+        await around.until(lambda: around.placed("second"))
 
 
 async def test_a_running_job_whose_pod_template_becomes_nonsense_stops_nobody() -> None:
