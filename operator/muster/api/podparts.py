@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 from annotated_types import Len
+from pydantic import AfterValidator, model_validator
 
 from muster.api.common import (
     Count,
@@ -31,6 +33,25 @@ OPERATOR_ENV: Final = tuple(
     )
 )
 """Environment variables that the operator and the launcher set, so a job may not."""
+
+DEEPEST: Final = 64
+"""Levels of mappings and lists in a part that may be anything; a PodSpec has a dozen. With hundreds of them what writes
+it would fail, in the midst of other jobs."""
+
+
+def shallow(part: dict[str, Any]) -> dict[str, Any]:
+    """`part`, unless it is too deep."""
+    level: list[Any] = [part]
+    for _ in range(DEEPEST):
+        level = [item for one in level if isinstance(one, (dict, list)) for item in _inside(one)]
+        if not level:
+            return part
+    raise ValueError(f"has more than {DEEPEST} levels of mappings and lists in each other, which no pod has")
+
+
+def _inside(one: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return one.values() if isinstance(one, dict) else one
+
 
 EnvName = Annotated[
     str,
@@ -166,6 +187,11 @@ class Volume(OpenModel):
     name: Label63
     """Name that `volumeMounts` refers to."""
 
+    @model_validator(mode="after")
+    def _is_shallow(self) -> Self:
+        shallow(self.model_extra or {})
+        return self
+
 
 class VolumeMount(Model):
     """Where the training container sees a volume."""
@@ -249,7 +275,7 @@ class PodTemplate(Model):
 
     metadata: PodTemplateMetadata | None = None
     """Labels and annotations of the pods."""
-    spec: Annotated[dict[str, Any], Open()] | None = None
+    spec: Annotated[dict[str, Any], Open(), AfterValidator(shallow)] | None = None
     """A part of a PodSpec. It may set neither node, scheduler, restart policy nor priority: these are Muster's. A
     worker has ended when the container `trainer` has: one beside it that goes on is removed with the pod, and with its
     log, at the end of the job; a sidecar in `initContainers` (`restartPolicy: Always`) ends by itself."""

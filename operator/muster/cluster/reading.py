@@ -40,7 +40,7 @@ def read_job(raw: Mapping[str, Any]) -> TrainingJob:
         return TrainingJob.model_validate(raw)
     try:
         spec = _spec(json.dumps(raw["spec"], separators=(",", ":")))
-    except ValueError:
+    except (ValueError, RecursionError):
         return TrainingJob.model_validate(raw)  # says where in the whole object
     job = TrainingJob.model_validate({**raw, "spec": spec, "status": raw.get("status") or _UNTOLD})
     _share_fields_set(job.metadata)

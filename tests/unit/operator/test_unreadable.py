@@ -104,3 +104,21 @@ async def test_a_queues_status_that_cannot_be_read_begins_anew(status: dict[str,
     side.queue(("", "q"), {"metadata": {"name": "q", "uid": "u"}, "spec": {"cohort": "c"}, "status": status})
     found = side.cache.queues["q"]
     assert (found.spec.cohort, found.status.month, found.status.fair_share) == ("c", None, None)
+
+
+@pytest.mark.parametrize("levels", [65, 900, 5000])
+@pytest.mark.parametrize("where", ["podTemplate", "volumes"])
+async def test_what_is_too_deep_to_be_written_again_is_unreadable(where: str, levels: int) -> None:
+    deep: Any = "x"
+    for level in range(levels):
+        deep = {"a": deep} if level % 2 else [deep]
+    spec = {"podTemplate": {"spec": {"affinity": deep}}, "volumes": [{"name": "v", "any": deep}]}
+    api: Any = Api()
+    side = scheduling(api)
+    side.job("ns/bad", raw("bad", **{where: spec[where]}))
+    side.job("ns/good", raw("good", podTemplate={"spec": {"affinity": {"nodeAffinity": {"a": [{"b": ["c"]}]}}}}))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert [job.metadata.name for job in side.cache.take_jobs()] == ["good"]
+    ((_, patch),) = api.patches
+    assert "more than 64 levels of mappings and lists" in str(patch)
