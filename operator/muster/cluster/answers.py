@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 
 from muster.cluster.errors import ApiError, ApiUnreachable
 
 Object = dict[str, Any]
+
+DEEPEST: Final = 200
+"""Levels that are kept of a document which is too deep to be read as it is."""
+_TOKEN: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+"""A text, or where a level of a JSON document begins or ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +47,32 @@ def retry_after(value: str | None) -> int:
 def document_of(answer: Answer) -> Object:
     if answer.status >= 400:
         raise error_of(answer)
-    document: Object = json.loads(answer.body)
+    document: Object = _parsed(answer.body)
     return document
+
+
+def _parsed(text: bytes) -> Any:
+    """One object may have ten thousand levels, of which Python reads a tenth: it must not take the others with it."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return json.loads(_cut(text))
+
+
+def _cut(text: bytes) -> bytes:
+    """The document with null for whatever lies deeper than `DEEPEST`."""
+    kept: list[bytes] = []
+    depth = start = 0
+    for token in _TOKEN.finditer(text):
+        if token[0] in (b"[", b"{"):
+            if depth == DEEPEST:
+                kept += [text[start : token.start()], b"null"]
+            depth += 1
+        elif token[0] in (b"]", b"}"):
+            depth -= 1
+            if depth == DEEPEST:
+                start = token.end()
+    return b"".join([*kept, text[start:]])
 
 
 def error_of(answer: Answer) -> ApiError:
@@ -70,7 +100,7 @@ async def lines_of(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 def event_of(line: bytes) -> WatchEvent:
     try:
-        event = json.loads(line)
+        event = _parsed(line)
         kind, found = event["type"], event["object"]
     except (ValueError, KeyError, TypeError) as error:
         raise ApiUnreachable(f"the watch sent what is no event: {line[:100]!r}") from error

@@ -14,6 +14,7 @@ import yaml
 from aiohttp import web
 
 from muster.cluster import client
+from muster.cluster.answers import DEEPEST, Answer, document_of, event_of
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials, CredentialsError, _user
 from muster.cluster.errors import ApiError, ApiUnreachable, LeadershipLost
@@ -475,3 +476,19 @@ def test_a_kubeconfig_path_may_have_empty_parts_and_a_home(tmp_path: Path, monke
     monkeypatch.setenv("HOME", str(written.parent))
     for path in (f":{written}", f"{written}:", f"~/{written.name}"):
         assert _user(Path(path), "") == _user(written, "")
+
+
+@pytest.mark.parametrize("levels", [10, 9_000])
+def test_an_object_with_more_levels_than_can_be_read_does_not_take_the_others_with_it(levels: int) -> None:
+    deep = '[{"\\"}]": ' * (levels // 2) + '"\\\\"' + "}]" * (levels // 2)
+    item = f'{{"spec": {{"is": {deep}, "other": {deep}, "name": "a[{{"}}}}'
+    whole = f'{{"items": [{item}, {{"spec": {{"name": "b"}}}}]}}'.encode()
+    found = document_of(Answer(200, whole, "OK"))
+    assert [one["spec"]["name"] for one in found["items"]] == ["a[{", "b"]
+    event = event_of(f'{{"type": "ADDED", "object": {item}}}'.encode())
+    assert event.object["spec"]["name"] == "a[{"
+    for part in (event.object["spec"]["is"], event.object["spec"]["other"]):
+        depth = 0
+        while isinstance(part, (list, dict)):
+            part, depth = part[0] if isinstance(part, list) else part['"}]'], depth + 1
+        assert (part, depth) == (("\\", levels) if levels < DEEPEST else (None, DEEPEST - 3))
