@@ -24,6 +24,8 @@ PART_BYTES: Final = 16 << 20
 THREADS: Final = 8
 _LEVEL_ITEMS: Final = 5000
 _PARTS_IN_FLIGHT: Final = 4
+_PARTS_OF_A_SIZE: Final = 1000
+"""Then they are twice as large, so that an object of any size that S3 takes has far fewer than 10,000."""
 _BODY_TRIES: Final = 3
 _BROKEN_BODY: Final = (
     botocore.exceptions.ResponseStreamingError,
@@ -168,8 +170,10 @@ class S3Writer:
         self._size += data.nbytes
         self._pending += data
         while len(self._pending) >= self._part_bytes:
-            self._send(bytes(self._pending[: self._part_bytes]))
+            with memoryview(self._pending) as pending, pending[: self._part_bytes] as first:
+                part = bytes(first)
             del self._pending[: self._part_bytes]
+            self._send(part)
 
     def _send(self, part: bytes) -> None:
         store, number = self._store, len(self._parts) + 1
@@ -179,8 +183,8 @@ class S3Writer:
                 self._upload = begun["UploadId"]
             if len(self._parts) >= _PARTS_IN_FLIGHT:
                 self._parts[-_PARTS_IN_FLIGHT].result()  # bounds what is held in memory
-        if number % 1000 == 0:
-            self._part_bytes *= 2  # stays far below 10,000 parts for an object of any size that S3 takes
+        if number % _PARTS_OF_A_SIZE == 0:
+            self._part_bytes *= 2
         self._parts.append(store.pool.submit(self._send_part, number, part))
 
     def _send_part(self, number: int, part: bytes) -> dict[str, Any]:

@@ -98,6 +98,24 @@ def test_a_stream_of_any_size(streaming: StreamingStore, size: int) -> None:
     assert body.content == content
 
 
+def test_a_stream_whose_parts_grow_is_whole(
+    s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As from 16 GB on."""
+    monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr(s3, "_PARTS_OF_A_SIZE", 2)
+    store = s3.S3Store(parse_uri(f"s3://models/{tmp_path.name}"))
+    content = os.urandom((50 << 20) + 1)
+    with whole_or_nothing(store.writer("large")) as writer:
+        for at in range(0, len(content), (3 << 20) + 7):
+            writer.write(memoryview(content)[at : at + (3 << 20) + 7])
+        writer.close()
+    found = store.get("large")
+    assert found is not None
+    assert found.content == content
+    store.close()
+
+
 def test_an_aborted_stream_leaves_nothing(streaming: StreamingStore) -> None:
     writer = streaming.writer("half")
     writer.write(memoryview(bytes(PART_BYTES + 1)))
