@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,7 +19,7 @@ from muster_protocol.checkpoints.holds import holders, read_holds
 from muster_protocol.checkpoints.inventory import record_key
 from muster_protocol.checkpoints.retention import Plan, Removal
 from muster_protocol.checkpoints.store import Store, Unfinished
-from muster_protocol.errors import StaleEpochError
+from muster_protocol.errors import StaleEpochError, StorageError, StorageRefusedError
 from muster_protocol.manifest import KEPT_PREFIX, TOMBSTONE
 
 BATCH: Final = 64
@@ -39,12 +40,17 @@ class Outcome:
 
 
 def carry_out(store: Store, plan: Plan, clock: Callable[[], float]) -> Outcome:
-    """Does what the plan says. StaleEpochError when a gang has claimed the run since: then the plan is void."""
+    """Does what the plan says. StaleEpochError when a gang has claimed the run since: then the plan is void.
+    StorageRefusedError where nothing may be deleted: then nothing was begun.
+    """
     outcome = Outcome()
-    for checkpoint in plan.records if plan.removals else ():
-        store.put(record_key(checkpoint), b"")
-    for removal in plan.removals:
-        reason = _Deletion(store, plan.epoch, removal, clock).run()
+    deletions = [_Deletion(store, plan.epoch, removal, clock) for removal in plan.removals]
+    if deletions:
+        deletions[0].try_out()
+        for checkpoint in plan.records:
+            store.put(record_key(checkpoint), b"")
+    for removal, deletion in zip(plan.removals, deletions, strict=True):
+        reason = deletion.run()
         if reason:
             outcome.spared.append((removal.folder.prefix, reason))
         else:
@@ -63,6 +69,11 @@ class _Deletion:
         self._prefix = removal.folder.prefix
         self._tombstone = f"{self._prefix}{TOMBSTONE}{secrets.token_hex(4)}"
 
+    def try_out(self) -> None:
+        """Deletes what isn't there. Who may write and not delete could not take a tombstone back, and nobody reads what
+        has one."""
+        self._store.delete([self._tombstone])
+
     def run(self) -> str:
         """Why it was spared, or "" when it is gone."""
         store = self._store
@@ -76,7 +87,7 @@ class _Deletion:
             store.delete([self._tombstone])
             return reason
         if self._removal.manifest:
-            store.delete([self._removal.manifest])
+            self._delete_manifest()
         for batch in _batches([key for key in self._left() if not key.startswith(self._prefix + TOMBSTONE)]):
             reason = self._needed()
             if reason:
@@ -86,6 +97,14 @@ class _Deletion:
         store.delete([item.key for item in store.objects(f"{KEPT_PREFIX}{name}")])
         store.delete(self._left())
         return ""
+
+    def _delete_manifest(self) -> None:
+        try:
+            self._store.delete([self._removal.manifest])
+        except StorageRefusedError:  # it is there, and can be read
+            with suppress(StorageError):
+                self._store.delete([self._tombstone])
+            raise
 
     def _left(self) -> list[str]:
         return [item.key for item in self._store.objects(self._prefix)]

@@ -55,6 +55,15 @@ class NoUploadsListed(Proxy):
         return error(*self.refusal) if lists else forward
 
 
+class NothingDeleted(Proxy):
+    """As for who may do everything but delete what is named so."""
+
+    name = ""
+
+    def act_for(self, request: str) -> Act:
+        return error(403, "AccessDenied") if request.startswith("DELETE") and self.name in request else forward
+
+
 class Full(Proxy):
     """A bucket whose quota is used up."""
 

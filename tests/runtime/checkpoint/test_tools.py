@@ -18,7 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 from made import MadeRun, MemoryStore, read_whole
-from proxy import Full, NoUploadsListed
+from proxy import Full, NothingDeleted, NoUploadsListed
 from typer.testing import CliRunner
 
 from muster.cli.app import app
@@ -224,6 +224,27 @@ def test_prune_goes_on_without_the_right_to_list_uploads(
     assert [each.step for each in take(store, unfinished=False).committed] == [8, 7, 6]
     store.close()
     proxy.shutdown()
+
+
+@pytest.mark.parametrize("kept", ["", "manifest.json"], ids=["nothing", "no manifest"])
+def test_a_prune_that_may_not_delete_leaves_all_to_be_read(
+    s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    uri = f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
+    store = open_store(parse_uri(uri), None)
+    run = MadeRun(store)
+    run.start()
+    for step in range(1, 6):
+        run.save(step)
+    proxy = NothingDeleted(s3_environment.endpoint)
+    proxy.name = kept
+    with monkeypatch.context() as patched:
+        patched.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
+        assert "is denied; check AWS_ACCESS_KEY_ID" in muster("prune", uri, "--last", "1", "--yes", code=2)
+    proxy.shutdown()
+    assert not [item.key for item in store.objects("step-") if "TOMBSTONE" in item.key]
+    assert "5 of 5 checkpoints are whole" in muster("verify", uri, "--all")
+    store.close()
 
 
 def test_a_full_bucket_is_read_without_a_hold(
