@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -53,11 +54,15 @@ def read_latest(store: Store) -> Claim | None:
         ) from error
 
 
-def claim_epoch(store: Store, owner: str, held: Claim | None = None) -> Claim:
+def claim_epoch(
+    store: Store, owner: str, held: Claim | None = None, *, refuse: Callable[[Latest], None] | None = None
+) -> Claim:
     """Takes the next epoch, keeping the committed checkpoint. Gangs that claimed before can't commit any more.
 
     `owner` may be another than that of `LATEST`: a job goes on from what one before it has left. But not where its gang
     lives, and has `held` the run until that other took it.
+
+    `refuse` raises where the run that it is given is not to be taken, whoever has begun it meanwhile.
 
     CorruptCheckpointError when `LATEST` can't be read, or is missing where it must have been.
     """
@@ -70,6 +75,8 @@ def claim_epoch(store: Store, owner: str, held: Claim | None = None) -> Claim:
             )
         if held is not None and found is not None and _taken(held, found):
             raise _conflict(store, held, found, "so it does not go on")
+        if refuse is not None and found is not None:
+            refuse(found.latest)
         before = found.latest if found else Latest(epoch=0, owner="", nonce="")
         try:
             return _swap(store, found, dataclasses.replace(before, epoch=before.epoch + 1, owner=owner))

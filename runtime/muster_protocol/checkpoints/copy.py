@@ -9,11 +9,11 @@ from typing import Final
 
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.chain import Found
-from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit, read_latest
+from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit
 from muster_protocol.checkpoints.store import ShardWriter, Store, StreamingStore, whole_or_nothing
 from muster_protocol.checkpoints.tensors import PIECE, Chunk, checked, read, tensors_of
 from muster_protocol.errors import CorruptCheckpointError, StateError
-from muster_protocol.manifest import MANIFEST_NAME, ShardFile, step_prefix
+from muster_protocol.manifest import MANIFEST_NAME, Latest, ShardFile, step_prefix
 
 OWNER: Final = "muster checkpoint cp"
 
@@ -58,11 +58,13 @@ def copy(source: Store, found: Found, target: StreamingStore) -> int:
 
 def claim_empty(target: Store, owner: str) -> Claim:
     """Claims a prefix where no run is but what this very tool has left unfinished. StateError when there is one."""
-    before = read_latest(target)
-    if before is not None and (before.latest.manifest or before.latest.owner != owner):
-        what = f"a checkpoint of step {before.latest.step}" if before.latest.manifest else "been claimed by a job"
-        raise StateError(f"{target.uri} has {what} already; choose another prefix, or delete what is there first")
-    return claim_epoch(target, owner)
+
+    def refuse(before: Latest) -> None:
+        if before.manifest or before.owner != owner:
+            what = f"a checkpoint of step {before.step}" if before.manifest else "been claimed by a job"
+            raise StateError(f"{target.uri} has {what} already; choose another prefix, or delete what is there first")
+
+    return claim_epoch(target, owner, refuse=refuse)
 
 
 def _copy_file(source: Store, file: ShardFile, target: StreamingStore, key: str, chunks: list[Chunk]) -> ShardFile:

@@ -17,20 +17,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import safetensors.torch
 import torch
-from made import MadeRun, MemoryStore, read_whole
+from made import MadeRun, MemoryStore, WatchedStore, read_whole
 from proxy import Full, NothingDeleted, NoUploadsListed
 from typer.testing import CliRunner
 
 from muster.cli.app import app
 from muster.cli.checkpoint import open_store
 from muster_protocol.checkpoints.chain import Found
-from muster_protocol.checkpoints.commit import commit
+from muster_protocol.checkpoints.commit import commit, read_latest
+from muster_protocol.checkpoints.copy import copy
 from muster_protocol.checkpoints.export import export, header, model_tensors
 from muster_protocol.checkpoints.file_store import FileStore
-from muster_protocol.checkpoints.inventory import take
+from muster_protocol.checkpoints.inventory import find_start, take
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import Chunk, Tensor, content
-from muster_protocol.errors import CorruptCheckpointError, StaleEpochError, StateError
+from muster_protocol.errors import CorruptCheckpointError, PathConflictError, StaleEpochError, StateError
 from muster_protocol.manifest import Manifest, ShardFile
 from muster_protocol.uris import parse_uri
 
@@ -278,6 +279,30 @@ def test_a_copy_is_a_run_of_its_own(made: MadeRun, uri: str, tmp_path: Path) -> 
     muster("cp", target, f"file://{tmp_path}/elsewhere")
     muster("verify", f"file://{tmp_path}/elsewhere")
     there.close()
+
+
+def test_a_copy_takes_no_run_from_a_job_that_comes_meanwhile(tmp_path: Path) -> None:
+    source = FileStore(parse_uri(f"file://{tmp_path}/source"))
+    made = MadeRun(source)
+    made.start()
+    made.save(3)
+    found = find_start(source, None)
+    moment = 0
+    while True:
+        there = FileStore(parse_uri(f"file://{tmp_path}/target-{moment}"))
+        job = MadeRun(there)
+        target = WatchedStore(there, after={moment: job.start})
+        try:
+            copy(source, found, target)
+        except (StateError, PathConflictError):
+            job.save(9)
+        if job.claim is None:
+            break  # the copy was over before
+        claim = read_latest(there)
+        assert claim is not None
+        assert claim.latest.owner == "job"
+        moment += 1
+    assert moment > 5
 
 
 @pytest.mark.parametrize("command", ["cp", "export"])
