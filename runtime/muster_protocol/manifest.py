@@ -177,12 +177,12 @@ def _troubles(record: Manifest) -> Iterator[str]:
         if not isinstance(record.planner.get(name, {}), dict):
             yield f"planner.{name} is {record.planner[name]!r}"
     for file in record.files:
-        if file.size < 0 or not _is_key(file.key):
+        if file.size < 0 or not is_key(file.key):
             yield f"a file of {file.size} bytes is named {file.key!r}"
         if file.blocks and not _fits(file):
             yield f"the sums of the blocks of {file.key} don't fit its {file.size} bytes"
     for key in (record.parent, record.milestone):
-        if key and not _is_key(key):
+        if key and not is_key(key):
             yield f"it follows {key!r}"
 
 
@@ -190,7 +190,7 @@ def _fits(file: ShardFile) -> bool:
     return len(file.blocks) == 8 * -(-file.size // BLOCK_BYTES) and set(file.blocks) <= set("0123456789abcdef")
 
 
-def _is_key(text: str) -> bool:
+def is_key(text: str) -> bool:
     """Whether it names something below the uri: in a folder, '..' would lead out of it."""
     return "\0" not in text and not {"", ".", ".."} & set(text.split("/"))
 

@@ -23,8 +23,12 @@ INDEX: Final = "model.safetensors.index.json"
 _WEIGHTS: Final = re.compile(r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json")
 _COMPILED: Final = re.compile(r"(?<![^.])_orig_mod\.")
 
+_METADATA: Final = "__metadata__"
+"""In a header: what isn't a tensor."""
 _EXTRA: Final = "_extra_state"
 """As torch names what a module's get_extra_state() gives."""
+_DICT: Final = "$dict"
+"""Tags what is a list of keys and values, where a key could be taken for a tag."""
 
 DTYPES: Final = {
     "bool": "BOOL",
@@ -64,9 +68,9 @@ def model_tensors(found: Found, name: str) -> tuple[dict[str, Tensor], list[str]
     chosen: dict[str, Tensor] = {}
     left_out: list[str] = []
     seen = set()
-    for key, value in trees[name].items() if isinstance(trees[name], dict) else ():
-        if not (isinstance(value, dict) and set(value) == {"$tensor"}):
-            if key.rpartition(".")[2] == _EXTRA:
+    for key, value in _entries(trees[name]):
+        if not (isinstance(key, str) and isinstance(value, dict) and set(value) == {"$tensor"}):
+            if str(key).rpartition(".")[2] == _EXTRA:
                 left_out.append(key)
                 continue
             raise StateError(
@@ -81,12 +85,27 @@ def model_tensors(found: Found, name: str) -> tuple[dict[str, Tensor], list[str]
         if tensor.name not in seen:
             seen.add(tensor.name)
             own = _COMPILED.sub("", key)
+            if own == _METADATA:
+                raise StateError(f"{name} has a tensor {own}, a name that safetensors keeps for itself; rename it")
             if own in chosen:
                 raise StateError(f"{name} has two tensors {own}, one of a part that is compiled; safetensors takes one")
             chosen[own] = tensor
     if not chosen:
         raise StateError(f"the object {name!r} has no tensors; choose another by --object")
     return chosen, left_out
+
+
+def tree_of(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict's tree in a manifest, where a key with a `$` would be taken for a tag (`muster_runtime`'s trees)."""
+    if any(key.startswith("$") for key in entries):
+        return {_DICT: [[key, entry] for key, entry in entries.items()]}
+    return dict(entries)
+
+
+def _entries(tree: Any) -> list[tuple[Any, Any]]:
+    if not isinstance(tree, dict):
+        return []
+    return [(key, entry) for key, entry in tree[_DICT]] if set(tree) == {_DICT} else list(tree.items())
 
 
 def exported_before(target: Store, *, force: bool) -> list[str]:
@@ -133,7 +152,7 @@ def export(
 
 def header(tensors: Mapping[str, Tensor]) -> bytes:
     """The first bytes of a file with these tensors in this order."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, Any] = {_METADATA: {"format": "pt"}}
     at = 0
     for key, tensor in tensors.items():
         offsets = [at, at + tensor.bytes]

@@ -19,11 +19,19 @@ from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.commit import commit
 from muster_protocol.checkpoints.copy import claim_empty
 from muster_protocol.checkpoints.cuts import cut
-from muster_protocol.checkpoints.export import DTYPES, INDEX, WHOLE
+from muster_protocol.checkpoints.export import DTYPES, INDEX, WHOLE, tree_of
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.checkpoints.tensors import ITEM_BYTES
 from muster_protocol.errors import CorruptCheckpointError, StateError, StorageError
-from muster_protocol.manifest import BLOCK_BYTES, MANIFEST_NAME, Manifest, ShardFile, may_be_tracked, step_prefix
+from muster_protocol.manifest import (
+    BLOCK_BYTES,
+    MANIFEST_NAME,
+    Manifest,
+    ShardFile,
+    is_key,
+    may_be_tracked,
+    step_prefix,
+)
 
 OWNER: Final = "muster checkpoint import"
 OBJECT_BYTES: Final = 64 << 20
@@ -67,7 +75,7 @@ def _by_index(store: Store) -> list[Source]:
     if index is None:
         raise StateError(f"{store.uri} has neither {WHOLE} nor {INDEX}; name the folder that has one")
     weights = _json(store, INDEX, index.content).get("weight_map", {})
-    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
+    if not isinstance(weights, dict) or not all(isinstance(name, str) and is_key(name) for name in weights.values()):
         raise CorruptCheckpointError(f"{store.uri}/{INDEX} is no index: its weight_map names no files")
     there = [source for name in sorted(set(weights.values())) for source in _read_file(store, name)]
     found = [source for source in there if weights.get(source.name) == source.file]
@@ -92,6 +100,7 @@ def _read_file(store: Store, name: str) -> Iterator[Source]:
     if not 2 <= length <= HEADER_BYTES:
         raise CorruptCheckpointError(f"{store.uri}/{name} is no safetensors file: its header has {length:,} bytes")
     header = _json(store, name, bytes(_read(store, name, 8, length)))
+    spans = []
     for key, entry in header.items():
         if key == "__metadata__":
             continue
@@ -104,7 +113,22 @@ def _read_file(store: Store, name: str) -> Iterator[Source]:
             raise StateError(f"{key} in {name} is of type {dtype}, which a checkpoint can't hold")
         if end - begin != math.prod(shape) * ITEM_BYTES[_TYPES[dtype]]:
             raise CorruptCheckpointError(f"{store.uri}/{name}: {key} has {end - begin:,} bytes, its shape wants others")
+        spans.append((begin, end, key))
         yield Source(key, _TYPES[dtype], shape, name, 8 + length + begin)
+    _demand_whole(store, name, 8 + length, spans)
+
+
+def _demand_whole(store: Store, name: str, start: int, spans: list[tuple[int, int, str]]) -> None:
+    """Tensors lie one after the other, and the last one's end is there. Else a file that was cut would be found so when
+    all before it has been uploaded."""
+    at = 0
+    for begin, end, key in sorted(spans):
+        if begin != at:
+            what = "overlaps the tensor before it" if begin < at else f"follows {begin - at:,} bytes of no tensor"
+            raise CorruptCheckpointError(f"{store.uri}/{name}: {key} {what}")
+        at = end
+    if at:
+        _read(store, name, start + at - 1, 1)
 
 
 def _counts(raw: Any) -> tuple[int, ...]:
@@ -116,7 +140,7 @@ def _counts(raw: Any) -> tuple[int, ...]:
 def _json(store: Store, name: str, text: bytes) -> dict[str, Any]:
     try:
         raw = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptCheckpointError(f"{store.uri}/{name} can't be read: {error}") from error
     if not isinstance(raw, dict):
         raise CorruptCheckpointError(f"{store.uri}/{name} is no safetensors file")
@@ -145,7 +169,7 @@ def import_model(source: Store, target: Store, name: str = "model") -> int:
     written = _Writer(target, prefix)
     tensors = {f"{name}.{each.name}": written.tensor(source, each) for each in sources}
     written.end_file()
-    trees = {name: {each.name: {"$tensor": f"{name}.{each.name}"} for each in sources}}
+    trees = {name: tree_of({each.name: {"$tensor": f"{name}.{each.name}"} for each in sources})}
     record = Manifest(
         step=0,
         epoch=claim.latest.epoch,

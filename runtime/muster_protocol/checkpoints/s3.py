@@ -69,7 +69,7 @@ class S3Store:
         with self.explained(key):
             found = fetch(self.client, {"Range": f"bytes={offset}-{offset + length - 1}"}, **self.place(key))
         if found is None or len(found[1]) != length:
-            what = "does not exist" if found is None else "is too short"
+            what = "does not exist, or ends before that" if found is None else "is too short"
             raise storage_error(Kind.NOT_FOUND.value, f"{self.uri}/{key} {what} (bytes {offset} to {offset + length})")
         return bytearray(found[1])
 

@@ -225,7 +225,7 @@ class S3Store:
             return bytearray()
         header, payload = self._ask({"op": "get", "key": key, "offset": offset, "length": length})
         if header.get("absent") or len(payload) != length:
-            what = "does not exist" if header.get("absent") else "is too short"
+            what = "does not exist, or ends before that" if header.get("absent") else "is too short"
             raise StorageError(Kind.NOT_FOUND.value, f"{self.uri}/{key} {what} (bytes {offset} to {offset + length})")
         return payload
 

@@ -23,7 +23,7 @@ from muster_protocol.checkpoints.retention import Retention
 from muster_protocol.uris import parse_uri
 from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.reader import Reader
-from muster_runtime.checkpoint.tree import TensorTable
+from muster_runtime.checkpoint.tree import TensorTable, join
 from muster_runtime.parallel.gang import Gang
 
 if TYPE_CHECKING:
@@ -132,12 +132,15 @@ def test_a_pointer_in_place_of_a_file_and_a_file_in_place_of_a_folder_are_told(t
         ({"weight_map": ["a"]}, {}, "its weight_map names no files"),
         ({"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}, {}, "names b, which x.safetensors has not"),
         ({"weight_map": {"b": "x.safetensors"}}, {}, "does not name a, which x.safetensors has"),
+        ({"weight_map": {"a": "../x.safetensors"}}, {}, "its weight_map names no files"),
         (None, {"data_offsets": [-4, 0]}, "the entry of a is damaged"),
         (None, {"data_offsets": [4, 0]}, "a has -4 bytes"),
         (None, {"shape": [-1, -1]}, "the entry of a is damaged"),
         (None, {"shape": "1"}, "the entry of a is damaged"),
         (None, {"shape": [1.0]}, "the entry of a is damaged"),
         (None, {"data_offsets": ["x", 4]}, "the entry of a is damaged"),
+        (None, {"data_offsets": [2, 6]}, "a follows 2 bytes of no tensor"),
+        (None, {"shape": [2], "data_offsets": [0, 8]}, "ends before byte"),
         (None, None, "has no tensors"),
     ],
 )
@@ -152,6 +155,29 @@ def test_a_damaged_model_is_told(index: Any, header: Any, pattern: str, tmp_path
     assert not (tmp_path / "run").exists()
 
 
+def test_tensors_on_top_of_each_other_are_told(tmp_path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [1]}
+    text = json.dumps({"a": {**entry, "data_offsets": [0, 4]}, "b": {**entry, "data_offsets": [2, 6]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(6))
+    assert "b overlaps the tensor before it" in muster("import", str(tmp_path), f"file://{tmp_path}/run", code=2)
+
+
+@pytest.mark.parametrize("names", [("$tensor",), ("$x",), ("$y", "", "..", "a/b", "é", "n" * 5000)])
+def test_a_name_is_a_name_and_no_tag(names: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "hub").mkdir()
+    tensors = {name: torch.full((2,), number) for number, name in enumerate(names)}
+    safetensors.torch.save_file(tensors, tmp_path / "hub/model.safetensors")
+    uri = f"file://{tmp_path}/run"
+    muster("import", str(tmp_path / "hub"), uri)
+    trees = find_start(FileStore(parse_uri(uri)), None).manifest.planner["trees"]
+    assert join(trees["model"], lambda _, name: [name]) == {name: [f"model.{name}"] for name in names}
+    muster("export", uri, str(tmp_path / "out"))
+    again = safetensors.torch.load_file(tmp_path / "out/model.safetensors")
+    assert {name: each.tolist() for name, each in again.items()} == {
+        name: each.tolist() for name, each in tensors.items()
+    }
+
+
 def test_what_is_no_model_is_told(folder: Path, tmp_path: Path) -> None:
     uri = f"file://{tmp_path}/run"
     assert "has neither model.safetensors nor" in muster("import", str(tmp_path), uri, code=2)
@@ -159,7 +185,7 @@ def test_what_is_no_model_is_told(folder: Path, tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[:-9])
     assert "ends before" in muster("import", str(folder), uri, code=2)
-    assert "has no checkpoints yet" in muster("ls", uri)
+    assert not (tmp_path / "run").exists()
     file.write_bytes(b"\xff" * 100)
     assert "is no safetensors file" in muster("import", str(folder), uri, code=2)
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}).encode()

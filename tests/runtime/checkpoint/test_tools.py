@@ -460,6 +460,11 @@ def test_names_in_compiled_parts_of_a_model_are_its_own() -> None:
         model_tensors(with_tensors("block._orig_mod.weight", "block.weight"), "model")
 
 
+def test_a_tensor_named_as_what_a_header_keeps_for_itself_is_told() -> None:
+    with pytest.raises(StateError, match="has a tensor __metadata__, a name that safetensors keeps for itself"):
+        model_tensors(with_tensors("a", "__metadata__"), "model")
+
+
 def test_an_extra_state_that_is_no_tensor_is_left_out_of_an_export_and_named(
     made: MadeRun, uri: str, tmp_path: Path
 ) -> None:
