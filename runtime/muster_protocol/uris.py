@@ -60,7 +60,7 @@ def parse_uri_of_run(text: str) -> CheckpointUri:
 
 def parse_uri_at_step(text: str) -> tuple[CheckpointUri, int | None]:
     """`uri` or `uri@step`, as `checkpoint.from` takes it."""
-    head, at, step = text.rpartition("@")
+    head, at, step = text.rstrip("/").rpartition("@")
     if at and re.fullmatch("[0-9]+", step):
         return parse_uri(head), int(step)
     if at and "/" not in step:

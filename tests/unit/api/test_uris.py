@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster_protocol.uris import S3_RUN_PATTERN, parse_uri_of_run
+from muster_protocol.uris import S3_RUN_PATTERN, parse_uri_at_step, parse_uri_of_run
 
 pytestmark = pytest.mark.unit
 
@@ -35,3 +35,12 @@ def test_places_of_runs(uri: str) -> None:
 @pytest.mark.parametrize("uri", ["s3://models//a", "s3://models/a/./b", "s3://models/a@6", "s3://models/a@6/"])
 def test_places_that_the_tools_would_take_for_others(uri: str) -> None:
     assert not taken(uri)
+
+
+@pytest.mark.parametrize("place", ["s3://models", "s3://models/a", "s3://models/a@6/b", "file:///", "file:///models/a"])
+def test_a_slash_at_the_end_changes_no_step(place: str) -> None:
+    for end in ("", "/", "//"):
+        assert parse_uri_at_step(f"{place}@12{end}") == (parse_uri_at_step(place)[0], 12)
+        assert parse_uri_at_step(f"{place}{end}")[1] is None
+        with pytest.raises(ValueError, match="ends in @paper"):
+            parse_uri_at_step(f"{place}@paper{end}")
