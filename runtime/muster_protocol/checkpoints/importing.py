@@ -105,7 +105,7 @@ def _read_file(store: Store, name: str) -> Iterator[Source]:
         if key == "__metadata__":
             continue
         try:
-            dtype, shape = entry["dtype"], _counts(entry["shape"])
+            dtype, shape = str(entry["dtype"]), _counts(entry["shape"])
             begin, end = _counts(entry["data_offsets"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(f"{store.uri}/{name}: the entry of {key} is damaged: {error!r}") from error

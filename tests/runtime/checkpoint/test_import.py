@@ -138,6 +138,7 @@ def test_a_pointer_in_place_of_a_file_and_a_file_in_place_of_a_folder_are_told(t
         (None, {"shape": [-1, -1]}, "the entry of a is damaged"),
         (None, {"shape": "1"}, "the entry of a is damaged"),
         (None, {"shape": [1.0]}, "the entry of a is damaged"),
+        (None, {"dtype": ["F32"]}, "a in model.safetensors is of type ['F32'], which a checkpoint can't hold"),
         (None, {"data_offsets": ["x", 4]}, "the entry of a is damaged"),
         (None, {"data_offsets": [2, 6]}, "a follows 2 bytes of no tensor"),
         (None, {"shape": [2], "data_offsets": [0, 8]}, "ends before byte"),
