@@ -73,6 +73,7 @@ _KINDS: Final = {
     "ConditionalRequestConflict": Kind.PRECONDITION_FAILED,
     "412": Kind.PRECONDITION_FAILED,
     "InvalidBucketName": Kind.MISCONFIGURED,
+    "KeyTooLongError": Kind.MISCONFIGURED,
     "ParamValidationError": Kind.MISCONFIGURED,
     "InvalidRegionError": Kind.MISCONFIGURED,
     "AuthorizationHeaderMalformed": Kind.MISCONFIGURED,

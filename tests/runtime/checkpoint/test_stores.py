@@ -210,6 +210,18 @@ def test_a_bucket_that_does_not_exist_is_told_in_words(s3_environment: S3Server)
         store.close()
 
 
+@pytest.mark.parametrize("scheme", ["file", "s3"])
+def test_a_folder_whose_name_is_too_long_is_told_as_a_wrong_uri(
+    scheme: str, s3_environment: S3Server, tmp_path: Path
+) -> None:
+    store = open_store(f"{'s3://models' if scheme == 's3' else f'file://{tmp_path}'}/{'x' * 300}/run")
+    with pytest.raises(StorageRefusedError, match="too long") as error:
+        store.put("a", b"")
+    assert kind_of(error) == "Misconfigured"
+    assert "correct" in str(error.value)
+    store.close()
+
+
 def test_wrong_keys_are_told_in_words(s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     store = open_store("s3://models/run")
