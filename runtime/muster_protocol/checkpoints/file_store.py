@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from muster_protocol.checkpoints.checks import named
-from muster_protocol.checkpoints.store import Body, Item, Unfinished, whole_or_nothing
+from muster_protocol.checkpoints.store import Body, Item, Level, Unfinished, whole_or_nothing
 from muster_protocol.errors import StorageError, storage_error
 from muster_protocol.manifest import ShardFile
 from muster_protocol.storage_errors import Kind
@@ -83,9 +83,9 @@ class FileStore:
         ]
         return sorted(items, key=lambda item: item.key)
 
-    def level(self, prefix: str) -> tuple[list[str], list[str]]:
+    def level(self, prefix: str) -> Level:
         _, folders, names = next(_walk(self._root / prefix), ("", [], []))
-        return sorted(prefix + name for name in names), sorted(f"{prefix}{name}/" for name in folders)
+        return Level(sorted(prefix + name for name in names), sorted(f"{prefix}{name}/" for name in folders))
 
     def unfinished(self) -> list[Unfinished]:
         return [

@@ -232,27 +232,29 @@ def runs_below(store: StreamingStore) -> tuple[list[str], bool]:
 
     Level by level, and into no run, so that neither shards nor data sets beside them are listed.
     """
-    runs, folders, looked, refused = [], store.level("")[1], 0, False
+    top = store.level("")
+    runs, folders, looked, whole = [], top.folders, 0, top.whole
     while folders and looked < FOLDERS_LOOKED_INTO:
         folder = folders.pop(0)
         looked += 1
         try:
-            keys, deeper = store.level(folder)
+            level = store.level(folder)
         except StorageRefusedError:
-            refused = True  # others' folders
+            whole = False  # others' folders
             continue
-        if folder + LATEST_KEY in keys:
+        if folder + LATEST_KEY in level.keys:
             runs.append(folder.rstrip("/"))
         else:
-            folders += deeper
-    return sorted(runs), not folders and not refused
+            folders += level.folders
+            whole = whole and level.whole
+    return sorted(runs), not folders and whole
 
 
 def meant(beside: StreamingStore, name: str) -> str | None:
     """The prefix right below `beside`'s that holds a run and that `name` was most likely meant to be; None for none."""
-    folders = {folder.rstrip("/"): folder for folder in beside.level("")[1]}
+    folders = {folder.rstrip("/"): folder for folder in beside.level("").folders}
     near = nearest(name, folders)
-    return near if near is not None and folders[near] + LATEST_KEY in beside.level(folders[near])[0] else None
+    return near if near is not None and folders[near] + LATEST_KEY in beside.level(folders[near]).keys else None
 
 
 def find_start(store: Store, step: int | None) -> Found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import botocore.exceptions
 
 from muster_protocol.checkpoints.checks import named
 from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, endpoint_in_environment, make_client
-from muster_protocol.checkpoints.store import Body, Item, Unfinished
+from muster_protocol.checkpoints.store import Body, Item, Level, Unfinished
 from muster_protocol.errors import storage_error
 from muster_protocol.manifest import ShardFile
 from muster_protocol.storage_errors import BY_HAND, Kind, kind_of, sentence
@@ -22,7 +23,8 @@ from muster_protocol.uris import CheckpointUri
 PART_BYTES: Final = 16 << 20
 """Size of a multipart upload's parts; S3 asks for at least 5 MiB and at most 10,000 of them."""
 THREADS: Final = 8
-_LEVEL_ITEMS: Final = 5000
+_LEVEL_PAGES: Final = 5
+"""Of a thousand keys and folders each."""
 _PARTS_IN_FLIGHT: Final = 4
 _PARTS_OF_A_SIZE: Final = 1000
 """Then they are twice as large, so that an object of any size that S3 takes has far fewer than 10,000."""
@@ -102,18 +104,18 @@ class S3Store:
         items = [Item(item["Key"][skip:], item["Size"], item["LastModified"].timestamp()) for item in found]
         return sorted(items, key=lambda item: item.key)
 
-    def level(self, prefix: str) -> tuple[list[str], list[str]]:
+    def level(self, prefix: str) -> Level:
         skip = len(self._full(""))
         with self.explained(prefix):
             pages = self.client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket,
                 Prefix=self._full(prefix),
                 Delimiter="/",
-                PaginationConfig={"MaxItems": _LEVEL_ITEMS},
             )
-            found = list(pages)
+            found = list(itertools.islice(pages, _LEVEL_PAGES))
         keys = [item["Key"][skip:] for page in found for item in page.get("Contents", ())]
-        return keys, [item["Prefix"][skip:] for page in found for item in page.get("CommonPrefixes", ())]
+        folders = [item["Prefix"][skip:] for page in found for item in page.get("CommonPrefixes", ())]
+        return Level(keys, folders, not found[-1].get("IsTruncated"))
 
     def unfinished(self) -> list[Unfinished]:
         with self.explained(""):

@@ -41,6 +41,15 @@ class Unfinished:
     size: int = 0
 
 
+@dataclass(frozen=True)
+class Level:
+    """Keys, and folders with their slash, right below a prefix. `whole`: these are all."""
+
+    keys: list[str]
+    folders: list[str]
+    whole: bool = True
+
+
 class ShardWriter(Protocol):
     """One object being written as a stream. Nothing is visible before `close`."""
 
@@ -106,11 +115,8 @@ class Store(Protocol):
 class StreamingStore(Store, Protocol):
     """A store that takes objects of which nobody holds the whole."""
 
-    def level(self, prefix: str) -> tuple[list[str], list[str]]:
-        """Keys, and folders with their slash, right below `prefix`, which is empty or ends in a slash.
-
-        No more than some thousands.
-        """
+    def level(self, prefix: str) -> Level:
+        """What lies right below `prefix`, which is empty or ends in a slash; no more than some thousands of it."""
 
     def writer(self, key: str) -> ShardWriter:
         """Starts a large object."""

@@ -11,6 +11,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +133,22 @@ def test_the_list_of_a_place_above_runs_names_them(made: MadeRun, uri: str, monk
     assert muster("ls", f"{uri}/team/dtaa") == f"{uri}/team/dtaa has no checkpoints\n", "what is near is no run"
     monkeypatch.setattr("muster_protocol.checkpoints.inventory.FOLDERS_LOOKED_INTO", 1)
     assert "not all folders were looked into" in muster("ls", f"{uri}/team")
+
+
+def test_a_list_that_is_cut_does_not_say_that_there_is_no_run(
+    s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
+    store = open_store(parse_uri(uri), None)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: store.put(f"data/{number:05d}", b""), range(1000)))
+    store.put("data/run/LATEST", b"")
+    for above, run in ((uri, "data/run"), (f"{uri}/data", "run")):
+        assert muster("ls", above).splitlines()[1:] == [f"  {above}/{run}"]
+    monkeypatch.setattr("muster_protocol.checkpoints.s3._LEVEL_PAGES", 1)
+    for above in (uri, f"{uri}/data"):
+        assert "not all folders were looked into" in muster("ls", above)
+    store.close()
 
 
 def test_a_list_passes_over_folders_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
