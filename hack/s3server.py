@@ -36,11 +36,14 @@ class S3Server:
         *,
         log: Path | None = None,
         niceness: int = 0,
+        versions: Path | None = None,
     ) -> None:
         """`certificate` and its private key, both PEM: the server speaks TLS. `log` gets a line of each request.
-        `niceness` above 0: it gives way to everything else on this machine.
+        `niceness` above 0: it gives way to everything else on this machine. `versions`: buckets may have versions, of
+        which the old ones lie there.
         """
         self.folder, self._certificate, self._log, self._niceness = folder, certificate, log, niceness
+        self._versions = versions
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port: int = probe.getsockname()[1]
@@ -65,7 +68,7 @@ class S3Server:
             command += ["--cert", str(self._certificate[0]), "--key", str(self._certificate[1])]
         if self._log is not None:
             command += ["--access-log", str(self._log)]
-        command += ["posix", str(self.folder)]
+        command += ["posix", *(["--versioning-dir", str(self._versions)] if self._versions else []), str(self.folder)]
         keys = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
         self._process = subprocess.Popen(command, env={**os.environ, **keys}, stdout=subprocess.DEVNULL)
         until = time.monotonic() + _PATIENCE
@@ -88,12 +91,17 @@ class S3Server:
 
 @contextmanager
 def serving(
-    folder: Path, certificate: tuple[Path, Path] | None = None, *, log: Path | None = None, niceness: int = 0
+    folder: Path,
+    certificate: tuple[Path, Path] | None = None,
+    *,
+    log: Path | None = None,
+    niceness: int = 0,
+    versions: Path | None = None,
 ) -> Iterator[S3Server]:
     """The server on an empty bucket below `folder`, which must exist."""
     build.ensure(["versitygw"], Progress())
     (folder / BUCKET).mkdir()
-    server = S3Server(folder, certificate, log=log, niceness=niceness)
+    server = S3Server(folder, certificate, log=log, niceness=niceness, versions=versions)
     server.start()
     try:
         yield server

@@ -17,7 +17,13 @@ from typing import Final
 from muster_protocol import manifest
 from muster_protocol.checkpoints.chain import folder_of, read_manifest
 from muster_protocol.checkpoints.store import Store
-from muster_protocol.errors import CorruptCheckpointError, PathConflictError, StaleEpochError, StorageError
+from muster_protocol.errors import (
+    CorruptCheckpointError,
+    PathConflictError,
+    StaleEpochError,
+    StorageError,
+    storage_error,
+)
 from muster_protocol.manifest import LATEST_KEY, Latest
 from muster_protocol.storage_errors import PASSING, Kind
 
@@ -176,4 +182,11 @@ def _swap(store: Store, found: Claim | None, wanted: Latest) -> Claim:
         if attempt + 1 < _TRIES:
             time.sleep(pause)
             pause *= 2
+    if found is None and refused.kind == Kind.PRECONDITION_FAILED.value:
+        raise storage_error(
+            Kind.NO_CONDITIONS.value,
+            f"{store.uri}/{LATEST_KEY} does not exist, and the store refuses to create it as if it did. In a bucket "
+            "with versions some servers take the marker of a deleted object for an object: delete that marker and all "
+            f"other versions of {LATEST_KEY}, or choose another prefix",
+        ) from refused
     raise refused

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import safetensors.torch
 import torch
+from hack.s3server import serving
 from made import MadeRun, MemoryStore, WatchedStore, read_whole
 from proxy import Full, NothingDeleted, NoUploadsListed
 from typer.testing import CliRunner
 
 from muster.cli.app import app
 from muster.cli.checkpoint import open_store
+from muster_protocol.checkpoints import s3
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.commit import commit, read_latest
 from muster_protocol.checkpoints.copy import copy
@@ -263,6 +265,31 @@ def test_a_prune_that_may_not_delete_leaves_all_to_be_read(
     assert not [item.key for item in store.objects("step-") if "TOMBSTONE" in item.key]
     assert "5 of 5 checkpoints are whole" in muster("verify", uri, "--all")
     store.close()
+
+
+def test_a_bucket_with_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("objects", "versions"):
+        (tmp_path / name).mkdir()
+    with serving(tmp_path / "objects", versions=tmp_path / "versions") as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        store = s3.S3Store(parse_uri("s3://models/run"))
+        store.client.put_bucket_versioning(Bucket="models", VersioningConfiguration={"Status": "Enabled"})
+        run = MadeRun(store)
+        run.start()
+        for step in range(1, 6):
+            run.save(step)
+        muster("prune", "s3://models/run", "--last", "1", "--yes")
+        assert "3 of 3 checkpoints are whole" in muster("verify", "s3://models/run", "--all")
+        store.delete([item.key for item in store.objects("")])
+        assert muster("ls", "s3://models/run") == "s3://models/run has no checkpoints\n"
+        other = MadeRun(FileStore(parse_uri(f"file://{tmp_path}/other")))
+        other.start()
+        other.save(1)
+        # AWS takes a marker for nothing, versitygw 1.8 for an object
+        told = muster("cp", f"file://{tmp_path}/other", "s3://models/run", code=2)
+        assert "LATEST does not exist, and the store refuses to create it as if it did" in told
+        store.close()
 
 
 def test_a_full_bucket_is_read_without_a_hold(
