@@ -76,14 +76,14 @@ def unit(gpu_type: str) -> str:
 def device_price(prices: Mapping[str, float], flavour: str) -> float | None:
     """Money for an hour of one device of a flavour like `A100-MIG-3g.20gb/spot`: its own price, or else a slice's part
     of the whole GPU's. None where neither is known."""
-    own = prices.get(flavour)
+    own = _named(prices, flavour)
     of = _whole_price(prices, flavour) if own is None else None
     return own if of is None else float(_exact(of) * share(flavour.partition("/")[0]))
 
 
 def gpu_price(prices: Mapping[str, float], flavour: str) -> float | None:
     """The same for as many of these devices as make a whole GPU."""
-    own = prices.get(flavour)
+    own = _named(prices, flavour)
     return _whole_price(prices, flavour) if own is None else float(_exact(own) / share(flavour.partition("/")[0]))
 
 
@@ -94,4 +94,13 @@ def _exact(price: float) -> Fraction:
 
 def _whole_price(prices: Mapping[str, float], flavour: str) -> float | None:
     gpu_type, _, capacity = flavour.partition("/")
-    return prices.get(f"{whole(gpu_type)}/{capacity}")
+    return _named(prices, f"{whole(gpu_type)}/{capacity}")
+
+
+def _named(prices: Mapping[str, float], flavour: str) -> float | None:
+    """A GPU type means the same in any case, as in a price file for the ledger and as in a job."""
+    price = prices.get(flavour)
+    if price is not None:
+        return price
+    lower = flavour.lower()
+    return next((price for name, price in prices.items() if name.lower() == lower), None)

@@ -86,6 +86,17 @@ def test_a_slice_costs_its_part_of_the_whole_unless_it_has_a_price_of_its_own() 
         assert device_price(prices, flavour) is gpu_price(prices, flavour) is None
 
 
+def test_a_price_for_a_type_in_another_case_is_the_same_to_statuses_and_to_the_ledger() -> None:
+    """Or `muster prices check` finds nothing wrong, the report counts it, and a budget in money holds nobody."""
+    found = catalogue({"h100/on-demand": 2.5, "a100/spot": 1.4, "a100-mig-1g.5gb/spot": 0.3}, currency="USD")
+    flat = found.flat(NOON)
+    for gpu_type, capacity, price in (("H100", "on-demand", 2.5), ("A100", "spot", 1.4), ("H100", "spot", 2.46375)):
+        assert device_price(flat, f"{gpu_type}/{capacity}") == gpu_price(flat, f"{gpu_type}/{capacity}") == price
+        assert found.rate((gpu_type.lower(), capacity), NOON) == Decimal(str(price))
+    assert device_price(flat, "A100-MIG-3g.20gb/spot") == pytest.approx(0.6)
+    assert device_price(flat, "A100-MIG-1g.5gb/spot") == 0.3
+
+
 def test_what_a_worker_holds() -> None:
     assert devices.of_worker(8, {"cpu": "4"}, "H100") == Devices("H100", 8)
     assert devices.of_worker(0, {"cpu": "4"}, "H100") == Devices("", 0)
