@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Final, TypeVar
@@ -32,6 +33,9 @@ NODES: Final = Right("list", "nodes", group="")
 REPORT_SECONDS: Final = 60.0
 """For which a report is kept; the history itself is some seconds behind."""
 REPORTS: Final = 16
+THREADS: Final = 4
+"""That ask the database at once; further questions wait for one. They are the history's own: a database that hangs
+keeps them, and queues and GPUs are added up in others."""
 
 T = TypeVar("T")
 
@@ -47,6 +51,11 @@ class Past:
     prices: Catalogue
     reports: Kept[tuple[Any, ...], str] = field(default_factory=lambda: Kept(most=REPORTS))
     one_report: asyncio.Lock = field(default_factory=asyncio.Lock)
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(THREADS, "past"))
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.reader.close()
 
     async def jobs(self, reviewer: Reviewer, user: User, query: PastQuery) -> PastPage:
         visible = await self._visible(reviewer, user, query.namespace)
@@ -123,7 +132,8 @@ class Past:
 
     async def _read(self, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
         try:
-            return await asyncio.to_thread(functools.partial(work, *arguments, **options))
+            asked = functools.partial(work, *arguments, **options)
+            return await asyncio.get_running_loop().run_in_executor(self.threads, asked)
         except SQLAlchemyError as error:
             told = " ".join(str(getattr(error, "orig", None) or error).split())
             raise unavailable(f"the history's database gives no answer: {told}", seconds=10) from error

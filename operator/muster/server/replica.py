@@ -106,5 +106,5 @@ async def _api(replica: Replica) -> AsyncIterator[App]:
             yield Entrance(build(Context(replica.board, api, reviewer, past)), elsewhere)
     finally:
         if past is not None:
-            past.reader.close()
+            past.close()
         await api.close()

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
+import threading
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.engine import URL
 
 from muster.server.listing import cursor_of, question_of
-from muster.server.past import Past
+from muster.server.past import THREADS, Past
 from muster.server.past_models import PastQuery
 from muster.sizing.prices import catalogue
 from muster.telemetry.cost.intervals import PoolInterval
 from muster.telemetry.history.database import parse
-from muster.telemetry.history.reading import Reader
+from muster.telemetry.history.reading import Reader, Whole
 from muster.telemetry.history.writer import Writer
 
 from ..history.rows import at, attempt, interval, job
@@ -50,8 +53,9 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
     writer.close(30)
     assert writer.health.written == len(ROWS)
     reader = Reader(url)
-    yield Past(reader, catalogue({"H100/on-demand": 2.0}, defaults=False))
-    reader.close()
+    past = Past(reader, catalogue({"H100/on-demand": 2.0}, defaults=False))
+    yield past
+    past.close()
 
 
 def of_vision() -> Cluster:
@@ -172,3 +176,34 @@ async def test_a_database_that_is_away_is_a_503(tmp_path: Path) -> None:
     past = Past(Reader(parse(f"sqlite:///{tmp_path}/nowhere/history.db")), catalogue(defaults=False))
     for path in ("/v1/history/jobs", "/v1/history/jobs/a", "/v1/cost"):
         assert "gives no answer" in (await ask(past, path, status=503))["detail"]
+
+
+class Hanging(Reader):
+    """Of a server that has taken the question, and answers when it is `free`."""
+
+    def __init__(self, url: URL) -> None:
+        super().__init__(url)
+        self.asked, self.free = threading.Semaphore(0), threading.Event()
+
+    def job(self, uid: str) -> Whole | None:
+        self.asked.release()
+        self.free.wait()
+        return None
+
+
+async def test_a_database_that_hangs_keeps_nobody_from_queues_and_gpus(tmp_path: Path) -> None:
+    reader = Hanging(parse(f"sqlite:///{tmp_path}/history.db"))
+    past = Past(reader, catalogue(defaults=False))
+    async with client(everything(), past=past) as http:
+        waiting = [asyncio.create_task(http.get(f"/v1/history/jobs/{number}")) for number in range(40)]
+        try:
+            async with asyncio.timeout(30):
+                for _ in range(THREADS):
+                    await asyncio.to_thread(reader.asked.acquire)
+                for path in ("/v1/queues", "/v1/fleet"):
+                    assert (await http.get(path)).status_code == 200
+        finally:
+            reader.free.set()
+            answers = await asyncio.gather(*waiting)
+    assert {answer.status_code for answer in answers} == {404}
+    past.close()
