@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
 from hack import postgres
 
-from muster.telemetry.history.database import parse
+from muster.telemetry.history.database import LOST_SECONDS, engine_of, parse
 from muster.telemetry.history.writer import Writer
 
 from ..unit.history.cases import CASES, Database, until
@@ -58,3 +60,26 @@ def test_a_wrong_password_is_told_and_not_shown(database: Server) -> None:
     writer.close()
     assert "password authentication failed" in writer.health.trouble
     assert "mistaken" not in writer.health.trouble
+
+
+@pytest.mark.parametrize(("said", "seconds"), [({}, LOST_SECONDS), ({"tcp_user_timeout": "5000"}, 5)])
+def test_a_server_that_is_cut_off_is_not_waited_for(database: Server, said: dict[str, str], seconds: int) -> None:
+    """By itself Linux waits for 15 minutes, or for two hours; meanwhile nothing would be written, or told."""
+    engine = engine_of(database.url.update_query_dict(said), writes=True)
+    with engine.connect() as connection:
+        raw = connection.connection.driver_connection
+        assert raw is not None
+        with socket.socket(fileno=os.dup(raw.fileno())) as wire:
+            idle, between, times, until_sent = (
+                wire.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (
+                    socket.TCP_KEEPIDLE,
+                    socket.TCP_KEEPINTVL,
+                    socket.TCP_KEEPCNT,
+                    socket.TCP_USER_TIMEOUT,
+                )
+            )
+            assert wire.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    engine.dispose()
+    assert idle + times * between <= LOST_SECONDS
+    assert until_sent == seconds * 1000

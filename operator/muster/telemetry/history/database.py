@@ -26,6 +26,18 @@ _DRIVERS: Final = {"sqlite": "sqlite+pysqlite", "postgres": "postgresql+psycopg"
 
 CONNECT_SECONDS: Final = 10
 BUSY_SECONDS: Final = 10
+LOST_SECONDS: Final = 30
+"""After which a server that is cut off counts as away: by itself Linux tries for 15 minutes to send, and who waits for
+an answer asks after two hours whether anybody is still there."""
+_ON_POSTGRESQL: Final = {
+    "application_name": "muster",
+    "connect_timeout": CONNECT_SECONDS,
+    "tcp_user_timeout": LOST_SECONDS * 1000,
+    "keepalives_idle": LOST_SECONDS // 3,
+    "keepalives_interval": LOST_SECONDS // 6,
+    "keepalives_count": 4,
+}
+"""Of libpq; what the URL says goes before."""
 
 
 class OldTables(RuntimeError):
@@ -67,7 +79,7 @@ def engine_of(url: URL, *, writes: bool) -> Engine:
         event.listen(engine, "connect", _on_sqlite)
         event.listen(engine, "begin", _begin_to_write if writes else _begin)
         return engine
-    options = {"connect_timeout": CONNECT_SECONDS, "application_name": "muster"}
+    options = {name: value for name, value in _ON_POSTGRESQL.items() if name not in url.query}
     return create_engine(url, connect_args=options, pool_pre_ping=True, pool_size=2, pool_recycle=1800)
 
 
