@@ -342,7 +342,8 @@ def _table(table: Report, *, gap: int = 2) -> Table:
     for title in titles:
         shown.add_column(title, justify="right", no_wrap=True)
     for row in table.rows:
-        shown.add_row(*row.group, *_cells(row, table.places))
+        # In one line: an annotation with a line break would look like a row more.
+        shown.add_row(*(" ".join(value.split()) for value in row.group), *_cells(row, table.places))
     shown.add_row("total", *("" for _ in table.by[1:]), *_cells(table.total, table.places), style="bold")
     return shown
 

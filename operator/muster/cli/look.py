@@ -22,7 +22,7 @@ from muster.api.names import ConditionType, Phase, Reason
 from muster.api.placement import spares_by_index
 from muster.api.restarts import Group
 from muster.api.trainingjob_status import Saving
-from muster.cli.printing import STYLES, UNSEEN, print_page
+from muster.cli.printing import STYLES, UNSEEN, Legible, print_page
 from muster.cli.scene import connected, look
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiUnreachable
@@ -75,10 +75,10 @@ async def status(name: str, namespace: str | None, *, watch: bool, kubeconfig: s
         if not watch:
             print_page(console, render(scene) if console.is_terminal else page(scene))
         elif console.is_terminal:
-            with Live(render(scene), console=console, auto_refresh=False) as live:
+            with Live(Legible(render(scene)), console=console, auto_refresh=False) as live:
                 async for fresh in _scenes(api, scene):
                     scene = fresh
-                    live.update(render(scene), refresh=True)
+                    live.update(Legible(render(scene)), refresh=True)
         else:
             scene = await _follow(api, scene, console)
         return 1 if scene.job.status.phase is Phase.FAILED else 0
@@ -104,7 +104,7 @@ async def _follow(api: Api, scene: Scene, console: Console) -> Scene:
         last = fresh
         line = fresh.trouble or one_line(fresh.job)
         if line != told:
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            console.print(Legible(Text(line)), highlight=False, soft_wrap=True)
             told = line
     return last
 

@@ -9,7 +9,9 @@ from enum import Enum
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -46,6 +48,26 @@ As = Annotated[Output, typer.Option("--output", "-o", help="A table for people, 
 WIDEST: Final = 10_000
 """Columns for what is not to be cut or wrapped."""
 
+_CONTROLS: Final = dict.fromkeys(
+    [*(set(range(0x20)) - {ord("\t"), ord("\n")}), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+)
+"""Characters that command a terminal, or turn the order of those around them. They take no column."""
+
+
+class Legible:
+    """The same without control characters: a script's last words, an annotation and an Event are anybody's, and they
+    could clear the screen, or write over what stands there."""
+
+    def __init__(self, what: RenderableType) -> None:
+        self._what = what
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._what, options):
+            yield segment if segment.control else Segment(segment.text.translate(_CONTROLS), segment.style)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._what)
+
 
 def note(message: str) -> None:
     """A line beside the answer, which stands on stdout."""
@@ -69,6 +91,7 @@ def print_json(value: Any) -> None:
 
 def print_plainly(console: Console, what: RenderableType) -> None:
     """Without a terminal no line ends in spaces."""
+    what = Legible(what)
     if console.is_terminal:
         console.print(what)
         return

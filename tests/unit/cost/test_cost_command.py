@@ -113,6 +113,16 @@ def test_money_is_never_cut_and_a_name_is_no_markup(tmp_path: Path) -> None:
     assert "…" not in found.stdout
 
 
+def test_an_annotation_neither_commands_the_terminal_nor_looks_like_a_row(tmp_path: Path) -> None:
+    file, said = tmp_path / "rows.jsonl", r'"user": "\u001b[2J\u001b]0;x\u0007\u202ex\nmallory  9 '
+    file.write_text((EXAMPLE / "october.jsonl").read_text().replace('"user": "', said))
+    asked = ("cost", "report", "--intervals", str(file), "--month", "2026-10", "--by", "user")
+    for lines in (on_terminal(*asked, columns=120), run(*asked).stdout.splitlines()):
+        assert all(character.isprintable() for line in lines for character in line)
+        assert sum("[2J]0;xx mallory 9" in line for line in lines) >= 1
+        assert not [line for line in lines if line.startswith("mallory")]
+
+
 def on_terminal(*arguments: str, columns: int = 80) -> list[str]:
     """The lines on a terminal that is so wide, without its colours."""
     found = run(*arguments, columns=columns, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm")

@@ -404,6 +404,16 @@ def test_without_a_terminal_no_line_is_cut_wrapped_or_framed(capsys: pytest.Capt
     assert not any(line.endswith(" ") or "│" in line for line in lines)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_a_script_said_commands_no_terminal(capsys: pytest.CaptureFixture[str], *, terminal: bool) -> None:
+    failed = job(phase="Failed", failure={"message": "\x1b[2J\x1b]0;x\x07\x9b2Jgone\r", "cause": "user"})
+    scene = Scene(failed, (), (), NOW)
+    print_page(Console(markup=False, width=80, force_terminal=terminal, color_system=None), render(scene))
+    told = capsys.readouterr().out
+    assert "[2J]0;x2Jgone" in told
+    assert all(character.isprintable() for character in told.replace("\n", ""))
+
+
 def test_a_gang_below_its_wish_says_why_it_is_not_larger_and_when_it_may_be() -> None:
     placement = {"generation": 2, "workers": 6, "nodes": [{"node": "a", "indexes": "0-5"}]}
     growth = {"reason": "Settling", "message": "there is room", "workers": 8, "notBefore": "2026-01-02T03:08:05Z"}
