@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from threading import Thread
 from typing import Any, Protocol
 
@@ -482,6 +482,16 @@ def what_is_old_is_forgotten(database: Database) -> None:
         assert [one.uri for one in reader.storage()] == ["s3://m/b"], "what was taken over does not come back"
 
 
+def more_than_the_calendar_has_is_for_ever(database: Database) -> None:
+    with writing(database, retention=timedelta(days=999_999)) as writer:
+        writer.put([job("a", deleted_at=at(5))])
+        writer.picture(at(9))
+        until("written", lambda: writer.health.written)
+    assert (writer.health.trouble, writer.health.waiting) == ("", 0)
+    with reading(database) as reader:
+        assert len(reader.jobs().jobs) == 1
+
+
 CASES: tuple[Callable[[Database], None], ...] = (
     migrations_make_the_schema,
     two_migrate_at_once,
@@ -502,4 +512,5 @@ CASES: tuple[Callable[[Database], None], ...] = (
     a_row_that_is_refused_holds_up_no_other,
     too_many_rows_while_it_is_away,
     what_is_old_is_forgotten,
+    more_than_the_calendar_has_is_for_ever,
 )

@@ -214,7 +214,10 @@ class Writer:
     def _expire(self, engine: Engine) -> None:
         if self._retention is None or time.monotonic() - self._expired_at < EXPIRE_EVERY:
             return
-        before = datetime.now(timezone.utc) - self._retention
+        try:
+            before = datetime.now(timezone.utc) - self._retention
+        except OverflowError:
+            return  # so long ago the calendar has no day, and nothing ended
         with engine.begin() as connection:
             more = expire(connection, before) == AT_ONCE
         if not more:
