@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections import defaultdict
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 from muster.sizing.price_file import parse
 from muster.sizing.prices import Catalogue, catalogue
 from muster.telemetry.cost.chargeback import IDLE, UnknownGroup, report
+from muster.telemetry.cost.formats import Account, to_focus
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
 from muster.telemetry.cost.ledger import Kind, Ledger, ledger
 
@@ -146,6 +150,25 @@ def test_waste_is_told_apart_by_how_the_attempt_spent_its_time() -> None:
     row = report(found, [], ("job",)).rows[0]
     assert (row.useful, row.waste) == (Decimal("36.93"), {"starting": Decimal("7.39"), "recomputing": Decimal("4.92")})
     assert row.cost == Decimal("49.24")
+
+
+def test_what_was_held_stays_with_the_queue_that_it_was_held_in() -> None:
+    """Of a job that was moved the facts have the last queue; a bill that was sent out must not change by that."""
+    rows = [interval(NOVEMBER, NOVEMBER + HOUR), replace(interval(NOVEMBER + HOUR, NOVEMBER + 3 * HOUR), attempt=2)]
+    parts = [AttemptParts("a", 1, {"training": 30}, "vision"), AttemptParts("a", 2, {"training": 60}, "research")]
+    stored = [Stored("a", "100", 10**12, NOVEMBER, NOVEMBER + 365 * HOUR)]
+    found = ledger(prices(), NOVEMBER, DECEMBER, rows, parts=parts, stored=stored)
+    facts = JobFacts("a", "ns", "x", "research")
+    told = {row.group: (row.useful, row.storage) for row in report(found, [facts], ("queue",)).rows}
+    assert told == {
+        ("research",): (Decimal("98.48"), Decimal("11.50")),
+        ("vision",): (Decimal("49.24"), Decimal("0.00")),
+    }
+    lines = list(csv.DictReader(io.StringIO(to_focus(found, [facts], Account()))))
+    assert {line["SubAccountId"]: json.loads(line["Tags"])["muster/queue"] for line in lines} == {
+        "research": "research",
+        "vision": "vision",
+    }
 
 
 def test_spot_is_compared_with_what_it_would_have_cost_on_demand_at_that_time() -> None:

@@ -146,8 +146,8 @@ def what_is_written_is_read(database: Database) -> None:
         assert found.job.facts.user == "ada"
         assert found.job.facts.labels == {"team": "blue"}
         assert reader.parts(at(0), at(20)) == (
-            AttemptParts("a", 1, {"training": 100}),
-            AttemptParts("a", 2, {"training": 150}),
+            AttemptParts("a", 1, {"training": 100}, "research"),
+            AttemptParts("a", 2, {"training": 150}, "research"),
         )
         assert reader.preemptions(at(8), at(9)) == (rows[5],)
         assert reader.preemptions(at(9), at(10)) == ()

@@ -175,6 +175,8 @@ def _value(name: str, charge: Charge, job: JobFacts | None) -> str:
         return "checkpoints" if line.kind is Kind.STORAGE else f"{line.gpu_type}/{line.capacity}"
     if line.kind is Kind.IDLE:
         return IDLE
+    if name == "queue" and line.queue:
+        return line.queue
     if job is None:
         return UNKNOWN
     if name.startswith(LABEL):

@@ -161,7 +161,7 @@ class Account:
 
 
 def to_focus(ledger: Ledger, jobs: Iterable[JobFacts], account: Account) -> str:
-    """The ledger as FOCUS CSV: a row for each job, month, flavour and rate, and for what was idle or kept."""
+    """The ledger as FOCUS CSV: a row for each job, queue, month, flavour and rate, and for what was idle or kept."""
     facts = {job.uid: job for job in jobs}
     merged = defaultdict[Any, list[Charge]](list)
     for charge in ledger.charges:
@@ -202,7 +202,7 @@ def _focus(charge: Charge, job: JobFacts | None, account: Account, currency: str
     unit = GB * MONTH if stored else HOUR
     quantity = rounded(charge.quantity / unit, FOCUS_PLACES)
     listed = line.rate if charge.saved == 0 else line.list_rate
-    queue = IDLE if line.kind is Kind.IDLE else job.queue if job else UNKNOWN
+    queue = IDLE if line.kind is Kind.IDLE else line.queue or (job.queue if job else UNKNOWN)
     return {
         "BillingAccountId": account.cluster,
         "BillingAccountName": account.cluster,
@@ -243,7 +243,7 @@ def _focus(charge: Charge, job: JobFacts | None, account: Account, currency: str
         "SubAccountId": queue,
         "SubAccountName": queue,
         "SubAccountType": "Queue",
-        "Tags": json.dumps(_tags(job), sort_keys=True),
+        "Tags": json.dumps(_tags(job, queue), sort_keys=True),
         "x_Estimated": str(charge.estimated).lower(),
     }
 
@@ -253,10 +253,10 @@ def _description(charge: Charge, sku: str) -> str:
     return what[charge.line.kind] + ("" if charge.line.rate is not None else "; no price is known")
 
 
-def _tags(job: JobFacts | None) -> dict[str, str]:
+def _tags(job: JobFacts | None, queue: str) -> dict[str, str]:
     if job is None:
         return {}
-    own = {"namespace": job.namespace, "queue": job.queue, "user": job.user, "project": job.project}
+    own = {"namespace": job.namespace, "queue": queue, "user": job.user, "project": job.project}
     return dict(job.labels) | {f"muster/{key}": value for key, value in own.items() if value}
 
 

@@ -95,16 +95,19 @@ class PoolInterval:
 
 @dataclass(frozen=True)
 class AttemptParts:
-    """How one placement of a job spent its time, as goodput counts it.
+    """How one placement of a job spent its time, as goodput counts it, and for whom.
 
     Attributes:
         seconds: by part (`muster.api.goodput.PARTS`), of this placement alone; without `queued`, since a job that waits
             holds no GPUs. `underused` is no part of `training` here.
+        queue: whose quota it drew on, since a job may be moved to another while it waits; "" where nobody told: then it
+            is the job's.
     """
 
     job: str
     attempt: int
     seconds: Mapping[str, int] = field(hash=False)
+    queue: str = ""
 
     @property
     def key(self) -> tuple[str, int]:

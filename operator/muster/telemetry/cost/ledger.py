@@ -56,6 +56,7 @@ class Line:
         part: of the job's time, see `muster.api.goodput.PARTS`; `UNTOLD` where nothing is known.
         rate: what was paid for a GPU and hour, or a gigabyte and month; None where there is no price.
         list_rate: what the GPU would have cost on demand; None where that is not known, or it is no GPU.
+        queue: that the job drew on then; "" where that is not known, or it is no GPU that a job held.
     """
 
     kind: Kind
@@ -66,6 +67,7 @@ class Line:
     part: str = UNTOLD
     rate: Decimal | None = None
     list_rate: Decimal | None = None
+    queue: str = ""
 
 
 @dataclass
@@ -169,8 +171,8 @@ def ledger(
     beyond = {flavour: number * share(flavour.rpartition("/")[0]) for flavour, number in over.items()}
     for holding in unused:
         book.gpus(Kind.IDLE, holding, "", 0)
-    shares = {row.key: _shares(row) for row in latest(parts)}
-    return Ledger(prices.currency, begins, ends, book.charges(shares), beyond)
+    told = {row.key: (row.queue, _shares(row)) for row in latest(parts)}
+    return Ledger(prices.currency, begins, ends, book.charges(told), beyond)
 
 
 def _shares(row: AttemptParts) -> dict[str, Fraction]:
@@ -178,7 +180,9 @@ def _shares(row: AttemptParts) -> dict[str, Fraction]:
     return {part: Fraction(number, whole) for part, number in row.seconds.items() if number} or {UNTOLD: Fraction(1)}
 
 
-_WHOLE: Final = {UNTOLD: Fraction(1)}
+_Told = tuple[str, Mapping[str, Fraction]]
+"""Of an attempt: its queue, and the parts of its time."""
+_NOTHING: Final[_Told] = "", {UNTOLD: Fraction(1)}
 
 
 def gpu_rate(prices: Catalogue, key: Key, moment: datetime) -> Decimal | None:
@@ -220,16 +224,16 @@ class _Book:
             line = self._line(Kind.STORAGE, row.job, month_of(start), "", "", UNTOLD, rate, None)
             self._add(line, 0, row.size * microseconds(start, end), start, end, row.estimated)
 
-    def charges(self, shares: Mapping[tuple[str, int], Mapping[str, Fraction]]) -> tuple[Charge, ...]:
-        """`shares`: the parts of an attempt's time, by job and attempt."""
+    def charges(self, told: Mapping[tuple[str, int], _Told]) -> tuple[Charge, ...]:
+        """`told`: by job and attempt."""
         found = defaultdict[Line, list[tuple[Fraction, _Sum]]](list)
         for (line, attempt), one in self._sums.items():
             quantity = Fraction(one.quantity, 10**6)
             if line.kind is not Kind.STORAGE:
                 quantity *= share(line.gpu_type)
-            parts = shares.get((line.job, attempt), _WHOLE) if line.kind is Kind.GPU else _WHOLE
+            queue, parts = told.get((line.job, attempt), _NOTHING) if line.kind is Kind.GPU else _NOTHING
             for part, part_of in parts.items():
-                found[replace(line, part=part)].append((quantity * part_of, one))
+                found[replace(line, part=part, queue=queue)].append((quantity * part_of, one))
         return tuple(_charge(line, found[line]) for line in sorted(found, key=repr))
 
     def _line(self, *values: Any) -> Line:

@@ -189,9 +189,8 @@ def parts_of(found: tuple[rows.Attempt, ...]) -> tuple[AttemptParts, ...]:
     for one in found:
         last = before.get(one.job, {})
         took = {part: seconds - last.get(part, 0) for part, seconds in one.goodput.items() if part != "queued"}
-        told.append(
-            AttemptParts(one.job, one.attempt, {part: seconds for part, seconds in took.items() if seconds > 0})
-        )
+        spent = {part: seconds for part, seconds in took.items() if seconds > 0}
+        told.append(AttemptParts(one.job, one.attempt, spent, one.queue))
         before[one.job] = one.goodput or last
     return tuple(told)
 
