@@ -374,6 +374,8 @@ def nobody_writes_after_a_successor(database: Database) -> None:
             first.seen(at(3))
             until("the end of the first", lambda: first.health.trouble)
             assert first.health.trouble.startswith("two writes to this database now")
+            first.put([job("c"), job("d")])
+            assert first.health.waiting == 0, "they would be kept for ever"
     with reading(database) as reader:
         assert [(one.uid, one.phase) for one in reader.jobs().jobs] == [("a", "Failed")]
 

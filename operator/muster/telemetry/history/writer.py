@@ -83,7 +83,7 @@ class Writer:
         self._picture: datetime | None = None
         self._seen_at: datetime | None = None
         self._gap: datetime | None = None
-        self._wake = self._closing = False
+        self._wake = self._closing = self._over = False
         self._health = Health()
         # The thread's own:
         self._migrated = False
@@ -110,6 +110,8 @@ class Writer:
     def put(self, rows: Iterable[Row]) -> None:
         """Take rows; one takes the place of an earlier one with its key."""
         with self._lock:
+            if self._over:
+                return  # nobody would write them any more
             for row in rows:
                 key = key_of(row)
                 if len(self._rows) >= self._most and key not in self._rows and not self._wants_picture:
@@ -154,7 +156,7 @@ class Writer:
             except Superseded as error:
                 log.error("history: nothing is written any more: %s", error)
                 with self._lock:
-                    self._health = replace(self._health, trouble=str(error))
+                    self._health, self._over = replace(self._health, trouble=str(error)), True
                     self._rows.clear()
                 break
             except TakenBack as error:
