@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from muster.sizing.price_file import parse
 from muster.sizing.prices import Catalogue, catalogue
-from muster.telemetry.cost.chargeback import IDLE, UnknownGroup, report
+from muster.telemetry.cost.chargeback import IDLE, UnknownGroup, notes, report
 from muster.telemetry.cost.formats import Account, to_focus
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
 from muster.telemetry.cost.ledger import Kind, Ledger, ledger
@@ -182,6 +182,17 @@ def test_a_checkpoint_costs_bytes_times_time() -> None:
     found = ledger(prices(), NOVEMBER, DECEMBER, [], stored=stored)
     row = report(found, [JobFacts("a", "ns", "llama", "research")], ("queue",)).rows[0]
     assert (row.group, row.storage, row.gb_months) == (("research",), Decimal("11.50"), Decimal("500.00"))
+
+
+def test_of_gpus_whose_type_nobody_tells_it_is_said_that_a_label_is_missing() -> None:
+    """No price can be given for them: it would have to name a type."""
+    rows = [replace(interval(NOVEMBER, NOVEMBER + HOUR), gpu_type="")]
+    table = report(ledger(prices(), NOVEMBER, DECEMBER, rows), [], ("flavour",))
+    (told,) = notes(table)
+    assert [row.group for row in table.rows] == [("(unknown)/on-demand",)]
+    assert "--prices" not in told
+    assert told.startswith("8.00 GPU hours on-demand are of GPUs whose type no label of their nodes tells")
+    assert "muster.dev/gpu-type=" in told
 
 
 def test_what_has_no_price_is_counted_and_told() -> None:

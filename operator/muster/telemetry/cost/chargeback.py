@@ -155,6 +155,12 @@ def notes(table: Report) -> Iterator[str]:
         if name.startswith(LABEL) and {row.group[column] for row in table.rows} <= {NONE, UNKNOWN, IDLE}:
             yield f"No job of these has a label {name.removeprefix(LABEL)}"
     for name, quantity in book.unpriced.items():
+        if name.startswith("/"):  # of no type; a price names one
+            yield (
+                f"{_hours(quantity)} GPU hours {name[1:]} are of GPUs whose type no label of their nodes tells, so no "
+                "price is for them: counted as nothing. Give the nodes a label like muster.dev/gpu-type=H100"
+            )
+            continue
         much = "checkpoints" if name == Kind.STORAGE.value else f"{_hours(quantity)} GPU hours of {name}"
         yield f"No price is known for {much}: counted as nothing. Give one with --prices, see docs/cost.md"
     for flavour, over in book.beyond.items():
@@ -172,7 +178,7 @@ def _value(name: str, charge: Charge, job: JobFacts | None) -> str:
     if name == "month":
         return line.month
     if name == "flavour":
-        return "checkpoints" if line.kind is Kind.STORAGE else f"{line.gpu_type}/{line.capacity}"
+        return "checkpoints" if line.kind is Kind.STORAGE else f"{line.gpu_type or UNKNOWN}/{line.capacity}"
     if line.kind is Kind.IDLE:
         return IDLE
     if name == "queue" and line.queue:
