@@ -134,7 +134,7 @@ class Scheduling:
         self.priorities.on_change(self.cache.on_world)
         observing = observing or Observing(Metrics(), {})
         self._telling: set[asyncio.Task[None]] = set()
-        self._fetching: set[asyncio.Task[None]] = set()
+        self._fetching: dict[Key, asyncio.Task[None]] = {}
         self._direct = None if carry or through_proxy else DirectTransport()
         launchers = Launchers(carry or self._direct or ProxyTransport(api.proxy), token_key)
         settings = replace(settings, token_tag=token_tag(token_key))
@@ -182,7 +182,7 @@ class Scheduling:
             await self.synced()
             await ready.wait()
             while self._fetching:  # nothing is planned before every placement is known
-                await asyncio.wait(self._fetching)
+                await asyncio.wait(list(self._fetching.values()))
             tasks.create_task(self._listening.run(self.loop.records), name="listening")
             tasks.create_task(self._progress.run(self.loop.records, self._write), name="progress")
             if self._provisioning is not None:
@@ -203,6 +203,8 @@ class Scheduling:
         """The TrainingJob `namespace/name` was seen, or (None) is gone. One that can't be read is left alone, and says
         so."""
         key = _key(name)
+        if (fetching := self._fetching.pop(key, None)) is not None:
+            fetching.cancel()  # of what the job was before: it would come last, and count
         if raw is None:
             self.cache.on_job(key, None)
             return
@@ -218,9 +220,8 @@ class Scheduling:
         if whole is not None:
             self.cache.on_job(key, whole)
         else:
-            task = asyncio.create_task(self._fetch(key, job))
-            self._fetching.add(task)
-            task.add_done_callback(self._fetching.discard)
+            task = self._fetching[key] = asyncio.create_task(self._fetch(key, job))
+            task.add_done_callback(lambda _: self._fetching.pop(key, None) if self._fetching.get(key) is task else None)
 
     async def _fetch(self, key: Key, job: TrainingJob) -> None:
         """Read the chunks of a large job's placement: at the start of an operator, for later it knows its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,8 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.chunks import CHUNK, LOST, WHOLE, Chunks
 from muster.cluster.errors import ApiError
+from muster.cluster.pods import PodSettings
+from muster.controllers.assembly import Scheduling
 
 pytestmark = pytest.mark.unit
 Object = dict[str, Any]
@@ -197,3 +200,52 @@ async def test_a_late_word_of_chunks_that_are_gone_does_not_keep_them_from_being
     assert await keeper.pack(job(TrainingJobStatus()), whole) == packed
     assert len(server.objects) == LARGE // CHUNK
     assert (await keeper.fetch(job(packed))).status.placement == whole.placement
+
+
+class Away(Server):
+    """Answers reads once it is back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.back = asyncio.Event(), asyncio.Event()
+
+    async def get(self, path: str) -> Object:
+        self.asked.set()
+        await self.back.wait()
+        return await super().get(path)
+
+    async def proxy(self) -> None:
+        raise AssertionError("no launcher is to be called")
+
+
+def raw(status: TrainingJobStatus, uid: str = "0123") -> Object:
+    found = job(status).to_raw()
+    found["metadata"] |= {"uid": uid, "resourceVersion": uid}
+    return found
+
+
+@pytest.mark.parametrize("then", [None, TrainingJobStatus()], ids=["deleted", "requeued"])
+async def test_what_a_job_was_before_does_not_come_back_when_its_chunks_have_been_read(
+    then: TrainingJobStatus | None,
+) -> None:
+    server = Away()
+    packed = await chunks(server).pack(job(TrainingJobStatus()), status())
+    side = Scheduling(
+        server,  # type: ignore[arg-type]  # it has all that is called
+        settings=PodSettings("x"),
+        token_key=b"k" * 32,
+        tell=lambda record, note: None,
+        through_proxy=True,
+    )
+    side.job("n/j", raw(packed))
+    await server.asked.wait()
+    (reading,) = side._fetching.values()
+    side.job("n/j", None if then is None else raw(then))
+    server.back.set()
+    await asyncio.wait([reading])
+    assert [found.status.placement for found in side.cache.take_jobs()] == ([] if then is None else [None])
+    assert not side._fetching
+    side.job("n/j", raw(packed, "another"))
+    await asyncio.wait(list(side._fetching.values()))
+    (found,) = side.cache.take_jobs()
+    assert (found.metadata.uid, found.status.placement) == ("another", status().placement)
