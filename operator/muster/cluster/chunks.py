@@ -142,6 +142,11 @@ class Chunks:
                 if error.status != 404:
                     raise
 
+    def drop(self, job: TrainingJob) -> None:
+        """The job is gone, and with it, by the garbage collector, its chunks: nothing of them is remembered."""
+        for chunk in _names_of(job, job.status):
+            self._known.pop((job.metadata.namespace, chunk), None)
+
     async def _store(self, namespace: str, body: Object, items: Items) -> str:
         name: str = body["metadata"]["name"]
         if (namespace, name) not in self._known:

@@ -257,6 +257,7 @@ class Loop:
             if not record.made and not any(pod.phase not in TERMINAL for pod in pods):
                 del self.records[record.uid]
                 self._places.drop(record.uid)
+                self._worker.executor.chunks.drop(record.job)
                 if self._chronicle is not None:
                     self._chronicle.forget(record, now)
             self._must_plan = True

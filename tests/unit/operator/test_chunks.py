@@ -122,6 +122,16 @@ async def test_chunks_go_when_the_status_no_longer_names_them() -> None:
     assert not server.objects
 
 
+async def test_nothing_is_remembered_of_a_job_that_is_gone() -> None:
+    server, whole = Server(), status()
+    keeper = chunks(server)
+    packed = await keeper.pack(job(TrainingJobStatus()), whole)
+    assert keeper.unpack(job(packed)) is not None
+    keeper.drop(job(whole))
+    assert keeper.unpack(job(packed)) is None
+    assert not keeper._known
+
+
 async def test_promises_are_packed_too() -> None:
     server = Server()
     nodes = nodes_with_workers([f"n{index}" for index in range(1000)])
