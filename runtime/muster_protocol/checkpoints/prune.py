@@ -70,9 +70,10 @@ class _Deletion:
         self._tombstone = f"{self._prefix}{TOMBSTONE}{secrets.token_hex(4)}"
 
     def try_out(self) -> None:
-        """Deletes what isn't there. Who may write and not delete could not take a tombstone back, and nobody reads what
-        has one."""
-        self._store.delete([self._tombstone])
+        """Deletes what was never there. Who may write and not delete could not take a tombstone back, and nobody reads
+        what has one. Not the tombstone's own name: a request may come twice, the second time when the tombstone stands.
+        """
+        self._store.delete([f"{self._prefix}{TOMBSTONE}{secrets.token_hex(4)}"])
 
     def run(self) -> str:
         """Why it was spared, or "" when it is gone."""
