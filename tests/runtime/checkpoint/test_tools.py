@@ -48,12 +48,23 @@ def muster(*arguments: str, code: int = 0) -> str:
     return result.output
 
 
+def begun(store: Store, steps: int) -> MadeRun:
+    """A gang that has saved steps 1 to `steps`."""
+    run = MadeRun(store)
+    run.start()
+    for step in range(1, steps + 1):
+        run.save(step)
+    return run
+
+
+@pytest.fixture
+def s3_uri(s3_environment: S3Server, tmp_path: Path) -> str:
+    return f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
+
+
 @pytest.fixture(params=["file", "s3"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "file":
-        return f"file://{tmp_path}/run"
-    request.getfixturevalue("s3_environment")
-    return f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
+    return f"file://{tmp_path}/run" if request.param == "file" else str(request.getfixturevalue("s3_uri"))
 
 
 @pytest.fixture
@@ -137,18 +148,15 @@ def test_the_list_of_a_place_above_runs_names_them(made: MadeRun, uri: str, monk
     assert "not all folders were looked into" in muster("ls", f"{uri}/team")
 
 
-def test_a_list_that_is_cut_does_not_say_that_there_is_no_run(
-    s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uri = f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
-    store = open_store(parse_uri(uri), None)
+def test_a_list_that_is_cut_does_not_say_that_there_is_no_run(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(parse_uri(s3_uri), None)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: store.put(f"data/{number:05d}", b""), range(1000)))
     store.put("data/run/LATEST", b"")
-    for above, run in ((uri, "data/run"), (f"{uri}/data", "run")):
+    for above, run in ((s3_uri, "data/run"), (f"{s3_uri}/data", "run")):
         assert muster("ls", above).splitlines()[1:] == [f"  {above}/{run}"]
     monkeypatch.setattr("muster_protocol.checkpoints.s3._LEVEL_PAGES", 1)
-    for above in (uri, f"{uri}/data"):
+    for above in (s3_uri, f"{s3_uri}/data"):
         assert "not all folders were looked into" in muster("ls", above)
     store.close()
 
@@ -222,24 +230,20 @@ def test_prune_says_what_would_go_and_does_it_with_yes(made: MadeRun, uri: str) 
 
 
 def test_prune_goes_on_without_the_right_to_list_uploads(
-    s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_environment: S3Server, s3_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = NoUploadsListed(s3_environment.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
-    uri = f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
-    store = open_store(parse_uri(uri), None)
-    run = MadeRun(store)
-    run.start()
-    for step in range(1, 6):
-        run.save(step)
-    told = muster("prune", uri, "--last", "1", "--yes")
+    store = open_store(parse_uri(s3_uri), None)
+    run = begun(store, 5)
+    told = muster("prune", s3_uri, "--last", "1", "--yes")
     assert "uploads that nobody ended can't be listed" in told
-    assert "s3:ListBucketMultipartUploads" in muster("ls", uri, "--all")
+    assert "s3:ListBucketMultipartUploads" in muster("ls", s3_uri, "--all")
     assert [each.step for each in take(store, unfinished=False).committed] == [5, 4, 3]
     for step in range(6, 9):
         run.save(step)
     proxy.refusal = 501, "NotImplemented"
-    told = muster("prune", uri, "--last", "1", "--yes")
+    told = muster("prune", s3_uri, "--last", "1", "--yes")
     assert "uploads that nobody ended can't be listed, so they stay: the S3 server at http" in told
     assert [each.step for each in take(store, unfinished=False).committed] == [8, 7, 6]
     store.close()
@@ -248,22 +252,18 @@ def test_prune_goes_on_without_the_right_to_list_uploads(
 
 @pytest.mark.parametrize("kept", ["", "manifest.json"], ids=["nothing", "no manifest"])
 def test_a_prune_that_may_not_delete_leaves_all_to_be_read(
-    s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+    s3_environment: S3Server, s3_uri: str, monkeypatch: pytest.MonkeyPatch, kept: str
 ) -> None:
-    uri = f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
-    store = open_store(parse_uri(uri), None)
-    run = MadeRun(store)
-    run.start()
-    for step in range(1, 6):
-        run.save(step)
+    store = open_store(parse_uri(s3_uri), None)
+    begun(store, 5)
     proxy = NothingDeleted(s3_environment.endpoint)
     proxy.name = kept
     with monkeypatch.context() as patched:
         patched.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
-        assert "is denied; check AWS_ACCESS_KEY_ID" in muster("prune", uri, "--last", "1", "--yes", code=2)
+        assert "is denied; check AWS_ACCESS_KEY_ID" in muster("prune", s3_uri, "--last", "1", "--yes", code=2)
     proxy.shutdown()
     assert not [item.key for item in store.objects("step-") if "TOMBSTONE" in item.key]
-    assert "5 of 5 checkpoints are whole" in muster("verify", uri, "--all")
+    assert "5 of 5 checkpoints are whole" in muster("verify", s3_uri, "--all")
     store.close()
 
 
@@ -275,10 +275,7 @@ def test_a_bucket_with_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             monkeypatch.setenv(name, value)
         store = s3.S3Store(parse_uri("s3://models/run"))
         store.client.put_bucket_versioning(Bucket="models", VersioningConfiguration={"Status": "Enabled"})
-        run = MadeRun(store)
-        run.start()
-        for step in range(1, 6):
-            run.save(step)
+        begun(store, 5)
         muster("prune", "s3://models/run", "--last", "1", "--yes")
         assert "3 of 3 checkpoints are whole" in muster("verify", "s3://models/run", "--all")
         store.delete([item.key for item in store.objects("")])
@@ -293,21 +290,17 @@ def test_a_bucket_with_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_full_bucket_is_read_without_a_hold(
-    s3_environment: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_environment: S3Server, s3_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri = f"s3://models/{tmp_path.name}-{time.monotonic_ns()}"
-    store = open_store(parse_uri(uri), None)
-    run = MadeRun(store)
-    run.start()
-    for step in range(1, 5):
-        run.save(step)
+    store = open_store(parse_uri(s3_uri), None)
+    begun(store, 4)
     store.close()
     proxy = Full(s3_environment.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.endpoint)
-    told = muster("verify", uri)
+    told = muster("verify", s3_uri)
     assert "1 of 1 checkpoint is whole" in told
     assert "reading without a hold" in told
-    assert "there is no room left for s3://models/" in muster("prune", uri, "--last", "1", "--yes", code=2)
+    assert "there is no room left for s3://models/" in muster("prune", s3_uri, "--last", "1", "--yes", code=2)
     proxy.shutdown()
 
 
