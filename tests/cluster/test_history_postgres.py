@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from hack import postgres
+from sqlalchemy import text
 
 from muster.telemetry.history.database import LOST_SECONDS, engine_of, parse
 from muster.telemetry.history.writer import Writer
@@ -60,6 +61,33 @@ def test_a_wrong_password_is_told_and_not_shown(database: Server) -> None:
     writer.close()
     assert "password authentication failed" in writer.health.trouble
     assert "mistaken" not in writer.health.trouble
+
+
+def test_a_database_that_gives_no_answer_is_told(database: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the server nor the wire ends the wait for a lock, and while it lasts nothing is written."""
+    writer, engine = Writer(database.url, identity="one", patience=0.05), engine_of(database.url, writes=True)
+    writer.start()
+    try:
+        writer.picture(at(0))
+        until("the term", lambda: writer.health.written_at)
+        with engine.begin() as connection:
+            connection.execute(text("LOCK TABLE writers"))
+
+            def told() -> str:
+                writer.seen(at(1))
+                return writer.health.trouble
+
+            until("trouble", told)
+            assert writer.health.trouble.startswith("it gives no answer")
+            told()
+            assert not [line for line in caplog.messages if "is back" in line]
+        until("the end of the trouble", lambda: not writer.health.trouble)
+    finally:
+        writer.close()
+        engine.dispose()
+    assert [line.split(":")[1] for line in caplog.messages if "gives no answer" in line] == [
+        " cannot write to the database, rows are kept"
+    ], "once, however often it was found"
 
 
 @pytest.mark.parametrize(("said", "seconds"), [({}, LOST_SECONDS), ({"tcp_user_timeout": "5000"}, 5)])

@@ -36,10 +36,16 @@ MOST_ROWS: Final = 300_000
 FIRST_WAIT: Final = 1.0
 LONGEST_WAIT: Final = 30.0
 """Seconds between two tries to reach the database: doubled each time."""
+PATIENCE: Final = 60.0
+"""Seconds after which a database that gives no answer at all, not even an error, is in trouble: its server hangs, or
+somebody's open transaction has locked a table. The longest that libpq and SQLite take by themselves is half of it."""
 SAY_EVERY: Final = 600.0
 """Seconds after which it is said again that the database is away."""
 EXPIRE_EVERY: Final = 3600.0
 """Seconds between two looks for what is too old."""
+
+
+_SILENT: Final = "it gives no answer: its server hangs, or a transaction that somebody left open has locked a table"
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,11 @@ class Writer:
         retention: timedelta | None = None,
         most_rows: int = MOST_ROWS,
         first_wait: float = FIRST_WAIT,
+        patience: float = PATIENCE,
     ) -> None:
         """`retention`: what ended longer ago is removed; None: never."""
         self._url, self._identity, self._retention = url, identity, retention
-        self._most, self._first_wait = most_rows, first_wait
+        self._most, self._first_wait, self._patience = most_rows, first_wait, patience
         self._lock = threading.Condition()
         self._rows: dict[Key, tuple[int, Row]] = {}
         self._number = 0
@@ -85,11 +92,12 @@ class Writer:
         self._gap: datetime | None = None
         self._wake = self._closing = self._over = False
         self._health = Health()
+        self._asked_at: float | None = None
+        self._said_at = float("-inf")
         # The thread's own:
         self._migrated = False
         self._term = 0
         self._told: datetime | None = None
-        self._said_at = float("-inf")
         self._expired_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
@@ -132,6 +140,9 @@ class Writer:
         with self._lock:
             self._seen_at, self._wake = moment, True
             self._lock.notify()
+            silent = 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+        if silent > self._patience:  # the thread waits, and can't tell
+            self._away(_SILENT)
 
     def close(self, timeout: float = 3.0) -> None:
         """Write what is left, in `timeout` s at most."""
@@ -150,8 +161,7 @@ class Writer:
                 self._lock.wait_for(lambda: self._wake or self._closing)
                 self._wake, closing = False, self._closing
             try:
-                self._flush(engine)
-                self._expire(engine)
+                self._ask(engine)
                 wait = self._first_wait
             except Superseded as error:
                 log.error("history: nothing is written any more: %s", error)
@@ -165,7 +175,7 @@ class Writer:
                     self._wants_picture = True
             except Exception as error:  # noqa: BLE001 - whatever a driver raises, what was put is tried again
                 self._migrated = False  # it may come back without its tables
-                self._away(error)
+                self._away(_sentence(error), None if isinstance(error, DBAPIError) else error)
                 with self._lock:
                     self._lock.wait_for(lambda: self._closing, wait)
                     self._wake = True
@@ -173,6 +183,17 @@ class Writer:
             if closing:
                 break
         engine.dispose()
+
+    def _ask(self, engine: Engine) -> None:
+        """All that is wanted of the database now."""
+        with self._lock:
+            self._asked_at = time.monotonic()
+        try:
+            self._flush(engine)
+            self._expire(engine)
+        finally:
+            with self._lock:
+                self._asked_at = None
 
     def _flush(self, engine: Engine) -> None:
         if not self._migrated:
@@ -225,15 +246,15 @@ class Writer:
         if not more:
             self._expired_at = time.monotonic()
 
-    def _away(self, error: Exception) -> None:
-        trouble = _sentence(error)
-        with self._lock:
-            said, self._health = self._health.trouble, replace(self._health, trouble=trouble)
+    def _away(self, trouble: str, unknown: Exception | None = None) -> None:
+        """`unknown`: an error that no driver tells of its database."""
         now = time.monotonic()
-        if said != trouble or now - self._said_at > SAY_EVERY:
+        with self._lock:
+            known, self._health = self._health.trouble, replace(self._health, trouble=trouble)
+            if known == trouble and now - self._said_at <= SAY_EVERY:
+                return
             self._said_at = now
-            known = isinstance(error, DBAPIError)
-            log.warning("history: cannot write to the database, rows are kept: %s", trouble, exc_info=not known)
+        log.warning("history: cannot write to the database, rows are kept: %s", trouble, exc_info=unknown)
 
 
 def _sentence(error: Exception) -> str:
