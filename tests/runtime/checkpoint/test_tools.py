@@ -7,7 +7,11 @@ import hashlib
 import itertools
 import json
 import os
+import signal
 import struct
+import subprocess
+import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -20,7 +24,7 @@ import safetensors.torch
 import torch
 from hack.s3server import serving
 from made import MadeRun, MemoryStore, WatchedStore, read_whole
-from proxy import Full, NothingDeleted, NoUploadsListed
+from proxy import Act, Full, NothingDeleted, NoUploadsListed, Proxy, forward
 from typer.testing import CliRunner
 
 from muster.cli.app import app
@@ -96,6 +100,40 @@ def test_what_a_deleted_job_left_uncommitted_goes_at_once_and_nothing_late_count
     again.start()
     again.save(10)
     assert take(made.store).committed[0].step == 10, "a job that starts there goes on"
+
+
+def test_whoever_asks_a_command_to_end_is_left_neither_a_hold_nor_an_upload(s3_uri: str, s3_server: S3Server) -> None:
+    """As Kubernetes does with a pod, and a CI system with a job that takes too long."""
+    store, there = open_store(parse_uri(s3_uri), None), open_store(parse_uri(f"{s3_uri}-model"), None)
+    begun(store, 1)
+    asked, free = threading.Event(), threading.Event()
+
+    class Slow(Proxy):
+        def act_for(self, request: str) -> Act:
+            if request.startswith("PUT") and "uploadId=" in request:
+                asked.set()
+                free.wait(60)
+            return forward
+
+    proxy = Slow(s3_server.endpoint)
+    small = "from muster_protocol.checkpoints import s3; s3.PART_BYTES = 100; from muster.cli.app import main; main()"
+    command = [sys.executable, "-c", small, "checkpoint", "export", s3_uri, f"{s3_uri}-model"]
+    try:
+        with subprocess.Popen(command, env={**os.environ, "AWS_ENDPOINT_URL_S3": proxy.endpoint}) as process:
+            assert asked.wait(60)
+            assert store.objects("holds/"), "it reads"
+            process.terminate()
+            free.set()
+            assert process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        free.set()
+        proxy.shutdown()
+        proxy.server_close()
+    assert not store.objects("holds/")
+    assert not there.unfinished()
+    assert not there.objects("")
+    for each in (store, there):
+        each.close()
 
 
 def test_prune_claims_nothing_where_no_run_is(tmp_path: Path) -> None:
