@@ -104,6 +104,18 @@ def test_spare_takes_the_place_and_is_told_to_be_lacking() -> None:
     ]
 
 
+def test_gang_of_which_only_the_spare_stands_starts_there_before_those_who_wait() -> None:
+    nodes = rack(0, 3)
+    nodes[0] = replace(nodes[0], usable=False)
+    alone = replace(GANG, workers=1, on=("rack-0-host-0", "rack-0-host-1"), beneficiary="gang")
+    world = with_spares(snapshot(nodes, [alone, Job("urgent", workers=2, priority=9)]), gang=1)
+    decided = plan(world)
+    assert moved(world, decided, "gang") == {0: "rack-0-host-1", 1: "rack-0-host-2"}
+    assert [(each.uid, [world.nodes.names[node] for node in each.nodes]) for each in decided.admissions] == [
+        ("gang", ["rack-0-host-1", "rack-0-host-2"])
+    ]
+
+
 def test_room_that_strangers_took_is_left_to_them() -> None:
     nodes = rack(0, 5)
     nodes[2] = replace(nodes[2], used_gpus=8)

@@ -59,8 +59,13 @@ def test_lost_workers_are_replaced_exactly_if_those_that_stand_leave_a_valid_pla
     assert before is not None
     standing = [None if index in lost else before[index] for index in range(gang.size)]
     ready = Counter(before[spare] for spare in range(gang.size, gang.total) if spare not in lost)
-    room = brute.Ground.of(case.domains, [slots + ready[node] for node, slots in enumerate(free)])
-    possible = standing != [None] * gang.size and brute.can_replace(room, gang, standing)
+    seats = [slots + ready[node] for node, slots in enumerate(free)]
+    if standing == [None] * gang.size and gang.mode == TopologyMode.REQUIRED:  # it stays with its spares
+        home = int(case.domains[before[0], gang.level])
+        seats = [count * (int(case.domains[node, gang.level]) == home) for node, count in enumerate(seats)]
+    room = brute.Ground.of(case.domains, seats)
+    possible = (standing != [None] * gang.size or bool(ready)) and brute.can_replace(room, gang, standing)
+    event(f"nobody but spares stands: {standing == [None] * gang.size and bool(ready)}")
     event(f"possible: {possible}, slices: {len(gang.shape.slices)}, balanced: {gang.shape.balanced != NONE}")
     assert (moved is not None) == possible
     if moved is None:
@@ -138,6 +143,15 @@ def test_worker_goes_close_to_its_neighbour_in_rank() -> None:
 def test_required_rack_is_not_left() -> None:
     case = case_of(required(RACK, 4))
     assert place_anew(case, [2], [0, 0, 0, 0, 1, 1, 1, 1], [2]) is None
+
+
+def test_gang_of_which_only_spares_stand_goes_to_their_places() -> None:
+    case = case_of(required(RACK, 2, spares=2))
+    assert case.located() == [0, 1, 2, 3]
+    assert place_anew(case, [0, 1], [0] * 8, [0, 1]) == {0: 2, 1: 3, 2: NONE, 3: NONE}
+    alone = case_of(required(RACK, 1, spares=1))
+    assert place_anew(alone, [0], [0, 0, 0, 1, 1, 1, 1, 1], [0]) == {0: 1, 1: 3}
+    assert place_anew(case_of(required(RACK, 2, spares=1)), [0, 1], [0, 0, 0, 0, 1, 1, 1, 1], [0, 1]) is None
 
 
 def test_gang_of_which_nobody_stands_is_placed_anew_as_a_whole() -> None:

@@ -257,6 +257,8 @@ def _mend_gang(snapshot: Snapshot, tree: Tree, free: Int, row: int) -> Replaceme
     gone = np.flatnonzero(nodes[:size] == NONE)
     if not broken.size or not np.isin(gone, broken).all():
         return None  # of one whose node is gone while its pod isn't: it will be lost as well, or its node comes back
+    if len(broken) == size:
+        return None  # nobody waits for them: the gang starts again as a whole
     there = replace_workers(
         tree,
         _slots(snapshot, tree, by_resource(free, tree.order), row, nodes),

@@ -9,7 +9,8 @@ slices are counted in what is left. That is exact, so the answer is None only if
 placement; then the gang has to be placed anew as a whole.
 
 Spares go first: a worker that is lost takes the place of a spare where the shape allows it, so that no pod has to be
-scheduled before the gang can go on. Otherwise it goes as close as possible to its neighbour in rank.
+scheduled before the gang can go on. Otherwise it goes as close as possible to its neighbour in rank. A gang of which no
+worker stands stays where its spares are.
 """
 
 from __future__ import annotations
@@ -57,16 +58,17 @@ def replace_workers(tree: Tree, slots: Int, gang: Gang, placed: Int, lost: Int) 
         lost: indexes of the workers and spares to be replaced. Workers without a place are lost too.
 
     Returns:
-        None if the workers that stand leave no valid placement, or none stands.
+        None if the workers that stand, or else the spares, leave no valid placement, or nobody stands.
     """
     standing = placed != NONE
     standing[lost] = False
     workers = np.where(standing, placed, NONE)[: gang.size]
-    if (workers == NONE).all() or (gang.mode == TopologyMode.REQUIRED and gang.level == NONE):
-        return None
     spares = gang.size + np.flatnonzero(standing[gang.size :])
+    stays = workers[workers != NONE] if (workers != NONE).any() else placed[spares]
+    if not stays.size or (gang.mode == TopologyMode.REQUIRED and gang.level == NONE):
+        return None
     ready = np.bincount(placed[spares], minlength=len(slots))
-    for site in _sites(tree, gang, workers):
+    for site in _sites(tree, gang, stays):
         for cut in grains(gang, site.within):
             spans = _assign(tree, slots + ready, site, cut, workers)
             if spans is not None:
@@ -75,9 +77,8 @@ def replace_workers(tree: Tree, slots: Int, gang: Gang, placed: Int, lost: Int) 
     return None
 
 
-def _sites(tree: Tree, gang: Gang, workers: Int) -> Iterator[_Site]:
-    """The domains that all workers which stand lie in, narrowest first, as far as the gang's mode lets it climb."""
-    there = workers[workers != NONE]
+def _sites(tree: Tree, gang: Gang, there: Int) -> Iterator[_Site]:
+    """The domains that all of these places lie in, narrowest first, as far as the gang's mode lets it climb."""
     widest = gang.level if gang.mode == TopologyMode.REQUIRED else 0
     for level in range(tree.depth - 1, widest - 1, -1):
         domain = int(tree.domain_of[level][there[0]])
@@ -223,18 +224,19 @@ def _tightest(room: Int, start: int, end: int) -> int:
 def _seat(seats: _Seats, gang: Gang, site: _Site, workers: Int, spans: list[tuple[int, int]]) -> Replaced:
     """Put each lost worker into its span, then the spares that are lacking wherever the gang may have them."""
     stands = np.flatnonzero(workers != NONE)
+    home = workers[stands[-1]] if stands.size else next(iter(seats.spares.values()))
     lacking = sorted(set(range(gang.size, gang.total)) - set(seats.spares))
     moved: dict[int, int] = {}
     for worker, (start, end) in zip(np.flatnonzero(workers == NONE).tolist(), spans, strict=True):
-        neighbour = stands[np.argmin(np.abs(stands - worker))]
-        place, spare = seats.take(start, end, int(workers[neighbour]))
+        near = workers[stands[np.argmin(np.abs(stands - worker))]] if stands.size else home
+        place, spare = seats.take(start, end, int(near))
         assert place != NONE, "room that was counted is not there"
         moved[worker] = place
         if spare != NONE:
             lacking.append(spare)
     start, end = _reach(seats.tree, gang, site)
     for spare in sorted(lacking):
-        moved[spare] = seats.free_one(start, end, int(workers[stands[-1]]))
+        moved[spare] = seats.free_one(start, end, int(home))
     indexes = sorted(moved)
     return Replaced(np.array(indexes, dtype=np.int64), np.array([moved[index] for index in indexes], dtype=np.int64))
 
