@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -49,13 +50,29 @@ def window_error(window: EffectiveWindow) -> str:
             raise CronSimError("Wrong number of fields")
         first = next(CronSim(window.start, datetime(2024, 1, 1, tzinfo=zone)), None)
     except CronSimError as error:
+        if _no_such_day(window.start, zone):
+            return _never(window)
         return (
             f"window.start: {window.start!r} is no cron expression: {error}; write minute, hour, day of month, month "
             "and weekday, like '0 20 * * MON-FRI'"
         )
-    if first is None:
-        return f"window.start: {window.start!r} never comes; name a day that the calendar has"
-    return ""
+    return _never(window) if first is None else ""
+
+
+def _never(window: EffectiveWindow) -> str:
+    return f"window.start: {window.start!r} never comes; name a day that the calendar has"
+
+
+def _no_such_day(start: str, zone: ZoneInfo) -> bool:
+    """Whether an expression is refused for its day alone, which other months have, like the 31st of February."""
+    fields = start.split()
+    if len(fields) != _FIELDS:
+        return False
+    with suppress(CronSimError):
+        CronSim(" ".join(("0", "0", "1", fields[3], "*")), datetime(2024, 1, 1, tzinfo=zone))
+        CronSim(" ".join((*fields[:3], "*", fields[4])), datetime(2024, 1, 1, tzinfo=zone))
+        return True
+    return False
 
 
 def opening(window: EffectiveWindow, now: datetime) -> Opening:

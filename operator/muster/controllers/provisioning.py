@@ -64,13 +64,24 @@ class Provisioning:
 
     async def run(self, records: Mapping[str, Record]) -> None:
         """Look again and again; trouble with the API server is waited out."""
+        absent = False
         while True:
             pause = LOOK
             try:
                 await self.round(records)
+                if absent:
+                    log.info("ProvisioningRequests: the API is there now")
+                absent = False
             except ApiError as error:
                 if error.status == 404:
-                    pause = ABSENT  # the API is not installed
+                    pause = ABSENT
+                    if not absent:
+                        log.warning(
+                            "ProvisioningRequests: the cluster does not serve %s, so nobody is asked for nodes; let "
+                            "the autoscaler bring the API, or leave provisioning.className out",
+                            provisioning.ALL,
+                        )
+                    absent = True
                 else:
                     log.warning("ProvisioningRequests: %s", error)
             except ApiUnreachable as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from muster.api.common import find_condition
@@ -64,6 +65,8 @@ def follows(scene: Scene) -> str:
         return f"it waits until queue {job.spec.queue} is opened; then it starts when it has quota and room"
     if left := _stays_away(scene):
         return f"in {format_duration(left)} it may take a node again that it stays away from; then it may start"
+    if asked := _asked_for_nodes(status):
+        return f"{asked}; it starts when they have joined, and may start before where room comes free"
     if hinders(reason):
         changes = "what stands under Why has changed"
         looks = f"Muster looks again by itself{'' if later else ', and then the job queues'}"
@@ -71,6 +74,15 @@ def follows(scene: Scene) -> str:
     opens = "its window is open and " if reason == WaitReason.WINDOW_CLOSED.value else ""
     starts = f"it starts {wait}{' ' if wait else ''}when {opens}it has quota and room"
     return f"{starts}{'; ' if later else ''}{later}" if job.status.phase else ""
+
+
+def _asked_for_nodes(status: TrainingJobStatus) -> str:
+    """What became of the request for the nodes that a job lacks; "" where none is open."""
+    asked = find_condition(status.conditions, ConditionType.CAPACITY_REQUESTED.value)
+    if asked is None or asked.reason not in (Reason.REQUESTED.value, Reason.PROVISIONED.value):
+        return ""
+    answer = "no answer yet" if asked.reason == Reason.REQUESTED.value else "its answer stands in the history"
+    return f"an autoscaler was asked for its nodes ({answer})"
 
 
 def _of_pods(status: TrainingJobStatus) -> str:
@@ -181,7 +193,17 @@ def _storage(job: TrainingJob, named: str) -> Iterator[str]:
     pods were made with."""
     if job.spec.checkpoint is not None:
         yield from _mended_storage(job, f":  kubectl edit tj {named}")
+        if _tried_another(job):
+            yield f"its pods still try the endpoint that they were made with, not {job.spec.checkpoint.endpoint}"
         yield f"new keys and settings reach new pods alone:  {_anew(named)}"
+
+
+def _tried_another(job: TrainingJob) -> bool:
+    """Whether what failed was tried at another server than the spec names by now."""
+    told = find_condition(job.status.conditions, ConditionType.CHECKPOINT_STORAGE_READY.value)
+    endpoint = (job.spec.checkpoint.endpoint or "").rstrip("/") if job.spec.checkpoint is not None else ""
+    tried = re.findall(r"https?://[^\s;,'\")]+", told.message) if told is not None else []
+    return bool(endpoint and tried) and not any(each.startswith(endpoint) for each in tried)
 
 
 def _mended_storage(job: TrainingJob, edit: str) -> Iterator[str]:

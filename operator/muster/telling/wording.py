@@ -14,6 +14,7 @@ from muster.api.trainingjob import TrainingJob
 from muster.api.trainingjob_status import NumericsStatus, TrainingJobStatus, TrainingWarning
 from muster.cluster.status import below_wish, held_of
 from muster.cluster.views import PodView
+from muster.scheduling.plan import WaitReason
 from muster.telling.scene import Scene
 from muster_protocol.counts import counted
 from muster_protocol.durations import format_duration
@@ -25,11 +26,12 @@ WARNINGS_SHOWN: Final = 3
 """Of those that a job's status has, on the page of `muster status`."""
 FINAL: Final = (Phase.SUCCEEDED, Phase.FAILED)
 PROMISED: Final = "promised"
+ROUGH: Final = "queue"
 BASES: Final = {
     PROMISED: ": room is being cleared for it",
     "limits": " at the latest, unless a job goes before it: by then the running jobs must have ended",
     "progress": ", by the running jobs' own progress",
-    "queue": ", roughly: by the jobs ahead and how fast room comes back",
+    ROUGH: ", roughly: by the jobs ahead and how fast room comes back",
 }
 """How sure an expected start is."""
 AHEAD: Final = {"Held by": "holds", "Behind": "before"}
@@ -76,7 +78,9 @@ def waiting(scene: Scene, *, changes: bool = True) -> Iterator[tuple[str, str]]:
         return
     left = (place.expected_start - scene.now).total_seconds() if place.expected_start is not None else 0.0
     if left >= 1:  # of a job that waits, a guess that has passed tells nothing
-        yield "Starts", f"in {format_duration(left)}{BASES.get(place.basis, '')}"
+        shut = place.reason == WaitReason.WINDOW_CLOSED.value and place.basis == ROUGH
+        basis = ", when its window opens, if there is room then" if shut else BASES.get(place.basis, "")
+        yield "Starts", f"in {format_duration(left)}{basis}"
     elif place.basis == PROMISED:
         yield "Starts", f"now{BASES[PROMISED]}"
     if place.almost:

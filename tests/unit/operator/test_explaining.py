@@ -17,6 +17,7 @@ from muster.cluster.errors import ApiError
 from muster.telling.explaining import LINES_SHOWN
 from muster.telling.outlook import advice, follows
 from muster.telling.scene import Scene
+from muster.telling.wording import waiting
 
 pytestmark = pytest.mark.unit
 
@@ -257,6 +258,15 @@ def test_a_long_history_shows_its_end() -> None:
     assert sum(line.startswith("2026") for line in lines) == LINES_SHOWN
 
 
+ASKED = {
+    "type": "CapacityRequested",
+    "status": "True",
+    "reason": "Requested",
+    "message": "",
+    "lastTransitionTime": NOW.isoformat(),
+}
+
+
 def test_a_waiting_job_tells_when_it_starts_and_what_would_help_once() -> None:
     waits = {
         "position": 3,
@@ -272,10 +282,21 @@ def test_a_waiting_job_tells_when_it_starts_and_what_would_help_once() -> None:
     assert sum("1 worker instead of 2" in line for line in lines) == 1
 
 
+def test_a_job_that_waits_for_its_window_alone_is_not_said_to_wait_for_others() -> None:
+    waits = {"reason": "WindowClosed", "message": "", "expectedStart": "2026-01-02T04:04:05Z", "basis": "queue"}
+    assert dict(waiting(Scene(job(phase="Queued", queue=waits), (), (), NOW)))["Starts"] == (
+        "in 1h, when its window opens, if there is room then"
+    )
+
+
 @pytest.mark.parametrize(
     ("status", "told"),
     [
         ({"phase": "Queued"}, "it starts when it has quota and room"),
+        (
+            {"phase": "Queued", "queue": {"reason": "ExceedsCluster"}, "conditions": [ASKED]},
+            "an autoscaler was asked for its nodes (no answer yet); it starts when they have joined",
+        ),
         ({"phase": "Queued", "notBefore": "2026-01-02T03:05:05Z"}, "it starts in 1m when it has quota and room"),
         ({"phase": "Starting"}, "launchers of all workers have joined"),
         ({"phase": "Starting", "queue": REFUSED}, "the pods start once what stands under Why is mended"),
@@ -375,6 +396,11 @@ def test_a_gang_whose_storage_fails_says_what_failed_and_where_to_mend_it(secret
     assert follows(scene).startswith(
         "the ranks start once the checkpoint's storage can be used; the launchers try that "
     )
+    for tried, still in (("http://minio:9001", "endpoint" in secret), ("http://minio:9000/", False)):
+        away = {**failed, "message": f"the S3 server at {tried} can't be reached for s3://models; check"}
+        lines = list(advice(Scene(job(checkpoint, phase="Starting", conditions=[away]), (), (), NOW)))
+        corrected = "its pods still try the endpoint that they were made with, not http://minio:9000"
+        assert (corrected in lines) is still
     fine = job(checkpoint, phase="Starting", conditions=[{**failed, "status": "True", "reason": "StorageReady"}])
     assert not any("mend" in each for each in advice(Scene(fine, (), (), NOW)))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from muster.api.trainingjob import TrainingJob
+from muster.cluster.errors import ApiError
 from muster.cluster.pods import PodSettings
 from muster.cluster.provisioning import Asking
+from muster.controllers import provisioning
 from muster.controllers.cache import Cache
 from muster.controllers.provisioning import Provisioning
 from muster.controllers.records import Record
@@ -103,3 +106,28 @@ async def test_a_job_that_goes_while_others_are_asked_for_ends_nothing() -> None
     server.create = and_one_goes  # type: ignore[method-assign]
     await operator(server).round(records)
     assert records["uid-of-a"].capacity is not None
+
+
+async def test_a_cluster_without_the_api_is_told_of_once_and_when_it_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Without(Server):
+        looks = 0
+
+        async def list(self, path: str, *, labelSelector: str) -> list[Object]:  # noqa: N803 - as the API has it
+            self.looks += 1
+            if self.looks == 4:
+                raise asyncio.CancelledError
+            if self.looks < 3:
+                raise ApiError(404, "NotFound", "the server could not find the requested resource")
+            return []
+
+    monkeypatch.setattr(provisioning, "ABSENT", 0.0)
+    monkeypatch.setattr(provisioning, "LOOK", 0.0)
+    caplog.set_level("INFO")
+    with pytest.raises(asyncio.CancelledError):
+        await operator(Without()).run({})
+    absent, there = [record for record in caplog.records if record.name == provisioning.__name__]
+    assert absent.levelname == "WARNING"
+    assert "does not serve /apis/autoscaling.x-k8s.io/" in absent.getMessage()
+    assert there.getMessage().endswith("the API is there now")

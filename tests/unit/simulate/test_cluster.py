@@ -143,7 +143,7 @@ def test_parents_that_are_no_tree_are_refused(more: dict[str, str], told: str) -
         ),
         (
             "{nodes: [{count: 1}], windows: {late: {start: 0 0 31 2 *, duration: 60}}}",
-            "windows.late: start: '0 0 31 2 .' is no cron expression: Bad day-of-month",
+            "windows.late: start: '0 0 31 2 .' never comes; name a day that the calendar has",
         ),
         (
             "{nodes: [{count: 1}], windows: {late: {start: 0 20 * * *, duration: 60, timeZone: Berlin}}}",
