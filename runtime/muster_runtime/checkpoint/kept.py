@@ -93,7 +93,7 @@ class KeptReader(Reader):
                 at = kept.part.base + next(starts)
                 content = memory[at : at + file.size]
             elif gang.rank in takers:
-                content = torch.empty(file.size, dtype=torch.uint8)
+                content = torch.empty(file.size, dtype=torch.uint8, device="cpu")
             if takers and file.size:
                 _share(content, owner, takers, gang)
             for item in by_file.get(number, ()):

@@ -28,7 +28,7 @@ class SharedMemory:
         self.descriptor = made
         self.size = 0
         self.refused = ""
-        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._unpin: weakref.finalize[..., Any] | None = None
 
     def reserve(self, size: int, *, pinned: bool = False) -> torch.Tensor:
@@ -72,7 +72,7 @@ class SharedMemory:
     def close(self) -> None:
         if self.descriptor >= 0:
             self._let_go()
-            self._bytes = torch.empty(0, dtype=torch.uint8)
+            self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
             os.close(self.descriptor)
             self.descriptor = -1
 

@@ -120,7 +120,7 @@ class Reader:
         at = place.at + (_index(item.storage_offsets, sizes) * dtype.itemsize if together else 0)
         if together and target.dtype == dtype and _is_its_bytes(target):
             return Wanted(_as_bytes(target), at, lambda: planner.commit_tensor(item, target))
-        read = torch.empty(item.lengths if together else sizes, dtype=dtype)
+        read = torch.empty(item.lengths if together else sizes, dtype=dtype, device="cpu")
 
         def copy() -> None:
             part = read if together else narrow_tensor_by_index(read, item.storage_offsets, item.lengths)
@@ -170,7 +170,8 @@ class Reader:
             own = [(batches[number][position][0], place(number, position)) for position in positions]
             return [(extent, at, self._transfers.fetch(extent, at)) for extent, at in own]
 
-        under_way, scratch = begin(0), torch.empty(_SCRATCH, dtype=torch.uint8)  # its pages come when it is used
+        under_way = begin(0)
+        scratch = torch.empty(_SCRATCH, dtype=torch.uint8, device="cpu")  # its pages come when it is used
         for number, batch in enumerate(batches):
             # From here on the batch is in the windows, and nobody reads the one before any more.
             failures = [each for each in neighbours.gather(self._settle_all(under_way)) if each is not None]
@@ -328,7 +329,7 @@ def _apart(wanted: list[Wanted], size: int, slot: torch.Tensor | None) -> list[W
     ordered = sorted(wanted, key=lambda each: each.at)
     if slot is None and all(one.at + one.target.numel() <= other.at for one, other in pairwise(ordered)):
         return ordered
-    file = torch.empty(size, dtype=torch.uint8) if slot is None else slot[:size]
+    file = torch.empty(size, dtype=torch.uint8, device="cpu") if slot is None else slot[:size]
 
     def share_out() -> None:
         for each in ordered:

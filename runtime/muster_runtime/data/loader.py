@@ -76,7 +76,7 @@ class Loader:
     def _rebuild(self) -> DataLoader[Any]:
         source = self._source
         batches: Any = self._batches  # requests in place of lists of indices
-        return DataLoader(
+        return _RankLoader(
             SeededDataset(source.dataset),
             batch_sampler=batches,
             num_workers=source.num_workers,
@@ -234,7 +234,7 @@ class Loader:
             return range(len(sampler))
         if self._shuffles(sampler):
             generator = torch.Generator().manual_seed(mix(self._seed, "order", epoch))
-            return _Permutation(torch.randperm(len(sampler), generator=generator))
+            return _Permutation(torch.randperm(len(sampler), generator=generator, device="cpu"))
         return self._sampled(sampler, epoch)
 
     def _sampled(self, sampler: Any, epoch: int) -> list[Any]:
@@ -296,6 +296,14 @@ class Loader:
 
     def _sizes(self) -> tuple[int, int]:
         return (self._plan.samples, self._plan.batch) if self._plan is not None else (len(self), 1)
+
+
+class _RankLoader(DataLoader[Any]):
+    """Draws its workers' seed on the CPU, where its generator is, whatever `torch.set_default_device` says."""
+
+    def __iter__(self) -> Any:
+        with torch.device("cpu"):
+            return super().__iter__()
 
 
 class RankBatches:

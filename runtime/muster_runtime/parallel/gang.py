@@ -42,7 +42,7 @@ class Gang:
         """Adds up `values` over the ranks, in double precision. Collective."""
         if self.group is None:
             return values
-        vector = torch.tensor(values, dtype=torch.float64)
+        vector = torch.tensor(values, dtype=torch.float64, device="cpu")
         dist.all_reduce(vector, group=self.group)
         return vector.tolist()
 

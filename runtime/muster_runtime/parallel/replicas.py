@@ -45,6 +45,6 @@ def samples(tensors: Iterable[torch.Tensor]) -> list[tuple[Any, ...]]:
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_meta:
-        return torch.zeros((), dtype=torch.int64)  # a type of its own may have no bits to look at
+        return torch.zeros((), dtype=torch.int64, device="cpu")  # a type of its own may have no bits to look at
     octets = tensor.contiguous().reshape(-1).view(torch.uint8)
     return octets.view(torch.int32 if octets.numel() % 4 == 0 else torch.uint8).sum(dtype=torch.int64)

@@ -162,7 +162,7 @@ class Gradients:
             )
 
     def _divide_by_weights(self) -> None:
-        weight = torch.as_tensor(self._weight, dtype=torch.float64).to(self._device).reshape(())
+        weight = torch.as_tensor(self._weight, dtype=torch.float64, device=self._device).reshape(())
         if self._world_size > 1:
             dist.all_reduce(weight)
         factor = torch.where(weight > 0, self._world_size / weight, 0.0)

@@ -399,7 +399,7 @@ class _Attempt:
         entry = reader.metadata.state_dict_metadata.get(name)
         self._random = None
         if entry is not None and found.manifest.world_size == self._world_size:
-            self._random = torch.empty(entry.size, dtype=torch.uint8)  # type: ignore[union-attr]
+            self._random = torch.empty(entry.size, dtype=torch.uint8, device="cpu")  # type: ignore[union-attr]
             table[name] = self._random
         return table
 

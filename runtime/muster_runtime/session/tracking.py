@@ -308,7 +308,7 @@ class Restoration:
             if like is not None:
                 self.table[name] = torch.empty_like(like.detach(), dtype=dtype)
             else:
-                self.table[name] = torch.empty(saved.size, dtype=dtype)
+                self.table[name] = torch.empty(saved.size, dtype=dtype, device="cpu")
         return self.table[name]
 
     def _saved(self, name: str) -> TensorStorageMetadata:
