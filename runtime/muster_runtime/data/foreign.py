@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from muster_runtime.checkpoint.layout import dtype_name, dtype_named, raw_bytes
 from muster_runtime.checkpoint.tree import join, packed, split, unpacked
 from muster_runtime.data.loader import to_device
 from muster_runtime.data.waiting import Waiting, waited
@@ -51,8 +53,14 @@ def endless(loader: Iterable[Any], device: torch.device, where: str, waiting: Wa
 def pack(name: str, state: Any) -> torch.Tensor:
     """One rank's state as bytes (uint8 tensor). StateError names the key of a value that can't be stored."""
     tree, tensors = split(name, state)
-    plain = {path: [str(t.dtype).removeprefix("torch."), t.tolist()] for path, t in tensors.items()}
+    plain = {path: [dtype_name(t.dtype), list(t.shape), _text(t)] for path, t in tensors.items()}
     return packed({"tree": tree, "tensors": plain})
+
+
+def _text(tensor: torch.Tensor) -> str:
+    """Its bytes: as numbers an empty one would lose its shape, and complex ones are none in JSON."""
+    whole = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+    return base64.b64encode(raw_bytes(whole)).decode()
 
 
 def unpack(name: str, content: torch.Tensor) -> Any:
@@ -60,7 +68,12 @@ def unpack(name: str, content: torch.Tensor) -> Any:
     state = unpacked(content)
 
     def lookup(_: str, tensor: str) -> torch.Tensor:
-        dtype, values = state["tensors"][tensor]
-        return torch.tensor(values, dtype=getattr(torch, dtype))
+        dtype, *rest = state["tensors"][tensor]
+        if len(rest) == 1:  # an older Muster has written its numbers
+            return torch.tensor(rest[0], dtype=dtype_named(dtype), device="cpu")
+        found = torch.empty(rest[0], dtype=dtype_named(dtype), device="cpu")
+        if found.numel():
+            raw_bytes(found)[:] = base64.b64decode(rest[1])
+        return found
 
     return join(state["tree"], lookup, name)

@@ -6,10 +6,13 @@ import contextlib
 from pathlib import Path
 
 import pytest
+import torch
 from gangs import Result, run_gang
 
 from muster_runtime import report, reporter
+from muster_runtime.checkpoint.tree import packed
 from muster_runtime.control import ControlWriter
+from muster_runtime.data.foreign import pack, unpack
 
 
 def train(folder: Path, ranks: int = 2, **more: str) -> Result:
@@ -32,6 +35,29 @@ def test_a_stateful_dataloader_goes_on_in_its_place(workers: str, stop: str, noi
     train(tmp_path / "cut", **how).check()
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
     assert [len(text.splitlines()) for text in records(tmp_path / "cut")] == [10, 10]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.empty(0, 3),
+        torch.tensor([1j]),
+        torch.tensor([0x7FC12345], dtype=torch.int32).view(torch.float32),  # NaN has payload bits
+        torch.arange(6.0).to(torch.float8_e4m3fn).reshape(2, 3).t(),
+        torch.tensor([2**64 - 1], dtype=torch.uint64),
+    ],
+)
+def test_tensors_that_it_keeps_come_back_as_they_were(tensor: torch.Tensor) -> None:
+    (found,) = unpack("loader", pack("loader", [tensor]))
+    assert (found.shape, found.dtype) == (tensor.shape, tensor.dtype)
+    octets = [each.contiguous().reshape(-1).view(torch.uint8).tolist() for each in (found, tensor)]
+    assert octets[0] == octets[1]
+
+
+def test_tensors_that_an_older_muster_has_written_are_read() -> None:
+    old = packed({"tree": {"left": {"$tensor": "loader.left"}}, "tensors": {"loader.left": ["int16", [[1, 2]]]}})
+    found = unpack("loader", old)["left"]
+    assert (found.tolist(), found.dtype) == ([[1, 2]], torch.int16)
 
 
 def test_another_number_of_ranks_is_refused_and_said_before(tmp_path: Path) -> None:
