@@ -75,7 +75,7 @@ def start(
     if session.run.progress.points is not None:
         for message in described.messages(settings.rank, "environment", described.environment(device)):
             reporter.send(message)
-    atexit.register(_leave, session.run, gang)
+    atexit.register(_leave, session.run, gang, os.getpid())
     return session
 
 
@@ -145,7 +145,9 @@ def _listen(run: Run) -> None:
         os.register_at_fork(after_in_child=forked)
 
 
-def _leave(run: Run, gang: Gang) -> None:
+def _leave(run: Run, gang: Gang, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # the script has forked this process: the loop, what was told of it, and the groups are not its own
     if not run.closed:
         run.last_word(fell=getattr(sys, "last_value", None) is not None)  # which Python sets before it tells it
     run.progress.reporter.settle()

@@ -176,6 +176,28 @@ def test_a_loop_that_is_left_without_finish_is_told_what_is_lost(tmp_path: Path,
     assert (told in ended.stderr) == lost, ended.stderr
 
 
+FORKS = """
+for step, (x,) in session.steps(4, loader):
+    update(x)
+    if step == 2:
+        child = os.fork()
+        if not child: sys.exit(3)
+        print(os.waitpid(child, 0)[1] >> 8)
+"""
+
+
+def test_the_end_of_a_process_that_the_script_forks_is_not_the_loops(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\n" + SCRIPT + TRACKED + FORKS)
+    uri = {"FOLDER": str(tmp_path), "MUSTER_CHECKPOINT_URI": f"file://{tmp_path}/run"}
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, env={**os.environ, **uri}
+    )
+    assert ended.stdout.split()[-1] == "3"
+    assert "WARNING" not in ended.stderr
+    assert "the run is finished" in ended.stderr
+
+
 def test_finish_before_any_loop_is_told(tmp_path: Path) -> None:
     result = run(tmp_path, TRACKED + "session.finish()\n")
     assert "session.finish() belongs after the loop, and none has begun yet" in result.output
