@@ -51,9 +51,11 @@ def changes(then: Asked, now: Asked, seed: tuple[int, int] = (0, 0)) -> str:
     if not found:
         return ""
     told = "; ".join([*found[:_TOLD], *([f"and {len(found) - _TOLD} more"] if len(found) > _TOLD else [])])
+    others = [name for name, options in now.items() if then.get(name, options).get(_KIND) != options.get(_KIND)]
+    by = f", by which {' and '.join(others)} now computes as the script's kind does" if others else ""
     return (
-        f"{told}. The run goes on with what its checkpoint has: for other values set them in the loop, or begin a run "
-        "with another checkpoint.uri (and checkpoint.from with load: model)"
+        f"{told}. The run goes on with the values that its checkpoint has{by}: for other values set them in the loop, "
+        "or begin a run with another checkpoint.uri (and checkpoint.from with load: model)"
     )
 
 

@@ -334,8 +334,9 @@ class Restoration:
                 if isinstance(thing, Optimizer):
                     self._keep_types(thing, state)
             except (RuntimeError, ValueError, KeyError) as error:
+                why = f"it has no {error}" if isinstance(error, KeyError) else error  # which says the key alone
                 raise StateError(
-                    f"the checkpoint's {tracked.name!r} doesn't fit the object tracked at {tracked.where}: {error}. "
+                    f"the checkpoint's {tracked.name!r} doesn't fit the object tracked at {tracked.where}: {why}. "
                     f"{AS_IT_WAS}"
                 ) from error
         for optimizer, before in groups:

@@ -75,6 +75,15 @@ def test_schedules_inside_others_count_and_values_that_differ_by_process_do_not(
     assert "thing2's milestones is {5: 1} in the script and was {4: 1}" in told
 
 
+def test_what_is_of_another_kind_is_not_said_to_go_on_as_it_was() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.5)
+    then, now = words(optimizer, MultiStepLR(optimizer, [3])), words(optimizer, CosineAnnealingLR(optimizer, 10))
+    told = changes(then, now)
+    assert told.startswith("thing1's kind is CosineAnnealingLR in the script and was MultiStepLR. ")
+    assert "has, by which thing1 now computes as the script's kind does: " in told
+    assert "computes" not in changes(then, words(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)))
+
+
 def test_what_training_changes_is_not_asked() -> None:
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.5)
     scheduler = CosineAnnealingLR(optimizer, 10)

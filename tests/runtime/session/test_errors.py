@@ -310,10 +310,14 @@ for step, (x,) in session.steps(4, loader):
             ("optim.SGD", "optim.AdamW"),
             r"'optimizer' doesn't fit .*another kind of optimizer has saved it, without betas.*another checkpoint.uri",
         ),
+        (
+            ("optimizer=optimizer, l", "optimizer=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1), l"),
+            r"'optimizer' doesn't fit .*: it has no 'lr_lambdas'. Make it",
+        ),
         (("batch_size=4", "batch_size=6"), r"counts in 12 samples an epoch and batches of 4, this loader has 12 and 6"),
         (("batch_size=4", "batch_size=4, shuffle=True"), r"within epoch 1, .*as the dataset has them.*come shuffled"),
     ],
-    ids=["shape", "missing", "left-over", "name", "optimizer", "data", "order"],
+    ids=["shape", "missing", "left-over", "name", "optimizer", "schedule", "data", "order"],
 )
 def test_a_checkpoint_that_does_not_fit_is_told(change: tuple[str, str], pattern: str, tmp_path: Path) -> None:
     run(tmp_path, TRAIN).check()
