@@ -145,10 +145,10 @@ def before_the_first_step(scene: Scene) -> str:
     since, progress = status.running_since, status.progress
     if status.phase is not Phase.RUNNING or since is None:
         return ""
+    if status.failure is not None and status.failure.at is not None:
+        since = max(since, status.failure.at)  # it was started again since, in its pods or with a lost one made anew
     if progress is not None and progress.step and (progress.updated_at is None or progress.updated_at >= since):
         return ""
-    if status.failure is not None and status.failure.at is not None:
-        since = max(since, status.failure.at)  # it was started again in its pods since
     told = f"waiting for the first step for {format_duration((scene.now - since).total_seconds())}"
     if progress is not None and progress.step:
         return f"{told}; step {progress.step} was done before"

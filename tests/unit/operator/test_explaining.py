@@ -628,6 +628,10 @@ def test_before_the_first_step_nobody_is_said_to_train() -> None:
     assert "all 2 workers run" in lines
     assert any(line.startswith("waiting for the first step for 1m") for line in lines)
     assert "all 2 workers train" in shown(job(phase="Running", placement=PLACED))
+    begun, done = "2026-01-02T02:00:00Z", {"step": 50, "updatedAt": "2026-01-02T03:02:05Z"}
+    again = {"cause": "disrupted", "message": "pod deleted", "at": "2026-01-02T03:03:05Z"}
+    lost = job(phase="Running", placement=PLACED, runningSince=begun, progress=done, failure=again)
+    assert "waiting for the first step for 1m; step 50 was done before" in shown(lost)
     alone = {"generation": 1, "workers": 1, "nodes": [{"node": "a", "indexes": "0"}]}
     assert "its worker trains" in shown(job(phase="Running", placement=alone))
 
