@@ -44,11 +44,29 @@ def retry_after(value: str | None) -> int:
     return int(value) if value and value.isdecimal() else int(bool(value))
 
 
-def document_of(answer: Answer) -> Object:
-    if answer.status >= 400:
+def document_of(answer: Answer, asked: str) -> Object:
+    """The JSON object that was `asked` for, like `GET /api/v1/nodes`. What comes with 200 and is none, as a proxy's
+    page or what one has cut off, says nothing of the API server: a write may have happened."""
+    if not 200 <= answer.status < 300:
         raise error_of(answer)
-    document: Object = _parsed(answer.body)
+    try:
+        document = _parsed(answer.body)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise ApiUnreachable(
+            f"{asked}: what came is no answer of an API server: {answer.body[:100]!r}; is a proxy before it?"
+        )
     return document
+
+
+def version_of(document: Object) -> str:
+    """`metadata.resourceVersion` of a list or an object. Raises ApiUnreachable for what is neither."""
+    metadata = document.get("metadata")
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    if not isinstance(version, str):
+        raise ApiUnreachable(f"what came is neither a list nor an object of an API server: {str(document)[:100]}")
+    return version
 
 
 def _parsed(text: bytes) -> Any:
@@ -77,7 +95,7 @@ def _cut(text: bytes) -> bytes:
 
 def error_of(answer: Answer) -> ApiError:
     with suppress(ValueError):
-        document = json.loads(answer.body)
+        document = _parsed(answer.body)
         if isinstance(document, dict):
             return ApiError.from_status(answer.status, document)
     text = answer.body[:500].decode(errors="replace").strip()
@@ -102,6 +120,8 @@ def event_of(line: bytes) -> WatchEvent:
     try:
         event = _parsed(line)
         kind, found = event["type"], event["object"]
+        if not isinstance(found, dict):
+            raise TypeError("its object is none")
     except (ValueError, KeyError, TypeError) as error:
         raise ApiUnreachable(f"the watch sent what is no event: {line[:100]!r}") from error
     if kind == "ERROR":

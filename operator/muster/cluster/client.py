@@ -89,7 +89,7 @@ class Api:
 
     async def get(self, path: str, **parameters: str) -> Object:
         """One object, or any other JSON document."""
-        return document_of(await self._read(path, parameters))
+        return await self._read(path, parameters)
 
     async def pages(
         self, path: str, parameters: Mapping[str, str] | None = None, *, limit: int = PAGE, metadata_only: bool = False
@@ -100,7 +100,7 @@ class Api:
         """
         query = {**(parameters or {}), "limit": str(limit)}
         while True:
-            page = document_of(await self._read(path, query, accept=_METADATA_ONLY if metadata_only else _JSON))
+            page = await self._read(path, query, accept=_METADATA_ONLY if metadata_only else _JSON)
             yield page
             follows = (page.get("metadata") or {}).get("continue")
             if not follows:
@@ -134,7 +134,7 @@ class Api:
         try:
             async with self._open("GET", path, query, timeout=timeout) as answer:
                 code = answer.status
-                if answer.status >= 400:
+                if code != 200:
                     raise error_of(Answer(answer.status, await answer.read(), answer.reason or ""))
                 async for line in lines_of(answer.content):
                     yield event_of(line)
@@ -176,11 +176,11 @@ class Api:
     async def create(self, path: str, body: Object, *, dry_run: bool = False) -> Object:
         """POST to a collection. 409 AlreadyExists is an ApiError."""
         parameters = {"fieldManager": FIELD_MANAGER} | _dry(dry_run)
-        return document_of(await self._write("POST", path, body, "create", parameters, fault=not dry_run))
+        return await self._write("POST", path, body, "create", parameters, fault=not dry_run)
 
     async def replace(self, path: str, body: Object) -> Object:
         """PUT; 409 Conflict when the body's resourceVersion is not the newest."""
-        return document_of(await self._write("PUT", path, body, "update", {"fieldManager": FIELD_MANAGER}))
+        return await self._write("PUT", path, body, "update", {"fieldManager": FIELD_MANAGER})
 
     async def update_status(self, path: str, body: Object) -> Object:
         """PUT to the object's status subresource; `path` is the object's."""
@@ -188,9 +188,7 @@ class Api:
 
     async def merge_patch(self, path: str, patch: Object) -> Object:
         """JSON merge patch: lists are replaced whole."""
-        return document_of(
-            await self._write("PATCH", path, patch, "patch", {"fieldManager": FIELD_MANAGER}, content_type=_MERGE)
-        )
+        return await self._write("PATCH", path, patch, "patch", {"fieldManager": FIELD_MANAGER}, content_type=_MERGE)
 
     async def delete(self, path: str, *, uid: str = "", grace: int | None = None, propagation: str = "") -> Object:
         """Delete one object. With `uid`, 409 Conflict when another object has the name now. `grace` in seconds."""
@@ -201,7 +199,7 @@ class Api:
             options["gracePeriodSeconds"] = grace
         if propagation:
             options["propagationPolicy"] = propagation
-        return document_of(await self._write("DELETE", path, options, "delete", {}))
+        return await self._write("DELETE", path, options, "delete", {})
 
     async def proxy(
         self,
@@ -227,10 +225,11 @@ class Api:
 
     # -- transport -------------------------------------------------------------------------------------------------
 
-    async def _read(self, path: str, parameters: Mapping[str, str], *, accept: str = _JSON) -> Answer:
+    async def _read(self, path: str, parameters: Mapping[str, str], *, accept: str = _JSON) -> Object:
+        call = partial(self._call, "GET", path, parameters, None, {"Accept": accept})
         for attempt in range(READ_TRIES):
             try:
-                return await _served(partial(self._call, "GET", path, parameters, None, {"Accept": accept}))
+                return document_of(await _served(call), f"GET {path}")
             except ApiUnreachable:
                 if attempt == READ_TRIES - 1:
                     raise
@@ -247,7 +246,7 @@ class Api:
         *,
         content_type: str = _JSON,
         fault: bool = True,
-    ) -> Answer:
+    ) -> Object:
         self.guard()
         resource = _resource(path, verb)
         kind = f"{verb}-{resource}"
@@ -258,7 +257,7 @@ class Api:
         answer = await _served(partial(self._call, method, path, parameters, text, headers, fenced=True))
         if fault:
             faults.after_write(kind, number)
-        return answer
+        return document_of(answer, f"{method} {path}")
 
     async def _call(
         self,

@@ -25,12 +25,13 @@ class ApiError(Exception):
 
     @classmethod
     def from_status(cls, code: int, document: Mapping[str, Any]) -> ApiError:
-        """From a `Status` object."""
+        """From a `Status` object; a proxy's error may have other things under the same names."""
+        own, details = document.get("code"), document.get("details")
         return cls(
-            document.get("code") or code,
-            document.get("reason") or "",
-            document.get("message") or f"the API server answered {code}",
-            document.get("details"),
+            own if isinstance(own, int) and own else code,
+            str(document.get("reason") or ""),
+            str(document.get("message") or f"the API server answered {code}"),
+            details if isinstance(details, Mapping) else None,
         )
 
     @property

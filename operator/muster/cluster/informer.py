@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from muster.cluster.answers import WatchEvent
+from muster.cluster.answers import WatchEvent, version_of
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError, ApiUnreachable
 
@@ -29,6 +29,10 @@ LAST_PAUSE: Final = 5.0
 
 SAY_EVERY: Final = 30.0
 """Seconds between two log lines about the same trouble."""
+
+SHORTEST_WATCH: Final = 0.5
+"""Seconds. API servers hold a watch open for as long as they were asked to: nothing was heard in one that ends sooner,
+and to begin the next without a pause would be thousands of requests a second."""
 
 EVENT_DELAY: Final = float(os.environ.get("MUSTER_WATCH_DELAY", "0") or "0")
 """Seconds by which every event is held back. For tests of what the operator does while it does not know the newest."""
@@ -127,7 +131,7 @@ class Informer(Generic[T]):
         version = ""
         async for page in self._api.pages(self.path, self._selectors):
             self._drop_held()  # the list is newer than what was held back
-            version = page["metadata"]["resourceVersion"]
+            version = version_of(page)
             for raw in page.get("items") or ():
                 view = self._show(raw)
                 if view is not None:
@@ -140,6 +144,7 @@ class Informer(Generic[T]):
         self.synced.set()
 
     async def _watch(self) -> None:
+        began, before = time.monotonic(), self.events
         events = self._api.watch(
             self.path,
             resource_version=self._resource_version,
@@ -148,7 +153,7 @@ class Informer(Generic[T]):
             **self._selectors,
         )
         async for event in events:
-            self._resource_version = event.object["metadata"]["resourceVersion"]
+            self._resource_version = version_of(event.object)
             self._heard()
             self.events += 1
             if event.type == "BOOKMARK":
@@ -157,6 +162,10 @@ class Informer(Generic[T]):
                 self._hold(event)
             else:
                 self._apply(event)
+        if self.events == before and time.monotonic() - began < SHORTEST_WATCH:
+            raise ApiUnreachable(
+                f"watch of {self.path} ended at once, without an event: what closes it, a proxy or load balancer?"
+            )
         self._heard()
 
     def _apply(self, event: WatchEvent) -> None:

@@ -177,6 +177,75 @@ async def test_a_forbidden_watch_says_what_grants_it(tmp_path: Path) -> None:
         assert "ClusterRole" in informer.trouble
 
 
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        "<html>Sign in</html>",
+        '{"metadata": {"resourceVersion": "7"}, "items": [{"meta',
+        "[]",
+        "null",
+        "{}",
+    ],
+)
+async def test_a_proxys_page_in_place_of_a_list_or_object_ends_nothing(tmp_path: Path, nonsense: str) -> None:
+    listing, answers = Listing(), [nonsense] * 9
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(text=answers.pop()) if answers else await listing(request)
+
+    async with served(tmp_path, handler) as api:
+        if nonsense != "{}":
+            told = r"POST /api/v1/namespaces: what came is no answer of an API server: b'.*proxy"
+            with pytest.raises(ApiUnreachable, match=told):
+                await api.create(NAMESPACES, {})
+        async with informed(api) as informer:
+            assert set(informer.items) == {"a"}
+            assert informer.failures >= 2
+    assert not answers
+
+
+async def test_a_redirect_is_no_answer(tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=302, headers={"Location": "https://login"})
+
+    async with served(tmp_path, handler) as api:
+        with pytest.raises(ApiError, match="302"):
+            await api.get("/x")
+        with pytest.raises(ApiError, match="302"):
+            await anext(api.watch(NAMESPACES, resource_version="1"))
+
+
+async def test_an_error_of_a_proxys_own_has_the_codes_of_http(tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        told = {"code": "ServiceUnavailable", "message": "the agent is away", "details": "see the log"}
+        return web.json_response(told, status=503)
+
+    async with served(tmp_path, handler) as api:
+        with pytest.raises(ApiError, match="the agent is away") as raised:
+            await api.get("/x")
+    assert (raised.value.status, raised.value.details) == (503, {})
+
+
+async def test_watches_that_end_at_once_come_with_pauses_and_count_as_no_word(tmp_path: Path) -> None:
+    """A load balancer or proxy that closes them; the next at once would be thousands a second."""
+    watches = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal watches
+        if "watch" not in request.query:
+            return await listing(request)
+        watches += 1
+        return web.Response()
+
+    listing = Listing()
+    async with served(tmp_path, handler) as api, informed(api) as informer:
+        heard = informer.last_event_at
+        await until(lambda: watches >= 4)
+        assert watches < 8
+        assert informer.last_event_at == heard
+        assert "ended at once, without an event" in informer.trouble
+
+
 async def test_pages_whose_token_expires_are_read_from_the_start_by_the_informer(tmp_path: Path) -> None:
     calls: list[str] = []
 
@@ -483,7 +552,7 @@ def test_an_object_with_more_levels_than_can_be_read_does_not_take_the_others_wi
     deep = '[{"\\"}]": ' * (levels // 2) + '"\\\\"' + "}]" * (levels // 2)
     item = f'{{"spec": {{"is": {deep}, "other": {deep}, "name": "a[{{"}}}}'
     whole = f'{{"items": [{item}, {{"spec": {{"name": "b"}}}}]}}'.encode()
-    found = document_of(Answer(200, whole, "OK"))
+    found = document_of(Answer(200, whole, "OK"), "GET /x")
     assert [one["spec"]["name"] for one in found["items"]] == ["a[{", "b"]
     event = event_of(f'{{"type": "ADDED", "object": {item}}}'.encode())
     assert event.object["spec"]["name"] == "a[{"
