@@ -20,7 +20,7 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.gpus import flavour_of
 from muster.cluster.status import finished
 from muster.cluster.views import PodView
-from muster.controllers import devices, planning
+from muster.controllers import devices, dropped, planning
 from muster.controllers.alarms import Alarms, Clocks
 from muster.controllers.books import Tally
 from muster.controllers.cache import Cache
@@ -276,6 +276,7 @@ class Loop:
         if decision.make and self._cache.terminating(record.identity.namespace):
             decision = Decision(decision.status, decision.delete, (), decision.notes, decision.delete_job)
         decision = self._withhold_first_word(record, _unasked(record, decision, monotonic), monotonic)
+        decision = dropped.without_vain(record, decision)
         if decision.status or decision.delete or decision.make or decision.delete_job:
             self.start(record, self._worker.carry_out(record, decision))
         elif finished(record.job.status) and not _holds(record, pods) and record.due_at is None:

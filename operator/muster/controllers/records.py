@@ -17,6 +17,7 @@ from muster.api.jobparts import JobDefaults
 from muster.api.names import ConditionType, Phase
 from muster.api.placement import Placement, Promise
 from muster.api.trainingjob import TrainingJob, TrainingJobSpec
+from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster.eligibility import NodeFilter
 from muster.cluster.jobs import JobInput
 from muster.cluster.pods import Identity, PodSettings, spec_hash
@@ -117,6 +118,7 @@ class Record:
         wake_at: monotonic time of the next turn, as the policies want it; each turn sets it anew.
         retry_at: monotonic time of another turn, asked for beside the policies; stays until it has come.
         asked: monotonic time at which the deletion of each UID was last asked for.
+        vain: the last status that was written, and the other one that it came to; None where it is as it was to be.
         unsure: a status write may have been done or not; the job is read again before anything else.
         errors: turns in a row that failed.
         template: the queue's `defaultTemplate` as last seen.
@@ -159,6 +161,7 @@ class Record:
     wake_at: float | None = None
     retry_at: float | None = None
     asked: dict[str, float] = field(default_factory=dict)
+    vain: tuple[TrainingJobStatus, TrainingJobStatus] | None = None
     unsure: bool = False
     errors: int = 0
     template: JobDefaults | None = None

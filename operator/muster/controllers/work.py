@@ -122,6 +122,7 @@ class Worker:
         began, before = time.monotonic(), record.job.status
         try:
             record.take(await self.executor.write_status(record.job, status))
+            record.vain = (status, record.job.status) if record.job.status != status else None
             self.pace.took(time.monotonic() - began)
         except ApiError as error:
             record.unsure = True

@@ -11,7 +11,7 @@ import pytest
 
 from muster.api.names import EventReason
 from muster.api.trainingqueue import TrainingQueue
-from muster.controllers import words
+from muster.controllers import dropped, words
 from muster.controllers.situations import Patience
 
 from .loops import World, compressed, world
@@ -184,3 +184,36 @@ def test_a_gang_below_its_wish_is_told_once_why_and_no_more_when_it_has_it() -> 
             await place.until(lambda: "growth" not in place.status("a"))
 
     compressed(test())
+
+
+@pytest.mark.parametrize("field", ["gpus", "selector", "observedGeneration"])
+def test_what_an_older_crd_drops_from_a_status_is_not_written_again_and_again(
+    field: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dropped, "_told", set())
+
+    async def test() -> None:
+        async with world(cpu="4", patience=MEETS) as place:
+            keep = place.server.update_status
+
+            async def drop(path: str, body: dict[str, Any]) -> dict[str, Any]:
+                return await keep(path, {**body, "status": {k: v for k, v in body["status"].items() if k != field}})
+
+            monkeypatch.setattr(place.server, "update_status", drop)
+            place.submit("a")
+            place.submit("b")
+            await place.until(lambda: len(place.server.pods) == 4)
+            for pod in place.server.pods:
+                place.show(pod, "Running")
+            await place.until(lambda: place.status("a")["phase"] == place.status("b")["phase"] == "Running")
+            await asyncio.sleep(1)
+            before = len(place.server.written), len(place.notes)
+            await asyncio.sleep(600)
+            assert (len(place.server.written), len(place.notes)) == before
+            place.edit("a", suspend=True)
+            await place.until(lambda: (place.status("a").get("stop") or {}).get("reason") == "Suspended")
+
+    compressed(test())
+    told = [record.getMessage() for record in caplog.records if "does not keep" in record.getMessage()]
+    assert len(told) == 1
+    assert f"does not keep status.{field}: its CRDs" in told[0]
