@@ -62,6 +62,7 @@ class PodView:
         waiting: containers that do not run yet and give a reason.
         exit_code, exit_reason, termination_message: of the trainer's container when it has ended, or else of the first
             container or init container that ended badly; None and "" before.
+        ended: the name of that container; "" before.
         restarts: of all containers together.
         disruption_target: reason and message of the DisruptionTarget condition, or "".
         status_reason, status_message: of the whole pod, such as Evicted, OutOfcpu, UnexpectedAdmissionError.
@@ -105,6 +106,7 @@ class PodView:
     image: str = ""
     max_runtime: int | None = None
     outlived_since: datetime | None = None
+    ended: str = ""
 
     @property
     def key(self) -> str:
@@ -123,7 +125,7 @@ class PodView:
         conditions = {item.get("type"): item for item in status.get("conditions") or ()}
         scheduled = conditions.get("PodScheduled") or {}
         unplaced = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
-        ended = _ended(status)
+        ended_name, ended = _ended(status)
         node = spec.get("nodeName") or ""
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
         index = _number(labels.get(names.INDEX_LABEL))
@@ -162,6 +164,7 @@ class PodView:
             image=sys.intern(next((one.get("imageID") or "" for one in containers if one.get("name") == TRAINER), "")),
             max_runtime=_max_runtime(spec) if index == 0 else None,
             outlived_since=_outlived(status) if status.get("phase") == "Running" else None,
+            ended=sys.intern(ended_name),
         )
 
 
@@ -339,17 +342,17 @@ def _waiting(containers: Iterable[Object]) -> Iterable[Waiting]:
             yield Waiting(item.get("name") or "", sys.intern(waiting["reason"]), waiting.get("message") or "")
 
 
-def _ended(status: Object) -> Object:
-    """The `terminated` state that tells most: the trainer's, or the first bad one."""
-    first_bad: Object = {}
+def _ended(status: Object) -> tuple[str, Object]:
+    """Name and `terminated` state of the container whose end tells most: the trainer, or the first bad one."""
+    first_bad: tuple[str, Object] = "", {}
     for item in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
         ended = (item.get("state") or {}).get("terminated")
         if not ended:
             continue
         if item.get("name") == TRAINER:
-            return dict(ended)
-        if not first_bad and ended.get("exitCode"):
-            first_bad = ended
+            return TRAINER, ended
+        if not first_bad[0] and ended.get("exitCode"):
+            first_bad = item.get("name") or "", ended
     return first_bad
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+from muster.cluster.overrides import RUNTIME, TRAINER
 from muster.cluster.views import PodView
 from muster_protocol import exits
 
@@ -147,6 +148,9 @@ _EVICTED: Final = "EvictionByEvictionAPI"
 """The DisruptionTarget's reason of pods that a drain, an autoscaler or a descheduler has asked to leave."""
 _LOSSES: Final = frozenset({"NodeLost", "ContainerStatusUnknown"})
 
+_UNKNOWN: Final = ("Unknown", 255)
+"""What containerd says of a container that it had lost when it came back, as with its node."""
+
 _CANNOT_RUN: Final = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 
 
@@ -241,6 +245,11 @@ def _from_exit_code(pod: PodView) -> End:
     code, reason = pod.exit_code, pod.exit_reason
     if code is None:
         return _at(pod, Kind.LOST, f"pod {pod.name} failed and left no exit code")
+    if (reason, code) == _UNKNOWN:
+        told = f"pod {pod.name} was lost to the container runtime of node {pod.node}, as when the node starts anew"
+        return _at(pod, Kind.LOST, told)
+    if pod.ended not in ("", TRAINER):
+        return _before_trainer(pod, code, reason)
     if reason == "OOMKilled":
         mend = "raise spec.workers.resources.limits.memory (/dev/shm counts too), or use less"
         return _at(pod, Kind.OUT_OF_MEMORY, f"the kernel killed all of pod {pod.name} for want of memory; {mend}")
@@ -262,6 +271,25 @@ def _from_exit_code(pod: PodView) -> End:
     if code == exits.EXIT_OK:
         return _at(pod, Kind.SUCCEEDED, "the launcher ended with exit code 0")
     return _at(pod, Kind.USER, f"pod {pod.name} ended with exit code {code}")
+
+
+def _before_trainer(pod: PodView, code: int, reason: str) -> End:
+    """An init container has failed, and the launcher was never started. Muster's own lacks something on that node: the
+    gang goes elsewhere. What others do, the job or a webhook has asked for."""
+    last = (pod.termination_message.strip().splitlines() or [""])[-1][:300]
+    how = f"exit code {code}" if reason in ("", "Error") else f"exit code {code}, {reason}"
+    told = f"init container {pod.ended} of pod {pod.name} on node {pod.node} ended with {how}"
+    told = f"{told}: {last}" if last else told
+    killed = code in (137, 143) and reason != "OOMKilled"
+    if pod.ended == RUNTIME and not killed:
+        return _at(pod, Kind.REJECTED, told)
+    if reason == "OOMKilled":
+        return _at(pod, Kind.OUT_OF_MEMORY, f"{told}; raise its own resources.limits.memory in podTemplate")
+    if reason in _LOSSES:
+        return _at(pod, Kind.LOST, told)
+    if reason in _CANNOT_RUN:
+        return _at(pod, Kind.CONFIG, f"{told}; correct it in podTemplate.spec.initContainers")
+    return _at(pod, Kind.INFRASTRUCTURE if killed else Kind.USER, told)
 
 
 def _ask_for_more(told: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import Victim
+from muster.cluster.views import PodView
 from muster.controllers.lifecycle.causes import End, Kind
 from muster.controllers.lifecycle.failure import allowed_in_place, sentence
 from muster.controllers.lifecycle.turn import Claim
@@ -608,3 +610,83 @@ def test_kept_room_is_given_up_when_the_job_may_not_start() -> None:
 )
 def test_a_failure_says_nothing_twice(end: End, told: str) -> None:
     assert sentence(end).startswith(told)
+
+
+def failed_before_the_trainer(case: Case, container: str, **terminated: Any) -> None:
+    """Worker 1's init container ends badly."""
+    name = case.worker(1).name
+    told = PodView.from_raw(
+        {
+            "status": {
+                "phase": "Failed",
+                "initContainerStatuses": [{"name": container, "state": {"terminated": terminated}}],
+                "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
+            }
+        }
+    )
+    fields = ("phase", "exit_code", "exit_reason", "termination_message", "ended")
+    case.change(name, **{field: getattr(told, field) for field in fields})
+
+
+def starting() -> Case:
+    case = Case(trainingjob(restart={"limit": 0}))
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    return case
+
+
+def test_a_runtime_that_cannot_be_brought_is_the_nodes_want_and_not_the_scripts_failure() -> None:
+    case = starting()
+    why = "the runtime can't be copied from /opt to /muster: [Errno 28] No space left on device"
+    failed_before_the_trainer(case, "muster-runtime", exitCode=1, reason="Error", message=f"{why}\n")
+    case.settle()
+    case.vanish()
+    case.settle()
+    assert case.phase == "Queued"
+    assert case.reason() == "PodUnschedulable"
+    assert (
+        f"init container muster-runtime of pod llama-g1-1-0 on node n1 ended with exit code 1: {why}" in case.message()
+    )
+    assert [item.node for item in case.job.status.avoided] == ["n1"]
+    assert case.job.status.failures is None
+
+
+@pytest.mark.parametrize(
+    ("ended", "cause", "told"),
+    [
+        ({"exitCode": 1, "reason": "Error"}, "user", "exit code 1"),
+        ({"exitCode": 127, "reason": "Error"}, "user", "exit code 127"),
+        (
+            {"exitCode": 128, "reason": "StartError", "message": 'exec: "fetch": not found'},
+            "config",
+            'exit code 128, StartError: exec: "fetch": not found; correct it in podTemplate.spec.initContainers',
+        ),
+        (
+            {"exitCode": 137, "reason": "OOMKilled"},
+            "out-of-memory",
+            "exit code 137, OOMKilled; raise its own resources.limits.memory in podTemplate",
+        ),
+    ],
+)
+def test_a_failed_init_container_of_the_jobs_own_is_named(ended: dict[str, Any], cause: str, told: str) -> None:
+    case = starting()
+    failed_before_the_trainer(case, "fetch", **ended)
+    case.settle()
+    assert case.phase == "Failed"
+    message = case.message(ConditionType.FAILED)
+    assert f"init container fetch of pod llama-g1-1-0 on node n1 ended with {told}" in message
+    assert case.job.status.failure is not None
+    assert case.job.status.failure.cause == cause
+
+
+def test_a_container_that_containerd_lost_with_its_node_is_not_the_scripts_failure() -> None:
+    case = Case(trainingjob(restart={"limit": 0}), mute=True)
+    case.start()
+    case.change(case.worker(1).name, phase="Failed", exit_code=255, exit_reason="Unknown", ended="trainer")
+    case.settle()
+    assert case.phase == "Restarting"
+    assert "lost to the container runtime of node n1" in case.message()
+    assert case.job.status.failures is None
+    assert case.job.status.failure is not None
+    assert case.job.status.failure.cause == "node"
