@@ -29,6 +29,8 @@ _MAY_NOT: Final[dict[str, str]] = {
     "priorityClassName": "set spec.priorityClassName of the job",
     "preemptionPolicy": "only Muster's planner preempts",
     "restartPolicy": "Muster restarts the gang itself; see spec.restart",
+    "activeDeadlineSeconds": "the gang would start again after it; set spec.maxRuntime of the job",
+    "terminationGracePeriodSeconds": "the launcher saves within it, too; set spec.terminationGracePeriod of the job",
     "hostname": "workers find each other by the names that Muster gives",
     "subdomain": "workers find each other by the names that Muster gives",
     "setHostnameAsFQDN": "workers find each other by the names that Muster gives",

@@ -386,6 +386,8 @@ def test_the_override_merges_into_the_trainer() -> None:
         ({"spec": {"priorityClassName": "high"}}, "set spec.priorityClassName of the job"),
         ({"spec": {"restartPolicy": "Always"}}, "see spec.restart"),
         ({"spec": {"schedulingGates": [{"name": "x"}]}}, "schedulingGates"),
+        ({"spec": {"activeDeadlineSeconds": 3600}}, "set spec.maxRuntime of the job"),
+        ({"spec": {"terminationGracePeriodSeconds": 5}}, "set spec.terminationGracePeriod of the job"),
         ({"spec": {"containers": [{"name": "trainer", "command": ["sh"]}]}}, "set spec.command of the job"),
         ({"spec": {"containers": [{"name": "trainer", "$patch": "delete"}]}}, "can't be deleted"),
         ({"spec": {"containers": [{"$patch": "replace"}]}}, "would drop Muster's own containers"),
