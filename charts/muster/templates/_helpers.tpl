@@ -26,14 +26,18 @@ app.kubernetes.io/component: operator
 
 {{/* Labels of every object. `managed-by: Helm` tells them from what the operator makes. */}}
 {{- define "muster.labels" -}}
+{{ include "muster.ownLabels" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "muster.ownLabels" -}}
 {{ include "muster.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: muster
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
 {{- end }}
 
 {{/* Image reference of (dict "root" $ "image" IMAGE-VALUES); the digest wins over the tag. */}}

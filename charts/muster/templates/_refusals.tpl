@@ -26,6 +26,7 @@ Values that could not work are refused in a sentence. What the schema says of th
 {{- if contains "://" $values.image.registry }}
 {{- fail (printf "image.registry is %q: write a registry without the scheme, like registry.example.com:5000" $values.image.registry) }}
 {{- end }}
+{{- include "muster.refuseLabels" . }}
 {{- include "muster.refuseLevels" $values.topology.levels }}
 {{- include "muster.refusePrices" $values }}
 {{- end }}
@@ -51,6 +52,27 @@ Values that could not work are refused in a sentence. What the schema says of th
 {{- range $resource, $quantity := last . }}
 {{- if not (regexMatch "^[0-9]+([.][0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$" (toString $quantity)) }}
 {{- fail (printf "%s.%s is %q: write a quantity of Kubernetes, like 500m or 2 for cpu, 512Mi or 2Gi for memory" $name $resource (toString $quantity)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Of all objects and of the operator's pods. A label of the chart's own said twice is a key twice in one mapping: some tools
+refuse it, Helm takes the last, and the Deployment would no longer find its pods, nor a second release the first.
+*/}}
+{{- define "muster.refuseLabels" -}}
+{{- $common := .Values.commonLabels }}
+{{- $own := fromYaml (include "muster.ownLabels" .) }}
+{{- range $key := keys $common | sortAlpha }}
+{{- if hasKey $own $key }}
+{{- fail (printf "commonLabels: %s is the chart's own: leave it out, or take a key of yours" $key) }}
+{{- end }}
+{{- end }}
+{{- range $key := keys .Values.podLabels | sortAlpha }}
+{{- if hasKey $own $key }}
+{{- fail (printf "podLabels: %s is the chart's own: leave it out, or take a key of yours" $key) }}
+{{- else if hasKey $common $key }}
+{{- fail (printf "podLabels: %s stands in commonLabels, too, which the pods have as well: leave one of them out" $key) }}
 {{- end }}
 {{- end }}
 {{- end }}
