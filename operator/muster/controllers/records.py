@@ -118,6 +118,7 @@ class Record:
         wake_at: monotonic time of the next turn, as the policies want it; each turn sets it anew.
         retry_at: monotonic time of another turn, asked for beside the policies; stays until it has come.
         asked: monotonic time at which the deletion of each UID was last asked for.
+        unmade: why pods of the present placement could not be made at the last try, where that may pass; else "".
         vain: the last status that was written, and the other one that it came to; None where it is as it was to be.
         unsure: a status write may have been done or not; the job is read again before anything else.
         errors: turns in a row that failed.
@@ -146,6 +147,7 @@ class Record:
     shown: frozenset[str] = frozenset()
     gone: frozenset[str] = frozenset()
     refusal: Refusal | None = None
+    unmade: str = ""
     judgement: Judgement | None = None
     task: asyncio.Task[None] | None = None
     judging: asyncio.Task[None] | None = None

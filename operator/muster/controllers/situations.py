@@ -69,6 +69,7 @@ class Situations:
             lost_nodes=lost_nodes,
             unfit_nodes=self._unfit(record, pods, lost_nodes, now),
             refusal=record.refusal,
+            unmade=record.unmade,
             launcher=self.progress.launcher_of(record),
             answered_ago=monotonic - record.launcher_at,
             unanswered_for=self.progress.unanswered_for(record),

@@ -114,7 +114,7 @@ class Worker:
         async with self.parallel:
             if await self.write(record, status):
                 record.shown = frozenset()
-                record.refusal, record.facts = None, NO_FACTS
+                record.refusal, record.unmade, record.facts = None, "", NO_FACTS
                 self.tell(record, note)
 
     async def write(self, record: Record, status: TrainingJobStatus) -> bool:
@@ -171,6 +171,7 @@ class Worker:
             in_place=allowed_in_place(spec, status, today),
             reached=status.progress.step if status.progress is not None else 0,
         )
+        record.unmade = outcome.incomplete
         now = asyncio.get_running_loop().time()
         for made in outcome.made:
             if made.name not in record.shown:

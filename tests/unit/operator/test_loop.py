@@ -42,8 +42,10 @@ async def test_pods_that_cannot_be_made_are_tried_again_with_pauses(error: Calla
         await place.until(lambda: [record.errors >= 2 for record in place.loop.records.values()] == [True])
         (record,) = place.loop.records.values()
         assert place.server.calls["POST pods"] <= 2 * (record.errors + 1), "each try backs off further"
+        assert str(error()) in record.unmade
         place.server.fail.clear()
         await place.until(lambda: len(place.server.pods) == 2)
+        await place.until(lambda: record.unmade == "")
 
 
 async def test_a_deletion_is_not_asked_for_again_while_the_watch_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:

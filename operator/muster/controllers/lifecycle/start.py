@@ -7,6 +7,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from muster.api.common import find_condition
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.nodefaults import FaultCause
 from muster.api.placement import Placement
@@ -26,6 +27,10 @@ from muster_protocol.messages import Ended
 BARRIER: Final = 5.0
 """Seconds that a gang whose pods are all ready may take to its barrier before PodsReady is told by itself. Most take
 less, and then PodsReady and Running are one write."""
+
+UNMADE_PATIENCE: Final = 10.0
+"""Seconds in which pods may fail to be made before it is told: an API server has bad moments."""
+_UNMADE: Final = "pods can't be made, and are tried again"
 
 
 def make_pods(turn: Turn) -> bool:
@@ -163,6 +168,7 @@ def _tell_hindrance(turn: Turn) -> None:
             turn.draft.set(queue=None)
         else:
             _forget_last_try(turn)
+            _tell_unmade(turn)
         if pulls := hindrance.pulls(turn.gang, turn.s.heard):
             turn.draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, pulls)
     elif found.pod.unschedulable and turn.since(found.pod.unschedulable_since) < UNSCHEDULABLE_PATIENCE:
@@ -170,6 +176,25 @@ def _tell_hindrance(turn: Turn) -> None:
     elif not hindrance.alike(told, found.reason):
         turn.draft.condition(ConditionType.PODS_READY, False, found.reason, found.message)
         turn.draft.set(queue=QueuePosition(reason=found.reason, message=found.message))
+
+
+def _tell_unmade(turn: Turn) -> None:
+    """Say what pods can't be made for, where that goes on: an admission webhook that does not answer, as it may be.
+    The first that was told stands: each pod's making may fail in other words."""
+    placement, condition = turn.status.placement, find_condition(turn.status.conditions, ConditionType.PODS_READY.value)
+    told = condition is not None and condition.message.startswith(_UNMADE)
+    if told == bool(turn.s.unmade) or placement is None:
+        return
+    waited = turn.since(placement.placed_at)
+    if told:
+        turn.draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, PODS_ARE_MADE)
+        turn.draft.set(queue=None)
+    elif waited < UNMADE_PATIENCE:
+        turn.wake_in(UNMADE_PATIENCE - waited)
+    else:
+        message = f"{_UNMADE}: {turn.s.unmade}"
+        turn.draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, message)
+        turn.draft.set(queue=QueuePosition(reason=Reason.PODS_STARTING.value, message=message))
 
 
 def _forget_last_try(turn: Turn) -> None:

@@ -118,7 +118,8 @@ def _first_unready(turn: Turn) -> str:
     for index in range(placement.workers):
         pod = pods.get(index)
         if pod is None:
-            return f"; pod {turn.name_of(index)} does not exist"
+            why = f", for it can't be made: {turn.s.unmade}" if turn.s.unmade else ""
+            return f"; pod {turn.name_of(index)} does not exist{why}"
         if not pod.ready:
             heard = turn.s.heard
             waiting = "; ".join(f"{item.reason} {item.message}".strip() for item in pod.waiting) or pod.unschedulable

@@ -108,6 +108,7 @@ class Case:
     lost_nodes: frozenset[str] = frozenset()
     unfit_nodes: frozenset[str] = frozenset()
     refusal: Refusal | None = None
+    unmade: str = ""
     launcher: Status | None = None
     answered_ago: float = float("inf")
     unanswered_for: float = float("inf")
@@ -140,6 +141,7 @@ class Case:
             lost_nodes=self.lost_nodes,
             unfit_nodes=self.unfit_nodes | self.lost_nodes,
             refusal=self.refusal,
+            unmade=self.unmade,
             launcher=self.launcher,
             answered_ago=self.answered_ago,
             unanswered_for=self.unanswered_for,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from muster.api.names import ConditionType
 from muster.controllers.lifecycle.hindrance import Heard
 from muster.controllers.lifecycle.turn import Refusal
 from muster.controllers.planning import last_start, waiting_status
@@ -397,3 +398,38 @@ def test_pods_made_but_not_shown_are_waited_for() -> None:
     case.unshown = ()
     case.settle()
     assert case.job.status.placement is None
+
+
+def test_pods_that_cannot_be_made_for_long_are_told_once_and_when_it_passes() -> None:
+    case = Case(trainingjob(readyTimeout="10m"))
+    case.settle()
+    case.place("n0", "n1")
+    case.unmade = 'pod llama-g1-1-0: 500 InternalError: failed calling webhook "inject"'
+    case.pods.clear()
+    decision = case.turn()
+    assert decision.wake_at is not None
+    assert (decision.wake_at - case.now).total_seconds() == 10
+    case.later(11)
+    case.turn()
+    told = f"pods can't be made, and are tried again: {case.unmade}"
+    assert case.message(ConditionType.PODS_READY) == told
+    assert case.job.status.queue is not None
+    assert (case.job.status.queue.reason, case.job.status.queue.message) == ("PodsStarting", told)
+    case.unmade = "pod llama-g1-0-0: in other words"
+    writes = case.writes
+    case.turn()
+    assert case.writes == writes
+    case.unmade = ""
+    case.settle()
+    assert case.message(ConditionType.PODS_READY) == "pods are being made"
+    assert case.job.status.queue is None
+
+
+def test_pods_that_cannot_be_made_in_time_are_told_with_the_withdrawal() -> None:
+    case = Case(trainingjob(readyTimeout="10m"))
+    case.settle()
+    case.place("n0", "n1")
+    case.unmade = "no webhook answers"
+    case.later(601)
+    case.turn()
+    assert "pod llama-g1-0-0 does not exist, for it can't be made: no webhook answers" in case.message()
