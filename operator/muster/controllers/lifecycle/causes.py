@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from muster.cluster.overrides import RUNTIME, TRAINER
+from muster.cluster.overrides import RUNTIME, RUNTIME_VOLUME, TRAINER
 from muster.cluster.views import PodView
 from muster_protocol import exits
 
@@ -144,6 +144,10 @@ _REJECTIONS: Final = re.compile(
 """`status.reason` of pods that kubelet's admission turned away before any container ran."""
 
 _DISRUPTIONS: Final = frozenset({"Evicted", "Terminated", "NodeShutdown", "Shutdown", "Preempting", "DeadlineExceeded"})
+_STORAGE_LIMIT: Final = re.compile(
+    r"ephemeral local storage usage exceeds the total limit|exceeded its local ephemeral storage limit"
+)
+_VOLUME_LIMIT: Final = re.compile(r'Usage of EmptyDir volume "([^"]*)" exceeds the limit')
 _EVICTED: Final = "EvictionByEvictionAPI"
 """The DisruptionTarget's reason of pods that a drain, an autoscaler or a descheduler has asked to leave."""
 _LOSSES: Final = frozenset({"NodeLost", "ContainerStatusUnknown"})
@@ -169,11 +173,15 @@ def end_of(pod: PodView, *, lost_nodes: frozenset[str] = frozenset()) -> End | N
 def _end_of(pod: PodView, lost_nodes: frozenset[str]) -> End | None:
     if pod.phase == "Succeeded" and not pod.disruption_target:
         return _at(pod, Kind.SUCCEEDED, "the launcher ended with exit code 0")
+    if mend := _own_limit(pod):
+        told = f"pod {pod.name} on node {pod.node} was evicted: {pod.status_message.strip().rstrip('.')}; {mend}"
+        return _at(pod, Kind.USER, told)
     if pod.disruption_target.startswith(_EVICTED):
         told = f"pod {pod.name} was evicted from node {pod.node}, as `kubectl drain` does"
         return replace(_at(pod, Kind.DISRUPTED, told), evicted=True)
     if pod.disruption_target:
-        return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node} is disrupted: {pod.disruption_target}")
+        told = f"{pod.disruption_target}{_ask_for_more(pod.disruption_target)}"
+        return _at(pod, Kind.DISRUPTED, f"pod {pod.name} on node {pod.node} is disrupted: {told}")
     if pod.phase == "Failed":
         return _failed(pod)
     if pod.forced:
@@ -298,6 +306,19 @@ def _ask_for_more(told: str) -> str:
     if match is None:
         return ""
     return f"; ask for as much as it uses, by spec.workers.resources.requests.{match[1]}"
+
+
+def _own_limit(pod: PodView) -> str:
+    """What to do about a pod that kubelet evicted since it wrote more to its node's disk than it said it would, as it
+    will again wherever it is; "" of any other, and of a volume of Muster's."""
+    if pod.status_reason != "Evicted":
+        return ""
+    if _STORAGE_LIMIT.search(pod.status_message):
+        return "raise spec.workers.resources.limits.ephemeral-storage, or write less outside of volumes"
+    volume = _VOLUME_LIMIT.search(pod.status_message)
+    if volume is None or volume[1] == RUNTIME_VOLUME:
+        return ""
+    return f"raise the sizeLimit of volume {volume[1]}, or write less there"
 
 
 def _at(pod: PodView, kind: Kind, message: str) -> End:

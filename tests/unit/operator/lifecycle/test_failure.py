@@ -690,3 +690,58 @@ def test_a_container_that_containerd_lost_with_its_node_is_not_the_scripts_failu
     assert case.job.status.failures is None
     assert case.job.status.failure is not None
     assert case.job.status.failure.cause == "node"
+
+
+@pytest.mark.parametrize(
+    ("told", "mend"),
+    [
+        (
+            "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+            "raise spec.workers.resources.limits.ephemeral-storage",
+        ),
+        (
+            'Container trainer exceeded its local ephemeral storage limit "1Gi". ',
+            "raise spec.workers.resources.limits.ephemeral-storage",
+        ),
+        ('Usage of EmptyDir volume "scratch" exceeds the limit "5Gi". ', "raise the sizeLimit of volume scratch"),
+    ],
+)
+def test_a_pod_that_writes_more_than_its_own_limit_spends_the_limit_of_restarts(told: str, mend: str) -> None:
+    case = Case(trainingjob(restart={"limit": 1}))
+    case.start()
+    for failures in (1, 2):
+        # kubelet gives the launcher a second, in which it may leave a word.
+        case.end(1, Cause.PREEMPTED, 75, message="stopped when asked")
+        case.change(case.worker(1).name, status_reason="Evicted", status_message=told)
+        case.settle()
+        assert case.job.status.failures == failures
+        if failures == 1:
+            assert case.phase == "Restarting"
+            restart(case)
+    assert case.phase == "Failed"
+    assert f"was evicted: {told.strip().rstrip('.')}; {mend}" in case.message(ConditionType.FAILED)
+
+
+def test_a_full_volume_of_musters_own_is_not_the_scripts_failure() -> None:
+    case = Case(trainingjob(restart={"limit": 0}), mute=True)
+    case.start()
+    told = 'Usage of EmptyDir volume "muster" exceeds the limit "1Gi". '
+    case.change(case.worker(1).name, phase="Failed", status_reason="Evicted", status_message=told)
+    case.settle()
+    assert case.phase == "Restarting"
+    assert case.job.status.failures is None
+
+
+def test_an_eviction_for_want_of_memory_names_the_field_to_raise_by_kubelets_condition_too() -> None:
+    case = Case(trainingjob(), mute=True)
+    case.start()
+    told = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi."
+    disrupted = {
+        "status_reason": "Evicted",
+        "status_message": told,
+        "disruption_target": f"TerminationByKubelet: {told}",
+    }
+    case.change(case.worker(1).name, phase="Failed", **disrupted)
+    case.settle()
+    assert case.phase == "Restarting"
+    assert "by spec.workers.resources.requests.memory" in case.message()
