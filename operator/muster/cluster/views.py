@@ -125,7 +125,7 @@ class PodView:
         conditions = {item.get("type"): item for item in status.get("conditions") or ()}
         scheduled = conditions.get("PodScheduled") or {}
         unplaced = scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
-        ended_name, ended = _ended(status)
+        ended_name, ended = _ended(spec, status)
         node = spec.get("nodeName") or ""
         containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
         index = _number(labels.get(names.INDEX_LABEL))
@@ -342,10 +342,15 @@ def _waiting(containers: Iterable[Object]) -> Iterable[Waiting]:
             yield Waiting(item.get("name") or "", sys.intern(waiting["reason"]), waiting.get("message") or "")
 
 
-def _ended(status: Object) -> tuple[str, Object]:
-    """Name and `terminated` state of the container whose end tells most: the trainer, or the first bad one."""
+def _ended(spec: Object, status: Object) -> tuple[str, Object]:
+    """Name and `terminated` state of the container whose end tells most: the trainer, or the first bad one; those that
+    kubelet ends since another has failed, last."""
     first_bad: tuple[str, Object] = "", {}
-    for item in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+    first = list(status.get("initContainerStatuses") or ())
+    if status.get("phase") == "Failed":
+        beside = {one.get("name") for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"}
+        first.sort(key=lambda item: item.get("name") in beside)
+    for item in [*first, *(status.get("containerStatuses") or ())]:
         ended = (item.get("state") or {}).get("terminated")
         if not ended:
             continue

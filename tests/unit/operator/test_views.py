@@ -222,3 +222,20 @@ def test_of_index_0_alone_it_is_known_when_its_launcher_ends_the_run() -> None:
     assert seen("0", {"name": "OF_A_SECRET", "valueFrom": {}}, limit) == 3600
     assert seen("3", limit) is None
     assert seen("0") is None
+
+
+@pytest.mark.parametrize(("restarts", "told"), [("Always", ("fetch", 3)), ("Never", ("proxy", 137))])
+def test_where_an_init_container_failed_the_end_of_a_sidecar_is_not_told(restarts: str, told: tuple[str, int]) -> None:
+    """kubelet kills a mesh's proxy, which stands before the container that has failed, when that has failed."""
+    raw = copy.deepcopy(POD)
+    raw["spec"]["initContainers"] = [{"name": "proxy", "restartPolicy": restarts}, {"name": "fetch"}]
+    raw["status"] = {
+        "phase": "Failed",
+        "initContainerStatuses": [
+            {"name": "proxy", "state": {"terminated": {"exitCode": 137}}},
+            {"name": "fetch", "state": {"terminated": {"exitCode": 3}}},
+        ],
+        "containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
+    }
+    view = PodView.from_raw(raw)
+    assert (view.ended, view.exit_code) == told
