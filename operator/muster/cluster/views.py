@@ -58,6 +58,7 @@ class PodView:
         requests: (resource, amount in base units), sorted; `pods` = 1, host ports (`hostport/TCP/8080`) and the place
             of a gang's only worker there (`apart/research/llama`) included.
         unschedulable: kube-scheduler's message while it finds no place, or "".
+        gates: scheduling gates, which keep kube-scheduler from looking at it.
         ready: the Ready condition.
         waiting: containers that do not run yet and give a reason.
         exit_code, exit_reason, termination_message: of the trainer's container when it has ended, or else of the first
@@ -107,6 +108,7 @@ class PodView:
     max_runtime: int | None = None
     outlived_since: datetime | None = None
     ended: str = ""
+    gates: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -165,6 +167,7 @@ class PodView:
             max_runtime=_max_runtime(spec) if index == 0 else None,
             outlived_since=_outlived(status) if status.get("phase") == "Running" else None,
             ended=sys.intern(ended_name),
+            gates=tuple(sys.intern(one.get("name") or "") for one in spec.get("schedulingGates") or ()),
         )
 
 

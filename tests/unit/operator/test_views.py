@@ -239,3 +239,10 @@ def test_where_an_init_container_failed_the_end_of_a_sidecar_is_not_told(restart
     }
     view = PodView.from_raw(raw)
     assert (view.ended, view.exit_code) == told
+
+
+def test_a_pods_scheduling_gates_are_kept() -> None:
+    raw = copy.deepcopy(POD)
+    assert PodView.from_raw(raw).gates == ()
+    raw["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}, {"name": "b"}]
+    assert PodView.from_raw(raw).gates == ("kueue.x-k8s.io/admission", "b")

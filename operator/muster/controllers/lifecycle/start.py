@@ -31,6 +31,7 @@ less, and then PodsReady and Running are one write."""
 UNMADE_PATIENCE: Final = 10.0
 """Seconds in which pods may fail to be made before it is told: an API server has bad moments."""
 _UNMADE: Final = "pods can't be made, and are tried again"
+_GATED: Final = "pods are not scheduled while a scheduling gate is on them"
 
 
 def make_pods(turn: Turn) -> bool:
@@ -179,11 +180,12 @@ def _tell_hindrance(turn: Turn) -> None:
 
 
 def _tell_unmade(turn: Turn) -> None:
-    """Say what pods can't be made for, where that goes on: an admission webhook that does not answer, as it may be.
-    The first that was told stands: each pod's making may fail in other words."""
+    """Say what pods can't be made for, or be scheduled, where that goes on: an admission webhook that does not answer,
+    as it may be. The first that was told stands: each pod's making may fail in other words."""
     placement, condition = turn.status.placement, find_condition(turn.status.conditions, ConditionType.PODS_READY.value)
-    told = condition is not None and condition.message.startswith(_UNMADE)
-    if told == bool(turn.s.unmade) or placement is None:
+    told = condition is not None and condition.message.startswith((_UNMADE, _GATED))
+    message = f"{_UNMADE}: {turn.s.unmade}" if turn.s.unmade else _gated(turn)
+    if told == bool(message) or placement is None:
         return
     waited = turn.since(placement.placed_at)
     if told:
@@ -192,9 +194,17 @@ def _tell_unmade(turn: Turn) -> None:
     elif waited < UNMADE_PATIENCE:
         turn.wake_in(UNMADE_PATIENCE - waited)
     else:
-        message = f"{_UNMADE}: {turn.s.unmade}"
         turn.draft.condition(ConditionType.PODS_READY, False, Reason.PODS_STARTING.value, message)
         turn.draft.set(queue=QueuePosition(reason=Reason.PODS_STARTING.value, message=message))
+
+
+def _gated(turn: Turn) -> str:
+    """Muster makes no pod with scheduling gates, but a webhook may put some on it, as Kueue's does."""
+    pod = min((pod for pod in turn.by_index().values() if pod.gates), key=lambda pod: pod.index, default=None)
+    if pod is None:
+        return ""
+    gates = ", ".join(pod.gates)
+    return f"{_GATED}: {pod.name} has {gates}; whose webhook put it there has to take it away, or to leave the pods out"
 
 
 def _forget_last_try(turn: Turn) -> None:

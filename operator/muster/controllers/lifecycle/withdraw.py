@@ -123,6 +123,8 @@ def _first_unready(turn: Turn) -> str:
         if not pod.ready:
             heard = turn.s.heard
             waiting = "; ".join(f"{item.reason} {item.message}".strip() for item in pod.waiting) or pod.unschedulable
+            if pod.gates:
+                waiting = f"it has the scheduling gate {', '.join(pod.gates)}"
             if heard is not None and heard.pod == pod.name:
                 waiting = f"{heard.reason} {heard.message}".strip()
             return f"; pod {pod.name} on node {pod.node} is {pod.phase}" + (f": {waiting}" if waiting else "")

@@ -433,3 +433,35 @@ def test_pods_that_cannot_be_made_in_time_are_told_with_the_withdrawal() -> None
     case.later(601)
     case.turn()
     assert "pod llama-g1-0-0 does not exist, for it can't be made: no webhook answers" in case.message()
+
+
+def test_a_gate_that_a_webhook_put_on_a_pod_is_told() -> None:
+    case = Case(trainingjob(readyTimeout="10m"))
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    case.change("llama-g1-1-0", gates=("kueue.x-k8s.io/admission",))
+    case.later(11)
+    case.settle()
+    told = "pods are not scheduled while a scheduling gate is on them: llama-g1-1-0 has kueue.x-k8s.io/admission; "
+    assert case.message(ConditionType.PODS_READY).startswith(told)
+    assert case.job.status.queue is not None
+    assert case.job.status.queue.message.startswith(told)
+    case.change("llama-g1-0-0", ready=True, phase="Running")
+    case.later(600)
+    case.settle()
+    assert "is Pending: it has the scheduling gate kueue.x-k8s.io/admission" in case.message()
+
+
+def test_a_gate_that_is_taken_away_is_no_longer_told() -> None:
+    case = Case(trainingjob())
+    case.settle()
+    case.place("n0", "n1")
+    case.settle()
+    case.change("llama-g1-1-0", gates=("image-scan",))
+    case.later(11)
+    case.settle()
+    case.change("llama-g1-1-0", gates=())
+    case.settle()
+    assert case.message(ConditionType.PODS_READY) == "pods are being made"
+    assert case.job.status.queue is None
