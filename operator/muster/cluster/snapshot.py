@@ -188,8 +188,11 @@ def _used(
         if job in bases and worker >= bases[job] and (beyond := job_row.get(pod.owner_uid + BEYOND)) is not None:
             job, worker = beyond, worker - bases[job]
         present = job is not None and pod.generation == jobs[job].generation
-        # One that another has replaced holds its room until it is gone, but its index holds its share of quota once.
-        replaced = job is not None and present and pod.attempt < attempts.get(job, {}).get(worker, 0)
+        # One that another has replaced holds its room until it is gone, but its index holds its share of quota once. So
+        # it is with those of older placements: the present one was not made before they were given up.
+        replaced = job is not None and (
+            pod.attempt < attempts.get(job, {}).get(worker, 0) if present else bool(jobs[job].placed)
+        )
         if job is not None and present and not replaced and pod.phase != FAILED and _in_place(jobs[job], worker, pod):
             made.setdefault(job, set()).add(worker)
         if pod.phase in TERMINAL or pod.uid in seen:

@@ -155,6 +155,18 @@ def test_pods_of_an_older_placement_count_beside_the_new_one() -> None:
     assert (free(shot, "a"), free(shot, "b")) == (7, 7)
 
 
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_gang_that_has_left_a_pod_on_a_dead_node_keeps_all_of_its_queues_quota(ready: bool) -> None:
+    """Also when the node comes back and the pod takes its grace to end."""
+    placed = job(placed=("b", "b"), generation=5, holding=True)
+    pods = [pod(f"new-{index}", bound="b", owner="j", index=index, generation=5) for index in range(2)]
+    pods.append(pod("old", bound="a", owner="j", index=0, generation=4, terminating=True))
+    quota = QueueInput("q", quotas=(QuotaInput("H100/on-demand", "nvidia.com/gpu", 2),))
+    shot = snapshot([node("a", ready=ready), node("b")], pods, [placed], [quota])
+    assert held(shot, "j") == 2
+    assert plan(shot).evictions == (), "it would be stopped for a lowered quota and start again, for ever"
+
+
 def test_a_placement_being_taken_down_holds_what_its_pods_hold() -> None:
     placed = job(placed=("a", "b"), generation=1, holding=True, reserving=False)
     shot = snapshot([node("a"), node("b")], [pod("p", bound="a", owner="j", index=0)], [placed])
