@@ -21,7 +21,7 @@ def keep_terms(turn: Turn) -> bool:
         _deadline(turn)
     if turn.status.placement is None:
         return _hold_back(turn, wrong)
-    return False if wrong else _stop(turn)
+    return _stop(turn, windowed=not wrong)
 
 
 def _hold_back(turn: Turn, wrong: str) -> bool:
@@ -47,12 +47,13 @@ def _hold_back(turn: Turn, wrong: str) -> bool:
     return False
 
 
-def _stop(turn: Turn) -> bool:
+def _stop(turn: Turn, *, windowed: bool) -> bool:
+    """`windowed`: its window, if it has one, can be read; one that can't ends nothing, and the budget still does."""
     spec, status, placement = turn.s.spec, turn.status, turn.status.placement
     assert placement is not None
     gpus = devices.held(placement, spec, turn.s.gpu_type)
     ends: list[tuple[datetime, str, str]] = []
-    if placement.placed_at is not None:
+    if windowed and placement.placed_at is not None:
         window = terms.window_end(spec, placement.placed_at, turn.s.now)
         if window is not None:
             ends.append((window.at, WaitReason.WINDOW_CLOSED.value, window.message))

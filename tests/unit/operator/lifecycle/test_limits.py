@@ -202,6 +202,18 @@ def test_a_window_that_is_wrong_holds_the_job_back_and_says_how_to_mend_it() -> 
     assert not decision.plannable
 
 
+def test_a_gang_whose_window_is_edited_to_a_wrong_one_still_stops_when_its_budget_is_spent() -> None:
+    case = Case(trainingjob(budget={"gpuHours": 4}))
+    case.start()
+    case.edit(window={**NOON, "timeZone": "Europe/Atlantis"})
+    assert case.settle().wake_at == START + timedelta(hours=2)
+    assert case.job.status.stop is None, "a window that is wrong ends nothing"
+    case.now = START + timedelta(hours=2)
+    case.turn()
+    assert case.job.status.stop is not None
+    assert case.job.status.stop.reason == "BudgetExhausted"
+
+
 def test_a_deadline_is_judged_at_once_and_again_when_it_slips_away() -> None:
     case = Case(trainingjob(deadline="2026-03-01T16:00:00Z", maxRuntime="3h"))
     decision = case.settle()
