@@ -126,7 +126,7 @@ class Decisions:
         # The log tells of it.
         ordinary = generation == 1 and record.job.status.queue is not None and not hindered(record.job.status)
         note = Note(EventReason.ADMITTED, told.message if told else "", logged=ordinary)
-        record.assumed, record.waiting, record.plannable = placement, None, False
+        record.assumed, record.waiting, record.plannable, record.told = placement, None, False, ()
         self._start(record, self._worker.place(record, status, note))
 
     def _promise(

@@ -128,9 +128,10 @@ class Words:
         old = record.job.status
         avoided = tuple(item.node for item in old.avoided if item.until > wall)
         words = (word, avoided)
-        if record.told == words and old.queue is not None:
-            return  # ten thousand jobs wait: nothing dear is done for those of which nothing has changed
+        # It may have run since it was told this, or a promise to it was broken: then its status says something else.
         fresh = reason_of(old, ConditionType.ADMITTED) != word.reason
+        if record.told == words and old.queue is not None and not fresh:
+            return  # ten thousand jobs wait: nothing dear is done for those of which nothing has changed
         same = not fresh and len(avoided) == len(old.avoided)
         if same and not noticeable(old.queue, word, wall.timestamp()):
             record.told = words

@@ -423,6 +423,28 @@ async def test_a_gang_that_starts_again_is_not_told_that_it_waits_for_its_queues
         assert EventReason.QUEUED not in [note.reason for _, note in there.notes]
 
 
+async def test_a_job_that_waits_again_for_what_it_waited_for_before_it_ran_is_told_so_again() -> None:
+    shut, opened = (
+        TrainingQueue.from_raw({"metadata": {"name": "q", "uid": "u"}, "spec": {"stopPolicy": policy}})
+        for policy in ("hold", "none")
+    )
+    async with world() as there:
+        there.cache.on_queue("q", shut)
+        there.submit("a")
+        await there.until(lambda: there.status("a").get("queue"))
+        before = there.status("a")["queue"]
+        there.cache.on_queue("q", opened)
+        await there.until(lambda: len(there.server.pods) == 2)
+        there.cache.on_queue("q", shut)
+        there.edit("a", env=[{"name": "LR", "value": "1e-3"}])
+        await there.until(lambda: there.status("a").get("stop"))
+        there.gone("a")
+        await there.until(lambda: not there.placed("a"))
+        assert there.status("a")["queue"]["reason"] == "Restarting"
+        await there.until(lambda: there.status("a")["queue"] == before, seconds=20.0)
+        assert there.status("a")["phase"] == "Queued"
+
+
 async def test_what_only_a_change_can_mend_is_a_warning() -> None:
     """What waits for its turn has it in its status alone."""
     async with world(cpu="2") as there:
