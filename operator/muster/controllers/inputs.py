@@ -345,7 +345,7 @@ def _bound(record: Record, status: TrainingJobStatus) -> float:
     spec = record.spec
     if spec.max_runtime is None or record.placement is None:
         return FOREVER
-    left = spec.max_runtime - (status.runtime_seconds or 0) + spec.grace + terms.MARGIN
+    left = terms.length(spec, status) + spec.grace + terms.MARGIN
     if status.running_since is not None:
         return status.running_since.timestamp() + left
     return _seconds(record.placement.placed_at, 0.0) + spec.ready_timeout + left

@@ -181,7 +181,8 @@ def rest(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime) -> Rest 
 
 
 def length(spec: EffectiveSpec, status: TrainingJobStatus) -> float:
-    """Seconds that the job may still train by its `maxRuntime`, as when it was placed; infinite without one."""
+    """Seconds that the job may still train by its `maxRuntime`, as when it was placed; infinite without one, and 0
+    where it has trained for longer, for the limit may have been lowered since."""
     return math.inf if spec.max_runtime is None else max(0.0, float(spec.max_runtime - (status.runtime_seconds or 0)))
 
 
@@ -218,7 +219,7 @@ def bounds(spec: EffectiveSpec, status: TrainingJobStatus, now: datetime, start_
     left, limits = rest(spec, status, now), [math.inf]
     if spec.max_runtime is not None:
         # The clock of maxRuntime starts at the barrier, and the launcher gets time to end by itself.
-        limits.append(spec.ready_timeout + spec.max_runtime - (status.runtime_seconds or 0) + spec.grace + MARGIN)
+        limits.append(spec.ready_timeout + length(spec, status) + spec.grace + MARGIN)
     if window is not None and window.stops:
         limits.append(_longest(opening(window, max(opens, now))))
     if spec.budget_gpu_hours is not None and (each := _gpus_each(spec)):

@@ -244,6 +244,14 @@ def test_a_deadline_is_judged_by_progress_before_max_runtime_and_by_the_window()
     assert "earliest end 2026-03-02T20:02:00Z by its progress, 2m late" in nightly.message
 
 
+def test_a_job_that_has_trained_for_longer_than_its_lowered_limit_takes_no_less_than_no_time() -> None:
+    """The lengths of all jobs of a flavour tell when one that says nothing is expected to end."""
+    now, status = datetime(2026, 3, 2, 12, tzinfo=UTC), TrainingJobStatus(runtime_seconds=5 * 3600)
+    job = spec(maxRuntime="10m", readyTimeout="2m", terminationGracePeriod="30s")
+    assert terms.bounds(job, status, now, 60.0).limit == 120 + 30 + terms.MARGIN
+    assert terms.length(job, status) == 0.0
+
+
 def test_a_deadline_counts_the_windows_that_a_job_is_stopped_by() -> None:
     now, start = datetime(2026, 3, 2, 12, tzinfo=UTC), 120.0
     window = {"start": "0 20 * * *", "duration": "1h"}
