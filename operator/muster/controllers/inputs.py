@@ -8,13 +8,14 @@ from dataclasses import replace
 from datetime import datetime
 from fractions import Fraction
 from types import MappingProxyType
+from typing import Final
 
 from muster.api.names import GPU_RESOURCE
 from muster.api.placement import Placement, Promise, parse_indexes, spares_by_index
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster import pods as pod_objects
 from muster.cluster.eligibility import Matcher, NodeFilter, filter_of_pod
-from muster.cluster.gpus import capacity_of, flavour_of
+from muster.cluster.gpus import BY_SURENESS, capacity_of, flavour_of
 from muster.cluster.jobs import NO_ACCELERATOR, JobInput, RunInput
 from muster.cluster.pods import PodSettings
 from muster.cluster.status import finished, goes_on
@@ -30,6 +31,9 @@ from muster.scheduling.snapshot import FOREVER
 from muster.telling.usage import way_up
 
 Flavours = Counter[tuple[str, str]]
+
+MAX_LABEL: Final = 63
+"""Characters of a label's value, of which a GPU type is one."""
 
 
 class Inputs:
@@ -197,7 +201,7 @@ class Inputs:
         if not (record.placement.gpus(each) if record.placement is not None else each):
             return NO_ACCELERATOR
         nodes = _nodes_of_base(had) if had else (pod.node for pod in pods)
-        return self._flavour_there(nodes) or (had.flavour if had else NO_ACCELERATOR)
+        return self._flavour_there(nodes) or (_flavour_written(had) if had else NO_ACCELERATOR)
 
     def _flavour_there(self, nodes: Iterable[str]) -> str:
         """The flavour of the first of these that tells its GPU type; "" where none does."""
@@ -268,6 +272,13 @@ class Inputs:
         except ValueError:  # TemplateRefused, or a quantity that is none
             return (), NodeFilter()  # its pods, if there are any, tell
         return view.requests, filter_of_pod(template["spec"])
+
+
+def _flavour_written(had: Placement | Promise) -> str:
+    """Nothing for one that no node can have: another version's kind of capacity, or a hand's. What queues use is told
+    by kind, and could not be told of anybody."""
+    gpu_type, _, kind = had.flavour.partition("/")
+    return had.flavour if kind in BY_SURENESS and len(gpu_type) <= MAX_LABEL else NO_ACCELERATOR
 
 
 def _nodes_of_base(had: Placement | Promise) -> Iterator[str]:

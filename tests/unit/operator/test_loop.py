@@ -237,6 +237,26 @@ async def test_a_gang_costs_what_it_does_while_its_node_is_gone_or_has_lost_its_
         await place.until(lambda: record.price == 2.5, seconds=10)
 
 
+@pytest.mark.parametrize("flavour", ["H100/interruptible", f"{'H' * 100}/spot"])
+async def test_a_placement_on_nodes_of_no_kind_that_there_is_stops_no_queues_books(flavour: str) -> None:
+    async with world() as place:
+        place.submit("a", workers=1)
+        await place.until(lambda: place.server.pods)
+        raw = place.server.jobs["a"]
+        each = {"workers": {"replicas": 1, "gpusPerWorker": 8}}
+        placement = {**raw["status"]["placement"], "flavour": flavour, "gpusPerWorker": 8, "spec": ""}
+        metadata = {**raw["metadata"], "resourceVersion": "99"}
+        place.feed({**raw, "metadata": metadata, "spec": {**raw["spec"], **each}, "status": {"placement": placement}})
+        for weight in (2, 3):  # a round begins when the one before has kept its books
+            before, spec = place.loop.tally, {"weight": weight}
+            raw = {"metadata": {"name": "q", "generation": weight}, "spec": spec}
+            place.cache.on_queue("q", TrainingQueue.from_raw(raw))
+            await place.until(lambda before=before: place.loop.tally is not before)  # type: ignore[misc]
+        assert place.loop.turn_errors == 0
+        assert place.loop.tally is not None
+        assert place.loop.tally.held.any()
+
+
 async def test_a_gang_on_slices_costs_its_part_of_the_gpus_that_they_are_of() -> None:
     labels = {"nvidia.com/gpu.product": "NVIDIA-A30"}
     status = {"allocatable": {"cpu": "8", "memory": "8Gi", "pods": "9", "nvidia.com/mig-1g.6gb": "8"}}

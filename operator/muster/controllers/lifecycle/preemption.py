@@ -13,7 +13,7 @@ from typing import Final
 
 from muster.api.names import ConditionType, EventReason, Reason
 from muster.api.placement import NodeWorkers, Promise, Stop, Victim, parse_indexes
-from muster.cluster.status import reason_of
+from muster.cluster.status import MOVES, reason_of
 from muster.controllers.lifecycle.turn import Claim, Note, Turn
 from muster.scheduling.plan import MoveReason
 
@@ -66,9 +66,11 @@ def give_way(turn: Turn) -> bool:
 
 def _stop_for(turn: Turn, claim: Claim) -> Stop:
     victim, before = claim.victim, turn.status.stop
+    # Another version of the operator may have promised the room, for a reason that this one doesn't have.
+    reason = MoveReason(victim.reason) if victim.reason in MOVES else MoveReason.PREEMPTED
     return Stop(
-        reason=victim.reason,
-        message=said(MoveReason(victim.reason), claim.name, victim.lost, len(victim.nodes) > 0),
+        reason=reason.value,
+        message=said(reason, claim.name, victim.lost, len(victim.nodes) > 0),
         requested_at=turn.s.now if before is None else before.requested_at,
         beneficiary=claim.beneficiary,
         lost=victim.lost,

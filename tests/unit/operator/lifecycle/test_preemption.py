@@ -33,6 +33,17 @@ def running(**spec: Any) -> Case:
     return case
 
 
+def test_a_gang_leaves_though_its_room_was_promised_for_a_reason_of_another_version() -> None:
+    case = running()
+    known = claim()
+    case.claim = Claim(known.beneficiary, known.name, known.victim.model_copy(update={"reason": "Rebalanced"}))
+    case.turn()
+    stop = case.job.status.stop
+    assert stop is not None
+    assert (stop.reason, stop.beneficiary) == ("Preempted", "uid-of-big")
+    assert "research/big" in stop.message
+
+
 def test_a_claimed_gang_stops_and_says_for_whom_why_and_what_it_costs() -> None:
     case = running()
     case.later(600)
