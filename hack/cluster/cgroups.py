@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from functools import cache
 from pathlib import Path
@@ -107,9 +108,9 @@ def pids(slot: int, node: str | None = None) -> set[int]:
     """Every process in the tree, or in a node's branch of it."""
     found: set[int] = set()
     for top in _branches(slot, node):
-        for procs in top.rglob("cgroup.procs") if top.exists() else ():
-            with contextlib.suppress(OSError):  # a cgroup may go while we look
-                found.update(int(line) for line in procs.read_text().split())
+        for folder, _, _ in os.walk(top):  # unlike Path.rglob it goes on where a cgroup goes while we look
+            with contextlib.suppress(OSError):
+                found.update(int(line) for line in (Path(folder) / "cgroup.procs").read_text().split())
     return found
 
 
@@ -119,16 +120,11 @@ def remove(slot: int, node: str | None = None, timeout_s: float = 5.0) -> list[s
     while True:
         left = []
         for top in _branches(slot, node):
+            for folder, _, _ in os.walk(top, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
             if top.exists():
-                for folder in sorted((p for p in top.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):
-                    with contextlib.suppress(OSError):
-                        folder.rmdir()
-                try:
-                    top.rmdir()
-                except FileNotFoundError:
-                    continue
-                except OSError:
-                    left.append(str(top))
+                left.append(str(top))
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.05)
