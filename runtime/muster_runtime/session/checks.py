@@ -127,7 +127,7 @@ def _refuse_no_float(name: str, value: Any) -> None:
 
 def refuse_uncountable(tokens: Any) -> None:
     """UsageError when a step's tokens are no count: one NaN is the rate of the whole gang."""
-    if not isinstance(tokens, torch.Tensor) and not 0 <= plain(tokens) < math.inf:
+    if not 0 <= plain(tokens) < math.inf:  # of a tensor, too: it is read in this step anyway
         raise UsageError(f"{caller()}: session.report(tokens={tokens!r}): it is a number of 0 or more")
 
 

@@ -44,7 +44,7 @@ def test_what_is_no_float_is_no_metric(value: Any, told: str) -> None:
             refuse_unreportable({name: value})
 
 
-@pytest.mark.parametrize("tokens", [-1, math.nan, math.inf, np.int64(-2)])
+@pytest.mark.parametrize("tokens", [-1, math.nan, math.inf, np.int64(-2), torch.tensor(math.nan)])
 def test_tokens_are_a_count(tokens: Any) -> None:
     with pytest.raises(UsageError, match=r"session.report\(tokens=.*\): it is a number of 0 or more"):
         refuse_uncountable(tokens)
