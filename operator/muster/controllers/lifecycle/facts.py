@@ -53,9 +53,9 @@ def take_facts(turn: Turn) -> None:
 
 def _progress(turn: Turn, step: int, told: tuple[int, str] | None) -> None:
     old = turn.status.progress
-    if old is not None and old.step >= step:
-        return
     loss = told[1] if told is not None and told[0] == step else None  # an older step's would be taken for this one's
+    if old is not None and (old.step > step or (old.step == step and (loss is None or old.loss is not None))):
+        return  # nothing new; but another worker's pod may have ended before that of index 0, which tells the loss
     update = {"step": step, "loss": loss, "updated_at": turn.s.now, "eta": None}
     turn.draft.set(progress=(old or Progress(step=step, updated_at=turn.s.now)).model_copy(update=update))
 

@@ -234,6 +234,20 @@ def test_an_older_steps_loss_does_not_stand_beside_the_last_step(left: str, loss
     assert (progress.step, progress.total_steps, progress.loss) == (200, 200, loss)
 
 
+@pytest.mark.parametrize("ends", [(0, 1), (1, 0)])
+def test_the_last_loss_stands_whichever_pod_ends_first(ends: tuple[int, int]) -> None:
+    """Index 0 tells it."""
+    case = Case(trainingjob(workers=2))
+    case.start()
+    for index in ends:
+        case.end(index, Cause.SUCCEEDED, 0, step=200, loss="2.810783" if index == 0 else "")
+        case.settle()
+    assert (case.phase, case.job.status.finished_at is not None) == ("Succeeded", True)
+    progress = case.job.status.progress
+    assert progress is not None
+    assert (progress.step, progress.loss) == (200, "2.810783")
+
+
 @pytest.mark.parametrize(
     ("workers", "ready", "runs", "ended"),
     [
