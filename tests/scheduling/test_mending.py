@@ -81,6 +81,14 @@ def test_promise_is_broken_when_the_required_rack_has_no_other_node() -> None:
     assert not decided.replacements
 
 
+def test_promise_that_is_broken_for_want_of_quota_gets_no_other_node() -> None:
+    nodes = rack(0, 5)
+    nodes[1] = replace(nodes[1], usable=False)
+    decided = plan(snapshot(nodes, [GANG], [Queue(gpus=23)]))
+    assert decided.broken == ("gang",)
+    assert not decided.replacements
+
+
 def test_gang_still_stopping_gets_its_new_node_at_once_and_nobody_else_does() -> None:
     stopping = replace(GANG, reserved=False, leaving=True, beneficiary="gang", then=GANG.on)
     nodes = [replace(node, used_gpus=8, used_cores=1) for node in rack(0, 3)] + rack(0, 1, first=3)

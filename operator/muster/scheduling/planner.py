@@ -32,7 +32,7 @@ kept waiting starts in the next plan, which the admissions bring about.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -126,7 +126,19 @@ def _plan(snapshot: Snapshot, policy: Policy, *, everybody: bool) -> Plan | None
         helped=told.helped if isinstance(told, Told) else as_it_is,
         stays=growth.of if growth is not None else None,
     )
-    return join(round_.snapshot, made, round_.beyond)
+    return _kept_alone(join(round_.snapshot, made, round_.beyond))
+
+
+def _kept_alone(made: Plan) -> Plan:
+    """Without other nodes for a promise that is broken nevertheless, for it lacks quota or its window has closed."""
+    if not made.broken or not (made.replacements or made.reduced):
+        return made
+    broken = set(made.broken)
+    return replace(
+        made,
+        replacements=tuple([each for each in made.replacements if each.uid not in broken]),
+        reduced=tuple([each for each in made.reduced if each.uid not in broken]),
+    )
 
 
 def _start_in_order(round_: Round, heads: Heads, starting: Starting, *, everybody: bool) -> list[Verdict] | None:
