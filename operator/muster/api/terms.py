@@ -151,7 +151,8 @@ class MonthUse(Model):
 
 class Month(Model):
     """The queue's account of a calendar month, in UTC, that of the queues below it included. Kept for queues with
-    `budgets`, and written when the number of GPUs changes: what is used now follows from it."""
+    `budgets`, and written when the number of GPUs changes: what is used now follows from it. Where the budgets are
+    taken away it stays for the rest of the month, and counts no more until there are some again."""
 
     until: Timestamp
     """Up to when use is counted, in the month of this moment."""

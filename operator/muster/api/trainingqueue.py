@@ -333,7 +333,7 @@ class TrainingQueueStatus(Model):
     fair_share: FairShare | None = None
     """Its share of the cluster, now and in the past."""
     month: Month | None = None
-    """What was used in the calendar month; only with `spec.budgets`."""
+    """What was used in the calendar month while there were `spec.budgets`."""
 
 
 class TrainingQueue(Resource):

@@ -53,7 +53,7 @@ def account(queue: TrainingQueue, held: Mapping[str, Held], now: datetime) -> Mo
     """
     found = queue.status.month
     if not queue.spec.budgets:
-        return None
+        return _left(found, now)
     rates = {kind: (one.gpus, exact(Decimal(str(one.hourly))) if one.hourly else None) for kind, one in held.items()}
     known = {use.gpu_type: (use.gpus, use.hourly) for use in found.uses if use.gpus} if found else {}
     if found is not None and {kind: rate for kind, rate in rates.items() if rate[0]} == known:
@@ -65,6 +65,16 @@ def account(queue: TrainingQueue, held: Mapping[str, Held], now: datetime) -> Mo
         uses[kind] = uses.get(kind, MonthUse(gpu_type=kind)).model_copy(update={"gpus": gpus, "hourly": hourly})
     kept = [use for _, use in sorted(uses.items()) if use.gpus or use.gpu_seconds]
     return Month(until=now, uses=tuple(kept[:MAX_USES]))
+
+
+def _left(found: Month | None, now: datetime) -> Month | None:
+    """The account of a queue without budgets: what was used while it had some, until that month is over. Budgets that
+    are set again go on from there; else, to take one away for a minute would empty the account."""
+    if found is not None and any(use.gpus for use in found.uses):
+        now = now.replace(microsecond=0)
+        uses = [use.model_copy(update={"gpus": 0, "hourly": None}) for use in brought_forward(found, now)]
+        found = Month(until=now, uses=tuple(use for use in uses if use.gpu_seconds))
+    return found if found is not None and found.uses and month_of(found.until) == month_of(now) else None
 
 
 def spent(queue: TrainingQueue, now: datetime) -> Spent | None:

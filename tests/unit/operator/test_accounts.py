@@ -71,6 +71,27 @@ def test_a_queue_without_budgets_has_no_account() -> None:
     assert accounts.changes(queue(), NOON) is None
 
 
+def test_budgets_that_are_taken_away_and_set_again_go_on_from_what_was_used() -> None:
+    held, budget = {"H100": Held(8, 20.0)}, {"gpuHours": 40}
+    found = holding(queue(budget), held, NOON)
+
+    def later(hours: int, *budgets: dict[str, Any], since: TrainingQueue = found) -> TrainingQueue:
+        return holding(queue(*budgets).model_copy(update={"status": since.status}), held, NOON + hours * HOUR)
+
+    without = later(5)
+    assert without.status.month is not None
+    assert accounts.account(without, held, NOON + 6 * HOUR) == without.status.month
+    assert accounts.changes(without, NOON + 6 * HOUR) is None
+    again = later(7, budget, since=without)
+    assert accounts.spent(again, NOON + 7 * HOUR) is not None
+    more = later(7, {"gpuHours": 48}, since=without)
+    assert accounts.spent(more, NOON + 8 * HOUR - timedelta(seconds=1)) is None
+    assert accounts.spent(more, NOON + 8 * HOUR) is not None
+    assert accounts.account(without, held, DECEMBER) is None
+    kept = accounts.account(queue().model_copy(update={"status": found.status}), held, DECEMBER + HOUR)
+    assert kept == Month(until=DECEMBER + HOUR, uses=(MonthUse(gpu_type="H100", gpu_seconds=8 * 3600, cost="20"),))
+
+
 def test_a_new_month_begins_at_nothing_with_what_is_held_then() -> None:
     found = holding(queue({"gpuHours": 100}), {"H100": Held(8, 20.0)}, NOON)
     assert accounts.spent(found, DECEMBER - HOUR) is not None
