@@ -91,6 +91,7 @@ class Outcome:
     """
     Attributes:
         policy: its name.
+        begins: from when on nodes fail, in the trace's seconds.
         away: (GPUs, from, to) of each time a node was not usable.
         never: jobs that never ended, with why they failed, or else the reason that the policy gave last ("" if it gives
             none).
@@ -99,6 +100,7 @@ class Outcome:
 
     policy: str
     world: World
+    begins: float
     series: Series
     away: tuple[tuple[int, float, float], ...]
     never: tuple[tuple[int, str], ...]
@@ -118,6 +120,12 @@ def simulate(workload: Workload, policy: Policy, *, seed: int = 1, interval: flo
             f"the interval between decisions must be above 0 seconds and at most {LONGEST:,.0f}, not {interval:g}"
         )
     return _Simulation(workload, policy, seed, interval).run()
+
+
+def _begins(workload: Workload) -> float:
+    """From when on nodes fail: long enough before the first submission that as many are away then as later. A trace may
+    count its seconds from 1970."""
+    return max(0.0, float(workload.trace.submit[0]) - _patience(workload))
 
 
 def _patience(workload: Workload) -> float:
@@ -143,9 +151,9 @@ class _Simulation:
         """When is to be decided, though nothing happens before."""
 
     def run(self) -> Outcome:
-        begun = time.thread_time()
+        begun, begins = time.thread_time(), _begins(self._workload)
         for node in range(len(self._world.usable)):
-            self._schedule_fault(node, 0.0)
+            self._schedule_fault(node, begins)
         for which in range(len(self._workload.windows)):
             self._schedule_opening(which, self._submit[0])
         now, active_at, patience = 0.0, 0.0, _patience(self._workload)
@@ -168,6 +176,7 @@ class _Simulation:
         return Outcome(
             policy=self._policy.name,
             world=self._world,
+            begins=begins,
             series=self._series,
             away=tuple(self._away),
             never=self._never(now),

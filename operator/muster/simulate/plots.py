@@ -72,7 +72,7 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, ...]:
 
 
 def _days(outcome: Outcome) -> Seconds:
-    return np.array(outcome.series.time) / 86_400
+    return (np.array(outcome.series.time) - outcome.begins) / 86_400
 
 
 def _per_usable(outcome: Outcome, gpus: Sequence[int]) -> Seconds:

@@ -178,6 +178,7 @@ def test_parents_that_are_no_tree_are_refused(more: dict[str, str], told: str) -
         ("nodes: [{count: 1}]\nqueues: [{name: a, gpus: {H100: x}}]", "queues.0.gpus.H100: it must be a whole number,"),
         ("nodes: [{count: 1}]\nqueues: [{name: a, gpus: 1, weight: 0}]", "queues.0.weight: it must be above 0, not 0;"),
         ("nodes: [{count: 1}]\norder: fifo", "order: it must be 'submitTime' or 'shortestExpected', not 'fifo';"),
+        ("nodes: [{count: 1}]\nbegins: 2026-02-30T00:00:00Z", "line 2: there is no date 2026-02-30T00:00:00Z: "),
         ("nodes: [{count: 1}]\nnodes: [{count: 2}]", "line 2: 'nodes' stands in line 1 already; leave one of them"),
         (
             "{nodes: [{count: 1}], windows: {late: {start: 0 0 20 * * *, duration: 60}}}",

@@ -273,3 +273,17 @@ def test_parts_of_muster_can_be_left_out() -> None:
         outcome = simulate(work, policy_named(f"muster-no-{part}", work))
         assert (outcome.policy, outcome.never) == (f"muster-no-{part}", ())
     assert simulate(work, policy_named("muster-no-preemption-no-backfill", work)).never == ()
+
+
+def test_nodes_fail_from_a_day_before_the_first_job_also_where_seconds_count_from_1970() -> None:
+    worn = {"failures": 20_000, "repair": 600}
+
+    def after(submit: float) -> Outcome:
+        work = workload({"submit": submit, "gpus": 8, "duration": 40_000}, faults=worn)
+        return simulate(work, policy_named("fifo", work))
+
+    early, epoch = after(172_800.0), after(1_699_999_200.0)
+    assert 0 < len(epoch.away) == len(early.away) < 100
+    assert (early.begins, epoch.begins) == (86_400.0, 1_699_999_200.0 - 86_400.0)
+    assert measure(epoch).mean_completion == pytest.approx(measure(early).mean_completion)
+    assert after(3_600.0).begins == 0.0
