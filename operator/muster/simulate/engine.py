@@ -161,7 +161,8 @@ class _Simulation:
             moment = min(self._upcoming(), max(now, self._due) if self._asks() else math.inf)
             if moment == math.inf:
                 break
-            now = max(now, math.ceil(moment / self._interval - 1e-9) * self._interval)
+            # What rounding puts a hair behind a multiple happens then: at the multiple, before it, it would never come.
+            now = max(now, moment, math.ceil(moment / self._interval - 1e-9) * self._interval)
             more_to_come = self._next < len(self._submit)
             changed = self._advance(now)
             if not self._asks() or not (changed or now >= self._due):

@@ -287,3 +287,10 @@ def test_nodes_fail_from_a_day_before_the_first_job_also_where_seconds_count_fro
     assert (early.begins, epoch.begins) == (86_400.0, 1_699_999_200.0 - 86_400.0)
     assert measure(epoch).mean_completion == pytest.approx(measure(early).mean_completion)
     assert after(3_600.0).begins == 0.0
+
+
+def test_an_end_that_rounding_puts_a_hair_behind_a_decision_comes() -> None:
+    end = float(np.nextafter(600.0, math.inf))
+    work = workload({"gpus": 8, "duration": end}, {"gpus": 8, "duration": 100.0}, nodes=1)
+    outcome = simulate(work, policy_named("fifo", work))
+    assert outcome.world.ended.tolist() == [end, end + 100.0]
