@@ -12,7 +12,9 @@ import asyncio
 import json
 import os
 import socket
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -35,6 +37,10 @@ from muster_runtime.launch.termination import say
 
 _AGAIN_SECONDS: Final = 5.0
 """After a copy that was not taken."""
+_SLOWEST_FETCH: Final = 4e6
+"""Bytes a second: where less comes, the gang had better not wait for the rest, and resume from the store."""
+_CHECKED_A_SECOND: Final = 20e6
+"""Bytes, at the least: whoever keeps a copy sums it at the lowest priority, and says nothing meanwhile."""
 _FAILURES_TOLD: Final = 3
 """Tries in a row that fail before anybody but the log is told: the other launcher may only be late to begin."""
 
@@ -83,6 +89,9 @@ class Copies:
         self._lock = threading.Lock()
         self._held: _Held | None = None
         self._open, self._turn = False, 0
+        self._filling = threading.Lock()  # one connection at a time fills the room
+        self._offers = 0  # the last of them counts
+        self._incoming: socket.socket | None = None
         self._connections: set[socket.socket] = set()
         self._incarnation = 0
         self._keeper: Member | None = None
@@ -140,7 +149,9 @@ class Copies:
             if self._state.stop is not None or self._state.ending or self._state.foreign or self._again(release):
                 self.end()
             await self._state.wait(1.0)
-        fetching.result()
+        wrong = fetching.result()
+        how = f"could not be fetched, so the gang resumes from the store: {wrong}" if wrong else "was fetched"
+        say(f"the copy of this pod's memory at step {holder.copy[2]}, with index {holder.index}, {how}")
 
     def _again(self, release: Release) -> bool:
         """Whether the gang has to start again already."""
@@ -173,7 +184,11 @@ class Copies:
             if self._config.memory != Kept.PEER.value and growth > records.free_memory(self._config.memory_request):
                 return Refused(507, f"it needs {growth / 1e9:.2f} GB more memory than it has")
             self._held, turn = None, self._turn
-        return lambda connection: self._receive(connection, copy, turn)
+            self._offers = number = self._offers + 1
+            if self._incoming is not None:  # its sender has given it up
+                with suppress(OSError):
+                    self._incoming.shutdown(socket.SHUT_RDWR)
+        return lambda connection: self._receive(connection, copy, turn, number)
 
     def wanted(self, copy: Copy) -> Stream | Refused:
         """What a launcher wants back. Its pod is so new that the membership which names it may not be here yet."""
@@ -190,20 +205,29 @@ class Copies:
             return Refused(403, f"index {copy.index} belongs to pod {named.pod_uid}, not to {copy.pod_uid}")
         return None
 
-    def _receive(self, connection: socket.socket, copy: Copy, turn: int) -> None:
+    def _receive(self, connection: socket.socket, copy: Copy, turn: int, number: int) -> None:
         wrong = ""
-        with self._passing(connection, turn):
+        with self._passing(connection, turn), self._filling:
             try:
                 give_way()
+                with self._lock:
+                    if number != self._offers:
+                        raise CopyError("another was offered after it")
+                    self._incoming = connection
                 pieces = copy_stream.receive(connection, self._config.processes, self._room)
                 copy_stream.check(pieces, copy.order)
                 with self._lock:
+                    if number != self._offers:
+                        raise CopyError("another was offered meanwhile")
                     if turn == self._turn:
                         os.ftruncate(self._room, pieces[-1].base + records.capacity(pieces[-1].part.length))
                         self._held = _Held(copy, tuple(pieces))
-            except (CopyError, OSError) as error:
+            except (CopyError, OSError, ValueError) as error:
                 wrong = str(error)
                 say(f"the copy of index {copy.index}'s memory at step {copy.order[1]} is refused: {wrong}")
+            finally:
+                with self._lock:
+                    self._incoming = None
             with suppress(OSError):
                 send_frame(connection, {"wrong": wrong})
 
@@ -250,13 +274,11 @@ class Copies:
         if not pieces:
             return ""
         order = pieces[0].part.order
-        claim = records.read(self._memory[0].claim) if self._config.leads else None
-        copy = replace(
-            self._own(order),
-            size=sum(records.capacity(piece.part.length) for piece in pieces),
-            claim=json.dumps(claim) if claim else "",
-        )
+        size = sum(records.capacity(piece.part.length) for piece in pieces)
         try:
+            # It may be written anew just now, which is half of one.
+            claim = records.read(self._memory[0].claim) if self._config.leads else None
+            copy = replace(self._own(order), size=size, claim=json.dumps(claim) if claim else "")
             status, connection = self._call(keeper, api.COPY_PATH, copy)
             with self._passing(connection, turn):
                 if status == 204:
@@ -265,6 +287,7 @@ class Copies:
                     return f"it answered {status}: {_text(connection)}"
                 give_way()
                 copy_stream.send(connection, pieces)
+                connection.settimeout(copy_stream.STALL_SECONDS + size / _CHECKED_A_SECOND)
                 answer = receive_frame(connection)
                 return "it hung up" if answer is None else str(answer[0]["wrong"])
         except (CopyError, OSError, ValueError) as error:
@@ -286,26 +309,24 @@ class Copies:
         return [pieces[max(common)] for pieces in found] if common else []
 
     def _fetch(self, holder: Member, turn: int) -> str:
+        """Why this pod's copy didn't come from `holder`, or ""."""
         order = (holder.copy[1], holder.copy[2], holder.copy[3])
-        what = f"the copy of this pod's memory at step {order[1]}, with index {holder.index}"
         try:
             status, connection = self._call(holder, api.FETCH_PATH, self._own(order))
             with self._passing(connection, turn):
                 if status != 101:
-                    raise CopyError(f"it answered {status}: {_text(connection)}")
+                    return f"it answered {status}: {_text(connection)}"
                 first = receive_frame(connection)
                 if first is None:
-                    raise CopyError("it hung up")
+                    return "it hung up"
                 into = {number: memory.data for number, memory in enumerate(self._memory)}
-                pieces = copy_stream.receive(connection, len(self._memory), into)
+                pieces = copy_stream.receive(connection, len(self._memory), into, slowest=_SLOWEST_FETCH)
+            if first[0]["claim"] and self._config.leads:
+                records.write(self._memory[0].claim, json.loads(first[0]["claim"]))
+            for memory, piece in zip(self._memory, pieces, strict=True):
+                records.put(memory.slots[0], piece.record)
         except (CopyError, OSError, ValueError) as error:
-            say(f"{what}, could not be fetched, so the gang resumes from the store: {error}")
-            return str(error)
-        if first[0]["claim"] and self._config.leads:
-            records.write(self._memory[0].claim, json.loads(first[0]["claim"]))
-        for memory, piece in zip(self._memory, pieces, strict=True):
-            records.put(memory.slots[0], piece.record)
-        say(f"{what}, was fetched")
+            return str(error) or repr(error)
         return ""
 
     def _own(self, order: Order) -> Copy:
@@ -331,15 +352,22 @@ class Copies:
 
 
 async def _in_thread(work: Callable[[], str]) -> str:
-    """In a thread of its own, which doesn't keep this process from ending."""
+    """What is wrong, or "": in a thread of its own, which doesn't keep this process from ending."""
     loop, outcome = asyncio.get_running_loop(), asyncio.Queue[str]()
 
     def run() -> None:
-        result = work()
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - the gang goes on without the copy, and must not wait for it
+            traceback.print_exc(file=sys.stderr)
+            result = repr(error)
         with suppress(RuntimeError):  # the launcher has ended meanwhile
             loop.call_soon_threadsafe(outcome.put_nowait, result)
 
-    threading.Thread(target=run, daemon=True, name="muster-copy").start()
+    try:
+        threading.Thread(target=run, daemon=True, name="muster-copy").start()
+    except RuntimeError as error:  # the container may have no more of them
+        return str(error)
     return await outcome.get()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -56,12 +57,16 @@ def call(host: str, port: int, token: str, path: str, copy: Copy) -> tuple[int, 
     head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     connection.sendall(head.encode("latin-1") + b"\r\n" + body)
     answer = b""
+    until = time.monotonic() + STALL_SECONDS
     while not answer.endswith(b"\r\n\r\n"):  # byte by byte: what follows is the stream's
         more = connection.recv(1)
-        if not more or len(answer) > _HEAD_LIMIT:
+        if not more or len(answer) > _HEAD_LIMIT or time.monotonic() > until:
             raise ConnectionError("the answer is not whole")
         answer += more
-    return int(answer.split(b" ", 2)[1]), connection
+    status = answer.split(b" ", 2)[1:2]
+    if not status or not status[0].isdigit():
+        raise ConnectionError(f"the answer is not HTTP: {answer[:80]!r}")
+    return int(status[0]), connection
 
 
 def send(connection: socket.socket, pieces: Sequence[Piece]) -> None:
@@ -74,13 +79,16 @@ def send(connection: socket.socket, pieces: Sequence[Piece]) -> None:
             raise CopyError("its memory was cut off on the way")
 
 
-def receive(connection: socket.socket, count: int, memory: Mapping[int, int] | int) -> list[Piece]:
+def receive(
+    connection: socket.socket, count: int, memory: Mapping[int, int] | int, *, slowest: float = 0.0
+) -> list[Piece]:
     """The parts of `count` ranks, one after the other in one `memory`; or each where it lay, in the memory of its rank.
 
-    Not summed yet: see `check`. Raises CopyError, OSError when the other side is gone.
+    Not summed yet: see `check`. Raises CopyError, also where less than `slowest` bytes come in a second; OSError when
+    the other side is gone.
     """
     pieces: list[Piece] = []
-    at = 0
+    at, pace = 0, _Pace(slowest)
     for number in range(count):
         frame = receive_frame(connection)
         if frame is None:
@@ -91,13 +99,13 @@ def receive(connection: socket.socket, count: int, memory: Mapping[int, int] | i
         except (ValueError, KeyError, TypeError) as error:
             raise CopyError(f"a record of it is damaged ({error})") from error
         target, base = (memory, at) if isinstance(memory, int) else (memory[number], part.base)
-        _receive_into(connection, target, base, part.length)
+        _receive_into(connection, target, base, part.length, pace)
         pieces.append(Piece(record, part, target, base))
         at = base + records.capacity(part.length)
     return pieces
 
 
-def _receive_into(connection: socket.socket, memory: int, base: int, length: int) -> None:
+def _receive_into(connection: socket.socket, memory: int, base: int, length: int, pace: _Pace) -> None:
     """`base` is at a page's begin."""
     if os.fstat(memory).st_size < base + records.capacity(length):
         os.ftruncate(memory, base + records.capacity(length))
@@ -110,6 +118,23 @@ def _receive_into(connection: socket.socket, memory: int, base: int, length: int
             if not got:
                 raise CopyError(f"it was cut off after {base + at} bytes")
             at += got
+            pace.count(got)
+
+
+class _Pace:
+    """Of what comes, judged every `STALL_SECONDS`."""
+
+    def __init__(self, slowest: float) -> None:
+        self._slowest, self._since, self._came = slowest, time.monotonic(), 0
+
+    def count(self, length: int) -> None:
+        self._came += length
+        seconds = time.monotonic() - self._since
+        if seconds < STALL_SECONDS:
+            return
+        if self._came < self._slowest * seconds:
+            raise CopyError(f"only {self._came / 1e6:.1f} MB came in {seconds:.0f} s")
+        self._since, self._came = time.monotonic(), 0
 
 
 def check(pieces: Sequence[Piece], order: tuple[int, ...]) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import socket
+import threading
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -342,3 +343,157 @@ def test_a_copy_takes_no_more_than_it_needs_and_the_next_takes_its_place() -> No
             assert json.loads(second.copies._held.copy.claim) == {"etag": "of step 30"}  # type: ignore[union-attr]
 
     asyncio.run(check())
+
+
+class SlowCheck:
+    """Stands between a launcher and its look through a copy that has come: the first is held up, when it is over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on, self.calls = threading.Event(), threading.Event(), 0
+        self._check = copy_stream.check
+        monkeypatch.setattr(copy_stream, "check", self)
+
+    def __call__(self, pieces: list[copy_stream.Piece], order: tuple[int, ...]) -> None:
+        self.calls += 1
+        first = self.calls == 1
+        self._check(pieces, order)
+        if first:
+            self.begun.set()
+            assert self.go_on.wait(30)
+
+
+def test_a_copy_that_its_sender_has_given_up_never_counts_with_the_next_ones_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has been looked through when the next is offered, which goes to the same place."""
+    slow = SlowCheck(monkeypatch)
+
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, second)
+
+            def send(step: int) -> socket.socket:
+                status, connection = first.ask(second, api.COPY_PATH, first.offer(step))
+                assert status == 101
+                copy_stream.send(connection, first.copies._agreed(1))
+                return connection
+
+            first.stage(10)
+            with await asyncio.to_thread(send, 10):
+                assert await asyncio.to_thread(slow.begun.wait, 30)
+            first.stage(20, slot=1)
+            sending = asyncio.ensure_future(asyncio.to_thread(send, 20))
+            await asyncio.wait([sending], timeout=1)
+            slow.go_on.set()
+            with await sending as connection:
+                answer = await asyncio.to_thread(receive_frame, connection)
+            assert answer is not None
+            assert answer[0] == {"wrong": ""}
+            held = second.copies._held
+            assert held is not None
+            assert held.copy.order == (1, 20, 0)
+            slow._check(held.pieces, held.copy.order)
+
+    asyncio.run(check())
+
+
+def test_whoever_keeps_a_copy_may_take_its_time_to_look_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_stream, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(copies, "_CHECKED_A_SECOND", 1e6)  # and it has 6 MB
+    slow = SlowCheck(monkeypatch)
+
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            first.copies.look()
+            assert await asyncio.to_thread(slow.begun.wait, 30)
+            assert not await asyncio.to_thread(slow.go_on.wait, 1.5)
+            slow.go_on.set()
+            await first.look_until(second, 10)
+            assert (slow.calls, first.copies._failures) == (1, 0)
+
+    asyncio.run(check())
+
+
+def test_a_claim_that_is_being_written_does_not_end_the_copying(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "_AGAIN_SECONDS", 0.0)
+
+    async def check() -> None:
+        async with pods() as (first, second):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            claim = first.copies.descriptors(0)[3]
+            os.truncate(claim, os.fstat(claim).st_size - 1)
+            while not first.copies._failures:
+                first.copies.look()
+                await asyncio.sleep(0.01)
+            records.write(claim, {"etag": "whole"})
+            await first.look_until(second, 10)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"\r\n\r\n",
+        b"HTTP/1.1 101 Go\r\n\r\n" + b"\xff" * 12,
+        b"HTTP/1.1 101 Go\r\n\r\n" + bytes([0, 0, 0, 2, *[0] * 8]) + b"{}" + bytes(12),
+        b"HTTP/1.1 101 Go\r\n\r\n" + bytes([0, 0, 0, 13, *[0] * 8]) + b'{"claim": ""}' + bytes([0, 0, 0, 2]),
+        b"HTTP/1.1 101 Go\r\n\r\n" + bytes([0, 0, 0, 2, 0, 0, 0, 64, *[0] * 4]) + b"{}",
+    ],
+    ids=["no HTTP", "a frame of all memory", "no claim", "half a frame", "a frame of 256 GiB"],
+)
+def test_what_answers_nonsense_keeps_nobody_from_starting(given: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gang resumes from the store."""
+    said: list[str] = []
+    monkeypatch.setattr(copies, "say", said.append)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(given)
+        await writer.drain()
+        writer.close()
+
+    async def check() -> None:
+        async with pods() as (pod, _):
+            address = f"127.{random.randint(10, 250)}.{random.randint(1, 250)}.9"
+            async with await asyncio.start_server(answer, address, PORT):
+                holder = Member(1, "uid-1", address, copy=(0, 1, 10, 0))
+                await asyncio.wait_for(begin(pod, incarnation=2, holder=holder), 20)
+                assert all(memory.empty for memory in pod.copies._memory)
+
+    asyncio.run(check())
+    assert ["could not be fetched, so the gang resumes from the store" in text for text in said] == [True]
+
+
+def test_a_fetch_that_hardly_moves_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something comes all the time, so the connection doesn't stall; and the gang would wait."""
+    monkeypatch.setattr(copy_stream, "STALL_SECONDS", 0.5)
+    said: list[str] = []
+    monkeypatch.setattr(copies, "say", said.append)
+
+    def trickle(connection: socket.socket, pieces: list[copy_stream.Piece]) -> None:
+        send_frame(connection, {"length": LENGTH}, pieces[0].record)
+        with contextlib.suppress(OSError):
+            while True:
+                connection.sendall(b"x")
+                threading.Event().wait(0.05)
+
+    async def check() -> None:
+        async with pods(3) as (first, second, third):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            await first.look_until(second, 10)
+            third.copies._config = first.copies._config
+            monkeypatch.setattr(copy_stream, "send", trickle)
+            holder = Member(1, "uid-1", second.member.address, copy=second.copies.holding)
+            await asyncio.wait_for(begin(third, incarnation=2, holder=holder), 20)
+            assert all(memory.empty for memory in third.copies._memory)
+
+    asyncio.run(check())
+    assert ["resumes from the store: only 0.0 MB came in" in text for text in said] == [True]
