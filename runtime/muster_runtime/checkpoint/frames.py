@@ -14,6 +14,8 @@ from typing import Any, Final
 
 _PREFIX: Final = struct.Struct("!IQ")
 
+_AHEAD: Final = 1 << 20
+
 Frame = tuple[dict[str, Any], bytearray]
 
 
@@ -63,10 +65,13 @@ def _behind(prefix: bytes | bytearray, connection: socket.socket) -> Frame | Non
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytearray | None:
-    data = bytearray(size)
-    view, done = memoryview(data), 0
+    """Takes no more than twice the memory of what has come: `size` may be wrong."""
+    data, done = bytearray(min(size, _AHEAD)), 0
     while done < size:
-        count = connection.recv_into(view[done:])
+        if done == len(data):
+            data.extend(bytes(min(done, size - done)))
+        with memoryview(data) as whole, whole[done:] as left:
+            count = connection.recv_into(left)
         if not count:
             return None
         done += count
