@@ -257,18 +257,21 @@ class Saver:
         if flight.judged.result():
             return False
         heading, share = flight.heading, self.planner.share
-        self._tier.seal(
-            Part(
-                step=heading.step,
-                epoch=heading.epoch,
-                attempt=heading.attempt,
-                base=flight.base,
-                length=share.length,
-                files=tuple(landed),
-                starts=tuple(file.start for file in share.files),
-                heading=heading.kept(self.planner.tensors) if self._gang.leads else {},
-            )
+        part = Part(
+            step=heading.step,
+            epoch=heading.epoch,
+            attempt=heading.attempt,
+            base=flight.base,
+            length=share.length,
+            files=tuple(landed),
+            starts=tuple(file.start for file in share.files),
+            heading=heading.kept(self.planner.tensors) if self._gang.leads else {},
         )
+        try:
+            self._tier.seal(part)
+        except OSError as error:  # the training goes on, and the store gets the step all the same
+            self._tier.warn(f"step {part.step} is not kept in memory, as its record can't be written there: {error}")
+            return False
         return True
 
     def advance(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
 import random
@@ -33,10 +34,12 @@ from muster_protocol.manifest import ShardFile
 from muster_runtime.checkpoint import extents as of_extents
 from muster_runtime.checkpoint import transfers
 from muster_runtime.checkpoint.keeper import Keeper
+from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.plan import Planner, cut_up
 from muster_runtime.checkpoint.reader import Reader
 from muster_runtime.checkpoint.s3_store import S3Store
 from muster_runtime.checkpoint.sums import combined, sums
+from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.transfers import piece_bytes
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.data.foreign import pack, unpack
@@ -306,3 +309,19 @@ def test_a_killed_writer_fails_its_save_alone(s3_environment: S3Server, tmp_path
     land(keeper)
     assert restored(store, {"a": torch.ones(5)})["a"].equal(torch.full((5,), 3.0))
     store.close()
+
+
+def test_a_record_that_cannot_be_written_costs_the_copy_in_memory_alone(store: Store) -> None:
+    data, first, second, claim = (os.memfd_create("test", os.MFD_ALLOW_SEALING) for _ in range(4))
+    for record in (first, second):
+        fcntl.fcntl(record, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    told: list[str] = []
+    tier = Tier(SharedMemory(data), (first, second), claim, "me", sharers=None, warn=told.append)
+    keeper = Keeper(store, Gang(), owner="job", job="job", retention=Retention(), warn=told.append, tier=tier)
+    keeper.claim()
+    begin(keeper, {"x": torch.arange(10)}, 1)
+    assert land(keeper) == 1
+    assert ["step 1 is not kept in memory" in text for text in told] == [True]
+    keeper.close()
+    for descriptor in (first, second, claim):
+        os.close(descriptor)
