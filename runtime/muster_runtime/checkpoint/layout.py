@@ -36,11 +36,12 @@ from muster_runtime.errors import CorruptCheckpointError
 
 @dataclass(frozen=True)
 class Place:
-    """Where one chunk lies: the file's number, its first byte there, and its length in bytes."""
+    """Where one chunk lies: the file's number, its first byte there, and its length in bytes; and the chunk's shape."""
 
     file: int
     at: int
     length: int
+    sizes: torch.Size
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -100,7 +101,7 @@ def metadata_from_json(manifest: Manifest) -> tuple[Metadata, dict[MetadataIndex
             for item in raw["chunks"]:
                 offsets, sizes = torch.Size(item["offsets"]), torch.Size(item["sizes"])
                 chunks.append(ChunkStorageMetadata(offsets, sizes))
-                place = Place(item["file"], item["at"], math.prod(sizes) * dtype.itemsize)
+                place = Place(item["file"], item["at"], math.prod(sizes) * dtype.itemsize, sizes)
                 if place.at + place.length > manifest.files[place.file].size:
                     raise CorruptCheckpointError(f"a chunk lies beyond the end of {manifest.files[place.file].key}")
                 places[MetadataIndex(name, offsets)] = place

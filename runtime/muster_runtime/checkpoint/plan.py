@@ -87,8 +87,10 @@ class Planner:
     def resolve(self, item: WriteItem) -> torch.Tensor:
         """What an item of the share names, in the table of the last `plan`."""
         part = self._parts[item.index.fqn]
-        for dimension, (start, size) in enumerate(zip(self._starts[item.index], _chunk(item).sizes, strict=True)):
-            part = part.narrow(dimension, start, size)
+        sizes = _chunk(item).sizes
+        if part.shape != sizes:
+            for dimension, (start, size) in enumerate(zip(self._starts[item.index], sizes, strict=True)):
+                part = part.narrow(dimension, start, size)
         return part
 
     def forget(self) -> None:
@@ -107,7 +109,8 @@ def _share_out(planner: DefaultSavePlanner, plans: list[SavePlan], piece: int) -
         for item, at in share.items:
             while number + 1 < len(share.files) and at >= share.files[number + 1].start:
                 number += 1
-            places[item.index] = Place(first + number, at - share.files[number].start, _length(item))
+            start = share.files[number].start
+            places[item.index] = Place(first + number, at - start, _length(item), _chunk(item).sizes)
         first += len(share.files)
     tensors = tensors_to_json(metadata, places)
     return [(plan, tensors if rank == 0 else {}) for rank, plan in enumerate(shares)]

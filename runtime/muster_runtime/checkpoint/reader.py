@@ -24,7 +24,7 @@ import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import ReadItem
 
 from muster_protocol.checkpoints.cuts import lies_together
 from muster_protocol.manifest import Manifest
@@ -34,7 +34,7 @@ from muster_runtime.checkpoint.layout import Place, metadata_from_json, raw_byte
 from muster_runtime.checkpoint.node import gang_of, node, read_into, windows
 from muster_runtime.checkpoint.spread import copy_into
 from muster_runtime.checkpoint.transfers import Receive, Transfers
-from muster_runtime.checkpoint.tree import TensorTable
+from muster_runtime.checkpoint.tree import TensorTable, local_part
 from muster_runtime.errors import CorruptCheckpointError, StorageError
 from muster_runtime.parallel.gang import Gang
 
@@ -103,29 +103,29 @@ class Reader:
         """By number of the file, what fills `table`."""
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         planner.set_up_planner(dict(table), self.metadata, self._gang.leads)
+        parts = {name: local_part(tensor).detach() for name, tensor in table.items()}
         by_file: dict[int, list[Wanted]] = defaultdict(list)
         for item in planner.create_local_plan().items:
             place = self._places[item.storage_index]
             if place.length:
-                by_file[place.file].append(self._wanted(item, planner, place))
+                by_file[place.file].append(self._wanted(item, parts[item.dest_index.fqn], place))
         return dict(sorted(by_file.items()))  # the only one: what has landed is let go of
 
-    def _wanted(self, item: ReadItem, planner: LoadPlanner, place: Place) -> Wanted:
+    def _wanted(self, item: ReadItem, held: torch.Tensor, place: Place) -> Wanted:
+        """`held`: this rank's part of the tensor, of which the item fills some."""
         entry = self.metadata.state_dict_metadata[item.storage_index.fqn]
         assert isinstance(entry, TensorStorageMetadata)
-        sizes = next(chunk.sizes for chunk in entry.chunks if chunk.offsets == item.storage_index.offset)
-        dtype = entry.properties.dtype
-        target = planner.resolve_tensor(item).detach()
+        dtype, sizes = entry.properties.dtype, place.sizes
+        target = narrow_tensor_by_index(held, item.dest_offsets, item.lengths)
         together = lies_together(tuple(item.lengths), tuple(sizes))
         at = place.at + (_index(item.storage_offsets, sizes) * dtype.itemsize if together else 0)
         if together and target.dtype == dtype and _is_its_bytes(target):
-            return Wanted(_as_bytes(target), at, lambda: planner.commit_tensor(item, target))
+            return Wanted(_as_bytes(target), at, _nothing)
         read = torch.empty(item.lengths if together else sizes, dtype=dtype, device="cpu")
 
         def copy() -> None:
             part = read if together else narrow_tensor_by_index(read, item.storage_offsets, item.lengths)
             copy_into(target, part)
-            planner.commit_tensor(item, target)
 
         return Wanted(_as_bytes(read), at, copy)
 
@@ -285,6 +285,10 @@ def _pieces(found: list[tuple[int, Extent]], by_file: dict[int, list[Wanted]]) -
                 wanted.append(replace(each, at=each.at - start))
             pieces.append((extent, wanted))
     return pieces
+
+
+def _nothing() -> None:
+    """Left to do for bytes that came to where they belong."""
 
 
 def _bytes(runs: Iterable[Run]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import signal
@@ -268,7 +267,8 @@ class S3Store:
                 for file, (crc32, sums, blocks) in answers
             ]
 
-        return self._later({"op": operation, "files": [dataclasses.astuple(file) for file in files]}, landed)
+        told = [(file.key, file.start, file.length, file.chunks) for file in files]  # astuple copies what is in them
+        return self._later({"op": operation, "files": told}, landed)
 
     def fetch(self, extent: Extent, at: int) -> Future[None]:
         """Reads bytes of an object to `memory`[at:]. CorruptCheckpointError when they aren't what was written."""
