@@ -64,6 +64,7 @@ class S3Server:
         """Returns when it listens; RuntimeError when it does not."""
         where = f"127.0.0.1:{self._port}"
         command = ["nice", "-n", str(self._niceness), str(build.program("versitygw")), "--port", where, "--quiet"]
+        command += ["--keep-alive"]  # as S3 does; by itself it ends a connection with each answer
         if self._certificate is not None:
             command += ["--cert", str(self._certificate[0]), "--key", str(self._certificate[1])]
         if self._log is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import pytest
 import urllib3
 from botocore.exceptions import IncompleteReadError, ResponseStreamingError
 
-from muster_runtime.checkpoint.bodies import Content, pieces_into, send_unsigned
+from muster_runtime.checkpoint.bodies import Content, lent, pieces_into, send_unsigned
 
 pytestmark = pytest.mark.runtime
 STATE = memoryview(bytearray(range(256)) * 20_000)
@@ -112,6 +113,16 @@ def test_a_body_comes_whole_and_leaves_its_connection_to_the_next() -> None:
     with storage() as (pool, connections):
         for _ in range(3):
             assert received(pool, "/whole") == STATE
+    assert len(connections) == 1
+
+
+def test_a_connection_that_was_lent_is_for_the_next_request_too() -> None:
+    with storage() as (pool, connections):
+        for _ in range(3):
+            answer = pool.request("GET", "/whole", preload_content=False)
+            with lent(SimpleNamespace(_raw_stream=answer)) as (ahead, connection):
+                rest = connection.recv(len(STATE) - len(ahead), socket.MSG_WAITALL)
+            assert ahead + rest == STATE
     assert len(connections) == 1
 
 
