@@ -10,8 +10,10 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from hack.cluster import cgroups
 from hack.cluster.paths import RUN_ROOT, cache_root
@@ -21,6 +23,7 @@ __all__ = ["TAG", "Mark", "Things", "cache_root", "find", "remove", "shared_thin
 
 TAG = "MUSTER_CHECKS_RUN"
 """Environment variable that names the run."""
+_ENDING_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def find(mine: Mark, before: Things) -> list[str]:
     """One line for each thing that the run has left."""
     now = shared_things()
     return [
-        *(f"process {pid}: {_command_line(pid)}" for pid in _processes(mine)),
+        *(f"process {pid}: {_command_line(pid)}" for pid in _lasting(mine)),
         *(f"cluster {path}" for path in _clusters(mine)),
         *(f"slot {path}" for path in _slots(mine)),
         *(f"mount {line}" for line in _mounts(mine)),
@@ -81,6 +84,14 @@ def _processes(mine: Mark) -> list[int]:
             if any(word.startswith(wanted) for word in (entry / "environ").read_bytes().split(b"\0")):
                 found.append(int(entry.name))
     return sorted(found)
+
+
+def _lasting(mine: Mark) -> list[int]:
+    """Those that don't end by themselves: multiprocessing's servers do so only when they see that their parent has."""
+    until = time.monotonic() + _ENDING_SECONDS
+    while (found := _processes(mine)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
 
 
 def _command_line(pid: int) -> str:
