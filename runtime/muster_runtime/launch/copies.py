@@ -85,6 +85,7 @@ class Copies:
     def __init__(self, config: Config, roll: Roll, state: State) -> None:
         self._config, self._roll, self._state = config, roll, state
         self._memory = [RankMemory.make() for _ in range(config.processes)] if config.keeps_memory else []
+        self._filled = False
         self._room = os.memfd_create("muster-copy", os.MFD_CLOEXEC) if config.copies_memory else -1
         self._lock = threading.Lock()
         self._held: _Held | None = None
@@ -140,7 +141,7 @@ class Copies:
         self._failures, self.trouble = 0, ""
         self._open = True
         holder = release.holder
-        if holder is None or not self._memory or not all(memory.empty for memory in self._memory):
+        if holder is None or not self._memory or not self._new():
             return
         turn = self._turn
         fetching = asyncio.ensure_future(_in_thread(lambda: self._fetch(holder, turn)))
@@ -152,6 +153,13 @@ class Copies:
         wrong = fetching.result()
         how = f"could not be fetched, so the gang resumes from the store: {wrong}" if wrong else "was fetched"
         say(f"the copy of this pod's memory at step {holder.copy[2]}, with index {holder.index}, {how}")
+
+    def _new(self) -> bool:
+        """Whether this pod's memory has never had anything. What is empty since was let go of when the gang resumed
+        from the store, under a later claim; an older copy must not come in its place."""
+        self._filled = self._filled or not all(memory.empty for memory in self._memory)
+        claims = self._config.leads and records.head(self._memory[0].claim)
+        return not (self._filled or claims)
 
     def _again(self, release: Release) -> bool:
         """Whether the gang has to start again already."""
@@ -250,6 +258,7 @@ class Copies:
             for memory in self._memory
         ]
         seen = (marked, records.head(self._memory[0].claim))
+        self._filled = self._filled or all(marked)
         if not all(marked) or seen == self._sent:
             return
         self._sending = True
@@ -325,6 +334,7 @@ class Copies:
                 records.write(self._memory[0].claim, json.loads(first[0]["claim"]))
             for memory, piece in zip(self._memory, pieces, strict=True):
                 records.put(memory.slots[0], piece.record)
+            self._filled = True
         except (CopyError, OSError, ValueError) as error:
             return str(error) or repr(error)
         return ""

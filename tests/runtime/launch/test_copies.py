@@ -164,6 +164,46 @@ def test_a_new_pod_gets_its_bytes_records_and_claim() -> None:
     asyncio.run(check())
 
 
+def test_a_gang_that_resumed_from_the_store_keeps_its_claim() -> None:
+    async def check() -> None:
+        async with pods(3) as (first, second, third):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            await first.look_until(second, 10)
+            holder = Member(1, "uid-1", second.member.address, copy=second.copies.holding)
+            third.copies._config = first.copies._config  # leads
+            claim = third.copies.descriptors(0)[3]
+            # The restore has let go of what had been fetched, and taken a later epoch.
+            records.write(claim, {"etag": "of the restore"})
+            await begin(third, incarnation=3, holder=holder)
+            assert records.read(claim) == {"etag": "of the restore"}
+            assert all(memory.empty for memory in third.copies._memory)
+
+    asyncio.run(check())
+
+
+def test_a_gang_that_resumed_from_the_store_fetches_no_older_copies() -> None:
+    async def check() -> None:
+        async with pods(3) as (first, second, third):
+            await begin(first, keeper=second.member)
+            await begin(second)
+            first.stage(10)
+            await first.look_until(second, 10)
+            holder = Member(1, "uid-1", second.member.address, copy=second.copies.holding)
+            third.copies._config = first.copies._config
+            await begin(third, incarnation=2, holder=holder)
+            for pod in (first, third):  # one has fetched its copy, the other had it made
+                for memory in pod.copies._memory:
+                    for record in memory.slots:
+                        os.truncate(record, 0)  # as a restore from the store does
+                os.truncate(pod.copies.descriptors(0)[3], 0)  # as at an index that doesn't lead
+                await begin(pod, incarnation=3, holder=holder)
+                assert all(memory.empty for memory in pod.copies._memory)
+
+    asyncio.run(check())
+
+
 def test_a_newer_claim_follows_without_the_bytes() -> None:
     async def check() -> None:
         async with pods() as (first, second):
