@@ -24,7 +24,7 @@ from muster_protocol.manifest import Latest
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_runtime.checkpoint.kept import Kept, KeptReader, newest
 from muster_runtime.checkpoint.reader import Reader
-from muster_runtime.checkpoint.saver import Heading, Saver, Word, Written
+from muster_runtime.checkpoint.saver import Heading, Saver, Word
 from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.transfers import in_background, transfers
 from muster_runtime.checkpoint.tree import TensorTable
@@ -78,6 +78,7 @@ class Keeper:
         self._parent: tuple[str, str] = ("", "")  # key and digest of the manifest that comes before
         self._milestone: tuple[str, str] = ("", "")  # of the newest that is kept for ever
         self._known: dict[str, Checkpoint] = {}  # committed, by manifest; rank 0's `_pruning` alone
+        self._own: dict[str, Checkpoint] = {}  # what was committed since; rank 0
         self._attempts: dict[int, int] = {}
         self._first_attempt = 0
         self._tier = tier
@@ -290,7 +291,7 @@ class Keeper:
             self._pruning.result()
         return saved
 
-    def _landed(self, progress: Callable[[], tuple[Written, Claim | None] | None]) -> Saved | None:
+    def _landed(self, progress: Callable[[], tuple[Checkpoint, Claim | None] | None]) -> Saved | None:
         flight = self.saver.flight
         done = progress()
         if done is None:
@@ -304,11 +305,12 @@ class Keeper:
         self._fallback.close()
         self._follow(written.key, written.sha256, flight.heading.step)
         if self._gang.leads and not self._retention.keeps_all:
+            self._own[written.key] = written
             self._start_prune()
         elif self._gang.leads and self._counted is not None:
-            self._grown(written.shard_bytes)
+            self._grown(written.bytes)
         own = sum(landed.file.size for landed in flight.files.result())
-        return Saved(flight.heading.step, written.shard_bytes, own, flight.stall, time.monotonic() - flight.began)
+        return Saved(flight.heading.step, written.bytes, own, flight.stall, time.monotonic() - flight.began)
 
     def _start_prune(self) -> None:
         """Never two at once: while one takes longer than the next save, that save's prune is left to the one after."""
@@ -321,8 +323,9 @@ class Keeper:
     def _prune(self) -> None:
         """Deletes what retention doesn't keep. In a thread that mostly waits for the store, beside the training."""
         try:
+            own, self._own = self._own, {}  # a manifest of many ranks takes long to read
             # what writers that died left behind changes when a gang starts, and not from save to save
-            inventory = take(self._store, self._known, unfinished=not self._known)
+            inventory = take(self._store, {**self._known, **own}, unfinished=not self._known)
             self._known = {checkpoint.key: checkpoint for checkpoint in inventory.committed}
             if inventory.unlisted:
                 self._warn(inventory.unlisted)

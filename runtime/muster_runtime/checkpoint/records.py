@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from muster_protocol import pieces
 from muster_protocol.checkpoints.checks import named
 from muster_runtime.checkpoint.crc import crc32
 
@@ -73,7 +74,7 @@ def wrong_with(content: memoryview, files: tuple[tuple[int, int, str], ...]) -> 
 
 
 def write(descriptor: int, body: dict[str, Any]) -> None:
-    text = json.dumps(body).encode()
+    text = pieces.dumps(body, depth=4)  # each of a heading's tensors at once
     put(descriptor, _HEAD.pack(_MAGIC, len(text), zlib.crc32(text), 0) + text)
 
 

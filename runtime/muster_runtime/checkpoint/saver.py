@@ -13,12 +13,15 @@ import time
 from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from muster_protocol import manifest as manifests
+from muster_protocol.checkpoints.chain import Found
 from muster_protocol.checkpoints.commit import Claim, commit
+from muster_protocol.checkpoints.inventory import Checkpoint, summary
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import MANIFEST_NAME, Manifest
 from muster_runtime.checkpoint.layout import with_sums
@@ -74,15 +77,6 @@ class Heading:
         }
 
 
-@dataclass(frozen=True)
-class Written:
-    """A committed manifest: its key, the digest of its bytes, and the bytes of all shards."""
-
-    key: str
-    sha256: str
-    shard_bytes: int
-
-
 class Word(NamedTuple):
     """What a rank says at a boundary of the save in flight.
 
@@ -119,7 +113,7 @@ class Flight:
     sealed: Future[bool] = field(default_factory=Future)
     kept: bool = False
     handed_over: bool = False
-    commit: Future[tuple[Written, Claim]] | None = None
+    commit: Future[tuple[Checkpoint, Claim]] | None = None
     committing: bool = False
 
     def judge(self, torn: str) -> None:
@@ -276,7 +270,7 @@ class Saver:
 
     def advance(
         self, *, busy: bool, failed: bool, unsealed: bool, claim: Claim | None
-    ) -> tuple[Written, Claim | None] | None:
+    ) -> tuple[Checkpoint, Claim | None] | None:
         """The gang's word at a boundary: whether any rank is busy, has failed, or hasn't its part in memory. What was
         committed, if it was now.
 
@@ -294,26 +288,27 @@ class Saver:
         if busy:
             return None
         if not flight.committing:
-            own = flight.error
-            reports = self._gang.gather((own, None if own else flight.files.result()))
             if failed:
                 self.flight = None
-                raise next(error for error, _ in reports if error is not None)
-            landed = [each for _, of_rank in reports for each in of_rank or ()]
-            if self._gang.leads:
+                raise next(error for error in self._gang.gather(flight.error) if error is not None)
+
+            def begin(by_rank: list[list[Landed]]) -> list[None]:
                 assert claim is not None
-                flight.commit = in_background(lambda: self._commit(flight.heading, landed, claim))
+                flight.commit = in_background(lambda: self._commit(flight.heading, [*chain(*by_rank)], claim))
+                return [None] * len(by_rank)
+
+            self._gang.share_out(flight.files.result(), begin)
             flight.committing = True
             return None
         self.flight = None
 
-        def outcome() -> tuple[Written, Claim]:
+        def outcome() -> tuple[Checkpoint, Claim]:
             assert flight.commit is not None
             return flight.commit.result()
 
         return self._gang.on_leader(outcome)
 
-    def wait(self, claim: Claim | None) -> tuple[Written, Claim | None] | None:
+    def wait(self, claim: Claim | None) -> tuple[Checkpoint, Claim | None] | None:
         """Until the save in flight is over: what `advance` tells. None when there is none."""
         while self.flight is not None:
             self._hand_over(wait=True)
@@ -329,7 +324,7 @@ class Saver:
                 return done
         return None
 
-    def _commit(self, heading: Heading, landed: list[Landed], claim: Claim) -> tuple[Written, Claim]:
+    def _commit(self, heading: Heading, landed: list[Landed], claim: Claim) -> tuple[Checkpoint, Claim]:
         """On rank 0, in a thread that mostly waits for the storage process."""
         for key, content in heading.beside:
             self._store.put(key, content)
@@ -350,9 +345,7 @@ class Saver:
             metrics=heading.metrics,
         )
         content = manifests.encode(record)
-        written = Written(
-            heading.prefix + MANIFEST_NAME, hashlib.sha256(content).hexdigest(), sum(file.size for file in files)
-        )
+        written = summary(Found(heading.prefix + MANIFEST_NAME, hashlib.sha256(content).hexdigest(), record))
         self._store.put(written.key, content)
         held = commit(
             self._store,

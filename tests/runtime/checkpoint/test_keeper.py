@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import pickle
 import time
 import zlib
@@ -15,7 +16,8 @@ import pytest
 import torch
 from proxy import NoUploadsListed
 
-from muster_protocol import manifest
+from muster_protocol import manifest, pieces
+from muster_protocol.checkpoints import inventory
 from muster_protocol.checkpoints.chain import Found, manifest_keys
 from muster_protocol.checkpoints.commit import claim_epoch
 from muster_protocol.checkpoints.holds import tag
@@ -240,6 +242,38 @@ def test_a_gang_that_lost_its_run_to_another_job_says_to_which(store: Store) -> 
     ):
         old.save(7)
     new.save(8)
+
+
+def test_a_manifest_is_written_as_json_writes_it(store: Store) -> None:
+    run = Run(store)
+    run.save(5, loss=0.5)
+    record = dataclasses.replace(find_start(store, 5).manifest, job='a "job"')
+    assert manifest.encode(record) == json.dumps(dataclasses.asdict(record)).encode()
+    for value in ({}, [], {"a": {}, "b": [], "c": [1, {"d": "é"}]}, {1: {"a": 2}}, ({"a": ()},), None):
+        for depth in range(4):
+            assert pieces.dumps(value, depth) == json.dumps(value).encode()
+
+
+def test_what_a_gang_has_committed_is_not_read_again_by_its_prunes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run(store).save(1)
+    run = Run(store, keep_last=2)
+    run.restore()
+    read: list[str] = []
+    before = inventory.read_manifest
+
+    def counted(store: Store, key: str, sha256: str) -> Found:
+        read.append(key)
+        return before(store, key, sha256)
+
+    monkeypatch.setattr(inventory, "read_manifest", counted)
+    for step in (2, 3, 4, 5):
+        run.save(step)
+    assert [key.split("/")[0] for key in read] == ["step-00000001"]
+    committed = take(store).committed
+    assert [checkpoint.step for checkpoint in committed] == [5, 4, 3]
+    assert all(run.keeper._known[checkpoint.key] == checkpoint for checkpoint in committed)  # as if it had been read
 
 
 def test_retention_keeps_what_a_resume_needs(store: Store) -> None:
