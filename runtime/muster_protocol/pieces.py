@@ -7,7 +7,7 @@ tensors. A rank writes that beside its training, which wants the interpreter eve
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -18,7 +18,7 @@ def dumps(value: Any, depth: int) -> bytes:
 
 
 def _pieces(value: Any, depth: int) -> Iterator[str]:
-    if depth and isinstance(value, dict) and all(type(key) is str for key in value):
+    if depth and isinstance(value, Mapping) and all(type(key) is str for key in value):
         before = "{"
         for key, item in value.items():
             yield f"{before}{json.dumps(key)}: "

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from muster_protocol.checkpoints.chain import Found
 from muster_protocol.manifest import Manifest
-from muster_runtime.checkpoint.layout import with_sums
+from muster_runtime.checkpoint.layout import WithSums
 from muster_runtime.checkpoint.reader import Reader, on_device
 from muster_runtime.checkpoint.s3_store import Landed
 from muster_runtime.checkpoint.spread import copy
@@ -66,7 +66,7 @@ def _kept(slot: int, part: Part, gang: Gang) -> Kept:
         attempt=part.attempt,
         parent="",
         files=tuple(each.file for each in landed),
-        planner={**heading["planner"], "tensors": with_sums(heading["planner"]["tensors"], landed)},
+        planner={**heading["planner"], "tensors": WithSums(heading["planner"]["tensors"], landed)},
         world_size=gang.world_size,
         created_at=0.0,
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 def tensors_to_json(metadata: Metadata, places: dict[MetadataIndex, Place]) -> dict[str, Any]:
-    """The `tensors` of a manifest; `with_sums` completes them."""
+    """The `tensors` of a manifest; `WithSums` completes them."""
     tensors: dict[str, Any] = {}
     for name, entry in metadata.state_dict_metadata.items():
         assert isinstance(entry, TensorStorageMetadata), name  # the session puts nothing else into the state
@@ -77,17 +77,28 @@ def tensors_to_json(metadata: Metadata, places: dict[MetadataIndex, Place]) -> d
     return tensors
 
 
-def with_sums(tensors: dict[str, Any], files: Sequence[Landed]) -> dict[str, Any]:
-    """The tensors with each chunk's CRC-32, of the manifest's `files`. A chunk without bytes has a sum, too."""
-    sums = {(number, at): crc32 for number, each in enumerate(files) for at, crc32 in each.sums.items()}
+class WithSums(Mapping[str, Any]):
+    """The tensors with each chunk's CRC-32, of the manifest's `files`. A chunk without bytes has a sum, too.
 
-    def summed(chunk: dict[str, Any]) -> dict[str, Any]:
-        crc32 = sums[chunk["file"], chunk["at"]] if math.prod(chunk["sizes"]) else named(0)
-        return {**chunk, "crc32": crc32}
+    Each is made when it is asked for: all at once are as many objects as many ranks have chunks, and whenever there are
+    so many new ones Python looks through all that the training has, too.
+    """
 
-    return {
-        name: {**tensor, "chunks": [summed(chunk) for chunk in tensor["chunks"]]} for name, tensor in tensors.items()
-    }
+    def __init__(self, tensors: Mapping[str, Any], files: Sequence[Landed]) -> None:
+        self._tensors, self._files = tensors, files
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        tensor = self._tensors[name]
+        return {**tensor, "chunks": [{**chunk, "crc32": self._sum(chunk)} for chunk in tensor["chunks"]]}
+
+    def _sum(self, chunk: dict[str, Any]) -> str:
+        return self._files[chunk["file"]].sums[chunk["at"]] if math.prod(chunk["sizes"]) else named(0)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def metadata_from_json(manifest: Manifest) -> tuple[Metadata, dict[MetadataIndex, Place]]:

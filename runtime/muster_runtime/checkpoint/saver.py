@@ -24,7 +24,7 @@ from muster_protocol.checkpoints.commit import Claim, commit
 from muster_protocol.checkpoints.inventory import Checkpoint, summary
 from muster_protocol.checkpoints.store import Store
 from muster_protocol.manifest import MANIFEST_NAME, Manifest
-from muster_runtime.checkpoint.layout import with_sums
+from muster_runtime.checkpoint.layout import WithSums
 from muster_runtime.checkpoint.plan import Planner
 from muster_runtime.checkpoint.s3_store import Landed, Outgoing
 from muster_runtime.checkpoint.staging import Move, Staging, can_wait
@@ -338,7 +338,7 @@ class Saver:
             milestone=heading.milestone,
             milestone_sha256=heading.milestone_sha256,
             files=files,
-            planner={"tensors": with_sums(self.planner.tensors, landed), "trees": heading.trees, "run": heading.run},
+            planner={"tensors": WithSums(self.planner.tensors, landed), "trees": heading.trees, "run": heading.run},
             world_size=heading.world_size,
             created_at=time.time(),
             job=heading.job,
