@@ -11,7 +11,7 @@ import socket
 import threading
 import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -128,6 +128,15 @@ async def begin(*those: Pod, incarnation: int = 1, keeper: Member | None = None,
         await pod.copies.begin(Release(incarnation, "127.0.0.1", 1, keeper=keeper, holder=holder))
 
 
+async def copied(one: Pod, other: Pod) -> Member:
+    """The other, which keeps a copy of step 10 of the one."""
+    await begin(one, keeper=other.member)
+    await begin(other)
+    one.stage(10)
+    await one.look_until(other, 10)
+    return replace(other.member, copy=other.copies.holding)
+
+
 def test_what_the_gang_agreed_on_is_copied_step_after_step() -> None:
     async def check() -> None:
         async with pods() as (first, second):
@@ -145,14 +154,10 @@ def test_what_the_gang_agreed_on_is_copied_step_after_step() -> None:
 def test_a_new_pod_gets_its_bytes_records_and_claim() -> None:
     async def check() -> None:
         async with pods(3) as (first, second, third):
-            await begin(first, keeper=second.member)
-            await begin(second)
-            first.stage(10)
-            await first.look_until(second, 10)
+            holder = await copied(first, second)
             kept = first.content()
             for pod in (first, second):
                 pod.copies.end()
-            holder = Member(1, "uid-1", second.member.address, copy=second.copies.holding)
             # The third plays the new pod of index 0: it has index 0's claim to fetch, too.
             third.copies._config = first.copies._config
             await begin(third, incarnation=2, holder=holder)
@@ -167,11 +172,7 @@ def test_a_new_pod_gets_its_bytes_records_and_claim() -> None:
 def test_a_gang_that_resumed_from_the_store_keeps_its_claim() -> None:
     async def check() -> None:
         async with pods(3) as (first, second, third):
-            await begin(first, keeper=second.member)
-            await begin(second)
-            first.stage(10)
-            await first.look_until(second, 10)
-            holder = Member(1, "uid-1", second.member.address, copy=second.copies.holding)
+            holder = await copied(first, second)
             third.copies._config = first.copies._config  # leads
             claim = third.copies.descriptors(0)[3]
             # The restore has let go of what had been fetched, and taken a later epoch.
@@ -186,11 +187,7 @@ def test_a_gang_that_resumed_from_the_store_keeps_its_claim() -> None:
 def test_a_gang_that_resumed_from_the_store_fetches_no_older_copies() -> None:
     async def check() -> None:
         async with pods(3) as (first, second, third):
-            await begin(first, keeper=second.member)
-            await begin(second)
-            first.stage(10)
-            await first.look_until(second, 10)
-            holder = Member(1, "uid-1", second.member.address, copy=second.copies.holding)
+            holder = await copied(first, second)
             third.copies._config = first.copies._config
             await begin(third, incarnation=2, holder=holder)
             for pod in (first, third):  # one has fetched its copy, the other had it made
@@ -207,10 +204,7 @@ def test_a_gang_that_resumed_from_the_store_fetches_no_older_copies() -> None:
 def test_a_newer_claim_follows_without_the_bytes() -> None:
     async def check() -> None:
         async with pods() as (first, second):
-            await begin(first, keeper=second.member)
-            await begin(second)
-            first.stage(10)
-            await first.look_until(second, 10)
+            await copied(first, second)
             records.write(first.copies.descriptors(0)[3], {"etag": "committed"})
             held = second.copies._held
             assert held is not None
@@ -259,10 +253,7 @@ def test_a_copy_that_is_cut_off_or_changed_does_not_count(capfd: pytest.CaptureF
 def test_while_a_copy_comes_in_over_another_there_is_none() -> None:
     async def check() -> None:
         async with pods() as (first, second):
-            await begin(first, keeper=second.member)
-            await begin(second)
-            first.stage(10)
-            await first.look_until(second, 10)
+            await copied(first, second)
             status, connection = await asyncio.to_thread(first.ask, second, api.COPY_PATH, first.offer(20))
             with connection:
                 assert (status, second.copies.holding) == (101, ())
@@ -274,10 +265,7 @@ def test_while_a_copy_comes_in_over_another_there_is_none() -> None:
 def test_what_is_refused(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> int:
         async with pods() as (first, second):
-            await begin(first, keeper=second.member)
-            await begin(second)
-            first.stage(10)
-            await first.look_until(second, 10)
+            await copied(first, second)
             path, copy = api.COPY_PATH, first.offer(20)
             if why == "incarnation":
                 copy = first.offer(20, incarnation=2)
@@ -528,13 +516,9 @@ def test_a_fetch_that_hardly_moves_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
     async def check() -> None:
         async with pods(3) as (first, second, third):
-            await begin(first, keeper=second.member)
-            await begin(second)
-            first.stage(10)
-            await first.look_until(second, 10)
+            holder = await copied(first, second)
             third.copies._config = first.copies._config
             monkeypatch.setattr(copy_stream, "send", trickle)
-            holder = Member(1, "uid-1", second.member.address, copy=second.copies.holding)
             await asyncio.wait_for(begin(third, incarnation=2, holder=holder), 20)
             assert all(memory.empty for memory in third.copies._memory)
 
