@@ -18,18 +18,19 @@ def dumps(value: Any, depth: int) -> bytes:
 
 
 def _pieces(value: Any, depth: int) -> Iterator[str]:
+    before = ""
     if depth and isinstance(value, Mapping) and all(type(key) is str for key in value):
-        before = "{"
+        yield "{"
         for key, item in value.items():
             yield f"{before}{json.dumps(key)}: "
             yield from _pieces(item, depth - 1)
             before = ", "
-        yield "}" if value else "{}"
+        yield "}"
     elif depth and isinstance(value, list | tuple):
-        before = "["
+        yield "["
         for item in value:
             yield before + json.dumps(item)
             before = ", "
-        yield "]" if value else "[]"
+        yield "]"
     else:
         yield json.dumps(value)

@@ -18,7 +18,7 @@ from typing import Any
 from muster_protocol import env
 from muster_protocol.checkpoints.commit import Claim
 from muster_protocol.launcher_status import Kept, MemoryTier
-from muster_protocol.manifest import Latest, ShardFile, shallow
+from muster_protocol.manifest import Latest, ShardFile
 from muster_runtime.checkpoint import records
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
@@ -169,8 +169,8 @@ class Tier:
 
     def seal(self, part: Part) -> None:
         """The open slot is whole."""
-        files = [{"file": shallow(landed.file), "sums": landed.sums} for landed in part.files]
-        records.write(self._records[self._open], {**shallow(part), "files": files, "identity": self._identity})
+        files = [{"file": vars(landed.file), "sums": landed.sums} for landed in part.files]
+        records.write(self._records[self._open], {**vars(part), "files": files, "identity": self._identity})
 
     def keep(self) -> None:
         """All ranks have sealed their open slots: this step takes the place of the kept one."""

@@ -85,7 +85,7 @@ class Copies:
     def __init__(self, config: Config, roll: Roll, state: State) -> None:
         self._config, self._roll, self._state = config, roll, state
         self._memory = [RankMemory.make() for _ in range(config.processes)] if config.keeps_memory else []
-        self._filled = False
+        self._filled = False  # whether that memory has ever had a step
         self._room = os.memfd_create("muster-copy", os.MFD_CLOEXEC) if config.copies_memory else -1
         self._lock = threading.Lock()
         self._held: _Held | None = None
