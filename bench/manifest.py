@@ -20,9 +20,10 @@ from typing import Any, Final, cast
 
 import torch
 
-from muster_protocol.manifest import Manifest, ShardFile, encode
+from muster_protocol.manifest import Manifest, ShardFile, decode_manifest, encode
 from muster_runtime.checkpoint.layout import WithSums
 from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.reads import reads, saved_tensor
 from muster_runtime.checkpoint.s3_store import Landed
 from muster_runtime.checkpoint.transfers import Transfers
 from muster_runtime.parallel.gang import Gang
@@ -75,6 +76,14 @@ def _at_once(record: Manifest) -> bytes:
     return json.dumps(dataclasses.asdict(dataclasses.replace(record, planner=planner))).encode()
 
 
+def own_reads(record: Manifest, rank: int) -> None:
+    for name in record.planner["tensors"]:
+        saved = saved_tensor(record, name)
+        assert saved is not None
+        (read,) = reads(record, saved, saved.shape, ((rank * ROWS, 0), (ROWS, WIDTH)))
+        assert read.file // FILES == rank
+
+
 def beside(work: Callable[[], object]) -> tuple[float, float]:
     """Milliseconds of processor time that `work` takes in a thread, and the longest wait of this one meanwhile."""
     took: list[float] = []
@@ -106,8 +115,9 @@ def main() -> int:
     written = beside(lambda: encode(record))
     at_once = beside(lambda: _at_once(record))
     table = {name: torch.empty(tensor["shape"]) for name, tensor in planned.items()}
-    reader = Reader(cast(Transfers, None), record, Gang())
-    plan = beside(lambda: reader._plan(table))
+    read = decode_manifest(encode(record))
+    plan = beside(lambda: Reader(cast(Transfers, None), read, Gang())._plan(table))
+    own = beside(lambda: own_reads(read, given.ranks - 1))
 
     what = f"of {given.ranks} ranks and {given.tensors} tensors: {given.ranks * given.tensors} chunks"
     notes = {
@@ -116,8 +126,9 @@ def main() -> int:
         "at_once_ms": "the same by dataclasses.asdict and one json.dumps",
         "at_once_wait_ms": "the longest that a thread beside it waited",
         "plan_ms": "to plan the reading of all of it by one rank",
+        "own_ms": "to find the chunks of one rank's own part",
     }
-    figures = dict(zip(notes, (*written, *at_once, plan[0]), strict=True))
+    figures = dict(zip(notes, (*written, *at_once, plan[0], own[0]), strict=True))
     return 0 if report("manifest", figures, {}, notes) else 1
 
 

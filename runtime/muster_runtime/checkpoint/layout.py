@@ -20,28 +20,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from muster_protocol.checkpoints.checks import named
-from muster_protocol.manifest import Manifest
 from muster_runtime.checkpoint.s3_store import Landed
 from muster_runtime.errors import CorruptCheckpointError
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one chunk lies: the file's number, its first byte there, and its length in bytes; and the chunk's shape."""
+    """Where one chunk lies: the file's number, and its first byte there."""
 
     file: int
     at: int
-    length: int
-    sizes: torch.Size
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -99,27 +90,6 @@ class WithSums(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._tensors)
-
-
-def metadata_from_json(manifest: Manifest) -> tuple[Metadata, dict[MetadataIndex, Place]]:
-    """The planner's metadata and the place of each chunk. CorruptCheckpointError when the manifest makes no sense."""
-    entries: dict[str, Any] = {}
-    places: dict[MetadataIndex, Place] = {}
-    try:
-        for name, raw in manifest.planner["tensors"].items():
-            dtype = dtype_named(raw["dtype"])
-            chunks = []
-            for item in raw["chunks"]:
-                offsets, sizes = torch.Size(item["offsets"]), torch.Size(item["sizes"])
-                chunks.append(ChunkStorageMetadata(offsets, sizes))
-                place = Place(item["file"], item["at"], math.prod(sizes) * dtype.itemsize, sizes)
-                if place.at + place.length > manifest.files[place.file].size:
-                    raise CorruptCheckpointError(f"a chunk lies beyond the end of {manifest.files[place.file].key}")
-                places[MetadataIndex(name, offsets)] = place
-            entries[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(raw["shape"]), chunks)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise CorruptCheckpointError(f"the manifest of step {manifest.step} is damaged: {error!r}") from error
-    return Metadata(entries), places
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:

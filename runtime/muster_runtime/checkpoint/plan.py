@@ -110,7 +110,7 @@ def _share_out(planner: DefaultSavePlanner, plans: list[SavePlan], piece: int) -
             while number + 1 < len(share.files) and at >= share.files[number + 1].start:
                 number += 1
             start = share.files[number].start
-            places[item.index] = Place(first + number, at - start, _length(item), _chunk(item).sizes)
+            places[item.index] = Place(first + number, at - start)
         first += len(share.files)
     tensors = tensors_to_json(metadata, places)
     return [(plan, tensors if rank == 0 else {}) for rank, plan in enumerate(shares)]

@@ -1,14 +1,15 @@
 """Reads a checkpoint back into tensors of any sharding. All that is read is checked against its CRC-32.
 
-Of each file only those blocks come in that the node needs, a few extents at once: the whole file in one, where nothing
-was resharded. A rank that reads alone receives them straight into the tensors' own memory, where the connections to the
-store allow that and the tensors are the host's. Otherwise they come into a window of the shared memory, and go on from
-there, to a GPU by one copy: what several ranks of one node need, one of them fetches; the others read it in that one's
-window.
+Of each file only those blocks come in that the node needs, a few extents at once. A rank that reads alone receives them
+straight into the tensors' own memory, where the connections to the store allow that and the tensors are the host's: a
+whole file in one, where nothing was resharded. Otherwise they come in smaller parts into a window of the shared memory,
+and go on from there, to a GPU by one copy: what several ranks of one node need, one of them fetches; the others read it
+in that one's window.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -21,21 +22,18 @@ from operator import itemgetter
 from typing import Final
 
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
 
 from muster_protocol.checkpoints.cuts import lies_together
 from muster_protocol.manifest import Manifest
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_runtime.checkpoint.extents import Extent, Run, extents
-from muster_runtime.checkpoint.layout import Place, metadata_from_json, raw_bytes
+from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.node import gang_of, node, read_into, windows
+from muster_runtime.checkpoint.reads import Read, Saved, Sizes, reads, saved_tensor
 from muster_runtime.checkpoint.spread import copy_into
-from muster_runtime.checkpoint.transfers import Receive, Transfers
-from muster_runtime.checkpoint.tree import TensorTable, local_part
-from muster_runtime.errors import CorruptCheckpointError, StorageError
+from muster_runtime.checkpoint.transfers import PARTS_WANTED, Receive, Transfers, piece_bytes
+from muster_runtime.checkpoint.tree import TensorTable, local_boxes, local_part
+from muster_runtime.errors import CorruptCheckpointError, StateError, StorageError
 from muster_runtime.parallel.gang import Gang
 
 WINDOW: Final = 4
@@ -59,6 +57,13 @@ class Wanted:
     @property
     def run(self) -> Run:
         return self.at, self.at + self.target.numel()
+
+    def parted(self, end: int) -> tuple[Wanted, Wanted | None]:
+        """What comes before byte `end`, and what from there on, which is to be taken after it."""
+        length = end - self.at
+        if self.target.numel() <= length:
+            return self, None
+        return Wanted(self.target[:length], self.at, _nothing), Wanted(self.target[length:], end, self.finish)
 
     def take(self, file: torch.Tensor) -> None:
         self.target.copy_(self.source(file))
@@ -88,7 +93,15 @@ class Reader:
 
     def __init__(self, transfers: Transfers, manifest: Manifest, gang: Gang) -> None:
         self._transfers, self._manifest, self._gang = transfers, manifest, gang
-        self.metadata, self._places = metadata_from_json(manifest)
+        self._saved: dict[str, Saved | None] = {}
+        each = sum(file.size for file in manifest.files) // max(1, manifest.world_size)
+        self._most = piece_bytes(each, PARTS_WANTED)  # bytes of an extent that comes into a window
+
+    def saved(self, name: str) -> Saved | None:
+        """The tensor of this name as it was saved. CorruptCheckpointError when the manifest makes no sense."""
+        if name not in self._saved:
+            self._saved[name] = saved_tensor(self._manifest, name)
+        return self._saved[name]
 
     def read(self, table: TensorTable) -> None:
         """Fills the tensors of `table`. Collective; what a rank fails with is raised on all.
@@ -101,60 +114,41 @@ class Reader:
 
     def _plan(self, table: TensorTable) -> dict[int, list[Wanted]]:
         """By number of the file, what fills `table`."""
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(dict(table), self.metadata, self._gang.leads)
-        parts = {name: local_part(tensor).detach() for name, tensor in table.items()}
         by_file: dict[int, list[Wanted]] = defaultdict(list)
-        for item in planner.create_local_plan().items:
-            place = self._places[item.storage_index]
-            if place.length:
-                by_file[place.file].append(self._wanted(item, parts[item.dest_index.fqn], place))
+        for (name, tensor), box in zip(table.items(), local_boxes(table), strict=True):
+            saved = self.saved(name)
+            if saved is None:
+                raise StateError(f"the checkpoint lacks {name}")
+            held = local_part(tensor).detach()
+            content = _as_bytes(held) if held.dtype == saved.dtype and _is_its_bytes(held) else None
+            for read in reads(self._manifest, saved, tensor.shape, box):
+                by_file[read.file].append(_wanted(read, held, content, saved.dtype))
         return dict(sorted(by_file.items()))  # the only one: what has landed is let go of
-
-    def _wanted(self, item: ReadItem, held: torch.Tensor, place: Place) -> Wanted:
-        """`held`: this rank's part of the tensor, of which the item fills some."""
-        entry = self.metadata.state_dict_metadata[item.storage_index.fqn]
-        assert isinstance(entry, TensorStorageMetadata)
-        dtype, sizes = entry.properties.dtype, place.sizes
-        target = narrow_tensor_by_index(held, item.dest_offsets, item.lengths)
-        together = lies_together(tuple(item.lengths), tuple(sizes))
-        at = place.at + (_index(item.storage_offsets, sizes) * dtype.itemsize if together else 0)
-        if together and target.dtype == dtype and _is_its_bytes(target):
-            return Wanted(_as_bytes(target), at, _nothing)
-        read = torch.empty(item.lengths if together else sizes, dtype=dtype, device="cpu")
-
-        def copy() -> None:
-            part = read if together else narrow_tensor_by_index(read, item.storage_offsets, item.lengths)
-            copy_into(target, part)
-
-        return Wanted(_as_bytes(read), at, copy)
 
     def _fetch_with_neighbours(self, by_file: dict[int, list[Wanted]]) -> None:
         """Collective. Alone where no other rank of this node needs one of the files."""
         here = node()
         everyone = enumerate(self._gang.gather((here, set(by_file))))
         ranks = [(rank, files) for rank, (there, files) in everyone if there == here]
-        own = self._extents({index: [each.run for each in wanted] for index, wanted in by_file.items()})
         if len(set().union(*(files for _, files in ranks))) == sum(len(files) for _, files in ranks):
-            return self._fetch(_pieces(own, by_file))
+            return self._fetch(by_file)
         with gang_of([rank for rank, _ in ranks]) as neighbours:
             runs: dict[int, list[Run]] = defaultdict(list)
-            for index, run in chain.from_iterable(neighbours.gather([(i, e.run) for i, e in own])):
+            own = [(i, extent.run) for i, wanted in by_file.items() for extent in self._extents(i, _runs(wanted))]
+            for index, run in chain.from_iterable(neighbours.gather(own)):
                 runs[index].append(run)
-            needed = self._extents(dict(sorted(runs.items())))
+            needed = [(i, extent) for i in sorted(runs) for extent in self._extents(i, runs[i], self._most)]
             if _bytes(run for found in runs.values() for run in found) == _bytes(e.run for _, e in needed):
-                return self._fetch(_pieces(own, by_file))  # other parts of the same files
+                return self._fetch(by_file)  # other parts of the same files
             slot = max(extent.size for _, extent in needed)
             self._transfers.memory.reserve(WINDOW * slot)
             with windows(self._transfers.memory, neighbours) as seen:
                 if seen is None:
-                    return self._fetch(_pieces(own, by_file))
+                    return self._fetch(by_file)
                 return self._share(_pieces(needed, by_file), neighbours, seen, slot)
 
-    def _extents(self, runs: dict[int, list[Run]]) -> list[tuple[int, Extent]]:
-        """What is fetched for `runs` of each file, with the file's number."""
-        files = self._manifest.files
-        return [(index, extent) for index, wished in runs.items() for extent in extents(files[index], wished)]
+    def _extents(self, index: int, runs: list[Run], most: int | None = None) -> list[Extent]:
+        return extents(self._manifest.files[index], runs, most)
 
     def _share(self, pieces: list[Piece], neighbours: Gang, seen: list[int], slot: int) -> None:
         """In batches, which use one half of the windows and the other in turn: while one is read, the next comes in."""
@@ -194,8 +188,14 @@ class Reader:
                 failure = failure or error
         return failure
 
-    def _fetch(self, pieces: list[Piece]) -> None:
-        receive = self._transfers.receiver() if pieces else None
+    def _fetch(self, by_file: dict[int, list[Wanted]]) -> None:
+        receive = self._transfers.receiver() if by_file else None
+
+        def most(wanted: list[Wanted]) -> int | None:
+            return self._most if receive is None or _goes_on(wanted) else None
+
+        found = [(i, e) for i, wanted in by_file.items() for e in self._extents(i, _runs(wanted), most(wanted))]
+        pieces = _pieces(found, by_file)
         if receive is None:
             self._fetch_through_window(pieces)
         else:
@@ -280,15 +280,46 @@ def _pieces(found: list[tuple[int, Extent]], by_file: dict[int, list[Wanted]]) -
         for _, extent in parts:
             start, end = extent.run
             wanted: list[Wanted] = []
+            rest: list[Wanted] = []
             while left and left[0].at < end:
-                each = left.popleft()
+                each, later = left.popleft().parted(end)
                 wanted.append(replace(each, at=each.at - start))
+                if later is not None:
+                    rest.append(later)
+            left.extendleft(rest)
             pieces.append((extent, wanted))
     return pieces
 
 
+def _wanted(read: Read, held: torch.Tensor, content: torch.Tensor | None, dtype: torch.dtype) -> Wanted:
+    """`held`: this rank's part of the tensor, some of which is to be filled, and its bytes, where it consists of these
+    as they were saved; `dtype`: that of what was saved."""
+    together = lies_together(read.lengths, read.sizes)
+    at = read.at + (_index(read.within, read.sizes) * dtype.itemsize if together else 0)
+    if together and content is not None and lies_together(read.lengths, held.shape):
+        start = _index(read.into, held.shape) * dtype.itemsize
+        return Wanted(content[start : start + math.prod(read.lengths) * dtype.itemsize], at, _nothing)
+    memory = torch.empty(read.lengths if together else read.sizes, dtype=dtype, device="cpu")
+
+    def copy() -> None:
+        part = memory if together else _narrowed(memory, read.within, read.lengths)
+        copy_into(_narrowed(held, read.into, read.lengths), part)
+
+    return Wanted(_as_bytes(memory), at, copy)
+
+
+def _narrowed(tensor: torch.Tensor, offsets: Sizes, sizes: Sizes) -> torch.Tensor:
+    for dimension, (start, size) in enumerate(zip(offsets, sizes, strict=True)):
+        tensor = tensor.narrow(dimension, start, size)
+    return tensor
+
+
 def _nothing() -> None:
     """Left to do for bytes that came to where they belong."""
+
+
+def _runs(wanted: list[Wanted]) -> list[Run]:
+    return [each.run for each in wanted]
 
 
 def _bytes(runs: Iterable[Run]) -> int:

@@ -14,11 +14,13 @@ import base64
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from muster_protocol.checkpoints.cuts import Box
 from muster_protocol.checkpoints.tensors import ITEM_BYTES
 from muster_runtime.errors import StateError
 
@@ -116,6 +118,26 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The part that this rank holds: a DTensor's shard, else the tensor itself."""
     to_local = getattr(tensor, "to_local", None)
     return to_local() if to_local is not None else tensor
+
+
+def local_boxes(table: TensorTable) -> Iterator[Box]:
+    """Where the `local_part` of each lies in the whole tensor."""
+    known: dict[Hashable, Box] = {}  # torch takes long to tell, and a state has few kinds
+    for tensor in table.values():
+        if not isinstance(tensor, DTensor):
+            yield (0,) * tensor.ndim, tuple(tensor.shape)
+            continue
+        kind = tensor.shape, tensor.placements, tensor.device_mesh
+        if kind not in known:
+            known[kind] = _box(tensor)
+        yield known[kind]
+
+
+def _box(tensor: DTensor) -> Box:
+    if tensor.device_mesh.get_coordinate() is None:  # spread over other ranks
+        return (0,) * tensor.ndim, (0,) * tensor.ndim
+    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    return tuple(chunk.offsets), tuple(chunk.sizes)
 
 
 def _plain_number(value: Any) -> int | float | bool | None:

@@ -396,10 +396,10 @@ class _Attempt:
         self._restoration = Restoration(objects, in_place(objects, trees, names), reader, self._gang.rank)
         table = dict(self._restoration.table)
         name = _rng_name(self._gang.rank)
-        entry = reader.metadata.state_dict_metadata.get(name)
+        entry = reader.saved(name)
         self._random = None
         if entry is not None and found.manifest.world_size == self._world_size:
-            self._random = torch.empty(entry.size, dtype=torch.uint8, device="cpu")  # type: ignore[union-attr]
+            self._random = torch.empty(entry.shape, dtype=torch.uint8, device="cpu")
             table[name] = self._random
         return table
 

@@ -11,11 +11,11 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.reads import Saved
 from muster_runtime.checkpoint.spread import copy_into
 from muster_runtime.checkpoint.tree import TensorTable, join, split
 from muster_runtime.data.foreign import is_foreign, pack, unpack
@@ -285,11 +285,11 @@ class Restoration:
                     f"the checkpoint has {path}, which the model tracked at {tracked.where} lacks. {AS_IT_WAS}"
                 )
             saved = self._saved(name)
-            if saved.size != target.shape and path in reshaped:
+            if saved.shape != target.shape and path in reshaped:
                 return self._fresh(name, None, None)
-            if saved.size != target.shape:
+            if saved.shape != target.shape:
                 raise StateError(
-                    f"{path} is {tuple(saved.size)} in the checkpoint and {tuple(target.shape)} in the model tracked "
+                    f"{path} is {tuple(saved.shape)} in the checkpoint and {tuple(target.shape)} in the model tracked "
                     f"at {tracked.where}; the model has changed since. {AS_IT_WAS}"
                 )
             if name in self.table:
@@ -303,17 +303,17 @@ class Restoration:
     def _fresh(self, name: str, present: torch.Tensor | None, parameter: torch.Tensor | None) -> torch.Tensor:
         if name not in self.table:
             saved = self._saved(name)
-            like = next((t for t in (present, parameter) if t is not None and t.shape == saved.size), None)
-            dtype = saved.properties.dtype
+            like = next((t for t in (present, parameter) if t is not None and t.shape == saved.shape), None)
+            dtype = saved.dtype
             if like is not None:
                 self.table[name] = torch.empty_like(like.detach(), dtype=dtype)
             else:
-                self.table[name] = torch.empty(saved.size, dtype=dtype, device="cpu")
+                self.table[name] = torch.empty(saved.shape, dtype=dtype, device="cpu")
         return self.table[name]
 
-    def _saved(self, name: str) -> TensorStorageMetadata:
-        entry = self._reader.metadata.state_dict_metadata.get(name)
-        if not isinstance(entry, TensorStorageMetadata):
+    def _saved(self, name: str) -> Saved:
+        entry = self._reader.saved(name)
+        if entry is None:
             raise StateError(f"the checkpoint's tree names {name}, which its table lacks")
         return entry
 
@@ -358,13 +358,13 @@ class Restoration:
 
     def _types_of_parameters(self) -> dict[int, torch.dtype]:
         """By the parameter's id: its type in the checkpoint."""
-        entries, found = self._reader.metadata.state_dict_metadata, {}
+        found = {}
         for tracked, _ in self._states:
             if isinstance(tracked.thing, nn.Module):
                 for name, parameter in unwrap(tracked.thing).named_parameters():
-                    entry = entries.get(f"{tracked.name}.{name}")
-                    if isinstance(entry, TensorStorageMetadata):
-                        found[id(parameter)] = entry.properties.dtype
+                    entry = self._reader.saved(f"{tracked.name}.{name}")
+                    if entry is not None:
+                        found[id(parameter)] = entry.dtype
         return found
 
 

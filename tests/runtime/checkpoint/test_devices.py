@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from test_saver import begin, keeper_of, land, restored
-from torch.distributed.checkpoint.planner import ReadItem
 
+from muster_protocol.checkpoints.inventory import find_start
+from muster_protocol.manifest import BLOCK_BYTES
 from muster_runtime.checkpoint import reader, transfers
-from muster_runtime.checkpoint.reader import Reader, Wanted
+from muster_runtime.checkpoint.reader import Wanted
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.errors import CorruptCheckpointError
 
@@ -66,15 +67,15 @@ def test_every_bit_comes_back(opener: Opener, device: torch.device) -> None:
 def test_the_host_holds_a_few_files_at_once(
     opener: Opener, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, targets = state(device), dict[str, int]()
-    wanted_for = Reader._wanted
+    table, targets = state(device), list[int]()
+    wanted_for = reader._wanted
 
-    def noting(self: Reader, item: ReadItem, *more: Any) -> Wanted:
-        wanted = wanted_for(self, item, *more)
-        targets[item.dest_index.fqn] = wanted.target.data_ptr()
+    def noting(*given: Any) -> Wanted:
+        wanted = wanted_for(*given)
+        targets.append(wanted.target.data_ptr())
         return wanted
 
-    monkeypatch.setattr(Reader, "_wanted", noting)
+    monkeypatch.setattr(reader, "_wanted", noting)
     keeper = keeper_of(opener())
     begin(keeper, table, 1)
     land(keeper)
@@ -82,10 +83,34 @@ def test_the_host_holds_a_few_files_at_once(
     found = {name: torch.zeros_like(tensor) for name, tensor in table.items()}
     assert other.restore(lambda *_: found) is not None
     assert found["large"].equal(table["large"])
-    of_their_own = {name for name in targets if 0 <= targets[name] - found[name].data_ptr() < found[name].nbytes}
+    of_their_own = {
+        name for name, tensor in found.items() if any(0 <= at - tensor.data_ptr() < tensor.nbytes for at in targets)
+    }
     assert of_their_own == table.keys() - {"nothing", "turned"}, "all others go on without memory between"
     files = sum(tensor.nbytes for tensor in table.values()) // PIECE
     assert other._transfers.memory.size <= (reader.WINDOW + 1) * PIECE < files * PIECE // 4
+
+
+def test_a_large_file_comes_through_the_hosts_memory_in_parts(
+    opener: Opener, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "SMALLEST_PIECE", 1 << 20)
+    monkeypatch.setattr(transfers, "LARGEST_PIECE", 1 << 30)
+    table = {
+        "large": torch.rand(9, 1 << 20, device=device),
+        "turned": torch.rand(1 << 10, 1 << 10, device=device).t(),
+        "last": torch.rand(1 << 20, 2, device=device).bfloat16(),
+    }
+    keeper = keeper_of(opener())
+    begin(keeper, table, 1)
+    land(keeper)
+    files = find_start(opener(), 1).manifest.files
+    assert max(file.size for file in files) > BLOCK_BYTES, "of two blocks, each of which comes by itself"
+    other = keeper_of(opener())
+    found = {name: torch.zeros_like(tensor) for name, tensor in table.items()}
+    assert other.restore(lambda *_: found) is not None
+    assert all(found[name].equal(tensor) for name, tensor in table.items())
+    assert other._transfers.memory.size <= (reader.WINDOW + 1) * BLOCK_BYTES
 
 
 def test_what_is_damaged_is_not_taken(opener: Opener, device: torch.device) -> None:

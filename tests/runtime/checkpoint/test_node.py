@@ -14,6 +14,7 @@ import pytest
 import torch
 from hack.s3server import serving
 
+from muster_protocol.manifest import BLOCK_BYTES
 from muster_runtime.checkpoint.memory import SharedMemory
 from muster_runtime.checkpoint.node import read_into
 
@@ -28,14 +29,16 @@ from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.parallel.gang import Gang
 
-transfers.SMALLEST_PIECE = 1 << 14
+in_parts = "IN_PARTS" in os.environ
+transfers.SMALLEST_PIECE = 3 << 20 if in_parts else 1 << 14
 if "ON_A_DEVICE" in os.environ:  # tensors of the host are taken for those of a GPU
     reader.on_device, reader._SCRATCH = lambda target: True, 1000
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 gang = Gang(rank, dist.get_world_size(), dist.group.WORLD)
 torch.manual_seed(0)
-shared = {f"weight.{number}": torch.rand(100, 100) for number in range(20)}
+shape = (768, 1024) if in_parts else (100, 100)
+shared = {f"weight.{number}": torch.rand(shape) for number in range(4 if in_parts else 20)}
 table = {**shared, f"own.{rank}": torch.full((100,), float(rank))}
 
 
@@ -51,6 +54,7 @@ keeper.begin(table, step=1, trees={}, run={})
 keeper.wait()
 keeper.close()
 found = {name: torch.empty_like(tensor) for name, tensor in table.items()}
+transfers.SMALLEST_PIECE = 1 << 14  # smaller than a block, so of no more than one at once
 keeper = opened()
 assert keeper.restore(lambda *_: found) is not None
 keeper.close()
@@ -71,19 +75,26 @@ def run_gang(environment: dict[str, str]) -> None:
     assert [rank.wait() for rank in ranks] == [0] * RANKS
 
 
-@pytest.mark.parametrize("more", [{}, {"ON_A_DEVICE": "1"}], ids=["host", "device"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"ON_A_DEVICE": "1"}, {"IN_PARTS": "1"}, {"IN_PARTS": "1", "ON_A_DEVICE": "1"}],
+    ids=["host", "device", "host in parts", "device in parts"],
+)
 def test_what_all_ranks_need_comes_from_s3_once(more: dict[str, str], tmp_path: Path) -> None:
     log, objects = tmp_path / "requests.log", tmp_path / "objects"
     objects.mkdir()
     with serving(objects, log=log) as server:
         run_gang(server.environment(**more))
-        stored = {str(path.relative_to(objects / "models")) for path in objects.rglob("*.bin")}
+        stored = {str(path.relative_to(objects / "models")): path.stat().st_size for path in objects.rglob("*.bin")}
     requests = [line.split() for line in log.read_text().splitlines()[1:]]
-    assert len(stored) > 2 * RANKS
-    for kind in ("s3_PutObject", "s3_GetObject"):
-        assert Counter(each[8] for each in requests if each[7] == kind and each[8] in stored) == dict.fromkeys(
-            stored, 1
-        )
+    assert len(stored) > RANKS
+
+    def asked(kind: str) -> Counter[str]:
+        return Counter(each[8] for each in requests if each[7] == kind and each[8] in stored)
+
+    assert asked("s3_PutObject") == dict.fromkeys(stored, 1)
+    assert asked("s3_GetObject") == {key: -(-size // BLOCK_BYTES) for key, size in stored.items()}
+    assert (max(stored.values()) > BLOCK_BYTES) == ("IN_PARTS" in more)
 
 
 def test_another_ranks_memory_is_read_and_never_past_its_end() -> None:

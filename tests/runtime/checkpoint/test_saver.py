@@ -285,7 +285,9 @@ def test_replicas_split_the_work() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "piece"), [(0, 4 << 20), (500_000_000, 16 << 20), (16 << 30, 64 << 20)], ids=["empty", "0.5 GB", "16 GiB"]
+    ("state", "piece"),
+    [(0, 4 << 20), (500_000_000, 31_250_000), (16 << 30, 64 << 20)],
+    ids=["empty", "0.5 GB", "16 GiB"],
 )
 def test_pieces_are_neither_many_nor_large(state: int, piece: int) -> None:
     assert piece_bytes(state) == piece
