@@ -48,15 +48,20 @@ def folder_of(key: str) -> tuple[int, int, int] | None:
 def read_manifest(store: Store, key: str, sha256: str = "") -> Found:
     """CorruptCheckpointError when it is missing, unreadable, or isn't the one that `sha256` names."""
     body = store.get(key)
-    if body is None:
-        raise CorruptCheckpointError(f"{store.uri}/{key} is missing")
-    digest = hashlib.sha256(body.content).hexdigest()
+    return found_in(None if body is None else body.content, store.uri, key, sha256)
+
+
+def found_in(content: bytes | None, uri: str, key: str, sha256: str) -> Found:
+    """As `read_manifest`, of what lies there; None: nothing does."""
+    if content is None:
+        raise CorruptCheckpointError(f"{uri}/{key} is missing")
+    digest = hashlib.sha256(content).hexdigest()
     if sha256 and digest != sha256:
-        raise CorruptCheckpointError(f"{store.uri}/{key} is not the manifest that was committed (SHA-256 differs)")
+        raise CorruptCheckpointError(f"{uri}/{key} is not the manifest that was committed (SHA-256 differs)")
     try:
-        return Found(key, digest, manifests.decode_manifest(body.content))
+        return Found(key, digest, manifests.decode_manifest(content))
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptCheckpointError(f"{store.uri}/{key} can't be read: {error}") from error
+        raise CorruptCheckpointError(f"{uri}/{key} can't be read: {error}") from error
 
 
 def candidates(store: Store, latest: Latest) -> Iterator[Found | Damaged]:

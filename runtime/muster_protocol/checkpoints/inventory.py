@@ -7,7 +7,7 @@ written for committed checkpoints alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -117,11 +117,19 @@ class Inventory:
         )
 
 
-def take(store: Store, known: Mapping[str, Checkpoint] | None = None, *, unfinished: bool = True) -> Inventory:
+def take(
+    store: Store,
+    known: Mapping[str, Checkpoint] | None = None,
+    *,
+    unfinished: bool = True,
+    read: Callable[[str, str], Checkpoint] | None = None,
+) -> Inventory:
     """Reads what lies there. Manifests in `known` (by key) aren't read again: their content never changes.
 
-    Who may not look for what is `unfinished` is told of none.
+    Who may not look for what is `unfinished` is told of none. `read`: what a manifest says, by its key and digest, as
+    `summary` of `read_manifest`; for who has another process read it.
     """
+    read = read or (lambda key, sha256: summary(read_manifest(store, key, sha256)))
     found = read_latest(store)  # before the listing: what it names is there then, or was deleted
     latest = found.latest if found else None
     holds = read_holds(store)
@@ -148,7 +156,7 @@ def take(store: Store, known: Mapping[str, Checkpoint] | None = None, *, unfinis
         checkpoint = (known or {}).get(key)
         if checkpoint is None or checkpoint.sha256 != sha256:
             try:
-                checkpoint = summary(read_manifest(store, key, sha256))
+                checkpoint = read(key, sha256)
             except CorruptCheckpointError as error:
                 damaged[key] = Damaged(key, str(error))
                 continue

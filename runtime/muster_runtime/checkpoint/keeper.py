@@ -6,7 +6,7 @@ Unless they say otherwise, methods are collective: every rank calls them at the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from muster_protocol.checkpoints import chain
 from muster_protocol.checkpoints.chain import Damaged, Found
 from muster_protocol.checkpoints.commit import Claim, claim_epoch
 from muster_protocol.checkpoints.holds import held
-from muster_protocol.checkpoints.inventory import Checkpoint, take
+from muster_protocol.checkpoints.inventory import Checkpoint, Inventory, take
 from muster_protocol.checkpoints.prune import carry_out
 from muster_protocol.checkpoints.retention import Retention, plan, unknown_metric
 from muster_protocol.checkpoints.store import Store
@@ -24,6 +24,7 @@ from muster_protocol.manifest import Latest
 from muster_protocol.storage_errors import PASSING, Kind
 from muster_runtime.checkpoint.kept import Kept, KeptReader, newest
 from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.s3_store import S3Store
 from muster_runtime.checkpoint.saver import Heading, Saver, Word
 from muster_runtime.checkpoint.tier import Tier
 from muster_runtime.checkpoint.transfers import in_background, transfers
@@ -325,7 +326,7 @@ class Keeper:
         try:
             own, self._own = self._own, {}  # a manifest of many ranks takes long to read
             # what writers that died left behind changes when a gang starts, and not from save to save
-            inventory = take(self._store, {**self._known, **own}, unfinished=not self._known)
+            inventory = self._take({**self._known, **own}, unfinished=not self._known)
             self._known = {checkpoint.key: checkpoint for checkpoint in inventory.committed}
             if inventory.unlisted:
                 self._warn(inventory.unlisted)
@@ -351,7 +352,12 @@ class Keeper:
 
     def _look_up(self) -> None:
         with suppress(MusterError):  # told when the next save meets it, and looked up again after it
-            self._count(sum(checkpoint.bytes for checkpoint in take(self._store, unfinished=False).committed))
+            self._count(sum(checkpoint.bytes for checkpoint in self._take({}, unfinished=False).committed))
+
+    def _take(self, known: Mapping[str, Checkpoint], *, unfinished: bool) -> Inventory:
+        """Manifests are read by the storage process, where there is one: a rank trains beside this."""
+        read = self._store.summary if isinstance(self._store, S3Store) else None
+        return take(self._store, known, unfinished=unfinished, read=read)
 
     def _count(self, stored: int) -> None:
         if self._counted is not None and stored != self._stored:

@@ -7,6 +7,7 @@ Requests (header fields beside `id` and `op`):
 
     get     key [offset length]      -> etag, payload; absent: true when there is no object
     put     key [match | absent]     -> etag; payload is the content; match: If-Match; absent: If-None-Match: *
+    summary key sha256 uri           -> summary: the `Checkpoint` of this manifest; or wrong: what is wrong with it
     list    prefix                   -> items: [[key, size, modified], ...]
     unfinished                       -> items: [[key, upload, started], ...]
     forget  uploads: [[key, upload]] -> ok
@@ -42,9 +43,12 @@ from typing import Any, Final
 
 import botocore.exceptions
 
+from muster_protocol.checkpoints.chain import found_in
 from muster_protocol.checkpoints.checks import named
+from muster_protocol.checkpoints.inventory import summary
 from muster_protocol.checkpoints.s3 import fetch, forget_object, forget_upload, received, unfinished_uploads
 from muster_protocol.checkpoints.s3_client import S3_ERRORS, code_of, endpoint_in_environment, make_client
+from muster_protocol.errors import CorruptCheckpointError
 from muster_protocol.storage_errors import Kind, kind_of, sentence
 from muster_runtime.checkpoint.bodies import Content, lent, pieces_into, send_unsigned
 from muster_runtime.checkpoint.crc import crc32
@@ -127,6 +131,16 @@ class Server:
             asked["Range"] = f"bytes={header['offset']}-{header['offset'] + header['length'] - 1}"
         found = fetch(self.client, asked, **self.place(header["key"]))
         return ({"absent": True}, b"") if found is None else ({"etag": found[0]}, found[1])
+
+    def _summary(self, header: dict[str, Any], _payload: bytearray) -> Answer:
+        """Here, since what many ranks have written takes a second of an interpreter to decode."""
+        found = fetch(self.client, {}, **self.place(header["key"]))
+        content = None if found is None else found[1]
+        try:
+            record = found_in(content, header["uri"], header["key"], header["sha256"])
+        except CorruptCheckpointError as error:
+            return {"wrong": str(error)}, b""
+        return {"summary": vars(summary(record))}, b""
 
     def _put(self, header: dict[str, Any], payload: bytearray) -> Answer:
         condition: dict[str, str] = {}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from muster_protocol.checkpoints.inventory import Checkpoint
 from muster_protocol.checkpoints.store import Body, Item, Unfinished
 from muster_protocol.manifest import ShardFile
 from muster_protocol.storage_errors import Kind
@@ -218,6 +219,14 @@ class S3Store:
     def get(self, key: str) -> Body | None:
         header, payload = self._ask({"op": "get", "key": key})
         return None if header.get("absent") else Body(bytes(payload), header["etag"])
+
+    def summary(self, key: str, sha256: str) -> Checkpoint:
+        """What the manifest of this digest says. CorruptCheckpointError when it isn't there whole."""
+        header, _ = self._ask({"op": "summary", "key": key, "sha256": sha256, "uri": self.uri})
+        if "wrong" in header:
+            raise CorruptCheckpointError(header["wrong"])
+        told = header["summary"]
+        return Checkpoint(**{**told, "links": tuple((link, digest) for link, digest in told["links"])})
 
     def read(self, key: str, offset: int, length: int) -> bytearray:
         if length == 0:

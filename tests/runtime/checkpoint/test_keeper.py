@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from muster_protocol.checkpoints.store import Store
 from muster_runtime.checkpoint import saver
 from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.reader import Reader
+from muster_runtime.checkpoint.s3_store import S3Store
 from muster_runtime.checkpoint.store import open_store
 from muster_runtime.checkpoint.tree import TensorTable
 from muster_runtime.errors import CorruptCheckpointError, PathConflictError, StaleEpochError, StateError, StorageError
@@ -254,26 +255,43 @@ def test_a_manifest_is_written_as_json_writes_it(store: Store) -> None:
             assert pieces.dumps(value, depth) == json.dumps(value).encode()
 
 
-def test_what_a_gang_has_committed_is_not_read_again_by_its_prunes(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_gang_has_committed_is_not_read_again_by_its_prunes(store: Store) -> None:
     Run(store).save(1)
     run = Run(store, keep_last=2)
     run.restore()
     read: list[str] = []
-    before = inventory.read_manifest
+    # with S3 the storage process reads them, not the rank
+    place, name = (S3Store, "summary") if isinstance(store, S3Store) else (inventory, "read_manifest")
+    before = getattr(place, name)
 
-    def counted(store: Store, key: str, sha256: str) -> Found:
+    def counted(store: Store, key: str, sha256: str) -> Any:
         read.append(key)
         return before(store, key, sha256)
 
-    monkeypatch.setattr(inventory, "read_manifest", counted)
-    for step in (2, 3, 4, 5):
-        run.save(step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, name, counted)
+        if isinstance(store, S3Store):
+            patch.setattr(manifest, "decode_manifest", None)
+        for step in (2, 3, 4, 5):
+            run.save(step)
     assert [key.split("/")[0] for key in read] == ["step-00000001"]
     committed = take(store).committed
     assert [checkpoint.step for checkpoint in committed] == [5, 4, 3]
     assert all(run.keeper._known[checkpoint.key] == checkpoint for checkpoint in committed)  # as if it had been read
+
+
+@pytest.mark.parametrize("content", [None, b"{}"], ids=["missing", "another"])
+def test_a_prune_is_told_of_a_manifest_that_is_not_what_was_committed(store: Store, content: bytes | None) -> None:
+    run = Run(store)
+    run.save(1)
+    (committed,) = take(store).committed
+    if content is None:
+        store.delete([committed.key])
+    else:
+        store.put(committed.key, content)
+    found = Run(store).keeper._take({}, unfinished=False)
+    assert (found.committed, found.complete) == ((), False)
+    assert [each.reason for each in found.damaged] == [each.reason for each in take(store).damaged]
 
 
 def test_retention_keeps_what_a_resume_needs(store: Store) -> None:
