@@ -115,7 +115,9 @@ def main() -> int:
     written = beside(lambda: encode(record))
     at_once = beside(lambda: _at_once(record))
     table = {name: torch.empty(tensor["shape"]) for name, tensor in planned.items()}
-    read = decode_manifest(encode(record))
+    content = encode(record)
+    read = decode_manifest(content)
+    decoded = beside(lambda: decode_manifest(content))
     plan = beside(lambda: Reader(cast(Transfers, None), read, Gang())._plan(table))
     own = beside(lambda: own_reads(read, given.ranks - 1))
 
@@ -125,10 +127,12 @@ def main() -> int:
         "manifest_wait_ms": "the longest that a thread beside it waited",
         "at_once_ms": "the same by dataclasses.asdict and one json.dumps",
         "at_once_wait_ms": "the longest that a thread beside it waited",
+        "decode_ms": "to decode it, as a restore does, and a gang's first prune in the storage process",
+        "decode_wait_ms": "the longest that a thread beside it waited",
         "plan_ms": "to plan the reading of all of it by one rank",
         "own_ms": "to find the chunks of one rank's own part",
     }
-    figures = dict(zip(notes, (*written, *at_once, plan[0], own[0]), strict=True))
+    figures = dict(zip(notes, (*written, *at_once, *decoded, plan[0], own[0]), strict=True))
     return 0 if report("manifest", figures, {}, notes) else 1
 
 
