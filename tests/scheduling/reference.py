@@ -874,7 +874,7 @@ class _Starts:
         """The median length of the jobs of which it is known; of all flavours where this one has none."""
         known = []
         for job in range(len(self.jobs.uids)):
-            if self.jobs.states[job] == JobState.PENDING:
+            if self.jobs.states[job] != JobState.HOLDING:
                 length = min(float(self.jobs.terms.estimate[job]), float(self.jobs.terms.limit[job]))
             else:
                 length = self.made.likely_end(job) - float(self.jobs.runs.started[job])

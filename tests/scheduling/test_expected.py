@@ -65,6 +65,25 @@ def test_a_job_that_tells_nothing_lasts_as_long_as_the_typical_one() -> None:
     assert starts(expect(base), 2, 3, 4) == [100.0, 200.0, 300.0]
 
 
+def test_one_that_is_promised_room_is_as_long_as_it_says_and_not_as_the_time_since_1970() -> None:
+    jobs = [Job("victim", on=on(0), leaving=True, beneficiary="promised"), Job("promised", reserved=True, on=on(0))]
+    base = snapshot(rack(0, 2, used_gpus=8), [*jobs, Job("silent", on=on(1)), Job("c"), Job("d")])
+    runs = replace(base.jobs.runs, grace=np.full(5, GRACE), started=np.array([NOW - 100.0, 0.0, NOW - 100.0, 0.0, 0.0]))
+    base.jobs.terms.estimate[1] = 1000.0
+    world_ = replace(base, now=NOW, jobs=replace(base.jobs, runs=runs))
+    # The typical job takes 1,000 s: so long the silent one has to go.
+    waiting = Outcome(world_, plan(world_)).waiting
+    assert [waiting[uid].expected - NOW for uid in ("promised", "c", "d")] == [GRACE, 1000.0 + GRACE, 1000.0 + GRACE]
+    assert waiting["d"].basis is Basis.QUEUE
+
+
+def test_the_clock_was_set_back_and_nobody_is_expected_in_the_past() -> None:
+    runs = [Run(Job("a"), on(0), bound=500.0), Run(Job("silent"), on(1))]
+    base = world(rack(0, 2), runs, [Job("c"), Job("d")])
+    base.jobs.runs.started[:2] = NOW + 3_600.0
+    assert starts(expect(base), 2, 3) == [500.0 + GRACE, FOREVER]
+
+
 def test_where_nothing_is_known_nothing_is_told() -> None:
     found = expect(world(rack(0, 1), [Run(Job("silent"), on(0))], [Job("c")]))
     assert found.of(1) == (FOREVER, Basis.UNKNOWN)

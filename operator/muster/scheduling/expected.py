@@ -245,8 +245,9 @@ def _typical(snapshot: Snapshot, timeline: Timeline) -> Seconds:
     """V, the median length of the jobs of which it is known; of all flavours where a flavour has none."""
     jobs, runs = snapshot.jobs, snapshot.jobs.runs
     ahead = np.minimum(jobs.terms.estimate, jobs.terms.limit)
-    length = np.where(jobs.pending, ahead, timeline.likely - runs.started)
-    known = np.isfinite(length) & ~(jobs.holding & (runs.leaving | (runs.started <= 0)))
+    length = np.where(jobs.holding, timeline.likely - runs.started, ahead)  # who is promised room has not started
+    told = ~runs.leaving & (runs.started > 0) & (runs.started <= snapshot.now)  # later, where the clock was set back
+    known = np.isfinite(length) & (told | ~jobs.holding)
     overall = float(np.median(length[known])) if known.any() else FOREVER
     typical = np.full(len(snapshot.flavours), overall)
     for flavour in np.unique(jobs.flavours[known]).tolist():
