@@ -3,13 +3,18 @@ told a start at which its room is still kept for one ahead."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 
-from muster.scheduling.plan import Basis, WaitReason
+from muster.scheduling.plan import Basis, Plan, WaitReason
 from muster.scheduling.planner import plan
+from muster.scheduling.snapshot import FOREVER, Snapshot
 
-from .cases import Job, Node, Outcome, Queue, rack
-from .futures import NOW, Run, world
+from .cases import Job, Node, Outcome, Queue, apply, rack
+from .futures import GRACE, NOW, Run, world, worlds
 from .operating import Live, Operating
 
 pytestmark = pytest.mark.unit
@@ -159,3 +164,68 @@ def test_nobody_waits_for_a_head_that_only_seems_to_start_now(firm: bool) -> Non
     assert (told.expected, told.basis) == (NOW + 1e4, Basis.PROGRESS)
     if firm:
         assert list(outcome.admitted) == ["third"]
+
+
+def carried_out(before: Snapshot, made: Plan) -> Snapshot:
+    """The next snapshot: who starts has nodes, and nothing else happened."""
+    runs, started = before.jobs.runs, {each.uid: each.nodes for each in made.admissions}
+    placed = [started.get(uid, runs.nodes_of(row)) for row, uid in enumerate(before.jobs.uids)]
+    after = apply(before, made)
+    runs = replace(
+        after.jobs.runs,
+        first=np.append(0, np.cumsum([len(nodes) for nodes in placed])).astype(np.int64),
+        placed=np.concatenate(placed).astype(np.int32),
+        started=np.where(after.jobs.holding & (runs.started == 0), before.now, runs.started),
+    )
+    return replace(after, jobs=replace(after.jobs, runs=runs))
+
+
+def let_in_before_it(*others: Job) -> Snapshot:
+    """The head wants three of four nodes: one is free, one has a job that ends, one the job that was let in."""
+    runs = [
+        Run(Job("ends"), ("rack-0-host-0",), bound=1_000.0),
+        Run(Job("stays"), ("rack-0-host-3",), bound=50_000.0),
+        Run(Job("let-in", submitted=1.0), ("rack-0-host-1",)),
+    ]
+    shot = world(rack(0, 4), runs, [Job("head", workers=3), *others])
+    shot.jobs.runs.yields[2] = True
+    return shot
+
+
+def test_who_yields_does_not_move_the_reserved_start_of_the_head() -> None:
+    shot = let_in_before_it()
+    told = Outcome(shot, plan(shot)).waiting["head"]
+    assert (told.expected - NOW, told.basis) == (1_000.0 + 2 * GRACE, Basis.LIMITS)
+
+
+def test_nobody_who_stays_is_let_in_for_longer_because_another_was_let_in_who_yields() -> None:
+    shot = let_in_before_it(Job("firm", submitted=2.0))
+    shot.jobs.terms.preemptible[4], shot.jobs.terms.limit[4] = False, 40_000.0
+    assert not plan(shot).admissions, "the head would wait for it"
+    shot.jobs.terms.limit[4] = 900.0
+    assert [each.uid for each in plan(shot).admissions] == ["firm"]
+
+
+def test_nobody_is_let_in_who_would_have_to_yield_at_once_with_another_who_yields() -> None:
+    shot = let_in_before_it(Job("late", submitted=2.0))
+    shot.jobs.runs.restart[4] = 60.0
+    assert [(each.uid, each.yields) for each in plan(shot).admissions] == [("late", True)]
+    assert not plan(replace(shot, now=NOW + 1_000.0)).admissions, "it would not get anything done"
+
+
+def test_one_that_yields_to_others_only_moves_the_start_of_the_head() -> None:
+    shot = let_in_before_it()
+    shot.jobs.priorities[2] = 1
+    told = Outcome(shot, plan(shot)).waiting["head"]
+    assert told.expected - NOW == 50_000.0 + GRACE
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(worlds())
+def test_what_a_plan_lets_in_moves_the_start_of_the_first_by_no_more_than_one_grace(before: Snapshot) -> None:
+    made = plan(before)
+    told, behind = Outcome(before, made).waiting.get("wait-0"), list(made.admissions)
+    if told is None or told.expected == FOREVER or made.promises or not behind:
+        return
+    then = Outcome(after := carried_out(before, made), plan(after)).waiting["wait-0"]
+    assert then.expected <= told.expected + GRACE

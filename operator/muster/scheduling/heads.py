@@ -14,14 +14,14 @@ The jobs behind the last head wait without keeping anything from anybody. They b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
 
 from muster.scheduling.backfill import Guard, delays, guard, worthwhile
-from muster.scheduling.gangs import Gang
+from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.plan import Basis
 from muster.scheduling.room import Taken
 from muster.scheduling.rounds import Found, Round
@@ -96,8 +96,12 @@ class Heads:
         """(queue, flavour) of all: whoever borrows there from now on yields, or the heads would be those who borrow."""
         return self._queues
 
-    def reserve(self, job: int, gang: Gang, flavour: int) -> Head:
-        """Keep time and place for a job that fits nowhere now."""
+    def reserve(self, job: int, gang: Gang, flavour: int, yielding: Sequence[int] = ()) -> Head:
+        """Keep time and place for a job that fits nowhere now.
+
+        Args:
+            yielding: rows of running jobs that go as soon as it could start with what they hold.
+        """
         round_ = self._round
         self._count[flavour] = self._count.get(flavour, 0) + 1
         self._jobs.add(job)
@@ -107,6 +111,8 @@ class Heads:
             self._reserved = np.zeros_like(round_.room.free)
         left = round_.room.free - self._reserved
         reservation = self.timeline.reserve(round_.room, gang, worker, left, proof=round_.policy.explain)
+        if yielding and reservation.start > self.timeline.now:
+            reservation = self._when_others_yield(gang, worker, left, yielding, reservation)
         if reservation.taken is not None:
             places = np.flatnonzero(reservation.taken)
             for resource, amount in worker.asks:
@@ -119,6 +125,20 @@ class Heads:
         none = np.zeros(len(round_.tree.order), dtype=np.bool_)
         self.all.append(Head(job, gang, flavour, reservation, watch, where, none if fresh is None else fresh))
         return self.all[-1]
+
+    def _when_others_yield(
+        self, gang: Gang, worker: Worker, left: Int, yielding: Sequence[int], otherwise: Reservation
+    ) -> Reservation:
+        """Whoever was let in before a job must not move its reserved start: they go when it could start with what they
+        hold, one grace before it does."""
+        round_ = self._round
+        timeline, given = self.timeline.without(yielding)
+        found = timeline.reserve(round_.room, gang, worker, left + given, proof=round_.policy.explain)
+        grace = float(round_.snapshot.jobs.runs.grace[yielding].max())
+        start, latest = found.start + grace, min(found.latest + grace, otherwise.latest)
+        if start >= otherwise.start:
+            return otherwise
+        return Reservation(start, latest, Basis.LIMITS if start >= latest else Basis.PROGRESS, found.taken)
 
     def _behind(self, job: int, gang: Gang, where: Mask, reservation: Reservation) -> Reservation:
         """One that cannot yield gets room that is kept for those ahead when they have started, though it is free."""

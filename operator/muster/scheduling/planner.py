@@ -284,7 +284,7 @@ class _Deciding:
         gang = round_.kinds.gang(kind, verdict.choice, it.sizes[-1])
         round_.reserve_quota(verdict.job, verdict.choice, round_.kinds.need(kind, verdict.choice, gang.size))
         self.order.charged(verdict.job, gang.total, flavour)
-        self.heads.reserve(verdict.job, gang, flavour)
+        self.heads.reserve(verdict.job, gang, flavour, self.preempting.yielding_to(verdict.job, self.order.passed))
 
 
 def _order(round_: Round, left_out: Collection[int]) -> Ordering | FirstSubmitted:

@@ -141,6 +141,22 @@ class Preempting:
         now = count_slots(spare, worker, mask)
         return round_.spare.slots(gang.worker).total + int((then - now).sum())
 
+    def yielding_to(self, job: int, passed: Set[int]) -> list[int]:
+        """Rows of running jobs that go as soon as a waiting one could start with what they hold.
+
+        Args:
+            passed: see `clear`.
+        """
+        if not (self._round.policy.preemption or self._round.policy.backfill) or not self._chances.yielders:
+            return []
+        going, uids = {each.uid for each in self._round.evictions}, self._snapshot.jobs.uids
+        priorities = self._chances.priorities
+        return [
+            row
+            for row in self._chances.yielders
+            if priorities[row] <= priorities[job] and uids[row] not in going and self._may_yield(row, passed)
+        ]
+
     def could_ask(self, job: int) -> bool:
         """Whether `clear` might find anybody for a job with one choice of nodes, as things stand. Errs to that side."""
         if not (self._round.policy.preemption or self._round.policy.backfill):

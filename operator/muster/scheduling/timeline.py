@@ -10,6 +10,7 @@ Room only grows along a curve, so the earliest moment at which a gang fits is fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -117,6 +118,15 @@ class Timeline:
         """A view whose `holds` stay as they are now."""
         assert self.holds is not None
         return copy(self)
+
+    def without(self, rows: Sequence[int]) -> tuple[Timeline, Int]:
+        """A view as if some jobs had left, and the room that they hold: R x N, in tree order."""
+        holds, view = self.holds, copy(self)
+        gone = np.isin(holds.jobs, rows)
+        room = np.zeros((self.requests.shape[1], len(self._tree.order)), dtype=np.int64)
+        np.add.at(room.T, holds.places[gone], holds.workers[gone, None] * self.requests[holds.jobs[gone]])
+        view._holds, view._curves = _Holds(holds.jobs[~gone], holds.places[~gone], holds.workers[~gone]), {}
+        return view, room
 
     def reserve(
         self, room: Room, gang: Gang, worker: Worker, free: Int | None = None, *, proof: bool = True
