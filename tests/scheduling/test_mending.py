@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from muster.scheduling.mending import mend_gangs, mend_promises
 from muster.scheduling.plan import Plan
 from muster.scheduling.planner import plan
-from muster.scheduling.snapshot import NONE, JobState, Shape, Snapshot, TopologyMode
+from muster.scheduling.snapshot import NONE, Alternative, JobState, Shape, Snapshot, TopologyMode
 from muster.scheduling.topology import Tree
 
 from .cases import GPU, LEVELS, Job, Node, Queue, rack, snapshot
@@ -79,6 +79,21 @@ def test_promise_is_broken_when_the_required_rack_has_no_other_node() -> None:
     decided = plan(snapshot(nodes, [GANG]))
     assert decided.broken == ("gang",)
     assert not decided.replacements
+
+
+def test_gang_without_gpus_stays_on_nodes_of_one_kind() -> None:
+    """Its kinds are told apart by their filters alone: here each rack is a kind, and the second choice counts later."""
+    nodes = [replace(node, gpus=0, cores=2) for node in (*rack(0, 3), *rack(1, 4))]
+    nodes[0] = replace(nodes[0], usable=False)
+    kinds = [tuple(node.name for node in nodes if node.rack == name) for name in ("rack-0", "rack-1")]
+    gang = Job("gang", workers=2, gpus=0, cores=2, only_on=kinds[0], reserved=True, on=kinds[0][:2])
+    other = Job("other", gpus=0, only_on=kinds[1])
+    world = snapshot(nodes, [gang, other])
+    terms = replace(world.jobs.terms, alternatives=((Alternative(1, 0, since=9e9),), ()))
+    world = replace(world, jobs=replace(world.jobs, terms=terms))
+    assert moved(world, plan(world), "gang") == {0: kinds[0][2]}
+    full_ = replace(world, nodes=replace(world.nodes, usable=world.nodes.usable & (np.arange(7) != 2)))
+    assert plan(full_).broken == ("gang",)
 
 
 def test_promise_that_is_broken_for_want_of_quota_gets_no_other_node() -> None:

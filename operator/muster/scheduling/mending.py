@@ -153,10 +153,16 @@ def _places(tree: Tree, nodes: Index) -> Int:
     return places
 
 
-def _suitable(snapshot: Snapshot, row: int) -> Mask:
-    jobs = snapshot.jobs
-    filters = {int(jobs.filters[row]), *(other.filter for other in jobs.terms.alternatives[row])}
-    suits: Mask = np.logical_or.reduce(snapshot.eligible[sorted(filters)], axis=0) & snapshot.nodes.usable
+def _suitable(snapshot: Snapshot, row: int, nodes: Index) -> Mask:
+    """N, nodes like those that a job has already. Without accelerators no flavour tells these apart: then they are of
+    the first of its kinds that most of them are of."""
+    jobs, there = snapshot.jobs, nodes[nodes != NONE]
+    filters = [int(jobs.filters[row]), *(other.filter for other in jobs.terms.alternatives[row])]
+    if jobs.flavours[row] == 0:
+        filters = [max(filters, key=lambda each: int(snapshot.eligible[each, there].sum()))]
+    suits: Mask = np.logical_or.reduce(snapshot.eligible[filters], axis=0) & snapshot.nodes.usable
+    if jobs.flavours[row] != 0:
+        suits = suits & np.isin(snapshot.nodes.flavours, np.unique(snapshot.nodes.flavours[there]))
     return suits
 
 
@@ -294,12 +300,9 @@ def _gang(snapshot: Snapshot, row: int, total: int) -> Gang:
 
 def _slots(snapshot: Snapshot, tree: Tree, room: Int, row: int, nodes: Index, closed: Mask | None = None) -> Int:
     """N in tree order, workers of a job that each place has room for, on nodes like those that it has already."""
-    suits = _suitable(snapshot, row)
+    suits = _suitable(snapshot, row, nodes)
     if closed is not None:
         suits = suits & ~closed
-    if snapshot.jobs.flavours[row] != 0:
-        kinds = np.unique(snapshot.nodes.flavours[nodes[nodes != NONE]])
-        suits = suits & np.isin(snapshot.nodes.flavours, kinds)
     return count_slots(room, worker_of(snapshot, row, int(snapshot.jobs.filters[row])), suits[tree.order])
 
 
