@@ -16,7 +16,7 @@ def is_bytes(resource: str) -> bool:
 def amount(resource: str, quantity: int) -> str:
     """`cpu, 1500` is "1.5 cores", `memory, 2**31` is "2 GiB memory", `nvidia.com/gpu, 8` is "8 nvidia.com/gpu"."""
     if resource == "cpu":
-        return f"{_decimal(quantity, 1000)} {'core' if quantity == 1000 else 'cores'}"
+        return f"{_cores(quantity)} {'core' if quantity == 1000 else 'cores'}"
     if is_bytes(resource):
         return f"{_bytes(quantity)} {resource}"
     if resource == "pods":
@@ -36,6 +36,12 @@ def amounts(parts: Iterable[tuple[str, int]]) -> str:
 def is_or_are(resource: str, quantity: int) -> str:
     one = 1000 if resource == "cpu" else 1
     return "is" if quantity == one or is_bytes(resource) else "are"
+
+
+def _cores(thousandths: int) -> str:
+    """Exactly: DaemonSets ask for so little that a node with room for 63.998 cores would seem to have those 64 that a
+    worker asks for."""
+    return f"{thousandths / 1000:.3f}".rstrip("0").rstrip(".")
 
 
 def _bytes(quantity: int) -> str:
