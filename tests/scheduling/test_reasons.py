@@ -180,6 +180,8 @@ def test_job_whose_only_nodes_are_cordoned_is_told_so() -> None:
         ("memory", 2**31, "2 GiB memory"),
         ("memory", 100 * 2**20, "100 MiB memory"),
         ("memory", 3 * 2**29, "1.5 GiB memory"),
+        ("memory", 64 * 2**30 - 3 * 2**20, "65533 MiB memory"),
+        ("memory", 0, "0 GiB memory"),
         ("ephemeral-storage", 10, "10 B ephemeral-storage"),
         ("hugepages-2Mi", 2**30, "1 GiB hugepages-2Mi"),
         ("pods", 1, "1 pod"),

@@ -45,7 +45,8 @@ def _cores(thousandths: int) -> str:
 
 
 def _bytes(quantity: int) -> str:
-    if quantity >= _GIB or quantity == 0:
+    nearly_whole = quantity % _GIB != 0 and round(quantity * 100 / _GIB) % 100 == 0  # 64 GiB would be another amount
+    if quantity == 0 or (quantity >= _GIB and not nearly_whole):
         return f"{_decimal(quantity, _GIB)} GiB"
     if quantity >= _MIB:
         return f"{_decimal(quantity, _MIB)} MiB"
