@@ -6,13 +6,19 @@ import os
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 
 from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.memory import SharedMemory
+from muster_runtime.errors import MusterError
 from muster_runtime.parallel.gang import Gang
+
+_groups: Final[WeakValueDictionary[tuple[int, ...], Any]] = WeakValueDictionary()
+"""By their ranks; torch holds them until it ends all of its own."""
 
 
 def node() -> Hashable:
@@ -22,12 +28,24 @@ def node() -> Hashable:
 
 @contextmanager
 def gang_of(ranks: list[int]) -> Iterator[Gang]:
-    """A gang of these ranks alone, this one among them. Collective over them."""
-    group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    """A gang of these ranks alone, this one among them. Collective over them.
+
+    Its group stays for the next restore. In torch 2.6 one that is ended right after an exchange may wait for ever for
+    its own threads, which wait for Python's lock; and a second group of the same ranks meets the first one's addresses.
+    Where a rank fails by itself, its peers learn it by the group's end.
+    """
+    group = _groups.get(tuple(ranks))
+    if group is None:
+        group = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        _groups[tuple(ranks)] = group
     try:
         yield Gang(ranks.index(dist.get_rank()), len(ranks), group)
-    finally:
+    except MusterError:  # the ranks have agreed on it, or exchange nothing any more
+        raise
+    except BaseException:
+        del _groups[tuple(ranks)]
         dist.destroy_process_group(group)
+        raise
 
 
 @contextmanager

@@ -63,13 +63,56 @@ dist.destroy_process_group()
 """
 
 
-def run_gang(environment: dict[str, str]) -> None:
+AGAIN: Final = """
+import torch.distributed as dist
+from muster_runtime.checkpoint.node import gang_of
+from muster_runtime.errors import StorageError
+
+dist.init_process_group("gloo")
+rank, everyone = dist.get_rank(), list(range(dist.get_world_size()))
+groups = []
+
+
+def enter(error=None):
+    with gang_of(everyone) as neighbours:
+        groups.append(neighbours.group)
+        assert neighbours.gather(rank) == everyone
+        if error is not None:
+            raise error
+
+
+enter()
+try:
+    enter(StorageError("Network", "the gang has agreed on it"))
+except StorageError:
+    enter()
+assert all(group is groups[0] for group in groups), "each restore, and each try of one, has the same group"
+groups.clear()
+if rank:  # they learn that rank 0 is gone, and don't wait for it
+    try:
+        with gang_of(everyone) as neighbours:
+            neighbours.gather(rank)
+    except RuntimeError:
+        pass
+    else:
+        raise AssertionError
+else:
+    try:
+        with gang_of(everyone):
+            raise EOFError
+    except EOFError:
+        pass
+dist.destroy_process_group()
+"""
+
+
+def run_gang(environment: dict[str, str], script: str = SCRIPT) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS)}
     ranks = [
-        subprocess.Popen([sys.executable, "-c", SCRIPT], env={**os.environ, **environment, **where, "RANK": str(rank)})
+        subprocess.Popen([sys.executable, "-c", script], env={**os.environ, **environment, **where, "RANK": str(rank)})
         for rank in range(RANKS)
     ]
     assert [rank.wait() for rank in ranks] == [0] * RANKS
@@ -95,6 +138,10 @@ def test_what_all_ranks_need_comes_from_s3_once(more: dict[str, str], tmp_path: 
     assert asked("s3_PutObject") == dict.fromkeys(stored, 1)
     assert asked("s3_GetObject") == {key: -(-size // BLOCK_BYTES) for key, size in stored.items()}
     assert (max(stored.values()) > BLOCK_BYTES) == ("IN_PARTS" in more)
+
+
+def test_ranks_of_one_node_have_one_group_that_ends_where_one_of_them_fails() -> None:
+    run_gang({}, AGAIN)
 
 
 def test_another_ranks_memory_is_read_and_never_past_its_end() -> None:
