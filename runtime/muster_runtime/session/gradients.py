@@ -207,9 +207,9 @@ class Gradients:
 
 
 def times(loss: torch.Tensor, factor: Weight) -> torch.Tensor:
-    """`loss` x `factor`. For a factor of 0 it is 0 and its gradient, too, also of a loss that is no number.
+    """`loss` x `factor`. For a factor of 0 it is 0, and so is the gradient that `loss` gets, also if that is no number.
 
-    (A mean over no tokens is none.)
+    (A mean over no tokens is none. What a division by 0 within the loss makes of that gradient is NaN all the same.)
     """
     if isinstance(factor, torch.Tensor):
         factor = factor.detach().to(loss.device, loss.dtype)

@@ -18,6 +18,7 @@ from muster_protocol.losses import LossRecord
 from muster_runtime.errors import UsageError
 from muster_runtime.reporter import Reporter
 from muster_runtime.session.checks import counted, refuse_uncountable, refuse_unreportable
+from muster_runtime.session.gradients import Weight, times
 from muster_runtime.session.progress import Progress
 from muster_runtime.session.schedule import FIRST_SECONDS, LONGEST_SECONDS, AutoInterval, Schedule
 from muster_runtime.session.settings import read_settings
@@ -279,3 +280,21 @@ def test_ranks_that_have_one_gpu_together_are_told_before_nccl_is_asked() -> Non
         refuse_shared(["GPU-a", "GPU-b", "GPU-c", "GPU-b"], "train.py:3")
     with pytest.raises(UsageError, match="start 1 rank, as many"):
         refuse_shared(["GPU-a", "GPU-a"], "train.py:3")
+
+
+@pytest.mark.parametrize("weight", [0, torch.tensor(0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("own", [False, True], ids=["cross_entropy", "clamped"])
+def test_a_microbatch_without_tokens_has_no_gradient(own: bool, weight: Weight) -> None:
+    scores = torch.randn(3, 5, requires_grad=True)
+    targets = torch.full((3,), -100)
+    if own:
+        mask = targets != -100
+        loss = (scores.logsumexp(1) * mask).sum() / mask.sum().clamp(min=1)
+    else:
+        loss = torch.nn.functional.cross_entropy(scores, targets)
+        assert loss.isnan()
+    weighed = times(loss, weight)
+    weighed.backward()  # type: ignore[no-untyped-call]
+    assert weighed == 0
+    assert scores.grad is not None
+    assert not scores.grad.any()
