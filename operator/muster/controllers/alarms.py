@@ -12,19 +12,30 @@ CLOCK_STEP: Final = 2.0
 
 
 class Alarms:
-    """Moments of the monotonic clock by UID. One that is put off leaves its old entry, which then rings for nothing."""
+    """Moments of the monotonic clock by UID, of each the first that was asked for since it last rang: each turn asks
+    anew for the end of a run that may be weeks away. So whoever has been rung for asks again for what comes later."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
+        self._first: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def at(self, uid: str, moment: float) -> None:
-        heappush(self._heap, (moment, uid))
+        """Ring at `moment` at the latest."""
+        if moment < self._first.get(uid, float("inf")):
+            self._first[uid] = moment
+            heappush(self._heap, (moment, uid))
 
     def ring(self, now: float) -> set[str]:
         """Take out those whose time has come."""
         due: set[str] = set()
         while self._heap and self._heap[0][0] <= now:
-            due.add(heappop(self._heap)[1])
+            moment, uid = heappop(self._heap)
+            if self._first.get(uid) == moment:
+                del self._first[uid]
+                due.add(uid)
         return due
 
     @property

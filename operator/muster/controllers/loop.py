@@ -219,7 +219,7 @@ class Loop:
     def turns(self) -> None:
         """Give every job its turn that has changed or whose time has come."""
         now = asyncio.get_running_loop().time()
-        due = {uid for uid in self._alarms.ring(now) if _due(self.records.get(uid), now)}
+        due = self._rung(now)
         if self._clocks.stepped(utc_now(), time.monotonic()):
             due |= self.records.keys()
         self._must_plan = self._must_plan or bool(due)
@@ -232,6 +232,17 @@ class Loop:
                 self._turn(record)
             except Exception as error:  # noqa: BLE001 - one job's trouble must not stop the others
                 self._trouble(record, error)
+
+    def _rung(self, now: float) -> set[str]:
+        """UIDs of the jobs whose time has come. For what comes later each has its alarm set anew."""
+        due = set()
+        for record in filter(None, map(self.records.get, self._alarms.ring(now))):
+            for moment in filter(None, (record.wake_at, record.retry_at)):
+                if moment <= now:
+                    due.add(record.uid)
+                else:
+                    self._alarms.at(record.uid, moment)
+        return due
 
     def _turn(self, record: Record) -> None:
         monotonic, now = asyncio.get_running_loop().time(), utc_now()
@@ -403,10 +414,6 @@ def _size_may_change(record: Record, now: datetime) -> tuple[bool, int]:
     shrinks = shrinks_at(status, spec)
     grows = status.checkpoint is not None and status.placement.workers < spec.max_replicas
     return shrinks is not None and shrinks <= now, status.checkpoint.step if grows and status.checkpoint else 0
-
-
-def _due(record: Record | None, now: float) -> bool:
-    return record is not None and record.due_at is not None and record.due_at <= now
 
 
 def _holds(record: Record, pods: tuple[PodView, ...]) -> bool:

@@ -22,7 +22,7 @@ from muster.controllers.asking import lacks_nodes
 from muster.controllers.observing import Observing
 from muster.telemetry.metrics import Metrics
 
-from .loops import Object, world
+from .loops import Object, compressed, world
 
 pytestmark = pytest.mark.unit
 
@@ -360,6 +360,33 @@ async def test_after_a_write_without_an_answer_a_turn_is_due_though_an_earlier_o
         assert record.due_at is not None
         assert record.due_at > moment
         await place.until(lambda: place.placed("job"))
+
+
+def test_turns_of_a_run_that_ends_in_weeks_leave_no_alarms_behind_and_it_ends_on_time() -> None:
+    """The wall clock does not follow the compressed one, so the run's end is put off at each look at it."""
+
+    async def story() -> None:
+        async with world() as place:
+            place.submit("job", workers=1, maxRuntime="7d")
+            await place.until(lambda: place.placed("job"))
+            (record,) = place.loop.records.values()
+            turns = 100
+            for _ in range(turns):
+                before = place.loop.last_tick
+                place.cache.mark(record.uid)
+                await place.until(lambda: place.loop.last_tick > before and not place.cache.dirty)  # noqa: B023
+            alarms = place.loop._alarms
+            assert len(alarms) < turns / 4
+            ends = record.wake_at
+            assert ends is not None
+            assert alarms.next is not None
+            assert alarms.next <= ends
+            record.retry_at = None
+            record.ask(ends + 60.0)
+            assert place.loop._rung(ends) == {record.uid}
+            assert alarms.next == ends + 60.0, "what was asked for beside it still comes"
+
+    compressed(story())
 
 
 async def test_what_comes_after_a_silence_is_looked_at_without_delay_and_what_follows_is_gathered(

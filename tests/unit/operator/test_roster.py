@@ -113,3 +113,16 @@ def test_alarms_ring_once() -> None:
     assert alarms.ring(4.0) == set()
     assert alarms.ring(9.0) == {"a"}
     assert alarms.next is None
+
+
+def test_alarm_that_is_asked_for_again_and_again_takes_no_more_room_and_one_that_comes_sooner_rings_first() -> None:
+    alarms = Alarms()
+    for turn in range(10_000):
+        alarms.at("a", 604_800.0 + turn % 7 / 1e6)  # the same end of a run, as each turn works it out
+    assert len(alarms) == 1
+    alarms.at("a", 10.0)
+    assert alarms.ring(10.0) == {"a"}
+    alarms.at("a", 604_800.0)
+    assert alarms.ring(604_799.0) == set()
+    assert alarms.ring(604_801.0) == {"a"}
+    assert len(alarms) == 0
