@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
+from operator import attrgetter
 from typing import Annotated, Any, Self
 
 from annotated_types import Ge, Le, Len
@@ -98,6 +100,11 @@ class Attempt(Model):
     """Number of its pod: 1 for the first replacement. Indexes that are not listed are at 0."""
 
 
+def _by_index(attempts: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+    """As they are searched in, whoever wrote them; of an index that comes twice the first one counts."""
+    return tuple(sorted(attempts, key=attrgetter("index")))
+
+
 class Replacing(Model):
     """Workers of a running gang that were lost and are made anew alone, while the others wait in their pods."""
 
@@ -120,7 +127,7 @@ class Placement(Model):
     """ConfigMaps with the nodes of a large gang, a line each: name and indexes."""
     spares: Spares = ()
     """Where room is kept for `workers.spares`, with indexes that follow those of the workers."""
-    attempts: Annotated[tuple[Attempt, ...], Len(0, MAX_WORKERS)] = ()
+    attempts: Annotated[tuple[Attempt, ...], Len(0, MAX_WORKERS), AfterValidator(_by_index)] = ()
     """Indexes whose pods were replaced."""
     incarnation: Annotated[int, Ge(1), Int64()] | None = None
     """Counts who belonged to the gang, from 1: every round of replacements makes it one more. Absent for 1."""
@@ -223,8 +230,11 @@ class Placement(Model):
         return parse_indexes(self.replacing.indexes) if self.replacing is not None else ()
 
     def attempt_of(self, index: int) -> int:
-        """Number of the pod of `index` within this placement, from 0."""
-        return next((item.attempt for item in self.attempts if item.index == index), 0)
+        """Number of the pod of `index` within this placement, from 0. A turn asks for that of each pod, several times,
+        and of a large gang hundreds may have been replaced."""
+        at = bisect_left(self.attempts, index, key=attrgetter("index"))
+        found = self.attempts[at] if at < len(self.attempts) else None
+        return found.attempt if found is not None and found.index == index else 0
 
 
 class Victim(Model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -14,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from muster.api.common import Condition, Duration, DurationOrAuto, Timestamp, find_condition, set_condition
 from muster.api.examples import EXAMPLES
 from muster.api.kinds import KINDS
-from muster.api.placement import Placement, format_indexes, parse_indexes
+from muster.api.placement import Attempt, Placement, format_indexes, parse_indexes
 from muster.api.podparts import OPERATOR_ENV
 from muster.api.terms import Cost
 from muster.api.trainingjob import TrainingJob
@@ -115,6 +116,30 @@ def test_a_placement_round_trips(nodes: list[str]) -> None:
     assert read == placement
     assert read.node_of_index() == tuple(nodes)
     assert (read.attempt_of(0), read.attempt_of(1)) == (2, 0)
+
+
+def test_whose_pod_was_replaced_is_found_without_a_look_at_all_of_them_whatever_order_they_are_written_in() -> None:
+    looked = 0
+
+    class Watched(tuple[Attempt, ...]):
+        def __getitem__(self, at: Any) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__getitem__(at)
+
+        def __iter__(self) -> Iterator[Attempt]:
+            nonlocal looked
+            for item in super().__iter__():
+                looked += 1
+                yield item
+
+    replaced = {index: index % 3 + 1 for index in range(0, 4096, 4)}
+    placed = Placement.of(1, [f"node-{index // 4}" for index in range(4096)], attempts=replaced)
+    raw = placed.to_raw()
+    shuffled = Placement.model_validate({**raw, "attempts": raw["attempts"][::-1]})
+    found = shuffled.model_copy(update={"attempts": Watched(shuffled.attempts)})
+    assert [found.attempt_of(index) for index in range(4097)] == [replaced.get(index, 0) for index in range(4097)]
+    assert looked <= 4097 * 16, "a turn asks for each pod of a gang, several times"
 
 
 @pytest.mark.parametrize(
