@@ -76,7 +76,8 @@ class Past:
             user, Right("get", "trainingjobs", found.job.namespace, found.job.name)
         ):
             raise Problem(404, f"the history has no job with the UID {uid!r} that you may see")
-        return PastJobDetail.model_validate(found)
+        # It may have a hundred thousand rows, and the others' answers wait while this thread makes them.
+        return await self._read(PastJobDetail.model_validate, found)
 
     async def cost(self, reviewer: Reviewer, user: User, query: CostQuery) -> str:
         """The report as text in the form that was asked for."""

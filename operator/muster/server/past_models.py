@@ -126,7 +126,7 @@ class PastFailure(Read):
 
 
 class PastJobDetail(Read):
-    """All that is known of one job."""
+    """What is known of one job. Of each list the newest 20,000, oldest first."""
 
     job: PastJob
     attempts: list[PastAttempt]
@@ -134,6 +134,9 @@ class PastJobDetail(Read):
     preemptions: list[PastPreemption]
     checkpoints: list[PastCheckpoint]
     failures: list[PastFailure]
+    left_out: dict[str, int] = Field(
+        {}, description="How many older ones there are, by list; empty where all are told."
+    )
 
 
 class PastPage(Answer):

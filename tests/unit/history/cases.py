@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL
 from muster.telemetry.cost.intervals import AttemptParts, PoolInterval
 from muster.telemetry.history import upserts
 from muster.telemetry.history.database import engine_of, migrate
-from muster.telemetry.history.reading import Filter, Reader
+from muster.telemetry.history.reading import LONGEST_PART, Filter, Reader
 from muster.telemetry.history.retention import expire
 from muster.telemetry.history.rows import Checkpoint, Failure, Preemption, Row, Storage
 from muster.telemetry.history.schema import intervals, metadata, writers
@@ -231,7 +231,8 @@ def checkpoints_are_kept_until_less_is_told(database: Database) -> None:
         assert kept(3, 4) == [("a", 300, at(2), None), ("a", 7, at(1), None)], "what the period has not seen to end"
         assert kept(9, 10) == kept(15, 20) == [("a", 7, at(1), None)]
         assert kept(0, 1) == []
-        assert {one.uid for one in reader.facts(at(15), at(20))} == {"a", "b"}
+        assert {one.uid for one in reader.facts(at(6), at(8))} == {"a", "b"}
+        assert [one.uid for one in reader.facts(at(15), at(20))] == ["a"], "nothing of b lies there any more"
         assert [(one.uri, one.bytes) for one in reader.storage()] == [("s3://m/one", 0), ("s3://m/two", 7)]
 
 
@@ -249,12 +250,34 @@ def questions_about_storage_are_one_pass(database: Database) -> None:
         event.listen(reader._engine, "before_cursor_execute", note)
         assert len(reader.storage()) == 20
         assert len(reader.stored(at(10), at(12))) == 40
+        assert [one.uid for one in reader.facts(at(10), at(12))] == ["a"]
         explain = {"sqlite": "EXPLAIN QUERY PLAN", "postgresql": "EXPLAIN (ANALYZE)"}[reader._engine.dialect.name]
         for statement, values in asked[:]:
             with reader._engine.begin() as connection:
                 found = connection.exec_driver_sql(f"{explain} {statement}", values)
                 plan = "\n".join(str(row) for row in found)
             assert not re.search(r"CORRELATED|loops=\d{3}", plan), plan
+            # PostgreSQL keeps what one finds by a hash while it is small, and then looks through all of it each time.
+            assert "SubPlan" not in plan, plan
+
+
+def of_a_job_that_was_placed_very_often_the_newest_rows_are_read(database: Database) -> None:
+    gang = 150
+    rows: list[Row] = [job("a")]
+    rows += (attempt("a", number, ended_at=at(number + 1)) for number in range(1, 201))
+    rows += (
+        replace(interval("a", worker), attempt=number, ends=at(number + 1))
+        for number in range(1, 201)
+        for worker in range(gang)
+    )
+    first_rows(database, rows, 300)
+    with reading(database) as reader:
+        found = reader.job("a")
+        assert found is not None
+        assert len(found.attempts) == 200
+        assert len(found.intervals) == LONGEST_PART
+        assert [found.intervals[place].key for place in (-gang, -1)] == [("a", 200, 0, 0), ("a", 200, gang - 1, 0)]
+        assert found.left_out == {"intervals": 200 * gang - LONGEST_PART}
 
 
 def an_end_that_was_seen_stays(database: Database) -> None:
@@ -503,6 +526,7 @@ CASES: tuple[Callable[[Database], None], ...] = (
     intervals_overlap_half_open,
     checkpoints_are_kept_until_less_is_told,
     questions_about_storage_are_one_pass,
+    of_a_job_that_was_placed_very_often_the_newest_rows_are_read,
     an_end_that_was_seen_stays,
     rows_come_twice_and_out_of_order,
     the_database_goes_and_comes_back,

@@ -19,6 +19,7 @@ from muster.server.past import THREADS, Past
 from muster.server.past_models import PastQuery
 from muster.sizing.prices import catalogue
 from muster.telemetry.cost.intervals import PoolInterval
+from muster.telemetry.history import reading
 from muster.telemetry.history.database import parse
 from muster.telemetry.history.reading import Reader, Whole
 from muster.telemetry.history.writer import Writer
@@ -125,6 +126,14 @@ async def test_one_job_with_all_that_is_known_of_it(past: Past) -> None:
         (0, "node-0", 8),
         (1, "node-1", 8),
     ]
+    assert "leftOut" not in whole
+
+
+async def test_of_a_job_with_more_than_is_told_the_rest_is_counted(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LONGEST_PART", 1)
+    whole = await ask(past, "/v1/history/jobs/a")
+    assert [one["index"] for one in whole["intervals"]] == [1]
+    assert whole["leftOut"] == {"intervals": 1}
 
 
 async def test_a_month_by_queue_with_what_was_idle(past: Past) -> None:

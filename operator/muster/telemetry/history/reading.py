@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import zip_longest
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, and_, func, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    Select,
+    Tuple,
+    and_,
+    func,
+    or_,
+    select,
+    tuple_,
+    union,
+    union_all,
+)
 from sqlalchemy.engine import URL, Row
 
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
@@ -18,8 +31,13 @@ from muster.telemetry.history.database import check, engine_of
 from muster.telemetry.history.schema import KINDS, attempts, intervals, jobs, pools, preemptions, storage
 
 LONGEST_PAGE: Final = 1_000
+LONGEST_PART: Final = 20_000
+"""Rows of one kind that are read of one job, the newest: a placement of the largest gang has fewer workers, and one
+that was placed a hundred times has a hundred times as many."""
 
 T = TypeVar("T")
+
+_FACTS: Final = tuple(one.name for one in fields(JobFacts))
 
 
 @dataclass(frozen=True)
@@ -62,7 +80,11 @@ class Page:
 
 @dataclass(frozen=True)
 class Whole:
-    """All that is known of one job, each part in the order of time."""
+    """What is known of one job, each part in the order of time.
+
+    Attributes:
+        left_out: how many older rows there are of the parts of which there are more than `LONGEST_PART`, by part.
+    """
 
     job: rows.Job
     attempts: tuple[rows.Attempt, ...]
@@ -70,6 +92,7 @@ class Whole:
     preemptions: tuple[rows.Preemption, ...]
     checkpoints: tuple[rows.Checkpoint, ...]
     failures: tuple[rows.Failure, ...]
+    left_out: Mapping[str, int]
 
 
 class Reader:
@@ -105,13 +128,15 @@ class Reader:
             found = connection.execute(select(jobs).where(jobs.c.uid == uid)).one_or_none()
             if found is None:
                 return None
+            job, left_out = _read(rows.Job, found), dict[str, int]()
             return Whole(
-                _read(rows.Job, found),
-                _of_job(connection, rows.Attempt, uid),
-                _of_job(connection, Interval, uid),
-                _of_job(connection, rows.Preemption, uid),
-                _of_job(connection, rows.Checkpoint, uid),
-                _of_job(connection, rows.Failure, uid),
+                job,
+                _of_job(connection, rows.Attempt, uid, left_out),
+                _of_job(connection, Interval, uid, left_out),
+                _of_job(connection, rows.Preemption, uid, left_out),
+                _of_job(connection, rows.Checkpoint, uid, left_out),
+                _of_job(connection, rows.Failure, uid, left_out),
+                left_out,
             )
 
     def intervals(
@@ -131,12 +156,14 @@ class Reader:
         self, begins: datetime, ends: datetime, namespaces: Collection[str] | None = None
     ) -> tuple[JobFacts, ...]:
         """Of the jobs (in `namespaces`; None: in all) that have intervals that overlap [begins, ends), or checkpoints
-        from before its end."""
-        saved = select(storage.c.job).where(storage.c.at < ends)
-        wanted: ColumnElement[bool] = or_(jobs.c.uid.in_(_holding(begins, ends, None)), jobs.c.uid.in_(saved))
+        that lay in the store then."""
+        saved = select(storage.c.job).where(storage.c.bytes > 0, _lay(begins, ends))
+        wanted: ColumnElement[bool] = jobs.c.uid.in_(union(_holding(begins, ends, None), saved))
         if namespaces is not None:
             wanted = and_(wanted, jobs.c.namespace.in_(namespaces))
-        return tuple(job.facts for job in self._all(rows.Job, wanted, (jobs.c.uid,)))
+        query = select(*(jobs.c[name] for name in _FACTS)).where(wanted).order_by(jobs.c.uid)
+        with self._reading() as connection:
+            return tuple(JobFacts(*row) for row in connection.execute(query))
 
     def parts(
         self, begins: datetime, ends: datetime, namespaces: Collection[str] | None = None
@@ -148,13 +175,11 @@ class Reader:
 
     def stored(self, begins: datetime, ends: datetime) -> tuple[Stored, ...]:
         """What lay in the store at some time within [begins, ends)."""
-        before = _last_of_each_uri(storage.c.at <= begins)
-        wanted = and_(storage.c.at < ends, or_(storage.c.at > begins, before))
-        return stored_of(self._all(rows.Storage, wanted, (storage.c.uri, storage.c.at)))
+        return stored_of(self._all(rows.Storage, _lay(begins, ends), (storage.c.uri, storage.c.at)))
 
     def storage(self) -> tuple[rows.Storage, ...]:
         """The last row of each uri."""
-        return self._all(rows.Storage, _last_of_each_uri(), (storage.c.uri,))
+        return self._all(rows.Storage, _moments().in_(_last()), (storage.c.uri,))
 
     def preemptions(self, begins: datetime, ends: datetime) -> tuple[rows.Preemption, ...]:
         """Those within [begins, ends), the oldest first."""
@@ -231,10 +256,23 @@ def _overlaps(begin: Any, end: Any, begins: datetime, ends: datetime) -> ColumnE
     return and_(begin < ends, or_(end.is_(None), end > begins))
 
 
-def _last_of_each_uri(*among: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Of the rows of storage, of which there is one for each save: found in one pass, with no subquery for each row."""
-    last = select(storage.c.uri, func.max(storage.c.at)).where(*among).group_by(storage.c.uri)
-    return tuple_(storage.c.uri, storage.c.at).in_(last)
+def _moments() -> Tuple:
+    return tuple_(storage.c.uri, storage.c.at)
+
+
+def _last(*among: ColumnElement[bool]) -> Select[tuple[str, datetime]]:
+    """The last moment of each uri. There is a row of storage for each save: it is found in one pass, with no subquery
+    for each row."""
+    return select(storage.c.uri, func.max(storage.c.at)).where(*among).group_by(storage.c.uri)
+
+
+def _lay(begins: datetime, ends: datetime) -> ColumnElement[bool]:
+    """Rows of storage that tell what lay there at some time within [begins, ends): those within, and the last of each
+    uri before."""
+    # NB: a union, and no OR: what is within an OR PostgreSQL looks through anew for each row, once it is large.
+    at = storage.c.at
+    within = select(storage.c.uri, at).where(at > begins, at < ends)
+    return _moments().in_(union_all(within, _last(at <= begins)))
 
 
 def _holding(begins: datetime, ends: datetime, namespaces: Collection[str] | None) -> Select[tuple[str]]:
@@ -245,10 +283,16 @@ def _holding(begins: datetime, ends: datetime, namespaces: Collection[str] | Non
     return found.join(jobs, jobs.c.uid == intervals.c.job).where(jobs.c.namespace.in_(namespaces))
 
 
-def _of_job(connection: Connection, row_type: type[T], uid: str) -> tuple[T, ...]:
+def _of_job(connection: Connection, row_type: type[T], uid: str, left_out: dict[str, int]) -> tuple[T, ...]:
+    """The newest rows; of older ones their number is put into `left_out`."""
     table = KINDS[row_type].table
-    query = select(table).where(table.c.job == uid).order_by(*table.primary_key)
-    return tuple(_read(row_type, row) for row in connection.execute(query))
+    mine, order = table.c.job == uid, [column.desc() for column in table.primary_key]
+    query = select(table).where(mine).order_by(*order).limit(LONGEST_PART)
+    found = tuple(_read(row_type, row) for row in connection.execute(query))
+    if len(found) == LONGEST_PART:
+        number: int = connection.execute(select(func.count()).where(mine)).scalar_one()
+        left_out |= {table.name: number - LONGEST_PART} if number > LONGEST_PART else {}
+    return found[::-1]
 
 
 def _read(row_type: type[T], row: Row[Any]) -> T:
