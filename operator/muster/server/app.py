@@ -43,7 +43,12 @@ log = logging.getLogger(__name__)
 OPENAPI: Final = "/v1/openapi.json"
 LIST_QUEUES: Final = Right("list", "trainingqueues")
 SUMS_SECONDS: Final = 2.0
-"""For which sums over all nodes, pods and queues are kept."""
+"""For which sums over all nodes, pods and queues are kept, and the page of a job with many pods."""
+MANY_PODS: Final = 500
+"""More than come from the API server at once. To read and to tell those of a gang of 4,096 takes a processor for half a
+second, and a whole team looks at its page."""
+PAGES: Final = 16
+"""Of jobs that are kept."""
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     400: {"model": ProblemBody, "description": "A parameter can't be taken."},
     401: {"model": ProblemBody, "description": "No token, or one that the API server does not know (any more)."},
@@ -70,6 +75,7 @@ class Context:
     past: Past | None = None
     lists: Lists = field(default_factory=Lists)
     sums: Kept[str, Any] = field(default_factory=Kept)
+    pages: Kept[tuple[str, str, bool, bool, bool], bytes] = field(default_factory=lambda: Kept(most=PAGES))
 
     @property
     def shown(self) -> Shown:
@@ -218,7 +224,12 @@ async def job(context: Ctx, user: SignedIn, namespace: Name, name: Name) -> Resp
     )
     shown = context.board.shown  # None while the caches fill: the page needs nothing else of them
     known = (shown.queues if shown is not None else ()) if listed else None
-    return _answer(await detail(context.api, namespace, name, pods=pods, events=events, queues=known))
+
+    async def work() -> tuple[bytes, float]:
+        found = await detail(context.api, namespace, name, pods=pods, events=events, queues=known)
+        return _bytes(found), SUMS_SECONDS if len(found.workers) > MANY_PODS else 0.0
+
+    return _json(await context.pages.get((namespace, name, pods, events, listed), work))
 
 
 async def all_queues(context: Ctx, user: SignedIn) -> Response:
@@ -315,7 +326,11 @@ def _fleet(shown: Shown, withheld: Sequence[str]) -> Fleet:
 
 
 def _answer(model: BaseModel) -> Response:
-    return _json(model.model_dump_json(by_alias=True, exclude_defaults=True).encode())
+    return _json(_bytes(model))
+
+
+def _bytes(model: BaseModel) -> bytes:
+    return model.model_dump_json(by_alias=True, exclude_defaults=True).encode()
 
 
 def _json(body: bytes) -> Response:

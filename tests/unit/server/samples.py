@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,9 @@ class Cluster:
     async def list(self, path: str, **_: str) -> list[Object]:
         found: list[Object] = self.objects.get(path, {}).get("items", [])
         return found
+
+    async def pages(self, path: str, _: Mapping[str, str]) -> AsyncIterator[Object]:
+        yield self.objects.get(path, {})
 
 
 def client(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, ClassVar
 
 import pytest
 
@@ -11,7 +14,7 @@ from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.views import NodeView, PodView
 from muster.server.models import Fleet, JobDetail, QueueDetail, QueueList
 
-from .samples import World, client, everything, job
+from .samples import Cluster, Object, World, client, everything, job
 
 pytestmark = pytest.mark.unit
 
@@ -66,6 +69,47 @@ async def test_a_job_is_explained_as_muster_explain_does() -> None:
     assert answer.json()["waiting"] == waiting
     assert [worker.node for worker in found.workers] == ["n1"]
     assert found.withheld == []
+
+
+async def test_the_page_of_a_large_gang_is_read_once_for_all_who_ask_and_its_pods_are_not_held_whole() -> None:
+    class Raw(dict[str, Any]):
+        pass
+
+    class Large(Cluster):
+        read = 0
+        held: ClassVar[list[int]] = []
+
+        async def pages(self, path: str, _: Mapping[str, str]) -> AsyncIterator[Object]:
+            before: list[weakref.ref[Raw]] = []
+            for first in range(0, 2000, 500):
+                await asyncio.sleep(0)
+                self.held.append(sum(one() is not None for one in before))
+                self.read += 1
+                items = [Raw(metadata={"name": f"a-{number}"}) for number in range(first, first + 500)]
+                before += map(weakref.ref, items)
+                page = {"items": items}
+                del items
+                yield page
+                del page
+
+    cluster = Large(everything().tokens, everything().rights)
+    cluster.objects[PATH] = job("vision", "a")
+    async with client(cluster) as http:
+        answers = await asyncio.gather(*(http.get("/v1/jobs/vision/a") for _ in range(20)))
+        answers.append(await http.get("/v1/jobs/vision/a"))
+    assert {len(answer.json()["workers"]) for answer in answers} == {2000}
+    assert cluster.read == 4
+    assert max(cluster.held) <= 500, "a page at a time"
+
+
+async def test_the_page_of_a_small_gang_is_read_anew_for_each_question() -> None:
+    cluster = everything()
+    cluster.objects[PATH] = job("vision", "a", phase="Queued")
+    async with client(cluster) as http:
+        before = (await http.get("/v1/jobs/vision/a")).json()
+        cluster.objects[PATH] = job("vision", "a", phase="Starting")
+        after = (await http.get("/v1/jobs/vision/a")).json()
+    assert (before["job"]["phase"], after["job"]["phase"]) == ("Queued", "Starting")
 
 
 async def test_each_worker_says_its_kind_of_capacity_and_whether_it_is_of_the_base() -> None:
