@@ -35,6 +35,11 @@ LONGEST_TOKEN: Final = 8192
 """Characters; the API server's own tokens have some 1,000."""
 NAMESPACES_ASKED: Final = 200
 """Namespaces that a user without a right in all of them is asked about for one list."""
+REFUSED: Final = 30
+"""How many times longer than other answers a no to one of these is kept: most are no, and two hundred people who look
+at their jobs would be thousands of questions a second to the API server."""
+LISTING: Final = 1_000
+"""Users for whom these are kept, those who asked last."""
 
 
 class Reviews(Protocol):
@@ -114,12 +119,14 @@ class Kept(Generic[K, V]):
 class Reviewer:
     """Asks the API server. Raises Problem: 401, 403, and 503 when it gives no answer."""
 
-    def __init__(self, api: Reviews, *, seconds: float) -> None:
+    def __init__(self, api: Reviews, *, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """`seconds` for which an answer is kept."""
-        self._api, self._seconds = api, seconds
+        self._api, self._seconds, self._clock = api, seconds, clock
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._users: Kept[bytes, User | str] = Kept()
-        self._rights: Kept[tuple[User, Right], bool] = Kept()
+        self._users: Kept[bytes, User | str] = Kept(clock)
+        self._rights: Kept[tuple[User, Right], bool] = Kept(clock)
+        self._refused: Kept[tuple[User, Right], dict[str, float]] = Kept(clock, most=LISTING)
+        """Namespaces where a user has not the right, and until when that holds."""
 
     async def user(self, authorization: str | None) -> User:
         """Who sent this `Authorization` header."""
@@ -160,9 +167,15 @@ class Reviewer:
         if len(names) > NAMESPACES_ASKED:
             more = f"and more than {NAMESPACES_ASKED} namespaces have some: name one of them"
             raise Problem(403, f"{right.refused(user).detail}, {more}")
-        each = [Right(right.verb, right.resource, name, group=right.group) for name in names]
+        refused = await self._refused.get((user, right), _nowhere_yet)
+        now = self._clock()
+        asked = [name for name in names if refused.get(name, now) <= now]
+        each = [Right(right.verb, right.resource, name, group=right.group) for name in asked]
         answers = await asyncio.gather(*(self.allows(user, one) for one in each))
-        allowed = frozenset(name for name, yes in zip(names, answers, strict=True) if yes)
+        allowed = frozenset(name for name, yes in zip(asked, answers, strict=True) if yes)
+        for name in [name for name, until in refused.items() if until <= now]:
+            del refused[name]
+        refused |= dict.fromkeys(set(asked) - allowed, now + REFUSED * self._seconds)
         if not allowed:
             raise Problem(403, f"{right.refused(user).detail}, nor in any namespace that has some")
         return allowed
@@ -198,6 +211,10 @@ class Reviewer:
             except ApiError as error:
                 hint = "; the chart's ClusterRole grants it" if error.status == 403 else ""
                 raise unavailable(f"the API server refused a review: {error.message}{hint}", seconds=10) from error
+
+
+async def _nowhere_yet() -> tuple[dict[str, float], float]:
+    return {}, float("inf")
 
 
 def expiry(token: str) -> float:

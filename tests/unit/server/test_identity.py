@@ -86,6 +86,30 @@ async def test_a_user_is_not_asked_about_in_any_number_of_namespaces() -> None:
     assert len(cluster.asked) == 2
 
 
+async def test_where_a_user_has_no_right_is_not_asked_again_and_again_for_each_list() -> None:
+    """Two hundred people who look at their jobs every five seconds, each with jobs in one of 150 namespaces."""
+    now, namespaces = 0.0, [f"n{number:03}" for number in range(150)]
+    users = [User(f"user-{number}") for number in range(200)]
+    own = {user: f"n{number % 150:03}" for number, user in enumerate(users)}
+    cluster = Cluster(rights={(user.name, "list", "trainingjobs", name) for user, name in own.items()})
+    reviewer, right = Reviewer(cluster, seconds=10, clock=lambda: now), Right("list", "trainingjobs")
+    for moment in range(0, 125, 5):
+        now = float(moment)
+        for user in users:
+            assert await reviewer.namespaces(user, right, lambda: namespaces) == frozenset({own[user]})
+        if moment == 0:
+            cluster.asked.clear()
+    # The right in all namespaces, and that in the user's own, each every ten seconds.
+    assert len(cluster.asked) == 200 * 2 * 12
+    cluster.rights |= {("user-0", "list", "trainingjobs", "n149")}
+    cluster.rights -= {("user-0", "list", "trainingjobs", "n000")}
+    now += 10.0
+    with pytest.raises(Problem, match="nor in any"):
+        await reviewer.namespaces(users[0], right, lambda: namespaces)
+    now = 301.0
+    assert await reviewer.namespaces(users[0], right, lambda: namespaces) == frozenset({"n149"})
+
+
 async def test_the_same_question_is_asked_once() -> None:
     cluster = everything()
     async with client(cluster, JOBS) as http:
