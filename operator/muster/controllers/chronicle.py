@@ -32,6 +32,8 @@ ROUND: Final = 1.0
 """Seconds that rows gather before they are written."""
 BEAT: Final = timedelta(seconds=30)
 """Time after which it is written up to when the cluster was seen, though nothing is new."""
+UNOWNED: Final = timedelta(minutes=10)
+"""Time for which ends of pods are kept whose job is not known: it may be about to be seen, or be gone."""
 
 
 class Chronicle:
@@ -72,10 +74,11 @@ class Chronicle:
         seen, rows = look(before, self._sight(record, pods, now))
         self._seen[uid] = seen
         self._put(rows)
-        if uid in self._finished and (before is None or before.attempt != seen.attempt) and seen.attempt is not None:
+        attempt = seen.attempt
+        if uid in self._finished and (before is None or before.attempt != attempt) and attempt is not None:
             # Of placements that are over nobody asks again.
-            kept = {pod: end for pod, end in self._finished[uid].items() if pod[0] >= seen.attempt.attempt}
-            self._finished[uid] = kept
+            first = attempt.attempt if attempt.ended_at is None else attempt.attempt + 1
+            self._finished[uid] = {pod: end for pod, end in self._finished[uid].items() if pod[0] >= first}
 
     def all_seen(self) -> None:
         """Every job that exists was seen since the start."""
@@ -123,6 +126,8 @@ class Chronicle:
         else:
             return
         self._beat, self._news = now, False
+        for uid in [uid for uid, ends in self._finished.items() if uid not in self._seen and _old(ends, now)]:
+            self._drop(uid)  # what is told of pods after their job is gone would stay for ever
 
     def _put(self, rows: Iterable[Row]) -> None:
         rows = list(rows)
@@ -182,3 +187,7 @@ class Chronicle:
                 self._pools[flavour] = PoolInterval(*flavour, gpus, now)
                 rows.append(self._pools[flavour])
         return rows
+
+
+def _old(ends: Mapping[PodOf, End], now: datetime) -> bool:
+    return all(now - end.heard > UNOWNED for end in ends.values())

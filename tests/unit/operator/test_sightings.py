@@ -517,3 +517,24 @@ def test_what_a_pod_left_is_remembered_when_it_is_gone() -> None:
     chronicle.forget(record, story.case.now)
     assert not chronicle._left
     assert not chronicle._finished
+
+
+def test_nothing_stays_of_pods_whose_job_is_gone_nor_of_placements_that_are_over() -> None:
+    story, writer = running(), Put()
+    record, now = Record.of(story.case.job), story.case.now
+    chronicle = Chronicle(NoNodes(), writer)  # type: ignore[arg-type]
+    chronicle.all_seen()
+    chronicle._nodes_changed = False
+    chronicle.see(record, (), now)
+    story.finish(0, now)
+    chronicle.on_pod(story.case.worker(0), now)
+    record.job = record.job.model_copy(update={"status": record.job.status.model_copy(update={"placement": None})})
+    chronicle.see(record, (), now)
+    assert not any(chronicle._finished.values()), "its placement is over"
+    chronicle.forget(record, now)
+    chronicle.on_pod(story.case.worker(0), now)  # kubelet writes once more before the pod is removed
+    chronicle.write(now + timedelta(minutes=1))
+    assert chronicle._finished, "its job may be about to be seen"
+    chronicle.write(now + timedelta(minutes=12))
+    assert not chronicle._finished
+    assert not chronicle._left
