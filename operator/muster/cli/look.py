@@ -53,6 +53,8 @@ from muster_protocol.counts import counted
 from muster_protocol.durations import format_duration
 
 REFRESH_SECONDS: Final = 1.0
+REST: Final = 4
+"""Times what a look took, at least, between two: of a gang of 4,096 one is 20 MB for the API server to send."""
 WORKERS_SHOWN: Final = 20
 ABOVE: Final = "as above"
 """In place of an Event's message that the row Why has already."""
@@ -85,14 +87,18 @@ async def status(name: str, namespace: str | None, *, watch: bool, kubeconfig: s
 
 
 async def _scenes(api: Api, scene: Scene) -> AsyncIterator[Scene]:
-    """The scene, and a fresh one every second until the job has ended. An API server that is away is waited for."""
+    """The scene, and a fresh one every second until the job has ended; of a large gang less often. An API server that
+    is away is waited for."""
+    took = 0.0
     while True:
         yield scene
         if scene.job.status.phase in FINAL:
             return
-        await asyncio.sleep(REFRESH_SECONDS)
+        await asyncio.sleep(max(REFRESH_SECONDS, REST * took))
+        began, took = asyncio.get_running_loop().time(), 0.0
         try:
             scene = await look(api, scene.job.metadata.name, scene.job.metadata.namespace)
+            took = asyncio.get_running_loop().time() - began
         except ApiUnreachable as error:
             scene = replace(scene, trouble=f"{error}; what is shown is old")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from muster.api.trainingjob import TrainingJob
+from muster.cli import look as commands
 from muster.cli.look import page, render
 from muster.cli.printing import print_page
 from muster.cluster.views import PodView
@@ -18,6 +20,8 @@ from muster.telling.scene import Scene
 from muster.telling.wording import one_line
 from muster_protocol.launcher_status import Kept, MemoryTier, Saving, Status
 from muster_protocol.launcher_status import Phase as LauncherPhase
+
+from .loops import compressed
 
 pytestmark = pytest.mark.unit
 
@@ -449,3 +453,27 @@ def test_a_pod_of_an_older_placement_claims_no_kind_of_capacity() -> None:
     running = job(phase="Running", placement={"generation": 2, "workers": 2, "nodes": nodes, "capacity": "spot"})
     assert "CAPACITY" in shown(Scene(running, (pod(0),), (), NOW))
     assert "spot" not in shown(Scene(running, (pod(0),), (), NOW))
+
+
+@pytest.mark.parametrize(("each", "looks"), [(0.01, 59), (2.0, 6)])
+def test_who_watches_a_gang_that_takes_long_to_read_reads_it_less_often(
+    each: float, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a minute: a screen that stays open must not keep the API server busy with one job's pods."""
+    scene, asked = Scene(job(phase="Running"), (), (), NOW), 0
+
+    async def read(*_: object) -> Scene:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(each)
+        return scene
+
+    async def story() -> None:
+        ends = asyncio.get_running_loop().time() + 60.0
+        async for _ in commands._scenes(None, scene):  # type: ignore[arg-type]
+            if asyncio.get_running_loop().time() >= ends:
+                return
+
+    monkeypatch.setattr(commands, "look", read)
+    compressed(story())
+    assert looks - 1 <= asked <= looks + 1
