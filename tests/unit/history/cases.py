@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL
 from muster.telemetry.cost.intervals import AttemptParts, PoolInterval
 from muster.telemetry.history import upserts
 from muster.telemetry.history.database import engine_of, migrate
-from muster.telemetry.history.reading import LONGEST_PART, Filter, Reader
+from muster.telemetry.history.reading import LONGEST_PART, Cursor, Filter, Reader
 from muster.telemetry.history.retention import expire
 from muster.telemetry.history.rows import Checkpoint, Failure, Preemption, Row, Storage
 from muster.telemetry.history.schema import intervals, metadata, writers
@@ -182,6 +182,27 @@ def pages_and_filters(database: Database) -> None:
         assert uids(ends=at(1)) == ["01", "00"]
         assert "03" not in uids(begins=at(4))
         assert "03" in uids(begins=at(3))
+
+
+def a_late_page_is_found_as_soon_as_the_first(database: Database) -> None:
+    """By the index: who pages through a year must not have all pages before each one walked through."""
+    first_rows(database, [job(f"{number:04}", submitted_at=at(number // 2)) for number in range(2000)], 2000)
+    asked = list[tuple[Any, Any]]()
+
+    def note(_connection: Any, _cursor: Any, statement: Any, values: Any, _context: Any, _many: Any) -> None:
+        asked.append((statement, values))
+
+    with reading(database) as reader:
+        event.listen(reader._engine, "before_cursor_execute", note)
+        page = reader.jobs(after=Cursor(at(50), "0101"), limit=5)
+        assert [one.uid for one in page.jobs] == ["0100", "0099", "0098", "0097", "0096"]
+        explain = {"sqlite": "EXPLAIN QUERY PLAN", "postgresql": "EXPLAIN (ANALYZE)"}[reader._engine.dialect.name]
+        with reader._engine.begin() as connection:
+            connection.exec_driver_sql("ANALYZE")
+            statement, values = next(one for one in asked if one[0].startswith("SELECT"))
+            found = connection.exec_driver_sql(f"{explain} {statement}", values)
+            plan = "\n".join(str(row) for row in found)
+        assert re.search(r"Index Cond: \(ROW\(|ix_jobs_submitted_at \(\(submitted_at,uid\)<", plan), plan
 
 
 def intervals_overlap_half_open(database: Database) -> None:
@@ -523,6 +544,7 @@ CASES: tuple[Callable[[Database], None], ...] = (
     an_older_version_goes_on,
     what_is_written_is_read,
     pages_and_filters,
+    a_late_page_is_found_as_soon_as_the_first,
     intervals_overlap_half_open,
     checkpoints_are_kept_until_less_is_told,
     questions_about_storage_are_one_pass,

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Tuple,
     and_,
     func,
+    literal,
     or_,
     select,
     tuple_,
@@ -28,7 +29,7 @@ from sqlalchemy.engine import URL, Row
 from muster.telemetry.cost.intervals import AttemptParts, Interval, JobFacts, PoolInterval, Stored
 from muster.telemetry.history import rows, schema
 from muster.telemetry.history.database import check, engine_of
-from muster.telemetry.history.schema import KINDS, attempts, intervals, jobs, pools, preemptions, storage
+from muster.telemetry.history.schema import KINDS, Moment, Words, attempts, intervals, jobs, pools, preemptions, storage
 
 LONGEST_PAGE: Final = 1_000
 LONGEST_PART: Final = 20_000
@@ -114,8 +115,9 @@ class Reader:
         limit = max(1, min(limit, LONGEST_PAGE))
         wanted = _conditions(which or Filter())
         if after is not None:
-            same = and_(jobs.c.submitted_at == after.submitted_at, jobs.c.uid < after.uid)
-            wanted.append(or_(jobs.c.submitted_at < after.submitted_at, same))
+            # NB: as a pair, which is found in the index; an OR would walk through all pages before this one.
+            place = tuple_(literal(after.submitted_at, Moment), literal(after.uid, Words))
+            wanted.append(tuple_(jobs.c.submitted_at, jobs.c.uid) < place)
         query = select(jobs).where(*wanted).order_by(jobs.c.submitted_at.desc(), jobs.c.uid.desc()).limit(limit + 1)
         with self._reading() as connection:
             found = [_read(rows.Job, row) for row in connection.execute(query)]
