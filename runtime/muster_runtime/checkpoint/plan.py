@@ -19,12 +19,13 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
 
 from muster_protocol.checkpoints.cuts import cut
 from muster_runtime.checkpoint.layout import Place, tensors_to_json
 from muster_runtime.checkpoint.sums import Span
 from muster_runtime.checkpoint.transfers import piece_bytes
-from muster_runtime.checkpoint.tree import TensorTable, local_part
+from muster_runtime.checkpoint.tree import TensorTable, is_spread, local_part
 from muster_runtime.parallel.gang import Gang
 
 _ALIGNMENT: Final = 64
@@ -67,12 +68,13 @@ class Planner:
         """Makes the plan for `table` when the last one doesn't fit it any more; whether it did. Collective."""
         self._parts = {name: local_part(tensor).detach() for name, tensor in table.items()}
         structure = tuple(_kind(name, tensor, self._parts[name]) for name, tensor in table.items())
-        own = sum(part.nbytes for part in self._parts.values())
-        changed, total = self._gang.sum([float(structure != self._structure), float(own)])
+        ranks = self._gang.world_size
+        own = sum(part.nbytes / _replicas(table[name], ranks) for name, part in self._parts.items())
+        changed, total = self._gang.sum([float(structure != self._structure), own])
         if not changed:
             return False
         # The same on every rank: replicas must be cut alike, to be known as replicas.
-        piece = piece_bytes(int(total) // self._gang.world_size)
+        piece = piece_bytes(int(total) // ranks)
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)  # one keeps its tensors
         planner.set_up_planner(dict(table), None, self._gang.leads)
         local = planner.create_local_plan()
@@ -96,6 +98,14 @@ class Planner:
     def forget(self) -> None:
         """Lets go of the tensors of the last `plan`: a state may be made anew, and the old one is memory."""
         self._parts = {}
+
+
+def _replicas(tensor: torch.Tensor, ranks: int) -> int:
+    """Ranks that hold the same bytes and share the writing of them: all, where nothing says that they are spread."""
+    if not isinstance(tensor, DTensor):
+        return 1 if is_spread(tensor) else ranks
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, placement in sizes if placement.is_replicate())
 
 
 def _share_out(planner: DefaultSavePlanner, plans: list[SavePlan], piece: int) -> list[tuple[SavePlan, dict[str, Any]]]:

@@ -124,19 +124,27 @@ def local_boxes(table: TensorTable) -> Iterator[Box]:
     """Where the `local_part` of each lies in the whole tensor."""
     known: dict[Hashable, Box] = {}  # torch takes long to tell, and a state has few kinds
     for tensor in table.values():
-        if not isinstance(tensor, DTensor):
+        if not is_spread(tensor):
             yield (0,) * tensor.ndim, tuple(tensor.shape)
-            continue
-        kind = tensor.shape, tensor.placements, tensor.device_mesh
-        if kind not in known:
-            known[kind] = _box(tensor)
-        yield known[kind]
+        elif isinstance(tensor, DTensor):
+            kind = tensor.shape, tensor.placements, tensor.device_mesh
+            if kind not in known:
+                known[kind] = _box(tensor)
+            yield known[kind]
+        else:
+            yield _box(tensor)
 
 
-def _box(tensor: DTensor) -> Box:
-    if tensor.device_mesh.get_coordinate() is None:  # spread over other ranks
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Whether it says by torch's protocol which part of the whole this rank holds, as a DTensor does."""
+    return hasattr(tensor, "__create_chunk_list__")
+
+
+def _box(tensor: torch.Tensor) -> Box:
+    if isinstance(tensor, DTensor) and tensor.device_mesh.get_coordinate() is None:  # spread over other ranks
         return (0,) * tensor.ndim, (0,) * tensor.ndim
-    (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    spread: Any = tensor
+    (chunk,) = spread.__create_chunk_list__()
     return tuple(chunk.offsets), tuple(chunk.sizes)
 
 

@@ -264,6 +264,9 @@ def test_the_state_of_a_foreign_loader_may_grow_a_little() -> None:
 class Replicas(Gang):
     """Four ranks that hold the same, as DDP's do; this is the first."""
 
+    def sum(self, values: list[float]) -> list[float]:
+        return [4 * value for value in values]
+
     def share_out(self, value: Any, work: Any) -> Any:
         self.shares.extend(work([value] * 4))
         return self.shares[0]
@@ -275,13 +278,22 @@ class Replicas(Gang):
 
 
 def test_replicas_split_the_work() -> None:
-    gang = Replicas()
+    gang = Replicas(0, 4)
     layer = {"weight": (512, 512), "bias": (512,)}
     table = {f"{n}.{name}": torch.zeros(shape) for n in range(40) for name, shape in layer.items()}
     Planner(gang).plan(table)
     sizes = [sum(item.tensor_storage_size() or 0 for item in plan.items) for plan, _ in gang.shares]
     assert sum(sizes) == sum(tensor.nbytes for tensor in table.values())
     assert max(sizes) < 1.05 * min(sizes), sizes
+
+
+def test_what_replicas_share_is_cut_for_all_of_them() -> None:
+    gang = Replicas(0, 4)
+    planner = Planner(gang)
+    planner.plan({"large": torch.empty(128, 1 << 20)})  # whose pages nobody touches
+    sizes = [sum(item.tensor_storage_size() or 0 for item in plan.items) for plan, _ in gang.shares]
+    assert max(sizes) < 1.1 * min(sizes), sizes
+    assert len(planner.share.files) >= 12, "for all of a rank's connections to end at about the same time"
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ class Ranks:
 
         def prepare(found: Found, reader: Reader) -> TensorTable:
             expected = state(found.manifest.step, found.manifest.epoch, rank, self.size)
-            names = expected.keys() & reader.metadata.state_dict_metadata.keys()
+            names = [name for name in expected if reader.saved(name) is not None]
             tables.append({name: _blank(expected[name]) for name in names})
             return tables[-1]
 
