@@ -23,9 +23,9 @@ from muster_runtime.checkpoint.s3_store import Landed, Outgoing, S3Store
 from muster_runtime.checkpoint.sums import sums
 from muster_runtime.errors import CorruptCheckpointError
 
-PIECES_WANTED: Final = 16
-"""Of a rank's bytes: enough for all connections to end at about the same time; each costs a request, of which botocore
-makes some milliseconds' work."""
+PIECES_WANTED: Final = 32
+"""Of a rank's bytes: enough for all connections to end at about the same time. With half as many a restore has half the
+requests, but a save holds more beside the state: 1.24 times it rather than 1.11."""
 PARTS_WANTED: Final = 32
 """Of what comes through memory that is used again and again: some of them at once are all that a restore takes."""
 SMALLEST_PIECE: Final = 4 << 20
