@@ -26,8 +26,6 @@ from muster_runtime.errors import CorruptCheckpointError
 PIECES_WANTED: Final = 32
 """Of a rank's bytes: enough for all connections to end at about the same time. With half as many a restore has half the
 requests, but a save holds more beside the state: 1.24 times it rather than 1.11."""
-PARTS_WANTED: Final = 32
-"""Of what comes through memory that is used again and again: some of them at once are all that a restore takes."""
 SMALLEST_PIECE: Final = 4 << 20
 LARGEST_PIECE: Final = 64 << 20
 """What is lost when a request has to be repeated."""
@@ -61,9 +59,9 @@ class Transfers(Protocol):
     def close(self) -> None: ...
 
 
-def piece_bytes(length: int, wanted: int = PIECES_WANTED) -> int:
-    """Size of the pieces, about `wanted` of them, for a rank that has `length` bytes."""
-    return max(SMALLEST_PIECE, min(LARGEST_PIECE, length // wanted))
+def piece_bytes(length: int) -> int:
+    """Size of the pieces for a rank that has `length` bytes."""
+    return max(SMALLEST_PIECE, min(LARGEST_PIECE, length // PIECES_WANTED))
 
 
 def transfers(store: Store, memory: SharedMemory | None = None) -> Transfers:
