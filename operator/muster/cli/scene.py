@@ -12,13 +12,12 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from muster.api.common import API_VERSION
-from muster.api.names import JOB_UID_LABEL
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError
-from muster.cluster.views import PodView
+from muster.cluster.job_pods import pods_of
 from muster.telling.scene import Scene, event_time
 from muster_protocol.spelling import there_are
 
@@ -79,15 +78,9 @@ async def look(api: Api, name: str, namespace: str, *, events: int = EVENTS_SHOW
             raise
         raise NotThere(await _absent(api, name, namespace)) from error
     uid = job.metadata.uid
-    views = [
-        # At once: of a gang of 12,500 the pods as they come are 300 MB.
-        PodView.from_raw(raw)
-        async for page in api.pages(f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{JOB_UID_LABEL}={uid}"})
-        for raw in page.get("items") or ()
-    ]
+    views = await pods_of(api, namespace, uid)
     told = await api.list(f"/api/v1/namespaces/{namespace}/events", fieldSelector=f"involvedObject.uid={uid}")
     newest = sorted(told, key=event_time)[-events:]
-    views.sort(key=lambda pod: (pod.generation, pod.index))
     return Scene(job, tuple(views), tuple(newest), datetime.now(timezone.utc))
 
 

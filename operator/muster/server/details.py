@@ -9,11 +9,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from muster.api.common import API_VERSION
-from muster.api.names import JOB_UID_LABEL
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
+from muster.cluster.job_pods import pods_of
 from muster.cluster.views import PodView
 from muster.server.models import JobDetail, JobSummary, Section, Worker
 from muster.server.problems import Problem
@@ -40,10 +40,9 @@ async def detail(
             raise
         raise Problem(404, f'trainingjobs.muster.dev "{name}" not found in namespace "{namespace}"') from error
     uid = raw["metadata"]["uid"]
-    found = await pods_of(api, namespace, uid) if pods else []
+    views = tuple(await pods_of(api, namespace, uid)) if pods else ()
     path = f"/api/v1/namespaces/{namespace}/events"
     told = await api.list(path, fieldSelector=f"involvedObject.uid={uid}") if events else []
-    views = tuple(sorted(found, key=lambda pod: (pod.generation, pod.index)))
     newest = tuple(sorted(told, key=event_time)[-EVENTS_READ:])
     job, explanation = _explained(raw, views, newest, queues or ())
     allowed = {"pods": pods, "events": events, "trainingqueues": queues is not None}
@@ -55,12 +54,6 @@ async def detail(
         workers=[_worker(job, pod) for pod in views],
         withheld=[what for what, may in allowed.items() if not may],
     )
-
-
-async def pods_of(api: Api, namespace: str, uid: str) -> list[PodView]:
-    """A job's pods, of which only what is told of them is held: those of a gang of 12,500 as they come are 300 MB."""
-    path, selector = f"/api/v1/namespaces/{namespace}/pods", {"labelSelector": f"{JOB_UID_LABEL}={uid}"}
-    return [PodView.from_raw(raw) async for page in api.pages(path, selector) for raw in page.get("items") or ()]
 
 
 def _worker(job: TrainingJob | None, pod: PodView) -> Worker:
