@@ -39,8 +39,9 @@ BYTES_PER_LAYER: Final = 12 * (WIDTH * WIDTH + WIDTH)
 BASELINE_STEPS: Final = 6
 BESIDE: Final = 3
 """Saves beside the training. A stall may be shorter than steps differ by themselves, so one says little."""
-SETTLING_STEPS: Final = 20
-"""Until the training's own memory no longer grows: gloo's and malloc's."""
+SETTLING_STEPS: Final = 60
+"""Until the training's own memory no longer grows: gloo's and malloc's. After 20 steps it still does, by a tenth of a
+state of 500 MB, which passed for a save's."""
 STEPS_AT_MOST: Final = 400
 
 

@@ -31,7 +31,7 @@ from muster_runtime.checkpoint.layout import raw_bytes
 from muster_runtime.checkpoint.node import gang_of, node, read_into, windows
 from muster_runtime.checkpoint.reads import Read, Saved, Sizes, reads, saved_tensor
 from muster_runtime.checkpoint.spread import copy_into
-from muster_runtime.checkpoint.transfers import Receive, Transfers, piece_bytes
+from muster_runtime.checkpoint.transfers import PARTS_WANTED, Receive, Transfers, piece_bytes
 from muster_runtime.checkpoint.tree import TensorTable, local_boxes, local_part
 from muster_runtime.errors import CorruptCheckpointError, StateError, StorageError
 from muster_runtime.parallel.gang import Gang
@@ -95,7 +95,7 @@ class Reader:
         self._transfers, self._manifest, self._gang = transfers, manifest, gang
         self._saved: dict[str, Saved | None] = {}
         each = sum(file.size for file in manifest.files) // max(1, manifest.world_size)
-        self._most = piece_bytes(each)  # bytes of an extent that comes into a window
+        self._most = piece_bytes(each, PARTS_WANTED)  # bytes of an extent that comes into a window
 
     def saved(self, name: str) -> Saved | None:
         """The tensor of this name as it was saved. CorruptCheckpointError when the manifest makes no sense."""

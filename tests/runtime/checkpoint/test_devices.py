@@ -94,7 +94,7 @@ def test_the_host_holds_a_few_files_at_once(
 def test_a_large_file_comes_through_the_hosts_memory_in_parts(
     opener: Opener, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfers, "SMALLEST_PIECE", 3 << 20)
+    monkeypatch.setattr(transfers, "SMALLEST_PIECE", 1 << 20)
     monkeypatch.setattr(transfers, "LARGEST_PIECE", 1 << 30)
     table = {
         "large": torch.rand(9, 1 << 20, device=device),
@@ -106,7 +106,6 @@ def test_a_large_file_comes_through_the_hosts_memory_in_parts(
     land(keeper)
     files = find_start(opener(), 1).manifest.files
     assert max(file.size for file in files) > BLOCK_BYTES, "of two blocks, each of which comes by itself"
-    monkeypatch.setattr(transfers, "SMALLEST_PIECE", 1 << 20)
     other = keeper_of(opener())
     found = {name: torch.zeros_like(tensor) for name, tensor in table.items()}
     assert other.restore(lambda *_: found) is not None

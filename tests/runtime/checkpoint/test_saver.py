@@ -298,7 +298,7 @@ def test_what_replicas_share_is_cut_for_all_of_them() -> None:
 
 @pytest.mark.parametrize(
     ("state", "piece"),
-    [(0, 4 << 20), (500_000_000, 15_625_000), (16 << 30, 64 << 20)],
+    [(0, 4 << 20), (500_000_000, 31_250_000), (16 << 30, 64 << 20)],
     ids=["empty", "0.5 GB", "16 GiB"],
 )
 def test_pieces_are_neither_many_nor_large(state: int, piece: int) -> None:
