@@ -36,8 +36,9 @@ from muster_runtime.errors import StateError, StorageError, TornSaveError
 from muster_runtime.parallel.gang import Gang
 from muster_runtime.session import rng
 from muster_runtime.session.places import Order, agreed_orders, in_place
+from muster_runtime.session.restoration import Restoration
 from muster_runtime.session.settings import Settings
-from muster_runtime.session.tracking import Restoration, Tracked, capture
+from muster_runtime.session.tracking import Tracked, capture
 
 _TRIES_AT_THE_END: Final = 4
 _PAUSE_SECONDS: Final = 2.0

@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from muster_runtime.checkpoint.tree import split
 from muster_runtime.parallel.gang import Gang
-from muster_runtime.session import tracking
+from muster_runtime.session import restoration, tracking
 from muster_runtime.session.tracking import Tracked
 
 pytestmark = pytest.mark.runtime
@@ -40,8 +40,8 @@ def test_one_that_the_checkpoint_lacks_is_told() -> None:
     tracked = Tracked("model", model(), "here")
     state: dict[str, Any] = model(bias=False).state_dict()
     with pytest.raises(ValueError, match=r"it has no 1\.bias"):
-        tracking._load(tracked, tracked.thing, state)
-    tracking._load(tracked, tracked.thing, {**state, "1.bias": torch.zeros(2)})
+        restoration._load(tracked, tracked.thing, state)
+    restoration._load(tracked, tracked.thing, {**state, "1.bias": torch.zeros(2)})
 
 
 SCRIPT = """
@@ -93,5 +93,5 @@ def test_names_of_wrappers_are_no_part_of_what_is_restored(gangs: tuple[int | st
 
 def test_a_key_that_fits_two_is_taken_for_neither() -> None:
     own = {"a": 0, "module.a": 0, "b": 0}
-    assert tracking._under_own_keys({"module.module.a": 1, "module.b": 2}, own) == {"module.module.a": 1, "b": 2}
-    assert tracking._under_own_keys({"module.module.a": 1, "module.a": 2}, own) == {"a": 1, "module.a": 2}
+    assert restoration._under_own_keys({"module.module.a": 1, "module.b": 2}, own) == {"module.module.a": 1, "b": 2}
+    assert restoration._under_own_keys({"module.module.a": 1, "module.a": 2}, own) == {"a": 1, "module.a": 2}
