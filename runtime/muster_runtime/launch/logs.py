@@ -51,6 +51,7 @@ class Pump(threading.Thread):
         self._tail: deque[str] = deque(maxlen=KEPT_LINES)
         self._tail_lock = threading.Lock()
         self._partial = b""
+        self._cut = False  # whether what was passed on last is a line whose end has not come
 
     def tail(self) -> list[str]:
         """The last lines, without their ends; safe to call while the pump runs."""
@@ -60,7 +61,7 @@ class Pump(threading.Thread):
     def run(self) -> None:
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
-        since = time.monotonic()
+        since = 0.0  # when the line that has no end yet began
         try:
             while True:
                 if not poll.poll(IDLE_FLUSH_SECONDS * 1000 if self._partial else None):
@@ -69,11 +70,11 @@ class Pump(threading.Thread):
                 chunk = os.read(self._fd, 65536)
                 if not chunk:
                     break
+                if b"\n" in chunk or not self._partial:
+                    since = time.monotonic()
                 self._take(chunk)
                 if self._partial and time.monotonic() - since > IDLE_FLUSH_SECONDS:
                     self._flush()
-                if not self._partial:
-                    since = time.monotonic()
             self._flush()
         finally:
             os.close(self._fd)
@@ -81,6 +82,8 @@ class Pump(threading.Thread):
     def _take(self, chunk: bytes) -> None:
         if not self._prefix:
             self._sink.write(chunk)
+        if self._cut:
+            self._cut, chunk = False, chunk.removeprefix(b"\n")
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         while len(self._partial) > LINE_LIMIT:
             lines.append(self._partial[:LINE_LIMIT])
@@ -91,7 +94,7 @@ class Pump(threading.Thread):
     def _flush(self) -> None:
         if self._partial:
             self._pass_on([self._partial])
-            self._partial = b""
+            self._partial, self._cut = b"", True
 
     def _pass_on(self, lines: list[bytes]) -> None:
         shown = [_last_overwrite(line) for line in lines]
