@@ -90,6 +90,18 @@ def test_the_api_server_takes_every_object(
         control_plane.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=item)
 
 
+def test_it_should_leave_a_dead_node_soon_unless_told_otherwise(render: Render) -> None:
+    def tolerated(*values: str) -> list[tuple[str, int | None]]:
+        spec = one(render(*values), "Deployment")["spec"]["template"]["spec"]
+        return [(each.get("key", "any"), each.get("tolerationSeconds")) for each in spec["tolerations"]]
+
+    not_ready, unreachable = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
+    assert tolerated() == [(not_ready, 30), (unreachable, 30)]
+    assert tolerated("tolerations[0].operator=Exists") == [("any", None), (not_ready, 30), (unreachable, 30)]
+    own = (f"tolerations[0].key={unreachable}", "tolerations[0].operator=Exists", "tolerations[0].tolerationSeconds=60")
+    assert tolerated(*own) == [(unreachable, 60), (not_ready, 30)]
+
+
 def test_it_should_set_thresholds_and_runbooks_in_alerts(render: Render) -> None:
     values = ("monitoring.rules.enabled=true", "monitoring.rules.thresholds.queueWaitSeconds=7200")
     groups = one(render(*values, "monitoring.rules.runbookUrl=https://x/"), "PrometheusRule")["spec"]["groups"]
