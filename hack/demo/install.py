@@ -34,7 +34,7 @@ def operator(kube: Kube, built: Mapping[str, str], progress: Progress, values: t
         "defaultQueue.create=true",
     )
     settings = [word for value in (*own, *values) for word in ("--set", value)]
-    with progress.part("helm upgrade --install muster charts/muster (values that were set before stay)"):
+    with progress.part("helm upgrade --install muster charts/muster (a release that is there keeps its values)"):
         arguments = ["upgrade", "--install", RELEASE, str(CHART), "--namespace", SYSTEM, "--create-namespace"]
         arguments.append("--reset-then-reuse-values")
         try:

@@ -102,6 +102,7 @@ class Trace:
         users, queues = len(np.unique(self.user)), len(np.unique(self.queue))
         hours = float(self.submit[-1] - self.submit[0]) / 3600
         span = f"{hours / 24:.1f} days" if hours >= 48 else f"{hours:.1f} hours"
+        span = span if hours >= 1 else f"{hours * 60:.1f} minutes"
         return (
             f"{len(self):,} job{'s' * (len(self) != 1)} of {users} user{'s' * (users != 1)} in {queues} "
             f"queue{'s' * (queues != 1)}, submitted over {span}; {self.work / 3600:,.0f} GPU-hours of work"

@@ -200,7 +200,7 @@ def test_the_same_recipe_makes_the_same_trace_and_another_seed_another() -> None
 def test_a_spreadsheets_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("\ufeffsubmit,gpus,duration,queue\n0,1,5,a\n", encoding="utf-8")
-    assert str(traces.read(path)) == "1 job of 1 user in 1 queue, submitted over 0.0 hours; 0 GPU-hours of work"
+    assert str(traces.read(path)) == "1 job of 1 user in 1 queue, submitted over 0.0 minutes; 0 GPU-hours of work"
 
 
 @pytest.mark.parametrize("load", LOADS)
