@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Final, NoReturn
 
+from muster_runtime.streams import keep_standard
+
 EARLY: Final[list[int]] = []
 """Signals that came before the launcher was ready for them."""
 
@@ -17,6 +19,7 @@ def main() -> NoReturn:
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda caught, _: EARLY.append(caught))
+    keep_standard()
     from muster_runtime.launch.command import run
 
     run(asked_early=lambda: bool(EARLY))

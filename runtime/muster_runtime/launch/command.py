@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import traceback
@@ -90,6 +91,8 @@ def _termination_log() -> Path | None:
 
 
 def _exit(code: int) -> NoReturn:
-    sys.stdout.flush()
+    if sys.stdout is not None:  # it was closed
+        with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+            sys.stdout.flush()
     termination.flush(seconds=2.0)
     os._exit(code)

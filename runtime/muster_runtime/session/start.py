@@ -29,6 +29,7 @@ from muster_runtime.session.mistakes import tell_shortly
 from muster_runtime.session.run import Run
 from muster_runtime.session.session import Session
 from muster_runtime.session.settings import Settings, read_settings
+from muster_runtime.streams import keep_standard
 
 _TIMEOUT: Final = datetime.timedelta(minutes=30)
 """Of our own group: the others wait there while a rank writes a large shard."""
@@ -48,6 +49,7 @@ def start(
     if _started:
         raise UsageError(f"{where}: the session was started at {_started[0][1]} already; use that one")
     tell_shortly()
+    keep_standard()
     if env.RUN_DIR in os.environ:  # it is a launcher's rank, whose peers wait
         end_soon()
     try:
