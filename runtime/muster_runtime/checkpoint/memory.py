@@ -7,12 +7,16 @@ user. It only grows, and is used again for every save.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
+import resource
 import weakref
 from typing import Any
 
 import torch
+
+from muster_runtime.errors import StateError
 
 
 class SharedMemory:
@@ -40,7 +44,7 @@ class SharedMemory:
         if size > self.size:
             self._let_go()
             size = max(size, os.fstat(self.descriptor).st_size)  # never less: it may hold an earlier incarnation's
-            os.ftruncate(self.descriptor, size)
+            _resize(self.descriptor, size)
             # Not populated: that takes as long as the first copy into it does, and would count its pages twice while
             # what was mapped before is still in somebody's hands.
             self._bytes = torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.uint8)
@@ -75,6 +79,19 @@ class SharedMemory:
             self._bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def _resize(descriptor: int, size: int) -> None:
+    try:
+        os.ftruncate(descriptor, size)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        raise StateError(
+            f"{size / 1e6:,.1f} MB of this rank's state can't be staged: for that it needs a file in memory, and may "
+            f"write none above {most / 1e6:,.1f} MB; raise the limit of file sizes (ulimit -f) of what starts it"
+        ) from error
 
 
 def _cudart() -> Any:

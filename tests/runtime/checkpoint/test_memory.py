@@ -4,6 +4,7 @@ real one."""
 from __future__ import annotations
 
 import os
+import resource
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from muster_protocol.checkpoints.retention import Retention
 from muster_runtime.checkpoint import memory as module
 from muster_runtime.checkpoint.keeper import Keeper
 from muster_runtime.checkpoint.memory import SharedMemory
+from muster_runtime.errors import StateError
 from muster_runtime.parallel.gang import Gang
 
 if TYPE_CHECKING:
@@ -96,3 +98,16 @@ def test_a_save_goes_on_in_memory_that_cuda_refuses_and_says_so_once(books: Book
     assert len(said) == 1
     assert "already mapped (712)" in said[0]
     keeper.close()
+
+
+def test_a_limit_of_file_sizes_is_told_with_what_it_forbids() -> None:
+    memory, limits = SharedMemory(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE, limits[1]))
+    try:
+        memory.reserve(SIZE)
+        with pytest.raises(StateError, match=r"3\.1 MB of .* above 1\.0 MB; .*ulimit -f"):
+            memory.reserve(3 * SIZE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(memory.reserve(3 * SIZE)) == 3 * SIZE
+    memory.close()
