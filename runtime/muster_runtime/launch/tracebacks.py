@@ -13,6 +13,9 @@ _AFTER_LINES: Final = 20
 
 _RANK_PREFIX: Final = re.compile(r"^\[rank\d+\]:\s?")
 _HEADER: Final = "Traceback (most recent call last):"
+_ORIGINAL: Final = f"Original {_HEADER}"
+"""Behind an exception that torch has carried out of a process or thread: a data loader's worker, mostly. Its own line
+says no more than that, `ValueError: Caught ValueError in DataLoader worker process 0.`"""
 
 _ECHOES: Final = re.compile(
     r"connection closed by peer|connection reset by peer|connection refused|broken pipe|socket timeout"
@@ -60,12 +63,17 @@ def last_traceback(lines: Sequence[str]) -> str:
     if not (own or starts):
         return ""
     start = (own or starts)[-1]
-    end = start + 1
-    while end < len(clean) and (not clean[end].strip() or clean[end][0] in " \t"):
-        end += 1
+    end = _exception_at(clean, start + 1)
+    while clean[end + 1 : end + 2] == [_ORIGINAL]:
+        end = _exception_at(clean, end + 2)
     until = next((i for i in range(end + 1, len(clean)) if clean[i].startswith("Exception ignored")), len(clean))
     kept = clean[start : min(end + 1 + _AFTER_LINES, until)]
     return "\n".join(kept if len(kept) <= TRACEBACK_LINES else [kept[0], "  ...", *kept[-TRACEBACK_LINES:]])
+
+
+def _exception_at(lines: Sequence[str], start: int) -> int:
+    """Behind a traceback's frames: where its exception stands."""
+    return next((at for at in range(start, len(lines)) if lines[at].strip() and lines[at][0] not in " \t"), len(lines))
 
 
 def last_words(lines: Sequence[str]) -> str:
@@ -75,8 +83,8 @@ def last_words(lines: Sequence[str]) -> str:
 
 def exception_line(traceback: str) -> str:
     """The line that names the exception, such as `ValueError: bad shape`; "" without a traceback."""
-    lines = traceback.split("\n")[1:]
-    return next((line.strip() for line in lines if line.strip() and line[0] not in " \t"), "")
+    lines = traceback.rpartition(f"\n{_ORIGINAL}")[2].split("\n")[1:]
+    return next((lines[at].strip() for at in [_exception_at(lines, 0)] if at < len(lines)), "")
 
 
 def is_echo(text: str) -> bool:

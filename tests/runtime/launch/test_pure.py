@@ -98,6 +98,33 @@ def test_of_a_chain_of_exceptions_the_last_is_named() -> None:
     assert tracebacks.exception_line(tracebacks.last_traceback(chain)) == "KeyError: 'x'"
 
 
+FROM_A_WORKER = """
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    for step, batch in session.steps(10, loader):
+{kind}: Caught {kind} in DataLoader worker process 1.
+Original Traceback (most recent call last):
+{frames}{what}
+
+"""
+
+
+@pytest.mark.parametrize("deep", [1, 15, 40])
+def test_of_what_torch_carries_out_of_a_worker_its_own_exception_is_told(deep: int) -> None:
+    frames = "".join(f'  File "data.py", line {line}, in read\n    read(index)\n' for line in range(deep))
+    text = FROM_A_WORKER.format(kind="ValueError", frames=frames, what="ValueError: no image in shard-7/00012.jpg")
+    failure = failed(1, "".join(f"[rank2]: {line}\n" for line in lines(text)))
+    assert failure.message == "rank 2 exited with code 1: ValueError: no image in shard-7/00012.jpg"
+    assert failure.traceback.endswith("ValueError: no image in shard-7/00012.jpg")
+    assert failure.signature == f"ValueError: no image in shard-#/#.jpg at data.py:{deep - 1} in read"
+
+
+def test_a_worker_that_is_refused_memory_has_run_out_of_it() -> None:
+    what = "RuntimeError: [enforce fail at alloc_cpu.cpp:9] . DefaultCPUAllocator: can't allocate memory: 9 bytes"
+    text = FROM_A_WORKER.format(kind="RuntimeError", frames='  File "data.py", line 1, in read\n', what=what)
+    assert failed(1, text).cause is Cause.OUT_OF_MEMORY
+
+
 def test_no_traceback_no_exception() -> None:
     assert tracebacks.last_traceback(["killed"]) == ""
     assert tracebacks.exception_line("") == ""
