@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import multiprocessing
 import os
 import signal
 import sys
@@ -49,6 +50,12 @@ def start(
     if _started:
         raise UsageError(f"{where}: the session was started at {_started[0][1]} already; use that one")
     tell_shortly()
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        raise UsageError(
+            f"{where}: a process that the script has started (a data loader's worker, by spawn or forkserver) imports "
+            "the script, and would begin a second session as this rank; put muster.start(), and what comes after it, "
+            'below `if __name__ == "__main__":`'
+        )
     keep_standard()
     if env.RUN_DIR in os.environ:  # it is a launcher's rank, whose peers wait
         end_soon()

@@ -275,6 +275,18 @@ def test_what_is_frozen_below_the_wrap_may_be_trained_later(strategy: str, tmp_p
     run(tmp_path, below, strategy=strategy).check()
 
 
+def test_a_session_that_a_loaders_worker_would_begin_is_refused_there(tmp_path: Path) -> None:
+    """Spawned workers import the script. Their session would report, and count its steps, as the rank itself."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        HEAD + "if __name__ == '__main__':\n"
+        "    next(iter(DataLoader(data, num_workers=1, multiprocessing_context='spawn')))\n"
+    )
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert re.search(r"UsageError: \S+script.py:8: .* below `if __name__ == \"__main__\":`", done.stderr), done.stderr
+
+
 def test_an_early_optimizer_is_told_on_a_laptop_too(tmp_path: Path) -> None:
     body = CASES["an optimizer made before the wrap"][0]
     assert "before session.wrap" in last_line(run(tmp_path, body, ranks=1))
