@@ -254,5 +254,7 @@ def _explained(path: Path) -> Iterator[None]:
         if error.errno in _NO_FOLDER:
             why = f"{path}: {error.strerror}, so nothing can lie there; correct the uri, which names a folder"
             raise storage_error(Kind.MISCONFIGURED.value, why) from error
-        kind = Kind.FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else Kind.OTHER
-        raise StorageError(kind.value, f"{path}: {error.strerror or error}") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = f"{path}: {error.strerror}; delete what nobody needs there, or name a place with more room"
+            raise StorageError(Kind.FULL.value, why) from error
+        raise StorageError(Kind.OTHER.value, f"{path}: {error.strerror or error}") from error

@@ -396,7 +396,7 @@ def test_what_finds_no_room_at_its_end_leaves_nothing_half_written(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
-    assert "No space left on device" in muster(command, source.uri, target.uri, code=2)
+    assert "No space left on device; delete what nobody needs there" in muster(command, source.uri, target.uri, code=2)
     assert target.unfinished() == []
 
 
