@@ -151,7 +151,7 @@ def verify(
 def _verified(store: Store, inventory: Inventory, only: Checkpoint | None) -> Iterator[tables.Row]:
     """What was found of `only`, else of every committed checkpoint, each as soon as it is read."""
     for lost in inventory.damaged:
-        if only is None or (inventory.latest is not None and lost.key == inventory.latest.manifest):
+        if only is None or lost is inventory.newest_lost:
             yield {"step": None, "key": lost.key, "bytes": 0, "troubles": [lost.reason], "leftOut": ""}
     for each in inventory.committed if only is None else (only,):
         troubles, left_out = [], ""
@@ -428,7 +428,10 @@ def _located(uri: str, endpoint: str | None) -> Iterator[tuple[Store, Inventory,
 @contextlib.contextmanager
 def _chosen(uri: str, endpoint: str | None) -> Iterator[tuple[Store, Inventory, Checkpoint]]:
     with _located(uri, endpoint) as (store, inventory, step):
-        yield store, inventory, choose(inventory, step)
+        checkpoint = choose(inventory, step)
+        if step is None and inventory.newest_lost is not None:
+            note(f"{inventory.newest_lost.reason}; step {checkpoint.step} is taken, the newest that can be read")
+        yield store, inventory, checkpoint
 
 
 def _warn_of(inventory: Inventory) -> None:

@@ -107,6 +107,13 @@ class Inventory:
         return [folder for prefix, folder in self.folders.items() if prefix not in known]
 
     @property
+    def newest_lost(self) -> Damaged | None:
+        """The checkpoint that `LATEST` names, where it can't be read."""
+        return next(
+            (lost for lost in self.damaged if self.latest is not None and lost.key == self.latest.manifest), None
+        )
+
+    @property
     def unnamed(self) -> str:
         """That `LATEST`, which is written before all else, is missing; or ""."""
         if self.latest is not None or not self.folders:

@@ -683,6 +683,17 @@ def test_where_latest_is_missing_that_is_told_and_not_that_nothing_lies_there(ma
     assert made.store.objects("") == before
 
 
+def test_an_older_checkpoint_is_not_taken_for_the_newest_without_a_word(
+    made: MadeRun, uri: str, tmp_path: Path
+) -> None:
+    lost = "step-00000006/1-0/manifest.json"
+    made.store.delete([lost])
+    told = f"{uri}/{lost} is missing, though LATEST names it; step 5 is taken, the newest that can be read"
+    for command in (("show", uri), ("keep", uri), ("cp", uri, f"{uri}-copy"), ("export", uri, str(tmp_path / "model"))):
+        assert told in muster(*command)
+    assert told not in muster("show", f"{uri}@5")
+
+
 def test_verify_tells_damage_where_nothing_else_is_left(made: MadeRun, uri: str) -> None:
     """With exit code 1, as any damage: 2 is for what could not be looked at."""
     made.store.delete([item.key for item in made.store.objects("step-") if item.key.endswith("manifest.json")])
