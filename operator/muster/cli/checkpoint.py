@@ -22,7 +22,7 @@ from muster.cli import checkpoint_tables as tables
 from muster.cli.printing import As, Output, fail, note, print_json
 from muster.sizing.prices import catalogue
 from muster_protocol.checkpoints.chain import Found, read_manifest
-from muster_protocol.checkpoints.commit import claim_epoch
+from muster_protocol.checkpoints.commit import TOOL, claim_epoch
 from muster_protocol.checkpoints.copy import copy
 from muster_protocol.checkpoints.differences import differences
 from muster_protocol.checkpoints.export import SHARD_BYTES, export, exported_before, model_tensors
@@ -473,4 +473,4 @@ def _me(what: str) -> str:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user need not have a name
         user = f"user {os.getuid()}"
-    return f"muster checkpoint {what} by {user} on {socket.gethostname()}"
+    return f"{TOOL}{what} by {user} on {socket.gethostname()}"

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from muster.cli.printing import plain_table, print_table
 from muster_protocol.checkpoints.chain import Found
+from muster_protocol.checkpoints.commit import claimant
 from muster_protocol.checkpoints.differences import Difference
 from muster_protocol.checkpoints.inventory import Checkpoint, Inventory
 from muster_protocol.checkpoints.prune import Outcome
@@ -84,7 +85,7 @@ def listing(inventory: Inventory, now: float, *, everything: bool) -> list[Row]:
 def print_listing(inventory: Inventory, rows: Sequence[Row]) -> None:
     if not rows:
         if inventory.latest is not None:
-            typer.echo(f"{inventory.uri} has no checkpoints yet; a job has claimed it")
+            typer.echo(f"{inventory.uri} has no checkpoints yet; {claimant(inventory.latest)} has claimed it")
         return
     cells = [
         (

@@ -27,6 +27,8 @@ from muster_protocol.errors import (
 from muster_protocol.manifest import LATEST_KEY, Latest
 from muster_protocol.storage_errors import PASSING, Kind
 
+TOOL: Final = "muster checkpoint "
+"""How the owner begins that `muster checkpoint` claims a run as. A job's is its UID."""
 _TRIES: Final = 5
 _PAUSE_SECONDS: Final = 0.5
 """Before asking a store again that did not answer; doubled each time."""
@@ -129,6 +131,11 @@ def commit(
         held = found  # a write of ours that looked lost has arrived late; nobody else holds our epoch
     if found is not None and _taken(held, found):
         raise _conflict(store, held, found, f"so the checkpoint of step {step} was not committed")
+    if found is not None and _is_tool(found.latest):
+        raise StaleEpochError(
+            f"{store.uri} was claimed by {found.latest.owner}, which was told that nobody trains into it any more, so "
+            f"the checkpoint of step {step} was not committed. Another start goes on from the last one that was"
+        )
     now = f"epoch {found.latest.epoch} of {found.latest.owner!r}" if found else "gone"
     raise StaleEpochError(
         f"{store.uri}/{LATEST_KEY} is now {now}, this gang holds epoch {held.latest.epoch}: another gang has taken "
@@ -138,7 +145,10 @@ def commit(
 
 def _taken(held: Claim, found: Claim) -> bool:
     """Whether another job has claimed the run after this gang did."""
-    return found.latest.epoch > held.latest.epoch and found.latest.owner not in ("", held.latest.owner)
+    owner = found.latest.owner
+    return (
+        found.latest.epoch > held.latest.epoch and owner not in ("", held.latest.owner) and not _is_tool(found.latest)
+    )
 
 
 def _conflict(store: Store, held: Claim, found: Claim, lost: str) -> PathConflictError:
@@ -148,6 +158,16 @@ def _conflict(store: Store, held: Claim, found: Claim, lost: str) -> PathConflic
         "jobs may not share a checkpoint.uri, and to start this one again would only take the run back: end one of "
         "them. This one can go on under a checkpoint.uri of its own; checkpoint.from begins it with what lies there"
     )
+
+
+def claimant(latest: Latest) -> str:
+    """Who has claimed the run, for people: a tool by its own name."""
+    return latest.owner if _is_tool(latest) else "a job"
+
+
+def _is_tool(latest: Latest) -> bool:
+    """Whether it was claimed by hand, by someone who goes on with nothing there."""
+    return latest.owner.startswith(TOOL)
 
 
 def _who(store: Store, latest: Latest) -> str:

@@ -9,13 +9,13 @@ from typing import Final
 
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.chain import Found
-from muster_protocol.checkpoints.commit import Claim, claim_epoch, commit
+from muster_protocol.checkpoints.commit import TOOL, Claim, claim_epoch, claimant, commit
 from muster_protocol.checkpoints.store import ShardWriter, Store, StreamingStore, whole_or_nothing
 from muster_protocol.checkpoints.tensors import PIECE, Chunk, checked, read, tensors_of
 from muster_protocol.errors import CorruptCheckpointError, StateError
 from muster_protocol.manifest import MANIFEST_NAME, Latest, ShardFile, step_prefix
 
-OWNER: Final = "muster checkpoint cp"
+OWNER: Final = f"{TOOL}cp"
 
 
 def copy(source: Store, found: Found, target: StreamingStore) -> int:
@@ -61,7 +61,7 @@ def claim_empty(target: Store, owner: str) -> Claim:
 
     def refuse(before: Latest) -> None:
         if before.manifest or before.owner != owner:
-            what = f"a checkpoint of step {before.step}" if before.manifest else "been claimed by a job"
+            what = f"a checkpoint of step {before.step}" if before.manifest else f"been claimed by {claimant(before)}"
             raise StateError(f"{target.uri} has {what} already; choose another prefix, or delete what is there first")
 
     return claim_epoch(target, owner, refuse=refuse)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from muster_protocol import manifest as manifests
 from muster_protocol.checkpoints.checks import named
-from muster_protocol.checkpoints.commit import commit
+from muster_protocol.checkpoints.commit import TOOL, commit
 from muster_protocol.checkpoints.copy import claim_empty
 from muster_protocol.checkpoints.cuts import cut
 from muster_protocol.checkpoints.export import DTYPES, INDEX, WHOLE, tree_of
@@ -33,7 +33,7 @@ from muster_protocol.manifest import (
     step_prefix,
 )
 
-OWNER: Final = "muster checkpoint import"
+OWNER: Final = f"{TOOL}import"
 OBJECT_BYTES: Final = 64 << 20
 """As a rank writes them at most: a restore holds a few whole."""
 HEADER_BYTES: Final = 100_000_000

@@ -31,7 +31,7 @@ from muster.cli.app import app
 from muster.cli.checkpoint import open_store
 from muster_protocol.checkpoints import s3
 from muster_protocol.checkpoints.chain import Found
-from muster_protocol.checkpoints.commit import commit, read_latest
+from muster_protocol.checkpoints.commit import claim_epoch, commit, read_latest
 from muster_protocol.checkpoints.copy import copy
 from muster_protocol.checkpoints.export import export, header, model_tensors
 from muster_protocol.checkpoints.file_store import FileStore
@@ -94,8 +94,9 @@ def test_what_a_deleted_job_left_uncommitted_goes_at_once_and_nothing_late_count
     assert done["remove"] == planned["remove"]
     assert {each.step for each in take(made.store).committed} == {1, 2, 3, 4, 5, 6}
     assert not [item.key for step in (7, 8) for item in made.store.objects(f"step-{step:08d}/")]
-    with pytest.raises(StaleEpochError):
+    with pytest.raises(StaleEpochError, match=r"claimed by muster checkpoint prune by .* Another start") as late:
         made.save(9)
+    assert not isinstance(late.value, PathConflictError), "no other job has it, so this one may start again"
     again = MadeRun(made.store)
     again.start()
     again.save(10)
@@ -354,6 +355,15 @@ def test_a_copy_is_a_run_of_its_own(made: MadeRun, uri: str, tmp_path: Path) -> 
     muster("cp", target, f"file://{tmp_path}/elsewhere")
     muster("verify", f"file://{tmp_path}/elsewhere")
     there.close()
+
+
+def test_who_has_begun_a_run_without_checkpoints_is_named(tmp_path: Path) -> None:
+    for owner, named in (("muster checkpoint cp", "muster checkpoint cp"), ("5f1c", "a job")):
+        uri = f"file://{tmp_path}/{named.replace(' ', '-')}"
+        claim_epoch(FileStore(parse_uri(uri)), owner)
+        assert f"{uri} has no checkpoints yet; {named} has claimed it" in muster("ls", uri)
+        safetensors.torch.save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+        assert f"been claimed by {named} already" in muster("import", str(tmp_path), uri, code=2)
 
 
 def test_a_copy_takes_no_run_from_a_job_that_comes_meanwhile(tmp_path: Path) -> None:
