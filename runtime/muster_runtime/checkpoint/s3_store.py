@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import signal
@@ -94,17 +95,27 @@ class _Link:
         environment = _environment()
         self.settings = _settings(environment)
         with theirs:
-            self.process = subprocess.Popen(
-                [*command, *import_folders()],
-                pass_fds=[theirs.fileno(), memory.descriptor],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-                env=environment,
-            )
+            try:
+                self.process = subprocess.Popen(
+                    [*command, *import_folders()],
+                    pass_fds=[theirs.fileno(), memory.descriptor],
+                    stdin=subprocess.DEVNULL,
+                    stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
+                    env=environment,
+                )
+            except OSError as error:  # a save that comes later may find room again
+                ours.close()
+                full = error.errno in (errno.EAGAIN, errno.ENOMEM)
+                raise _not_started(error.strerror or str(error), full=full) from error
         self._connection = ours
         self._sending = threading.Lock()
         self._waiting: dict[int, Future[Answer]] = {}
-        threading.Thread(target=self._receive, daemon=True, name="muster-s3").start()
+        try:
+            threading.Thread(target=self._receive, daemon=True, name="muster-s3").start()
+        except RuntimeError as error:
+            self.kill()
+            ours.close()
+            raise _not_started(str(error), full=True) from error
 
     def _receive(self) -> None:
         while True:
@@ -328,6 +339,14 @@ class S3Store:
 
 def _asked(extent: Extent) -> dict[str, Any]:
     return {"key": extent.key, "offset": extent.start, "size": extent.size, "crc32": extent.crc32}
+
+
+def _not_started(why: str, *, full: bool) -> StorageError:
+    told = f"the S3 process of this rank can't be started ({why})"
+    if full:
+        told += ": its pod or node has reached its limit of processes and threads, of which data loaders' workers take "
+        told += "many, or is out of memory"
+    return StorageError(Kind.OTHER.value, f"{told}. The next request tries again")
 
 
 def _environment() -> dict[str, str]:

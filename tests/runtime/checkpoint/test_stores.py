@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -320,6 +321,34 @@ def test_an_s3_process_that_was_killed_fails_what_it_was_asked_and_another_takes
         assert body is not None
         assert body.content == b"1"
         assert store.process.pid != killed.pid
+    store.close()
+
+
+@pytest.mark.parametrize("what", ["process", "thread"])
+def test_a_machine_without_room_for_another_s3_process_fails_what_needs_it_and_no_more(
+    s3_environment: S3Server, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """At the limit of a pod's processes a save is missed, and its training goes on."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no more") if what == "process" else RuntimeError("can't start new thread")
+
+    store = S3Store(parse_uri("s3://models/crowded"))
+    store.put("key", b"content")
+    store.memory.reserve(8)
+    files = [Outgoing("shard", 0, 8, ())]
+    store.process.send_signal(signal.SIGSTOP)
+    under_way = store.upload(files)
+    store.process.kill()
+    with pytest.raises(StorageError, match="was killed"):
+        under_way.result(20)
+    with monkeypatch.context() as crowded:
+        place = (subprocess, "Popen") if what == "process" else (threading.Thread, "start")
+        crowded.setattr(*place, refuse)
+        with pytest.raises(StorageError, match=r"can't be started .*limit of processes") as error:
+            store.upload(files).result(20)
+    assert kind_of(error) == "Other"
+    assert store.get("key") is not None
     store.close()
 
 
