@@ -88,8 +88,7 @@ class Ranks:
             except OSError as error:
                 self.signal(signal.SIGKILL)
                 if error.errno in (errno.EAGAIN, errno.ENOMEM):
-                    why = f"{error.strerror}: its pod or node has reached its limit of processes, or is out of memory"
-                    raise NoRoomError(f"no process for rank {rank} can be started ({why})") from error
+                    raise _no_room(f"process for rank {rank}", os.strerror(error.errno)) from error
                 raise CommandError(_cannot_execute(command, environment, error)) from error
             self._by_pid[process.pid] = started = Rank(rank, process)
             self.all.append(started)
@@ -100,8 +99,12 @@ class Ranks:
                 assert pipe is not None
                 pump = Pump(os.dup(pipe.fileno()), sink, label)
                 pipe.close()
+                try:
+                    pump.start()
+                except RuntimeError as error:
+                    self.signal(signal.SIGKILL)
+                    raise _no_room(f"thread for the output of rank {started.rank}", str(error)) from error
                 started.pumps.append(pump)
-                pump.start()
 
     def reap(self) -> None:
         """Collects every child that has ended, also those that the ranks left behind."""
@@ -175,6 +178,11 @@ class Ranks:
                 os.kill(pid, signal.SIGKILL)
                 left.append(pid)
         return left
+
+
+def _no_room(what: str, why: str) -> NoRoomError:
+    told = f"{why}: its pod or node has reached its limit of processes, or is out of memory"
+    return NoRoomError(f"no {what} can be started ({told})")
 
 
 def _spawn(

@@ -20,6 +20,7 @@ from muster_protocol.launcher_status import Phase
 from muster_protocol.messages import Stop, StopReason
 from muster_protocol.wire import encode
 from muster_runtime.launch import ranks
+from muster_runtime.launch.logs import Pump
 
 pytestmark = pytest.mark.runtime
 
@@ -161,6 +162,17 @@ def test_a_machine_without_room_for_a_process_is_not_the_commands_fault(
     monkeypatch.setattr(ranks, "_spawn", refuse)
     with pytest.raises(ranks.NoRoomError, match=r"no process for rank 3 can be started .*limit of processes"):
         ranks.Ranks(lambda: None).start(["python"], [(3, {}, ())], prefix=False)
+
+
+def test_a_machine_without_room_for_a_thread_leaves_no_rank_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Pump) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Pump, "start", refuse)
+    started = ranks.Ranks(lambda: None)
+    with pytest.raises(ranks.NoRoomError, match=r"no thread for the output of rank 3 .*limit of processes"):
+        started.start(["sleep", "600"], [(3, os.environ, ())], prefix=False)
+    assert started.all[0].process.wait(10) == -signal.SIGKILL
 
 
 def test_a_command_missing_on_one_pod_ends_the_gang(make_gang: MakeGang) -> None:
