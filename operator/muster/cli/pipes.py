@@ -1,5 +1,5 @@
 """Whoever reads what a command writes gets each line as it comes, also through a pipe, and may leave, as `head` does.
-The command ends then, and says nothing of it."""
+The command ends then, and says nothing of it. Where there is no room for what it writes, it says so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TextIO
 
 LEFT: Final = 128 + signal.SIGPIPE
@@ -19,21 +19,25 @@ class _ReaderLeft(Exception):
     """No OSError: those of a broken pipe are ended with 1 by Typer, and by rich."""
 
 
+class _NotWritten(Exception):
+    """What the system says of it."""
+
+
 class _Pipe(io.FileIO):
-    """Raises `_ReaderLeft` at the first write that nobody reads."""
+    """Raises `_ReaderLeft` at the first write that nobody reads, `_NotWritten` at one that fails."""
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
             with open(os.devnull, "wb") as nowhere:  # for what is still in buffers
                 os.dup2(nowhere.fileno(), self.fileno())
-            raise _ReaderLeft from None
+            raise (_ReaderLeft if isinstance(error, BrokenPipeError) else _NotWritten)(error.strerror) from None
 
 
 @contextmanager
 def watched_streams() -> Iterator[None]:
-    """Within, a reader of stdout or stderr who leaves ends the command with `LEFT`."""
+    """Within, a reader of stdout or stderr who leaves ends the command with `LEFT`; a full disk does with 2."""
     try:
         sys.stdout, sys.stderr = _watched(sys.stdout), _watched(sys.stderr)
         try:
@@ -44,6 +48,10 @@ def watched_streams() -> Iterator[None]:
                     stream.flush()
     except _ReaderLeft:
         raise SystemExit(LEFT) from None
+    except _NotWritten as error:
+        with suppress(OSError):  # it was stderr
+            os.write(2, f"muster: what the command tells can't be written to where it goes: {error}\n".encode())
+        raise SystemExit(2) from None
 
 
 def _watched(stream: TextIO) -> TextIO:

@@ -61,6 +61,18 @@ def test_a_reader_who_has_left_ends_the_command_quietly(code: str, command: str)
 
 
 @pytest.mark.parametrize(
+    ("code", "command"), [(COMMAND, "version"), (COMMAND, "--help"), (RICH, "long")], ids=["ours", "Typer's", "rich"]
+)
+def test_a_full_disk_below_the_output_is_told_in_a_sentence(code: str, command: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.stderr == "muster: what the command tells can't be written to where it goes: No space left on device\n"
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
     "arguments",
     [("simulate",), ("logs", "--no-such-option"), ("no-such-command",)],
     ids=["our own sentence", "Typer's word on an option", "Typer's word on a command"],
