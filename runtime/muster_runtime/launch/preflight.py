@@ -108,10 +108,11 @@ def check_patiently(
 
 
 def check(uri: CheckpointUri, start_from: str = "") -> None:
-    """Tries conditional writes on scratch objects below `uri`, and deletes these; looks whether any checkpoint lies at
-    `start_from`, which only counts while the run has none of its own. Raises Trouble."""
+    """Lists what lies below `uri`; tries conditional writes on scratch objects there, and deletes these; looks whether
+    any checkpoint lies at `start_from`, which only counts while the run has none of its own. Raises Trouble."""
     calls = _Calls(uri)
     calls.look_at_bucket()
+    calls.list_below(_below(uri, "step-"))
     key = _below(uri, f".muster-preflight-{secrets.token_hex(8)}")
     try:
         written = conditions.probe(calls, key)
@@ -182,6 +183,13 @@ class _Calls:
                 return self._trouble(error, "")
         told = sentence(Kind.NO_SUCH_BUCKET, bucket=self._bucket, endpoint=self._endpoint)
         return Trouble(Kind.NO_SUCH_BUCKET, told)
+
+    def list_below(self, prefix: str) -> None:
+        """As the ranks do where they restore: a permission apart, which a policy may give for some prefixes alone."""
+        try:
+            self._s3.list_objects_v2(Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
+        except self._errors as error:
+            raise self._trouble(error, prefix) from error
 
     def has(self, bucket: str, key: str) -> bool:
         """Whether an object's key begins so; True where nobody may look."""

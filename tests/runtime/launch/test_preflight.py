@@ -12,7 +12,7 @@ from typing import Any
 import boto3
 import pytest
 from made_store import MadeStore, served
-from proxy import Proxy, drop, drop_answer, duplicate
+from proxy import Act, Proxy, drop, drop_answer, duplicate, error, forward
 
 from muster_protocol import launcher_api as api
 from muster_protocol.exits import EXIT_CONFIG, Cause
@@ -104,6 +104,23 @@ def test_wrong_keys_are_told_as_denied_access(as_user: Any, monkeypatch: pytest.
         check(parse_uri("s3://models/x"))
     assert caught.value.kind is Kind.ACCESS_DENIED
     assert "checkpoint.secretRef" in caught.value.sentence
+
+
+class NothingListed(Proxy):
+    """As for who may do everything but list."""
+
+    def act_for(self, request: str) -> Act:
+        return error(403, "AccessDenied") if "list-type" in request else forward
+
+
+def test_keys_that_may_not_list_are_told_before_anything_is_written(
+    as_user: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", NothingListed(as_user.endpoint).endpoint)
+    with pytest.raises(Trouble, match=r"access to s3://models/unlisted/step- at .* is denied.* may list") as caught:
+        check(parse_uri("s3://models/unlisted"))
+    assert caught.value.kind is Kind.ACCESS_DENIED
+    assert not [key for key in objects(as_user) if key.startswith("unlisted")]
 
 
 def test_an_unreachable_server_is_tried_again_then_told(as_user: Any, monkeypatch: pytest.MonkeyPatch) -> None:
