@@ -205,10 +205,12 @@ class Cluster:
             run = self.runs[uid]
             run.promised, run.beneficiary = [], ""
             if not run.on:
-                run.flavour = run.next = run.plain
+                run.flavour, run.yields = run.plain, False
+                run.next = run.plain
         for promise in plan.promises:
             run = self.runs[promise.uid]
             run.promised, run.next = named(promise.nodes), promise.flavour if promise.flavour >= 0 else run.flavour
+            run.yields |= promise.yields
         onward = {promise.uid for promise in plan.promises}
         for eviction in plan.evictions:
             victim = self.runs[eviction.uid]
@@ -235,7 +237,8 @@ class Cluster:
         run = self.runs[uid]
         if run.beneficiary not in ("", uid):
             run.stops += 1
-        run.on, run.leaving, run.yields, run.lost, run.shrinks = [], False, False, set(), FOREVER
+        run.on, run.leaving, run.lost, run.shrinks = [], False, set(), FOREVER
+        run.yields &= bool(run.promised)
         run.beneficiary = uid if run.promised else ""
         if not run.promised:
             run.flavour = run.next = run.plain

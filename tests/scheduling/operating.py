@@ -122,9 +122,11 @@ class Operating:
         for promise in plan.reduced:
             self.jobs[promise.uid].promised = self.promised_by(plan, promise.uid)
         for uid in plan.broken:
-            self.jobs[uid].promised, self.jobs[uid].beneficiary = (), ""
+            live = self.jobs[uid]
+            live.promised, live.beneficiary, live.yields = (), "", live.yields and bool(live.on)
         for promise in plan.promises:
-            self.jobs[promise.uid].promised = tuple(names[node] for node in promise.nodes)
+            live = self.jobs[promise.uid]
+            live.promised, live.yields = tuple(names[node] for node in promise.nodes), live.yields or promise.yields
         onward = {promise.uid for promise in plan.promises}
         for eviction in plan.evictions:
             victim = self.jobs[eviction.uid]
@@ -153,7 +155,7 @@ class Operating:
         assert live.leaving
         if live.beneficiary not in ("", uid):
             live.stops += 1
-        live.on, live.leaving, live.yields = (), False, False
+        live.on, live.leaving, live.yields = (), False, live.yields and bool(live.promised)
         live.beneficiary = uid if live.promised else ""
 
     def finish(self, uid: str) -> None:

@@ -66,6 +66,21 @@ def test_the_head_starts_as_soon_as_its_rack_would_be_free_without_the_job_behin
     assert [each.uid for each in made.promises] == ["head"]
 
 
+def test_who_was_let_in_still_yields_when_it_has_started_again_on_its_nodes() -> None:
+    """Its script failed, say: the planner finds it as a job with a promise, for whom nobody leaves."""
+    world = waiting_for_a_rack()
+    world.now += 1
+    world.submit(Live(Job("behind")))
+    assert step(world) == [("behind", True)]
+    behind = world.jobs["behind"]
+    behind.promised, behind.beneficiary, behind.leaving = behind.on, "behind", True
+    world.gone("behind")
+    assert step(world) == [("behind", True)]
+    world.finish("runs-0" if behind.on[0].startswith("rack-0") else "runs-1")
+    made = plan(world.snapshot())
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("behind", "head")]
+
+
 def test_a_head_whose_quota_the_job_behind_it_holds_has_it_as_soon_as_there_is_room() -> None:
     """What had lent that quota has taken its own since."""
     world = waiting_for_a_rack()

@@ -289,6 +289,9 @@ class Promise(Model):
     """Hash of the fields of the spec that the promise was made for; when they change, it ends."""
     base: Count | None = None
     """As of a placement: how many workers, the first, are on the kind of capacity of `capacity.base`."""
+    yields: bool = False
+    """As of a placement: it starts, or has started, before its turn, and gives way as soon as the job that waited could
+    start."""
     promised_at: Timestamp | None = None
     """When it was made."""
 

@@ -287,7 +287,7 @@ def _written(
     record: Record, snapshot: Snapshot, promised: Promised, victims: tuple[Victim, ...], now: datetime
 ) -> Promise:
     nodes = _names(snapshot, promised.nodes)
-    split = _split(record, nodes)
+    split, had = _split(record, nodes), record.placement or record.promise
     return Promise(
         workers=len(nodes) - record.spec.spares,
         nodes=split["nodes"],
@@ -297,6 +297,7 @@ def _written(
         flavour=_flavour(snapshot, promised.flavour),
         spec=record.promise_hash,
         base=promised.base or None,
+        yields=promised.yields or (had is not None and had.yields),
         promised_at=now,
     )
 

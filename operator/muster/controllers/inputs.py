@@ -103,7 +103,8 @@ class Inputs:
                 promised_base=planning.base_of(record.promise),
             )
             own = record.uid if goes_on(record.job.status) else ""
-            run = RunInput(restart=start, grace=float(record.spec.grace), beneficiary=own)
+            yields = record.promise is not None and record.promise.yields
+            run = RunInput(restart=start, grace=float(record.spec.grace), beneficiary=own, yields=yields)
             made = replace(made, run=run, flavour=drawn_on or made.flavour)
             record.planned = (key, made)
         lasting = times is terms.NO_BOUNDS and not record.job.status.avoided

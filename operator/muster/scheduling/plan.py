@@ -160,12 +160,14 @@ class Promise:
 
     Attributes:
         base: as of an `Admission`.
+        yields: likewise, of one that waits. One that runs goes on as it started: it yields if it did.
     """
 
     uid: str
     nodes: Index
     flavour: int = NONE
     base: int = 0
+    yields: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ still kept, where its job waits on: that one has its turn in the next plan, and 
 what its victims gave back.
 
 A job that is moved or resized has a promise as well, while it still runs: it is HOLDING, `leaving`, and its own
-beneficiary. Its new nodes are kept for it in the same way.
+beneficiary. Its new nodes are kept for it in the same way. One that was let in before its turn still yields when it
+goes on: its nodes are those of which room is kept for a job ahead.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def keep_promises(snapshot: Snapshot, used: Ledger, promised: Ledger) -> Kept:
         if used.shortage(queue, flavour, need) is None and _has_room(snapshot, now, job, nodes):
             _take(snapshot, now, job, nodes)
             used.charge(queue, flavour, need)
-            admissions.append(Admission(snapshot.jobs.uids[job], nodes.copy(), flavour))
+            yields = bool(snapshot.jobs.runs.yields[job])
+            admissions.append(Admission(snapshot.jobs.uids[job], nodes.copy(), flavour, yields))
         else:
             waiting.append(job)
     _keep_for_those_who_wait_on(snapshot, broken, promised, free)

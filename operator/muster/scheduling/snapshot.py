@@ -317,7 +317,7 @@ class Runs:
         bound: when it ends at the latest, enforced (`maxRuntime`, window); FOREVER without.
         budget: preemptions that its disruption budget still allows now.
         stops: how often it was stopped for others so far.
-        yields: it was let in before its turn, and gives way as soon as the one that waited could start.
+        yields: it was let in before its turn, or will be, and gives way as soon as the one that waited could start.
         beneficiary: J, index of the RESERVED job for which it is being ended; NONE otherwise. Its own index: it is
             being moved or resized, or starts again, on its promised nodes; so also where it is RESERVED.
         promised_first, promised: like `first` and `placed`, for HOLDING jobs that are being moved or resized: nodes

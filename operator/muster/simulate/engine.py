@@ -306,7 +306,7 @@ class _Simulation:
         for promise in plan.promises:
             world.promised[job[promise.uid]] = promise.nodes
             if int(world.state[job[promise.uid]]) == State.PENDING:
-                world.state[job[promise.uid]] = State.RESERVED
+                world.state[job[promise.uid]], world.yields[job[promise.uid]] = State.RESERVED, promise.yields
         onward = {promise.uid for promise in plan.promises}
         for eviction in plan.evictions:
             of = eviction.uid if eviction.uid in onward else eviction.beneficiary

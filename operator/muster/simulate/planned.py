@@ -286,7 +286,7 @@ class Planned:
         started[:holding] = world.started[running]
         saved[:holding] = world.safe_until(running, now)
         yields = np.zeros(count, dtype=np.bool_)
-        yields[:holding] = world.yields[running]
+        yields[: parts.placed] = world.yields[rows[: parts.placed]]
         moves = self._moves(world, parts)
         return Runs(
             first=where.first,

@@ -76,7 +76,7 @@ class World:
         fruitless: J, runs that a fault has ended, one after the other, without a second of work kept.
         beneficiary: J, the job for which it is leaving; its own number where it starts again on nodes that are kept for
             it; NONE.
-        yields: J, it was let in before its turn.
+        yields: J, it was let in before its turn, or will be by its promise.
         placed, promised: nodes by worker.
         present: jobs that are submitted and not done, in order of submission.
     """

@@ -198,6 +198,33 @@ async def test_a_gang_that_moves_gets_stop_and_promise_in_one_write_and_starts_a
         assert not place.placed("other")
 
 
+@pytest.mark.parametrize("nodes", [2, 1])
+async def test_a_gang_that_was_let_in_before_its_turn_still_yields_when_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, nodes: int
+) -> None:
+    moved = once(LOW, Eviction(LOW, MoveReason.SHRUNK, LOW), Promise(LOW, _nodes(nodes)))
+    seen: list[tuple[JobState, bool]] = []
+
+    def let_in(snapshot: Snapshot, policy: Policy) -> Plan:
+        decided, row = moved(snapshot, policy), _row(snapshot, LOW)
+        seen.append((JobState(snapshot.jobs.states[row]), bool(snapshot.jobs.runs.yields[row])))
+        first = not snapshot.jobs.reserved.any()
+        admissions = tuple(replace(each, yields=True) if first else each for each in decided.admissions)
+        return replace(decided, admissions=admissions)
+
+    monkeypatch.setattr(plans, "plan", let_in)
+    async with world(cpu="4") as place:
+        await running(place, "low", each={"min": 1})
+        await place.until(lambda: place.status("low").get("stop"))
+        assert place.status("low")["promise"]["yields"]
+        place.gone("low")
+        await place.until(lambda: place.placed("low") and len(place.server.pods) == nodes)
+        assert place.status("low")["placement"]["generation"] == 2
+        assert place.status("low")["placement"]["yields"]
+    assert (JobState.RESERVED, True) in seen
+    assert (JobState.RESERVED, False) not in seen
+
+
 async def test_a_new_job_that_is_promised_what_is_free_does_not_start_in_a_held_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -89,6 +89,7 @@ def onward(turn: Turn, nodes: tuple[NodeWorkers, ...], spares: tuple[NodeWorkers
         flavour=had.flavour,
         spec=turn.s.promise_hash,
         base=had.base,
+        yields=had.yields,
         promised_at=turn.s.now,
     )
 

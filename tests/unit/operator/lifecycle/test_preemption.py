@@ -179,6 +179,18 @@ def test_a_promise_ends_when_the_job_is_another(edit: dict[str, Any]) -> None:
     assert EventReason.PROMISE_BROKEN in [note.reason for note in case.notes]
 
 
+def test_a_gang_that_keeps_its_room_for_a_restart_still_yields_if_it_was_let_in_before_its_turn() -> None:
+    case = running()
+    placement = case.job.status.placement
+    assert placement is not None
+    let_in = case.job.status.model_copy(update={"placement": placement.model_copy(update={"yields": True})})
+    case.job = case.job.model_copy(update={"status": let_in})
+    case.end(1, Cause.USER, 1, message="ValueError: bad lr", rank=1, rank_exit_code=1)
+    case.settle()
+    assert case.job.status.promise is not None
+    assert case.job.status.promise.yields
+
+
 def test_the_budget_counts_what_lies_within_the_window() -> None:
     moments = tuple(START.replace(hour=hour) for hour in (1, 9, 11))
     assert budget_left(moments, None, 3600, START) is None
