@@ -78,6 +78,10 @@ class _Head:
     nodes: list[int]
     smallest: list[int]
     """By domain that it may start in: the least that the end of one job gives back there, in its workers."""
+    free: Free
+    """What was free when it became a head."""
+    spent: list[int]
+    """By domain, what those take who were let in since, and stay."""
 
 
 class Reference:
@@ -387,10 +391,23 @@ class Reference:
 
     def _delays(self, head: _Head, job: int, places: Counts) -> bool:
         """Whether the head could ever lack what the job takes: more than is sure to be in excess in some domain."""
-        empty, free = slots(self.world, head.job, self.empty), slots(self.world, head.job, self.free)
-        able = [site for site in reach(self.world, head.job) if sum(empty[n] for n in site) >= self.size[head.job]]
-        mine = asks(self.world, job)
-        for site, smallest in zip(able, head.smallest, strict=True):
+        free, first = slots(self.world, head.job, self.free), slots(self.world, head.job, head.free)
+        domains = zip(self._able(head), self._lost(head, job, places), head.smallest, head.spent, strict=True)
+        for site, takes, smallest, spent in domains:
+            sure = sum(first[node] for node in site) - spent, sum(free[node] for node in site)
+            if takes and takes > min(sure) + smallest - self.size[head.job]:
+                return True
+        return False
+
+    def _able(self, head: _Head) -> list[list[int]]:
+        """Domains of which one must hold a head."""
+        empty = slots(self.world, head.job, self.empty)
+        return [site for site in reach(self.world, head.job) if sum(empty[n] for n in site) >= self.size[head.job]]
+
+    def _lost(self, head: _Head, job: int, places: Counts) -> list[int]:
+        """By domain, at most how many slots of the head the job takes."""
+        empty, mine, found = slots(self.world, head.job, self.empty), asks(self.world, job), []
+        for site in self._able(head):
             lost = 0
             for node in site:
                 lacks = 0
@@ -399,11 +416,12 @@ class Reference:
                     if self.free[node][resource] - takes < empty[node] * amount:
                         lacks = max(lacks, -(-takes // amount))
                 lost += min(lacks, empty[node])
-            if lost and lost > sum(free[node] for node in site) + smallest - self.size[head.job]:
-                return True
-        return False
+            found.append(lost)
+        return found
 
     def _start(self, job: int, places: Counts, yields: bool) -> None:
+        for head in self.heads if not yields else ():
+            head.spent[:] = [a + b for a, b in zip(head.spent, self._lost(head, job, places), strict=True)]
         self._take(self.free, job, places)
         if self.ahead is not None:
             self._take(self.ahead, job, places)
@@ -520,7 +538,8 @@ class Reference:
             start = max([start, *(head.start for head in self.heads if self.both_could_use(job, head.job))])
         able = [site for site in reach(self.world, job) if sum(empty[node] for node in site) >= self.size[job]]
         nodes = [node for node, count in enumerate(places) if count]
-        self.heads.append(_Head(job, start, basis, nodes, [self._smallest_end(job, site) for site in able]))
+        smallest, free = [self._smallest_end(job, site) for site in able], [list(each) for each in self.free]
+        self.heads.append(_Head(job, start, basis, nodes, smallest, free, [0] * len(able)))
         worker = (*self.jobs.requests[job].tolist(), int(self.jobs.filters[job]))
         for node in {node for site in able for node in site}:
             if empty[node] and not any(kept[0] == worker and kept[1] == node for kept in self.kept_for):

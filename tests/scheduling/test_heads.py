@@ -4,17 +4,21 @@ told a start at which its room is still kept for one ahead."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from muster.scheduling.placement import fits
 from muster.scheduling.plan import Basis, Plan, WaitReason
 from muster.scheduling.planner import plan
 from muster.scheduling.snapshot import FOREVER, Snapshot
+from muster.scheduling.topology import prefix_sums
 
 from .cases import Job, Node, Outcome, Queue, apply, rack
-from .futures import GRACE, NOW, Run, world, worlds
+from .futures import GRACE, NOW, Desk, Run, world, worlds
 from .operating import Live, Operating
 
 pytestmark = pytest.mark.unit
@@ -233,6 +237,57 @@ def test_one_that_yields_to_others_only_moves_the_start_of_the_head() -> None:
     shot.jobs.priorities[2] = 1
     told = Outcome(shot, plan(shot)).waiting["head"]
     assert told.expected - NOW == 50_000.0 + GRACE
+
+
+def test_what_is_let_in_for_good_by_one_plan_adds_up() -> None:
+    """A gang takes what the end of the job that runs would add to on one node; then two more whole nodes are not in
+    excess, though as many slots are free as before."""
+    nodes = [Node(f"n{index}", gpus=4) for index in range(6)]
+    runs = [Run(Job("run", gpus=2), ("n3", "n5", "n0", "n0"))]
+    small = Job("small", workers=2, gpus=1, submitted=1.0)
+    large = [Job(f"large-{index}", gpus=4, submitted=2.0 + index) for index in range(2)]
+    shot = world(nodes, runs, [Job("head", workers=4, gpus=4), small, *large])
+    made = plan(shot)
+    assert [(each.uid, each.yields) for each in made.admissions] == [
+        ("small", False),
+        ("large-0", False),
+        ("large-1", True),
+    ]
+
+
+@st.composite
+def half_nodes(draw: st.DrawFn) -> Snapshot:
+    """Jobs on halves of nodes, of which the first waiting gang wants whole ones."""
+    count = draw(st.integers(5, 8))
+    nodes = [Node(f"node-{index}", rack=f"r{index % 2}", gpus=4) for index in range(count)]
+    halves = draw(st.permutations([node.name for node in nodes] * 2))
+    cuts = sorted(draw(st.lists(st.integers(0, count), min_size=1, max_size=3)))
+    parts = [halves[a:b] for a, b in zip([0, *cuts], cuts, strict=False) if a < b]
+    runs = [Run(Job(f"run-{index}", gpus=2), tuple(part)) for index, part in enumerate(parts)]
+    others = [
+        Job(f"wait-{index}", workers=draw(st.integers(1, 2)), gpus=draw(st.sampled_from([1, 2, 4])))
+        for index in range(1, 5)
+    ]
+    return world(nodes, runs, [Job("wait-0", workers=draw(st.integers(2, count)), gpus=4), *others])
+
+
+@settings(max_examples=1_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.one_of(half_nodes(), worlds()))
+def test_the_first_fits_beside_all_whom_a_plan_lets_in_for_good_whenever_it_would_fit_without(before: Snapshot) -> None:
+    desk, made = Desk.of(before), plan(before)
+    gang, free = desk.gang(0)[0], desk.room.free
+    if "wait-0" in {each.uid for each in made.admissions} or made.promises:
+        return
+    took = np.zeros_like(free)
+    for each in made.admissions:
+        if not each.yields:
+            request = before.jobs.requests[before.jobs.uids.index(each.uid)]
+            np.add.at(took.T, desk.tree.place_of[each.nodes], request)
+    running = np.flatnonzero(before.jobs.holding).tolist()
+    for ended in (some for size in range(1, len(running) + 1) for some in combinations(running, size)):
+        room = desk.given_back(free, ended)
+        without, beside = (prefix_sums(desk.slots(gang, left)) for left in (room, room - took))
+        assert fits(desk.tree, without, gang) == fits(desk.tree, beside, gang)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -104,6 +104,7 @@ def delays(
     until: float,
     preemptible: bool,
     proof: Proof = Proof.EVERY_FUTURE,
+    spent: Int | None = None,
 ) -> bool:
     """Whether starting a gang now could delay the guarded job; False only with proof.
 
@@ -115,26 +116,36 @@ def delays(
         worker: of the gang that would start.
         taken: its workers by place.
         until: when its room is back at the latest, one grace included (`Timeline.until`); FOREVER without a limit.
+        spent: D, what those take of the excess who were let in for good since the guard was made. Part of it may be
+            slots that only the ends give back, which the slots that are free now do not tell.
     """
     if preemptible:
         return False
     if proof is Proof.RESERVATION and until <= guard.reservation.start:
         return False
-    lost = lost_slots(guard, room, worker, taken)
-    lacking = np.flatnonzero(lost)
-    if not len(lacking):
+    domains, cost = costs(guard, room.free[:, taken.places], worker, taken)
+    if not len(domains):
         return False
     if replace(guard.gang.shape, spares=0) != PLAIN:
         # Slices need more than a sum of slots: what is in excess cannot be told from it.
         return True
-    # What lacks slots is in reach, so it lies in one of the domains.
-    home = guard.starts.searchsorted(taken.places[lacking], side="right") - 1
-    first = np.flatnonzero(np.append(True, home[1:] != home[:-1]))  # places are in order, and so are their domains
-    domains, cost = home[first], np.add.reduceat(lost[lacking], first)
-    if (cost > guard.excess[domains]).any():  # room only shrinks
+    excess = guard.excess if spent is None else guard.excess - spent
+    if (cost > excess[domains]).any():  # room only shrinks
         return True
     free = room.free_slots(guard.gang.worker).between(guard.starts[domains], guard.ends[domains])
     return bool((cost > _excess(guard.gang, free, guard.smallest[domains])).any())
+
+
+def costs(guard: Guard, free: Int, worker: Worker, taken: Taken) -> tuple[Int, Int]:
+    """In which domains the guarded job could ever lack slots that a gang takes now, and how many: see `lost_slots`."""
+    lost = lost_slots(guard, free, worker, taken)
+    lacking = np.flatnonzero(lost)
+    if not len(lacking):
+        return lacking, lost[lacking]
+    # What lacks slots is in reach, so it lies in one of the domains.
+    home = guard.starts.searchsorted(taken.places[lacking], side="right") - 1
+    first = np.flatnonzero(np.append(True, home[1:] != home[:-1]))  # places are in order, and so are their domains
+    return home[first], np.add.reduceat(lost[lacking], first)
 
 
 def _excess(gang: Gang, free: Int, smallest: Int) -> Int:
@@ -143,14 +154,18 @@ def _excess(gang: Gang, free: Int, smallest: Int) -> Int:
     return excess
 
 
-def lost_slots(guard: Guard, room: Room, worker: Worker, taken: Taken) -> Int:
-    """At most how many slots the guarded job could ever lack on each place that a gang takes now."""
+def lost_slots(guard: Guard, free: Int, worker: Worker, taken: Taken) -> Int:
+    """At most how many slots the guarded job could ever lack on each place that a gang takes now.
+
+    Args:
+        free: R x places, what is free there before.
+    """
     asked, places = dict(worker.asks), taken.places
     most, resources, amounts = guard.most[places], guard.resources, guard.amounts
     each = np.array([asked.get(resource, 0) for resource in resources.tolist()], dtype=np.int64)
     used = each[:, None] * taken.workers
     # Where all that the guarded job could ever take there is free besides, nothing is lost of this resource.
-    scarce = room.free[resources[:, None], places] - used < most * amounts
+    scarce = free[resources] - used < most * amounts
     # Ceiling: whatever is free beforehand, taking `used` costs no more slots than this.
     lost: Int = np.minimum((-(-used // amounts) * scarce).max(axis=0, initial=0), most)
     return lost

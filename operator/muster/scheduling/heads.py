@@ -20,7 +20,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from muster.scheduling.backfill import Guard, delays, guard, worthwhile
+from muster.scheduling.backfill import Guard, costs, delays, guard, worthwhile
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.plan import Basis
 from muster.scheduling.room import Taken
@@ -36,6 +36,7 @@ class Head:
         flavour: whose quota is kept for it.
         watch: works its guard out, as of when it became a head.
         where: N, places where room is kept for it; `fresh`: where it was kept for nobody before.
+        stayed: how many had been let in for good in this plan when it became a head.
     """
 
     job: int
@@ -45,11 +46,26 @@ class Head:
     watch: Callable[[], Guard]
     where: Mask
     fresh: Mask
+    stayed: int
 
     @cached_property
     def guard(self) -> Guard:
         """Made when somebody behind asks to be let in: in most plans nobody does."""
         return self.watch()
+
+    @cached_property
+    def spent(self) -> Int:
+        """D, what those cost its guard who were let in for good since; kept up by `Heads`."""
+        return np.zeros_like(self.guard.excess)
+
+
+@dataclass(frozen=True)
+class _Stays:
+    """A gang that was let in for good, and R x places, what was free there before."""
+
+    worker: Worker
+    taken: Taken
+    free: Int
 
 
 class Heads:
@@ -64,6 +80,8 @@ class Heads:
         self._queues: set[tuple[int, int]] = set()
         self._reserved: Int | None = None
         self._worth: tuple[int, frozenset[int]] = (0, frozenset())
+        self._stay: list[_Stays] = []
+        self._counted: dict[int, int] = {}  # by head, how many of these are in what was `spent`
         self._proven: dict[tuple[int, int, int, tuple[bool, ...]], tuple[int, bool]] = {}
         self.all: list[Head] = []
 
@@ -76,8 +94,11 @@ class Heads:
                 self._timeline.started(job, taken)
         return self._timeline
 
-    def started(self, job: int, taken: Taken) -> None:
-        """To be told of everybody who is admitted."""
+    def started(self, job: int, taken: Taken, worker: int, *, yields: bool) -> None:
+        """To be told of everybody who is admitted, before their room is taken."""
+        if self.all and not yields:
+            free = self._round.room.free[:, taken.places]
+            self._stay.append(_Stays(self._round.kinds.workers[worker], taken, free))
         if self._timeline is None:
             self._started.append((job, taken))
         else:
@@ -123,7 +144,8 @@ class Heads:
         watch = partial(guard, timeline, round_.tree, room, gang, worker, reservation)
         fresh = round_.split_spare().keep(gang.worker, where)
         none = np.zeros(len(round_.tree.order), dtype=np.bool_)
-        self.all.append(Head(job, gang, flavour, reservation, watch, where, none if fresh is None else fresh))
+        fresh = none if fresh is None else fresh
+        self.all.append(Head(job, gang, flavour, reservation, watch, where, fresh, len(self._stay)))
         return self.all[-1]
 
     def _when_others_yield(
@@ -175,13 +197,21 @@ class Heads:
         if version != self._round.version:
             room = self._round.room
             worker = self._round.kinds.workers[self._round.kinds.kinds[kind].choices[choice].worker]
-            harmless = all(
-                not delays(head.guard, room, worker, found.taken, until=FOREVER, preemptible=False)
+            harmless = not any(
+                delays(head.guard, room, worker, found.taken, until=FOREVER, preemptible=False, spent=self._spent(head))
                 for head, watch in zip(self.all, watched, strict=True)
                 if watch
             )
             self._proven[key] = (self._round.version, harmless)
         return harmless
+
+    def _spent(self, head: Head) -> Int:
+        """See `Head.spent`."""
+        for each in self._stay[self._counted.get(head.job, head.stayed) :]:
+            domains, cost = costs(head.guard, each.free, each.worker, each.taken)
+            head.spent[domains] += cost
+        self._counted[head.job] = len(self._stay)
+        return head.spent
 
     def in_the_way(self, gang: Gang) -> int:
         """The first job ahead that keeps room which the gang could use."""

@@ -297,7 +297,7 @@ class Starting:
         self._admitted += 1
         if self._admitted % _MANY == 0:
             self._outlook.renew()
-        self._heads.started(job, found.taken)
+        self._heads.started(job, found.taken, gang.worker, yields=yields)
         round_.take(gang, found.taken)
         flavour = round_.kinds.kinds[kind].choices[choice].flavour
         return Admission(round_.snapshot.jobs.uids[job], round_.nodes(found.places), flavour, yields)
