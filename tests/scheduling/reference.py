@@ -382,12 +382,16 @@ class Reference:
         return (places, not harmless) if preemptible or harmless else None
 
     def _worthwhile(self, job: int) -> bool:
-        """It gets as much done before the first reserved start as starting and stopping take, or all of it."""
-        start, runs = min(head.start for head in self.heads), self.jobs.runs
-        if start == FOREVER:
+        """Before the first reserved start."""
+        return self._gets_enough_done(job, self.now, min(head.start for head in self.heads))
+
+    def _gets_enough_done(self, job: int, start: float, end: float) -> bool:
+        """As much as starting and stopping take, or all of it."""
+        runs = self.jobs.runs
+        if end == FOREVER:
             return True
-        gap = start - self.now - float(runs.restart[job])
-        return gap >= self.jobs.terms.estimate[job] or gap >= runs.restart[job] + runs.grace[job]
+        gap = end - start - float(runs.restart[job])
+        return bool(gap >= self.jobs.terms.estimate[job] or gap >= runs.restart[job] + runs.grace[job])
 
     def _delays(self, head: _Head, job: int, places: Counts) -> bool:
         """Whether the head could ever lack what the job takes: more than is sure to be in excess in some domain."""
@@ -534,8 +538,10 @@ class Reference:
             places = place(self.world, job, counts, empty, self.size[job])
             self._take(self.ahead, job, places)
             basis = Basis.LIMITS if start >= latest else Basis.PROGRESS
-        if not self.jobs.terms.preemptible[job]:
-            start = max([start, *(head.start for head in self.heads if self.both_could_use(job, head.job))])
+        for head in sorted(self.heads, key=lambda head: head.start):
+            passes = bool(self.jobs.terms.preemptible[job]) and self._gets_enough_done(job, start, head.start)
+            if start < head.start and not passes and self.both_could_use(job, head.job):
+                start, basis = head.start, basis if head.basis is Basis.LIMITS else head.basis
         able = [site for site in reach(self.world, job) if sum(empty[node] for node in site) >= self.size[job]]
         nodes = [node for node, count in enumerate(places) if count]
         smallest, free = [self._smallest_end(job, site) for site in able], [list(each) for each in self.free]
@@ -871,7 +877,7 @@ class _Starts:
             if self.jobs.terms.preemptible[head.job] and head.start > self.made.now:
                 aheads = []
             start = max([head.start, *(start for start, _ in aheads)])
-            weaker = [basis for _, basis in aheads if basis is not Basis.LIMITS]
+            weaker: list[Basis] = [basis for _, basis in aheads if basis is not Basis.LIMITS]
             found[head.job] = start, (weaker or [head.basis])[-1]
         return found
 

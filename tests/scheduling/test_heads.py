@@ -239,6 +239,74 @@ def test_one_that_yields_to_others_only_moves_the_start_of_the_head() -> None:
     assert told.expected - NOW == 50_000.0 + GRACE
 
 
+def two_heads(*behind: Job, ends: float = 9_000.0) -> tuple[Snapshot, Plan]:
+    """Half of node 1 is free until its job ends at 500 s; the others are busy. The first head wants the three other
+    nodes, which are in one rack, the second wants node 1 before that."""
+    nodes = [Node(f"n{index}", rack="r1" if index == 1 else "r0") for index in range(4)]
+    runs = [
+        Run(Job("long"), ("n2", "n3"), bound=ends),
+        Run(Job("busy"), ("n0",), bound=ends - 20.0),
+        Run(Job("half", gpus=4), ("n1",), bound=500.0),
+    ]
+    shot = world(nodes, runs, [Job("first", workers=3, submitted=1.0), Job("second", submitted=2.0), *behind])
+    return shot, plan(shot)
+
+
+def test_who_was_let_in_behind_two_heads_does_not_delay_the_second_on_room_that_is_kept_for_the_first() -> None:
+    shot, made = two_heads(Job("behind", gpus=4, submitted=3.0))
+    assert [(each.uid, each.yields) for each in made.admissions] == [("behind", True)]
+    told = Outcome(shot, made).waiting["second"]
+    assert (told.expected - NOW, told.basis) == (500.0 + GRACE, Basis.LIMITS)
+    after = carried_out(shot, made)
+    told = Outcome(after, plan(after)).waiting["second"]
+    assert (told.expected - NOW, told.basis) == (500.0 + 2 * GRACE, Basis.LIMITS)
+
+
+def operating_two_heads() -> Operating:
+    world = Operating({f"n{index}": Node(f"n{index}") for index in range(4)}, {"research": Queue()})
+    for uid, on in (("long", ("n2", "n3")), ("busy", ("n0",))):
+        world.submit(Live(Job(uid, workers=len(on)), preemptible=False, on=on))
+    world.submit(Live(Job("half", gpus=4), preemptible=False, on=("n1",)))
+    for job in (Job("first", workers=3), Job("second"), Job("behind", gpus=4)):
+        world.now += 1
+        world.submit(Live(job))
+    assert step(world) == [("behind", True)]
+    return world
+
+
+def test_it_yields_to_the_second_head_which_yields_to_the_first_in_turn() -> None:
+    world = operating_two_heads()
+    world.finish("half")
+    made = plan(world.snapshot())
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("behind", "second")]
+    assert [(each.uid, each.yields) for each in made.promises] == [("second", True)]
+    told = {each.uid: each for each in made.waiting}
+    world.carry_out(made)
+    assert {each.uid: each.expected for each in plan(world.snapshot()).waiting}["first"] == told["first"].expected
+    world.gone("behind")
+    assert step(world) == [("second", True)]
+    world.finish("long")
+    made = plan(world.snapshot())
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("second", "first")]
+
+
+def test_a_second_head_that_cannot_yield_asks_nobody_before_the_first_has_started() -> None:
+    world = operating_two_heads()
+    world.jobs["second"].preemptible = False
+    world.finish("half")
+    assert not plan(world.snapshot()).evictions
+
+
+def test_a_second_head_asks_nobody_to_yield_when_it_would_have_to_yield_itself_at_once() -> None:
+    shot, made = two_heads(ends=560.0)
+    told = Outcome(shot, made).waiting
+    assert told["first"].expected - NOW == 560.0 + GRACE
+    assert told["second"].expected - NOW == 500.0 + GRACE, "60 s are enough"
+    shot.jobs.runs.restart[shot.jobs.uids.index("second")] = 40.0
+    told = Outcome(shot, plan(shot)).waiting
+    assert told["second"].expected == told["first"].expected
+
+
 def test_what_is_let_in_for_good_by_one_plan_adds_up() -> None:
     """A gang takes what the end of the job that runs would add to on one node; then two more whole nodes are not in
     excess, though as many slots are free as before."""

@@ -10,7 +10,9 @@ ahead (the *head*) would start if nobody had been let in. Somebody else may star
    newcomer, the newcomer is in nobody's way. Then the head starts at T, give or take the time in which the pods of one
    gang go, which is at most one grace.
 3. **yielding**, anywhere, if it is preemptible: it is evicted as soon as the head fits into what is free and what those
-   who yield hold. Room free without backfill is never more than that, so the head starts at T and one grace.
+   who yield hold. Room free without backfill is never more than that, so the head starts at T and one grace. A head
+   that has one before it on the same nodes is let in itself: by a promise that yields, which may not end before it has
+   started. So it may cost that one another grace.
 
 An enforced end before the head's reservation (EASY backfill) is no such proof: when others end early, the head could
 have started early, and now it waits until the newcomer's end. It never waits beyond its reservation, though. That

@@ -9,6 +9,9 @@ ran. A job behind may take
 * any free room, if `muster.scheduling.backfill` proves for every head that it does not delay it; a preemptible job may
   have to promise that it goes as soon as a head could start (`Admission.yields`).
 
+A head itself may start on room that is kept for those before it, in the same way. Who was let in there behind it yields
+to it (`Preempting.clear_in_passing`).
+
 The jobs behind the last head wait without keeping anything from anybody. They become heads as those ahead start.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 
 import numpy as np
 
@@ -121,7 +125,7 @@ class Heads:
         """Keep time and place for a job that fits nowhere now.
 
         Args:
-            yielding: rows of running jobs that go as soon as it could start with what they hold.
+            yielding: rows of jobs that go as soon as it could start with what they hold, and may have it.
         """
         round_ = self._round
         self._count[flavour] = self._count.get(flavour, 0) + 1
@@ -132,14 +136,17 @@ class Heads:
             self._reserved = np.zeros_like(round_.room.free)
         left = round_.room.free - self._reserved
         reservation = self.timeline.reserve(round_.room, gang, worker, left, proof=round_.policy.explain)
+        wait = 0.0
         if yielding and reservation.start > self.timeline.now:
-            reservation = self._when_others_yield(gang, worker, left, yielding, reservation)
+            otherwise = reservation
+            reservation = self._when_others_yield(gang, worker, left, yielding, otherwise)
+            wait = float(round_.snapshot.jobs.runs.grace[yielding].max()) if reservation is not otherwise else 0.0
         if reservation.taken is not None:
             places = np.flatnonzero(reservation.taken)
             for resource, amount in worker.asks:
                 self._reserved[resource, places] += reservation.taken[places] * amount
         where = self._where(gang)
-        reservation = self._behind(job, gang, where, reservation)
+        reservation = self._behind(job, gang, where, reservation, wait)
         timeline, room = self.timeline.frozen(), round_.room.frozen()
         watch = partial(guard, timeline, round_.tree, room, gang, worker, reservation)
         fresh = round_.split_spare().keep(gang.worker, where)
@@ -162,15 +169,32 @@ class Heads:
             return otherwise
         return Reservation(start, latest, Basis.LIMITS if start >= latest else Basis.PROGRESS, found.taken)
 
-    def _behind(self, job: int, gang: Gang, where: Mask, reservation: Reservation) -> Reservation:
-        """One that cannot yield gets room that is kept for those ahead when they have started, though it is free."""
-        if not self._round.kind(job).preemptible:
-            for ahead in self.all:
-                first = ahead.reservation
-                if reservation.start < first.start and self._share(gang, where, ahead):
-                    basis = reservation.basis if first.basis is Basis.LIMITS else first.basis
-                    reservation = replace(reservation, start=first.start, basis=basis)
+    def _behind(self, job: int, gang: Gang, where: Mask, reservation: Reservation, wait: float) -> Reservation:
+        """One that cannot yield gets room that is kept for those ahead when they have started, though it is free; so
+        does one that would have to yield too soon. Who yields to it there goes then, and takes `wait`."""
+        passes = self._may_yield(job)
+        for ahead in sorted(self.all, key=attrgetter("reservation.start")):
+            first = ahead.reservation
+            if reservation.start >= first.start or not self._share(gang, where, ahead):
+                continue
+            if not (passes and self._is_worth(job, first, reservation.start)):
+                basis = reservation.basis if first.basis is Basis.LIMITS else first.basis
+                reservation = replace(reservation, start=first.start + wait, basis=basis)
         return reservation
+
+    def _is_worth(self, job: int, first: Reservation, start: float) -> bool:
+        """Whether a job that starts at that moment would get enough done before one ahead has its own start."""
+        jobs, row = self._round.snapshot.jobs, slice(job, job + 1)
+        done = worthwhile(first, start, jobs.terms.estimate[row], jobs.runs.restart[row], jobs.runs.grace[row])
+        return bool(done[0])
+
+    def _may_yield(self, job: int) -> bool:
+        return self._round.policy.backfill and self._round.kind(job).preemptible
+
+    def may_pass(self, job: int) -> bool:
+        """Whether a job may start on room that is kept for those ahead, for it gives that back when they could start,
+        and gets enough done before."""
+        return bool(self.all) and self._may_yield(job) and job in self._worth_letting_in
 
     def lets_in(self, job: int, choice: int, size: int) -> tuple[Found, bool] | None:
         """Where a job may start on room that is kept, and whether it has to yield; None if it may not."""

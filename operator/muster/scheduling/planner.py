@@ -225,17 +225,15 @@ class _Deciding:
             order.charged(job, len(decided.nodes), decided.flavour)
             return None
         if self.preempting.clear(decided, order.passed):
-            self.starting.quota_came_back()
-            order.charged(job, len(round_.promises[-1].nodes), round_.promises[-1].flavour)
-            return cleared(decided)
+            return self._cleared(decided)
         if decided.fate is _ROOM:
-            self._reserve(decided)
-        elif decided.fate is _QUOTA and order.oldest(job):
+            return self._reserve(decided)
+        if decided.fate is _QUOTA and order.oldest(job):
             _hold_back(round_, decided)
         elif decided.fate is _QUOTA and (
             round_.waits_for_its_own(job, decided.choice) or round_.quota_comes_back(job, decided.choice)
         ):
-            self._reserve(decided)
+            return self._reserve(decided)
         return decided
 
     def count(self, job: int) -> Verdict | None:
@@ -270,21 +268,34 @@ class _Deciding:
         """Who of those that yield ranks before an owner is not known yet, so that it asks none of them."""
         return frozenset(range(len(self.round_.queue_of)))
 
-    def _reserve(self, verdict: Verdict) -> None:
+    def _cleared(self, verdict: Verdict) -> Verdict:
+        """It has a promise now, and its victims' quota is somebody's again."""
+        promise = self.round_.promises[-1]
+        self.starting.quota_came_back()
+        self.order.charged(verdict.job, len(promise.nodes), promise.flavour)
+        return cleared(verdict)
+
+    def _reserve(self, verdict: Verdict) -> Verdict:
+        """Make a head of it, if it may be one. One that was to be let in before its turn need not wait for those who
+        were let in behind it."""
         round_ = self.round_
         kind = round_.kinds.of[verdict.job]
         it = round_.kinds.kinds[kind]
         flavour = it.choices[verdict.choice].flavour
         if not self.heads.may_reserve(flavour):
-            return
+            return verdict
         # Quota that waits for a gang is nodes that stand idle. Others' does not wait until it is old.
         young = round_.policy.fairness and not self.order.oldest(verdict.job)
         if young and round_.would_be_lent(verdict.job, verdict.choice):
-            return
+            return verdict
+        passed = self.order.passed
+        if self.heads.may_pass(verdict.job) and self.preempting.clear_in_passing(verdict, passed):
+            return self._cleared(verdict)
         gang = round_.kinds.gang(kind, verdict.choice, it.sizes[-1])
         round_.reserve_quota(verdict.job, verdict.choice, round_.kinds.need(kind, verdict.choice, gang.size))
         self.order.charged(verdict.job, gang.total, flavour)
-        self.heads.reserve(verdict.job, gang, flavour, self.preempting.yielding_to(verdict.job, self.order.passed))
+        self.heads.reserve(verdict.job, gang, flavour, self.preempting.yielding_to(verdict.job, passed))
+        return verdict
 
 
 def _order(round_: Round, left_out: Collection[int]) -> Ordering | FirstSubmitted:

@@ -10,7 +10,8 @@ are alike, of one queue and priority, and for which the same are gone in time, a
 bound leaves out have their turn in the next plan, in which the ones before them have their promise.
 
 A job may take free room that is kept for nobody, what its victims give back, and what comes back from placements that
-are ending for nobody. It does not take free room that is kept for a job ahead.
+are ending for nobody. It does not take free room that is kept for a job ahead, but where it would be let in before its
+turn if those had not been who rank behind it (`Preempting.clear_in_passing`).
 """
 
 from __future__ import annotations
@@ -82,6 +83,22 @@ class Preempting:
             self._failed[alike] = work
         return False
 
+    def clear_in_passing(self, verdict: Verdict, passed: Set[int]) -> bool:
+        """The same on room that is kept for jobs ahead, for one that would have been let in there before its turn if
+        others had not been, who rank behind it: it asks these alone, and yields itself.
+
+        Asked by jobs that have their own reservation: they are few, so this counts against no bound.
+        """
+        job, choice = verdict.job, verdict.choice
+        there = [row for row in self.yielding_to(job, passed) if not self._snapshot.jobs.reserved[row]]
+        if not there or not any(self._kept_for_others(row) for row in there):
+            return False
+        victims = self._search(job, choice, passed, there)
+        if victims is None or not victims.rows:
+            return False
+        self._carry_out(job, choice, victims, yields=True)
+        return True
+
     def _clear(self, job: int, choice: int, passed: Set[int]) -> bool:
         """The same for one choice of nodes."""
         round_ = self._round
@@ -95,8 +112,6 @@ class Preempting:
         if victims is None or not (victims.rows or self._lacks(job, choice)):
             return False
         self._carry_out(job, choice, victims)
-        self._failed.clear()
-        self._slots.clear()
         return True
 
     def _choices_of(self, verdict: Verdict) -> Sequence[int]:
@@ -142,19 +157,23 @@ class Preempting:
         return round_.spare.slots(gang.worker).total + int((then - now).sum())
 
     def yielding_to(self, job: int, passed: Set[int]) -> list[int]:
-        """Rows of running jobs that go as soon as a waiting one could start with what they hold.
+        """Rows of jobs that go as soon as a waiting one could start with what they hold, or are promised. On room that
+        is kept for others they do where it may start in passing, and else when these have started.
 
         Args:
             passed: see `clear`.
         """
-        if not (self._round.policy.preemption or self._round.policy.backfill) or not self._chances.yielders:
+        chances = self._chances
+        if not (self._round.policy.preemption or self._round.policy.backfill):
+            return []
+        if not (chances.yielders or chances.to_yield):
             return []
         going, uids = {each.uid for each in self._round.evictions}, self._snapshot.jobs.uids
-        priorities = self._chances.priorities
+        priorities = chances.priorities
         return [
             row
-            for row in self._chances.yielders
-            if priorities[row] <= priorities[job] and uids[row] not in going and self._may_yield(row, passed)
+            for row in [*chances.yielders, *chances.to_yield]
+            if priorities[row] <= priorities[job] and uids[row] not in going and row not in passed
         ]
 
     def could_ask(self, job: int) -> bool:
@@ -187,7 +206,8 @@ class Preempting:
         short = round_.shortage(job, choice, round_.kinds.need(kind, choice, least))
         return short is not None or not round_.fits(kind, choice, least, spare=False)
 
-    def _search(self, job: int, choice: int, passed: Set[int]) -> Victims | None:
+    def _search(self, job: int, choice: int, passed: Set[int], there: Sequence[int] = ()) -> Victims | None:
+        """`there`: those alone whom it may ask, who yield, for any room; else all, for room that is kept for nobody."""
         round_ = self._round
         kind, it = round_.kinds.of[job], round_.kind(job)
         gang, flavour = round_.kinds.gang(kind, choice, it.sizes[-1]), it.choices[choice].flavour
@@ -201,13 +221,13 @@ class Preempting:
         return find_victims(
             self._snapshot,
             round_.tree,
-            round_.open_to_all(),
+            round_.room if there else round_.open_to_all(),
             self._owners.ledger_for(round_.queue_of[job], flavour, round_.kinds.need(kind, choice, gang.size)),
             round_.kinds.workers,
             gang,
             job,
             self._coming,
-            np.flatnonzero(asked).astype(np.int64),
+            np.array(there, dtype=np.int64) if there else np.flatnonzero(asked).astype(np.int64),
             standing=self._chances.standing,
             flavour=flavour,
             elastic=round_.policy.elastic,
@@ -225,7 +245,7 @@ class Preempting:
         nodes = self._round.snapshot.jobs.runs.nodes_of(row)
         return bool(self._kept_at[1][nodes[nodes != NONE]].any())
 
-    def _carry_out(self, job: int, choice: int, victims: Victims) -> None:
+    def _carry_out(self, job: int, choice: int, victims: Victims, *, yields: bool = False) -> None:
         round_ = self._round
         kind, uids = round_.kinds.of[job], round_.snapshot.jobs.uids
         it = round_.kinds.kinds[kind]
@@ -242,7 +262,9 @@ class Preempting:
         for less in victims.shrunk:
             round_.promises.append(Promise(uids[less.row], less.nodes, int(round_.snapshot.jobs.flavours[less.row])))
             round_.evictions.append(Eviction(uids[less.row], MoveReason.SHRUNK, uids[job], less.lost))
-        round_.promises.append(Promise(uids[job], victims.nodes, flavour))
+        round_.promises.append(Promise(uids[job], victims.nodes, flavour, yields=yields))
+        self._failed.clear()
+        self._slots.clear()
 
 
 def cleared(verdict: Verdict) -> Verdict:
@@ -266,6 +288,7 @@ class _Chances:
         self.priorities: list[int] = priorities.tolist()
         yielding = there[jobs.runs.yields[there]]
         self.yielders: list[int] = yielding.tolist()
+        self.to_yield: list[int] = np.flatnonzero(jobs.runs.yields & jobs.reserved).tolist()
         self._yielding = int(priorities[yielding].min(initial=_NOBODY))
         inside = np.full(len(queues.names), _NOBODY, dtype=np.int64)
         np.minimum.at(inside, jobs.queues[there], priorities[there])
