@@ -81,7 +81,7 @@ class _Head:
     free: Free
     """What was free when it became a head."""
     spent: list[int]
-    """By domain, what those take who were let in since, and stay."""
+    """By domain, what the heads before it may take, and those who were let in since, and stay."""
 
 
 class Reference:
@@ -545,7 +545,8 @@ class Reference:
         able = [site for site in reach(self.world, job) if sum(empty[node] for node in site) >= self.size[job]]
         nodes = [node for node, count in enumerate(places) if count]
         smallest, free = [self._smallest_end(job, site) for site in able], [list(each) for each in self.free]
-        self.heads.append(_Head(job, start, basis, nodes, smallest, free, [0] * len(able)))
+        spent = [sum(self._taken_ahead(head, job, site) for head in self.heads) for site in able]
+        self.heads.append(_Head(job, start, basis, nodes, smallest, free, spent))
         worker = (*self.jobs.requests[job].tolist(), int(self.jobs.filters[job]))
         for node in {node for site in able for node in site}:
             if empty[node] and not any(kept[0] == worker and kept[1] == node for kept in self.kept_for):
@@ -565,6 +566,15 @@ class Reference:
             if self._fits(job, counts):
                 return max(moment, self.now), counts
         return FOREVER, []
+
+    def _taken_ahead(self, head: _Head, job: int, site: list[int]) -> int:
+        """At most how many slots of a job in a domain the head before it takes."""
+        theirs, empty = asks(self.world, head.job), slots(self.world, job, self.empty)
+        each = max(
+            (-(-theirs.get(resource, 0) // amount) for resource, amount in asks(self.world, job).items()), default=0
+        )
+        where = {node for other in self._able(head) for node in other if slots(self.world, head.job, self.empty)[node]}
+        return min(each * self.size[head.job], sum(empty[node] for node in site if node in where))
 
     def _smallest_end(self, job: int, site: list[int]) -> int:
         """The least that the end of one of the jobs there gives back of what the head asks for."""

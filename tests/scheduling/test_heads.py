@@ -323,6 +323,16 @@ def test_what_is_let_in_for_good_by_one_plan_adds_up() -> None:
     ]
 
 
+def test_what_is_in_excess_beside_one_head_is_not_beside_two() -> None:
+    """Twelve halves of nodes when the job ends: five for the first head, six for the second, and one is left over."""
+    nodes = [Node(f"n{index}") for index in range(6)]
+    runs = [Run(Job("run"), ("n1", "n2", "n3", "n4", "n5"), bound=700.0)]
+    heads = [Job("first", workers=5, gpus=4, submitted=1.0), Job("second", workers=6, gpus=4, submitted=2.0)]
+    shot = world(nodes, runs, [*heads, Job("small", gpus=4, submitted=3.0), Job("late", gpus=4, submitted=4.0)])
+    made = plan(shot)
+    assert [(each.uid, each.yields) for each in made.admissions] == [("small", False), ("late", True)]
+
+
 @st.composite
 def half_nodes(draw: st.DrawFn) -> Snapshot:
     """Jobs on halves of nodes, of which the first waiting gang wants whole ones."""

@@ -118,8 +118,8 @@ def delays(
         worker: of the gang that would start.
         taken: its workers by place.
         until: when its room is back at the latest, one grace included (`Timeline.until`); FOREVER without a limit.
-        spent: D, what those take of the excess who were let in for good since the guard was made. Part of it may be
-            slots that only the ends give back, which the slots that are free now do not tell.
+        spent: D, what those take of the excess who were let in for good since the guard was made, and those ahead of
+            the guarded job. Part of it may be slots that only the ends give back, which those free now do not tell.
     """
     if preemptible:
         return False
@@ -148,6 +148,19 @@ def costs(guard: Guard, free: Int, worker: Worker, taken: Taken) -> tuple[Int, I
     home = guard.starts.searchsorted(taken.places[lacking], side="right") - 1
     first = np.flatnonzero(np.append(True, home[1:] != home[:-1]))  # places are in order, and so are their domains
     return home[first], np.add.reduceat(lost[lacking], first)
+
+
+def taken_ahead(guard: Guard, gang: Gang, worker: Worker, where: Mask) -> Int:
+    """D, at most how many slots a gang ahead of the guarded job takes in each domain when it starts.
+
+    Args:
+        where: N, places that it could use.
+    """
+    asked, room = dict(worker.asks), prefix_sums(np.where(where, guard.most, 0))
+    each = np.array([asked.get(resource, 0) for resource in guard.resources.tolist()], dtype=np.int64)
+    slots = int((-(-each[:, None] // guard.amounts)).max(initial=0))
+    most: Int = np.minimum(slots * gang.total, room[guard.ends] - room[guard.starts])
+    return most
 
 
 def _excess(gang: Gang, free: Int, smallest: Int) -> Int:

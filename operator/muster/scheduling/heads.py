@@ -24,7 +24,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from muster.scheduling.backfill import Guard, costs, delays, guard, worthwhile
+from muster.scheduling.backfill import Guard, costs, delays, guard, taken_ahead, worthwhile
 from muster.scheduling.gangs import Gang, Worker
 from muster.scheduling.plan import Basis
 from muster.scheduling.room import Taken
@@ -41,6 +41,7 @@ class Head:
         watch: works its guard out, as of when it became a head.
         where: N, places where room is kept for it; `fresh`: where it was kept for nobody before.
         stayed: how many had been let in for good in this plan when it became a head.
+        ahead: the gangs of the heads before it, their workers, and where room is kept for them.
     """
 
     job: int
@@ -51,6 +52,7 @@ class Head:
     where: Mask
     fresh: Mask
     stayed: int
+    ahead: tuple[tuple[Gang, Worker, Mask], ...]
 
     @cached_property
     def guard(self) -> Guard:
@@ -59,8 +61,11 @@ class Head:
 
     @cached_property
     def spent(self) -> Int:
-        """D, what those cost its guard who were let in for good since; kept up by `Heads`."""
-        return np.zeros_like(self.guard.excess)
+        """D, what the heads before it cost its guard, and those who were let in for good since; kept up by `Heads`."""
+        found = np.zeros_like(self.guard.excess)
+        for gang, worker, where in self.ahead:
+            found += taken_ahead(self.guard, gang, worker, where)
+        return found
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,8 @@ class Heads:
         fresh = round_.split_spare().keep(gang.worker, where)
         none = np.zeros(len(round_.tree.order), dtype=np.bool_)
         fresh = none if fresh is None else fresh
-        self.all.append(Head(job, gang, flavour, reservation, watch, where, fresh, len(self._stay)))
+        ahead = tuple([(each.gang, round_.kinds.workers[each.gang.worker], each.where) for each in self.all])
+        self.all.append(Head(job, gang, flavour, reservation, watch, where, fresh, len(self._stay), ahead))
         return self.all[-1]
 
     def _when_others_yield(
