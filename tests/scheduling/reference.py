@@ -444,7 +444,7 @@ class Reference:
         before, self.size[job] = self.size[job], self._sizes(job)[-1]
         use = self.promised if self._within(self.promised, job) else self._with_claims_of_owners(job)
         spare = zip(self.free, self._spare(), self.comes_back, strict=True)
-        open_ = [[f + c if f < 0 else max(0, s) + c for f, s, c in zip(*each, strict=True)] for each in spare]
+        open_ = [[f + c if f + c < 0 else max(0, s + c) for f, s, c in zip(*each, strict=True)] for each in spare]
         victims = Victims(self.world, Claimant(job, self.size[job], open_, use, frozenset(self.going)))
         equals = victims.cheapest()
         if not equals or not (equals[0].asked or self._lacks(job)):

@@ -307,6 +307,22 @@ def test_a_second_head_asks_nobody_to_yield_when_it_would_have_to_yield_itself_a
     assert told["second"].expected == told["first"].expected
 
 
+def test_what_victims_leave_over_is_kept_for_the_head_that_waits_for_it() -> None:
+    """It needs more than they leave. Who is behind it gets none of that for good."""
+    world = Operating({f"n{index}": Node(f"n{index}") for index in range(5)}, {"research": Queue()})
+    for job in (Job("first", workers=3), Job("second", workers=3), Job("behind", gpus=4)):
+        world.submit(Live(job))
+        world.now += 1
+    world.submit(Live(Job("stays"), preemptible=False, on=("n4",)))
+    world.submit(Live(Job("yields", workers=4), yields=True, on=("n0", "n1", "n2", "n3")))
+    made = plan(world.snapshot())
+    assert [(each.uid, each.beneficiary) for each in made.evictions] == [("yields", "first")]
+    assert [each.uid for each in made.promises] == ["first"]
+    world.carry_out(made)
+    world.gone("yields")
+    assert step(world) == [("first", False), ("behind", True)]
+
+
 def test_what_is_let_in_for_good_by_one_plan_adds_up() -> None:
     """A gang takes what the end of the job that runs would add to on one node; then two more whole nodes are not in
     excess, though as many slots are free as before."""

@@ -10,8 +10,8 @@ are alike, of one queue and priority, and for which the same are gone in time, a
 bound leaves out have their turn in the next plan, in which the ones before them have their promise.
 
 A job may take free room that is kept for nobody, what its victims give back, and what comes back from placements that
-are ending for nobody. It does not take free room that is kept for a job ahead, but where it would be let in before its
-turn if those had not been who rank behind it (`Preempting.clear_in_passing`).
+are ending for nobody. It takes neither free room that is kept for a job ahead nor what comes back there, but where it
+would be let in before its turn if those had not been who rank behind it (`Preempting.clear_in_passing`).
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ class Preempting:
         assert coming is not None, "a search looks at what comes back first"
         places = np.flatnonzero(coming.room.any(axis=0))
         worker, mask = round_.kinds.workers[gang.worker], round_.room.candidates(gang.worker)[places]
-        free, spare = round_.room.free[:, places], np.maximum(round_.spare.open[:, places], 0)
-        then = count_slots(np.where(free < 0, free, spare) + coming.room[:, places], worker, mask)
-        now = count_slots(spare, worker, mask)
+        back, spare = coming.room[:, places], round_.spare.open[:, places]
+        then = count_slots(round_.open_to_all(coming.room).open[:, places] + back, worker, mask)
+        now = count_slots(np.maximum(spare, 0), worker, mask)
         return round_.spare.slots(gang.worker).total + int((then - now).sum())
 
     def yielding_to(self, job: int, passed: Set[int]) -> list[int]:
@@ -221,7 +221,7 @@ class Preempting:
         return find_victims(
             self._snapshot,
             round_.tree,
-            round_.room if there else round_.open_to_all(),
+            round_.room if there else round_.open_to_all(self._coming.room),
             self._owners.ledger_for(round_.queue_of[job], flavour, round_.kinds.need(kind, choice, gang.size)),
             round_.kinds.workers,
             gang,

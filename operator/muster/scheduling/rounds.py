@@ -172,13 +172,19 @@ class Round:
             self._spare = self.room.twin()
         return self._spare
 
-    def open_to_all(self) -> Room:
-        """The room with what is kept for jobs ahead taken off what is free, but not off what running jobs give back."""
+    def open_to_all(self, coming: Int | None = None) -> Room:
+        """The room with what is kept for jobs ahead taken off what is free, but not off what running jobs give back.
+
+        Args:
+            coming: R x N, what comes back from those who leave: it is kept as what is free, so that there is no more of
+                both than what is kept leaves over.
+        """
         room, spare = self.room, self.spare
         if spare is room:
             return room
-        view = copy(room)
-        view.open = np.where(room.free < 0, room.free, np.maximum(spare.open, 0))
+        view, back = copy(room), np.zeros_like(room.free) if coming is None else coming
+        then = room.free + back
+        view.open = np.where(then < 0, then, np.maximum(spare.open + back, 0)) - back
         return view
 
     def kept_nodes(self) -> Mask:
