@@ -125,14 +125,14 @@ def delays(
         return False
     if proof is Proof.RESERVATION and until <= guard.reservation.start:
         return False
-    domains, cost = costs(guard, room.free[:, taken.places], worker, taken)
+    domains, cost = costs(guard, room.free[guard.resources[:, None], taken.places], worker, taken)
     if not len(domains):
         return False
     if replace(guard.gang.shape, spares=0) != PLAIN:
         # Slices need more than a sum of slots: what is in excess cannot be told from it.
         return True
-    excess = guard.excess if spent is None else guard.excess - spent
-    if (cost > excess[domains]).any():  # room only shrinks
+    excess = guard.excess[domains] if spent is None else guard.excess[domains] - spent[domains]
+    if (cost > excess).any():  # room only shrinks
         return True
     free = room.free_slots(guard.gang.worker).between(guard.starts[domains], guard.ends[domains])
     return bool((cost > _excess(guard.gang, free, guard.smallest[domains])).any())
@@ -173,14 +173,14 @@ def lost_slots(guard: Guard, free: Int, worker: Worker, taken: Taken) -> Int:
     """At most how many slots the guarded job could ever lack on each place that a gang takes now.
 
     Args:
-        free: R x places, what is free there before.
+        free: A x places, what is free there before.
     """
     asked, places = dict(worker.asks), taken.places
     most, resources, amounts = guard.most[places], guard.resources, guard.amounts
     each = np.array([asked.get(resource, 0) for resource in resources.tolist()], dtype=np.int64)
     used = each[:, None] * taken.workers
     # Where all that the guarded job could ever take there is free besides, nothing is lost of this resource.
-    scarce = free[resources] - used < most * amounts
+    scarce = free - used < most * amounts
     # Ceiling: whatever is free beforehand, taking `used` costs no more slots than this.
     lost: Int = np.minimum((-(-used // amounts) * scarce).max(axis=0, initial=0), most)
     return lost

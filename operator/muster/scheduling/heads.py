@@ -238,7 +238,7 @@ class Heads:
     def _spent(self, head: Head) -> Int:
         """See `Head.spent`."""
         for each in self._stay[self._counted.get(head.job, head.stayed) :]:
-            domains, cost = costs(head.guard, each.free, each.worker, each.taken)
+            domains, cost = costs(head.guard, each.free[head.guard.resources], each.worker, each.taken)
             head.spent[domains] += cost
         self._counted[head.job] = len(self._stay)
         return head.spent

@@ -152,7 +152,8 @@ class Preempting:
         places = np.flatnonzero(coming.room.any(axis=0))
         worker, mask = round_.kinds.workers[gang.worker], round_.room.candidates(gang.worker)[places]
         back, spare = coming.room[:, places], round_.spare.open[:, places]
-        then = count_slots(round_.open_to_all(coming.room).open[:, places] + back, worker, mask)
+        free = round_.room.free[:, places] + back
+        then = count_slots(np.where(free < 0, free, np.maximum(spare + back, 0)), worker, mask)
         now = count_slots(np.maximum(spare, 0), worker, mask)
         return round_.spare.slots(gang.worker).total + int((then - now).sum())
 

@@ -182,9 +182,12 @@ class Round:
         room, spare = self.room, self.spare
         if spare is room:
             return room
-        view, back = copy(room), np.zeros_like(room.free) if coming is None else coming
-        then = room.free + back
-        view.open = np.where(then < 0, then, np.maximum(spare.open + back, 0)) - back
+        view = copy(room)
+        if coming is None:
+            view.open = np.where(room.free < 0, room.free, np.maximum(spare.open, 0))
+        else:
+            then = room.free + coming
+            view.open = np.where(then < 0, then, np.maximum(spare.open + coming, 0)) - coming
         return view
 
     def kept_nodes(self) -> Mask:
