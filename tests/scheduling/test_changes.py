@@ -231,6 +231,13 @@ def test_fewer_workers_are_told_in_the_shape_that_the_gang_has_to_have(
     assert helps(shaped(snapshot(nodes, [Job("a", workers=12)]), shape), "a") == told
 
 
+def test_the_most_workers_are_told_for_which_there_is_quota_and_an_equal_share_everywhere() -> None:
+    """Neither 14 nor 13 nor 7 can be shared out among three racks of five."""
+    nodes = rack(0, 5) + rack(1, 5) + rack(2, 5)
+    world = shaped(snapshot(nodes, [Job("a", workers=15)], [Queue(gpus=8 * 14)]), Shape(balanced=1))
+    assert helps(world, "a") == ("12 workers instead of 15 would have quota and room now",)
+
+
 def test_a_wider_level_is_told_to_a_gang_with_slices() -> None:
     nodes = rack(0, 3) + rack(1, 3)
     world = shaped(snapshot(nodes, [Job("a", workers=4, required="rack")]), Shape(slices=((2, 2),)))

@@ -143,6 +143,8 @@ class Changes:
         def fit(size: int) -> bool:
             return fits(tree, prefix, replace(gang, size=size))
 
+        if gang.shape.balanced != NONE:  # a smaller one may not be shared out evenly where a larger one may
+            return next(filter(fit, sizes), 0)
         # Where its spares need room beside it, it is searched for: mostly a gang fits where a larger one does.
         at = 0 if sizes and fit(sizes[0]) else bisect_left(sizes, True, key=fit)
         return sizes[at] if at < len(sizes) else 0
