@@ -39,6 +39,7 @@ from muster.telling.wording import (
     capacity_of,
     one_line,
     pod_state,
+    seconds_left,
     short,
     silent,
     survived,
@@ -108,7 +109,8 @@ async def _follow(api: Api, scene: Scene, console: Console) -> Scene:
     told, last = "", scene
     async for fresh in _scenes(api, scene):
         last = fresh
-        line = fresh.trouble or one_line(fresh.job)
+        old = f"no operator leads since {fresh.unled.moment}: " if fresh.unled is not None else ""
+        line = fresh.trouble or f"{old}{one_line(fresh.job)}"
         if line != told:
             console.print(Legible(Text(line)), highlight=False, soft_wrap=True)
             told = line
@@ -145,6 +147,8 @@ def _facts(scene: Scene) -> Table:
     head = Table.grid(padding=(0, 2))
     head.add_column(style="bold", no_wrap=True)
     head.add_column()
+    if scene.unled is not None and phase not in FINAL:
+        head.add_row("Operator", Text(scene.unled.told(scene.now), "bold red"))
     head.add_row("Phase", Text(phase.value if phase else UNSEEN, STYLES.get(phase, "")))  # type: ignore[arg-type]
     place = status.queue
     head.add_row("Queue", job.spec.queue + (f", position {place.position}" if place and place.position else ""))
@@ -273,9 +277,8 @@ def _progress(scene: Scene) -> RenderableType:
     for name, value in (("loss", progress.loss), ("steps/s", progress.steps_per_second)):
         if value:
             told += f"   {name} {short(value)}"
-    runs = scene.job.status.phase is Phase.RUNNING and not silent(scene)
-    if runs and progress.eta is not None and progress.eta > scene.now:
-        told += f"   {format_duration((progress.eta - scene.now).total_seconds())} left"
+    if left := seconds_left(scene):
+        told += f"   {format_duration(left)} left"
     if progress.total_steps:
         grid.add_row(ProgressBar(total=progress.total_steps, completed=progress.step, width=30), told)
     else:

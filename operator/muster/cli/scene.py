@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,8 @@ from muster.cluster.client import Api
 from muster.cluster.credentials import Credentials
 from muster.cluster.errors import ApiError
 from muster.cluster.job_pods import pods_of
+from muster.cluster.lease import LEASE_NAME, LEASES, NAMESPACE
+from muster.telling.leading import Unled, unled
 from muster.telling.scene import Scene, event_time
 from muster_protocol.spelling import there_are
 
@@ -81,7 +83,21 @@ async def look(api: Api, name: str, namespace: str, *, events: int = EVENTS_SHOW
     views = await pods_of(api, namespace, uid)
     told = await api.list(f"/api/v1/namespaces/{namespace}/events", fieldSelector=f"involvedObject.uid={uid}")
     newest = sorted(told, key=event_time)[-events:]
-    return Scene(job, tuple(views), tuple(newest), datetime.now(timezone.utc))
+    now = datetime.now(timezone.utc)
+    return Scene(job, tuple(views), tuple(newest), now, unled=await nobody_leads(api, now))
+
+
+async def nobody_leads(api: Api, now: datetime) -> Unled | None:
+    """Whether no operator leads, as far as the user may read the Lease: in the namespace that the docs name, else
+    wherever it is. One that is left from before says nothing where another is held."""
+    leases: list[dict[str, Any]] = []
+    with suppress(ApiError):  # 403, 404
+        leases = [await api.get(f"{LEASES}/namespaces/{NAMESPACE}/leases/{LEASE_NAME}")]
+        if unled(leases, now) is None:
+            return None
+    with suppress(ApiError):
+        leases = await api.list(f"{LEASES}/leases", fieldSelector=f"metadata.name={LEASE_NAME}")
+    return unled(leases, now)
 
 
 async def queues_of(api: Api, job: TrainingJob) -> tuple[TrainingQueue, ...]:

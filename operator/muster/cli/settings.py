@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from muster.api.jobparts import CapacityKind
 from muster.api.names import GANG_PRIORITY_CLASS
+from muster.cluster.lease import NAMESPACE
 from muster_protocol.durations import parse_duration
 
 MIN_TOKEN_KEY: Final = 16
@@ -42,7 +43,7 @@ class Settings(BaseSettings):
     """Path of a kubeconfig. None: the pod's service account, else KUBECONFIG or ~/.kube/config."""
     context: str | None = None
     """Context of the kubeconfig."""
-    namespace: str = "muster-system"
+    namespace: str = NAMESPACE
     """Namespace of the leadership Lease."""
     identity: str = Field(default_factory=_identity)
     """Name of this process in the Lease; unique."""

@@ -14,7 +14,7 @@ from muster.api.common import Resource
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue, with_below
 from muster.cli.printing import STYLES, UNSEEN, Cell, Output, note, plain_table, print_json, print_table, too_wide
-from muster.cli.scene import NotThere, connected, listed, require_namespace
+from muster.cli.scene import NotThere, connected, listed, nobody_leads, require_namespace
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
 from muster.cluster.status import held_of
@@ -47,6 +47,7 @@ async def jobs(
         within = below(queue, readable(TrainingQueue, await listed(api, QUEUES))) if queue else None
         if not raws and namespace:
             await require_namespace(api, namespace)
+        await _warn_of_nobody(api)
     if within is not None:
         raws = _of_queues(within, raws)
     if output is Output.JSON:
@@ -57,6 +58,12 @@ async def jobs(
     none = f"no TrainingJobs{where}" + (f" of queue {queue!r}" if queue else "")
     _print(JOB_TITLES, [job_row(job) for job in found], none, narrow=[job_row(job, brief=True) for job in found])
     return 0
+
+
+async def _warn_of_nobody(api: Api) -> None:
+    now = datetime.now(timezone.utc)
+    if (nobody := await nobody_leads(api, now)) is not None:
+        note(nobody.told(now))
 
 
 async def _jobs(api: Api, namespace: str | None) -> tuple[list[dict[str, Any]], str | None]:
@@ -102,6 +109,7 @@ async def queues(output: Output, *, kubeconfig: str | None, context: str | None)
     """
     async with connected(kubeconfig, context) as api:
         found = readable(TrainingQueue, await listed(api, QUEUES))
+        await _warn_of_nobody(api)
     now = datetime.now(timezone.utc)
     if output is Output.JSON:
         print_json([each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in summaries(found, now)])

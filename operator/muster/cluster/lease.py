@@ -30,6 +30,9 @@ Object = dict[str, Any]
 log = logging.getLogger(__name__)
 
 LEASE_NAME: Final = "muster-operator"
+NAMESPACE: Final = "muster-system"
+"""Where it is, unless the operator is told otherwise."""
+LEASES: Final = "/apis/coordination.k8s.io/v1"
 _NEVER: Final = float("-inf")
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -103,7 +106,7 @@ class Leadership:
     ) -> None:
         """`on_lost` is called with a sentence, in the Lease's thread, and must end the process: nobody waits for it."""
         self._connect = connect
-        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._path = f"{LEASES}/namespaces/{namespace}/leases"
         self._namespace, self._name, self.identity = namespace, name, identity
         self._times = times or LeaseTimes()
         self._on_lost = on_lost

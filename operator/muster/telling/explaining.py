@@ -17,6 +17,7 @@ from muster.telling.outlook import advice, follows
 from muster.telling.scene import Scene, event_time
 from muster.telling.wording import (
     CAUSES,
+    FINAL,
     ago,
     answered,
     before_the_first_step,
@@ -74,7 +75,9 @@ def sections(scene: Scene) -> Iterator[tuple[str, tuple[tuple[str, ...], ...]]]:
 def _why(scene: Scene) -> Iterator[tuple[str, str]]:
     job, status = scene.job, scene.job.status
     place = status.queue
-    if status.phase is None:
+    if scene.unled is not None and status.phase not in FINAL:
+        yield "", scene.unled.told(scene.now)
+    elif status.phase is None:
         yield "", "no operator has seen it: is Muster's operator running? (kubectl get pods -n muster-system)"
     if place is not None and place.why:
         yield "", place.why

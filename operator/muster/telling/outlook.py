@@ -16,7 +16,7 @@ from muster.cluster.status import is_false, reason_of
 from muster.scheduling.plan import LACKS_NODES, WaitReason
 from muster.telling.ends import first_ending
 from muster.telling.scene import Scene
-from muster.telling.wording import FINAL, below, silent, used_limits
+from muster.telling.wording import FINAL, below, seconds_left, used_limits
 from muster_protocol.durations import format_duration
 
 
@@ -24,6 +24,9 @@ def follows(scene: Scene) -> str:
     """What Muster does next; "" where that isn't known."""
     job, status, spec = scene.job, scene.job.status, effective_spec(scene.job.spec, scene.job.status.defaults)
     resumes = _origin(status)
+    if scene.unled is not None and (status.phase not in FINAL or spec.ttl is not None):
+        ranks = "" if status.phase in FINAL else "; where its ranks run, they go on by themselves"
+        return f"nothing, until an operator leads again{ranks}"
     if status.phase in FINAL:
         if spec.ttl is None or status.finished_at is None:
             return "nothing: the job has ended; its checkpoints and its ended pods stay"
@@ -119,8 +122,7 @@ def _trains(scene: Scene, spec: EffectiveSpec) -> str:
             again = f"where there is no node for {format_duration(spec.shrink_after)}, with fewer workers"
             return f"worker {replacing.indexes} gets a new pod, and all go on together; {again}"
         return f"worker {replacing.indexes} gets a new pod, and all go on together; where that takes too long, {again}"
-    eta = status.progress.eta if status.progress is not None else None
-    left = (eta - scene.now).total_seconds() if eta is not None and not silent(scene) else 0.0
+    left = seconds_left(scene)
     told = f"it trains on; about {format_duration(left)} are left" if left > 0 else "it trains on"
     if below(scene) and status.fixed_size is None:
         told += "; it grows by itself, with a stop and a start, when nothing keeps it from that any more"

@@ -9,6 +9,7 @@ from typing import Any
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue
 from muster.cluster.views import PodView
+from muster.telling.leading import Unled
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Scene:
 
     Attributes:
         queues: the job's queue and those above it, the nearest first; none where nobody may read them.
+        unled: set where it is known that no operator leads: what the job tells is old.
     """
 
     job: TrainingJob
@@ -25,6 +27,7 @@ class Scene:
     now: datetime
     trouble: str = ""
     queues: tuple[TrainingQueue, ...] = ()
+    unled: Unled | None = None
 
 
 def event_time(event: dict[str, Any]) -> str:

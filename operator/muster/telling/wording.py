@@ -76,7 +76,8 @@ def waiting(scene: Scene, *, changes: bool = True) -> Iterator[tuple[str, str]]:
     place = scene.job.status.queue
     if place is None:
         return
-    left = (place.expected_start - scene.now).total_seconds() if place.expected_start is not None else 0.0
+    known = place.expected_start is not None and scene.unled is None
+    left = (place.expected_start - scene.now).total_seconds() if known and place.expected_start is not None else 0.0
     if left >= 1:  # of a job that waits, a guess that has passed tells nothing
         shut = place.reason == WaitReason.WINDOW_CLOSED.value and place.basis == ROUGH
         basis = ", when its window opens, if there is room then" if shut else BASES.get(place.basis, "")
@@ -130,13 +131,22 @@ def word_for(cause: str) -> str:
 def silent(scene: Scene) -> str:
     """What is told of a gang of which nothing was heard for long, so that its numbers are old; "" for any other."""
     status = scene.job.status
-    if status.phase is not Phase.RUNNING or status.goodput is None:
+    if status.phase is not Phase.RUNNING or status.goodput is None or scene.unled is not None:
         return ""
     age = (scene.now - max(status.goodput.until, status.running_since or status.goodput.until)).total_seconds()
     if age < SILENT_SECONDS:
         return ""
     told = f"nothing was heard of its training for {format_duration(age)}, and what is told of it is as old"
     return f"{told}: does the operator run, and does worker 0 answer it?"
+
+
+def seconds_left(scene: Scene) -> float:
+    """Until its last step, of a gang that trains; 0 where that isn't known now."""
+    status = scene.job.status
+    eta = status.progress.eta if status.progress is not None else None
+    if status.phase is not Phase.RUNNING or eta is None or scene.unled is not None or silent(scene):
+        return 0.0
+    return max(0.0, (eta - scene.now).total_seconds())
 
 
 def before_the_first_step(scene: Scene) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -14,7 +15,8 @@ from muster.api.trainingqueue import TrainingQueue
 from muster.cli.explaining import answer, page
 from muster.cli.scene import queues_of
 from muster.cluster.errors import ApiError
-from muster.telling.explaining import LINES_SHOWN
+from muster.telling.explaining import LINES_SHOWN, sections
+from muster.telling.leading import Unled
 from muster.telling.outlook import advice, follows
 from muster.telling.scene import Scene
 from muster.telling.wording import waiting
@@ -787,3 +789,17 @@ def test_a_gang_below_its_wish_is_told_why_and_that_it_grows_by_itself() -> None
     assert grows in lines
     assert answer(Scene(job(wish, phase="Running", placement=PLACED, growth=growth), (), (), NOW))["growth"] == growth
     assert not any("grows" in line for line in shown(job(phase="Running", placement=PLACED)))
+
+
+def test_what_a_job_does_without_an_operator_is_not_told_as_if_one_led() -> None:
+    unled = Unled(datetime(2026, 1, 2, 3, 1, 5, tzinfo=timezone.utc), "muster-system", "muster-operator")
+    progress = {"step": 50, "totalSteps": 200, "eta": "2026-01-02T03:05:05Z"}
+    running = Scene(job(phase="Running", placement=PLACED, progress=progress), (), (), NOW)
+    assert follows(running) == "it trains on; about 1m are left"
+    assert follows(replace(running, unled=unled)) == (
+        "nothing, until an operator leads again; where its ranks run, they go on by themselves"
+    )
+    (why,) = (rows for heading, rows in sections(replace(running, unled=unled)) if heading == "Why")
+    assert why[0][1].startswith("no operator leads since 2026-01-02 03:01:05 UTC (3m ago)")
+    ended = Scene(job(phase="Succeeded", finishedAt="2026-01-02T03:03:05Z"), (), (), NOW, unled=unled)
+    assert follows(ended) == "nothing: the job has ended; its checkpoints and its ended pods stay"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -34,8 +35,15 @@ class Server:
         self.jobs = jobs
         self.mine = None if mine is None else set(mine)
         self.credentials = type("Credentials", (), {"namespace": "research"})
+        self.leases: tuple[dict[str, Any], ...] = ()
 
     async def get(self, path: str) -> dict[str, Any]:
+        if "/leases/" in path:
+            self._refuse_others("muster-system")
+            for lease in self.leases:
+                if path.endswith("/{namespace}/leases/{name}".format(**lease["metadata"])):
+                    return lease
+            raise ApiError(404, "NotFound", "leases not found")
         name = path.rpartition("/")[2]
         if "/trainingjobs/" in path:
             raise ApiError(404, "NotFound", f"trainingjobs {name!r} not found")
@@ -45,6 +53,9 @@ class Server:
         return {}
 
     async def list(self, path: str, fieldSelector: str = "") -> list[dict[str, Any]]:  # noqa: N803 - as it goes out
+        if path.endswith("/leases"):
+            self._refuse_others("muster-system")
+            return list(self.leases)
         if path == "/api/v1/namespaces":
             self._refuse_others("")
             return [{"metadata": {"name": name}} for name in ("research", "vision", "idle")]
@@ -167,3 +178,62 @@ async def test_a_job_that_is_not_there_is_answered_with_what_was_meant(name: str
     with pytest.raises(NotThere) as found:
         await look(Server(job("llama-8b"), job("other", "vision")), name, namespace)  # type: ignore[arg-type]
     assert told in str(found.value)
+
+
+def lease(holder: str, minutes_ago: float, namespace: str = "muster-system") -> dict[str, Any]:
+    renewed = (datetime.now(timezone.utc) - timedelta(minutes=minutes_ago)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return {
+        "metadata": {"name": "muster-operator", "namespace": namespace},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed},
+    }
+
+
+@pytest.mark.parametrize(
+    "leases",
+    [
+        [("", 5)],
+        [("gone", 5)],
+        [("gone", 5, "platform")],
+        [("", 90), ("gone", 5, "platform")],
+    ],
+)
+async def test_jobs_that_nobody_looks_after_are_told_to_be_old(
+    leases: list[tuple[Any, ...]], ask: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server(job("a"))
+    server.leases = tuple(lease(*one) for one in leases)
+    where = server.leases[-1]["metadata"]["namespace"]
+    assert await ask(server) == 0
+    told = capsys.readouterr()
+    assert "a" in told.out
+    assert "muster: no operator leads since " in told.err
+    assert " ago): what is told here is of then, and nothing is decided until one does; look by  " in told.err
+    assert f"kubectl get lease muster-operator -n {where}" in told.err
+    assert await ask(server, output=Output.JSON) == 0
+    assert json.loads(capsys.readouterr().out)[0]["name"] == "a"
+
+
+@pytest.mark.parametrize(
+    "leases",
+    [
+        [],
+        [("leads", 0)],
+        [("leads", 0.9)],  # clocks differ
+        [("", 0.1)],  # another takes it at its next look
+        [("", 90), ("leads", 0, "platform")],  # the operator has moved
+    ],
+)
+async def test_nothing_is_said_of_the_operator_where_one_leads_or_none_is_known(
+    leases: list[tuple[Any, ...]], ask: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = Server(job("a"))
+    server.leases = tuple(lease(*one) for one in leases)
+    assert await ask(server) == 0
+    assert capsys.readouterr().err == ""
+
+
+async def test_who_may_not_read_the_lease_sees_the_jobs(ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(job("a"), mine=["research"])
+    server.leases = (lease("", 5),)
+    assert await ask(server, "research") == 0
+    assert capsys.readouterr().err == ""

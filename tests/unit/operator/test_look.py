@@ -16,6 +16,7 @@ from muster.cli.look import page, render
 from muster.cli.printing import print_page
 from muster.cluster.views import PodView
 from muster.controllers.progress import progressed
+from muster.telling.leading import Unled
 from muster.telling.scene import Scene
 from muster.telling.wording import one_line
 from muster_protocol.launcher_status import Kept, MemoryTier, Saving, Status
@@ -477,3 +478,20 @@ def test_who_watches_a_gang_that_takes_long_to_read_reads_it_less_often(
     monkeypatch.setattr(commands, "look", read)
     compressed(story())
     assert looks - 1 <= asked <= looks + 1
+
+
+UNLED = Unled(datetime(2026, 1, 2, 3, 1, 5, tzinfo=timezone.utc), "muster-system", "muster-operator")
+
+
+def test_without_an_operator_no_time_is_counted_down() -> None:
+    progress = {"step": 50, "totalSteps": 200, "eta": "2026-01-02T03:05:05Z"}
+    scene = Scene(job(phase="Running", progress=progress), (), (), NOW)
+    assert "1m left" in shown(scene)
+    text = " ".join(shown(replace(scene, unled=UNLED)).replace("│", " ").split())
+    assert "left" not in text
+    assert "no operator leads since 2026-01-02 03:01:05 UTC (3m ago): what is told here is of then" in text
+    assert "kubectl get pods -n muster-system and kubectl get lease muster-operator -n muster-system" in text
+    expected = {"reason": "QuotaExceeded", "message": "full", "expectedStart": "2026-01-02T03:05:05Z"}
+    queued = Scene(job(phase="Queued", queue=expected), (), (), NOW)
+    assert "in 1m" in shown(queued)
+    assert "in 1m" not in shown(replace(queued, unled=UNLED))
