@@ -85,7 +85,8 @@ def _why(scene: Scene) -> Iterator[tuple[str, str]]:
         where = f" on {status.nodes}" if status.nodes else ""
         first = before_the_first_step(scene)
         count, verb = status.placement.workers, "run" if first else "train"
-        yield "", (f"all {count} workers {verb}" if count > 1 else f"its worker {verb}s") + where
+        if status.placement.replacing is None:
+            yield "", (f"all {count} workers {verb}" if count > 1 else f"its worker {verb}s") + where
         if first:
             yield "", first
     if fewer := below(scene):

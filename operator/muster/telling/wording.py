@@ -144,25 +144,55 @@ def seconds_left(scene: Scene) -> float:
     """Until its last step, of a gang that trains; 0 where that isn't known now."""
     status = scene.job.status
     eta = status.progress.eta if status.progress is not None else None
-    if status.phase is not Phase.RUNNING or eta is None or scene.unled is not None or silent(scene):
+    if status.phase is not Phase.RUNNING or eta is None or scene.unled is not None:
+        return 0.0
+    if silent(scene) or before_the_first_step(scene):
         return 0.0
     return max(0.0, (eta - scene.now).total_seconds())
 
 
 def before_the_first_step(scene: Scene) -> str:
-    """What is told of a gang whose ranks run and of which no step is known yet; "" for any other."""
+    """What is told of a gang that has done no step that is known since its ranks were started last, or whose ranks wait
+    for a lost worker; "" for any other."""
     status = scene.job.status
-    since, progress = status.running_since, status.progress
-    if status.phase is not Phase.RUNNING or since is None:
+    progress, done = status.progress, _done_before(status)
+    before = f"; step {done} was done before" if done else ""
+    if status.phase is not Phase.RUNNING:
         return ""
-    if status.failure is not None and status.failure.at is not None:
-        since = max(since, status.failure.at)  # it was started again since, in its pods or with a lost one made anew
+    if status.placement is not None and status.placement.replacing is not None:
+        lost = status.placement.replacing
+        several = "," in lost.indexes or "-" in lost.indexes
+        who = f"worker{'s' if several else ''} {lost.indexes}"
+        return f"waiting for {who}, lost {ago(lost.since, scene.now)} and made anew{before}"
+    since = _started_since(status)
+    if since is None:
+        return ""
     if progress is not None and progress.step and (progress.updated_at is None or progress.updated_at >= since):
         return ""
     told = f"waiting for the first step for {format_duration((scene.now - since).total_seconds())}"
-    if progress is not None and progress.step:
-        return f"{told}; step {progress.step} was done before"
-    return f"{told}: imports, the model, its first batch; a script without a session reports none"
+    return f"{told}{before or ': imports, the model, its first batch; a script without a session reports none'}"
+
+
+def _started_since(status: TrainingJobStatus) -> datetime | None:
+    """When the ranks that run now were started, or a little before: with the run, after its last failure in their pods,
+    or when a lost worker's new pod had joined."""
+    if status.running_since is None:
+        return None
+    moments = [status.running_since]
+    if status.failure is not None and status.failure.at is not None:
+        moments.append(status.failure.at)
+    ready = find_condition(status.conditions, ConditionType.PODS_READY.value)
+    if ready is not None and ready.status == "True":
+        moments.append(ready.last_transition_time)
+    return max(moments)
+
+
+def _done_before(status: TrainingJobStatus) -> int:
+    """The last step that is known to have been done; the launcher is asked for it now and then only."""
+    steps = [status.progress.step] if status.progress is not None and status.progress.step else []
+    if steps and status.checkpoint is not None:
+        steps.append(status.checkpoint.step)
+    return max(steps, default=0)
 
 
 def unsound(numerics: NumericsStatus) -> str:

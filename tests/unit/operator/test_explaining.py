@@ -634,6 +634,13 @@ def test_before_the_first_step_nobody_is_said_to_train() -> None:
     again = {"cause": "disrupted", "message": "pod deleted", "at": "2026-01-02T03:03:05Z"}
     lost = job(phase="Running", placement=PLACED, runningSince=begun, progress=done, failure=again)
     assert "waiting for the first step for 1m; step 50 was done before" in shown(lost)
+    eta = {**done, "eta": "2026-01-02T03:09:05Z"}
+    lost = job(phase="Running", placement=PLACED, runningSince=begun, progress=eta, failure=again)
+    assert "it trains on; about 5m are left" not in shown(lost)
+    replacing = {**PLACED, "replacing": {"indexes": "1", "since": "2026-01-02T03:03:05Z"}}
+    lines = shown(job(phase="Running", placement=replacing, runningSince=begun, progress=eta))
+    assert "waiting for worker 1, lost 1m ago and made anew; step 50 was done before" in lines
+    assert not any("all 2 workers" in line or "are left" in line for line in lines)
     alone = {"generation": 1, "workers": 1, "nodes": [{"node": "a", "indexes": "0"}]}
     assert "its worker trains" in shown(job(phase="Running", placement=alone))
 

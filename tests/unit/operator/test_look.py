@@ -397,6 +397,29 @@ def test_a_gang_that_runs_and_has_done_no_step_says_that_it_waits_for_the_first(
     assert "waiting for the first step for 17s: imports, the model" in shown(Scene(anew, (), (), NOW))
     trains = job(**since, progress={"step": 41, "updatedAt": "2026-01-02T03:03:55Z"})
     assert "waiting for the first step" not in shown(Scene(trains, (), (), NOW))
+    saved = {"step": 44, "uri": "s3://models/train"}
+    waits = job(**since, progress={"step": 40, "updatedAt": "2026-01-02T03:00:00Z"}, checkpoint=saved)
+    assert "waiting for the first step for 1m; step 44 was done before" in shown(Scene(waits, (), (), NOW))
+
+
+def test_while_a_lost_worker_is_made_anew_and_up_to_the_next_step_nothing_is_told_of_the_old_pace() -> None:
+    """The gang is asked for its first step until one is done after the new pod has joined."""
+    placement = {"generation": 1, "workers": 2, "nodes": [{"node": "a", "indexes": "0-1"}]}
+    replacing = {"indexes": "1", "since": "2026-01-02T03:03:53Z"}
+    before: dict[str, Any] = {"step": 40, "totalSteps": 90, "stepsPerSecond": "2.1", "eta": "2026-01-02T03:09:05Z"}
+    run = {"phase": "Running", "runningSince": "2026-01-02T02:00:00Z"}
+    old = {**before, "updatedAt": "2026-01-02T03:03:50Z"}
+    text = shown(Scene(job(**run, placement={**placement, "replacing": replacing}, progress=old), (), (), NOW))
+    assert "waiting for worker 1, lost 12s ago and made anew; step 40 was done before" in text
+    joined = {"type": "PodsReady", "status": "True", "reason": "PodsReady", "observedGeneration": 1}
+    run["conditions"] = [{**joined, "lastTransitionTime": "2026-01-02T03:04:00Z"}]
+    again = shown(Scene(job(**run, placement=placement, progress=old), (), (), NOW))
+    assert "waiting for the first step for 5s; step 40 was done before" in again
+    for told in (text, again):
+        assert "steps/s" not in told
+        assert "left" not in told
+    trains = job(**run, placement=placement, progress={**before, "updatedAt": "2026-01-02T03:04:02Z"})
+    assert "steps/s 2.1   5m left" in shown(Scene(trains, (), (), NOW))
 
 
 def test_without_a_terminal_no_line_is_cut_wrapped_or_framed(capsys: pytest.CaptureFixture[str]) -> None:
