@@ -46,6 +46,8 @@ PARTS: Final = {
     "queued": "waiting in the queue, or for a back-off",
     "hung": "hung",
 }
+UNTOLD: Final = "starting, or at work without a word of a step"
+"""The same of a job that has told of no step at all: what its script did up to a failure may have been either."""
 LINES_SHOWN: Final = 30
 """Of the history, the newest."""
 LEAVING_SECONDS: Final = 600.0
@@ -205,8 +207,10 @@ def _time(scene: Scene) -> Iterator[tuple[str, ...]]:
         if uncounted >= _UNCOUNTED_SECONDS:
             since += f", without {format_duration(uncounted)} in which it was suspended,"
     yield "goodput", f"{float(known.ratio):.1%}", f"of the time {since} was training{apart}"
+    blank = status.progress is None and status.failure is not None and not known.seconds.training
     for part, seconds, share in goodput.shares(known.seconds):
-        yield format_duration(seconds), f"{share:.1%}", PARTS[part]
+        told = UNTOLD if blank and part == goodput.STARTING else PARTS[part]
+        yield format_duration(seconds), f"{share:.1%}", told
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,18 @@ def test_a_running_job_of_which_nothing_is_heard_is_not_said_to_end_when_it_was_
     assert "it trains on" in lines
 
 
+def test_a_script_that_told_of_no_step_and_failed_is_not_said_to_have_only_started() -> None:
+    """It may have no session, and have done what it was to do."""
+    known = {"ratio": "0.000", "seconds": {"starting": 66}, "until": "2026-01-02T03:04:00Z"}
+    failed = {"message": "rank 0 exited with code 1: KeyError", "cause": "user", "at": "2026-01-02T03:03:05Z"}
+    untold = "1m6s 100.0% starting, or at work without a word of a step"
+    assert untold in shown(job(phase="Failed", goodput=known, failure=failed))
+    begins = shown(job(phase="Running", placement=PLACED, goodput=known))
+    assert "1m6s 100.0% starting, up to the first step" in begins
+    stepped = job(phase="Failed", goodput=known, failure=failed, progress={"step": 3})
+    assert "1m6s 100.0% starting, up to the first step" in shown(stepped)
+
+
 def test_it_is_told_where_the_time_went() -> None:
     """As docs/goodput.md shows it."""
     known = {"ratio": "0.750", "seconds": SPENT, "until": "2026-01-02T03:04:00Z"}

@@ -117,7 +117,8 @@ def spent(turn: Turn, cause: End) -> int:
 
 
 def _alike(cause: End, times: int) -> str:
-    where = f"at step {cause.step}" if cause.step is not None else "before its first step"
+    # A script without a session tells of none, and may have done many.
+    where = f"at step {cause.step}" if cause.step is not None else "before it told of a step"
     often = "twice" if times == ALIKE else f"{times} times"
     if cause.kind is Kind.OUT_OF_MEMORY:
         return f"it ran out of memory {often} {where}, and would again"

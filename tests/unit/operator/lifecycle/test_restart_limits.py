@@ -123,7 +123,7 @@ def test_a_script_that_is_not_there_ends_the_job_before_its_first_step() -> None
     again(case)
     fails(case, **NOT_THERE)
     told = case.message(ConditionType.FAILED)
-    assert told.startswith("it failed twice alike before its first step, and would again: correct spec.command")
+    assert told.startswith("it failed twice alike before it told of a step, and would again: correct spec.command")
     assert "trian.py" in told
 
 
