@@ -200,6 +200,7 @@ class Status:
         loss: last reported loss, as a decimal string (JSON has no NaN).
         steps_per_second: over the last minute.
         resumed_from: the step that this incarnation restored, or None for a fresh start.
+        resumed_uri: the run's uri where that lay there; else where it was, in words or as another uri; "" as for None.
         storage_error: what the preflight or a save found wrong with the checkpoint's storage, or "".
         fixed_size: why the run can't go on with another number of ranks, or "" when it can.
         warnings: what ranks have warned of, one text each, the oldest first: the newest WARNINGS_KEPT.
@@ -235,6 +236,7 @@ class Status:
     tokens_per_second: float | None = None
     checkpoint: Checkpoint | None = None
     resumed_from: int | None = None
+    resumed_uri: str = ""
     storage_error: str = ""
     fixed_size: str = ""
     warnings: tuple[str, ...] = field(default=())

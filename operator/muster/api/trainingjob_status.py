@@ -27,7 +27,7 @@ class CommittedCheckpoint(Model):
     uri: S3Uri | None = None
     """Where it is."""
     committed_at: Timestamp | None = None
-    """When it was committed."""
+    """When it was committed; absent of one that was there before the job."""
 
 
 class Saving(Model):

@@ -312,6 +312,8 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
                 committed_at=datetime.fromtimestamp(committed.committed_at, timezone.utc),
             )
         )
+    elif committed is None and job.status.checkpoint is None and (found := _resumed(job, answer)) is not None:
+        draft.set(checkpoint=found)
     if answer.storage_error:
         draft.condition(ConditionType.CHECKPOINT_STORAGE_READY, False, Reason.STORAGE_ERROR.value, answer.storage_error)
     elif not is_true(job.status, ConditionType.CHECKPOINT_STORAGE_READY) and job.spec.checkpoint is not None:
@@ -330,6 +332,15 @@ def progressed(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Train
         draft.set(goodput=counted)
     status = draft.done()
     return None if status == job.status else status
+
+
+def _resumed(job: TrainingJob, answer: LauncherStatus) -> CommittedCheckpoint | None:
+    """The checkpoint at the job's own uri that its ranks went on from, of a run before this job. None until they have
+    done a step: of a run that had finished nothing is left to train, which is told at its end."""
+    own, step = job.spec.checkpoint, answer.resumed_from
+    if own is None or step is None or answer.step is None or answer.step <= step:
+        return None
+    return CommittedCheckpoint(step=step, uri=own.uri) if answer.resumed_uri == own.uri.rstrip("/") else None
 
 
 def _counted(job: TrainingJob, answer: LauncherStatus, now: datetime) -> Goodput | None:

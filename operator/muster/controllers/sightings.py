@@ -371,17 +371,18 @@ def _events(seen: Seen, sight: Sight, rows: list[Row], *, first: bool) -> Seen:
     if saved is not None and saved.step != seen.step:
         told = sight.launcher.checkpoint if sight.launcher is not None else None
         same = told is not None and told.step == saved.step
-        rows.append(
-            Checkpoint(
-                job=uid,
-                step=saved.step,
-                attempt=placement.generation if placement is not None and same else 0,
-                uri=saved.uri or "",
-                committed_at=saved.committed_at or sight.now,
-                bytes=told.bytes if told is not None and same else 0,
-                save_seconds=told.save_seconds if told is not None and same else 0.0,
+        if saved.committed_at is not None:  # else it was there before the job
+            rows.append(
+                Checkpoint(
+                    job=uid,
+                    step=saved.step,
+                    attempt=placement.generation if placement is not None and same else 0,
+                    uri=saved.uri or "",
+                    committed_at=saved.committed_at,
+                    bytes=told.bytes if told is not None and same else 0,
+                    save_seconds=told.save_seconds if told is not None and same else 0.0,
+                )
             )
-        )
         seen = replace(seen, step=saved.step)
     seen = _keep(seen, sight, rows, first=first)
     if status.recent_failures != seen.failures:

@@ -112,7 +112,9 @@ def _checkpoint(scene: Scene) -> str:
     known = scene.job.status.checkpoint
     if known is None:
         return "; no checkpoint is committed" if scene.job.spec.checkpoint is not None else ""
-    age = f", {ago(known.committed_at, scene.now)}" if known.committed_at else ""
+    if known.committed_at is None:  # nobody has told when: it was there before the job was
+        return f"; it resumed from the checkpoint of step {known.step}, and has committed none since"
+    age = f", {ago(known.committed_at, scene.now)}"
     return f"; the last checkpoint is step {known.step}{age}"
 
 

@@ -83,6 +83,7 @@ class Answers:
             tokens_per_second=last.tokens_per_second if last else None,
             checkpoint=progress.checkpoint,
             resumed_from=progress.resumed_from,
+            resumed_uri=progress.resumed_uri,
             storage_error=progress.storage_error or next(iter(self.gang.storage_errors.values()), ""),
             fixed_size=progress.fixed_size,
             warnings=tuple(progress.warned),

@@ -29,6 +29,7 @@ class Progress:
     checkpoint: Checkpoint | None = None
     stored: int | None = None
     resumed_from: int | None = None
+    resumed_uri: str = ""
     nothing_left: str = ""
     """Why the ranks had nothing to train, while they have trained nothing."""
     storage_error: str = ""
@@ -56,7 +57,7 @@ class Progress:
         elif isinstance(message, report.Stored):
             self.stored = max(0, message.bytes)
         elif isinstance(message, report.Resumed):
-            self.resumed_from = message.step
+            self.resumed_from, self.resumed_uri = message.step, message.uri[:_TEXT_KEPT]
         elif isinstance(message, report.NothingLeft):
             self.nothing_left = message.text
         elif isinstance(message, report.Warned):
@@ -77,7 +78,7 @@ class Progress:
     def begin_anew(self) -> None:
         """The ranks were started again: what they report goes on from where they resume."""
         self.last = self.step = self.resumed_from = None
-        self.fixed_size = self.nothing_left = ""
+        self.fixed_size = self.nothing_left = self.resumed_uri = ""
         self._steps.clear()
 
     def steps_per_second(self) -> float | None:

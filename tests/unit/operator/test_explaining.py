@@ -637,6 +637,15 @@ def test_a_drain_is_no_failure() -> None:
     assert [line.split(" ago ")[1].split()[0] for line in lines if line.startswith("2026")] == ["Interruption"]
 
 
+def test_a_checkpoint_from_before_the_job_is_told_as_what_it_resumed_from() -> None:
+    progress = {"step": 563, "totalSteps": 3000, "updatedAt": NOW.isoformat()}
+    run = {"phase": "Running", "placement": PLACED, "progress": progress}
+    spec = {"checkpoint": {"uri": "s3://models/train"}}
+    told = "step 563 of 3000 is done; it resumed from the checkpoint of step 550, and has committed none since"
+    assert told in shown(job(spec, **run, checkpoint={"step": 550, "uri": "s3://models/train"}))
+    assert "step 563 of 3000 is done; no checkpoint is committed" in shown(job(spec, **run))
+
+
 def test_before_the_first_step_nobody_is_said_to_train() -> None:
     lines = shown(job(phase="Running", placement=PLACED, runningSince="2026-01-02T03:03:05Z"))
     assert "all 2 workers run" in lines

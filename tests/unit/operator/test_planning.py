@@ -590,6 +590,27 @@ def test_a_gang_whose_training_fixes_its_size_keeps_it_and_is_told_no_other(work
     assert other.fixed_size is None, "the script has changed since"
 
 
+def test_a_job_that_is_applied_again_has_the_checkpoint_that_it_resumed_from() -> None:
+    job = trainingjob(checkpoint={"uri": "s3://bucket/run/"})
+    said = LauncherStatus(LauncherPhase.RUNNING, 1, 1, 0, step=563, resumed_from=550, resumed_uri="s3://bucket/run")
+    status = progressed(job, said, NOW)
+    assert status is not None
+    assert status.checkpoint == CommittedCheckpoint(step=550, uri="s3://bucket/run/")
+    known = job.model_copy(update={"status": status})
+    later = progressed(known, replace(said, step=600, checkpoint=LauncherCheckpoint(600, "s3://bucket/run", 1e9)), NOW)
+    assert later is not None
+    assert later.checkpoint is not None
+    assert later.checkpoint.step == 600
+    for other in (
+        replace(said, resumed_uri="s3://bucket/another@550"),  # checkpoint.from
+        replace(said, resumed_uri="its workers' memory"),
+        replace(said, step=550),  # a run that had finished trains nothing: its end says so
+        replace(said, step=None),
+    ):
+        told = progressed(job, other, NOW) or job.status
+        assert told.checkpoint is None
+
+
 def test_progress_does_not_stay_behind_the_checkpoint_that_the_ranks_go_on_from() -> None:
     job, early = trainingjob(), NOW - timedelta(minutes=1)
     trained = Progress(step=95, total_steps=200, loss="2.7", updated_at=early)

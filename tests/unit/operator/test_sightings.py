@@ -261,6 +261,14 @@ def test_checkpoints_with_what_the_launcher_says_of_them() -> None:
     ]
 
 
+def test_a_checkpoint_that_was_there_before_the_job_is_none_that_it_has_committed() -> None:
+    story = running()
+    status = story.case.job.status.model_copy(update={"checkpoint": CommittedCheckpoint(step=550)})
+    story.case.job = TrainingJob.from_raw(story.case.job.to_raw() | {"status": status.to_raw()})
+    story.look()
+    assert not list(story.of(Checkpoint))
+
+
 def test_what_checkpoints_take_is_told_when_it_changes() -> None:
     story = running(checkpoint={"uri": "s3://models/a/"})
     for size in (None, 100, 100, 300, -1, 2**70, 0):
