@@ -39,6 +39,7 @@ from muster.telling.wording import (
     capacity_of,
     one_line,
     pod_state,
+    runtime_left,
     seconds_left,
     short,
     silent,
@@ -278,7 +279,9 @@ def _progress(scene: Scene) -> RenderableType:
         if value:
             told += f"   {name} {short(value)}"
     if left := seconds_left(scene):
-        told += f"   {format_duration(left)} left"
+        limit = max(0.0, runtime_left(scene))
+        told += f"   {'at most ' if limit < left else ''}{format_duration(min(left, limit))} left"
+        told += " (maxRuntime)" if limit < left else ""
     if progress.total_steps:
         grid.add_row(ProgressBar(total=progress.total_steps, completed=progress.step, width=30), told)
     else:

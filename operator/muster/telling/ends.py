@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from muster.controllers import devices, terms
 from muster.telemetry.cost.periods import month_of, next_month
 from muster.telling.budgets import BudgetUse, budget_uses
 from muster.telling.scene import Scene
+from muster.telling.wording import runtime_left
 from muster_protocol.durations import format_duration
 
 
@@ -35,16 +37,14 @@ class Ending:
 def first_ending(scene: Scene, spec: EffectiveSpec) -> Ending | None:
     """Of the limits of a gang that trains the one that is reached first; None where none is. A budget in money of the
     job's own is left out: only the operator knows the prices."""
-    ends = (*_max_runtime(scene, spec), *_window(scene, spec), *_budget(scene, spec), *_queues(scene, spec))
+    ends = (*_max_runtime(scene), *_window(scene, spec), *_budget(scene, spec), *_queues(scene, spec))
     return min(ends, key=lambda end: end.left, default=None)
 
 
-def _max_runtime(scene: Scene, spec: EffectiveSpec) -> Iterator[Ending]:
-    status = scene.job.status
-    if spec.max_runtime is not None and status.running_since is not None:
-        trained = (status.runtime_seconds or 0) + (scene.now - status.running_since).total_seconds()
-        over = "its maxRuntime has passed: it saves a checkpoint and is ended"
-        yield Ending(spec.max_runtime - trained, "its maxRuntime ends it {}", over)
+def _max_runtime(scene: Scene) -> Iterator[Ending]:
+    left = runtime_left(scene)
+    if left < math.inf:
+        yield Ending(left, "its maxRuntime ends it {}", "its maxRuntime has passed: it saves a checkpoint and is ended")
 
 
 def _window(scene: Scene, spec: EffectiveSpec) -> Iterator[Ending]:

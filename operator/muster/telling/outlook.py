@@ -16,7 +16,7 @@ from muster.cluster.status import is_false, reason_of
 from muster.scheduling.plan import LACKS_NODES, WaitReason
 from muster.telling.ends import first_ending
 from muster.telling.scene import Scene
-from muster.telling.wording import FINAL, below, seconds_left, used_limits
+from muster.telling.wording import FINAL, below, runtime_left, seconds_left, used_limits
 from muster_protocol.durations import format_duration
 
 
@@ -123,7 +123,8 @@ def _trains(scene: Scene, spec: EffectiveSpec) -> str:
             return f"worker {replacing.indexes} gets a new pod, and all go on together; {again}"
         return f"worker {replacing.indexes} gets a new pod, and all go on together; where that takes too long, {again}"
     left = seconds_left(scene)
-    told = f"it trains on; about {format_duration(left)} are left" if left > 0 else "it trains on"
+    reached = 0 < left <= runtime_left(scene)  # else not all of that is to come
+    told = f"it trains on; about {format_duration(left)} are left" if reached else "it trains on"
     if below(scene) and status.fixed_size is None:
         told += "; it grows by itself, with a stop and a start, when nothing keeps it from that any more"
     end = first_ending(scene, spec)

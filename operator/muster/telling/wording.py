@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Final
@@ -16,6 +17,7 @@ from muster.cluster.status import below_wish, held_of
 from muster.cluster.views import PodView
 from muster.scheduling.plan import WaitReason
 from muster.telling.scene import Scene
+from muster_protocol import exits
 from muster_protocol.counts import counted
 from muster_protocol.durations import format_duration
 
@@ -38,6 +40,8 @@ AHEAD: Final = {"Held by": "holds", "Behind": "before"}
 """Of those for which a job waits; whom what it lacks is kept for stands in the message."""
 DISRUPTED: Final = "disrupted"
 """`status.failure.cause` of pods that were drained, evicted or deleted."""
+OF_A_RANK: Final = frozenset({exits.Cause.USER, exits.Cause.OUT_OF_MEMORY})
+"""Causes of a launcher's end for which the exit code of a rank tells more than its own, which is 1."""
 CAUSES: Final = {
     Group.SCRIPT: "of the script",
     Group.MEMORY: "for want of memory",
@@ -151,6 +155,14 @@ def seconds_left(scene: Scene) -> float:
     return max(0.0, (eta - scene.now).total_seconds())
 
 
+def runtime_left(scene: Scene) -> float:
+    """Seconds until the `maxRuntime` of a run ends it, 0 or less once it has passed; infinite without one."""
+    status, limit = scene.job.status, effective_spec(scene.job.spec, scene.job.status.defaults).max_runtime
+    if limit is None or status.running_since is None:
+        return math.inf
+    return limit - (status.runtime_seconds or 0) - (scene.now - status.running_since).total_seconds()
+
+
 def before_the_first_step(scene: Scene) -> str:
     """What is told of a gang that has done no step that is known since its ranks were started last, or whose ranks wait
     for a lost worker; "" for any other."""
@@ -258,11 +270,18 @@ def capacity_of(status: TrainingJobStatus, pod: PodView) -> tuple[str, bool | No
 
 
 def pod_state(pod: PodView) -> str:
+    """Its phase, and by which exit code its launcher ended and why; of a rank that failed by itself that one's."""
     if pod.terminating:
         return "Terminating"
-    if pod.exit_code:
-        return f"{pod.phase}, exit code {pod.exit_code}"
-    return pod.phase if pod.ready or pod.phase != "Running" else "Running, not ready"
+    if not pod.exit_code:
+        return pod.phase if pod.ready or pod.phase != "Running" else "Running, not ready"
+    phase = "Ending" if pod.phase == "Running" else pod.phase  # its container has ended, and its kubelet says so soon
+    facts = exits.decode(pod.termination_message)
+    if facts is None:
+        return f"{phase}, exit code {pod.exit_code}"
+    if facts.rank_exit_code is not None and facts.cause in OF_A_RANK:
+        return f"{phase}, exit code {facts.rank_exit_code} of a rank"
+    return f"{phase}, exit code {pod.exit_code} ({facts.cause.value})"
 
 
 def ago(moment: datetime | None, now: datetime) -> str:

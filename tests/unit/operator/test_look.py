@@ -19,6 +19,7 @@ from muster.controllers.progress import progressed
 from muster.telling.leading import Unled
 from muster.telling.scene import Scene
 from muster.telling.wording import one_line
+from muster_protocol.exits import Cause, ExitFacts, encode
 from muster_protocol.launcher_status import Kept, MemoryTier, Saving, Status
 from muster_protocol.launcher_status import Phase as LauncherPhase
 
@@ -111,6 +112,40 @@ def test_a_running_job_shows_progress_checkpoint_workers_and_events() -> None:
     assert "Running, not ready" in text
     assert "5s ago" in text
     assert "the ranks train" in text
+
+
+def test_the_rest_of_a_run_is_never_told_beyond_its_max_runtime() -> None:
+    raw = job(
+        phase="Running",
+        runningSince="2026-01-02T03:03:55Z",
+        progress={"step": 50, "totalSteps": 200, "eta": "2026-01-02T03:21:46Z", "updatedAt": "2026-01-02T03:04:01Z"},
+    ).to_raw()
+    assert "17m41s left" in shown(Scene(TrainingJob.from_raw(raw), (), (), NOW))
+    raw["spec"]["maxRuntime"] = "40s"
+    limited = shown(Scene(TrainingJob.from_raw(raw), (), (), NOW))
+    assert "at most 30s left (maxRuntime)" in limited
+    assert "17m41s" not in limited
+    raw["spec"]["maxRuntime"] = "1h"
+    assert "17m41s left" in shown(Scene(TrainingJob.from_raw(raw), (), (), NOW))
+
+
+def ended(code: int, phase: str = "Failed", facts: ExitFacts | None = None) -> PodView:
+    state = {"exitCode": code, "message": encode(facts) if facts is not None else ""}
+    return pod(0, ready=False, phase=phase, containerStatuses=[{"name": "trainer", "state": {"terminated": state}}])
+
+
+@pytest.mark.parametrize(
+    ("pod", "state"),
+    [
+        (ended(1, facts=ExitFacts(Cause.USER, 1, "", rank=0, rank_exit_code=3)), "Failed, exit code 3 of a rank"),
+        (ended(1, facts=ExitFacts(Cause.USER, 1, "", rank=0, rank_exit_code=-11)), "Failed, exit code -11 of a rank"),
+        (ended(70, facts=ExitFacts(Cause.PEER, 70, "", rank=0, rank_exit_code=1)), "Failed, exit code 70 (peer)"),
+        (ended(75, "Running", ExitFacts(Cause.MAX_RUNTIME, 75, "")), "Ending, exit code 75 (max-runtime)"),
+        (ended(137), "Failed, exit code 137"),
+    ],
+)
+def test_the_state_of_a_worker_that_has_ended_says_by_what(pod: PodView, state: str) -> None:
+    assert f"  {state} " in shown(Scene(job(phase="Failed"), (pod,), (), NOW))
 
 
 def test_a_pod_that_cannot_start_says_why() -> None:
