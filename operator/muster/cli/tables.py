@@ -13,7 +13,18 @@ from rich.text import Text
 from muster.api.common import Resource
 from muster.api.trainingjob import TrainingJob
 from muster.api.trainingqueue import TrainingQueue, with_below
-from muster.cli.printing import STYLES, UNSEEN, Cell, Output, note, plain_table, print_json, print_table, too_wide
+from muster.cli.printing import (
+    STYLES,
+    UNSEEN,
+    Cell,
+    Output,
+    natural_width,
+    note,
+    plain_table,
+    print_json,
+    print_table,
+    too_wide,
+)
 from muster.cli.scene import NotThere, connected, listed, nobody_leads, require_namespace
 from muster.cluster.client import Api
 from muster.cluster.errors import ApiError
@@ -245,6 +256,10 @@ def _print(
         console.print(none, highlight=False)
         return
     table = plain_table(titles, rows)
-    if narrow is not None and too_wide(console, table):
-        table = plain_table(titles, narrow)
-    print_table(console, table)
+    if narrow is None or not too_wide(console, table):
+        print_table(console, table)
+        return
+    print_table(console, plain_table(titles, narrow))
+    if any(row[-1] != short[-1] for row, short in zip(rows, narrow, strict=True)):
+        wide = natural_width(console, table)
+        note(f"{titles[-1]} has one word each: `muster status JOB` says all, as does a terminal of {wide} columns")

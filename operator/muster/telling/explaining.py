@@ -36,6 +36,8 @@ EVENTS_READ: Final = 100
 """Of a job's events, the newest."""
 _UNCOUNTED_SECONDS: Final = 60.0
 """Less in which a job was suspended is not worth a word."""
+_OLD_SECONDS: Final = 10.0
+"""An account is of now where it is younger: a gang that trains is asked so often."""
 PARTS: Final = {
     "training": "training",
     "data_wait": "waiting for data",
@@ -208,6 +210,9 @@ def _time(scene: Scene) -> Iterator[tuple[str, ...]]:
         uncounted = (known.until - status.submitted_at).total_seconds() - goodput.whole_of(known.seconds)
         if uncounted >= _UNCOUNTED_SECONDS:
             since += f", without {format_duration(uncounted)} in which it was suspended,"
+    age = (scene.now - known.until).total_seconds()
+    if age >= _OLD_SECONDS and status.placement is not None:
+        since += f"{'' if since.endswith(',') else ','} as it was known {format_duration(age)} ago,"
     yield "goodput", f"{float(known.ratio):.1%}", f"of the time {since} was training{apart}"
     blank = status.progress is None and status.failure is not None and not known.seconds.training
     for part, seconds, share in goodput.shares(known.seconds):

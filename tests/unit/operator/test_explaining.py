@@ -129,6 +129,18 @@ def test_a_running_job_of_which_nothing_is_heard_is_not_said_to_end_when_it_was_
     assert "it trains on" in lines
 
 
+def test_an_account_that_is_not_of_now_says_so() -> None:
+    """It is brought up to date once a minute: of a job of 56 s it may have the first 8."""
+    known = {"ratio": "0.000", "seconds": {"starting": 8}, "until": "2026-01-02T03:03:17Z"}
+    raw: dict[str, Any] = {"goodput": known, "submittedAt": "2026-01-02T03:03:09Z"}
+    lines = shown(job(phase="Running", placement=PLACED, **raw))
+    assert "goodput 0.0% of the time since it was submitted, as it was known 48s ago, was training" in lines
+    fresh = {**known, "until": "2026-01-02T03:03:57Z"}
+    assert not any("known" in line for line in shown(job(phase="Running", placement=PLACED, goodput=fresh)))
+    ended = job(phase="Succeeded", finishedAt="2026-01-02T03:03:17Z", **raw)
+    assert "goodput 0.0% of the time since it was submitted was training" in shown(ended)
+
+
 def test_a_script_that_told_of_no_step_and_failed_is_not_said_to_have_only_started() -> None:
     """It may have no session, and have done what it was to do."""
     known = {"ratio": "0.000", "seconds": {"starting": 66}, "until": "2026-01-02T03:04:00Z"}

@@ -128,6 +128,25 @@ async def test_a_job_that_this_version_cannot_read_hides_no_other(ask: Any, caps
     assert "research/odd is left out: spec.workers.replicas" in told.err
 
 
+async def test_a_terminal_too_narrow_for_the_sentences_is_told_where_they_are(
+    ask: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    waits = job("a")
+    waits["status"] = {"phase": "Queued", "queue": {"reason": "QuotaExceeded", "message": "8 GPUs are missing " * 3}}
+    for columns, cut in ((80, True), (200, False)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert await ask(Server(waits)) == 0
+        told = capsys.readouterr()
+        assert "QuotaExceeded" in told.out
+        assert ("8 GPUs are missing" in told.out) is not cut
+        assert ("muster: WHY has one word each: `muster status JOB` says all" in told.err) is cut
+    monkeypatch.setenv("COLUMNS", "40")
+    assert await ask(Server(job("runs"))) == 0
+    assert capsys.readouterr().err == "", "nothing is left out"
+
+
 async def test_json_has_the_fields_of_the_api(ask: Any, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = [job("a"), job("elsewhere", queue="other")]
     assert await ask(Server(*jobs), None, "default", output=Output.JSON) == 0
