@@ -79,6 +79,31 @@ def test_status_shows_the_job_and_watch_ends_with_it(
     assert "rank 0: boom" in explained.stdout
 
 
+def test_a_lease_that_nobody_holds_is_told_to_whoever_may_read_it(
+    control_plane: ControlPlane, namespace: str, job: dict[str, Any]
+) -> None:
+    """In a namespace of its own: as of an operator that is not where the docs have it."""
+    control_plane.apply(job)
+    config = ("--kubeconfig", str(control_plane.kubeconfig), "-n", namespace)
+    control_plane.set_status(namespace, "tiny", {"phase": "Running"})
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": "muster-operator", "namespace": namespace},
+        "spec": {"holderIdentity": "", "leaseDurationSeconds": 15, "renewTime": "2026-01-02T03:04:05.000000Z"},
+    }
+    control_plane.apply(lease)
+    try:
+        told = "no operator leads since 2026-01-02 03:04:05 UTC"
+        shown = muster("status", "tiny", *config)
+        assert told in shown.stdout, shown.stderr
+        assert f"kubectl get lease muster-operator -n {namespace}" in shown.stdout
+        assert told in muster("explain", "tiny", *config).stdout
+        assert told in muster("jobs", *config).stderr
+    finally:
+        control_plane.kubectl("delete", "lease", "muster-operator", "-n", namespace)
+
+
 def test_the_namespace_of_the_kubeconfig_counts(
     control_plane: ControlPlane, namespace: str, job: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -91,10 +91,13 @@ async def nobody_leads(api: Api, now: datetime) -> Unled | None:
     """Whether no operator leads, as far as the user may read the Lease: in the namespace that the docs name, else
     wherever it is. One that is left from before says nothing where another is held."""
     leases: list[dict[str, Any]] = []
-    with suppress(ApiError):  # 403, 404
+    try:
         leases = [await api.get(f"{LEASES}/namespaces/{NAMESPACE}/leases/{LEASE_NAME}")]
-        if unled(leases, now) is None:
+    except ApiError as error:
+        if error.status != 404:
             return None
+    if leases and unled(leases, now) is None:
+        return None
     with suppress(ApiError):
         leases = await api.list(f"{LEASES}/leases", fieldSelector=f"metadata.name={LEASE_NAME}")
     return unled(leases, now)
