@@ -11,7 +11,7 @@ from muster.api import goodput
 from muster.api.common import Condition, find_condition
 from muster.api.effective import effective_spec
 from muster.api.names import ConditionType, EventReason, Phase
-from muster.api.trainingjob_status import PastFailure
+from muster.api.trainingjob_status import Goodput, PastFailure, TrainingJobStatus
 from muster.cluster.views import parse_time
 from muster.telling.outlook import advice, follows
 from muster.telling.scene import Scene, event_time
@@ -50,6 +50,8 @@ PARTS: Final = {
 }
 UNTOLD: Final = "starting, or at work without a word of a step"
 """The same of a job that has told of no step at all: what its script did up to a failure may have been either."""
+OF_THE_SCRIPT: Final = ("user", "out-of-memory", "hang")
+"""`status.failure.cause` of what the script brings about."""
 LINES_SHOWN: Final = 30
 """Of the history, the newest."""
 LEAVING_SECONDS: Final = 600.0
@@ -205,7 +207,24 @@ def _time(scene: Scene) -> Iterator[tuple[str, ...]]:
     if not held:
         return
     apart = f", {training / held:.1%} of the time with GPUs" if queued else ""
-    since = "since it was submitted"
+    untold = not training and _told_no_step(status)
+    if untold:
+        yield "goodput", "unknown", "its script failed and had told of no step"
+    else:
+        yield "goodput", f"{float(known.ratio):.1%}", f"of the time {_counted(scene, known)} was training{apart}"
+    for part, seconds, share in goodput.shares(known.seconds):
+        told = UNTOLD if untold and part == goodput.STARTING else PARTS[part]
+        yield format_duration(seconds), f"{share:.1%}", told
+
+
+def _told_no_step(status: TrainingJobStatus) -> bool:
+    """Whether the script has failed without a word of a step: it may have no session, and have done many."""
+    return status.progress is None and status.failure is not None and status.failure.cause in OF_THE_SCRIPT
+
+
+def _counted(scene: Scene, known: Goodput) -> str:
+    """Of which time the account is."""
+    status, since = scene.job.status, "since it was submitted"
     if status.submitted_at is not None:
         uncounted = (known.until - status.submitted_at).total_seconds() - goodput.whole_of(known.seconds)
         if uncounted >= _UNCOUNTED_SECONDS:
@@ -213,11 +232,7 @@ def _time(scene: Scene) -> Iterator[tuple[str, ...]]:
     age = (scene.now - known.until).total_seconds()
     if age >= _OLD_SECONDS and status.placement is not None:
         since += f"{'' if since.endswith(',') else ','} as it was known {format_duration(age)} ago,"
-    yield "goodput", f"{float(known.ratio):.1%}", f"of the time {since} was training{apart}"
-    blank = status.progress is None and status.failure is not None and not known.seconds.training
-    for part, seconds, share in goodput.shares(known.seconds):
-        told = UNTOLD if blank and part == goodput.STARTING else PARTS[part]
-        yield format_duration(seconds), f"{share:.1%}", told
+    return since
 
 
 @dataclass(frozen=True)

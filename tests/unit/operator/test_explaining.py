@@ -146,7 +146,12 @@ def test_a_script_that_told_of_no_step_and_failed_is_not_said_to_have_only_start
     known = {"ratio": "0.000", "seconds": {"starting": 66}, "until": "2026-01-02T03:04:00Z"}
     failed = {"message": "rank 0 exited with code 1: KeyError", "cause": "user", "at": "2026-01-02T03:03:05Z"}
     untold = "1m6s 100.0% starting, or at work without a word of a step"
-    assert untold in shown(job(phase="Failed", goodput=known, failure=failed))
+    lines = shown(job(phase="Failed", goodput=known, failure=failed))
+    assert untold in lines
+    assert "goodput unknown its script failed and had told of no step" in lines
+    assert not any("goodput 0.0%" in line for line in lines)
+    evicted = {**failed, "cause": "disrupted"}
+    assert "1m6s 100.0% starting, up to the first step" in shown(job(phase="Failed", goodput=known, failure=evicted))
     begins = shown(job(phase="Running", placement=PLACED, goodput=known))
     assert "1m6s 100.0% starting, up to the first step" in begins
     stepped = job(phase="Failed", goodput=known, failure=failed, progress={"step": 3})
