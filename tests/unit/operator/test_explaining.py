@@ -657,7 +657,7 @@ def test_a_drain_is_no_failure() -> None:
 
 def test_a_checkpoint_from_before_the_job_is_told_as_what_it_resumed_from() -> None:
     progress = {"step": 563, "totalSteps": 3000, "updatedAt": NOW.isoformat()}
-    run = {"phase": "Running", "placement": PLACED, "progress": progress}
+    run: dict[str, Any] = {"phase": "Running", "placement": PLACED, "progress": progress}
     spec = {"checkpoint": {"uri": "s3://models/train"}}
     told = "step 563 of 3000 is done; it resumed from the checkpoint of step 550, and has committed none since"
     assert told in shown(job(spec, **run, checkpoint={"step": 550, "uri": "s3://models/train"}))

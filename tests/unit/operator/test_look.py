@@ -442,7 +442,7 @@ def test_while_a_lost_worker_is_made_anew_and_up_to_the_next_step_nothing_is_tol
     placement = {"generation": 1, "workers": 2, "nodes": [{"node": "a", "indexes": "0-1"}]}
     replacing = {"indexes": "1", "since": "2026-01-02T03:03:53Z"}
     before: dict[str, Any] = {"step": 40, "totalSteps": 90, "stepsPerSecond": "2.1", "eta": "2026-01-02T03:09:05Z"}
-    run = {"phase": "Running", "runningSince": "2026-01-02T02:00:00Z"}
+    run: dict[str, Any] = {"phase": "Running", "runningSince": "2026-01-02T02:00:00Z"}
     old = {**before, "updatedAt": "2026-01-02T03:03:50Z"}
     text = shown(Scene(job(**run, placement={**placement, "replacing": replacing}, progress=old), (), (), NOW))
     assert "waiting for worker 1, lost 12s ago and made anew; step 40 was done before" in text
