@@ -273,7 +273,9 @@ def test_it_should_set_roles_that_aggregate(render: Render) -> None:
     assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
     assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
     assert not [
-        item for item in render("rbac.aggregate=false") if item["metadata"]["name"].endswith(("-view", "-edit"))
+        item
+        for item in render("rbac.aggregate=false")
+        if item["metadata"]["name"].endswith(("-view", "-edit", "-leader"))
     ]
 
 
@@ -428,6 +430,9 @@ RIGHTS = [
     (OPERATOR, "get", "secrets", NAMESPACE, False),
     (OPERATOR, "update", "nodes", "", False),
     (OPERATOR, "update", "leases.coordination.k8s.io/muster-operator", NAMESPACE, True),
+    ("anybody", "get", "leases.coordination.k8s.io/muster-operator", NAMESPACE, True),
+    ("anybody", "update", "leases.coordination.k8s.io/muster-operator", NAMESPACE, False),
+    ("anybody", "get", "leases.coordination.k8s.io/another", NAMESPACE, False),
     (OPERATOR, "update", "leases.coordination.k8s.io/other", NAMESPACE, False),
     (OPERATOR, "create", "leases.coordination.k8s.io", "default", False),
     ("viewer", "get", "trainingjobs.muster.dev", NAMESPACE, True),
