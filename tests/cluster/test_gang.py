@@ -245,6 +245,9 @@ async def test_bad_references_become_conditions(place: Corner) -> None:
     await place.submit("type", 1, workers={"gpuType": "Z9000"})
     await place.submit("level", 1, topology={"mode": "required", "level": "galaxy"})
     await place.submit("template", 1, podTemplate={"spec": {"containers": [{"name": "trainer", "command": ["sh"]}]}})
+    typo = {"spec": {"nodeselector": {"a": "b"}, "containers": [{"name": "trainer", "resorces": {}}]}}
+    await place.submit("typo", 1, podTemplate=typo, volumes=[{"name": "own", "configmap": {"name": "x"}}])
+    await place.submit("name", 1, podTemplate={"spec": {"containers": [{"name": "traner", "tty": True}]}})
     await place.submit("huge", 400)
     await place.submit("fine", 1)
     message = await place.until_waits("type", "UnknownGpuType")
@@ -257,6 +260,10 @@ async def test_bad_references_become_conditions(place: Corner) -> None:
 
     await place.until_job("level", "says so", level)
     assert "spec.command" in await place.until_waits("template", "InvalidPodTemplate")
+    message = await place.until_waits("typo", "InvalidPodTemplate")
+    for path in ("podTemplate.spec.nodeselector", "podTemplate.spec.containers[0].resorces", "volumes[0].configmap"):
+        assert f"spec.{path}" in message
+    assert "is named 'trainer'" in await place.until_waits("name", "InvalidPodTemplate")
     assert "nvidia.com/gpu" in await place.until_waits("huge", "ExceedsCluster")
     await place.until_phase("fine", "Running")
 

@@ -204,7 +204,8 @@ class Reason(str, Enum):
     INVALID_SPEC = "InvalidSpec"
     """The stored object does not fit the model of this operator's version."""
     INVALID_POD_TEMPLATE = "InvalidPodTemplate"
-    """`podTemplate` sets what Muster sets, or the API server refuses the pod that it makes."""
+    """`podTemplate` sets what Muster sets, it or `volumes` has a field that no pod has, or the API server refuses the
+    pod that they make."""
     POD_REFUSED = "PodRefused"
     """The API server refused a pod (ResourceQuota, LimitRange, Pod Security, a webhook, ...); the whole gang was
     withdrawn."""
@@ -374,7 +375,8 @@ class EventReason(str, Enum):
     WORKER_REPLACED = "WorkerReplaced"
     """Lost workers were replaced alone, or workers of broken nodes, or spares, got another node; the note tells."""
     RESTARTING = "Restarting"
-    """The gang starts again from its last committed checkpoint; of one that was drained the note says so."""
+    """The gang starts again from its last committed checkpoint; of one that was drained the note says so. A Warning: it
+    does so without fields of the job that no pod has."""
     RESTARTED_IN_PLACE = "RestartedInPlace"
     """A rank crashed, and the gang's processes were started again in the pods that they have; the note says why."""
     UNSOUND_NUMBERS = "UnsoundNumbers"

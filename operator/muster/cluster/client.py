@@ -173,9 +173,12 @@ class Api:
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
-    async def create(self, path: str, body: Object, *, dry_run: bool = False) -> Object:
-        """POST to a collection. 409 AlreadyExists is an ApiError."""
+    async def create(self, path: str, body: Object, *, dry_run: bool = False, strict: bool = False) -> Object:
+        """POST to a collection. 409 AlreadyExists is an ApiError, and where it is `strict` so is 400 for fields that
+        the kind does not have: else they are left out without a word."""
         parameters = {"fieldManager": FIELD_MANAGER} | _dry(dry_run)
+        if strict:
+            parameters["fieldValidation"] = "Strict"
         return await self._write("POST", path, body, "create", parameters, fault=not dry_run)
 
     async def replace(self, path: str, body: Object) -> Object:

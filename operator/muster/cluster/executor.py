@@ -150,8 +150,9 @@ class Executor:
             raise
         return True
 
-    async def rehearse(self, job: Identity, template: Object) -> Object:
-        """What admission would make of a pod of `template`, by a server-side dry run. Raises as a POST does."""
+    async def rehearse(self, job: Identity, template: Object, *, strict: bool) -> Object:
+        """What admission would make of a pod of `template`, by a server-side dry run. Raises as a POST does;
+        `strict`: for fields, too, that a pod does not have and a POST leaves out."""
         body = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -162,7 +163,7 @@ class Executor:
                 "namespace": job.namespace,
             },
         }
-        return await self._api.create(pods_path(job.namespace), body, dry_run=True)
+        return await self._api.create(pods_path(job.namespace), body, dry_run=True, strict=strict)
 
     async def volumes(self, namespace: str, spec: Object) -> tuple[Reach, ...]:
         """From where the volumes of a pod of this `spec` can be used, as far as they are there by now."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 Object = dict[str, Any]
 
-_MERGE_KEYS: Final[dict[str, str]] = {
+MERGE_KEYS: Final[dict[str, str]] = {
     "containers": "name",
     "initContainers": "name",
     "ephemeralContainers": "name",
@@ -90,7 +90,7 @@ def _merge_value(name: str, base: Any, value: Any, path: str) -> Any:
     if isinstance(value, list):
         if base is not None and not isinstance(base, list):
             raise MergeError(f"{path}: must be a {type(base).__name__}, not a list")
-        key = _MERGE_KEYS.get(name)
+        key = MERGE_KEYS.get(name)
         return copy.deepcopy(value) if key is None else _merge_list(key, base or [], value, path)
     return value
 

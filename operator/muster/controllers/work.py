@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Final
+from typing import Any, Final
 
-from muster.api.names import Reason
+from muster.api.names import EventReason, Reason
 from muster.api.trainingjob_status import TrainingJobStatus
 from muster.cluster import interpod, pods
 from muster.cluster.eligibility import filter_of_pod
@@ -22,6 +22,7 @@ from muster.cluster.errors import ApiError, ApiUnreachable
 from muster.cluster.executor import Executor, refusal
 from muster.cluster.overrides import TemplateRefused
 from muster.cluster.pods import PodSettings
+from muster.cluster.status import goes_on
 from muster.cluster.views import PodView
 from muster.controllers import refusals
 from muster.controllers.admission import Obstacle
@@ -230,7 +231,7 @@ class Worker:
             tries, now = before + 1, asyncio.get_running_loop().time()
             try:
                 template = pods.template(record.identity, record.spec, self.settings)
-                raw = await self.executor.rehearse(record.identity, template)
+                raw, lenient = await self._rehearse(record, template)
             except TemplateRefused as error:
                 obstacle = Obstacle(Reason.INVALID_POD_TEMPLATE, str(error))
                 record.judgement = Judgement(key, obstacle=obstacle, retry_at=float("inf"), tries=tries)
@@ -243,7 +244,7 @@ class Worker:
                 retry_at = now + min(FIRST_RETRY * 2 ** min(before, 10), longest)
                 reason = Reason.INVALID_POD_TEMPLATE if refusals.invalid(error) else Reason.POD_REFUSED
                 namespace, own = record.identity.namespace, self.settings.priority_class
-                obstacle = Obstacle(reason, refusals.sentence(error, namespace, record.spec, own))
+                obstacle = Obstacle(reason, refusals.sentence(error, namespace, record.spec, own, template))
                 record.judgement = Judgement(key, obstacle=obstacle, retry_at=retry_at, tries=tries)
                 return
             added = next(interpod.problems(raw["metadata"], raw["spec"], "spec"), "")
@@ -260,8 +261,22 @@ class Worker:
             )
             for one in [one for one, found in self.rehearsals.items() if now - found[0] > REHEARSED]:
                 del self.rehearsals[one]
-            self.rehearsals[self._kind(record)] = (now, record.judgement)
+            if not lenient:
+                self.rehearsals[self._kind(record)] = (now, record.judgement)
             record.errors = 0
+
+    async def _rehearse(self, record: Record, template: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """The job's pod as admission makes it. Fields that no pod has are refused, but for a gang that ran without them
+        and goes on (`True`): the room that it keeps is not to stand empty for what an older operator let through."""
+        try:
+            return await self.executor.rehearse(record.identity, template, strict=True), False
+        except ApiError as error:
+            unknown = refusals.unknown(error, record.spec, template)
+            if not unknown or not goes_on(record.job.status):
+                raise
+        told = f"the gang goes on without what it never had, and is refused for it when it next waits: {unknown}"
+        self.tell(record, Note(EventReason.RESTARTING, told, warning=True))
+        return await self.executor.rehearse(record.identity, template, strict=False), True
 
 
 def _compare(record: Record, generation: int, made: list[Requests]) -> None:

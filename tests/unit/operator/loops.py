@@ -82,7 +82,7 @@ class Server:
         if call in self.fail:
             raise self.fail[call]()
 
-    async def create(self, path: str, body: Object, *, dry_run: bool = False) -> Object:
+    async def create(self, path: str, body: Object, *, dry_run: bool = False, strict: bool = False) -> Object:
         kind = path.rsplit("/", 1)[1]
         self._count(f"{'REHEARSE' if dry_run else 'POST'} {kind}")
         made = {**body, "metadata": {**body["metadata"], "uid": f"{body['metadata']['name']}-uid"}}

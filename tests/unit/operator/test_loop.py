@@ -303,8 +303,8 @@ async def test_a_pod_that_came_and_went_while_its_gang_was_made_holds_no_room(mo
     async with world(cpu="2") as place:
         create = place.server.create
 
-        async def create_and_lose(path: str, body: Object, *, dry_run: bool = False) -> Object:
-            made = await create(path, body, dry_run=dry_run)
+        async def create_and_lose(path: str, body: Object, *, dry_run: bool = False, strict: bool = False) -> Object:
+            made = await create(path, body, dry_run=dry_run, strict=strict)
             if body["kind"] == "Pod" and not dry_run and body["metadata"]["name"].startswith("a-"):
                 place.show(body["metadata"]["name"])  # before the answer to the POST
                 place.cache.on_job(("ns", "a"), None)
@@ -324,10 +324,10 @@ async def test_a_new_operator_plans_when_it_knows_of_all_that_wait_what_they_ask
     async with world() as place:
         create, answers = place.server.create, asyncio.Event()
 
-        async def slow(path: str, body: Object, *, dry_run: bool = False) -> Object:
+        async def slow(path: str, body: Object, *, dry_run: bool = False, strict: bool = False) -> Object:
             if dry_run and body["metadata"]["name"].startswith("older"):
                 await answers.wait()
-            return await create(path, body, dry_run=dry_run)
+            return await create(path, body, dry_run=dry_run, strict=strict)
 
         monkeypatch.setattr(place.server, "create", slow)
         place.submit("older", workers=4)

@@ -11,18 +11,15 @@ from muster.controllers.refusals import sentence
 
 pytestmark = pytest.mark.unit
 
-SPEC = effective_spec(
-    TrainingJobSpec.model_validate(
-        {
-            "image": "i",
-            "command": ["c"],
-            "workers": {"replicas": 1},
-            "serviceAccountName": "nope",
-            "volumes": [{"name": "data", "emptyDir": {}}],
-            "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "dat", "mountPath": "/more"}],
-        }
-    )
-)
+SPEC_VALUES = {
+    "image": "i",
+    "command": ["c"],
+    "workers": {"replicas": 1},
+    "serviceAccountName": "nope",
+    "volumes": [{"name": "data", "emptyDir": {}}],
+    "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "dat", "mountPath": "/more"}],
+}
+SPEC = effective_spec(TrainingJobSpec.model_validate(SPEC_VALUES))
 MOUNT = 'spec.containers[0].volumeMounts[3].name: Not found: "{}"'
 
 
@@ -75,3 +72,25 @@ MOUNT = 'spec.containers[0].volumeMounts[3].name: Not found: "{}"'
 )
 def test_a_refused_rehearsal_is_told_of_the_job(status: int, said: str, told: str) -> None:
     assert sentence(ApiError(status, "Invalid", said), "research", SPEC, "muster-gang") == told
+
+
+def test_a_misspelt_training_container_is_told_how_that_is_named() -> None:
+    pod = {"metadata": {}, "spec": {"containers": [{"name": "trainer", "image": "i"}, {"name": "traner"}]}}
+    said = 'Pod "train-rehearsal-e3457df8" is invalid: spec.containers[1].image: Required value'
+    assert sentence(ApiError(422, "Invalid", said), "research", SPEC, "muster-gang", pod) == (
+        "podTemplate.spec.containers: 'traner' is a container of its own, for the job has none of that name, and has "
+        "no image: the training container is named 'trainer', in containers; name it so, or give 'traner' an image"
+    )
+    injected = said.replace("[1]", "[5]")
+    assert "spec.containers[5].image: Required value" in sentence(
+        ApiError(422, "Invalid", injected), "research", SPEC, "", pod
+    )
+
+
+def test_a_field_that_no_pod_has_is_told_by_its_path_in_the_job() -> None:
+    said = 'Pod in version "v1" cannot be handled: strict decoding error: unknown field "spec.volumes[0].emptydir"'
+    pod = {"metadata": {}, "spec": {"volumes": [{"name": "data", "emptydir": {}}]}}
+    values = {**SPEC_VALUES, "volumes": [{"name": "data", "emptydir": {}}]}
+    spec = effective_spec(TrainingJobSpec.model_validate(values))
+    told = sentence(ApiError(400, "BadRequest", said), "research", spec, "muster-gang", pod)
+    assert told.startswith("spec.volumes[0].emptydir: a pod has no such field")

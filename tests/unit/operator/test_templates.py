@@ -92,8 +92,8 @@ async def test_a_demand_on_other_pods_that_a_webhook_adds_is_told_before_anythin
         create = around.server.create
         spread = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
 
-        async def adding(path: str, body: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-            made = await create(path, body, dry_run=dry_run)
+        async def adding(path: str, body: dict[str, Any], *, dry_run: bool = False, strict: bool = False) -> Any:
+            made = await create(path, body, dry_run=dry_run, strict=strict)
             return {**made, "spec": {**made["spec"], "topologySpreadConstraints": [spread]}} if dry_run else made
 
         around.server.create = adding  # type: ignore[method-assign]
@@ -133,11 +133,11 @@ async def test_what_a_webhook_demands_by_now_is_planned_by_once_kube_scheduler_h
     async with world() as around:
         create, rehearsed = around.server.create, around.server.calls
 
-        async def adding(path: str, body: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        async def adding(path: str, body: dict[str, Any], *, dry_run: bool = False, strict: bool = False) -> Any:
             new = not dry_run or rehearsed["REHEARSE pods"] > 0
             if new and path.endswith("/pods"):
                 body = {**body, "spec": {**body["spec"], "nodeSelector": {"pool": "own"}}}
-            return await create(path, body, dry_run=dry_run)
+            return await create(path, body, dry_run=dry_run, strict=strict)
 
         around.server.create = adding  # type: ignore[method-assign]
         around.submit("first", workers=1)
@@ -243,6 +243,61 @@ async def test_a_running_job_whose_pod_template_becomes_nonsense_stops_nobody() 
             later.show(name)
         later.submit("second")
         await later.until(lambda: later.placed("second"), seconds=10)
+
+
+UNKNOWN = (
+    'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.containers[0].resorces"'
+)
+
+
+def misread(around: World) -> None:
+    """The API server takes a pod of the job only where nobody asks whether all of its fields are known."""
+    create = around.server.create
+
+    async def refusing(path: str, body: dict[str, Any], *, dry_run: bool = False, strict: bool = False) -> Any:
+        made = await create(path, body, dry_run=dry_run, strict=strict)
+        if strict and "resorces" in body["spec"]["containers"][0]:
+            raise ApiError(400, "BadRequest", UNKNOWN)
+        return made
+
+    around.server.create = refusing  # type: ignore[method-assign]
+
+
+MISSPELT = {"spec": {"containers": [{"name": "trainer", "resorces": {"limits": {"memory": "1Gi"}}}]}}
+
+
+async def test_a_misspelt_field_of_a_pod_is_told_before_anything_is_placed() -> None:
+    async with world() as around:
+        misread(around)
+        around.submit("first", podTemplate=MISSPELT)
+        await around.until(lambda: around.status("first").get("queue"))
+        told = around.status("first")["queue"]
+        assert told["reason"] == "InvalidPodTemplate"
+        assert told["message"].startswith("spec.podTemplate.spec.containers[0].resorces: a pod has no such field")
+        assert not around.server.pods
+        around.edit("first", podTemplate=None)
+        await around.until(lambda: around.placed("first"))
+
+
+async def test_a_gang_that_ran_without_a_misspelt_field_goes_on_and_is_told() -> None:
+    """An older operator let it through, and its room is kept: nobody else would get it while it waits for its owner."""
+    async with world() as around:
+        around.submit("first", podTemplate=MISSPELT)
+        await around.until(lambda: len(around.server.pods) == 2)
+        for name in list(around.server.pods):
+            around.show(name, "Running")
+        raw = around.server.jobs["first"]
+    async with world() as later:
+        misread(later)
+        status, placement = dict(raw["status"]), raw["status"]["placement"]
+        promise = {"workers": 2, "nodes": placement["nodes"], "queue": "q", "promisedAt": "2026-03-01T12:00:00Z"}
+        conditions = [{**item, "status": "False", "reason": "Restarting"} for item in status["conditions"]]
+        del status["placement"]
+        later.feed({**raw, "status": {**status, "promise": promise, "conditions": conditions}})
+        await later.until(lambda: later.placed("first") and len(later.server.pods) == 2)
+        (told,) = [note for name, note in later.notes if note.warning]
+        assert told.reason.value == "Restarting"
+        assert "spec.podTemplate.spec.containers[0].resorces: a pod has no such field" in told.message
 
 
 def test_the_page_names_every_field_of_a_template_and_no_other() -> None:
